@@ -1,0 +1,27 @@
+"""recperf list"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..workloads import WORKLOADS
+from .parse import parse
+from .terminal import print_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    json: bool = False
+    """Print one JSON object."""
+
+
+def command(words: list[str]) -> int:
+    options = parse(Options, words, prog="recperf list", description="The workloads and their presets.", default=Options())
+    if options.json:
+        rows = [{"name": w.name, "summary": w.summary, "presets": list(w.presets)} for w in WORKLOADS.values()]
+        print_json({"workloads": rows})
+        return 0
+    for workload in WORKLOADS.values():
+        print(f"{workload.name}\n  {workload.summary}\n  presets: {', '.join(workload.presets)}")
+    print("\nrecperf show WORKLOAD says what one would do; recperf run WORKLOAD trains it.")
+    return 0

@@ -1,0 +1,84 @@
+"""tyro behind our error form: a misspelt flag suggests the right one, a bad value names its flag."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import tyro
+
+from ..errors import UsageError, closest
+
+T = TypeVar("T")
+
+
+def parse(kind: Any, words: list[str], *, prog: str, description: str, default: T | None = None) -> T:
+    """Options as an instance of a dataclass; `default` gives the values that are not on the command line."""
+    said = io.StringIO()
+    arguments: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(said):
+            options, unknown = tyro.cli(
+                kind,
+                prog=prog,
+                description=description,
+                args=words,
+                return_unknown_args=True,
+                config=(tyro.conf.CascadeSubcommandArgs,),
+                **arguments,
+            )
+    except SystemExit as leaving:
+        if leaving.code in (0, None):
+            raise SystemExit(0) from None
+        raise UsageError(_plain(said.getvalue()), fix=f"{prog} --help") from None
+    if unknown:
+        raise _unknown(unknown, list(flags(kind)), prog)
+    return typing.cast(T, options)
+
+
+def _unknown(words: list[str], known: list[str], prog: str) -> UsageError:
+    flag = next((word for word in words if word.startswith("-")), None)
+    if flag is None:
+        return UsageError(f"unexpected argument {words[0]!r}", fix=f"{prog} --help")
+    name = flag.split("=")[0].replace("_", "-")
+    guess = closest(name, known) or closest(name.rsplit(".", 1)[-1].lstrip("-"), [k.rsplit(".", 1)[-1] for k in known])
+    guess = next((k for k in known if k == guess or k.endswith(f".{guess}")), guess)
+    return UsageError(
+        f"unknown option {flag.split('=')[0]!r}" + (f"; did you mean {guess!r}?" if guess else ""),
+        fix=f"{prog} --help",
+    )
+
+
+def flags(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Every flag of a dataclass, nested ones with their prefix."""
+    origin = typing.get_origin(kind) or kind
+    hints = typing.get_type_hints(origin, include_extras=True)
+    bound = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(kind)))
+    for item in dataclasses.fields(origin):
+        hint = hints[item.name]
+        unnamed = typing.get_origin(hint) is typing.Annotated
+        if unnamed:
+            hint = typing.get_args(hint)[0]
+        hint = bound.get(hint, hint)
+        if dataclasses.is_dataclass(hint):
+            yield from flags(hint, prefix if unnamed else f"{prefix}{item.name}.")
+        else:
+            yield f"--{prefix}{item.name}".replace("_", "-")
+
+
+def _plain(box: str) -> str:
+    """The message inside tyro's frame, on one line."""
+    inside = []
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
+        text = line.strip().strip("│╭╮╰╯|").strip()
+        if set(text) <= set("─-=") or line.strip().startswith(("╭", "╰")):
+            if inside:
+                break
+            continue
+        inside.append(text)
+    return " ".join(inside).removeprefix("Error parsing ") or "the command line cannot be read"

@@ -1,0 +1,117 @@
+"""recperf run [WORKLOAD]"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from ..config import to_json
+from ..errors import GateFailed, UsageError
+from ..runs.record import Run
+from ..train.stop import StopFlag
+from .choose import Choice, choose
+from .parse import parse
+from .summary import summary
+from .terminal import Terminal, print_json
+
+C = TypeVar("C")
+
+DESCRIPTION = """Train a workload (default: micro-dlrm), score it beside simple baselines and write a run folder.
+WORKLOAD comes first; every option below overrides one field of its config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Generic[C]):
+    values: Annotated[C, tyro.conf.arg(name="")]
+    preset: str | None = None
+    """Start from this preset; `recperf list` names them."""
+    config: str | None = None
+    """Start from a saved config: a file, or a run's folder."""
+    resume: str | None = None
+    """Go on with an interrupted run: its folder. Its config cannot be changed."""
+    run_dir: Path | None = None
+    """Where to put the run; default runs/<workload>-<time>-<id>."""
+    dry_run: bool = False
+    """Check config, data and folder, say what would happen, and stop."""
+    json: bool = False
+    """Print the result as one JSON object on stdout, everything else on stderr."""
+    quiet: bool = False
+    """Say nothing but errors."""
+
+
+def command(words: list[str]) -> int:
+    # Signals count from the first moment: an early Ctrl-C must not surface as a traceback out of an import.
+    with StopFlag() as stop:
+        choice = choose(words)
+        options: Options[Any] = parse(
+            Options[choice.workload.config],  # type: ignore[name-defined]
+            choice.rest,
+            prog=f"recperf run {choice.workload.name}",
+            description=DESCRIPTION,
+            default=Options(values=choice.config),
+        )
+        if choice.resume and options.values != choice.config:
+            raise UsageError(
+                "a resumed run keeps its config; no field can be overridden",
+                fix=f"recperf run --config {choice.resume} ... starts a new run from it",
+            )
+        if choice.resume and options.run_dir:
+            raise UsageError("--resume names the folder; --run-dir cannot be given with it")
+        terminal = Terminal(as_json=options.json, quiet=options.quiet)
+        try:
+            if options.dry_run:
+                return dry_run(choice, options, terminal)
+            return run(choice, options, stop, terminal)
+        finally:
+            terminal.close()
+
+
+def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
+    """Everything that can be found out without training."""
+    data = choice.workload.check(options.values)
+    estimate = choice.workload.estimate(options.values)
+    place = choice.resume or options.run_dir or Path("runs") / f"{choice.workload.name}-<time>-<id>"
+    if not choice.resume and options.run_dir and (options.run_dir / "config.json").exists():
+        raise UsageError("the run folder already holds a run", where={"folder": options.run_dir})
+    terminal.say(f"would train {choice.workload.name} on {data}")
+    terminal.say(f"  {sum(estimate.parameters.values()):,} parameters, {estimate.total.flops:,} FLOPs a step")
+    terminal.say(f"  into {place}")
+    terminal.say("nothing was run")
+    if options.json:
+        print_json({"dry_run": True, "workload": choice.workload.name, "data": data, "config": to_json(options.values)})
+    return 0
+
+
+def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
+    config = options.values
+    if choice.resume:
+        record = Run.open(choice.resume)
+    else:
+        record = Run.create(choice.workload.name, to_json(config), folder=options.run_dir)
+    try:
+        result = record.read("result.json")
+        if result is not None:
+            terminal.notice("this run is finished already; nothing to do")
+        else:
+            terminal.say(f"{choice.workload.name}: starting in {record.folder}")
+            result = train(choice, config, record, stop, terminal)
+    finally:
+        record.close()
+    terminal.say(summary(result, record.folder))
+    if options.json:
+        print_json(result)
+    if not result["quality"]["met"]:
+        raise GateFailed("the quality target was missed", where={"run": record.folder})
+    return 0
+
+
+def train(choice: Choice, config: Any, record: Run, stop: StopFlag, terminal: Terminal) -> dict[str, Any]:
+    # Torch takes seconds to import; everything that can fail sooner already has.
+    from ..workloads.execute import execute
+
+    if stop.received is not None:
+        raise stop.error("before training began; nothing was trained", f"recperf run --resume {record.folder}")
+    return execute(choice.workload, config, record, stop, terminal)

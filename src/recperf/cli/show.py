@@ -1,0 +1,90 @@
+"""recperf show WORKLOAD"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from ..config import to_json
+from ..measure.cost import Cost
+from ..runs.record import CONFIG_SCHEMA
+from ..workloads.base import Estimate, Workload
+from .choose import choose
+from .parse import parse
+from .terminal import number, print_json, size, table
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Generic[C]):
+    values: Annotated[C, tyro.conf.arg(name="")]
+    preset: str | None = None
+    """Start from this preset."""
+    config: str | None = None
+    """Start from a saved config, or from a run's folder."""
+    json: bool = False
+    """Print one JSON object, which `recperf run --config` accepts."""
+
+
+def command(words: list[str]) -> int:
+    choice = choose(words)
+    options: Options[Any] = parse(
+        Options[choice.workload.config],  # type: ignore[name-defined]
+        choice.rest,
+        prog=f"recperf show {choice.workload.name}",
+        description="What a workload would do, counted from its config before anything runs.",
+        default=Options(values=choice.config),
+    )
+    estimate = choice.workload.estimate(options.values)
+    if options.json:
+        print_json(as_json(choice.workload, options.values, estimate))
+    else:
+        print(as_text(choice.workload, options.values, estimate))
+    return 0
+
+
+def as_json(workload: Workload, config: Any, estimate: Estimate) -> dict[str, Any]:
+    return {
+        "schema": CONFIG_SCHEMA,
+        "workload": workload.name,
+        "config": to_json(config),
+        "estimate": {
+            "parameters": {**estimate.parameters, "total": sum(estimate.parameters.values())},
+            "table_bytes": estimate.table_bytes,
+            "step": {name: vars(cost) for name, cost in {**estimate.step, "total": estimate.total}.items()},
+            "memory_bytes": {**estimate.memory, "total": sum(estimate.memory.values())},
+        },
+    }
+
+
+def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:
+    lines = [f"{workload.name}: {workload.summary}", "", "config"]
+    lines += [f"  {name:<28} {value}" for name, value in _flat(to_json(config))]
+    parameters = ", ".join(f"{name} {count:,}" for name, count in estimate.parameters.items())
+    lines += ["", f"parameters {sum(estimate.parameters.values()):,} ({parameters})"]
+    lines += [f"tables     {size(estimate.table_bytes)}"]
+    held = ", ".join(f"{name} {size(count)}" for name, count in estimate.memory.items())
+    lines += [f"memory     {size(sum(estimate.memory.values()))} in a step ({held})", "", "one training step, counted"]
+    rows = [["component", "FLOPs", "bytes", "FLOPs a byte"]]
+    rows += [_row(name, cost) for name, cost in {**estimate.step, "total": estimate.total}.items()]
+    return "\n".join([*lines, table(rows)])
+
+
+def _row(name: str, cost: Cost) -> list[str]:
+    return [name, number(cost.flops), size(cost.bytes), f"{cost.flops / cost.bytes:.2f}" if cost.bytes else "-"]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            found.append((prefix + name, " ".join(map(str, value))))
+        else:
+            found.append((prefix + name, value if isinstance(value, str) else json.dumps(value)))
+    return found

@@ -1,0 +1,1 @@
+"""Files to batches. The config of every dataset is in `config`, which imports nothing heavy."""

@@ -1,0 +1,125 @@
+"""The batch types every model reads.
+
+Shapes: B samples, F sparse features, D dense features, V ids in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class JaggedFeatures:
+    """Bags of ids for several features, feature-major: the layout of TorchRec's KeyedJaggedTensor.
+
+    The bag of feature f and sample b is `values[offsets[f * B + b] : offsets[f * B + b + 1]]`.
+    """
+
+    keys: tuple[str, ...]
+    values_V: Tensor
+    offsets_FB1: Tensor
+    one_id_a_bag: bool = False
+    """Every bag holds exactly one id, so that a lookup needs no pooling. A promise of whoever built this."""
+
+    def __post_init__(self) -> None:
+        bags = self.offsets_FB1.numel() - 1
+        if not self.keys or bags < 0 or bags % len(self.keys):
+            raise ValueError(f"{bags} bags cannot be shared evenly by {len(self.keys)} features")
+
+    @staticmethod
+    def from_ids(keys: tuple[str, ...], ids_FB: Tensor) -> JaggedFeatures:
+        """One id a bag."""
+        values_V = ids_FB.reshape(-1)
+        return JaggedFeatures(keys, values_V, torch.arange(values_V.numel() + 1, device=values_V.device), True)
+
+    @staticmethod
+    def from_bags(keys: tuple[str, ...], bags: list[list[list[int]]]) -> JaggedFeatures:
+        """From nested lists, `bags[feature][sample]`; for tests and small examples."""
+        flat = [bag for feature in bags for bag in feature]
+        lengths = torch.tensor([0] + [len(bag) for bag in flat])
+        values = torch.tensor([index for bag in flat for index in bag], dtype=torch.int64)
+        return JaggedFeatures(keys, values, lengths.cumsum(0))
+
+    @property
+    def batch_size(self) -> int:
+        return (self.offsets_FB1.numel() - 1) // len(self.keys)
+
+    @cached_property
+    def ids_per_key(self) -> tuple[int, ...]:
+        """How many ids each feature has in this batch. Reads offsets on the host: a sync on a GPU unless one id a bag."""
+        batch = self.batch_size
+        if self.one_id_a_bag:
+            return (batch,) * len(self.keys)
+        edges = self.offsets_FB1[::batch].tolist() if batch else [0] * (len(self.keys) + 1)
+        return tuple(stop - start for start, stop in zip(edges, edges[1:]))
+
+    def __getitem__(self, key: str) -> tuple[Tensor, Tensor]:
+        """The ids and the B + 1 offsets of one feature, offsets starting at 0."""
+        index, batch = self.keys.index(key), self.batch_size
+        offsets_B1 = self.offsets_FB1[index * batch : (index + 1) * batch + 1]
+        start = sum(self.ids_per_key[:index])
+        return self.values_V[start : start + self.ids_per_key[index]], offsets_B1 - start
+
+    def slice(self, start: int, stop: int) -> JaggedFeatures:
+        """The samples start..stop of every feature."""
+        batch = self.batch_size
+        start, stop, _ = slice(start, stop).indices(batch)
+        stop = max(start, stop)
+        if self.one_id_a_bag:
+            return JaggedFeatures.from_ids(self.keys, self.values_V.view(len(self.keys), batch)[:, start:stop])
+        values, lengths = [], [self.offsets_FB1.new_zeros(1)]
+        for key in self.keys:
+            ids, offsets_B1 = self[key]
+            values.append(ids[int(offsets_B1[start]) : int(offsets_B1[stop])])
+            lengths.append(offsets_B1[start : stop + 1].diff())
+        return JaggedFeatures(self.keys, torch.cat(values), torch.cat(lengths).cumsum(0))
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedFeatures:
+        return JaggedFeatures(
+            self.keys,
+            self.values_V.to(device, non_blocking=non_blocking),
+            self.offsets_FB1.to(device, non_blocking=non_blocking),
+            self.one_id_a_bag,
+        )
+
+    def pin_memory(self) -> JaggedFeatures:
+        return JaggedFeatures(
+            self.keys, self.values_V.pin_memory(), self.offsets_FB1.pin_memory(), self.one_id_a_bag
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.values_V.nbytes + self.offsets_FB1.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class ClickBatch:
+    """Dense features, bags of ids and a 0/1 label for B samples."""
+
+    dense_BD: Tensor
+    features: JaggedFeatures
+    labels_B: Tensor
+
+    def __len__(self) -> int:
+        return self.labels_B.shape[0]
+
+    def slice(self, start: int, stop: int) -> ClickBatch:
+        return ClickBatch(self.dense_BD[start:stop], self.features.slice(start, stop), self.labels_B[start:stop])
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> ClickBatch:
+        return ClickBatch(
+            self.dense_BD.to(device, non_blocking=non_blocking),
+            self.features.to(device, non_blocking),
+            self.labels_B.to(device, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> ClickBatch:
+        return ClickBatch(self.dense_BD.pin_memory(), self.features.pin_memory(), self.labels_B.pin_memory())
+
+    @property
+    def nbytes(self) -> int:
+        return self.dense_BD.nbytes + self.features.nbytes + self.labels_B.nbytes

@@ -1,0 +1,37 @@
+"""What a user may choose about data. Torch-free, so that help and `show` answer at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..config import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovieLensConfig:
+    source: Literal["auto", "files", "embedded"] = "auto"
+    """Where ratings come from: files (a folder or the downloaded copy), embedded (made up, marked synthetic), or auto:
+    files where there are any, else embedded."""
+    path: Path | None = None
+    """Folder with u.data, u.item and u.user; none means the copy `recperf data get movielens-100k` made."""
+    split: Literal["random", "last", "cold"] = "random"
+    """Which ratings validate: random rows, the last of each user by time, or all ratings of users never trained on."""
+    holdout: float = 0.2
+    """Share of the ratings (of the users, with split cold) that validates."""
+    split_seed: int = 42
+    """Seed of the random and cold splits; separate from the training seed, so that repeats share a split."""
+    embedded_seed: int = 7
+    """Seed of the embedded generator."""
+
+    def __post_init__(self) -> None:
+        require(0.0 < self.holdout < 1.0, "data.holdout", self.holdout, "above 0 and below 1")
+        require(self.split_seed >= 0, "data.split_seed", self.split_seed, "0 or more")
+        require(self.embedded_seed >= 0, "data.embedded_seed", self.embedded_seed, "0 or more")
+        require(
+            not (self.source == "embedded" and self.path is not None),
+            "data.path",
+            str(self.path),
+            "none when data.source is embedded",
+        )

@@ -1,0 +1,97 @@
+"""In-memory samples cut into batches, in an order that is a pure function of (seed, epoch).
+
+Shapes: N samples, B samples a batch, F sparse features, D dense features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .batch import ClickBatch, JaggedFeatures
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """A whole split as contiguous tensors, one id a feature and sample."""
+
+    keys: tuple[str, ...]
+    dense_ND: Tensor
+    ids_FN: Tensor
+    labels_N: Tensor
+
+    def __len__(self) -> int:
+        return self.labels_N.shape[0]
+
+    def to(self, device: torch.device | str) -> Samples:
+        return Samples(
+            keys=self.keys,
+            dense_ND=self.dense_ND.to(device),
+            ids_FN=self.ids_FN.to(device),
+            labels_N=self.labels_N.to(device),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.dense_ND.nbytes + self.ids_FN.nbytes + self.labels_N.nbytes
+
+
+def permutation(count: int, seed: int, epoch: int) -> Tensor:
+    """The order of one epoch; the same for the same (count, seed, epoch), whatever was drawn before."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % (1 << 63)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShuffledOrder:
+    """Every sample once an epoch, shuffled; the last batch may be smaller."""
+
+    samples: Samples
+    batch_size: int
+    seed: int
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self.samples) // self.batch_size)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
+        """The batches of an epoch from the given one on."""
+        order = permutation(len(self.samples), self.seed, epoch).to(self.samples.labels_N.device)
+        return cut(
+            Samples(
+                keys=self.samples.keys,
+                dense_ND=self.samples.dense_ND[order],
+                ids_FN=self.samples.ids_FN[:, order],
+                labels_N=self.samples.labels_N[order],
+            ),
+            self.batch_size,
+            start,
+        )
+
+
+def cut(samples: Samples, batch_size: int, start: int = 0) -> Iterator[ClickBatch]:
+    """Consecutive batches. Full ones are views: the ids are laid out batch by batch once, not gathered every step."""
+    features, full = len(samples.keys), len(samples) // batch_size
+    blocks = samples.ids_FN[:, : full * batch_size].reshape(features, full, batch_size).transpose(0, 1).contiguous()
+    offsets = torch.arange(features * batch_size + 1, device=samples.ids_FN.device)
+
+    def generate() -> Iterator[ClickBatch]:
+        for index in range(start, full):
+            begin, end = index * batch_size, (index + 1) * batch_size
+            yield ClickBatch(
+                samples.dense_ND[begin:end],
+                JaggedFeatures(samples.keys, blocks[index].view(-1), offsets, True),
+                samples.labels_N[begin:end],
+            )
+        if len(samples) % batch_size and start <= full:
+            begin = full * batch_size
+            yield ClickBatch(
+                samples.dense_ND[begin:],
+                JaggedFeatures.from_ids(samples.keys, samples.ids_FN[:, begin:]),
+                samples.labels_N[begin:],
+            )
+
+    return generate()

@@ -1,0 +1,73 @@
+"""Errors a user can act on: each says what happened, where, and what to do, and carries its exit code.
+
+Exit codes: 0 done; 2 usage; 3 bad data or config; 4 environment; 5 a gate failed; 75 stopped by a signal and
+resumable; 130 Ctrl-C after a clean save.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Iterable
+
+
+class RecperfError(Exception):
+    """The base of every error that is reported as a message instead of a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: dict[str, object] | None = None, fix: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = {key: str(value) for key, value in (where or {}).items()}
+        self.fix = fix
+
+    def lines(self) -> list[str]:
+        """The message as it is printed: one `error:` line, then labelled lines."""
+        labelled = list(self.where.items()) + ([("try", self.fix)] if self.fix else [])
+        width = max((len(label) for label, _ in labelled), default=0) + 1
+        return [f"error: {self.what}"] + [f"  {label + ':':<{width}} {text}" for label, text in labelled]
+
+    def as_json(self) -> dict[str, object]:
+        return {"error": {"what": self.what, "where": self.where, "try": self.fix, "exit_code": self.exit_code}}
+
+
+class UsageError(RecperfError):
+    exit_code = 2
+
+
+class DataError(RecperfError):
+    exit_code = 3
+
+
+class ConfigError(RecperfError):
+    exit_code = 3
+
+
+class MachineError(RecperfError):
+    """The environment is at fault: a missing package, a full disk, a folder that cannot be written."""
+
+    exit_code = 4
+
+
+class GateFailed(RecperfError):
+    """A target was missed, a contract broken or two implementations disagree."""
+
+    exit_code = 5
+
+
+class Stopped(RecperfError):
+    """SIGTERM arrived; the state is saved and the run can be resumed."""
+
+    exit_code = 75
+
+
+class Interrupted(RecperfError):
+    """Ctrl-C arrived; the state is saved and the run can be resumed."""
+
+    exit_code = 130
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word a misspelt one probably meant."""
+    matches = get_close_matches(word, list(known), n=1, cutoff=0.55)
+    return matches[0] if matches else None

@@ -1,0 +1,73 @@
+"""Writing so that a crash never leaves a half file under its final name, and a full disk is said in one line."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import MachineError
+
+_CAUSES = {
+    errno.ENOSPC: ("the disk is full", "free some space, or choose another place with --run-dir"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or choose another place with --run-dir"),
+    errno.EROFS: ("the file system is read-only", "choose another place with --run-dir"),
+    errno.EACCES: ("permission denied", "choose a folder you may write with --run-dir"),
+    errno.EPERM: ("permission denied", "choose a folder you may write with --run-dir"),
+    errno.EIO: ("the disk reported an input/output error", "check the disk"),
+    errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another place with --run-dir"),
+    errno.ENAMETOOLONG: ("the path is too long", "choose a shorter --run-dir"),
+}
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an operating system's refusal to write into an error that says which file and what to do."""
+    try:
+        yield
+    except OSError as error:
+        cause, fix = _CAUSES.get(error.errno or 0, (error.strerror or str(error), "check the folder"))
+        raise MachineError(f"cannot write {path.name}: {cause}", where={"file": path}, fix=fix) from error
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """All of the content under the final name, or nothing."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        try:
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    # allow_nan=False: NaN is not JSON, and other tools would choke on it.
+    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside the folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

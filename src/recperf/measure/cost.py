@@ -1,0 +1,55 @@
+"""Counted work: how many FLOPs a component must do and how many bytes it must move, from shapes alone. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs (a multiply-add is two) and bytes read plus written, each tensor counted once."""
+
+    flops: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+
+
+FLOAT = 4
+INDEX = 8
+
+
+def mlp_forward(widths: tuple[int, ...], batch: int) -> Cost:
+    """Each layer reads its input, weights and bias and writes its output."""
+    total = Cost()
+    for before, after in zip(widths, widths[1:]):
+        total += Cost(2 * batch * before * after, FLOAT * (batch * before + before * after + after + batch * after))
+    return total
+
+
+def mlp_backward(widths: tuple[int, ...], batch: int, *, input_gradient: bool) -> Cost:
+    """Each layer reads its input, weights and output gradient, writes weight and (not always) input gradients."""
+    total = Cost()
+    for index, (before, after) in enumerate(zip(widths, widths[1:])):
+        products = 2 if index or input_gradient else 1
+        moved = batch * before + batch * after + before * after + after
+        if products == 2:
+            moved += before * after + batch * before
+        total += Cost(2 * products * batch * before * after, FLOAT * moved)
+    return total
+
+
+def bag_forward(ids: int, bags: int, dim: int) -> Cost:
+    """Reads an index and a row an id, writes a row a bag; adds where bags hold several ids."""
+    return Cost(max(0, ids - bags) * dim, ids * (INDEX + FLOAT * dim) + bags * FLOAT * dim)
+
+
+def bag_backward_dense(ids: int, bags: int, dim: int, rows: int) -> Cost:
+    """Clears a gradient as large as the table, then adds the bag's gradient to a row an id."""
+    return Cost(ids * dim, FLOAT * rows * dim + bags * FLOAT * dim + ids * (INDEX + 2 * FLOAT * dim))
+
+
+def adamw_update(parameters: int) -> Cost:
+    """Reads weight, gradient and two moments, writes weight and moments; about 14 FLOPs a parameter."""
+    return Cost(14 * parameters, 7 * FLOAT * parameters)

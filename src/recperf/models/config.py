@@ -1,0 +1,86 @@
+"""What a user may choose about models, and what follows from it before any tensor exists. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..config import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMConfig:
+    features: tuple[str, ...]
+    """Names of the sparse features, one table each."""
+    rows: tuple[int, ...]
+    """Rows of each table, in the order of the features."""
+    dim: int
+    """Width of a table row."""
+    bottom: tuple[int, ...]
+    """Widths of the bottom MLP, the number of dense features first."""
+    top: tuple[int, ...]
+    """Widths of the top MLP after the interaction; the last is 1."""
+    interaction: Literal["concat", "dot"] = "concat"
+    """How dense and sparse vectors meet: side by side, or by pairwise dot products."""
+    diagonal: bool = False
+    """With dot: also each vector with itself."""
+    table_init_std: float = 0.05
+    """Standard deviation of the initial table rows."""
+
+    def __post_init__(self) -> None:
+        require(len(self.features) >= 1, "model.features", self.features, "at least one name")
+        require(len(set(self.features)) == len(self.features), "model.features", self.features, "names that differ")
+        require(len(self.rows) == len(self.features), "model.rows", self.rows, f"{len(self.features)} numbers")
+        require(min(self.rows) >= 1, "model.rows", self.rows, "at least 1 each")
+        require(self.dim >= 1, "model.dim", self.dim, "at least 1")
+        require(len(self.bottom) >= 2, "model.bottom", self.bottom, "at least an input and an output width")
+        require(min(self.bottom) >= 1, "model.bottom", self.bottom, "widths of at least 1")
+        require(
+            self.bottom[-1] == self.dim,
+            "model.bottom",
+            self.bottom,
+            f"a last width equal to model.dim ({self.dim}), since dense and sparse vectors meet as equals",
+        )
+        require(len(self.top) >= 1, "model.top", self.top, "at least one width")
+        require(min(self.top) >= 1, "model.top", self.top, "widths of at least 1")
+        require(self.top[-1] == 1, "model.top", self.top, "a last width of 1")
+        require(self.table_init_std >= 0, "model.table_init_std", self.table_init_std, "0 or more")
+        require(not self.diagonal or self.interaction == "dot", "model.diagonal", True, "only with interaction dot")
+
+    @property
+    def dense(self) -> int:
+        """Dense features a sample."""
+        return self.bottom[0]
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that meet in the interaction: the dense one and one a feature."""
+        return 1 + len(self.features)
+
+    @property
+    def pairs(self) -> int:
+        """Dot products a sample."""
+        if self.interaction == "concat":
+            return 0
+        return self.vectors * (self.vectors + (1 if self.diagonal else -1)) // 2
+
+    @property
+    def interaction_width(self) -> int:
+        return self.vectors * self.dim if self.interaction == "concat" else self.dim + self.pairs
+
+    @property
+    def top_widths(self) -> tuple[int, ...]:
+        """The top MLP with its input width in front."""
+        return (self.interaction_width, *self.top)
+
+    @property
+    def table_parameters(self) -> int:
+        return sum(self.rows) * self.dim
+
+    @property
+    def mlp_parameters(self) -> int:
+        return sum(
+            (before + 1) * after
+            for widths in (self.bottom, self.top_widths)
+            for before, after in zip(widths, widths[1:])
+        )

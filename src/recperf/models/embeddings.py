@@ -1,0 +1,73 @@
+"""Embedding tables behind one signature: `forward(features) -> {key: pooled rows}`.
+
+Shapes: B samples, F features, D width, V ids in the batch, R rows of all tables.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..data.batch import JaggedFeatures
+from ..errors import DataError
+from .init import normal_
+
+
+class StackedTables(nn.Module):
+    """Tables of one width stacked into one tensor, so that all features are looked up by one call on any device.
+
+    Ids of a bag are summed. Row 0 of a table serves ids never seen in training and starts at zero.
+    """
+
+    def __init__(self, keys: tuple[str, ...], rows: tuple[int, ...], dim: int) -> None:
+        super().__init__()
+        self.keys = keys
+        self.rows = rows
+        self.weight_RD = nn.Parameter(torch.empty(sum(rows), dim))
+        starts = [0]
+        for count in rows[:-1]:
+            starts.append(starts[-1] + count)
+        self.starts = tuple(starts)
+        self.register_buffer("starts_F", torch.tensor(starts), persistent=False)
+        self.starts_F: Tensor
+
+    def table(self, key: str) -> Tensor:
+        """The rows of one table, a view."""
+        index = self.keys.index(key)
+        return self.weight_RD.detach()[self.starts[index] : self.starts[index] + self.rows[index]]
+
+    def reset(self, std: float, seed: int) -> None:
+        for key in self.keys:
+            table = self.table(key)
+            normal_(table, std, seed, f"table.{key}")
+            table[0].zero_()
+
+    def check(self, features: JaggedFeatures) -> None:
+        """Refuse ids outside their table. A stacked lookup would read a neighbour's row instead of failing, so whoever
+        brings ids from outside calls this once; the training loop does not pay for it every step."""
+        for key, count in zip(self.keys, self.rows):
+            ids, _ = features[key]
+            if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= count):
+                raise DataError(
+                    f"ids of feature {key!r} run from {int(ids.min())} to {int(ids.max())}, its table has {count} rows",
+                    fix="enlarge --model.rows, or map ids that were never seen to 0",
+                )
+
+    def forward(self, features: JaggedFeatures) -> dict[str, Tensor]:
+        if features.keys != self.keys:
+            raise ValueError(f"the batch has features {features.keys}, the tables {self.keys}")
+        count, batch = len(self.keys), features.batch_size
+        if features.one_id_a_bag:
+            rows_V = (features.values_V.view(count, batch) + self.starts_F[:, None]).view(-1)
+            pooled = self.weight_RD.index_select(0, rows_V)
+        else:
+            per_key = torch.tensor(features.ids_per_key, device=features.values_V.device)
+            rows_V = features.values_V + self.starts_F.repeat_interleave(
+                per_key, output_size=features.values_V.numel()
+            )
+            pooled = F.embedding_bag(
+                rows_V, self.weight_RD, features.offsets_FB1, mode="sum", include_last_offset=True
+            )
+        return dict(zip(self.keys, pooled.view(count, batch, -1).unbind(0)))
+

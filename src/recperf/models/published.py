@@ -1,0 +1,67 @@
+"""The calling convention of the published micro-DLRM, so that course notebooks run unchanged.
+
+    model = MicroDLRM()
+    probabilities = model(dense, [user, item, occupation], [offsets, offsets, offsets])      # [B, 1]
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import JaggedFeatures
+from .config import DLRMConfig
+from .dlrm import DLRM
+
+PUBLISHED = DLRMConfig(
+    features=("user", "item", "occupation"), rows=(943, 1682, 21), dim=8, bottom=(16, 8, 8), top=(32, 16, 1)
+)
+"""The published sizes: no row for unknown ids, ids from 0."""
+
+
+class MicroDLRM(nn.Module):
+    """`forward(dense [B, 16], index tensors, offset tensors) -> probabilities [B, 1]` around any of our DLRMs."""
+
+    def __init__(self, model: DLRM | None = None) -> None:
+        super().__init__()
+        self.model = model or DLRM(PUBLISHED)
+
+    def forward(self, dense_x: Tensor, sparse_indices: list[Tensor], sparse_offsets: list[Tensor]) -> Tensor:
+        features = jagged(self.model.config.features, sparse_indices, sparse_offsets)
+        self.model.embeddings.check(features)
+        logits_B: Tensor = self.model(dense_x, features)
+        return torch.sigmoid(logits_B).unsqueeze(1)
+
+
+def jagged(keys: tuple[str, ...], indices: list[Tensor], offsets: list[Tensor]) -> JaggedFeatures:
+    """EmbeddingBag's arguments, a pair a feature, as one JaggedFeatures."""
+    if len(indices) != len(keys) or len(offsets) != len(keys):
+        raise ValueError(f"{len(keys)} features need as many index and offset tensors, not {len(indices)}, {len(offsets)}")
+    shifted, start = [], 0
+    for index, offset in zip(indices, offsets):
+        shifted.append(offset + start)
+        start += index.numel()
+    shifted.append(shifted[0].new_tensor([start]))
+    return JaggedFeatures(keys, torch.cat(indices), torch.cat(shifted))
+
+
+def public_parameters(model: DLRM) -> dict[str, Tensor]:
+    """Our parameters under the public DLRM's names (`emb_l.0.weight`, `bot_l.0.weight`, ...), as views."""
+    named = {f"emb_l.{i}.weight": model.embeddings.table(key) for i, key in enumerate(model.config.features)}
+    for prefix, mlp in (("bot_l", model.bottom), ("top_l", model.top)):
+        for index, layer in enumerate(mlp.layers):
+            # The public model counts the activation between two layers as a layer of its own.
+            named[f"{prefix}.{2 * index}.weight"] = layer.weight.detach()
+            named[f"{prefix}.{2 * index}.bias"] = layer.bias.detach()
+    return named
+
+
+def load_public_parameters(model: DLRM, values: dict[str, Tensor]) -> None:
+    """Copy weights of the public DLRM into ours; both take the lower triangle row by row, so nothing is permuted."""
+    ours = public_parameters(model)
+    if ours.keys() != values.keys():
+        raise ValueError(f"parameters differ: {sorted(ours.keys() ^ values.keys())}")
+    for name, tensor in ours.items():
+        if tensor.shape != values[name].shape:
+            raise ValueError(f"{name} has shape {tuple(values[name].shape)}, ours {tuple(tensor.shape)}")
+        tensor.copy_(values[name])

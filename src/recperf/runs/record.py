@@ -1,0 +1,141 @@
+"""A run's folder: everything about one execution, written as it happens.
+
+    runs/micro-dlrm-20261115-031500-a1b2c3/
+      config.json  machine.json  events.jsonl  trial-42.json  checkpoints/  result.json
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from datetime import datetime, timezone
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from ..errors import DataError, MachineError, UsageError
+from ..files import write_json, writing
+
+CONFIG_SCHEMA = 1
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+class Run:
+    """One run folder, held by one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._began = monotonic()
+        self._lock = self._hold()
+        self._events = self._open_events()
+
+    @classmethod
+    def create(cls, workload: str, config: dict[str, Any], *, folder: Path | None) -> Run:
+        """A new folder, by default runs/<workload>-<time>-<id>. An existing run is never overwritten."""
+        if folder is None:
+            stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+            folder = Path("runs") / f"{workload}-{stamp}-{secrets.token_hex(3)}"
+        if (folder / "config.json").exists():
+            raise UsageError(
+                "the run folder already holds a run",
+                where={"folder": folder},
+                fix=f"recperf run --resume {folder}, or another --run-dir",
+            )
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        run = cls(folder)
+        write_json(folder / "config.json", {"schema": CONFIG_SCHEMA, "workload": workload, "config": config})
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """An existing run, to go on with."""
+        read_config(folder / "config.json")
+        return cls(folder)
+
+    def _hold(self) -> int:
+        with writing(self.folder / ".lock"):
+            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise MachineError(
+                "another process is using this run folder",
+                where={"folder": self.folder},
+                fix="wait for it, or choose another --run-dir",
+            ) from None
+        return handle
+
+    def _open_events(self) -> int:
+        path = self.folder / "events.jsonl"
+        with writing(path):
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            # A crash can tear the last line; what is whole stays.
+            size = os.fstat(handle).st_size
+            whole = os.pread(handle, size, 0).rfind(b"\n") + 1
+            if whole != size:
+                os.ftruncate(handle, whole)
+        return handle
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append one line. A single write, so that a kill leaves whole lines."""
+        line = json.dumps({"kind": kind, "t": round(monotonic() - self._began, 3), **fields}, allow_nan=False)
+        with writing(self.folder / "events.jsonl"):
+            os.write(self._events, line.encode() + b"\n")
+
+    @property
+    def event_bytes(self) -> int:
+        """How long the log is; a checkpoint remembers it, so that a resumed log repeats nothing."""
+        return os.fstat(self._events).st_size
+
+    def rewind_events(self, size: int) -> None:
+        """Drop what was logged after a checkpoint: the resumed training logs those steps again."""
+        if size > self.event_bytes:
+            raise DataError("events.jsonl is shorter than its checkpoint says", where={"folder": self.folder})
+        with writing(self.folder / "events.jsonl"):
+            os.ftruncate(self._events, size)
+
+    def write(self, name: str, value: Any) -> None:
+        write_json(self.folder / name, value)
+
+    def read(self, name: str) -> Any | None:
+        """A JSON file of the run, or none where it was not written yet."""
+        path = self.folder / name
+        return read_json(path) if path.exists() else None
+
+    def close(self) -> None:
+        os.close(self._events)
+        os.close(self._lock)
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
+    except ValueError as error:
+        raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
+
+
+def read_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """Workload name and config values of a saved config."""
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.exists():
+        raise DataError("no config there", where={"file": path}, fix="recperf show micro-dlrm --json > config.json")
+    saved = read_json(path)
+    if not isinstance(saved, dict) or not {"schema", "workload", "config"} <= saved.keys():
+        raise DataError("not a config that recperf saved: it needs schema, workload and config", where={"file": path})
+    if saved["schema"] != CONFIG_SCHEMA:
+        raise DataError(
+            f"the config has schema {saved['schema']!r}, this version reads {CONFIG_SCHEMA}", where={"file": path}
+        )
+    if not isinstance(saved["workload"], str) or not isinstance(saved["config"], dict):
+        raise DataError("workload must be a name and config an object", where={"file": path})
+    return saved["workload"], saved["config"]

@@ -1,0 +1,67 @@
+"""What simple rules reach on the same split, so that a model's quality has something to stand beside.
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..data.order import Samples
+from .metrics import binary_metrics
+
+
+def baselines(train: Samples, valid: Samples) -> dict[str, dict[str, float]]:
+    """Majority class, item bias, and user + item bias logistic regression, scored on the validation rows."""
+    user, item = train.keys.index("user"), train.keys.index("item")
+    scores = {
+        "majority": majority(train.labels_N, len(valid)),
+        "item_bias": additive_logits([train.ids_FN[item]], train.labels_N, [valid.ids_FN[item]]),
+        "user_item_bias": additive_logits(
+            [train.ids_FN[user], train.ids_FN[item]], train.labels_N, [valid.ids_FN[user], valid.ids_FN[item]]
+        ),
+    }
+    return {name: binary_metrics(logits_N, valid.labels_N) for name, logits_N in scores.items()}
+
+
+def majority(labels_N: Tensor, count: int) -> Tensor:
+    """The log odds of the training labels, for everyone."""
+    rate = min(max(float(labels_N.double().mean()), 1e-6), 1 - 1e-6)
+    return torch.full((count,), math.log(rate / (1 - rate)), dtype=torch.float64)
+
+
+def additive_logits(
+    train_ids: list[Tensor], labels_N: Tensor, valid_ids: list[Tensor], *, ridge: float = 2.0, sweeps: int = 60
+) -> Tensor:
+    """Logistic regression with an intercept and one weight an id, penalised by ridge / 2 * weight^2.
+
+    Newton steps, one group of weights at a time: within a group the problem splits into one-dimensional ones.
+    """
+    labels_N = labels_N.double()
+    rows = [int(max(a.max(), b.max())) + 1 for a, b in zip(train_ids, valid_ids)]
+    weights = [torch.zeros(count, dtype=torch.float64) for count in rows]
+    intercept = majority(labels_N, 1)[0]
+    logits_N = intercept.expand_as(labels_N).clone()
+    for _ in range(sweeps):
+        largest = 0.0
+        for ids, weight in zip(train_ids, weights):
+            p_N = logits_N.sigmoid()
+            slope = torch.bincount(ids, labels_N - p_N, len(weight)) - ridge * weight
+            curvature = torch.bincount(ids, p_N * (1 - p_N), len(weight)) + ridge
+            change = slope / curvature
+            weight += change
+            logits_N += change[ids]
+            largest = max(largest, float(change.abs().max()))
+        p_N = logits_N.sigmoid()
+        shift = (labels_N - p_N).sum() / (p_N * (1 - p_N)).sum().clamp_min(1e-12)
+        intercept = intercept + shift
+        logits_N += shift
+        if max(largest, abs(float(shift))) < 1e-6:
+            break
+    result = intercept.expand(len(valid_ids[0])).clone()
+    for ids, weight in zip(valid_ids, weights):
+        result += weight[ids]
+    return result

@@ -1,0 +1,123 @@
+"""Checkpoints: a folder each, with a manifest of digests, that appears whole or not at all.
+
+    checkpoints/
+      index.json            {"last": "step-00000626", "best": "step-00000313"}
+      step-00000313/        state.pt, manifest.json
+      step-00000626/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import DataError
+from ..files import sha256, sync_folder, write_json, writing
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointStore:
+    """The checkpoints of one training; keeps the last and the best."""
+
+    folder: Path
+    notice: Callable[[str], None]
+
+    def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
+        """Write to a fresh folder, sync, rename; only then point at it and drop what is no longer pointed at."""
+        name = f"step-{step:08d}"
+        final = self.folder / name
+        with writing(final):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fresh = self.folder / f".{name}.{os.getpid()}.tmp"
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir()
+            try:
+                self._fill(fresh, step, state)
+                if final.exists():
+                    # Saved at this step before, as at an epoch's end: the same state, so the fresh copy replaces it.
+                    shutil.rmtree(final)
+                os.replace(fresh, final)
+            except BaseException:
+                shutil.rmtree(fresh, ignore_errors=True)
+                raise
+            sync_folder(self.folder)
+        index = self._index()
+        index["last"] = name
+        if best:
+            index["best"] = name
+        write_json(self.folder / "index.json", index)
+        self._prune(keep=set(index.values()))
+
+    @staticmethod
+    def _fill(fresh: Path, step: int, state: dict[str, Any]) -> None:
+        payload = fresh / "state.pt"
+        with payload.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        entry = {"bytes": payload.stat().st_size, "sha256": sha256(payload)}
+        write_json(fresh / "manifest.json", {"format": FORMAT, "step": step, "files": {"state.pt": entry}})
+
+    def _index(self) -> dict[str, str]:
+        try:
+            return dict(json.loads((self.folder / "index.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def _prune(self, keep: set[str]) -> None:
+        for path in self.folder.iterdir():
+            if path.name.startswith((".step-", "step-")) and path.name not in keep:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def load(self, which: str = "last") -> dict[str, Any] | None:
+        """The newest intact state (or the best one); none when nothing was ever saved.
+
+        A damaged checkpoint is said and passed over for the next older one; when all are damaged that is an error,
+        never a silent fresh start.
+        """
+        saved = sorted((p for p in self.folder.glob("step-*") if p.is_dir()), reverse=True)
+        if not saved:
+            return None
+        if which == "best":
+            saved = [self.folder / self._index().get("best", saved[0].name)]
+        for path in saved:
+            fault = self.fault(path)
+            if fault is None:
+                state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+                return state
+            self.notice(f"checkpoint {path.name} is damaged ({fault}); trying an older one")
+        raise DataError(
+            f"none of the {len(saved)} checkpoints is intact ({fault})",
+            where={"folder": self.folder},
+            fix="start a new run",
+        )
+
+    @staticmethod
+    def fault(path: Path) -> str | None:
+        """What is wrong with a checkpoint; none when every file has the size and digest its manifest states."""
+        try:
+            manifest = json.loads((path / "manifest.json").read_text())
+            if manifest["format"] != FORMAT:
+                return f"format {manifest['format']}, this version reads {FORMAT}"
+            if path.name != f"step-{manifest['step']:08d}":
+                return f"its manifest is of step {manifest['step']}"
+            for name, entry in manifest["files"].items():
+                file = path / name
+                if not file.is_file():
+                    return f"{name} is missing"
+                if file.stat().st_size != entry["bytes"]:
+                    return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
+                if sha256(file) != entry["sha256"]:
+                    return f"{name} does not match its digest"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"manifest unreadable: {type(error).__name__}"
+        return None

@@ -1,0 +1,59 @@
+"""What a user may choose about training. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..config import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    epochs: int = 10
+    """Passes over the training rows."""
+    batch_size: int = 256
+    """Samples a step."""
+    learning_rate: float = 5e-3
+    """Peak of the one-cycle schedule."""
+    rise: float = 0.3
+    """Share of the steps in which the learning rate rises; it falls in the rest."""
+    weight_decay: float = 0.01
+    """AdamW's decay of the MLPs."""
+    table_weight_decay: float = 0.5
+    """AdamW's decay of the tables."""
+    max_steps: int = 0
+    """Stop after this many steps, the schedule unchanged; 0 means all epochs."""
+    checkpoint_steps: int = 0
+    """Save every so many steps, beside the save at every epoch's end; 0 means epochs only."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes a GPU where torch sees one."""
+    threads: int = 0
+    """Threads inside an operator on a CPU; 0 means 1 for a model whose operators are too small to share."""
+    onednn: Literal["auto", "on", "off"] = "auto"
+    """Whether torch may hand matrix products to oneDNN; auto says no on ARM when they are too small to repay the call."""
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, "train.epochs", self.epochs, "at least 1")
+        require(self.batch_size >= 1, "train.batch_size", self.batch_size, "at least 1")
+        require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "above 0")
+        require(0 < self.rise < 1, "train.rise", self.rise, "above 0 and below 1")
+        require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "0 or more")
+        require(self.table_weight_decay >= 0, "train.table_weight_decay", self.table_weight_decay, "0 or more")
+        require(self.max_steps >= 0, "train.max_steps", self.max_steps, "0 or more")
+        require(self.checkpoint_steps >= 0, "train.checkpoint_steps", self.checkpoint_steps, "0 or more")
+        require(self.threads >= 0, "train.threads", self.threads, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    beat: Literal["bias", "none"] = "bias"
+    """A baseline the AUC must exceed: the user + item bias model, or none."""
+    accuracy: float | None = None
+    """Validation accuracy to reach; none means 0.71 on the real MovieLens-100K with the random split, else no bound."""
+    auc: float | None = None
+    """Validation AUC to reach; none means 0.78 on the real MovieLens-100K with the random split, else no bound."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("accuracy", self.accuracy), ("auc", self.auc)):
+            require(value is None or 0 <= value <= 1, f"target.{name}", value, "between 0 and 1")

@@ -1,0 +1,77 @@
+"""Where and with which settings torch runs: chosen by fixed rules, so that a repeat chooses the same, and recorded."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import MachineError
+from .config import TrainConfig
+
+SMALL_PRODUCT_FLOPS = 4_000_000
+"""Below this oneDNN's call costs more than it saves on ARM; benchmarks/onednn_crossover.py measures it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    device: torch.device
+    device_name: str
+    threads: int
+    onednn: bool
+    reasons: dict[str, str]
+
+    @property
+    def sync(self) -> Callable[[], None] | None:
+        """Waits for the device's queue; none on a CPU, which has no queue."""
+        return torch.cuda.synchronize if self.device.type == "cuda" else None
+
+
+def choose(config: TrainConfig, *, largest_product_flops: int) -> Settings:
+    """Settings for a model whose largest matrix product has this many FLOPs."""
+    small = largest_product_flops < SMALL_PRODUCT_FLOPS
+    device, why_device = _device(config.device)
+    if config.threads:
+        threads, why_threads = config.threads, "asked for"
+    elif small:
+        threads, why_threads = 1, "products too small to share between threads"
+    else:
+        threads, why_threads = torch.get_num_threads(), "torch's own choice"
+    if config.onednn != "auto":
+        onednn, why_onednn = config.onednn == "on", "asked for"
+    elif small and platform.machine() in ("aarch64", "arm64"):
+        onednn, why_onednn = False, f"ARM, and no product reaches {SMALL_PRODUCT_FLOPS / 1e6:.0f} MFLOP"
+    else:
+        onednn, why_onednn = True, "torch's own choice"
+    reasons = {
+        "device": f"{device.type}: {why_device}",
+        "threads": f"{threads}: {why_threads}",
+        "onednn": f"{'on' if onednn else 'off'}: {why_onednn}",
+    }
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return Settings(device=device, device_name=name, threads=threads, onednn=onednn, reasons=reasons)
+
+
+def _device(asked: str) -> tuple[torch.device, str]:
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise MachineError("torch sees no GPU here", fix="--train.device cpu, or recperf doctor")
+    if asked != "auto":
+        return torch.device(asked), "asked for"
+    if torch.cuda.is_available():
+        return torch.device("cuda"), "torch sees a GPU"
+    return torch.device("cpu"), "torch sees no GPU"
+
+
+@contextmanager
+def applied(settings: Settings) -> Iterator[None]:
+    """Use the settings inside, and put back what was there before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        with torch.backends.mkldnn.flags(enabled=settings.onednn):
+            yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,93 @@
+"""The training loop. Everything that is not training (timing, logging, evaluating, saving) watches from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..measure.spans import span
+
+
+class Order(Protocol):
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
+
+
+class Model(Protocol):
+    def train(self, mode: bool = True) -> Any: ...
+
+    def loss(self, batch: Any) -> Tensor: ...
+
+
+class Optimizer(Protocol):
+    def step(self, learning_rate: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far training is; with the seed it determines every batch that follows."""
+
+    epoch: int = 0
+    batch: int = 0
+    """Batches of the epoch that are done."""
+    step: int = 0
+    """Steps done in all."""
+
+
+class Watch(Protocol):
+    """Is told what happens; may raise to stop."""
+
+    def before_epoch(self) -> None: ...
+
+    def before_step(self, step: int) -> None: ...
+
+    def after_step(self, position: Position, loss: Tensor, samples: int) -> None: ...
+
+    def after_epoch(self, position: Position) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What one training is made of."""
+
+    model: Model
+    optimizer: Optimizer
+    order: Order
+    learning_rate: Callable[[int], float]
+    epochs: int
+    max_steps: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        planned = self.epochs * len(self.order)
+        return min(planned, self.max_steps) if self.max_steps else planned
+
+
+def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
+    """Train from a position to the end."""
+    model, optimizer, order, total = recipe.model, recipe.optimizer, recipe.order, recipe.steps
+    at = start
+    while at.step < total:
+        model.train()
+        watch.before_epoch()
+        batches = order.batches(at.epoch, at.batch)
+        while at.batch < len(order) and at.step < total:
+            watch.before_step(at.step)
+            with span("data"):
+                batch = next(batches)
+            loss = model.loss(batch)
+            with span("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
+            with span("update"):
+                optimizer.step(recipe.learning_rate(at.step))
+            at = replace(at, batch=at.batch + 1, step=at.step + 1)
+            watch.after_step(at, loss.detach(), len(batch))
+        if at.batch == len(order):
+            at = Position(at.epoch + 1, 0, at.step)
+        watch.after_epoch(at)
+    return at

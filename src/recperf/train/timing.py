@@ -1,0 +1,48 @@
+"""What a StepTimer's readings say: percentiles, throughput, and the budget of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .watch import BUDGET_PARTS, StepTimer
+
+FEWEST = 5
+"""Readings below which nothing is reported."""
+
+
+def percentile(sorted_values: Sequence[float], share: float) -> float:
+    """Linear between neighbours."""
+    place = share * (len(sorted_values) - 1)
+    below = int(place)
+    above = min(below + 1, len(sorted_values) - 1)
+    return sorted_values[below] + (sorted_values[above] - sorted_values[below]) * (place - below)
+
+
+def performance(timers: list[StepTimer]) -> dict[str, Any]:
+    """The speed of all trainings together, as it stands in result.json."""
+    steps = sorted(ns / 1e6 for timer in timers for ns in timer.step_ns)
+    samples, seconds = sum(t.samples for t in timers), sum(t.train_ns for t in timers) / 1e9
+    clocked = [part for timer in timers for part in timer.parts]
+    return {
+        "step_ms": (
+            {f"p{share}": percentile(steps, share / 100) for share in (20, 50, 80)} if len(steps) >= FEWEST else None
+        ),
+        "steps_timed": len(steps),
+        "samples_per_s": samples / seconds if seconds else None,
+        "budget": budget(timers) if len(clocked) >= FEWEST else None,
+        "steps_in_budget": len(clocked),
+    }
+
+
+def budget(timers: list[StepTimer]) -> dict[str, float]:
+    """Share of each part in a step; what an epoch spends on shuffling is spread over its steps as data."""
+    clocked = [parts for timer in timers for _, parts in timer.parts]
+    steps = sum(timer.steps for timer in timers)
+    mean = dict.fromkeys(BUDGET_PARTS, 0.0)
+    for parts in clocked:
+        for name, ns in parts.items():
+            mean[name if name in mean else "other"] += ns / len(clocked)
+    mean["data"] += sum(timer.setup_ns for timer in timers) / max(1, steps)
+    whole = sum(mean.values())
+    return {name: ns / whole for name, ns in mean.items()}

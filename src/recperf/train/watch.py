@@ -1,0 +1,175 @@
+"""What watches a training: each a small object of its own, told of every step by `Watchers`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import GateFailed
+from ..measure.spans import StepClock
+from .loop import Position
+
+BUDGET_PARTS = ("data", "embedding", "bottom", "interaction", "top", "loss", "backward", "update", "other")
+
+
+class Emit(Protocol):
+    def __call__(self, kind: str, **fields: Any) -> None: ...
+
+
+@dataclass
+class LossLog:
+    """Keeps losses on their device and writes them in groups, so that no step waits for a GPU."""
+
+    emit: Emit
+    seed: int
+    group: int = 50
+    last: float = math.nan
+    _waiting: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    def after_step(self, position: Position, loss: Tensor) -> None:
+        self._waiting.append((position.step, loss))
+        if len(self._waiting) >= self.group:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is waiting. Called before every save, so that a state behind a NaN is never kept."""
+        if not self._waiting:
+            return
+        steps = [step for step, _ in self._waiting]
+        losses = torch.stack([loss for _, loss in self._waiting]).tolist()
+        self._waiting.clear()
+        for step, loss in zip(steps, losses):
+            if not math.isfinite(loss):
+                raise GateFailed(
+                    f"the loss is {loss} at step {step}",
+                    fix="lower --train.learning-rate; the last checkpoint is from before it",
+                )
+            self.emit("step", seed=self.seed, step=step, loss=loss)
+        self.last = losses[-1]
+
+
+@dataclass
+class StepTimer:
+    """Wall time of every step, and on every 16th the share of each span. The first steps warm up and do not count."""
+
+    emit: Emit
+    seed: int
+    sync: Callable[[], None] | None = None
+    every: int = 16
+    warmup: int = 20
+    step_ns: list[int] = field(default_factory=list)
+    parts: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+    samples: int = 0
+    train_ns: int = 0
+    setup_ns: int = 0
+    """What epochs cost before their first step: shuffling."""
+    steps: int = 0
+    _began: int = 0
+    _epoch: int = 0
+    _clock: StepClock | None = None
+
+    def before_epoch(self) -> None:
+        self._epoch = perf_counter_ns()
+
+    def before_step(self, step: int) -> None:
+        now = perf_counter_ns()
+        if self._epoch:
+            self.setup_ns += now - self._epoch
+            self.train_ns += now - self._epoch
+            self._epoch = 0
+        # On a GPU an unsynchronised step ends before its work does, so only clocked steps are timed there.
+        if self.steps >= self.warmup and step % self.every == 0:
+            self._clock = StepClock(self.sync)
+            self._clock.begin()
+        self._began = perf_counter_ns()
+
+    def after_step(self, position: Position, samples: int) -> None:
+        if self._clock:
+            wall, parts = self._clock.end()
+            self._clock = None
+            self.parts.append((wall, parts))
+            self.emit(
+                "span",
+                seed=self.seed,
+                step=position.step,
+                ms={name: round(ns / 1e6, 6) for name, ns in {"step": wall, **parts}.items()},
+            )
+            if self.sync:
+                self.step_ns.append(wall)
+            self.train_ns += wall
+        else:
+            taken = perf_counter_ns() - self._began
+            if self.steps >= self.warmup and not self.sync:
+                self.step_ns.append(taken)
+            self.train_ns += taken
+        self.samples += samples
+        self.steps += 1
+
+    def settle(self) -> None:
+        """Wait for queued work, so that it counts as training time."""
+        if self.sync:
+            began = perf_counter_ns()
+            self.sync()
+            self.train_ns += perf_counter_ns() - began
+
+
+@dataclass
+class Evaluator:
+    """Scores the validation rows and remembers how the scores went."""
+
+    score: Callable[[], dict[str, float]]
+    emit: Emit
+    seed: int
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, position: Position) -> bool:
+        """Score now; true when no earlier score had a better AUC."""
+        metrics = self.score()
+        best = all(metrics["auc"] > past["metrics"]["auc"] for past in self.history)
+        self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
+        self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
+        return best
+
+
+@dataclass
+class Watchers:
+    """Tells each watcher, in an order that matters: losses are written before a state is scored or kept."""
+
+    losses: LossLog
+    timer: StepTimer
+    evaluator: Evaluator
+    save: Callable[[Position, bool], None]
+    progress: Callable[[Position, float, int], None]
+    should_stop: Callable[[], bool]
+    stopped: Callable[[Position], Exception]
+    save_every: int = 0
+
+    def before_epoch(self) -> None:
+        self.timer.before_epoch()
+
+    def before_step(self, step: int) -> None:
+        self.timer.before_step(step)
+
+    def after_step(self, position: Position, loss: Tensor, samples: int) -> None:
+        self.timer.after_step(position, samples)
+        self.losses.after_step(position, loss)
+        self.progress(position, self.losses.last, samples)
+        if self.should_stop():
+            self.losses.flush()
+            self.save(position, False)
+            raise self.stopped(position)
+        if self.save_every and position.step % self.save_every == 0:
+            self.losses.flush()
+            self.save(position, False)
+
+    def after_epoch(self, position: Position) -> None:
+        self.timer.settle()
+        self.losses.flush()
+        best = self.evaluator.run(position)
+        self.save(position, best)

@@ -1,0 +1,22 @@
+"""The workloads by name. Importing this room imports no torch."""
+
+from __future__ import annotations
+
+from ..errors import UsageError, closest
+from .base import Workload
+from .micro_dlrm import MICRO_DLRM
+
+WORKLOADS: dict[str, Workload] = {
+    "micro-dlrm": MICRO_DLRM,
+}
+
+
+def find(name: str) -> Workload:
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    guess = closest(name, WORKLOADS)
+    raise UsageError(
+        f"unknown workload {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
+        where={"known": ", ".join(WORKLOADS)},
+        fix=f"recperf run {guess}" if guess else "recperf list",
+    )

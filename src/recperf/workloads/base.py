@@ -1,0 +1,66 @@
+"""What a workload is to the commands: a name, presets, facts known before anything runs, and a way to build it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..measure.cost import Cost
+
+if TYPE_CHECKING:
+    from ..train.device import Settings
+    from ..train.loop import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Counted from the config alone."""
+
+    parameters: dict[str, int]
+    table_bytes: int
+    step: dict[str, Cost]
+    """Work of one training step by component."""
+    memory: dict[str, int]
+    """Bytes a training step holds."""
+
+    @property
+    def total(self) -> Cost:
+        return sum(self.step.values(), Cost())
+
+
+class Trial(Protocol):
+    """One training with one seed."""
+
+    recipe: Recipe
+
+    def score(self) -> dict[str, float]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Prepared(Protocol):
+    """Data read, baselines scored, settings chosen: what the trials of a run share."""
+
+    data: dict[str, Any]
+    target: dict[str, Any]
+    settings: Settings
+
+    def baselines(self) -> dict[str, dict[str, float]]: ...
+
+    def trial(self, seed: int) -> Trial: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    name: str
+    summary: str
+    config: type
+    presets: Mapping[str, Callable[[], Any]]
+    """By name; the first is the default."""
+    estimate: Callable[[Any], Estimate]
+    check: Callable[[Any], str]
+    """Looks at what a config needs without running it (files, devices) and says in a line what would be used."""
+    prepare: Callable[[Any], Prepared]

@@ -1,0 +1,185 @@
+"""Running a workload: trials in turn, watched, saved and resumable, then one result."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import DataError, RecperfError
+from ..runs.provenance import checkout, machine, packages
+from ..runs.record import Run, now
+from ..runs.result import SCHEMA, checked
+from ..train.checkpoint import CheckpointStore
+from ..train.device import applied
+from ..train.loop import Position, train
+from ..train.stop import StopFlag
+from ..train.timing import performance
+from ..train.watch import Evaluator, LossLog, StepTimer, Watchers
+from .base import Prepared, Workload
+
+
+class Reporter(Protocol):
+    """Who is told how it goes: a terminal, or nobody."""
+
+    def notice(self, text: str) -> None: ...
+
+    def trial(self, seed: int, total_steps: int, done: int) -> None: ...
+
+    def step(self, step: int, loss: float, samples: int) -> None: ...
+
+    def metric(self, epoch: int, metrics: dict[str, float]) -> None: ...
+
+
+def execute(workload: Workload, config: Any, run: Run, stop: StopFlag, report: Reporter) -> dict[str, Any]:
+    """Train every seed that is not finished yet and write result.json."""
+    started = _start(run)
+    prepared = workload.prepare(config)
+    _same_data(run, prepared)
+    facts = machine()
+    _same_machine(run, facts, report)
+    trials, timers = [], []
+    with applied(prepared.settings):
+        baselines = run.read("baselines.json")
+        if baselines is None:
+            baselines = prepared.baselines()
+            run.write("baselines.json", baselines)
+        for seed in range(config.seed, config.seed + config.seeds):
+            finished = run.read(f"trial-{seed}.json")
+            if finished is None:
+                finished, timer = run_trial(prepared, config, seed, run, stop, report)
+                timers.append(timer)
+                run.write(f"trial-{seed}.json", finished)
+            trials.append(finished)
+    result = {
+        "schema": SCHEMA,
+        "workload": workload.name,
+        "run": run.folder.resolve().name,
+        "quality": quality(trials, baselines, prepared.target),
+        "performance": {
+            "device": prepared.settings.device_name,
+            "settings": prepared.settings.reasons,
+            **performance(timers),
+        },
+        "data": prepared.data,
+        "provenance": {
+            **checkout(),
+            "packages": packages(),
+            "machine": facts["fingerprint"],
+            "seed": config.seed,
+            "data_digest": prepared.data["digest"],
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "started": started["started"],
+            "ended": now(),
+            "resumes": started["resumes"],
+        },
+    }
+    run.write("result.json", checked(result))
+    return result
+
+
+def _start(run: Run) -> dict[str, Any]:
+    """When the run began and how often it was taken up again."""
+    before = run.read("progress.json")
+    state = {"started": now(), "resumes": 0} if before is None else {**before, "resumes": before["resumes"] + 1}
+    run.write("progress.json", state)
+    return state
+
+
+def _same_data(run: Run, prepared: Prepared) -> None:
+    """A run goes on only with the data it began with."""
+    before = run.read("data.json")
+    if before is None:
+        run.write("data.json", prepared.data)
+    elif before["digest"] != prepared.data["digest"]:
+        raise DataError(
+            f"the data changed since the run began (digest {before['digest'][:12]}, now {prepared.data['digest'][:12]})",
+            where={"run": run.folder},
+            fix="bring the old data back, or start a new run",
+        )
+
+
+def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
+    before = run.read("machine.json")
+    if before is not None and before["fingerprint"] != facts["fingerprint"]:
+        report.notice("this run began on another machine or torch; it goes on, but its numbers may differ in the last bits")
+    run.write("machine.json", facts)
+
+
+def run_trial(
+    prepared: Prepared, config: Any, seed: int, run: Run, stop: StopFlag, report: Reporter
+) -> tuple[dict[str, Any], StepTimer]:
+    """One seed from its newest checkpoint, or from the start, to the end."""
+    trial = prepared.trial(seed)
+    recipe = trial.recipe
+    store = CheckpointStore(folder=run.folder / "checkpoints" / f"seed-{seed}", notice=report.notice)
+
+    def emit(kind: str, **fields: Any) -> None:
+        run.event(kind, **fields)
+        if kind == "metric":
+            report.metric(fields["epoch"], {name: fields[name] for name in ("accuracy", "auc", "log_loss")})
+
+    warmup = min(20, recipe.steps // 5)
+    timer = StepTimer(emit=emit, seed=seed, sync=prepared.settings.sync, warmup=warmup)
+    evaluator = Evaluator(score=trial.score, emit=emit, seed=seed)
+    start = Position()
+    saved = store.load()
+    if saved is not None:
+        trial.restore(saved["trial"])
+        start = Position(**saved["position"])
+        evaluator.history = saved["history"]
+        run.rewind_events(saved["event_bytes"])
+        report.notice(f"seed {seed} goes on at step {start.step} of {recipe.steps}")
+
+    def save(position: Position, best: bool) -> None:
+        state = {
+            "trial": trial.state(),
+            "position": vars(position),
+            "history": evaluator.history,
+            "event_bytes": run.event_bytes,
+        }
+        store.save(position.step, state, best=best)
+
+    def stopped(position: Position) -> RecperfError:
+        run.event("notice", seed=seed, text=f"stopped by signal {stop.received} at step {position.step}")
+        return stop.error(f"at step {position.step} of {recipe.steps}; the state is saved", f"recperf run --resume {run.folder}")
+
+    report.trial(seed, recipe.steps, start.step)
+    watch = Watchers(
+        losses=LossLog(emit=emit, seed=seed),
+        timer=timer,
+        evaluator=evaluator,
+        save=save,
+        progress=lambda position, loss, samples: report.step(position.step, loss, samples),
+        should_stop=lambda: stop.received is not None,
+        stopped=stopped,
+        save_every=config.train.checkpoint_steps,
+    )
+    train(recipe, start, watch)
+    best = max(evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))
+    return {"seed": seed, "metrics": evaluator.history[-1]["metrics"], "best": best}, timer
+
+
+def quality(
+    trials: list[dict[str, Any]], baselines: dict[str, dict[str, float]], target: dict[str, Any]
+) -> dict[str, Any]:
+    """Mean and spread over the seeds, beside the baselines, against the target."""
+    names = trials[0]["metrics"].keys()
+    metrics = {name: statistics.fmean(t["metrics"][name] for t in trials) for name in names}
+    spread = {}
+    if len(trials) > 1:
+        spread = {name: statistics.stdev(t["metrics"][name] for t in trials) for name in names}
+    met = (
+        (target["beat"] is None or metrics["auc"] > baselines[target["beat"]]["auc"])
+        and (target["accuracy"] is None or metrics["accuracy"] >= target["accuracy"])
+        and (target["auc"] is None or metrics["auc"] >= target["auc"])
+    )
+    return {
+        "metrics": metrics,
+        "spread": spread,
+        "seeds": trials,
+        "target": target,
+        "met": met,
+        "baselines": baselines,
+    }
