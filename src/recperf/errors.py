@@ -6,8 +6,8 @@ resumable; 130 Ctrl-C after a clean save.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Iterable
 
 
 class RecperfError(Exception):

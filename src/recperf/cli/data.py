@@ -72,7 +72,9 @@ def perform(action: str, options: Options, terminal: Terminal) -> dict[str, Any]
     if action == "info":
         return catalogue.info(options.name, path=options.path, seed=options.seed)
     if options.path is None:
-        raise UsageError("data make needs --path, the folder to write", fix=f"recperf data make {options.name} --path DIR")
+        raise UsageError(
+            "data make needs --path, the folder to write", fix=f"recperf data make {options.name} --path DIR"
+        )
     return catalogue.make(options.name, path=options.path, seed=options.seed)
 
 

@@ -16,7 +16,9 @@ class Options:
 
 
 def command(words: list[str]) -> int:
-    options = parse(Options, words, prog="recperf list", description="The workloads and their presets.", default=Options())
+    options = parse(
+        Options, words, prog="recperf list", description="The workloads and their presets.", default=Options()
+    )
     if options.json:
         rows = [{"name": w.name, "summary": w.summary, "presets": list(w.presets)} for w in WORKLOADS.values()]
         print_json({"workloads": rows})

@@ -81,4 +81,6 @@ def _plain(box: str) -> str:
                 break
             continue
         inside.append(text)
-    return " ".join(inside).removeprefix("Error parsing ") or "the command line cannot be read"
+    message = " ".join(inside).removeprefix("Error parsing ") or "the command line cannot be read"
+    message = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", message)
+    return re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", message)

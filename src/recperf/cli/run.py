@@ -99,6 +99,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
             result = train(choice, config, record, stop, terminal)
     finally:
+        terminal.close()
         record.close()
     terminal.say(summary(result, record.folder))
     if options.json:

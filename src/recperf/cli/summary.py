@@ -46,7 +46,11 @@ def _target(quality: dict[str, Any]) -> str:
     target, bounds = quality["target"], []
     if target["beat"]:
         bounds.append(f"AUC above {NAMES[target['beat']]} ({quality['baselines'][target['beat']]['auc']:.4f})")
-    bounds += [f"{name} >= {target[key]:g}" for key, name in (("accuracy", "accuracy"), ("auc", "AUC")) if target[key] is not None]
+    bounds += [
+        f"{name} >= {target[key]:g}"
+        for key, name in (("accuracy", "accuracy"), ("auc", "AUC"))
+        if target[key] is not None
+    ]
     return ", ".join(bounds) or "none"
 
 

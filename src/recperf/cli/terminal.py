@@ -6,13 +6,27 @@ import json
 import math
 import sys
 from time import monotonic
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import RecperfError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+
+def console(stream: IO[str]) -> Console:
+    """Colour on a terminal, plain text elsewhere; long lines are left to the terminal, not cut at a guessed width."""
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False, markup=False, soft_wrap=True, emoji=False)
+
 
 def print_error(error: RecperfError, *, as_json: bool) -> None:
-    print("\n".join(error.lines()), file=sys.stderr)
+    first, *others = error.lines()
+    screen = console(sys.stderr)
+    screen.print("error:", style="bold red", end="")
+    screen.print("\n".join([first.removeprefix("error:"), *others]))
     if as_json:
         print(json.dumps(error.as_json()))
 
@@ -36,24 +50,30 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def table(rows: list[list[str]], *, indent: str = "  ") -> str:
+def table(rows: list[list[str]]) -> str:
     """Columns aligned, the first to the left and the others to the right; the first row is the head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
-        lines.append(indent + "  ".join(cells).rstrip())
-    return "\n".join(lines)
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for index, head in enumerate(rows[0]):
+        drawn.add_column(head, justify="right" if index else "left", no_wrap=True)
+    for row in rows[1:]:
+        drawn.add_row(*row)
+    plain = Console(width=1000, color_system=None)
+    with plain.capture() as captured:
+        plain.print(drawn)
+    return "\n".join("  " + line.rstrip() for line in captured.get().splitlines())
 
 
 class Terminal:
     """The reporter of a run: says things on stdout, or on stderr when stdout is for JSON, or nothing when quiet."""
 
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
-        self.stream: IO[str] = sys.stderr if as_json else sys.stdout
         self.quiet = quiet
-        self.live = not quiet and self.stream.isatty()
-        self._shown = False
+        self.screen = console(sys.stderr if as_json else sys.stdout)
+        self.live = not quiet and self.screen.is_terminal
+        self._bar: Progress | None = None
         self._last = 0.0
         self._began = 0.0
         self._first = 0
@@ -63,15 +83,19 @@ class Terminal:
 
     def say(self, text: str = "") -> None:
         if not self.quiet:
-            self._clear()
-            print(text, file=self.stream, flush=True)
+            self.screen.print(text)
 
     def notice(self, text: str) -> None:
         self.say(f"note: {text}")
 
     def trial(self, seed: int, total_steps: int, done: int) -> None:
+        self.close()
         self._label, self._total, self._first = f"seed {seed}", total_steps, done
         self._began, self._samples, self._last = monotonic(), 0, 0.0
+        if self.live:
+            self._bar = _progress_bar(self.screen)
+            self._bar.add_task(self._label, total=total_steps, completed=done)
+            self._bar.start()
 
     def step(self, step: int, loss: float, samples: int) -> None:
         """A live line at most ten times a second, a plain line at most every five seconds."""
@@ -84,11 +108,10 @@ class Terminal:
             return
         self._last = now
         line = self._line(step, loss, now)
-        if self.live:
-            print(f"\r\x1b[2K{line}", end="", file=self.stream, flush=True)
-            self._shown = True
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=step, description=line, refresh=True)
         else:
-            print(line, file=self.stream, flush=True)
+            self.screen.print(line)
 
     def _line(self, step: int, loss: float, now: float) -> str:
         taken = max(1e-9, now - self._began)
@@ -103,12 +126,15 @@ class Terminal:
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"{self._label}  epoch {epoch}  {shown}")
 
-    def _clear(self) -> None:
-        if self._shown:
-            print("\r\x1b[2K", end="", file=self.stream)
-            self._shown = False
-
     def close(self) -> None:
-        if not self.quiet:
-            self._clear()
-            self.stream.flush()
+        """Take the live line away."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+
+def _progress_bar(screen: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+    return Progress(*columns, console=screen, auto_refresh=False, transient=True)

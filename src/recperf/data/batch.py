@@ -50,7 +50,7 @@ class JaggedFeatures:
 
     @cached_property
     def ids_per_key(self) -> tuple[int, ...]:
-        """How many ids each feature has in this batch. Reads offsets on the host: a sync on a GPU unless one id a bag."""
+        """Ids each feature has in this batch. Reads offsets on the host: a sync on a GPU unless one id a bag."""
         batch = self.batch_size
         if self.one_id_a_bag:
             return (batch,) * len(self.keys)
@@ -87,9 +87,7 @@ class JaggedFeatures:
         )
 
     def pin_memory(self) -> JaggedFeatures:
-        return JaggedFeatures(
-            self.keys, self.values_V.pin_memory(), self.offsets_FB1.pin_memory(), self.one_id_a_bag
-        )
+        return JaggedFeatures(self.keys, self.values_V.pin_memory(), self.offsets_FB1.pin_memory(), self.one_id_a_bag)
 
     @property
     def nbytes(self) -> int:

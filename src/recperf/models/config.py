@@ -24,7 +24,7 @@ class DLRMConfig:
     """How dense and sparse vectors meet: side by side, or by pairwise dot products."""
     diagonal: bool = False
     """With dot: also each vector with itself."""
-    table_init_std: float = 0.05
+    table_init_std: float = 0.01
     """Standard deviation of the initial table rows."""
 
     def __post_init__(self) -> None:

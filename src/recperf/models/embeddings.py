@@ -63,11 +63,6 @@ class StackedTables(nn.Module):
             pooled = self.weight_RD.index_select(0, rows_V)
         else:
             per_key = torch.tensor(features.ids_per_key, device=features.values_V.device)
-            rows_V = features.values_V + self.starts_F.repeat_interleave(
-                per_key, output_size=features.values_V.numel()
-            )
-            pooled = F.embedding_bag(
-                rows_V, self.weight_RD, features.offsets_FB1, mode="sum", include_last_offset=True
-            )
+            rows_V = features.values_V + self.starts_F.repeat_interleave(per_key, output_size=features.values_V.numel())
+            pooled = F.embedding_bag(rows_V, self.weight_RD, features.offsets_FB1, mode="sum", include_last_offset=True)
         return dict(zip(self.keys, pooled.view(count, batch, -1).unbind(0)))
-

@@ -1,7 +1,7 @@
 """The calling convention of the published micro-DLRM, so that course notebooks run unchanged.
 
-    model = MicroDLRM()
-    probabilities = model(dense, [user, item, occupation], [offsets, offsets, offsets])      # [B, 1]
+model = MicroDLRM()
+probabilities = model(dense, [user, item, occupation], [offsets, offsets, offsets])      # [B, 1]
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class MicroDLRM(nn.Module):
 def jagged(keys: tuple[str, ...], indices: list[Tensor], offsets: list[Tensor]) -> JaggedFeatures:
     """EmbeddingBag's arguments, a pair a feature, as one JaggedFeatures."""
     if len(indices) != len(keys) or len(offsets) != len(keys):
-        raise ValueError(f"{len(keys)} features need as many index and offset tensors, not {len(indices)}, {len(offsets)}")
+        raise ValueError(
+            f"{len(keys)} features need as many index and offset tensors, not {len(indices)}, {len(offsets)}"
+        )
     shifted, start = [], 0
     for index, offset in zip(indices, offsets):
         shifted.append(offset + start)

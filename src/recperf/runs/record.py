@@ -1,7 +1,7 @@
 """A run's folder: everything about one execution, written as it happens.
 
-    runs/micro-dlrm-20261115-031500-a1b2c3/
-      config.json  machine.json  events.jsonl  trial-42.json  checkpoints/  result.json
+runs/micro-dlrm-20261115-031500-a1b2c3/
+  config.json  machine.json  events.jsonl  trial-42.json  checkpoints/  result.json
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import secrets
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -22,7 +22,7 @@ CONFIG_SCHEMA = 1
 
 
 def now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class Run:
@@ -38,7 +38,7 @@ class Run:
     def create(cls, workload: str, config: dict[str, Any], *, folder: Path | None) -> Run:
         """A new folder, by default runs/<workload>-<time>-<id>. An existing run is never overwritten."""
         if folder is None:
-            stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+            stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
             folder = Path("runs") / f"{workload}-{stamp}-{secrets.token_hex(3)}"
         if (folder / "config.json").exists():
             raise UsageError(

@@ -1,9 +1,9 @@
 """Checkpoints: a folder each, with a manifest of digests, that appears whole or not at all.
 
-    checkpoints/
-      index.json            {"last": "step-00000626", "best": "step-00000313"}
-      step-00000313/        state.pt, manifest.json
-      step-00000626/
+checkpoints/
+  index.json            {"last": "step-00000626", "best": "step-00000313"}
+  step-00000313/        state.pt, manifest.json
+  step-00000626/
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class TrainConfig:
     threads: int = 0
     """Threads inside an operator on a CPU; 0 means 1 for a model whose operators are too small to share."""
     onednn: Literal["auto", "on", "off"] = "auto"
-    """Whether torch may hand matrix products to oneDNN; auto says no on ARM when they are too small to repay the call."""
+    """Whether torch may hand matrix products to oneDNN; auto says no on ARM when they are too small to gain."""
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "train.epochs", self.epochs, "at least 1")

@@ -68,10 +68,11 @@ def _device(asked: str) -> tuple[torch.device, str]:
 @contextmanager
 def applied(settings: Settings) -> Iterator[None]:
     """Use the settings inside, and put back what was there before."""
-    threads = torch.get_num_threads()
+    threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
     torch.set_num_threads(settings.threads)
+    torch.backends.mkldnn.enabled = settings.onednn
     try:
-        with torch.backends.mkldnn.flags(enabled=settings.onednn):
-            yield
+        yield
     finally:
         torch.set_num_threads(threads)
+        torch.backends.mkldnn.enabled = onednn

@@ -94,8 +94,8 @@ def _same_data(run: Run, prepared: Prepared) -> None:
         run.write("data.json", prepared.data)
     elif before["digest"] != prepared.data["digest"]:
         raise DataError(
-            f"the data changed since the run began (digest {before['digest'][:12]}, now {prepared.data['digest'][:12]})",
-            where={"run": run.folder},
+            "the data changed since the run began",
+            where={"run": run.folder, "digest then": before["digest"], "digest now": prepared.data["digest"]},
             fix="bring the old data back, or start a new run",
         )
 
@@ -103,7 +103,9 @@ def _same_data(run: Run, prepared: Prepared) -> None:
 def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
     before = run.read("machine.json")
     if before is not None and before["fingerprint"] != facts["fingerprint"]:
-        report.notice("this run began on another machine or torch; it goes on, but its numbers may differ in the last bits")
+        report.notice(
+            "this run began on another machine or torch; it goes on, but its numbers may differ in the last bits"
+        )
     run.write("machine.json", facts)
 
 
@@ -143,7 +145,9 @@ def run_trial(
 
     def stopped(position: Position) -> RecperfError:
         run.event("notice", seed=seed, text=f"stopped by signal {stop.received} at step {position.step}")
-        return stop.error(f"at step {position.step} of {recipe.steps}; the state is saved", f"recperf run --resume {run.folder}")
+        return stop.error(
+            f"at step {position.step} of {recipe.steps}; the state is saved", f"recperf run --resume {run.folder}"
+        )
 
     report.trial(seed, recipe.steps, start.step)
     watch = Watchers(

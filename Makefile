@@ -1,0 +1,49 @@
+# Every target sets up what it needs; the first call takes minutes, later ones start at once.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+TORCH  := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint types bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.test-ready ## a virtual environment with everything
+
+run: $(VENV)/.run-ready ## train micro-dlrm on embedded data and print the result
+	@$(BIN)/recperf run micro-dlrm --data.source embedded
+
+test: $(VENV)/.test-ready lint types ## lint, types and all tests
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 tests
+
+lint: $(VENV)/.test-ready ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test-ready ## mypy
+	$(BIN)/mypy
+
+bench: $(VENV)/.run-ready ## every benchmark, rows appended under benchmarks/results
+	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean: ## remove the virtual environment and caches; runs stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# torch first and alone: resolved together with others, pip may take a newer one with gigabytes of CUDA.
+$(VENV)/.torch-ready:
+	@echo "setting up $(VENV) (once, a few minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) $(TORCH)
+	@touch $@
+
+$(VENV)/.run-ready: $(VENV)/.torch-ready pyproject.toml constraints.txt
+	@$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.test-ready: $(VENV)/.run-ready
+	@$(PIP) -c constraints.txt -e ".[dev]"
+	@touch $@

@@ -1,0 +1,32 @@
+"""recperf doctor"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..doctor import MISSING, examine
+from ..errors import MachineError
+from .parse import parse
+from .terminal import print_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    json: bool = False
+    """Print one JSON object."""
+
+
+def command(words: list[str]) -> int:
+    text = "What works on this machine, and the one command that fixes what does not."
+    options = parse(Options, words, prog="recperf doctor", description=text, default=Options())
+    findings = examine()
+    broken = [finding.name for finding in findings if finding.state == MISSING]
+    if options.json:
+        print_json({"healthy": not broken, "findings": [vars(finding) for finding in findings]})
+        return MachineError.exit_code if broken else 0
+    for finding in findings:
+        print(f"{finding.state:<9} {finding.name:<15} {finding.found}")
+        if finding.fix and finding.state != "ok":
+            print(f"{'':<25} fix: {finding.fix}")
+    print(f"\n{'needs attention: ' + ', '.join(broken) if broken else 'recperf works here'}")
+    return MachineError.exit_code if broken else 0

@@ -1,0 +1,348 @@
+"""MovieLens-100K as raw tables, read from its three files.
+
+A file that is not what it should be gives one `DataError` that names the file and the line; nothing is repaired or
+skipped. The good case is parsed as a whole; rows are looked at one by one only to say which is at fault.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import places
+from ..errors import DataError
+from .config import MovieLensConfig
+
+Ints = NDArray[np.int64]
+T = TypeVar("T")
+
+NAME = "movielens-100k"
+FILES = ("u.data", "u.item", "u.user")
+PUBLISHED_SHA256 = {
+    "u.data": "06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490",
+    "u.item": "553841ebc7de3a0fd0d6b62a204ea30c1e651aacfb2814c7a6584ac52f2c5701",
+    "u.user": "f120e114da2e8cf314fd28f99417c94ae9ddf1cb6db8ce0e4b5995d40e90e62c",
+}
+GENRES = (
+    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
+    "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
+)  # fmt: skip
+MADE_UP_MARK = "recperf:made-up"
+"""Stands in the address column of a written movielens-like, so that its files never pass for real ones."""
+
+LARGEST_ID = 10_000_000
+LARGEST_TIME = 10**12
+OLDEST = 150
+_USER_COLUMNS = 5
+_COLUMNS_BEFORE_GENRES = 5
+_ITEM_COLUMNS = _COLUMNS_BEFORE_GENRES + len(GENRES)
+_MOST_DIGITS = 18
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MovieLens:
+    """Ratings, and tables indexed by the ids in the files (1-based, so row 0 is unused)."""
+
+    name: str
+    """movielens-100k for the published files, movielens (local files) for others, movielens-like for made-up ones."""
+    synthetic: bool
+    digest: str
+    """sha256 over u.data, u.item and u.user one after the other; of the arrays for a dataset generated in memory."""
+    user: Ints
+    item: Ints
+    rating: Ints
+    """1 to 5."""
+    timestamp: Ints
+    """Unix seconds."""
+    age: Ints
+    gender: Ints
+    """1 is F, 0 is M."""
+    occupation: Ints
+    """1 + the index in `occupations`; 0 where no user has that id."""
+    occupations: tuple[str, ...]
+    genres: NDArray[np.uint8]
+    """[largest item id + 1, 19], 1 where the item is of the genre."""
+    genre_names: tuple[str, ...]
+
+
+def load(config: MovieLensConfig) -> MovieLens:
+    """The dataset a config asks for. A folder that was named is read or refused, never replaced by made-up ratings."""
+    if config.source == "embedded":
+        return _generate(config.embedded_seed)
+    if config.path is not None:
+        return read(config.path)
+    folder = places.dataset_folder(NAME)
+    if os.path.isdir(folder):
+        return read_download(folder)
+    if config.source == "auto":
+        return _generate(config.embedded_seed)
+    raise DataError("MovieLens-100K is not on this machine", where={"folder": folder}, fix=f"recperf data get {NAME}")
+
+
+def _generate(seed: int) -> MovieLens:
+    from .movielens_like import generate
+
+    return generate(seed)
+
+
+def read_download(folder: Path) -> MovieLens:
+    """Read the copy `recperf data get` made, which must still be what was downloaded."""
+    data = read(folder)
+    if data.name != NAME:
+        raise DataError(
+            "the downloaded MovieLens-100K has changed on disk since it was fetched",
+            where={"folder": folder},
+            fix=f"recperf data get {NAME}, which replaces it; for files of your own use data.path",
+        )
+    return data
+
+
+def locate(folder: Path) -> Path:
+    """The folder itself, or the ml-100k inside it when that is where the files are."""
+    folder = folder.expanduser()
+    inside = folder / "ml-100k"
+    return inside if not os.path.lexists(folder / "u.data") and os.path.isdir(inside) else folder
+
+
+def read(folder: Path) -> MovieLens:
+    """Read u.data, u.item and u.user and check that they fit each other."""
+    folder = locate(folder)
+    _check_folder(folder)
+    contents = {file: _read_file(folder / file) for file in FILES}
+    digests = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
+    genres, in_catalogue = _parse_items(folder / "u.item", contents["u.item"])
+    age, gender, occupation, words = _parse_users(folder / "u.user", contents["u.user"])
+    ratings = _parse_ratings(folder / "u.data", contents["u.data"])
+    _check_ratings(folder / "u.data", ratings, occupation > 0, in_catalogue)
+    synthetic = f"|{MADE_UP_MARK}|".encode() in contents["u.item"]
+    own_name = "movielens-like" if synthetic else "movielens (local files)"
+    return MovieLens(
+        name=NAME if digests == PUBLISHED_SHA256 else own_name,
+        synthetic=synthetic,
+        digest=hashlib.sha256(b"".join(contents[file] for file in FILES)).hexdigest(),
+        user=ratings[0],
+        item=ratings[1],
+        rating=ratings[2],
+        timestamp=ratings[3],
+        age=age,
+        gender=gender,
+        occupation=occupation,
+        occupations=words,
+        genres=genres,
+        genre_names=GENRES,
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    if os.path.isdir(folder):
+        return
+    found = "is a file, not a folder" if os.path.lexists(folder) else "does not exist"
+    raise DataError(
+        f"the MovieLens folder {found}",
+        where={"folder": folder},
+        fix=f"name a folder that holds u.data, u.item and u.user, or run: recperf data get {NAME}",
+    )
+
+
+def _read_file(path: Path) -> bytes:
+    get_again = f"unpack ml-100k.zip again, or run: recperf data get {NAME}"
+    try:
+        # A pipe or device in place of the file would block for ever.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise DataError(f"{path.name} is not a file", where={"file": path}, fix=get_again)
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path.name} is missing", where={"file": path}, fix=get_again) from None
+    except PermissionError:
+        fix = f"chmod u+r {path}, or copy the files to a folder you own"
+        raise DataError(f"{path.name} may not be read", where={"file": path}, fix=fix) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(f"{path.name} cannot be read: {reason}", where={"file": path}, fix=get_again) from None
+    if not content.strip():
+        raise DataError(f"{path.name} is empty", where={"file": path, "line": 1}, fix=get_again)
+    return content
+
+
+def _fault(path: Path, line: int, what: str, fix: str | None = None) -> DataError:
+    advice = fix or f"correct the line, or fetch the published files: recperf data get {NAME}"
+    return DataError(what, where={"file": path, "line": line}, fix=advice)
+
+
+def _lines(path: Path, content: bytes, encoding: str) -> list[str]:
+    """The text lines of a file, without blank lines at its end."""
+    fix = f"save {path.name} as plain {encoding} text without a byte-order mark, or fetch the published files"
+    if content.startswith((b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")):
+        raise _fault(path, 1, f"{path.name} starts with a byte-order mark: it was saved as UTF-16 or UTF-8", fix)
+    nul = content.find(b"\0")
+    if nul >= 0:
+        line = content.count(b"\n", 0, nul) + 1
+        raise _fault(path, line, f"{path.name} holds NUL bytes, so it is not {encoding} text", fix)
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        what = f"{path.name} holds bytes that are not {encoding} text (first: line {line}, {content[error.start]:#04x})"
+        raise _fault(path, line, what, fix) from None
+    return text.replace("\r\n", "\n").rstrip("\n").split("\n")
+
+
+def _whole(text: str, name: str, low: int, high: int) -> int:
+    """A whole number in low..high, else ValueError with the reason."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise ValueError(f"{name} {text[:40]!r} is not a whole number")
+    if len(digits) > _MOST_DIGITS or not low <= int(text) <= high:
+        raise ValueError(f"{name} {text[:40]} is outside {low} to {high}")
+    return int(text)
+
+
+def _columns(line: str, separator: str, expected: int) -> list[str]:
+    cells = line.split(separator)
+    if len(cells) != expected:
+        raise ValueError(f"{len(cells) if line else 0} columns where {expected} are expected")
+    return cells
+
+
+def _parse_rows(path: Path, lines: list[str], parse: Callable[[str], T]) -> list[T]:
+    """Parse every line; when some cannot be, say how many and what is wrong with the first."""
+    rows: list[T] = []
+    faults: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(parse(line))
+        except ValueError as error:
+            faults.append((number, str(error)))
+    if faults:
+        line_number, reason = faults[0]
+        what = f"{path.name} has {_rows(len(faults))} at fault (first: line {line_number}, {reason})"
+        cut_off = line_number == len(lines) and "columns" in reason
+        again = f"the file looks cut off; fetch it again: recperf data get {NAME}"
+        raise _fault(path, line_number, what, again if cut_off else None)
+    return rows
+
+
+def _rows(count: int) -> str:
+    return f"{count} row" if count == 1 else f"{count} rows"
+
+
+def _refuse_repeats(path: Path, ids: Ints, name: str) -> None:
+    _, first = np.unique(ids, return_index=True)
+    repeated = np.setdiff1d(np.arange(len(ids)), first)
+    if len(repeated):
+        line = int(repeated[0]) + 1
+        rows = _rows(len(repeated))
+        raise _fault(
+            path, line, f"{path.name} has {rows} whose {name} came before (first: line {line}, {name} {ids[line - 1]})"
+        )
+
+
+def _item_row(line: str) -> tuple[int, list[int]]:
+    cells = _columns(line, "|", _ITEM_COLUMNS)
+    flags = cells[_COLUMNS_BEFORE_GENRES:]
+    for name, flag in zip(GENRES, flags, strict=True):
+        if flag not in ("0", "1"):
+            raise ValueError(f"flag of genre {name} is {flag[:40]!r}, not 0 or 1")
+    return _whole(cells[0], "item id", 1, LARGEST_ID), [int(flag) for flag in flags]
+
+
+def _parse_items(path: Path, content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Genres by item id, and which ids there are."""
+    rows = _parse_rows(path, _lines(path, content, "latin-1"), _item_row)
+    ids = np.array([row[0] for row in rows], dtype=np.int64)
+    _refuse_repeats(path, ids, "item id")
+    genres = np.zeros((int(ids.max()) + 1, len(GENRES)), dtype=np.uint8)
+    genres[ids] = [row[1] for row in rows]
+    known = np.zeros(len(genres), dtype=np.bool_)
+    known[ids] = True
+    return genres, known
+
+
+def _user_row(line: str) -> tuple[int, int, int, str]:
+    user, age, gender, word, _ = _columns(line, "|", _USER_COLUMNS)
+    if gender not in ("M", "F"):
+        raise ValueError(f"gender {gender[:40]!r} is not M or F")
+    if not word.strip():
+        raise ValueError("occupation is empty")
+    return _whole(user, "user id", 1, LARGEST_ID), _whole(age, "age", 0, OLDEST), int(gender == "F"), word
+
+
+def _parse_users(path: Path, content: bytes) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:
+    """Age, gender and occupation by user id, and the occupation words."""
+    rows = _parse_rows(path, _lines(path, content, "utf-8"), _user_row)
+    words = tuple(sorted({row[3] for row in rows}))
+    number = {word: index for index, word in enumerate(words, start=1)}
+    table = np.array([(user, age, gender, number[word]) for user, age, gender, word in rows], dtype=np.int64)
+    _refuse_repeats(path, table[:, 0], "user id")
+    by_id = np.zeros((3, int(table[:, 0].max()) + 1), dtype=np.int64)
+    by_id[:, table[:, 0]] = table[:, 1:].T
+    return by_id[0], by_id[1], by_id[2], words
+
+
+_RATING_RANGES = (
+    ("user id", 1, LARGEST_ID),
+    ("item id", 1, LARGEST_ID),
+    ("rating", 1, 5),
+    ("time", 0, LARGEST_TIME),
+)
+
+
+def _rating_row(line: str) -> list[int]:
+    cells = _columns(line, "\t", len(_RATING_RANGES))
+    return [_whole(cell, *allowed) for cell, allowed in zip(cells, _RATING_RANGES, strict=True)]
+
+
+def _parse_ratings(path: Path, content: bytes) -> Ints:
+    """The columns of u.data, [4, ratings]."""
+    ratings = _parse_clean_ratings(content)
+    if ratings is None:
+        rows = _parse_rows(path, _lines(path, content, "ascii"), _rating_row)
+        ratings = np.array(rows, dtype=np.int64).T
+    times = ratings[3]
+    # A file cut inside its last number still parses; the number is then shorter than every other.
+    if not content.endswith(b"\n") and len(times) > 1 and len(str(times[-1])) < len(str(times[:-1].min())):
+        what = f"{path.name} ends inside a row (line {len(times)}, time {times[-1]})"
+        raise _fault(path, len(times), what, f"the file looks cut off; fetch it again: recperf data get {NAME}")
+    return np.ascontiguousarray(ratings)
+
+
+def _parse_clean_ratings(content: bytes) -> Ints | None:
+    """All of u.data at once, or None when anything about it is unusual."""
+    text = content.replace(b"\r\n", b"\n").rstrip(b"\n") + b"\n"
+    letters = np.frombuffer(text, dtype=np.uint8)
+    ends = np.flatnonzero((letters == ord("\t")) | (letters == ord("\n")))
+    digits = (letters >= ord("0")) & (letters <= ord("9"))
+    if np.count_nonzero(digits) + len(ends) != len(letters) or len(ends) % 4:
+        return None
+    lengths = np.diff(ends, prepend=-1) - 1
+    if lengths.min() < 1 or lengths.max() > _MOST_DIGITS:
+        return None
+    if (letters[ends].reshape(-1, 4) != np.frombuffer(b"\t\t\t\n", dtype=np.uint8)).any():
+        return None
+    columns: Ints = np.fromstring(text.decode("ascii"), dtype=np.int64, sep=" ").reshape(-1, 4).T
+    for column, (_, low, high) in zip(columns, _RATING_RANGES, strict=True):
+        if column.min() < low or column.max() > high:
+            return None
+    return columns
+
+
+def _check_ratings(path: Path, ratings: Ints, users: NDArray[np.bool_], items: NDArray[np.bool_]) -> None:
+    for kind, ids, known, table in (("user", ratings[0], users, "u.user"), ("item", ratings[1], items, "u.item")):
+        strangers = np.flatnonzero(~known[np.minimum(ids, len(known) - 1)] | (ids >= len(known)))
+        if len(strangers):
+            line = int(strangers[0]) + 1
+            first = f"first: line {line}, {kind} {ids[line - 1]}; {table} has {np.count_nonzero(known)} {kind}s"
+            raise _fault(
+                path,
+                line,
+                f"u.data has {_rows(len(strangers))} whose {kind} is not in {table} ({first})",
+                f"use u.data and {table} of one download, then: recperf data check {NAME} --path {path.parent}",
+            )

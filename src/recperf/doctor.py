@@ -1,0 +1,132 @@
+"""What works on this machine: each check says what it found and, where that is not enough, the command to fix it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from .places import dataset_folder, home
+
+OK, MISSING, OPTIONAL = "ok", "missing", "optional"
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    state: str
+    """ok; missing: recperf cannot work fully; optional: only the named feature is off."""
+    found: str
+    fix: str | None = None
+
+
+def examine() -> list[Finding]:
+    """Every check, none of which can stop the others."""
+    findings = []
+    for check in CHECKS:
+        try:
+            findings.append(check())
+        except Exception as error:
+            findings.append(Finding(check.__name__, MISSING, f"{type(error).__name__}: {error}", "recperf --version"))
+    return findings
+
+
+def python() -> Finding:
+    fine = sys.version_info >= (3, 11)
+    return Finding(
+        "python", OK if fine else MISSING, platform.python_version(), None if fine else "install Python 3.11 or newer"
+    )
+
+
+def torch() -> Finding:
+    """That torch imports and multiplies, not only that it is installed."""
+    try:
+        module = importlib.import_module("torch")
+    except ImportError as error:
+        return Finding("torch", MISSING, str(error), "pip install torch==2.13.0")
+    product = module.ones(4, 4) @ module.ones(4, 4)
+    if float(product[0, 0]) != 4.0:
+        return Finding(
+            "torch", MISSING, "a matrix product came out wrong", "pip install --force-reinstall torch==2.13.0"
+        )
+    version = tuple(int(part) for part in module.__version__.split("+")[0].split(".")[:2])
+    if not (2, 11) <= version < (2, 14):
+        return Finding(
+            "torch", MISSING, f"{module.__version__}; recperf knows 2.11 to 2.13", "pip install torch==2.13.0"
+        )
+    return Finding("torch", OK, f"{module.__version__}, {module.get_num_threads()} threads")
+
+
+def gpu() -> Finding:
+    module = importlib.import_module("torch")
+    if not module.cuda.is_available():
+        return Finding("gpu", OPTIONAL, "torch sees none; everything runs on the CPU", None)
+    names = ", ".join(module.cuda.get_device_name(i) for i in range(module.cuda.device_count()))
+    return Finding("gpu", OK, names)
+
+
+def package(name: str, module: str, *, needed: bool, why: str, fix: str) -> Finding:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return Finding(name, MISSING if needed else OPTIONAL, f"not installed; {why}", fix)
+    try:
+        return Finding(name, OK, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(name, OK, "importable")
+
+
+def numpy() -> Finding:
+    return package("numpy", "numpy", needed=True, why="reads data", fix="pip install 'numpy>=2.0'")
+
+
+def pooch() -> Finding:
+    return package("pooch", "pooch", needed=False, why="recperf data get needs it", fix="pip install pooch")
+
+
+def triton() -> Finding:
+    return package("triton", "triton", needed=False, why="GPU kernels need it", fix="pip install triton")
+
+
+def movielens() -> Finding:
+    folder = dataset_folder("movielens-100k")
+    if (folder / "u.data").is_file():
+        return Finding("movielens-100k", OK, str(folder))
+    return Finding(
+        "movielens-100k",
+        OPTIONAL,
+        "not downloaded; runs use embedded synthetic data",
+        "recperf data get movielens-100k",
+    )
+
+
+def cache_folder() -> Finding:
+    return _writable("cache folder", home(), "set RECPERF_HOME to a folder you may write")
+
+
+def run_folder() -> Finding:
+    return _writable("run folder", Path("runs"), "cd to a folder you may write, or use recperf run --run-dir")
+
+
+def _writable(name: str, folder: Path, fix: str) -> Finding:
+    """The folder, or the nearest parent that exists, must be a folder one may write, with some space left."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        return Finding(name, MISSING, f"{folder} cannot be written", fix)
+    free = shutil.disk_usage(place).free / (1 << 30)
+    if free < 0.1:
+        return Finding(name, MISSING, f"{folder}: {free:.2f} GiB free", "free some disk space")
+    return Finding(name, OK, f"{folder}, {free:.0f} GiB free")
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    python, torch, numpy, gpu, triton, pooch, movielens, cache_folder, run_folder,
+)  # fmt: skip

@@ -1,0 +1,53 @@
+"""What every test shares: a cache folder of its own, and a look at every result it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recperf.runs.result import Field, faults
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests must not see the user's datasets: with them `auto` would train on real data."""
+    monkeypatch.setenv("RECPERF_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+def documented_fields() -> tuple[Field, ...]:
+    """The table of docs/result.md, as a reader of that page would understand it."""
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", (ROOT / "docs" / "result.md").read_text(), re.M)
+    return tuple(Field(path, kind.strip(), meaning.strip()) for path, kind, meaning in rows)
+
+
+@pytest.fixture(autouse=True)
+def results_fit_their_description(tmp_path: Path) -> Iterator[None]:
+    """Every result.json a test produces is held against docs/result.md."""
+    yield
+    for path in tmp_path.rglob("result.json"):
+        if not (path.parent / "not-a-result").exists():
+            assert faults(json.loads(path.read_text()), documented_fields()) == []
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """Numbers from the real implementations."""
+    folder = Path(os.environ.get("RECPERF_GOLDEN", ROOT.parent / "shared" / "golden"))
+    if not folder.is_dir():
+        pytest.skip(f"no golden numbers at {folder}; set RECPERF_GOLDEN")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_movielens() -> Path:
+    folder = ROOT.parent / "shared" / "data" / "ml-100k"
+    if not (folder / "u.data").is_file():
+        pytest.skip(f"no MovieLens-100K at {folder}")
+    return folder

@@ -1,0 +1,281 @@
+"""The data commands, against a server on this machine that hands out a small archive."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from recperf import places
+from recperf.data import catalogue, movielens, movielens_like
+from recperf.errors import DataError, MachineError, UsageError
+
+NAME = "movielens-100k"
+
+
+class Server:
+    """Serves one body under any address and counts the requests."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.status = 200
+        self.cut = 0
+        self.requests = 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.requests += 1
+                self.send_response(outer.status)
+                self.send_header("Content-Length", str(len(outer.body)))
+                self.end_headers()
+                self.wfile.write(outer.body[: len(outer.body) - outer.cut])
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/ml-100k.zip"
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join()
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as opened:
+        for file, content in files.items():
+            opened.writestr(f"ml-100k/{file}", content)
+    return packed.getvalue()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, bytes]:
+    movielens_like.write(movielens_like.generate(5, users=6, items=9, ratings=40), tmp_path / "source")
+    content = {file: (tmp_path / "source" / file).read_bytes() for file in movielens.FILES}
+    content["u.item"] = content["u.item"].replace(movielens.MADE_UP_MARK.encode(), b"")
+    return content
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Iterator[Server]:
+    monkeypatch.setenv("RECPERF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    served = Server()
+    serve(served, monkeypatch, {**files, "README": b"terms", "u.info": b"not needed"})
+    digests = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
+    monkeypatch.setattr(movielens, "PUBLISHED_SHA256", digests)
+    yield served
+    served.stop()
+
+
+def serve(server: Server, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
+    server.body = archive(files)
+    monkeypatch.setattr(catalogue, "ZIP_SHA256", hashlib.sha256(server.body).hexdigest())
+
+
+def nothing_left() -> bool:
+    data = places.home() / "data"
+    return not data.exists() or list(data.iterdir()) == []
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_get_fetches_verifies_and_does_so_once(server: Server) -> None:
+    said: list[str] = []
+    answer = catalogue.get(NAME, say=said.append, url=server.url)
+    folder = places.dataset_folder(NAME)
+    assert answer["downloaded"] is True
+    assert answer["folder"] == str(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["README", "u.data", "u.item", "u.user"]
+    assert [path.name for path in folder.parent.iterdir()] == [NAME]
+    terms = " ".join(said)
+    assert all(word in terms for word in ("GroupLens", "research", "commercial", "Harper & Konstan 2015"))
+    assert movielens.read_download(folder).name == NAME
+    said.clear()
+    assert catalogue.get(NAME, say=said.append, url=server.url)["downloaded"] is False
+    assert "already" in said[0]
+    assert server.requests == 1
+
+
+def test_get_replaces_a_damaged_copy(server: Server, files: dict[str, bytes]) -> None:
+    catalogue.get(NAME, say=quiet, url=server.url)
+    folder = places.dataset_folder(NAME)
+    (folder / "u.data").write_bytes(b"damaged")
+    with pytest.raises(DataError):
+        catalogue.check(NAME)
+    assert catalogue.get(NAME, say=quiet, url=server.url)["downloaded"] is True
+    assert (folder / "u.data").read_bytes() == files["u.data"]
+    assert catalogue.check(NAME)["intact"] is True
+
+
+def test_get_keeps_a_damaged_copy_when_the_download_fails(server: Server) -> None:
+    folder = places.dataset_folder(NAME)
+    folder.mkdir(parents=True)
+    (folder / "u.data").write_bytes(b"damaged")
+    server.status = 503
+    with pytest.raises(MachineError):
+        catalogue.get(NAME, say=quiet, url=server.url)
+    assert (folder / "u.data").read_bytes() == b"damaged"
+
+
+def test_get_refuses_another_archive(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "ZIP_SHA256", "0" * 64)
+    with pytest.raises(DataError, match="not the published") as caught:
+        catalogue.get(NAME, say=quiet, url=server.url)
+    assert caught.value.exit_code == 3
+    assert nothing_left()
+
+
+def test_get_refuses_an_archive_with_a_file_missing_changed_or_no_archive(
+    server: Server, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]
+) -> None:
+    serve(server, monkeypatch, {file: content for file, content in files.items() if file != "u.user"})
+    with pytest.raises(DataError, match=r"u\.user"):
+        catalogue.get(NAME, say=quiet, url=server.url)
+    serve(server, monkeypatch, {**files, "u.item": b"changed", "README": b""})
+    with pytest.raises(DataError, match=r"u\.item in the archive is not as published"):
+        catalogue.get(NAME, say=quiet, url=server.url)
+    server.body = b"not a zip"
+    monkeypatch.setattr(catalogue, "ZIP_SHA256", hashlib.sha256(server.body).hexdigest())
+    with pytest.raises(DataError, match="cannot be used"):
+        catalogue.get(NAME, say=quiet, url=server.url)
+    assert nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"), [("refuses", "no connection to 127"), ("not found", "404"), ("breaks off", "broke off")]
+)
+def test_get_without_network_says_what_to_do_by_hand(server: Server, failure: str, reason: str) -> None:
+    if failure == "refuses":
+        server.http.shutdown()
+        server.http.server_close()
+    server.status = 404 if failure == "not found" else 200
+    server.cut = 10 if failure == "breaks off" else 0
+    with pytest.raises(MachineError, match="download failed") as caught:
+        catalogue.get(NAME, say=quiet, url=server.url)
+    assert caught.value.exit_code == 4
+    assert "--data.path" in (caught.value.fix or "")
+    assert reason in caught.value.what
+    assert len(caught.value.what.splitlines()) == 1
+    assert nothing_left()
+
+
+def test_get_without_pooch_names_the_package(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> object:
+        raise ImportError(name=name)
+
+    monkeypatch.setattr(catalogue, "import_module", absent)
+    with pytest.raises(MachineError) as caught:
+        catalogue.get(NAME, say=quiet, url=server.url)
+    assert caught.value.fix == "pip install pooch"
+    assert nothing_left()
+
+
+def test_get_where_nothing_may_be_written(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file where the folder should be")
+    with pytest.raises(MachineError, match="cannot be written"):
+        catalogue.get(NAME, say=quiet, url=server.url)
+
+
+def test_the_embedded_set_is_not_fetched_and_the_real_one_not_made(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="built in") as caught:
+        catalogue.get("movielens-like", say=quiet)
+    assert "recperf data make" in (caught.value.fix or "")
+    with pytest.raises(UsageError, match="real data"):
+        catalogue.make(NAME, path=tmp_path / "x", seed=1)
+
+
+def test_an_unknown_name_gets_the_closest(tmp_path: Path) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: catalogue.get("movielens-100", say=quiet),
+        lambda: catalogue.check("movielens-100"),
+        lambda: catalogue.make("movielens-100", path=tmp_path, seed=1),
+        lambda: catalogue.info("movielens-100"),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="did you mean 'movielens-100k'"):
+            call()
+    with pytest.raises(UsageError, match="known: movielens-100k, movielens-like"):
+        catalogue.info("criteo")
+
+
+def test_check_tells_intact_damaged_and_other_files_apart(
+    server: Server, tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    with pytest.raises(DataError, match="not on this machine"):
+        catalogue.check(NAME)
+    catalogue.get(NAME, say=quiet, url=server.url)
+    findings = catalogue.check(NAME)
+    assert findings["intact"] is True
+    assert (findings["rows"], findings["users"], findings["items"]) == (40, 6, 9)
+    assert findings["digests"] == movielens.PUBLISHED_SHA256
+
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file, content in files.items():
+        (copy / file).write_bytes(content)
+    assert catalogue.check(NAME, path=copy)["intact"] is True
+    rating = files["u.data"].split(b"\t")[2]
+    (copy / "u.data").write_bytes(
+        files["u.data"].replace(b"\t" + rating + b"\t", b"\t3\t" if rating != b"3" else b"\t2\t")
+    )
+    with pytest.raises(DataError, match=r"u\.data differs"):
+        catalogue.check(NAME, path=copy)
+
+    movielens_like.write(movielens_like.generate(9, users=3, items=4, ratings=8), tmp_path / "other")
+    findings = catalogue.check(NAME, path=tmp_path / "other")
+    assert (findings["intact"], findings["synthetic"], findings["rows"]) == (False, True, 8)
+
+
+def test_make_check_and_info_of_the_embedded_set(tmp_path: Path) -> None:
+    made = catalogue.make("movielens-like", path=tmp_path / "made", seed=3)
+    assert (made["ratings"], made["users"], made["items"], made["seed"]) == (100_000, 943, 1682, 3)
+    assert catalogue.check("movielens-like", path=tmp_path / "made")["intact"] is True
+    assert catalogue.check("movielens-like")["intact"] is True
+    with pytest.raises(DataError, match="already"):
+        catalogue.make("movielens-like", path=tmp_path / "made", seed=3)
+    with pytest.raises(UsageError, match="seed"):
+        catalogue.make("movielens-like", path=tmp_path / "new", seed=-1)
+
+    from_files = catalogue.info("movielens-like", path=tmp_path / "made")
+    generated = catalogue.info("movielens-like", seed=3)
+    assert {**from_files, "digest": ""} == {**generated, "digest": ""}
+    assert generated["synthetic"] is True
+    assert generated["splits"]["random"] == {"train": 80_000, "valid": 20_000}
+    assert generated["ratings_per_user"]["max"] > generated["ratings_per_user"]["p80"] > 100
+    assert 0.5 < generated["positive_share"] < 0.6
+    assert len(generated["genres"]) == 12
+
+    damaged = tmp_path / "made" / "u.user"
+    damaged.write_bytes(damaged.read_bytes().replace(b"|F|", b"|M|", 1))
+    with pytest.raises(DataError, match=r"u\.user differs"):
+        catalogue.check("movielens-like", path=tmp_path / "made")
+
+
+def test_info_of_a_tiny_set_leaves_out_splits_that_cannot_be(tmp_path: Path) -> None:
+    movielens_like.write(movielens_like.generate(1, users=1, items=3, ratings=3), tmp_path / "tiny")
+    described = catalogue.info(NAME, path=tmp_path / "tiny")
+    assert described["name"] == "movielens-like"
+    assert described["splits"]["cold"] is None
+    assert described["splits"]["random"] == {"train": 2, "valid": 1}
+
+
+def test_info_without_the_download_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECPERF_HOME", str(tmp_path))
+    with pytest.raises(DataError, match="not on this machine") as caught:
+        catalogue.info(NAME)
+    assert "recperf data get movielens-100k" in (caught.value.fix or "")

@@ -1,0 +1,237 @@
+"""Splits and features: what they are, and proof that no label leaks into them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, cast
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from recperf.data import clicks
+from recperf.data.clicks import build, split_rows
+from recperf.data.config import MovieLensConfig
+from recperf.data.movielens import GENRES, MovieLens
+from recperf.data.movielens_like import generate
+from recperf.errors import DataError
+
+Split = Literal["random", "last", "cold"]
+SPLITS = cast(tuple[Split, ...], ("random", "last", "cold"))
+
+
+def small_dataset(rows: list[tuple[int, int, int, int]], seed: int = 0) -> MovieLens:
+    """A dataset of (user, item, rating, time) rows; users 1..9, items 1..12, three occupations."""
+    rng = np.random.default_rng(seed)
+    user, item, rating, timestamp = np.array(rows, dtype=np.int64).T
+    return MovieLens(
+        name="small",
+        synthetic=True,
+        digest="",
+        user=user,
+        item=item,
+        rating=rating,
+        timestamp=timestamp,
+        age=rng.integers(7, 74, 10),
+        gender=rng.integers(0, 2, 10),
+        occupation=rng.integers(1, 4, 10),
+        occupations=("artist", "doctor", "writer"),
+        genres=rng.integers(0, 2, (13, 19)).astype(np.uint8),
+        genre_names=GENRES,
+    )
+
+
+@st.composite
+def datasets(draw: st.DrawFn) -> MovieLens:
+    row = st.tuples(st.integers(1, 9), st.integers(1, 12), st.integers(1, 5), st.integers(0, 6))
+    return small_dataset(draw(st.lists(row, min_size=1, max_size=40)), draw(st.integers(0, 3)))
+
+
+steady = settings(deadline=None, max_examples=150, derandomize=True, database=None)
+configs = st.builds(
+    MovieLensConfig,
+    split=st.sampled_from(SPLITS),
+    holdout=st.floats(0.05, 0.95),
+    split_seed=st.integers(0, 5),
+)
+
+
+def try_build(data: MovieLens, config: MovieLensConfig) -> clicks.Clicks:
+    try:
+        return build(data, config)
+    except DataError:
+        assume(False)
+        raise
+
+
+def try_split(data: MovieLens, config: MovieLensConfig) -> NDArray[np.bool_]:
+    try:
+        return split_rows(data, config)
+    except DataError:
+        assume(False)
+        raise
+
+
+def flipped(data: MovieLens, rows: NDArray[np.bool_]) -> MovieLens:
+    return replace(data, rating=np.where(rows, np.where(data.rating >= 4, 1, 5), data.rating))
+
+
+def same_features(left: clicks.ClickArrays, right: clicks.ClickArrays) -> bool:
+    return left.dense.tobytes() == right.dense.tobytes() and left.ids.tobytes() == right.ids.tobytes()
+
+
+@steady
+@given(datasets(), configs)
+def test_no_validation_label_reaches_any_feature(data: MovieLens, config: MovieLensConfig) -> None:
+    before = try_build(data, config)
+    after = build(flipped(data, split_rows(data, config)), config)
+    assert same_features(before.train, after.train)
+    assert same_features(before.valid, after.valid)
+    assert np.array_equal(before.train.labels, after.train.labels)
+    assert np.array_equal(before.valid.labels, 1 - after.valid.labels)
+
+
+@steady
+@given(datasets(), configs, st.integers(0, 10**6))
+def test_no_training_row_sees_its_own_label(data: MovieLens, config: MovieLensConfig, pick: int) -> None:
+    before = try_build(data, config)
+    training = np.flatnonzero(~split_rows(data, config))
+    place = pick % len(training)
+    after = build(flipped(data, np.arange(len(data.user)) == training[place]), config)
+    assert before.train.dense[place].tobytes() == after.train.dense[place].tobytes()
+    assert np.array_equal(before.train.ids, after.train.ids)
+    assert before.train.labels[place] != after.train.labels[place]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_no_leak_at_full_size(split: Split) -> None:
+    data, config = generate(7), MovieLensConfig(split=split)
+    before = build(data, config)
+    valid = split_rows(data, config)
+    after = build(flipped(data, valid), config)
+    assert same_features(before.train, after.train)
+    assert same_features(before.valid, after.valid)
+    everything = build(flipped(data, ~valid), config)
+    assert not same_features(before.valid, everything.valid), "training labels must matter, or this test proves nothing"
+
+
+def slow_history(data: MovieLens, valid: NDArray[np.bool_]) -> list[tuple[float, int]]:
+    answers = []
+    for row in range(len(data.user)):
+        others = [other for other in range(len(data.user)) if other != row and not valid[other]]
+        own = [other for other in others if data.user[other] == data.user[row]]
+        told = own or others
+        mean = sum(int(data.rating[other] >= 4) for other in told) / len(told) if told else 0.5
+        answers.append((mean, len(own)))
+    return answers
+
+
+@steady
+@given(datasets(), configs)
+def test_mean_and_count_are_what_a_plain_loop_finds(data: MovieLens, config: MovieLensConfig) -> None:
+    valid = try_split(data, config)
+    mean, count = clicks.user_history(data.user, data.rating >= 4, valid)
+    assert list(zip(mean.tolist(), count.tolist(), strict=True)) == slow_history(data, valid)
+
+
+@steady
+@given(datasets(), configs)
+def test_ids_unseen_in_training_become_row_0_and_others_stay(data: MovieLens, config: MovieLensConfig) -> None:
+    built = try_build(data, config)
+    valid = split_rows(data, config)
+    raw = (data.user, data.item, data.occupation[data.user])
+    for feature, column in enumerate(raw):
+        seen = set(column[~valid].tolist())
+        assert built.train.ids[feature].tolist() == column[~valid].tolist()
+        assert built.valid.ids[feature].tolist() == [value if value in seen else 0 for value in column[valid].tolist()]
+        assert column.max() < built.rows[feature]
+
+
+@steady
+@given(datasets(), configs)
+def test_a_split_is_deterministic_and_never_looks_at_ratings(data: MovieLens, config: MovieLensConfig) -> None:
+    valid = try_split(data, config)
+    assert valid.any()
+    assert not valid.all()
+    assert np.array_equal(valid, split_rows(flipped(data, np.ones(len(valid), dtype=np.bool_)), config))
+
+
+@steady
+@given(datasets(), st.floats(0.05, 0.95))
+def test_last_holds_out_the_latest_of_each_user(data: MovieLens, holdout: float) -> None:
+    config = MovieLensConfig(split="last", holdout=holdout)
+    valid = try_split(data, config)
+    for user in np.unique(data.user):
+        rows = sorted(np.flatnonzero(data.user == user).tolist(), key=lambda row: (data.timestamp[row], row))
+        held = min(int(np.floor(len(rows) * holdout + 0.5)), len(rows) - 1)
+        assert [row for row in rows if valid[row]] == rows[len(rows) - held :]
+
+
+@pytest.mark.parametrize("holdout", [0.1, 0.2, 0.333])
+def test_random_holds_out_an_exact_share(holdout: float) -> None:
+    data = generate(1, users=20, items=30, ratings=401)
+    one = split_rows(data, MovieLensConfig(holdout=holdout))
+    assert one.sum() == round(holdout * 401)
+    assert not np.array_equal(one, split_rows(data, MovieLensConfig(holdout=holdout, split_seed=43)))
+
+
+def test_cold_users_never_train() -> None:
+    data = generate(1, users=20, items=30, ratings=400)
+    config = MovieLensConfig(split="cold")
+    valid = split_rows(data, config)
+    cold = np.unique(data.user[valid])
+    assert len(cold) == 4
+    assert not np.isin(data.user[~valid], cold).any()
+    built = build(data, config)
+    assert (built.valid.ids[0] == 0).all()
+    count = built.valid.dense[:, built.dense_names.index("user count")]
+    assert (count == 0).all()
+    mean = built.valid.dense[:, built.dense_names.index("user mean")]
+    assert np.allclose(mean, (built.train.labels.mean() - 0.5) * 4)
+
+
+@pytest.mark.parametrize(("split", "ratings"), [("random", 1), ("random", 2), ("last", 5), ("cold", 1)])
+def test_a_split_that_leaves_a_side_empty_is_refused(split: Split, ratings: int) -> None:
+    rows = [(row + 1, 1, 5, row) for row in range(ratings)]
+    with pytest.raises(DataError, match="leaves no rating to") as caught:
+        build(small_dataset(rows), MovieLensConfig(split=split))
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_five_users_are_enough(split: Split) -> None:
+    built = build(generate(2, users=5, items=8, ratings=30), MovieLensConfig(split=split))
+    assert len(built.train.labels) + len(built.valid.labels) == 30
+    assert len(built.valid.labels) > 0
+
+
+def test_the_shape_and_meaning_of_the_arrays() -> None:
+    data = generate(7)
+    config = MovieLensConfig()
+    built = build(data, config)
+    assert built.train.dense.shape == (80_000, 16)
+    assert built.valid.ids.shape == (3, 20_000)
+    kinds = [array.dtype.name for array in (built.train.dense, built.train.ids, built.train.labels)]
+    assert kinds == ["float32", "int64", "float32"]
+    assert built.rows == (944, 1683, 22)
+    assert built.feature_names == ("user", "item", "occupation")
+    assert built.dense_names == ("age", "gender", "user mean", "user count", *built.genres)
+    assert built.train.ids.flags.c_contiguous
+    assert np.abs(built.train.dense).max() < 5
+    training = ~split_rows(data, config)
+    assert np.array_equal(built.train.labels == 1, data.rating[training] >= 4)
+    assert np.array_equal(built.train.dense[:, 1], data.gender[data.user[training]])
+    for place, genre in enumerate(built.genres):
+        column = data.genres[data.item[training], GENRES.index(genre)]
+        assert np.array_equal(built.train.dense[:, 4 + place], column)
+
+
+def test_the_most_common_genres_of_the_catalogue_are_used_ties_in_order() -> None:
+    data = generate(2, users=5, items=40, ratings=30)
+    flags = np.zeros((41, 19), dtype=np.uint8)
+    for genre in range(19):
+        flags[1 : 2 + genre // 2, genre] = 1
+    chosen = clicks.common_genres(replace(data, genres=flags))
+    assert chosen == [18, 16, 17, 14, 15, 12, 13, 10, 11, 8, 9, 6]

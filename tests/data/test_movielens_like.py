@@ -1,0 +1,182 @@
+"""The embedded generator: MovieLens in shape, taste in it, the same on every call, and honest on disk."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recperf.data import movielens_like
+from recperf.data.movielens import MovieLens, read
+from recperf.data.movielens_like import generate, write
+from recperf.errors import ConfigError, DataError, MachineError
+
+ARRAYS = ("user", "item", "rating", "timestamp", "age", "gender", "occupation", "genres")
+
+
+@pytest.fixture(scope="module")
+def data() -> MovieLens:
+    return generate(7)
+
+
+def test_the_same_seed_gives_the_same_dataset_and_another_another(data: MovieLens) -> None:
+    again, other = generate(7), generate(8)
+    assert again.digest == data.digest
+    assert other.digest != data.digest
+    assert all(np.array_equal(getattr(again, name), getattr(data, name)) for name in ARRAYS)
+
+
+def test_seed_7_is_the_dataset_that_was_published_with_the_code(data: MovieLens) -> None:
+    assert data.digest == movielens_like.DEFAULT_DIGEST
+
+
+def test_it_is_ready_at_once() -> None:
+    start = time.perf_counter()
+    generate(11)
+    assert time.perf_counter() - start < 2.0
+
+
+def test_it_says_that_it_is_made_up(data: MovieLens) -> None:
+    assert (data.name, data.synthetic) == ("movielens-like", True)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_sizes_and_long_tails_are_those_of_movielens(seed: int) -> None:
+    data = generate(seed)
+    assert (len(data.user), len(data.age), data.genres.shape) == (100_000, 944, (1683, 19))
+    per_user, per_item = np.bincount(data.user)[1:], np.bincount(data.item)[1:]
+    assert (len(per_user), len(per_item)) == (943, 1682)
+    assert per_user.min() == 20
+    assert 55 <= np.median(per_user) <= 75
+    assert 650 <= per_user.max() <= 800
+    assert per_item.min() >= 1
+    assert 22 <= np.median(per_item) <= 32
+    assert 480 <= per_item.max() <= 650
+    assert len(np.unique(data.user * 10_000 + data.item)) == 100_000
+    assert np.allclose(np.bincount(data.rating)[1:] / 1e5, [0.06, 0.11, 0.27, 0.34, 0.21], atol=0.01)
+
+
+def test_people_films_and_times_look_like_movielens(data: MovieLens) -> None:
+    assert (data.age[1:].min() >= 7, data.age.max() <= 73) == (True, True)
+    assert 28 <= np.median(data.age[1:]) <= 37
+    assert 0.24 <= data.gender[1:].mean() <= 0.34
+    assert len(data.occupations) == 21
+    assert data.occupations == tuple(sorted(data.occupations))
+    shares = np.bincount(data.occupation[1:])[1:] / 943
+    assert shares.max() > 0.15
+    assert shares.min() < 0.02
+    common = [data.genre_names[g] for g in np.argsort(-data.genres.sum(axis=0, dtype=np.int64))[:2]]
+    assert common == ["Drama", "Comedy"]
+    assert data.genres[1:].sum(axis=1).min() == 1
+    days = (data.timestamp.max() - data.timestamp.min()) / 86_400
+    assert 180 <= days <= 215
+    visits = [len(np.unique(np.sort(data.timestamp[data.user == user]) // 86_400)) for user in range(1, 60)]
+    assert max(visits) <= 8
+
+
+def test_taste_is_planted(data: MovieLens) -> None:
+    """Women's and men's average for the same genre differ far beyond chance, in the direction the generator states."""
+    female = data.gender[data.user] == 1
+    liked = data.rating >= 4
+
+    def lift(genre: str) -> float:
+        of_genre = data.genres[data.item, data.genre_names.index(genre)] == 1
+        by_women = liked[female & of_genre].mean() - liked[female & ~of_genre].mean()
+        by_men = liked[~female & of_genre].mean() - liked[~female & ~of_genre].mean()
+        return float(by_women - by_men)
+
+    assert lift("Romance") > 0.1
+    assert lift("Sci-Fi") < -0.1
+
+
+@pytest.mark.parametrize(
+    ("users", "items", "ratings"), [(1, 1, 1), (1, 30, 30), (5, 10, 12), (5, 10, 50), (30, 7, 100), (50, 4000, 900)]
+)
+def test_other_sizes_work(users: int, items: int, ratings: int) -> None:
+    data = generate(3, users=users, items=items, ratings=ratings)
+    assert (len(data.user), len(data.age), len(data.genres)) == (ratings, users + 1, items + 1)
+    assert len(np.unique(data.user * 10_000 + data.item)) == ratings
+    assert (data.user.min(), data.item.min()) >= (1, 1)
+    assert (data.user.max() <= users, data.item.max() <= items) == (True, True)
+    assert set(np.unique(data.rating)) <= {1, 2, 3, 4, 5}
+    assert len(np.unique(data.user)) == users
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"users": 0}, {"items": 0}, {"ratings": 10}, {"ratings": 10**9}, {"users": 10**6, "ratings": 10**7}]
+)
+def test_impossible_sizes_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        generate(0, **wrong)
+    with pytest.raises(ConfigError, match="seed"):
+        generate(-1)
+
+
+def test_what_is_written_reads_back_the_same_and_still_says_it_is_made_up(tmp_path: Path, data: MovieLens) -> None:
+    write(data, tmp_path / "a")
+    write(data, tmp_path / "b")
+    back = read(tmp_path / "a")
+    for name in ARRAYS:
+        assert np.array_equal(getattr(back, name), getattr(data, name))
+        assert getattr(back, name).dtype == getattr(data, name).dtype
+    assert (back.occupations, back.genre_names) == (data.occupations, data.genre_names)
+    assert (back.name, back.synthetic) == ("movielens-like", True)
+    assert movielens_like.array_digest(back) == data.digest
+    assert read(tmp_path / "b").digest == back.digest
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (6, 9, 20)])
+def test_small_ones_read_back_too(tmp_path: Path, size: tuple[int, int, int]) -> None:
+    users, items, ratings = size
+    small = generate(5, users=users, items=items, ratings=ratings)
+    write(small, tmp_path / "small")
+    assert movielens_like.array_digest(read(tmp_path / "small")) == small.digest
+
+
+def test_writing_leaves_what_is_there_alone(tmp_path: Path) -> None:
+    small = generate(5, users=3, items=4, ratings=6)
+    occupied = tmp_path / "occupied"
+    occupied.mkdir()
+    (occupied / "mine").write_text("precious")
+    with pytest.raises(DataError, match="already"):
+        write(small, occupied)
+    assert (occupied / "mine").read_text() == "precious"
+    with pytest.raises(DataError, match="already"):
+        write(small, occupied / "mine")
+    (tmp_path / "empty").mkdir()
+    write(small, tmp_path / "empty")
+    assert len(read(tmp_path / "empty").user) == 6
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = generate(5, users=3, items=4, ratings=6)
+    plain = Path.write_bytes
+
+    def full_disk(self: Path, content: bytes) -> int:
+        if self.name == "u.item":
+            raise OSError(28, "No space left on device")
+        return plain(self, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    with pytest.raises(MachineError, match="No space left"):
+        write(small, tmp_path / "full")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError):
+        write(small, tmp_path / "file" / "below")
+
+
+def test_a_replaced_folder_stays_when_its_successor_fails(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "old").touch()
+    with pytest.raises(RuntimeError), movielens_like.fresh_folder(folder, replace_old=True):
+        raise RuntimeError
+    assert [path.name for path in folder.iterdir()] == ["old"]
+    with movielens_like.fresh_folder(folder, replace_old=True) as draft:
+        (draft / "new").touch()
+    assert [path.name for path in folder.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [folder]

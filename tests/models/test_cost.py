@@ -1,0 +1,45 @@
+"""Counted FLOPs against torch's own counter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from recperf.data.batch import ClickBatch, JaggedFeatures
+from recperf.models.cost import dlrm_memory, dlrm_step
+from recperf.models.dlrm import DLRM
+from recperf.workloads.micro_dlrm import default
+
+
+@pytest.mark.parametrize("interaction", ["concat", "dot"])
+def test_matrix_products_are_counted_as_torch_counts_them(interaction: str) -> None:
+    config = replace(default().model, interaction=interaction)
+    batch = ClickBatch(
+        torch.randn(64, 16), JaggedFeatures.from_ids(config.features, torch.ones(3, 64).long()), torch.zeros(64)
+    )
+    counter = FlopCounterMode(display=False)
+    with counter:
+        DLRM(config).loss(batch).backward()
+    cost = dlrm_step(config, 64)
+    products = cost["bottom"].flops + cost["top"].flops
+    products *= 3
+    # The bottom MLP's first layer has no input gradient: nobody asks for the gradient of the data.
+    products -= 2 * 64 * config.bottom[0] * config.bottom[1]
+    # torch computes the full square of pairs, forward and (twice) backward; only the triangle is needed.
+    full_square = 0 if interaction == "concat" else 3 * 2 * 64 * config.vectors**2 * config.dim
+    assert counter.get_total_flops() == products + full_square
+    needed = 3 * 2 * 64 * config.pairs * config.dim
+    scattered = 64 * 3 * config.dim
+    counted = sum(cost[name].flops for name in ("bottom", "top", "interaction", "backward"))
+    assert counted == products + needed + scattered
+
+
+def test_memory_counts_parameters_moments_and_gradients() -> None:
+    config = default().model
+    memory = dlrm_memory(config, 256)
+    parameters = 4 * sum(p.numel() for p in DLRM(config).parameters())
+    assert memory["parameters"] == memory["gradients"] == parameters
+    assert memory["optimizer"] == 2 * parameters

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recperf.data.batch import JaggedFeatures
+from recperf.errors import ConfigError, DataError
+from recperf.measure.spans import StepClock
+from recperf.models.config import DLRMConfig
+from recperf.models.dlrm import DLRM
+from recperf.models.published import PUBLISHED, MicroDLRM
+from recperf.workloads.micro_dlrm import default
+
+SMALL = DLRMConfig(features=("a", "b"), rows=(5, 7), dim=4, bottom=(3, 4), top=(6, 1))
+
+
+def test_the_micro_model_has_the_seed_models_sizes() -> None:
+    model = DLRM(default().model)
+    assert [tuple(layer.weight.shape) for layer in model.bottom.layers] == [(8, 16), (8, 8)]
+    assert [tuple(layer.weight.shape) for layer in model.top.layers] == [(32, 32), (16, 32), (1, 16)]
+    assert (
+        sum(p.numel() for p in model.parameters()) == default().model.table_parameters + default().model.mlp_parameters
+    )
+
+
+@pytest.mark.parametrize("interaction", ["concat", "dot"])
+def test_one_id_a_bag_gives_the_same_as_bags(interaction: str) -> None:
+    model = DLRM(replace(SMALL, interaction=interaction), seed=1)
+    ids = torch.tensor([[1, 4, 0], [6, 0, 2]])
+    dense = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    single = JaggedFeatures.from_ids(("a", "b"), ids)
+    bags = JaggedFeatures(single.keys, single.values_V, single.offsets_FB1)
+    torch.testing.assert_close(model(dense, single), model(dense, bags))
+
+
+def test_bags_are_summed_and_empty_bags_are_zero() -> None:
+    model = DLRM(SMALL, seed=1)
+    features = JaggedFeatures.from_bags(("a", "b"), [[[], [1, 2, 2]], [[3], []]])
+    pooled = model.embeddings(features)
+    a, b = model.embeddings.table("a"), model.embeddings.table("b")
+    torch.testing.assert_close(pooled["a"], torch.stack([torch.zeros(4), a[1] + 2 * a[2]]))
+    torch.testing.assert_close(pooled["b"], torch.stack([b[3], torch.zeros(4)]))
+
+
+def test_all_bags_empty() -> None:
+    model = DLRM(SMALL, seed=1)
+    features = JaggedFeatures.from_bags(("a", "b"), [[[], []], [[], []]])
+    assert model(torch.zeros(2, 3), features).shape == (2,)
+
+
+def test_initial_weights_depend_on_the_name_not_on_what_else_is_there() -> None:
+    wide = DLRM(replace(SMALL, features=("b", "a"), rows=(7, 5)), seed=3)
+    narrow = DLRM(SMALL, seed=3)
+    assert torch.equal(wide.embeddings.table("a"), narrow.embeddings.table("a"))
+    assert not torch.equal(DLRM(SMALL, seed=4).embeddings.table("a"), narrow.embeddings.table("a"))
+    assert not narrow.embeddings.table("a")[0].any()
+
+
+def test_a_confident_mistake_still_has_a_gradient() -> None:
+    logit = torch.tensor([20.0], requires_grad=True)
+    torch.nn.functional.binary_cross_entropy_with_logits(logit, torch.zeros(1)).backward()
+    assert float(logit.grad) > 0.99
+
+
+def test_published_adapter_has_the_published_signature() -> None:
+    model = MicroDLRM()
+    offsets = torch.arange(5)
+    ids = [torch.randint(0, rows, (5,)) for rows in PUBLISHED.rows]
+    probabilities = model(torch.randn(5, 16), ids, [offsets] * 3)
+    assert probabilities.shape == (5, 1)
+    assert bool(((probabilities > 0) & (probabilities < 1)).all())
+    with pytest.raises(DataError, match="its table has 21 rows"):
+        model(torch.randn(5, 16), [ids[0], ids[1], torch.full((5,), 21)], [offsets] * 3)
+    with pytest.raises(ValueError, match="3 features need as many"):
+        model(torch.randn(5, 16), ids[:2], [offsets] * 2)
+
+
+def test_forward_books_its_parts() -> None:
+    model = DLRM(SMALL)
+    clock = StepClock()
+    clock.begin()
+    model(torch.zeros(2, 3), JaggedFeatures.from_ids(("a", "b"), torch.ones(2, 2).long()))
+    _, parts = clock.end()
+    assert {"bottom", "embedding", "interaction", "top"} <= parts.keys()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("dim", 3, "a last width equal to model.dim"),
+        ("rows", (5,), "model.rows"),
+        ("rows", (5, 0), "at least 1 each"),
+        ("features", ("a", "a"), "names that differ"),
+        ("top", (6, 2), "a last width of 1"),
+        ("bottom", (4,), "an input and an output width"),
+        ("diagonal", True, "only with interaction dot"),
+    ],
+)
+def test_a_wrong_size_names_its_field(field: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(SMALL, **{field: value})
+
+
+def test_features_of_another_model_are_refused() -> None:
+    with pytest.raises(ValueError, match="the batch has features"):
+        DLRM(SMALL)(torch.zeros(1, 3), JaggedFeatures.from_ids(("a", "c"), torch.zeros(2, 1).long()))

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recperf.config import from_json, to_json
+from recperf.errors import ConfigError, RecperfError, closest
+from recperf.workloads import WORKLOADS
+from recperf.workloads.micro_dlrm import MicroDLRMConfig, default
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
+def test_every_preset_survives_json(workload) -> None:
+    for preset in workload.presets.values():
+        config = preset()
+        assert from_json(workload.config, json.loads(json.dumps(to_json(config)))) == config
+
+
+def test_paths_and_nones_survive_json() -> None:
+    config = replace(default(), data=replace(default().data, path=Path("a/b")))
+    assert from_json(MicroDLRMConfig, to_json(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("train.batch_size", "many", "train.batch_size is 'many'; allowed: a value of type int"),
+        ("train.batch_size", True, "train.batch_size is True"),
+        ("train.batch_size", 2.5, "train.batch_size is 2.5"),
+        ("train.batch_size", 0, "allowed: at least 1"),
+        ("train.batchsize", 3, "did you mean 'batch_size'"),
+        ("data.split", "newest", "allowed: random, last, cold"),
+        ("data.path", 3, "data.path is 3"),
+        ("model.rows", 5, "model.rows is 5; allowed: a list"),
+        ("model.rows", [1, "x", 2], "model.rows.1 is 'x'"),
+        ("target.auc", 1.5, "between 0 and 1"),
+        ("train", 3, "train is 3; allowed: an object"),
+    ],
+)
+def test_a_bad_value_names_its_field(path: str, value: object, message: str) -> None:
+    values = to_json(default())
+    *parents, last = path.split(".")
+    place = values
+    for name in parents:
+        place = place[name]
+    place[last] = value
+    with pytest.raises(ConfigError, match=message):
+        from_json(MicroDLRMConfig, values)
+
+
+def test_missing_fields_take_defaults_and_required_ones_are_named() -> None:
+    assert from_json(MicroDLRMConfig, {}) == default()
+    with pytest.raises(ConfigError, match="lacks features"):
+        from_json(MicroDLRMConfig, {"model": {"rows": [1], "dim": 1, "bottom": [1, 1], "top": [1]}})
+
+
+def test_a_whole_number_is_a_number() -> None:
+    assert from_json(MicroDLRMConfig, {"train": {"learning_rate": 1}}).train.learning_rate == 1.0
+
+
+def test_an_error_says_what_where_and_what_to_do() -> None:
+    error = RecperfError("it broke", where={"file": Path("x")}, fix="mend it")
+    assert error.lines() == ["error: it broke", "  file: x", "  try:  mend it"]
+    assert error.as_json()["error"]["try"] == "mend it"
+
+
+def test_closest_words() -> None:
+    assert closest("micro-drlm", ["micro-dlrm", "dlrm-v4"]) == "micro-dlrm"
+    assert closest("zzz", ["micro-dlrm"]) is None

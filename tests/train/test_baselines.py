@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix, hstack
+from sklearn.linear_model import LogisticRegression
+
+from recperf.train.baselines import additive_logits, majority
+
+
+def test_bias_model_is_penalised_logistic_regression() -> None:
+    draw = np.random.default_rng(1)
+    users, items, rows, ridge = 30, 40, 4000, 2.0
+    user, item = draw.integers(0, users, rows), draw.integers(0, items, rows)
+    logit = draw.normal(size=users)[user] + draw.normal(size=items)[item] + 0.3
+    labels = (draw.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    ids = [torch.from_numpy(user), torch.from_numpy(item)]
+    ours = additive_logits(ids, torch.from_numpy(labels), ids, ridge=ridge)
+
+    def one_hot(which: np.ndarray, count: int) -> csr_matrix:
+        return csr_matrix((np.ones(rows), (np.arange(rows), which)), shape=(rows, count))
+
+    inputs = hstack([one_hot(user, users), one_hot(item, items)])
+    oracle = LogisticRegression(C=1 / ridge, tol=1e-10, max_iter=5000).fit(inputs, labels)
+    np.testing.assert_allclose(ours.numpy(), oracle.decision_function(inputs), atol=2e-4)
+
+
+def test_unseen_ids_fall_back_to_the_rest() -> None:
+    labels = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    seen, unseen = torch.tensor([1, 1, 2, 2]), torch.tensor([3])
+    found = additive_logits([seen], labels, [unseen])
+    assert torch.isfinite(found).all()
+
+
+def test_majority_is_the_log_odds_even_of_one_class() -> None:
+    assert torch.isfinite(majority(torch.ones(5), 3)).all()
+    assert float(majority(torch.tensor([1.0, 0.0]), 1)[0]) == 0.0

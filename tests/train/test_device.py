@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+
+from recperf.errors import MachineError
+from recperf.train.config import TrainConfig
+from recperf.train.device import SMALL_PRODUCT_FLOPS, applied, choose
+
+
+def test_small_products_run_on_one_thread_and_the_reason_is_kept() -> None:
+    settings = choose(TrainConfig(device="cpu"), largest_product_flops=1000)
+    assert settings.threads == 1
+    assert settings.onednn == (platform.machine() not in ("aarch64", "arm64"))
+    assert "too small" in settings.reasons["threads"]
+
+
+def test_large_products_keep_torchs_choice() -> None:
+    settings = choose(TrainConfig(device="cpu"), largest_product_flops=SMALL_PRODUCT_FLOPS)
+    assert settings.threads == torch.get_num_threads()
+    assert settings.onednn
+
+
+def test_what_is_asked_for_is_taken() -> None:
+    settings = choose(TrainConfig(device="cpu", threads=2, onednn="on"), largest_product_flops=1000)
+    assert (settings.threads, settings.onednn) == (2, True)
+
+
+def test_settings_are_put_back() -> None:
+    before = torch.get_num_threads(), torch.backends.mkldnn.enabled
+    settings = choose(TrainConfig(device="cpu", threads=1, onednn="off"), largest_product_flops=1000)
+    inside = []
+    with pytest.raises(RuntimeError, match="inside"), applied(settings):
+        inside = [torch.get_num_threads(), torch.backends.mkldnn.enabled]
+        raise RuntimeError("inside")
+    assert inside == [1, False]
+    assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(MachineError, match="no GPU"):
+        choose(TrainConfig(device="cuda"), largest_product_flops=1)
