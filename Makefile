@@ -28,7 +28,7 @@ types: $(VENV)/.test-ready ## mypy
 	$(BIN)/mypy
 
 bench: $(VENV)/.run-ready ## every benchmark, rows appended under benchmarks/results
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean: ## remove the virtual environment and caches; runs stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

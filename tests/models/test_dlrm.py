@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recperf.data.batch import JaggedFeatures
+from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.errors import ConfigError, DataError
 from recperf.measure.spans import StepClock
 from recperf.models.config import DLRMConfig
@@ -106,3 +106,36 @@ def test_a_wrong_size_names_its_field(field: str, value: object, message: str) -
 def test_features_of_another_model_are_refused() -> None:
     with pytest.raises(ValueError, match="the batch has features"):
         DLRM(SMALL)(torch.zeros(1, 3), JaggedFeatures.from_ids(("a", "c"), torch.zeros(2, 1).long()))
+
+
+@pytest.mark.parametrize("interaction", ["concat", "dot", "diagonal"])
+@pytest.mark.parametrize("single", [True, False])
+def test_the_written_out_step_is_autograds(interaction: str, single: bool) -> None:
+    kind = "concat" if interaction == "concat" else "dot"
+    model = DLRM(replace(SMALL, interaction=kind, diagonal=interaction == "diagonal", table_init_std=0.5), seed=1)
+    draw = torch.Generator().manual_seed(2)
+    if single:
+        features = JaggedFeatures.from_ids(("a", "b"), torch.tensor([[1, 4, 0, 4], [6, 0, 2, 2]]))
+    else:
+        features = JaggedFeatures.from_bags(("a", "b"), [[[1, 1], [], [4], [0]], [[], [], [5, 6, 5], [1]]])
+    labels = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    batch = ClickBatch(torch.randn(4, 3, generator=draw), features, labels)
+    gradients = []
+    for way in (model.plain_loss, model.loss):
+        model.zero_grad()
+        loss = way(batch)
+        loss.backward()
+        gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for plain, written in zip(*gradients):
+        torch.testing.assert_close(written, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_the_backward_pass_books_its_parts() -> None:
+    model = DLRM(SMALL)
+    features = JaggedFeatures.from_ids(("a", "b"), torch.ones(2, 2).long())
+    batch = ClickBatch(torch.zeros(2, 3), features, torch.zeros(2))
+    clock = StepClock()
+    clock.begin()
+    model.loss(batch).backward()
+    _, parts = clock.end()
+    assert {f"{name}_backward" for name in ("loss", "top", "interaction", "embedding", "bottom")} <= parts.keys()

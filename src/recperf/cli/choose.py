@@ -9,7 +9,8 @@ from typing import Any
 from ..config import from_json
 from ..errors import ConfigError, DataError, UsageError, closest
 from ..runs.record import read_config
-from ..workloads import WORKLOADS, Workload, find
+from ..workloads import WORKLOADS, find
+from ..workloads.base import Workload
 
 DEFAULT = "micro-dlrm"
 SWITCHES = ("--json", "--no-json", "--quiet", "--no-quiet", "--dry-run", "--no-dry-run", "-h", "--help")
@@ -42,7 +43,7 @@ def choose(words: list[str]) -> Choice:
     if name and name != saved_name:
         raise UsageError(f"the config is of workload {saved_name!r}, not {name!r}", where={"file": path})
     try:
-        config = from_json(workload.config, values)
+        config: Any = from_json(workload.config, values)
     except ConfigError as error:
         raise ConfigError(error.what, where={**error.where, "file": path}, fix=error.fix) from None
     return Choice(workload, config, path if "--resume" in chosen else None, rest)

@@ -73,7 +73,7 @@ def flags(kind: Any, prefix: str = "") -> Iterator[str]:
 
 def _plain(box: str) -> str:
     """The message inside tyro's frame, on one line."""
-    inside = []
+    inside: list[str] = []
     for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
         text = line.strip().strip("│╭╮╰╯|").strip()
         if set(text) <= set("─-=") or line.strip().startswith(("╭", "╰")):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from ..config import to_json
-from ..errors import GateFailed, UsageError
+from ..errors import ConfigError, DataError, GateFailed, UsageError
 from ..runs.record import Run
 from ..train.stop import StopFlag
 from .choose import Choice, choose
@@ -98,6 +98,10 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
         else:
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
             result = train(choice, config, record, stop, terminal)
+    except (ConfigError, DataError):
+        if not choice.resume and not record.began:
+            record.discard()
+        raise
     finally:
         terminal.close()
         record.close()

@@ -16,7 +16,8 @@ from .batch import ClickBatch, JaggedFeatures
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Samples:
-    """A whole split as contiguous tensors, one id a feature and sample."""
+    """A whole split as tensors, one id a feature and sample. Ids are best laid out sample by sample: shuffling then
+    moves a sample's ids together."""
 
     keys: tuple[str, ...]
     dense_ND: Tensor
@@ -60,16 +61,13 @@ class ShuffledOrder:
     def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
         """The batches of an epoch from the given one on."""
         order = permutation(len(self.samples), self.seed, epoch).to(self.samples.labels_N.device)
-        return cut(
-            Samples(
-                keys=self.samples.keys,
-                dense_ND=self.samples.dense_ND[order],
-                ids_FN=self.samples.ids_FN[:, order],
-                labels_N=self.samples.labels_N[order],
-            ),
-            self.batch_size,
-            start,
+        shuffled = Samples(
+            keys=self.samples.keys,
+            dense_ND=self.samples.dense_ND.index_select(0, order),
+            ids_FN=self.samples.ids_FN.t().index_select(0, order).t(),
+            labels_N=self.samples.labels_N.index_select(0, order),
         )
+        return cut(shuffled, self.batch_size, start)
 
 
 def cut(samples: Samples, batch_size: int, start: int = 0) -> Iterator[ClickBatch]:

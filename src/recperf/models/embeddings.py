@@ -29,8 +29,8 @@ class StackedTables(nn.Module):
         for count in rows[:-1]:
             starts.append(starts[-1] + count)
         self.starts = tuple(starts)
-        self.register_buffer("starts_F", torch.tensor(starts), persistent=False)
-        self.starts_F: Tensor
+        self.register_buffer("starts_F1", torch.tensor(starts)[:, None], persistent=False)
+        self.starts_F1: Tensor
 
     def table(self, key: str) -> Tensor:
         """The rows of one table, a view."""
@@ -55,14 +55,35 @@ class StackedTables(nn.Module):
                 )
 
     def forward(self, features: JaggedFeatures) -> dict[str, Tensor]:
+        pooled_FBD = pool(self.rows_of(features), self.weight_RD, features)
+        return dict(zip(self.keys, pooled_FBD.unbind(0)))
+
+    def rows_of(self, features: JaggedFeatures) -> Tensor:
+        """The row of the stacked tensor each id means."""
         if features.keys != self.keys:
             raise ValueError(f"the batch has features {features.keys}, the tables {self.keys}")
-        count, batch = len(self.keys), features.batch_size
         if features.one_id_a_bag:
-            rows_V = (features.values_V.view(count, batch) + self.starts_F[:, None]).view(-1)
-            pooled = self.weight_RD.index_select(0, rows_V)
-        else:
-            per_key = torch.tensor(features.ids_per_key, device=features.values_V.device)
-            rows_V = features.values_V + self.starts_F.repeat_interleave(per_key, output_size=features.values_V.numel())
-            pooled = F.embedding_bag(rows_V, self.weight_RD, features.offsets_FB1, mode="sum", include_last_offset=True)
-        return dict(zip(self.keys, pooled.view(count, batch, -1).unbind(0)))
+            return (features.values_V.view(len(self.keys), -1) + self.starts_F1).view(-1)
+        per_key = torch.tensor(features.ids_per_key, device=features.values_V.device)
+        return features.values_V + self.starts_F1[:, 0].repeat_interleave(
+            per_key, output_size=features.values_V.numel()
+        )
+
+
+def pool(rows_V: Tensor, weight_RD: Tensor, features: JaggedFeatures) -> Tensor:
+    """The sum of each bag's rows, F x B x D."""
+    if features.one_id_a_bag:
+        pooled = weight_RD.index_select(0, rows_V)
+    else:
+        pooled = F.embedding_bag(rows_V, weight_RD, features.offsets_FB1, mode="sum", include_last_offset=True)
+    return pooled.view(len(features.keys), features.batch_size, weight_RD.shape[1])
+
+
+def pool_backward(rows_V: Tensor, gradient_FBD: Tensor, features: JaggedFeatures, rows: int) -> Tensor:
+    """The dense gradient of the stacked tables: each bag's gradient added to every row the bag holds."""
+    dim = gradient_FBD.shape[2]
+    gradient_VD = gradient_FBD.reshape(-1, dim)
+    if not features.one_id_a_bag:
+        lengths = features.offsets_FB1.diff()
+        gradient_VD = gradient_VD.repeat_interleave(lengths, dim=0, output_size=rows_V.numel())
+    return gradient_VD.new_zeros(rows, dim).index_add_(0, rows_V, gradient_VD)

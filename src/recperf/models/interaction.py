@@ -1,6 +1,8 @@
 """How the dense vector and the sparse vectors of a sample meet.
 
-Shapes: B samples, V vectors a sample (the dense one first), D width, P pairs.
+Shapes: B samples, F sparse features, V vectors a sample (the dense one first), D width, P pairs, W output width.
+
+`record` and `backward` are the same arithmetic as `forward`, written out for the explicit training step.
 """
 
 from __future__ import annotations
@@ -14,6 +16,15 @@ class Concat(nn.Module):
 
     def forward(self, dense_BD: Tensor, sparse: list[Tensor]) -> Tensor:
         return torch.cat([dense_BD, *sparse], dim=1)
+
+    def record(self, dense_BD: Tensor, sparse_FBD: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and what `backward` needs."""
+        return torch.cat([dense_BD, *sparse_FBD.unbind(0)], dim=1), dense_BD
+
+    def backward(self, saved: Tensor, gradient_BW: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the dense vector and of the sparse ones, F x B x D."""
+        batch, dim = saved.shape
+        return gradient_BW[:, :dim], gradient_BW[:, dim:].view(batch, -1, dim).transpose(0, 1).contiguous()
 
 
 class Dot(nn.Module):
@@ -33,3 +44,19 @@ class Dot(nn.Module):
         stacked_BVD = torch.stack([dense_BD, *sparse], dim=1)
         products_BVV = torch.bmm(stacked_BVD, stacked_BVD.transpose(1, 2))
         return torch.cat([dense_BD, products_BVV.flatten(1).index_select(1, self.pairs_P)], dim=1)
+
+    def record(self, dense_BD: Tensor, sparse_FBD: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and what `backward` needs."""
+        stacked_BVD = torch.cat([dense_BD.unsqueeze(0), sparse_FBD]).transpose(0, 1).contiguous()
+        products_BVV = torch.bmm(stacked_BVD, stacked_BVD.transpose(1, 2))
+        return torch.cat([dense_BD, products_BVV.flatten(1).index_select(1, self.pairs_P)], dim=1), stacked_BVD
+
+    def backward(self, saved: Tensor, gradient_BW: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the dense vector and of the sparse ones, F x B x D."""
+        batch, vectors, dim = saved.shape
+        square = gradient_BW.new_zeros(batch, vectors * vectors)
+        square.index_copy_(1, self.pairs_P, gradient_BW[:, dim:])
+        square_BVV = square.view(batch, vectors, vectors)
+        # A product belongs to both of its vectors: the pair (i, j) sends the other one's value to each.
+        stacked_BVD = torch.bmm(square_BVV + square_BVV.transpose(1, 2), saved)
+        return gradient_BW[:, :dim] + stacked_BVD[:, 0], stacked_BVD[:, 1:].transpose(0, 1).contiguous()

@@ -51,7 +51,7 @@ def public_parameters(model: DLRM) -> dict[str, Tensor]:
     """Our parameters under the public DLRM's names (`emb_l.0.weight`, `bot_l.0.weight`, ...), as views."""
     named = {f"emb_l.{i}.weight": model.embeddings.table(key) for i, key in enumerate(model.config.features)}
     for prefix, mlp in (("bot_l", model.bottom), ("top_l", model.top)):
-        for index, layer in enumerate(mlp.layers):
+        for index, layer in enumerate(mlp.linears()):
             # The public model counts the activation between two layers as a layer of its own.
             named[f"{prefix}.{2 * index}.weight"] = layer.weight.detach()
             named[f"{prefix}.{2 * index}.bias"] = layer.bias.detach()

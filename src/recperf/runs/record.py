@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -101,6 +102,22 @@ class Run:
         with writing(self.folder / "events.jsonl"):
             os.ftruncate(self._events, size)
 
+    def forget_events(self, seed: int) -> None:
+        """Drop what a training logged that has no checkpoint yet: it starts over, and logs its steps again."""
+        size = 0
+        for line in (self.folder / "events.jsonl").read_bytes().splitlines(keepends=True):
+            try:
+                if json.loads(line).get("seed") == seed:
+                    break
+            except (ValueError, AttributeError):
+                raise DataError(
+                    "events.jsonl has a line that is not an event",
+                    where={"file": self.folder / "events.jsonl", "byte": size},
+                    fix="start a new run",
+                ) from None
+            size += len(line)
+        self.rewind_events(size)
+
     def write(self, name: str, value: Any) -> None:
         write_json(self.folder / name, value)
 
@@ -108,6 +125,15 @@ class Run:
         """A JSON file of the run, or none where it was not written yet."""
         path = self.folder / name
         return read_json(path) if path.exists() else None
+
+    @property
+    def began(self) -> bool:
+        """Whether anything was trained."""
+        return self.event_bytes > 0 or (self.folder / "checkpoints").exists()
+
+    def discard(self) -> None:
+        """Remove the folder of a run that could not even begin, so that a mistake leaves nothing behind."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         os.close(self._events)

@@ -32,7 +32,7 @@ class CheckpointStore:
     notice: Callable[[str], None]
 
     def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
-        """Write to a fresh folder, sync, rename; only then point at it and drop what is no longer pointed at."""
+        """Write to a fresh folder, sync, rename; only then drop what is neither last nor best any more."""
         name = f"step-{step:08d}"
         final = self.folder / name
         with writing(final):
@@ -41,7 +41,7 @@ class CheckpointStore:
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir()
             try:
-                self._fill(fresh, step, state)
+                self._fill(fresh, step, state, best)
                 if final.exists():
                     # Saved at this step before, as at an epoch's end: the same state, so the fresh copy replaces it.
                     shutil.rmtree(final)
@@ -50,32 +50,37 @@ class CheckpointStore:
                 shutil.rmtree(fresh, ignore_errors=True)
                 raise
             sync_folder(self.folder)
-        index = self._index()
-        index["last"] = name
-        if best:
-            index["best"] = name
-        write_json(self.folder / "index.json", index)
-        self._prune(keep=set(index.values()))
+        self._prune()
 
     @staticmethod
-    def _fill(fresh: Path, step: int, state: dict[str, Any]) -> None:
+    def _fill(fresh: Path, step: int, state: dict[str, Any], best: bool) -> None:
         payload = fresh / "state.pt"
         with payload.open("wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
         entry = {"bytes": payload.stat().st_size, "sha256": sha256(payload)}
-        write_json(fresh / "manifest.json", {"format": FORMAT, "step": step, "files": {"state.pt": entry}})
+        manifest = {"format": FORMAT, "step": step, "best": best, "files": {"state.pt": entry}}
+        write_json(fresh / "manifest.json", manifest)
 
-    def _index(self) -> dict[str, str]:
-        try:
-            return dict(json.loads((self.folder / "index.json").read_text()))
-        except (OSError, ValueError):
-            return {}
+    def saved(self) -> list[Path]:
+        """The checkpoints there are, newest first."""
+        return sorted((path for path in self.folder.glob("step-*") if path.is_dir()), reverse=True)
 
-    def _prune(self, keep: set[str]) -> None:
-        for path in self.folder.iterdir():
-            if path.name.startswith((".step-", "step-")) and path.name not in keep:
+    def best(self) -> Path | None:
+        """The newest that was the best when it was saved."""
+        for path in self.saved():
+            try:
+                if json.loads((path / "manifest.json").read_bytes())["best"]:
+                    return path
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return None
+
+    def _prune(self) -> None:
+        kept = {*self.saved()[:1], self.best()}
+        for path in [*self.saved(), *self.folder.glob(".step-*")]:
+            if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
 
     def load(self, which: str = "last") -> dict[str, Any] | None:
@@ -84,15 +89,18 @@ class CheckpointStore:
         A damaged checkpoint is said and passed over for the next older one; when all are damaged that is an error,
         never a silent fresh start.
         """
-        saved = sorted((p for p in self.folder.glob("step-*") if p.is_dir()), reverse=True)
+        saved = self.saved()
+        if which == "best":
+            saved = [path for path in [self.best()] if path]
         if not saved:
             return None
-        if which == "best":
-            saved = [self.folder / self._index().get("best", saved[0].name)]
         for path in saved:
             fault = self.fault(path)
             if fault is None:
                 state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+                if path == self.saved()[0]:
+                    # A kill between a save and its tidying leaves more than two.
+                    self._prune()
                 return state
             self.notice(f"checkpoint {path.name} is damaged ({fault}); trying an older one")
         raise DataError(

@@ -68,11 +68,16 @@ def _device(asked: str) -> tuple[torch.device, str]:
 @contextmanager
 def applied(settings: Settings) -> Iterator[None]:
     """Use the settings inside, and put back what was there before."""
-    threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
+    threads, onednn = torch.get_num_threads(), bool(torch.backends.mkldnn.enabled)
     torch.set_num_threads(settings.threads)
-    torch.backends.mkldnn.enabled = settings.onednn
+    allow_onednn(settings.onednn)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.backends.mkldnn.enabled = onednn
+        allow_onednn(onednn)
+
+
+def allow_onednn(allowed: bool) -> None:
+    # torch types this switch as the property that implements it.
+    torch.backends.mkldnn.enabled = allowed  # type: ignore[assignment]

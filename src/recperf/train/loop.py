@@ -17,10 +17,18 @@ class Order(Protocol):
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
 
 
+class Loss(Protocol):
+    """A tensor, or what can be asked the same two things."""
+
+    def backward(self) -> None: ...
+
+    def detach(self) -> Tensor: ...
+
+
 class Model(Protocol):
     def train(self, mode: bool = True) -> Any: ...
 
-    def loss(self, batch: Any) -> Tensor: ...
+    def loss(self, batch: Any) -> Loss: ...
 
 
 class Optimizer(Protocol):
@@ -82,7 +90,7 @@ def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
                 batch = next(batches)
             loss = model.loss(batch)
             with span("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             with span("update"):
                 optimizer.step(recipe.learning_rate(at.step))
             at = replace(at, batch=at.batch + 1, step=at.step + 1)

@@ -16,7 +16,7 @@ def auc(scores_N: Tensor, labels_N: Tensor) -> float:
     negatives = labels_N.numel() - positives
     if positives == 0 or negatives == 0:
         return 0.5
-    _, where_N, counts = scores_N.double().unique(return_inverse=True, return_counts=True)
+    _, where_N, counts = torch.unique(scores_N.double(), return_inverse=True, return_counts=True)
     # A tied group shares the mean of its ranks: those before it, plus half of itself and one half.
     ranks = counts.cumsum(0).double() - (counts.double() - 1) / 2
     rank_sum = float(ranks[where_N][labels_N > 0].sum())

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .config import TrainConfig
 
@@ -46,7 +46,7 @@ class AdamW:
         for group in self.groups:
             torch._fused_adamw_(
                 group.parameters,
-                [parameter.grad for parameter in group.parameters],
+                group.gradients(),
                 group.means,
                 group.squares,
                 [],
@@ -78,7 +78,12 @@ class _Group:
     """Parameters that share a decay, and their moments."""
 
     def __init__(self, parameters: list[nn.Parameter], decay: float) -> None:
-        self.parameters = parameters
+        self.parameters: list[Tensor] = [*parameters]
         self.decay = decay
         self.means = [torch.zeros_like(p, requires_grad=False) for p in parameters]
         self.squares = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+
+    def gradients(self) -> list[Tensor]:
+        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        assert len(found) == len(self.parameters), "a parameter has no gradient"
+        return found

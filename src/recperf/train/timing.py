@@ -35,6 +35,13 @@ def performance(timers: list[StepTimer]) -> dict[str, Any]:
     }
 
 
+def part_of(name: str) -> str:
+    """The part of the budget a span belongs to; spans inside the backward pass count as backward."""
+    if name.endswith("_backward"):
+        return "backward"
+    return name if name in BUDGET_PARTS else "other"
+
+
 def budget(timers: list[StepTimer]) -> dict[str, float]:
     """Share of each part in a step; what an epoch spends on shuffling is spread over its steps as data."""
     clocked = [parts for timer in timers for _, parts in timer.parts]
@@ -42,7 +49,7 @@ def budget(timers: list[StepTimer]) -> dict[str, float]:
     mean = dict.fromkeys(BUDGET_PARTS, 0.0)
     for parts in clocked:
         for name, ns in parts.items():
-            mean[name if name in mean else "other"] += ns / len(clocked)
+            mean[part_of(name)] += ns / len(clocked)
     mean["data"] += sum(timer.setup_ns for timer in timers) / max(1, steps)
     whole = sum(mean.values())
     return {name: ns / whole for name, ns in mean.items()}

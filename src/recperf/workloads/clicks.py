@@ -36,24 +36,24 @@ class PreparedClicks:
             for before, after in zip(widths, widths[1:])
         ]
         self.settings = choose(config.train, largest_product_flops=max(products))
-        self._train, self._valid = _samples(clicks.train), _samples(clicks.valid)
+        self.train, self.valid = _samples(clicks.train), _samples(clicks.valid)
         self.data = {
             "name": raw.name,
             "digest": raw.digest,
             "rows": len(raw.rating),
-            "train_rows": len(self._train),
-            "valid_rows": len(self._valid),
+            "train_rows": len(self.train),
+            "valid_rows": len(self.valid),
             "split": config.data.split,
             "synthetic": raw.synthetic,
         }
         self.target = target(config, published=raw.name == "movielens-100k")
 
     def baselines(self) -> dict[str, dict[str, float]]:
-        return baselines(self._train, self._valid)
+        return baselines(self.train, self.valid)
 
     def trial(self, seed: int) -> ClickTrial:
         device = self.settings.device
-        return ClickTrial(self.config, self._train.to(device), self._valid.to(device), seed, device)
+        return ClickTrial(self.config, self.train.to(device), self.valid.to(device), seed, device)
 
 
 class ClickTrial:
@@ -98,7 +98,7 @@ def _samples(arrays: ClickArrays) -> Samples:
     return Samples(
         keys=("user", "item", "occupation"),
         dense_ND=torch.from_numpy(arrays.dense),
-        ids_FN=torch.from_numpy(arrays.ids),
+        ids_FN=torch.from_numpy(arrays.ids).t().contiguous().t(),
         labels_N=torch.from_numpy(arrays.labels),
     )
 

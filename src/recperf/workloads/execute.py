@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from ..train.loop import Position, train
 from ..train.stop import StopFlag
 from ..train.timing import performance
 from ..train.watch import Evaluator, LossLog, StepTimer, Watchers
-from .base import Prepared, Workload
+from .base import Prepared, Trial, Workload
 
 
 class Reporter(Protocol):
@@ -114,55 +115,74 @@ def run_trial(
 ) -> tuple[dict[str, Any], StepTimer]:
     """One seed from its newest checkpoint, or from the start, to the end."""
     trial = prepared.trial(seed)
-    recipe = trial.recipe
-    store = CheckpointStore(folder=run.folder / "checkpoints" / f"seed-{seed}", notice=report.notice)
+    steps = trial.recipe.steps
 
     def emit(kind: str, **fields: Any) -> None:
         run.event(kind, **fields)
         if kind == "metric":
             report.metric(fields["epoch"], {name: fields[name] for name in ("accuracy", "auc", "log_loss")})
 
-    warmup = min(20, recipe.steps // 5)
-    timer = StepTimer(emit=emit, seed=seed, sync=prepared.settings.sync, warmup=warmup)
+    timer = StepTimer.for_training(steps, emit=emit, seed=seed, sync=prepared.settings.sync)
     evaluator = Evaluator(score=trial.score, emit=emit, seed=seed)
-    start = Position()
-    saved = store.load()
-    if saved is not None:
-        trial.restore(saved["trial"])
-        start = Position(**saved["position"])
-        evaluator.history = saved["history"]
-        run.rewind_events(saved["event_bytes"])
-        report.notice(f"seed {seed} goes on at step {start.step} of {recipe.steps}")
-
-    def save(position: Position, best: bool) -> None:
-        state = {
-            "trial": trial.state(),
-            "position": vars(position),
-            "history": evaluator.history,
-            "event_bytes": run.event_bytes,
-        }
-        store.save(position.step, state, best=best)
-
-    def stopped(position: Position) -> RecperfError:
-        run.event("notice", seed=seed, text=f"stopped by signal {stop.received} at step {position.step}")
-        return stop.error(
-            f"at step {position.step} of {recipe.steps}; the state is saved", f"recperf run --resume {run.folder}"
-        )
-
-    report.trial(seed, recipe.steps, start.step)
+    store = CheckpointStore(folder=run.folder / "checkpoints" / f"seed-{seed}", notice=report.notice)
+    keeper = Keeper(seed=seed, trial=trial, evaluator=evaluator, run=run, store=store, stop=stop)
+    start = keeper.restore()
+    if start.step:
+        report.notice(f"seed {seed} goes on at step {start.step} of {steps}")
+    report.trial(seed, steps, start.step)
     watch = Watchers(
         losses=LossLog(emit=emit, seed=seed),
         timer=timer,
         evaluator=evaluator,
-        save=save,
+        save=keeper.save,
         progress=lambda position, loss, samples: report.step(position.step, loss, samples),
         should_stop=lambda: stop.received is not None,
-        stopped=stopped,
+        stopped=keeper.stopped,
         save_every=config.train.checkpoint_steps,
     )
-    train(recipe, start, watch)
+    train(trial.recipe, start, watch)
     best = max(evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))
     return {"seed": seed, "metrics": evaluator.history[-1]["metrics"], "best": best}, timer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeper:
+    """Keeps a trial across interruptions: its state, its scores, and how much of the log belongs to them."""
+
+    seed: int
+    trial: Trial
+    evaluator: Evaluator
+    run: Run
+    store: CheckpointStore
+    stop: StopFlag
+
+    def restore(self) -> Position:
+        """Where to go on; the log is cut back to that moment, so that no step is in it twice."""
+        saved = self.store.load()
+        if saved is None:
+            self.run.forget_events(self.seed)
+            return Position()
+        self.trial.restore(saved["trial"])
+        self.evaluator.history.extend(saved["history"])
+        self.run.rewind_events(saved["event_bytes"])
+        return Position(**saved["position"])
+
+    def save(self, position: Position, best: bool) -> None:
+        state = {
+            "trial": self.trial.state(),
+            "position": vars(position),
+            "history": self.evaluator.history,
+            "event_bytes": self.run.event_bytes,
+        }
+        self.store.save(position.step, state, best=best)
+
+    def stopped(self, position: Position) -> RecperfError:
+        text = f"stopped by signal {self.stop.received} at step {position.step}"
+        self.run.event("notice", seed=self.seed, text=text)
+        return self.stop.error(
+            f"at step {position.step} of {self.trial.recipe.steps}; the state is saved",
+            f"recperf run --resume {self.run.folder}",
+        )
 
 
 def quality(

@@ -1,0 +1,87 @@
+"""This machine's ceilings: what it can do at best, measured, and kept under its fingerprint.
+
+    peaks = measure(quick=False, say=print)
+    save(peaks)
+    load()          # anywhere later, on the same machine
+
+docs/peaks.md says what each figure is and is not. Importing this needs no torch; measuring does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from ...runs import provenance
+from .store import SCHEMA, faults, load, path_of, require_own, save
+
+if TYPE_CHECKING:
+    from .sampling import Effort
+
+__all__ = ["SCHEMA", "faults", "load", "measure", "path_of", "require_own", "save"]
+
+ALONE = 0.05
+"""Share of the cores that others may take before everything is measured a second time."""
+
+
+def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure every ceiling of this machine. Nothing is written."""
+    from .sampling import FULL, QUICK
+
+    return measure_with(QUICK if quick else FULL, quick=quick, say=say)
+
+
+def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """`measure` with sizes of one's own."""
+    began = monotonic()
+    import torch
+
+    from . import cpu, gpu
+    from .company import Company
+    from .sampling import Sampler, better, noisy
+
+    facts = provenance.machine()
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        say(f"note: {text}")
+
+    sampler, company = Sampler(effort), Company()
+    figures = cpu.measure(sampler, facts, say, note)
+    others = company.share()
+    if others is None or others > ALONE:
+        say("other work is going on here; a second look" if others else "a second look")
+        figures = better(figures, cpu.measure(sampler, facts, lambda _: None, lambda _: None))
+        others = company.share()
+    if others and others > ALONE:
+        note(f"other work took {others:.0%} of the cores meanwhile: ceilings may come out low")
+    figures["gpu"] = gpu.measure(Sampler(effort), say, note) if torch.cuda.is_available() else None
+    restless = noisy(figures)
+    if restless:
+        shown = ", ".join(restless[:6]) + (f" and {len(restless) - 6} more" if len(restless) > 6 else "")
+        note(f"readings far apart, likely other work on this machine: {shown}")
+    return {
+        "schema": SCHEMA,
+        "machine": facts,
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": quick,
+        "seconds": round(monotonic() - began, 1),
+        "threads": torch.get_num_threads(),
+        "other_work": others,
+        "huge_pages": huge_pages(),
+        "notes": notes,
+        **figures,
+    }
+
+
+def huge_pages() -> str | None:
+    """The kernel's policy for transparent huge pages, which decides what random access costs beyond the TLB."""
+    try:
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return None
+    return text.partition("[")[2].partition("]")[0] or None

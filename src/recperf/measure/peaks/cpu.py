@@ -1,0 +1,239 @@
+"""The processor's ceilings: products, streams, random rows, the knee, and what a call of the framework costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import memory
+from .sampling import MIB, Effort, Figure, Sampler, figure, gather_row, rate
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+ROW_BYTES = (32, 64, 128, 256, 512, 1024, 2048)
+KNEE_ROW_BYTES = 256
+KNEE_FROM = 32 << 10
+KNEE_CALL = 512
+"""Rows one call of the knee gathers: their copies take 128 KiB, so that they do not push the table out of the L2."""
+KNEE_CALLS = 32
+BAG = 32
+"""Ids summed into one row where a gather does not write what it reads."""
+UNKNOWN_CACHE = 32 * MIB
+RESERVE = 64 * MIB
+"""Ids and outputs beside the table."""
+
+
+def measure(sampler: Sampler, facts: dict[str, Any], say: Say, note: Say) -> dict[str, Any]:
+    """Every ceiling of the processor, in the order that needs the least memory at a time."""
+    last_cache = max(facts["caches"].values(), default=0)
+    if not last_cache:
+        last_cache = UNKNOWN_CACHE
+        note(f"this system does not tell its cache sizes; {UNKNOWN_CACHE // MIB} MiB assumed")
+    rng = np.random.default_rng(0)
+    say("framework overhead")
+    figures: dict[str, Any] = {"dispatch": dispatch(sampler)}
+    figures["gemm"] = products(sampler, say, note)
+    table = memory_table(sampler.effort, last_cache, note)
+    # The knee may go on past the memory table; everything else uses the part that many caches fill.
+    beyond = table[: memory.bounded(_beyond(sampler.effort, last_cache), table.numel() * 4) // 4]
+    say(f"streaming {beyond.numel() * 4 // MIB} MiB")
+    figures["copy"] = copy(sampler, beyond)
+    figures["read"] = read(sampler, beyond)
+    # An eighth of the last cache stays there although ids and outputs pass through it.
+    cached = beyond[: memory.bounded(min(last_cache // 8, beyond.numel()), beyond.numel() * 4) // 4]
+    figures["gather"] = {}
+    for name, source in (("cache", cached), ("dram", beyond)):
+        say(f"random rows, table of {source.numel() * 4 / MIB:g} MiB")
+        figures["gather"][name] = gather(sampler, source, rng)
+    say(f"the knee: {KNEE_FROM >> 10} KiB to {table.numel() * 4 // MIB} MiB")
+    figures["knee"] = knee(sampler, table.numpy(), last_cache, rng)
+    return {name: figures[name] for name in ("gemm", "copy", "read", "gather", "knee", "dispatch")}
+
+
+def timed(work: Callable[[T], object], prepare: Callable[[], T]) -> Callable[[], float]:
+    """One reading: prepare, and only then look at the clock."""
+
+    def once() -> float:
+        prepared = prepare()
+        began = perf_counter_ns()
+        work(prepared)
+        return perf_counter_ns() - began
+
+    return once
+
+
+def timed_alone(work: Callable[[], object]) -> Callable[[], float]:
+    return timed(lambda _: work(), lambda: None)
+
+
+def _beyond(effort: Effort, last_cache: int) -> int:
+    return max(effort.table_bytes, effort.caches * last_cache)
+
+
+def memory_table(effort: Effort, last_cache: int, note: Say) -> Tensor:
+    """One buffer for everything that needs memory beyond the caches, every page written."""
+    wanted = max(_beyond(effort, last_cache), effort.knee_bytes)
+    allowed = memory.free_bytes() // memory.SHARE
+    size = memory.bounded(wanted, allowed - min(RESERVE, allowed // 2))
+    if size < wanted:
+        note(f"memory is short: the largest table has {size / MIB:.3g} MiB instead of {wanted / MIB:.3g}")
+    if effort.caches and size < effort.caches * last_cache:
+        note(f"that is only {size / last_cache:.2g} x the last-level cache: figures beyond it are partly cached")
+    return torch.ones(size // 4)
+
+
+def dispatch(sampler: Sampler) -> dict[str, Figure]:
+    """What one call costs when the arithmetic is nothing, the Python loop around it included."""
+    one, weight = torch.ones(1), torch.ones(1, requires_grad=True)
+
+    def adds() -> None:
+        for _ in range(1000):
+            one + one
+
+    def steps() -> None:
+        for _ in range(50):
+            (weight + one).backward()  # type: ignore[no-untyped-call]
+
+    plain = [ns / 1000 for ns in sampler.readings(timed_alone(adds))]
+    trained = [ns / 50 for ns in sampler.readings(timed_alone(steps))]
+    return {
+        "op": figure(plain, "ns", what="add of two float32 tensors of 1 element"),
+        "autograd": figure(trained, "ns", what="the same add, forward and backward()"),
+    }
+
+
+def products(sampler: Sampler, say: Say, note: Say) -> dict[str, Figure]:
+    """The best rate of a square product, by dtype; one that torch cannot multiply here is left out."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        say(f"matrix products, {name}")
+        try:
+            found[name] = product(sampler, dtype)
+        except RuntimeError as error:
+            if dtype is torch.float32:
+                raise
+            note(f"no {name} product on this processor: {str(error).splitlines()[0]}")
+    return found
+
+
+def product(sampler: Sampler, dtype: torch.dtype) -> Figure:
+    """Climbs from a small side to the largest that still fits the time, then measures the last three."""
+    effort, generator = sampler.effort, torch.Generator().manual_seed(0)
+    allowed, climbed, side = memory.free_bytes() // memory.SHARE, [], min(128, effort.product_side)
+
+    def multiply(side: int) -> Callable[[], float]:
+        a, b = (torch.rand(side, side, generator=generator).to(dtype) for _ in range(2))
+        out = torch.empty(side, side, dtype=dtype)
+        return timed_alone(lambda: torch.mm(a, b, out=out))
+
+    while True:
+        once = multiply(side)
+        fastest = min(once() for _ in range(3))
+        climbed.append(side)
+        # A doubled side is eight times the work, and needs its least number of readings and a warm-up.
+        slow = 8 * fastest * (effort.least + 1) > effort.product_seconds * 1e9
+        if slow or 2 * side > effort.product_side or 4 * (2 * side) ** 2 * 5 > allowed:
+            break
+        side *= 2
+    best: Figure | None = None
+    for side in climbed[-3:]:
+        ns = sampler.readings(multiply(side), seconds=effort.product_seconds / 2, warm_ups=1)
+        found = rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side])
+        best = found if best is None or found["p50"] > best["p50"] else best
+    assert best is not None
+    return best
+
+
+def copy(sampler: Sampler, buffer: Tensor) -> Figure:
+    """Half of the buffer onto the other half; both the read and the write count."""
+    half = buffer.numel() // 2
+    source, target = buffer[:half], buffer[half : 2 * half]
+    ns = sampler.readings(timed_alone(lambda: target.copy_(source)), seconds=4 * sampler.effort.seconds)
+    return rate(2 * half * 4, ns, "B/s", counted="read + write", buffer_bytes=half * 4, method="Tensor.copy_")
+
+
+def read(sampler: Sampler, buffer: Tensor) -> Figure:
+    """The fastest of several ways to touch every byte once."""
+    lines = buffer.view(1024, -1)
+    ways: dict[str, Callable[[], object]] = {
+        "sum of each of 1024 pieces": lambda: lines.sum(1),
+        "maximum of each of 1024 pieces": lambda: lines.amax(1),
+        "sum of all": buffer.sum,
+    }
+    found = []
+    for method, work in ways.items():
+        ns = sampler.readings(timed_alone(work), seconds=2 * sampler.effort.seconds)
+        found.append(
+            rate(buffer.numel() * 4, ns, "B/s", counted="read", buffer_bytes=buffer.numel() * 4, method=method)
+        )
+    return max(found, key=lambda one: float(one["p50"]))
+
+
+def gather(sampler: Sampler, flat: Tensor, rng: np.random.Generator) -> dict[str, Any]:
+    """Random rows of a table, by row size; fresh ids every time."""
+    rows = [gather_rows(sampler, flat.view(-1, row_bytes // 4), rng) for row_bytes in ROW_BYTES]
+    return {"table_bytes": flat.numel() * 4, "rows": rows}
+
+
+def gather_rows(sampler: Sampler, table: Tensor, rng: np.random.Generator) -> dict[str, Any]:
+    row_bytes = table.shape[1] * 4
+    ids = min(sampler.effort.ids, max(1 << 12, (8 * MIB) // row_bytes))
+    offsets, out = torch.arange(0, ids, BAG), torch.ones(ids, table.shape[1])
+    plain, plain_out = table.numpy(), out.numpy()
+
+    def fresh() -> Tensor:
+        return torch.from_numpy(rng.integers(0, table.shape[0], ids))
+
+    ways: dict[str, Callable[[Tensor], object]] = {
+        "torch.index_select": lambda some: torch.index_select(table, 0, some, out=out),
+        f"embedding_bag, sums of {BAG}": lambda some: F.embedding_bag(some, table, offsets, mode="sum"),
+        "numpy.take, one thread": lambda some: plain.take(some.numpy(), axis=0, out=plain_out, mode="clip"),
+    }
+    return gather_row(row_bytes, ids, {name: sampler.readings(timed(way, fresh)) for name, way in ways.items()})
+
+
+def knee(sampler: Sampler, flat: np.ndarray[Any, Any], last_cache: int, rng: np.random.Generator) -> dict[str, Any]:
+    """ns a lookup against the size of the table, one thread."""
+    out = np.ones((KNEE_CALL, KNEE_ROW_BYTES // 4), dtype=np.float32)
+    points = []
+    for size in knee_sizes(flat.nbytes, sampler.effort.knee_points):
+        table = flat[: size // 4].reshape(-1, KNEE_ROW_BYTES // 4)
+        if size <= 2 * last_cache:
+            # Random ids alone would need many repetitions to bring in what fits the cache.
+            table.max()
+        ns = sampler.readings(timed(*_lookups(table, out, rng)))
+        points.append(figure([value / (KNEE_CALL * KNEE_CALLS) for value in ns], "ns a lookup", table_bytes=size))
+    return {
+        "row_bytes": KNEE_ROW_BYTES,
+        "threads": 1,
+        "lookups": KNEE_CALL * KNEE_CALLS,
+        "method": f"numpy.take, {KNEE_CALL} rows a call, fresh uniform ids",
+        "points": points,
+    }
+
+
+def _lookups(
+    table: np.ndarray[Any, Any], out: np.ndarray[Any, Any], rng: np.random.Generator
+) -> tuple[Callable[[np.ndarray[Any, Any]], None], Callable[[], np.ndarray[Any, Any]]]:
+    def look_up(calls: np.ndarray[Any, Any]) -> None:
+        for ids in calls:
+            table.take(ids, axis=0, out=out, mode="clip")
+
+    return look_up, lambda: rng.integers(0, table.shape[0], (KNEE_CALLS, KNEE_CALL))
+
+
+def knee_sizes(largest: int, points: int) -> list[int]:
+    """From 32 KiB to the largest, so many an octave, in whole rows."""
+    sizes, step = [], 0
+    while (size := KNEE_FROM * 2 ** (step / points)) < largest:
+        sizes.append(int(size) // KNEE_ROW_BYTES * KNEE_ROW_BYTES)
+        step += 1
+    return [*sizes, largest]

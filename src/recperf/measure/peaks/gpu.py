@@ -1,0 +1,191 @@
+"""A GPU's ceilings: products, memory, random rows, transfers, launches. Timed with events, the L2 flushed between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import memory
+from .cpu import BAG, ROW_BYTES, timed_alone
+from .sampling import MIB, Figure, Sampler, figure, gather_row, rate
+
+Say = Callable[[str], None]
+
+LAUNCHES = 200
+"""Kernels queued in one reading: fewer than the queue holds, so that the host never waits for the device."""
+
+
+def measure(sampler: Sampler, say: Say, note: Say) -> dict[str, Any]:
+    """The ceilings of each kind of GPU, by its name: of two alike the first stands for both."""
+    found: dict[str, Any] = {}
+    for index in range(torch.cuda.device_count()):
+        name = torch.cuda.get_device_name(index)
+        if name not in found:
+            with torch.cuda.device(index):
+                found[name] = Gpu(sampler, say, note).measure()
+            torch.cuda.empty_cache()
+    return found
+
+
+class Gpu:
+    """Measures the current device."""
+
+    def __init__(self, sampler: Sampler, say: Say, note: Say) -> None:
+        self.sampler, self.say, self.note = sampler, say, note
+        self.effort = sampler.effort
+        properties = torch.cuda.get_device_properties()
+        self.name = properties.name
+        self.l2_bytes = int(properties.L2_cache_size) or 64 * MIB
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.generator = torch.Generator(self.device).manual_seed(0)
+        self.allowed = torch.cuda.mem_get_info()[0] // memory.SHARE
+        # Writing several times the L2 leaves nothing of the work's own data in it, and keeps the device busy while
+        # the host queues what is timed, so that no launch gap is booked to it.
+        self.flush = torch.ones(memory.bounded(4 * self.l2_bytes, self.allowed // 4) // 4, device=self.device)
+
+    def measure(self) -> dict[str, Any]:
+        self.say(f"{self.name}: launches and transfers")
+        found: dict[str, Any] = {"l2_bytes": self.l2_bytes, "launch": self.launch(), "transfer": self.transfers()}
+        self.say(f"{self.name}: matrix products")
+        found["gemm"] = self.products()
+        wanted = max(self.effort.gpu_table_bytes, self.effort.caches * self.l2_bytes)
+        size = memory.bounded(wanted, self.allowed // 2)
+        if size < wanted:
+            self.note(f"{self.name}: memory is short: the table has {size // MIB} MiB instead of {wanted // MIB}")
+        table = torch.ones(size // 4, device=self.device)
+        self.say(f"{self.name}: streaming and random rows, {size // MIB} MiB")
+        found["copy"], found["read"] = self.copy(table), self.read(table)
+        cached = table[: memory.bounded(self.l2_bytes // 4, size) // 4]
+        found["gather"] = {
+            "cache": self.gather(cached, warm=lambda: cached.sum()),
+            "dram": self.gather(table, warm=lambda: None),
+        }
+        order = ("l2_bytes", "gemm", "copy", "read", "gather", "transfer", "launch")
+        return {name: found[name] for name in order}
+
+    def timed(self, work: Callable[[], object], warm: Callable[[], object] = lambda: None) -> Callable[[], float]:
+        """One reading between two events, after a flush of the L2 and what is to be warm again."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+
+        def once() -> float:
+            self.flush.add_(1)
+            warm()
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            return float(begin.elapsed_time(end)) * 1e6
+
+        return once
+
+    def products(self) -> dict[str, Figure]:
+        before = torch.get_float32_matmul_precision()
+        try:
+            found = {}
+            for name, dtype, precision in (
+                ("float32", torch.float32, "highest"),
+                ("tf32", torch.float32, "high"),
+                ("bfloat16", torch.bfloat16, "highest"),
+            ):
+                torch.set_float32_matmul_precision(precision)
+                found[name] = self.product(dtype)
+            return found
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def product(self, dtype: torch.dtype) -> Figure:
+        best: Figure | None = None
+        sides = [
+            side for side in (self.effort.product_side, self.effort.product_side // 2) if 12 * side**2 < self.allowed
+        ]
+        for side in sides or [256]:
+            a, b = (torch.randn(side, side, device=self.device, generator=self.generator).to(dtype) for _ in range(2))
+            out = torch.empty_like(a)
+            once = self.timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
+            ns = self.sampler.readings(once, seconds=self.effort.product_seconds / 4)
+            found = rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side])
+            best = found if best is None or found["p50"] > best["p50"] else best
+        assert best is not None
+        return best
+
+    def copy(self, table: Tensor) -> Figure:
+        half = table.numel() // 2
+        source, target = table[:half], table[half : 2 * half]
+        ns = self.sampler.readings(self.timed(lambda: target.copy_(source)))
+        return rate(2 * half * 4, ns, "B/s", counted="read + write", buffer_bytes=half * 4, method="Tensor.copy_")
+
+    def read(self, table: Tensor) -> Figure:
+        lines = table.view(1024, -1)
+        ways: dict[str, Callable[[], object]] = {
+            "sum of all": table.sum,
+            "sum of each of 1024 pieces": lambda: lines.sum(1),
+        }
+        size, found = table.numel() * 4, []
+        for method, work in ways.items():
+            ns = self.sampler.readings(self.timed(work))
+            found.append(rate(size, ns, "B/s", counted="read", buffer_bytes=size, method=method))
+        return max(found, key=lambda one: float(one["p50"]))
+
+    def gather(self, flat: Tensor, *, warm: Callable[[], object]) -> dict[str, Any]:
+        rows = [self.gather_rows(flat.view(-1, row_bytes // 4), warm) for row_bytes in ROW_BYTES]
+        return {"table_bytes": flat.numel() * 4, "rows": rows}
+
+    def gather_rows(self, table: Tensor, warm: Callable[[], object]) -> dict[str, Any]:
+        row_bytes = table.shape[1] * 4
+        ids = min(1 << 20, memory.bounded(256 * MIB, self.allowed // 4) // row_bytes)
+        offsets = torch.arange(0, ids, BAG, device=self.device)
+        out = torch.empty(ids, table.shape[1], device=self.device)
+        some = torch.empty(ids, dtype=torch.int64, device=self.device)
+
+        def fresh() -> None:
+            some.random_(0, table.shape[0], generator=self.generator)
+            warm()
+
+        ways: dict[str, Callable[[], object]] = {
+            "torch.index_select": lambda: torch.index_select(table, 0, some, out=out),
+            f"embedding_bag, sums of {BAG}": lambda: F.embedding_bag(some, table, offsets, mode="sum"),
+        }
+        return gather_row(
+            row_bytes, ids, {name: self.sampler.readings(self.timed(way, fresh)) for name, way in ways.items()}
+        )
+
+    def transfers(self) -> dict[str, Figure]:
+        """Host to device and back, from pinned memory (by DMA) and from pageable memory (staged by the driver)."""
+        size = memory.bounded(self.effort.transfer_bytes, min(self.allowed, memory.free_bytes() // memory.SHARE // 2))
+        there = torch.ones(size // 4, device=self.device)
+        found = {}
+        for name, pinned in (("pinned", True), ("pageable", False)):
+            here = torch.ones(size // 4, pin_memory=pinned)
+            ways: dict[str, Callable[[], object]] = {
+                f"host_to_device_{name}": lambda here=here: there.copy_(here, non_blocking=True),  # type: ignore[misc]
+                f"device_to_host_{name}": lambda here=here: here.copy_(there, non_blocking=True),  # type: ignore[misc]
+            }
+            for way, work in ways.items():
+                found[way] = rate(size, self.sampler.readings(self.timed(work)), "B/s", buffer_bytes=size)
+        return found
+
+    def launch(self) -> dict[str, Figure]:
+        """What the host pays to queue a kernel of one element, and to queue one and wait for it."""
+        one = torch.ones(1, device=self.device)
+
+        def queued() -> float:
+            torch.cuda.synchronize()
+            began = perf_counter_ns()
+            for _ in range(LAUNCHES):
+                one.add_(1)
+            return (perf_counter_ns() - began) / LAUNCHES
+
+        def awaited() -> None:
+            one.add_(1)
+            torch.cuda.synchronize()
+
+        what = "add_ on one float32"
+        return {
+            "queue": figure(self.sampler.readings(queued), "ns", what=f"{what}, not waited for"),
+            "round_trip": figure(self.sampler.readings(timed_alone(awaited)), "ns", what=f"{what}, then synchronize"),
+        }

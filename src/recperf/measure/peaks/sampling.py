@@ -1,0 +1,203 @@
+"""Timing a piece of work on a machine that may be doing other things too: many readings, medians, a second look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+Figure = dict[str, Any]
+"""p20, p50, p80, n and unit, with what is needed to read them."""
+
+NOISY = 0.25
+"""Distance from p20 to p80, over the median, beyond which a series is measured again and named in the notes."""
+
+WARM_UPS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much to measure. Sizes are floors: the machine's caches raise them and its memory bounds them."""
+
+    seconds: float
+    """For one series of readings."""
+    least: int
+    """Readings in a series, however long one takes."""
+    most: int
+    """Readings after which a series is long enough."""
+    tries: int
+    """Series of a noisy figure; the fastest counts."""
+    patience: float
+    """Seconds since the start after which nothing is tried again."""
+    product_seconds: float
+    """For one size of the square matrix products."""
+    product_side: int
+    """Largest side of the products."""
+    caches: int
+    """The memory table holds at least this many last-level caches."""
+    table_bytes: int
+    """Smallest memory table."""
+    knee_bytes: int
+    """Where the knee's sizes end at the earliest."""
+    knee_points: int
+    """Sizes an octave."""
+    ids: int
+    """Most rows of one gather on the processor."""
+    gpu_table_bytes: int
+    """Smallest table in a GPU's memory."""
+    transfer_bytes: int
+    """Buffer that travels between host and GPU."""
+
+
+MIB, GIB = 1 << 20, 1 << 30
+
+QUICK = Effort(
+    seconds=0.05,
+    least=5,
+    most=25,
+    tries=2,
+    patience=7.0,
+    product_seconds=0.6,
+    product_side=4096,
+    caches=8,
+    table_bytes=512 * MIB,
+    knee_bytes=256 * MIB,
+    knee_points=1,
+    ids=1 << 16,
+    gpu_table_bytes=GIB,
+    transfer_bytes=64 * MIB,
+)
+
+FULL = Effort(
+    seconds=0.25,
+    least=9,
+    most=101,
+    tries=2,
+    patience=45.0,
+    product_seconds=2.5,
+    product_side=8192,
+    caches=8,
+    table_bytes=512 * MIB,
+    knee_bytes=GIB,
+    knee_points=2,
+    ids=1 << 16,
+    gpu_table_bytes=8 * GIB,
+    transfer_bytes=256 * MIB,
+)
+
+TINY = replace(
+    QUICK,
+    seconds=0.0,
+    least=3,
+    most=3,
+    tries=1,
+    product_seconds=0.0,
+    product_side=32,
+    caches=0,
+    table_bytes=MIB,
+    knee_bytes=MIB,
+    ids=256,
+    gpu_table_bytes=64 * MIB,
+    transfer_bytes=MIB,
+)
+"""Shows that everything works, in a fraction of a second; the figures mean nothing."""
+
+
+class Sampler:
+    """Takes readings within an effort's limits."""
+
+    def __init__(self, effort: Effort) -> None:
+        self.effort = effort
+        self._began = monotonic()
+
+    def readings(
+        self, once: Callable[[], float], *, seconds: float | None = None, warm_ups: int = WARM_UPS
+    ) -> list[float]:
+        """What `once` returns (ns of its timed part), repeated. Of several series the one with the lowest median stays.
+
+        A ceiling is what the machine can do, so a series that other work slowed down may be thrown away.
+        """
+        best: list[float] = []
+        for _ in range(self.effort.tries):
+            for _ in range(warm_ups):
+                once()
+            series = self._series(once, self.effort.seconds if seconds is None else seconds)
+            if not best or np.median(series) < np.median(best):
+                best = series
+            if spread(best) <= NOISY or monotonic() - self._began > self.effort.patience:
+                break
+        return best
+
+    def _series(self, once: Callable[[], float], seconds: float) -> list[float]:
+        series: list[float] = []
+        until = monotonic() + seconds
+        while len(series) < self.effort.least or (len(series) < self.effort.most and monotonic() < until):
+            series.append(once())
+        return series
+
+
+def spread(values: Sequence[float]) -> float:
+    low, middle, high = np.percentile(values, (20, 50, 80))
+    return float((high - low) / middle)
+
+
+def figure(values: Sequence[float], unit: str, **more: Any) -> Figure:
+    low, middle, high = (float(value) for value in np.percentile(values, (20, 50, 80)))
+    return {"p20": low, "p50": middle, "p80": high, "n": len(values), "unit": unit, **more}
+
+
+def rate(amount: float, ns: Sequence[float], unit: str, **more: Any) -> Figure:
+    """Readings of the time that an amount of work took, as amounts a second."""
+    return figure([amount * 1e9 / value for value in ns], unit, **more)
+
+
+def gather_row(row_bytes: int, ids: int, readings: dict[str, list[float]]) -> dict[str, Any]:
+    """The fastest of several ways to gather, as ns a row and as bytes of rows a second."""
+    method = min(readings, key=lambda name: float(np.median(readings[name])))
+    ns = [value / ids for value in readings[method]]
+    return {
+        "row_bytes": row_bytes,
+        "ids": ids,
+        "method": method,
+        "ns": figure(ns, "ns a row"),
+        "bytes_per_s": rate(row_bytes, ns, "B/s"),
+    }
+
+
+def better(first: Any, second: Any) -> Any:
+    """Of two measurements of the same things, each figure from the one that was faster there."""
+    if isinstance(first, list):
+        return [better(one, other) for one, other in zip(first, second, strict=True)]
+    if not isinstance(first, dict):
+        return first
+    if "p50" in first:
+        lower_is_better = first["unit"].startswith("ns")
+        return second if (second["p50"] < first["p50"]) == lower_is_better else first
+    if "bytes_per_s" in first:
+        # A gather's method and both of its figures belong together.
+        return second if second["ns"]["p50"] < first["ns"]["p50"] else first
+    return {key: better(value, second[key]) if key in second else value for key, value in first.items()}
+
+
+def noisy(value: Any, name: str = "") -> list[str]:
+    """Names of the figures whose readings lie far apart."""
+    if isinstance(value, dict):
+        if "p50" in value:
+            return [name] if (value["p80"] - value["p20"]) / value["p50"] > NOISY else []
+        # Both figures of a gather come from the same readings.
+        return [
+            found
+            for key, item in value.items()
+            if key != "bytes_per_s"
+            for found in noisy(item, f"{name} {key}".strip())
+        ]
+    if isinstance(value, list):
+        return [found for item in value for found in noisy(item, f"{name} {_label(item)}".strip())]
+    return []
+
+
+def _label(item: Any) -> str:
+    return str(item.get("row_bytes") or item.get("table_bytes") or "") if isinstance(item, dict) else ""

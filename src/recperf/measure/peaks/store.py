@@ -1,0 +1,127 @@
+"""The machine's file: written under its fingerprint, and refused when it is another machine's or damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ... import places
+from ...errors import DataError, MachineError
+from ...files import write_json, writing
+from ...runs import provenance
+
+SCHEMA = 1
+
+FIX = "recperf peaks"
+
+FIGURES = (
+    "gemm.float32",
+    "copy",
+    "read",
+    "gather.cache.rows.0.ns",
+    "gather.dram.rows.0.ns",
+    "knee.points.0",
+    "dispatch.op",
+    "dispatch.autograd",
+)
+"""What every file must hold; other figures are checked where they are present."""
+
+
+def path_of(facts: dict[str, Any]) -> Path:
+    """Where a machine's ceilings are kept."""
+    return places.home() / "machines" / f"{facts['fingerprint']}.json"
+
+
+def save(peaks: dict[str, Any]) -> Path:
+    """Write the ceilings under the fingerprint of the machine they were measured on, in place of older ones."""
+    path = path_of(peaks["machine"])
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, peaks)
+    except MachineError as error:
+        fix = "free some space there, or set RECPERF_HOME to a folder you may write"
+        raise MachineError(error.what, where={"file": path}, fix=fix) from error
+    return path
+
+
+def load(facts: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """This machine's ceilings; None when they were never measured."""
+    facts = provenance.machine() if facts is None else facts
+    path = path_of(facts)
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MachineError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}) from error
+    try:
+        peaks = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"the file of ceilings is damaged: {error}", where={"file": path}, fix=FIX) from error
+    schema = peaks.get("schema") if isinstance(peaks, dict) else None
+    if isinstance(peaks, dict) and schema is not None and schema != SCHEMA:
+        what = f"the file of ceilings has schema {schema!r}; this recperf reads {SCHEMA}"
+        raise DataError(what, where={"file": path}, fix=FIX)
+    found = faults(peaks)
+    if found:
+        raise DataError(f"the file of ceilings is damaged: {found[0]}", where={"file": path}, fix=FIX)
+    require_own(peaks, facts, file=path)
+    return dict(peaks)
+
+
+def require_own(peaks: dict[str, Any], facts: dict[str, Any], *, file: Path | None = None) -> None:
+    """Refuse ceilings of another machine: a share of somebody else's peak says nothing."""
+    theirs, ours = peaks["machine"]["fingerprint"], facts["fingerprint"]
+    if theirs != ours:
+        named = {"file": file} if file else {}
+        raise DataError(
+            f"these ceilings belong to another machine: measured on {theirs}, this is {ours}",
+            where={**named, "measured on": _describe(peaks["machine"]), "this machine": _describe(facts)},
+            fix=FIX,
+        )
+
+
+def _describe(facts: dict[str, Any]) -> str:
+    gpus = ", ".join(gpu["name"] for gpu in facts.get("gpus") or []) or "no GPU"
+    return f"{facts.get('cpu')}, {facts.get('cores')} cores, {gpus}, torch {facts.get('torch')}"
+
+
+def faults(peaks: Any) -> list[str]:
+    """What is wrong with the content of a file; empty when nothing is."""
+    if not isinstance(peaks, dict):
+        return ["it holds no object"]
+    if peaks.get("schema") != SCHEMA:
+        return ["schema is missing"]
+    machine = peaks.get("machine")
+    if not isinstance(machine, dict) or not isinstance(machine.get("fingerprint"), str):
+        return ["machine.fingerprint is missing"]
+    found = [f"{path} is not measured" for path in FIGURES if not isinstance(_at(peaks, path).get("p50"), (int, float))]
+    return found + _figure_faults(peaks, "")
+
+
+def _at(value: Any, path: str) -> dict[str, Any]:
+    """The object at a path; empty where there is none."""
+    for key in path.split("."):
+        if isinstance(value, list) and key.isdigit() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _figure_faults(value: Any, path: str) -> list[str]:
+    if isinstance(value, list):
+        return [fault for index, item in enumerate(value) for fault in _figure_faults(item, f"{path}.{index}")]
+    if not isinstance(value, dict):
+        return []
+    if "p50" not in value:
+        return [fault for key, item in value.items() for fault in _figure_faults(item, f"{path}.{key}".lstrip("."))]
+    readings: list[Any] = [value.get(key) for key in ("p20", "p50", "p80", "n")]
+    if not all(
+        isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) and x > 0 for x in readings
+    ):
+        return [f"{path} holds {readings}, not four positive numbers"]
+    return [] if sorted(readings[:3]) == readings[:3] else [f"{path}: p20, p50 and p80 are out of order"]

@@ -1,0 +1,229 @@
+"""The commands as a user types them, in this process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recperf import __version__
+from recperf.cli import main
+
+QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none"]
+QUICK += ["--train.batch-size", "1000", "--train.device", "cpu"]
+
+
+@pytest.fixture
+def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["list"], ["show"], ["run", "--help"], ["data", "--help"], ["--version"]]
+)
+def test_help_and_list_never_import_torch(words: list[str]) -> None:
+    code = (
+        "import sys; from recperf.cli import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    taken = []
+    for _ in range(3):
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True)
+        taken.append(time.monotonic() - began)
+    # Half a second on an idle machine; the suite itself keeps this one busy.
+    assert min(taken) < 1.5
+
+
+def test_version_and_help(run_command) -> None:
+    assert run_command("--version")[1] == f"recperf {__version__}\n"
+    code, out, _ = run_command()
+    assert code == 0
+    assert "recperf COMMAND" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["rum"], 2, "did you mean 'run'?"),
+        (["--versoin"], 2, "unknown option '--versoin'"),
+        (["run", "micro-drlm"], 2, "did you mean 'micro-dlrm'?"),
+        (["run", "--train.batchsize", "3"], 2, "did you mean '--train.batch-size'?"),
+        (["run", "--batch_size=3"], 2, "did you mean '--train.batch-size'?"),
+        (["run", "--qiuet"], 2, "did you mean '--quiet'?"),
+        (["run", "--train.batch-size", "x"], 2, "--train.batch-size: 'x' is not a whole number"),
+        (["run", "--train.rise", "x"], 2, "'x' is not a number"),
+        (["run", "--data.split", "newest"], 2, "'random', 'last', 'cold'"),
+        (["run", "--preset", "defualt"], 2, "did you mean 'default'?"),
+        (["run", "--preset"], 2, "--preset needs a value"),
+        (["run", "--resume", "a", "--config", "b"], 2, "exclude each other"),
+        (["run", "--train.batch-size", "0"], 3, "train.batch_size is 0; allowed: at least 1"),
+        (["run", "--model.dim", "9"], 3, "a last width equal to model.dim"),
+        (["run", "--resume", "nowhere"], 3, "no run there"),
+        (["run", "--config", "nowhere.json"], 3, "no config there"),
+        (["run", "--data.path", "nowhere"], 3, "nowhere"),
+        (["data", "gte", "x"], 2, "did you mean 'get'?"),
+        (["data", "info", "movielens-100"], 2, "did you mean 'movielens-100k'?"),
+        (["data", "make", "movielens-like"], 2, "needs --path"),
+        (["show", "nothing"], 2, "unknown workload"),
+        (["list", "--jsn"], 2, "did you mean '--json'?"),
+    ],
+)
+def test_mistakes_are_answered(run_command, words: list[str], code: int, message: str) -> None:
+    found, _, err = run_command(*words)
+    assert found == code
+    assert message in err
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    assert not list(Path().rglob("config.json")), "a mistake left a run behind"
+
+
+def test_an_error_is_one_json_object_too(run_command) -> None:
+    code, out, _ = run_command("run", "--data.path", "nowhere", "--json")
+    assert code == 3
+    assert json.loads(out)["error"]["exit_code"] == 3
+
+
+def test_list_and_show_as_json(run_command) -> None:
+    names = [w["name"] for w in json.loads(run_command("list", "--json")[1])["workloads"]]
+    assert "micro-dlrm" in names
+    shown = json.loads(run_command("show", "micro-dlrm", "--train.batch-size", "512", "--json")[1])
+    assert shown["config"]["train"]["batch_size"] == 512
+    assert shown["estimate"]["parameters"]["total"] == 23001
+    assert shown["estimate"]["table_bytes"] == 4 * 21192
+    parts = shown["estimate"]["step"]
+    assert parts["total"]["flops"] == sum(cost["flops"] for name, cost in parts.items() if name != "total")
+
+
+def test_show_in_words(run_command) -> None:
+    out = run_command("show")[1]
+    for word in ("train.batch_size", "parameters 23,001", "tables", "memory", "FLOPs", "backward"):
+        assert word in out
+
+
+def test_dry_run_runs_nothing(run_command, tmp_path: Path) -> None:
+    code, out, _ = run_command(*QUICK, "--dry-run")
+    assert code == 0
+    assert "movielens-like" in out
+    assert "synthetic" in out
+    assert "nothing was run" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_leaves_everything(run_command, tmp_path: Path) -> None:
+    code, out, err = run_command(*QUICK, "--run-dir", "r", "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result == json.loads((tmp_path / "r" / "result.json").read_text())
+    assert "epoch 1" in err
+    assert result["data"]["synthetic"] is True
+    assert "(synthetic)" in err
+    assert sum(result["performance"]["budget"].values()) == pytest.approx(1)
+    assert set(result["quality"]["baselines"]) == {"majority", "item_bias", "user_item_bias"}
+    kinds = {json.loads(line)["kind"] for line in (tmp_path / "r" / "events.jsonl").read_text().splitlines()}
+    assert {"step", "metric", "span"} <= kinds
+    names = {path.name for path in (tmp_path / "r").iterdir()}
+    assert {"config.json", "machine.json", "events.jsonl", "result.json", "checkpoints"} <= names
+    assert result["provenance"]["machine"] == json.loads((tmp_path / "r" / "machine.json").read_text())["fingerprint"]
+
+
+def test_a_config_goes_round(run_command, tmp_path: Path) -> None:
+    run_command(*QUICK, "--run-dir", "one", "--seed", "5", "--quiet")
+    assert run_command("run", "--config", "one", "--run-dir", "two", "--quiet")[0] == 0
+    first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("one", "two"))
+    assert first == second
+    assert first["config"]["seed"] == 5
+    one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
+    assert one["quality"] == two["quality"]
+    (tmp_path / "shown.json").write_text(run_command("show", "--config", "one", "--json")[1])
+    assert run_command("run", "--config", "shown.json", "--seed", "6", "--dry-run")[0] == 0
+
+
+def test_quiet_says_nothing(run_command) -> None:
+    assert run_command(*QUICK, "--run-dir", "r", "--quiet")[1:] == ("", "")
+
+
+def test_several_seeds_give_mean_and_spread(run_command) -> None:
+    code, out, err = run_command(*QUICK, "--run-dir", "r", "--seeds", "2", "--json")
+    assert code == 0
+    quality = json.loads(out)["quality"]
+    values = [entry["metrics"]["auc"] for entry in quality["seeds"]]
+    assert [entry["seed"] for entry in quality["seeds"]] == [42, 43]
+    assert values[0] != values[1]
+    assert quality["metrics"]["auc"] == pytest.approx(sum(values) / 2)
+    assert quality["spread"]["auc"] > 0
+    assert "mean of seeds 42 to 43" in err
+
+
+def test_a_missed_target_is_a_failed_gate(run_command) -> None:
+    code, out, err = run_command(*QUICK, "--run-dir", "r", "--target.auc", "0.99")
+    assert code == 5
+    assert "MISSED" in out
+    assert "the quality target was missed" in err
+    assert json.loads(Path("r/result.json").read_text())["quality"]["met"] is False
+
+
+def test_a_finished_run_is_not_run_again(run_command) -> None:
+    run_command(*QUICK, "--run-dir", "r", "--quiet")
+    before = Path("r/result.json").read_bytes()
+    code, out, _ = run_command("run", "--resume", "r")
+    assert code == 0
+    assert "finished already" in out
+    assert Path("r/result.json").read_bytes() == before
+    assert run_command(*QUICK, "--run-dir", "r")[0] == 2
+    assert run_command("run", "--resume", "r", "--seed", "9")[0] == 2
+
+
+def test_a_table_too_small_for_the_data_says_what_is_needed(run_command) -> None:
+    code, _, err = run_command(*QUICK, "--model.rows", "10", "1683", "22", "--run-dir", "r")
+    assert code == 3
+    assert "table 'user' has 10 rows, the data needs 944" in err
+    assert "--model.rows 944 1683 22" in err
+
+
+def test_max_steps_stops_early_with_a_result(run_command) -> None:
+    code, out, _ = run_command(*QUICK, "--run-dir", "r", "--train.max-steps", "3", "--json")
+    assert code == 0
+    assert json.loads(out)["performance"]["step_ms"] is None
+
+
+def test_doctor(run_command) -> None:
+    code, out, _ = run_command("doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(out)["findings"]}
+    assert code == 0
+    assert findings["torch"]["state"] == "ok"
+    assert findings["movielens-100k"]["fix"] == "recperf data get movielens-100k"
+    assert "recperf works here" in run_command("doctor")[1]
+
+
+def test_data_made_here_can_be_checked_described_and_trained_on(run_command, tmp_path: Path) -> None:
+    assert run_command("data", "make", "movielens-like", "--path", "made")[0] == 0
+    described = json.loads(run_command("data", "info", "movielens-like", "--path", "made", "--json")[1])
+    assert described["synthetic"] is True
+    words = [word for word in QUICK if word not in ("--data.source", "embedded")]
+    code, out, _ = run_command(*words, "--data.path", "made", "--run-dir", "r", "--json")
+    assert code == 0
+    assert json.loads(out)["data"]["synthetic"] is True
+
+
+def test_a_fault_of_our_own_is_not_dressed_up(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(words: list[str]) -> int:
+        raise RuntimeError("oh")
+
+    monkeypatch.setattr("recperf.cli.list.command", broken)
+    code, _, err = run_command("list")
+    assert code == 1
+    assert "a fault in recperf itself: RuntimeError: oh" in err
+    assert "Traceback" in err

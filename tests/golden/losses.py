@@ -1,0 +1,67 @@
+"""The first 50 losses of each workload's default preset on embedded data, as float hex.
+
+python tests/golden/losses.py      writes them anew, after a change that is meant to change them
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from recperf.train.device import applied
+from recperf.train.loop import Position, train
+from recperf.workloads import WORKLOADS
+
+FOLDER = Path(__file__).parent / "losses"
+COUNT = 50
+
+
+class Collect:
+    """A watch that only keeps losses."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def before_epoch(self) -> None: ...
+
+    def before_step(self, step: int) -> None: ...
+
+    def after_step(self, position: Position, loss: torch.Tensor, samples: int) -> None:
+        self.losses.append(float(loss))
+
+    def after_epoch(self, position: Position) -> None: ...
+
+
+def losses(name: str) -> list[float]:
+    workload = WORKLOADS[name]
+    config = next(iter(workload.presets.values()))()
+    config = replace(
+        config,
+        data=replace(config.data, source="embedded"),
+        train=replace(config.train, max_steps=COUNT, device="cpu"),
+    )
+    prepared = workload.prepare(config)
+    with applied(prepared.settings):
+        watch = Collect()
+        train(prepared.trial(config.seed).recipe, Position(), watch)
+    return watch.losses
+
+
+def here() -> dict[str, str]:
+    """What exact equality is tied to."""
+    return {
+        "architecture": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__.split("+")[0],
+    }
+
+
+if __name__ == "__main__":
+    for name in WORKLOADS:
+        value = {"platform": here(), "losses": [loss.hex() for loss in losses(name)]}
+        (FOLDER / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n")
+        print(f"{name}: {losses(name)[0]:.6f} ... {losses(name)[-1]:.6f}")

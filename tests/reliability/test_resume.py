@@ -1,0 +1,183 @@
+"""A run that is killed at any moment and resumed ends bit for bit as one that was left alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.data.movielens_like import generate, write
+from recperf.train.checkpoint import CheckpointStore
+
+# Tests are imported by path, so a neighbour that a child process must import too is loaded by hand.
+_spec = importlib.util.spec_from_file_location("killable", Path(__file__).with_name("killable.py"))
+assert _spec is not None
+assert _spec.loader is not None
+killable = importlib.util.module_from_spec(_spec)
+sys.modules["killable"] = killable
+sys.path.insert(0, str(Path(__file__).parent))
+_spec.loader.exec_module(killable)
+Killable = killable.Killable
+
+FOLDER = Path(tempfile.mkdtemp(prefix="recperf-tiny-"))
+"""Few ratings, so that a run takes a fraction of a second and many can be killed."""
+WORDS = ["run", "micro-dlrm", "--data.path", str(FOLDER / "tiny"), "--train.epochs", "2", "--train.batch-size", "200"]
+WORDS += ["--train.checkpoint-steps", "7", "--target.beat", "none", "--train.device", "cpu"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny() -> Iterator[None]:
+    write(generate(3, users=120, items=200, ratings=5000), FOLDER / "tiny")
+    yield
+    shutil.rmtree(FOLDER)
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that must not differ: the last state and everything logged and concluded, times aside."""
+    store = CheckpointStore(folder=folder / "checkpoints" / "seed-42", notice=print)
+    state = store.load()
+    best = store.best()
+    assert state is not None
+    assert best is not None
+    kept = [path.name for path in store.saved()]
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    logged = [{k: v for k, v in e.items() if k != "t"} for e in events if e["kind"] in ("step", "metric")]
+    result = json.loads((folder / "result.json").read_text())
+    return {
+        "state": flat(state["trial"]),
+        "kept": kept,
+        "best": best.name,
+        "events": logged,
+        "quality": result["quality"],
+    }
+
+
+def flat(value: Any) -> Any:
+    """Tensors as their bytes, so that equality means every bit."""
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), tuple(value.shape), value.numpy().tobytes())
+    if isinstance(value, dict):
+        return {key: flat(inner) for key, inner in value.items()}
+    return [flat(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def finish(folder: Path, log: Path) -> None:
+    """Resume until done; a folder in which nothing was decided yet is started anew, as a user would."""
+    resume = (folder / "config.json").exists()
+    words = ["run", "--resume", str(folder)] if resume else [*WORDS, "--run-dir", str(folder)]
+    process = Killable(words, log)
+    assert process.wait() == 0, process.output
+
+
+@pytest.fixture(scope="module")
+def straight(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    import os
+
+    folder = tmp_path_factory.mktemp("straight")
+    os.environ.setdefault("RECPERF_HOME", str(folder / "home"))
+    process = Killable([*WORDS, "--run-dir", str(folder / "run")], folder / "log")
+    assert process.wait() == 0, process.output
+    found = outcome(folder / "run")
+    assert len(found["events"]) == 42
+    return found
+
+
+def test_kills_at_random_moments(straight: dict[str, Any], tmp_path: Path) -> None:
+    draw = random.Random(5)
+    for attempt in range(12):
+        folder, log = tmp_path / f"run-{attempt}", tmp_path / f"log-{attempt}"
+        process = Killable([*WORDS, "--run-dir", str(folder)], log)
+        for _ in range(draw.choice([1, 1, 2])):
+            # Wait until it has begun, so that kills fall into work and not into start-up only.
+            until = time.monotonic() + 30
+            while not (folder / "progress.json").exists() and process.alive and time.monotonic() < until:
+                time.sleep(0.005)
+            time.sleep(draw.uniform(0.0, 0.5))
+            process.process.kill()
+            process.process.join()
+            if (folder / "config.json").exists():
+                process = Killable(["run", "--resume", str(folder)], log)
+        process.process.join(60)
+        finish(folder, log)
+        assert outcome(folder) == straight
+
+
+@pytest.mark.parametrize("function", ["replace", "fsync", "ftruncate"])
+def test_a_kill_at_every_point_of_a_save(function: str, straight: dict[str, Any], tmp_path: Path) -> None:
+    """Renames and syncs are where a half-made file could show. Later saves repeat the pattern, so fewer are taken."""
+    for call in [*range(1, 11), 13, 17, 26]:
+        folder, log = tmp_path / f"run-{call}", tmp_path / f"log-{call}"
+        words = [*WORDS, "--run-dir", str(folder)]
+        if function == "ftruncate":
+            # Only a resumed run cuts its log back.
+            first = Killable(words, log, die_at=("replace", 20))
+            assert first.wait() == -signal.SIGKILL
+            words = ["run", "--resume", str(folder)]
+        process = Killable(words, log, die_at=(function, call))
+        code = process.wait()
+        if code == 0:
+            assert outcome(folder) == straight
+            return
+        assert code == -signal.SIGKILL, process.output
+        finish(folder, log)
+        assert outcome(folder) == straight
+        if function == "ftruncate":
+            return
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_signals_stop_cleanly_and_say_how_to_go_on(
+    number: int, code: int, straight: dict[str, Any], tmp_path: Path
+) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    process = Killable([*WORDS, "--run-dir", str(folder), "--train.checkpoint-steps", "0"], log)
+    until = time.monotonic() + 30
+    while not (folder / "baselines.json").exists() and process.alive and time.monotonic() < until:
+        time.sleep(0.002)
+    process.signal(number)
+    assert process.wait() == code, process.output
+    assert "the state is saved" in process.output
+    assert f"recperf run --resume {folder}" in process.output
+    assert "Traceback" not in process.output
+    finish(folder, log)
+    found = outcome(folder)
+    assert found["state"] == straight["state"]
+    assert found["quality"] == straight["quality"]
+    assert json.loads((folder / "result.json").read_text())["provenance"]["resumes"] == 1
+
+
+def test_two_processes_on_one_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = Killable([*WORDS, "--run-dir", str(folder), "--train.epochs", "300"], tmp_path / "log-1")
+    until = time.monotonic() + 30
+    while not (folder / "baselines.json").exists() and first.alive and time.monotonic() < until:
+        time.sleep(0.005)
+    second = Killable(["run", "--resume", str(folder)], tmp_path / "log-2")
+    assert second.wait() == 4
+    assert "another process is using this run folder" in second.output
+    first.process.kill()
+    first.process.join()
+
+
+def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER / "tiny", tmp_path / "data")
+    folder = tmp_path / "run"
+    words = [str(tmp_path / "data") if word == str(FOLDER / "tiny") else word for word in WORDS]
+    process = Killable([*words, "--run-dir", str(folder)], tmp_path / "log", die_at=("replace", 20))
+    assert process.wait() == -signal.SIGKILL
+    shutil.rmtree(tmp_path / "data")
+    write(generate(4, users=120, items=200, ratings=5000), tmp_path / "data")
+    again = Killable(["run", "--resume", str(folder)], tmp_path / "log-2")
+    assert again.wait() == 3
+    assert "the data changed since the run began" in again.output
