@@ -21,8 +21,8 @@ def test_the_ceilings_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> 
     assert cli.command([]) == 0
     said = capsys.readouterr().out
     for expected in (
-        "product, float32",
-        "copy (read + write)",
+        "product of float32",
+        "read + write",
         "random rows",
         "2048 B",
         "one lookup by table size",

@@ -48,7 +48,7 @@ def replaced(found: dict[str, Any]) -> str | None:
         old = peaks.load(found["machine"])
     except RecperfError:
         return "a file that could not be read"
-    return f"{'quick' if old['quick'] else 'full'} ceilings of {old['measured']}" if old else None
+    return f"{'quick' if old.get('quick') else 'full'} ceilings of {old.get('measured')}" if old else None
 
 
 def as_text(found: dict[str, Any]) -> str:
@@ -74,23 +74,21 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def _ceilings(part: dict[str, Any]) -> list[list[str]]:
-    rows = [["ceiling", "median", "p20", "p80", "readings", ""]]
+    rows = [["ceiling", "median", "p20", "p80", "readings"]]
     for dtype, figure in part["gemm"].items():
-        rows.append(_row(f"product, {dtype}", figure, f"side {figure['shape'][0]}"))
-    for name in ("copy", "read"):
-        figure = part[name]
-        rows.append(
-            _row(f"{name} ({figure['counted']})", figure, f"{size(figure['buffer_bytes'])}, {figure['method']}")
-        )
+        rows.append(_row(f"product of {dtype}, side {figure['shape'][0]:,}", figure))
+    copy, read = part["copy"], part["read"]
+    rows.append(_row(f"copy of {size(copy['buffer_bytes'])}, {copy['counted']}", copy))
+    rows.append(_row(f"read of {size(read['buffer_bytes'])}, {read['method']}", read))
     for name, figure in part.get("transfer", {}).items():
-        rows.append(_row(name.replace("_", " "), figure, size(figure["buffer_bytes"])))
+        rows.append(_row(f"{name.replace('_', ' ')}, {size(figure['buffer_bytes'])}", figure))
     for name, figure in {**part.get("dispatch", {}), **part.get("launch", {})}.items():
-        rows.append(_row(name.replace("_", " "), figure, figure["what"]))
+        rows.append(_row(f"{name.replace('_', ' ')}: {figure['what']}", figure))
     return rows
 
 
-def _row(name: str, figure: dict[str, Any], remark: str) -> list[str]:
-    return [name, *(_value(figure[key], figure["unit"]) for key in ("p50", "p20", "p80")), str(figure["n"]), remark]
+def _row(name: str, figure: dict[str, Any]) -> list[str]:
+    return [name, *(_value(figure[key], figure["unit"]) for key in ("p50", "p20", "p80")), str(figure["n"])]
 
 
 def _value(value: float, unit: str) -> str:

@@ -63,7 +63,7 @@ def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> 
     restless = noisy(figures)
     if restless:
         shown = ", ".join(restless[:6]) + (f" and {len(restless) - 6} more" if len(restless) > 6 else "")
-        note(f"readings far apart, likely other work on this machine: {shown}")
+        note(f"readings lie far apart: {shown}")
     return {
         "schema": SCHEMA,
         "machine": facts,

@@ -1,0 +1,68 @@
+"""The DLRM family on a GPU: the same numbers as on the CPU, and a run through the same loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from recperf.data.batch import ClickBatch, JaggedFeatures
+from recperf.models.config import DLRMConfig
+from recperf.models.dlrm import DLRM
+from recperf.train.stop import StopFlag
+from recperf.workloads import WORKLOADS
+from recperf.workloads.execute import execute
+from recperf.workloads.micro_dlrm import default
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+CONFIG = DLRMConfig(features=("a", "b"), rows=(50, 70), dim=8, bottom=(5, 16, 8), top=(24, 1), table_init_std=0.5)
+
+
+class Nobody:
+    def notice(self, text: str) -> None: ...
+
+    def trial(self, seed: int, total_steps: int, done: int) -> None: ...
+
+    def step(self, step: int, loss: float, samples: int) -> None: ...
+
+    def metric(self, epoch: int, metrics: dict[str, float]) -> None: ...
+
+
+@pytest.mark.parametrize("interaction", ["concat", "dot"])
+@pytest.mark.parametrize("way", ["loss", "plain_loss"])
+def test_values_and_gradients_are_the_cpus(interaction: str, way: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    bags = [[[1, 2], [], [49], [3, 3, 3]], [[69], [5], [], [0]]]
+    batch = ClickBatch(
+        torch.randn(4, 5, generator=draw),
+        JaggedFeatures.from_bags(("a", "b"), bags),
+        torch.tensor([1.0, 0.0, 1.0, 0.0]),
+    )
+    found = []
+    for device in ("cpu", "cuda"):
+        model = DLRM(replace(CONFIG, interaction=interaction), seed=1).to(device)
+        loss = getattr(model, way)(batch.pin_memory().to(device, non_blocking=True))
+        loss.backward()
+        found.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
+    for cpu, gpu in zip(*found):
+        torch.testing.assert_close(gpu, cpu, rtol=2e-4, atol=1e-6)
+
+
+def test_micro_dlrm_trains_on_a_gpu(tmp_path: Path) -> None:
+    from recperf.config import to_json
+    from recperf.runs.record import Run
+
+    config = default()
+    config = replace(
+        config, data=replace(config.data, source="embedded"), train=replace(config.train, epochs=3, device="cuda")
+    )
+    run = Run.create("micro-dlrm", to_json(config), folder=tmp_path / "run")
+    with StopFlag() as stop:
+        result = execute(WORKLOADS["micro-dlrm"], config, run, stop, Nobody())
+    run.close()
+    assert result["quality"]["met"]
+    assert result["performance"]["device"] != "cpu"
+    assert sum(result["performance"]["budget"].values()) == pytest.approx(1)
