@@ -15,6 +15,7 @@ COMMANDS = {
     "list": "the workloads and their presets",
     "show": "what a workload would do: config, parameters, FLOPs, bytes, memory",
     "run": "train a workload and write its result",
+    "peaks": "measure this machine's ceilings: FLOP/s, bandwidths, the knee of its caches",
     "data": "get, check, make or describe a dataset",
     "doctor": "what works on this machine, and how to fix what does not",
 }

@@ -1,0 +1,162 @@
+"""Matplotlib as a pen for inline SVG: pixels in, and out comes markup that takes its colours and font from the page.
+
+Colours are drawn as stand-ins and replaced by CSS variables, so that one figure reads on light and on dark.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MachineError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDE, NARROW = 880, 340
+
+FAMILIES = ("data", "hash", "bottom", "embedding", "interaction", "top", "loss", "backward", "update", "sparse")
+EXTRA = ("extra-1", "extra-2", "extra-3")
+TONES = ("ink", "muted", "line", "surface", "on-fill", "accent", "good", "bad", "other", *FAMILIES, *EXTRA)
+"""Every colour a figure may use; style.css gives each a value for light and for dark."""
+
+SETTINGS = {
+    "svg.hashsalt": "recperf",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "axes.unicode_minus": False,
+    "path.simplify": True,
+}
+
+
+def tone(name: str) -> str:
+    """The stand-in for a colour of the page."""
+    return f"#fe00{TONES.index(name):02x}"
+
+
+def family(component: str) -> tuple[str, bool]:
+    """The colour of a component, and whether it is drawn faint: backward shares the hue of its forward."""
+    if component == "backward":
+        return "backward", False
+    head = component.removesuffix("_backward")
+    known = {"dense_update": "update", "sparse_update": "sparse", "optimizer": "update"}.get(head, head)
+    if known not in TONES:
+        # A name this page has never met keeps its colour from run to run.
+        known = EXTRA[sum(known.encode()) % len(EXTRA)]
+    return known, head != component
+
+
+def require_matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise MachineError("the report needs matplotlib and jinja2", fix="pip install 'recperf[report]'") from None
+    return matplotlib
+
+
+class Sheet:
+    """A figure measured in pixels from its top left corner."""
+
+    def __init__(self, width: int, height: int) -> None:
+        require_matplotlib()
+        from matplotlib.figure import Figure
+
+        self.width, self.height = width, height
+        self.wide = width > (WIDE + NARROW) / 2
+        self.figure = Figure(figsize=(width / 72, height / 72), dpi=72, frameon=False)
+
+    def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
+        """Axes between four margins, with nothing drawn yet but a quiet grid along x."""
+        from matplotlib.ticker import NullLocator
+
+        box = (left / self.width, bottom / self.height)
+        box += ((self.width - left - right) / self.width, (self.height - top - bottom) / self.height)
+        axes = self.figure.add_axes(box)
+        axes.patch.set_visible(False)
+        for name, spine in axes.spines.items():
+            spine.set_visible(name == "bottom")
+            spine.set_edgecolor(tone("line"))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_locator(NullLocator())
+        axes.tick_params(length=0, pad=6, labelsize=11, labelcolor=tone("muted"))
+        axes.set_axisbelow(True)
+        return axes
+
+    def text(self, x: float, y: float, text: str, *, color: str = "muted", size: float = 11, **more: Any) -> None:
+        """Words at a pixel of the sheet, from the top left."""
+        self.figure.text(x / self.width, 1 - y / self.height, text, color=tone(color), fontsize=size, **more)
+
+    def markup(self, key: str, label: str) -> str:
+        """The figure as an element; ids begin with the key, so that two figures on a page never clash."""
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+        drawn = io.StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        with matplotlib.rc_context(SETTINGS):
+            FigureCanvasSVG(self.figure).print_svg(drawn, metadata=nothing)
+        return _inline(drawn.getvalue(), key, label, self.width, self.height)
+
+
+def _inline(drawn: str, key: str, label: str, width: int, height: int) -> str:
+    body = drawn[drawn.index(">", drawn.index("<svg")) + 1 :]
+    # Matplotlib's style rule is meant for a file of its own: inside a page it would reach every element.
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.S)
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
+    body = re.sub(r' id="([^"]+)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", body)
+    body = re.sub(r'xlink:href="#', f'href="#{key}-', body)
+    body = body.replace("url(#", f"url(#{key}-")
+    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
+    body = re.sub(r"#fe00([0-9a-f]{2})", lambda m: f"var(--{TONES[int(m[1], 16)]})", body)
+    body = re.sub(r' transform="rotate\(-?0 [^"]*"', "", body)
+    body = re.sub(r"(\d+\.\d\d)\d+", r"\1", body)
+    body = re.sub(r"\s*\n\s*", " ", body).strip()
+    head = f'<svg class="figure" role="img" aria-label="{_attribute(label)}" viewBox="0 0 {width} {height}"'
+    return f'{head} data-width="{width}">{body}'
+
+
+def _attribute(text: str) -> str:
+    for raw, safe in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(raw, safe)
+    return text
+
+
+def place(
+    anchors: list[tuple[float, float]], widths: list[float], box: tuple[float, float, float, float], height: float = 13
+) -> list[tuple[float, float]]:
+    """Where labels go (left end, middle) so that they cover neither each other nor an anchor, near their own.
+
+    Coordinates are pixels; the nearest free place of a few is taken, or the first where none is free.
+    """
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in anchors]
+    places = []
+    for (x, y), width in zip(anchors, widths):
+        tries = [
+            (x + side if side > 0 else x + side - width, y + rise)
+            for rise in (0, -13, 13, -26, 26, -39, 39, -52, 52)
+            for side in (9, -9)
+        ]
+        free = [spot for spot in tries if _inside(_box(spot, width, height), box)] or tries[:1]
+        spot = next((s for s in free if not _covers(_box(s, width, height), taken)), free[0])
+        taken.append(_box(spot, width, height))
+        places.append(spot)
+    return places
+
+
+Box = tuple[float, float, float, float]
+
+
+def _box(spot: tuple[float, float], width: float, height: float) -> Box:
+    return spot[0], spot[1] - height / 2, spot[0] + width, spot[1] + height / 2
+
+
+def _inside(inner: Box, outer: Box) -> bool:
+    return inner[0] >= outer[0] and inner[1] >= outer[1] and inner[2] <= outer[2] and inner[3] <= outer[3]
+
+
+def _covers(box: Box, taken: list[Box]) -> bool:
+    return any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken)

@@ -1,0 +1,109 @@
+"""Numbers and names as the page says them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+METRICS = {
+    "accuracy": "accuracy",
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "calibration": "calibration",
+    "calibration_error": "calibration error",
+}
+BASELINES = {"user_item_bias": "user + item bias", "item_bias": "item bias", "majority": "majority class"}
+PHASES = {
+    "data": "data",
+    "hash": "forward",
+    "bottom": "forward",
+    "embedding": "forward",
+    "interaction": "forward",
+    "top": "forward",
+    "loss": "forward",
+    "backward": "backward",
+    "update": "update",
+    "other": "other",
+}
+NOT_MEASURED = "not measured"
+
+MEASURE = {
+    "profile": "recperf profile {run}",
+    "peaks": "recperf peaks",
+    "pair": "recperf pair {run}",
+}
+"""The command that measures what a page lacks."""
+
+
+def metric(name: str) -> str:
+    return METRICS.get(name, name.replace("_", " "))
+
+
+def baseline(name: str) -> str:
+    return BASELINES.get(name, name.replace("_", " "))
+
+
+def component(name: str) -> str:
+    """`embedding_backward` as `embedding, backward`."""
+    head, _, tail = name.rpartition("_")
+    return f"{head.replace('_', ' ')}, backward" if head and tail == "backward" else name.replace("_", " ")
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def number(value: float) -> str:
+    """Three digits that matter, never in powers of ten."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def scaled(value: float, unit: str) -> str:
+    for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def size(value: float) -> str:
+    for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= limit:
+            return f"{value / limit:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms" if value >= 1 else f"{value:.2g} ms"
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.095 or share == 0 else f"{share:.1%}"
+
+
+def between(figure: dict[str, Any]) -> str:
+    """The spread of a measured time."""
+    return f"{figure['p20']:.3g} – {figure['p80']:.3g}"
+
+
+def value(of: Any, unit: str | None = None) -> str:
+    """A piece of evidence: a number with its unit, a word, or that it is missing."""
+    if of is None:
+        return NOT_MEASURED
+    text = of if isinstance(of, str) else count(of) if isinstance(of, int) else number(of)
+    if unit and unit.startswith("of ") and isinstance(of, (int, float)):
+        text = percent(of)
+    return f"{text} {unit}" if unit else text
+
+
+def shown(config_value: Any) -> str:
+    """A config's value as one would type it."""
+    if config_value is None:
+        return "none"
+    if isinstance(config_value, bool):
+        return "yes" if config_value else "no"
+    if isinstance(config_value, list):
+        return " ".join(shown(item) for item in config_value)
+    return f"{config_value:g}" if isinstance(config_value, float) else str(config_value)
