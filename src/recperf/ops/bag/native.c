@@ -1,0 +1,102 @@
+/* Embedding bags on a CPU. The table does not fit any cache, so that each row is a miss to DRAM: rows that will be
+ * needed soon are asked for ahead of time. Callers split the work; nothing here starts threads. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LINE 64
+
+static void ask_for(const float *row, int64_t dim, int write) {
+    const char *begin = (const char *)row, *end = (const char *)(row + dim);
+    for (; begin < end; begin += LINE) {
+        if (write)
+            __builtin_prefetch(begin, 1, 3);
+        else
+            __builtin_prefetch(begin, 0, 3);
+    }
+}
+
+/* out[b] = sum of table[rows[i]] for the ids i of bag b, for bags first..last. */
+void bag_sum(const float *table, const int64_t *rows, const int64_t *offsets, float *out, int64_t first, int64_t last,
+             int64_t dim, int64_t ahead) {
+    const int64_t stop = offsets[last];
+    for (int64_t bag = first; bag < last; bag++) {
+        float *sum = out + bag * dim;
+        memset(sum, 0, dim * sizeof(float));
+        for (int64_t i = offsets[bag]; i < offsets[bag + 1]; i++) {
+            if (i + ahead < stop) ask_for(table + rows[i + ahead] * dim, dim, 0);
+            const float *row = table + rows[i] * dim;
+            for (int64_t k = 0; k < dim; k++) sum[k] += row[k];
+        }
+    }
+}
+
+/* Positions of rows in ascending order of row, equal rows in their given order. Radix sort, 11 bits a pass. */
+void sort_rows(const int64_t *rows, int64_t count, int64_t most, int32_t *order, int32_t *scratch) {
+    enum { BITS = 11, BUCKETS = 1 << BITS };
+    int32_t *from = order, *to = scratch;
+    for (int64_t i = 0; i < count; i++) from[i] = (int32_t)i;
+    for (int shift = 0; shift == 0 || (most >> shift) != 0; shift += BITS) {
+        int64_t places[BUCKETS] = {0}, sum = 0;
+        for (int64_t i = 0; i < count; i++) places[(rows[from[i]] >> shift) & (BUCKETS - 1)]++;
+        for (int64_t b = 0; b < BUCKETS; b++) {
+            int64_t size = places[b];
+            places[b] = sum;
+            sum += size;
+        }
+        for (int64_t i = 0; i < count; i++) to[places[(rows[from[i]] >> shift) & (BUCKETS - 1)]++] = from[i];
+        int32_t *swap = from;
+        from = to;
+        to = swap;
+    }
+    if (from != order) memcpy(order, from, count * sizeof(int32_t));
+}
+
+/* Adds up the gradient of the row at position i of the sorted order; returns the position after its last occurrence. */
+static int64_t add_up(const int64_t *rows, const int32_t *order, const int32_t *bags, const float *gradient, int64_t i,
+                      int64_t last, int64_t dim, float *sum) {
+    const int64_t row = rows[order[i]];
+    memcpy(sum, gradient + (int64_t)bags[order[i]] * dim, dim * sizeof(float));
+    for (i++; i < last && rows[order[i]] == row; i++) {
+        const float *more = gradient + (int64_t)bags[order[i]] * dim;
+        for (int64_t k = 0; k < dim; k++) sum[k] += more[k];
+    }
+    return i;
+}
+
+static double square(const float *values, int64_t dim) {
+    float total = 0;
+    for (int64_t k = 0; k < dim; k++) total += values[k] * values[k];
+    return total;
+}
+
+/* Row-wise Adagrad (state not null) or SGD, with decoupled decay, on the rows at positions first..last of the order.
+ * The caller cuts between different rows. */
+void update_rows(float *table, float *state, const int64_t *rows, const int32_t *order, const int32_t *bags,
+                 const float *gradient, int64_t first, int64_t last, int64_t dim, float rate, float eps, float decay,
+                 float scale, int64_t ahead, float *sum) {
+    for (int64_t i = first; i < last;) {
+        if (i + ahead < last) ask_for(table + rows[order[i + ahead]] * dim, dim, 1);
+        float *row = table + rows[order[i]] * dim;
+        float *kept = state ? state + rows[order[i]] : 0;
+        i = add_up(rows, order, bags, gradient, i, last, dim, sum);
+        float step = rate * scale;
+        if (kept) {
+            *kept += (float)(square(sum, dim) / (double)dim) * scale * scale;
+            step /= sqrtf(*kept) + eps;
+        }
+        const float keep = 1.0f - rate * decay;
+        for (int64_t k = 0; k < dim; k++) row[k] = keep * row[k] - step * sum[k];
+    }
+}
+
+/* Squared norm of the summed gradient of the rows at positions first..last. */
+double squared_norm(const int64_t *rows, const int32_t *order, const int32_t *bags, const float *gradient,
+                    int64_t first, int64_t last, int64_t dim, float *sum) {
+    double total = 0;
+    for (int64_t i = first; i < last;) {
+        i = add_up(rows, order, bags, gradient, i, last, dim, sum);
+        total += square(sum, dim);
+    }
+    return total;
+}

@@ -1,0 +1,189 @@
+"""Embedding bags by a small C file, compiled once with the machine's own compiler and kept in the cache folder.
+
+Shapes: V ids, B bags, R table rows, D width.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...places import home
+
+SOURCE = Path(__file__).with_name("native.c")
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-march=native")
+AHEAD = 8
+"""Rows asked for ahead of time; 4 to 16 do about the same on a Neoverse-N1."""
+SMALL = 2048
+"""Ids below which a second thread costs more than it brings."""
+
+_I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+@functools.cache
+def library() -> ctypes.CDLL | str:
+    """The compiled library, or why there is none."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return "no C compiler on this machine"
+    built = _build(compiler)
+    if isinstance(built, str):
+        return built
+    try:
+        loaded = ctypes.CDLL(str(built))
+    except OSError as error:
+        return f"the compiled file does not load: {error}"
+    loaded.bag_sum.argtypes = [_PTR] * 4 + [_I64] * 4
+    loaded.sort_rows.argtypes = [_PTR, _I64, _I64, _PTR, _PTR]
+    loaded.update_rows.argtypes = [_PTR] * 6 + [_I64] * 3 + [_F32] * 4 + [_I64, _PTR]
+    loaded.squared_norm.argtypes = [_PTR] * 4 + [_I64] * 3 + [_PTR]
+    loaded.squared_norm.restype = ctypes.c_double
+    return loaded
+
+
+def _build(compiler: str) -> Path | str:
+    """Compile into the cache folder under a name made of everything that goes in; reuse what is there."""
+    asked = subprocess.run([compiler, "-v", *FLAGS[-1:], "-E", "-x", "c", os.devnull], capture_output=True, check=False)
+    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + asked.stderr).hexdigest()[:16]
+    built = home() / "native" / f"bag-{key}.so"
+    if built.exists():
+        return built
+    try:
+        built.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=built.parent, suffix=".so", delete=False) as fresh:
+            pass
+        words = [compiler, *FLAGS, "-o", fresh.name, str(SOURCE), "-lm"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            os.unlink(fresh.name)
+            return f"{compiler} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no message'}"
+        os.replace(fresh.name, built)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot compile: {error}"
+    return built
+
+
+def _loaded() -> ctypes.CDLL:
+    found = library()
+    assert not isinstance(found, str), found
+    return found
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="recperf-bag")
+
+
+def _share(work: Callable[[int, int], None], cuts: list[int]) -> None:
+    """Call the work between consecutive cuts, each on a thread of its own. ctypes lets go of the interpreter's lock."""
+    pairs = list(zip(cuts, cuts[1:]))
+    if len(pairs) == 1:
+        work(*pairs[0])
+        return
+    rest = [_pool(len(pairs)).submit(work, *pair) for pair in pairs[1:]]
+    work(*pairs[0])
+    for one in rest:
+        one.result()
+
+
+def _threads(ids: int) -> int:
+    return torch.get_num_threads() if ids >= SMALL else 1
+
+
+def bag_sum(table_RD: Tensor, rows_V: Tensor, offsets_B1: Tensor) -> Tensor:
+    bags, dim = offsets_B1.numel() - 1, table_RD.shape[1]
+    out_BD = torch.empty(bags, dim)
+    call = _loaded().bag_sum
+
+    def work(first: int, last: int) -> None:
+        call(table_RD.data_ptr(), rows_V.data_ptr(), offsets_B1.data_ptr(), out_BD.data_ptr(), first, last, dim, AHEAD)
+
+    threads = _threads(rows_V.numel())
+    _share(work, [bags * index // threads for index in range(threads + 1)])
+    return out_BD
+
+
+class Grouped:
+    """The ids of a batch in order of their rows, and the bag each id belongs to."""
+
+    def __init__(self, rows_V: Tensor, offsets_B1: Tensor, rows: int) -> None:
+        count = rows_V.numel()
+        self.rows_V = rows_V
+        self.order_V = torch.empty(count, dtype=torch.int32)
+        scratch_V = torch.empty(count, dtype=torch.int32)
+        _loaded().sort_rows(rows_V.data_ptr(), count, rows - 1, self.order_V.data_ptr(), scratch_V.data_ptr())
+        bags = torch.arange(offsets_B1.numel() - 1, dtype=torch.int32)
+        self.bags_V = bags.repeat_interleave(offsets_B1.diff(), output_size=count)
+        self.cuts = self._cuts(_threads(count))
+
+    def _cuts(self, threads: int) -> list[int]:
+        """Where to divide the sorted order between threads: never between two occurrences of one row."""
+        count = self.order_V.numel()
+        cuts = [0]
+        for index in range(1, threads):
+            at = max(cuts[-1], count * index // threads)
+            while 0 < at < count and self._row(at) == self._row(at - 1):
+                at += 1
+            cuts.append(at)
+        return [*cuts, count]
+
+    def _row(self, place: int) -> int:
+        return int(self.rows_V[self.order_V[place]])
+
+    @property
+    def unique(self) -> int:
+        return int(torch.unique_consecutive(self.rows_V[self.order_V.long()]).numel())
+
+
+def update(
+    table_RD: Tensor,
+    state_R: Tensor | None,
+    grouped: Grouped,
+    gradient_BD: Tensor,
+    *,
+    rate: float,
+    eps: float,
+    decay: float,
+    scale: float,
+) -> None:
+    dim = table_RD.shape[1]
+    call = _loaded().update_rows
+    state = None if state_R is None else state_R.data_ptr()
+
+    def work(first: int, last: int) -> None:
+        sum_D = torch.empty(dim)
+        call(
+            table_RD.data_ptr(), state, grouped.rows_V.data_ptr(), grouped.order_V.data_ptr(),
+            grouped.bags_V.data_ptr(), gradient_BD.data_ptr(), first, last, dim, rate, eps, decay, scale, AHEAD,
+            sum_D.data_ptr(),
+        )  # fmt: skip
+
+    _share(work, grouped.cuts)
+
+
+def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
+    dim, parts = gradient_BD.shape[1], []
+    call = _loaded().squared_norm
+
+    def work(first: int, last: int) -> None:
+        sum_D = torch.empty(dim)
+        found = call(
+            grouped.rows_V.data_ptr(), grouped.order_V.data_ptr(), grouped.bags_V.data_ptr(), gradient_BD.data_ptr(),
+            first, last, dim, sum_D.data_ptr(),
+        )  # fmt: skip
+        parts.append((first, found))
+
+    _share(work, grouped.cuts)
+    # Added in the order of the rows, not in the order threads finished.
+    return float(sum(found for _, found in sorted(parts)))

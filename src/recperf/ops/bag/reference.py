@@ -1,0 +1,68 @@
+"""Embedding bags in plain torch, on any device: short, and what the other implementations must equal.
+
+Shapes: V ids, B bags, R table rows, D width, U different rows among the ids.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNK = 16_384
+"""Ids whose gradients are expanded at a time, so that memory does not grow with the batch."""
+
+
+def bag_sum(table_RD: Tensor, rows_V: Tensor, offsets_B1: Tensor) -> Tensor:
+    return F.embedding_bag(rows_V, table_RD, offsets_B1, mode="sum", include_last_offset=True)
+
+
+class Grouped:
+    """The ids of a batch in order of their rows, equal rows together, and the bag each id belongs to."""
+
+    def __init__(self, rows_V: Tensor, offsets_B1: Tensor, rows: int) -> None:
+        self.sorted_V, order_V = torch.sort(rows_V, stable=True)
+        bags = torch.arange(offsets_B1.numel() - 1, device=rows_V.device)
+        bag_V = bags.repeat_interleave(offsets_B1.diff(), output_size=rows_V.numel())
+        self.bags_V = bag_V[order_V]
+        self.rows_U, self.group_V = torch.unique_consecutive(self.sorted_V, return_inverse=True)
+
+    @property
+    def unique(self) -> int:
+        return self.rows_U.numel()
+
+
+def _summed(grouped: Grouped, gradient_BD: Tensor) -> Tensor:
+    """The gradient of each different row."""
+    summed_UD = gradient_BD.new_zeros(grouped.unique, gradient_BD.shape[1])
+    for part in range(0, grouped.bags_V.numel(), CHUNK):
+        ids = slice(part, part + CHUNK)
+        summed_UD.index_add_(0, grouped.group_V[ids], gradient_BD.index_select(0, grouped.bags_V[ids]))
+    return summed_UD
+
+
+def update(
+    table_RD: Tensor,
+    state_R: Tensor | None,
+    grouped: Grouped,
+    gradient_BD: Tensor,
+    *,
+    rate: float,
+    eps: float,
+    decay: float,
+    scale: float,
+) -> None:
+    """Row-wise Adagrad (with a state) or SGD, with decoupled decay, of the rows that were used; in place."""
+    summed_UD = _summed(grouped, gradient_BD) * scale
+    step_U1 = torch.full_like(summed_UD[:, :1], rate)
+    if state_R is not None:
+        state_U = state_R.index_select(0, grouped.rows_U) + summed_UD.square().mean(1)
+        state_R.index_copy_(0, grouped.rows_U, state_U)
+        step_U1 = (rate / (state_U.sqrt() + eps)).unsqueeze(1)
+    rows_UD = table_RD.index_select(0, grouped.rows_U)
+    table_RD.index_copy_(0, grouped.rows_U, (1 - rate * decay) * rows_UD - step_U1 * summed_UD)
+
+
+def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
+    """Of the summed gradient of every different row."""
+    return float(_summed(grouped, gradient_BD).square().sum())
