@@ -2,7 +2,7 @@
 
 The usual loop: a Dataset that returns one sample, torch's DataLoader with default collate and shuffling, one
 EmbeddingBag a feature, AdamW as torch gives it on a CPU (unfused), torch's default threads and libraries. Both train
-the same model from the same weights with the same recipe; epochs alternate, so that other work on the machine hits both.
+the same model from the same weights with the same recipe; epochs alternate, so that other work hits both.
 """
 
 from __future__ import annotations

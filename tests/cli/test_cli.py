@@ -14,7 +14,7 @@ from recperf import __version__
 from recperf.cli import main
 
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none"]
-QUICK += ["--train.batch-size", "1000", "--train.device", "cpu"]
+QUICK += ["--train.batch-size", "1000", "--train.device", "cpu", "--no-peaks"]
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_version_and_help(run_command) -> None:
         (["run", "--preset"], 2, "--preset needs a value"),
         (["run", "--resume", "a", "--config", "b"], 2, "exclude each other"),
         (["run", "--train.batch-size", "0"], 3, "train.batch_size is 0; allowed: at least 1"),
-        (["run", "--model.dim", "9"], 3, "a last width equal to model.dim"),
+        (["run", "--model.dim", "9", "--model.interaction", "dot"], 3, "a last width equal to model.dim"),
         (["run", "--resume", "nowhere"], 3, "no run there"),
         (["run", "--config", "nowhere.json"], 3, "no config there"),
         (["run", "--data.path", "nowhere"], 3, "nowhere"),

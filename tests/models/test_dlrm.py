@@ -89,8 +89,7 @@ def test_forward_books_its_parts() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("dim", 3, "a last width equal to model.dim"),
-        ("rows", (5,), "model.rows"),
+        ("rows", (5, 6, 7), "model.rows"),
         ("rows", (5, 0), "at least 1 each"),
         ("features", ("a", "a"), "names that differ"),
         ("top", (6, 2), "a last width of 1"),

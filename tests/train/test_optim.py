@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from recperf.train.config import TrainConfig
 from recperf.train.optim import AdamW, one_cycle
 
 
@@ -17,9 +16,8 @@ def parameters(seed: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 
 
 def test_steps_are_those_of_torchs_fused_adamw() -> None:
-    config = TrainConfig(weight_decay=0.01, table_weight_decay=0.5)
     tables, dense = parameters(0)
-    ours = AdamW(tables, dense, config)
+    ours = AdamW([(dense, 0.01), (tables, 0.5)])
     their_tables, their_dense = parameters(0)
     theirs = torch.optim.AdamW(
         [{"params": their_dense, "weight_decay": 0.01}, {"params": their_tables, "weight_decay": 0.5}], fused=True
@@ -40,11 +38,10 @@ def test_steps_are_those_of_torchs_fused_adamw() -> None:
 
 
 def test_state_goes_through_a_save() -> None:
-    config = TrainConfig()
     tables, dense = parameters(0)
-    one = AdamW(tables, dense, config)
+    one = AdamW([(dense, 0.01), (tables, 0.5)])
     other_tables, other_dense = parameters(0)
-    other = AdamW(other_tables, other_dense, config)
+    other = AdamW([(other_dense, 0.01), (other_tables, 0.5)])
     for step in range(6):
         if step == 3:
             other.load_state_dict(one.state_dict())

@@ -13,7 +13,18 @@ from ..workloads import WORKLOADS, find
 from ..workloads.base import Workload
 
 DEFAULT = "micro-dlrm"
-SWITCHES = ("--json", "--no-json", "--quiet", "--no-quiet", "--dry-run", "--no-dry-run", "-h", "--help")
+SWITCHES = (
+    "--json",
+    "--no-json",
+    "--quiet",
+    "--no-quiet",
+    "--dry-run",
+    "--no-dry-run",
+    "--peaks",
+    "--no-peaks",
+    "-h",
+    "--help",
+)
 CHOOSERS = ("--preset", "--config", "--resume")
 
 
@@ -26,14 +37,14 @@ class Choice:
     """The words that are left: overrides and options."""
 
 
-def choose(words: list[str]) -> Choice:
+def choose(words: list[str], *, default: str = DEFAULT) -> Choice:
     """Take the workload and the choosers out of the command line and read what they name."""
     name, chosen, rest = _take(words)
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other")
     saved = chosen.get("--config") or chosen.get("--resume")
     if saved is None:
-        workload = find(name or DEFAULT)
+        workload = find(name or default)
         return Choice(workload, _preset(workload, chosen.get("--preset")), None, rest)
     path = Path(saved)
     if "--resume" in chosen and not path.is_dir():

@@ -40,6 +40,18 @@ def command(words: list[str]) -> int:
     return 0
 
 
+def at_hand(terminal: Terminal) -> dict[str, Any]:
+    """This machine's kept ceilings; where there are none, a quick measurement that is kept."""
+    found = peaks.load()
+    if found is not None:
+        terminal.notice(f"reads against the ceilings of {found['measured']} ({'quick' if found['quick'] else 'full'})")
+        return found
+    terminal.notice("measuring this machine's ceilings first, once; recperf peaks takes them more carefully")
+    found = peaks.measure(quick=True, say=lambda text: None)
+    peaks.save(found)
+    return found
+
+
 def replaced(found: dict[str, Any]) -> str | None:
     """What stood in the machine's file until now."""
     if not peaks.path_of(found["machine"]).exists():

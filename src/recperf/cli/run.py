@@ -15,7 +15,7 @@ from ..train.stop import StopFlag
 from .choose import Choice, choose
 from .parse import parse
 from .summary import summary
-from .terminal import Terminal, print_json
+from .terminal import Terminal, print_error, print_json
 
 C = TypeVar("C")
 
@@ -34,6 +34,8 @@ class Options(Generic[C]):
     """Go on with an interrupted run: its folder. Its config cannot be changed."""
     run_dir: Path | None = None
     """Where to put the run; default runs/<workload>-<time>-<id>."""
+    peaks: bool = True
+    """Read the run against this machine's ceilings, measuring them first (some seconds) where none are kept."""
     dry_run: bool = False
     """Check config, data and folder, say what would happen, and stop."""
     json: bool = False
@@ -92,12 +94,12 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
     else:
         record = Run.create(choice.workload.name, to_json(config), folder=options.run_dir)
     try:
-        result = record.read("result.json")
+        result = record.read("result.json") if record.finished else None
         if result is not None:
             terminal.notice("this run is finished already; nothing to do")
         else:
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
-            result = train(choice, config, record, stop, terminal)
+            result = train(choice, options, record, stop, terminal)
     except (ConfigError, DataError):
         if not choice.resume and not record.began:
             record.discard()
@@ -109,14 +111,19 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
     if options.json:
         print_json(result)
     if not result["quality"]["met"]:
-        raise GateFailed("the quality target was missed", where={"run": record.folder})
+        # The result is the one object on stdout, so the error is only said.
+        missed = GateFailed("the quality target was missed", where={"run": record.folder})
+        print_error(missed, as_json=False)
+        return missed.exit_code
     return 0
 
 
-def train(choice: Choice, config: Any, record: Run, stop: StopFlag, terminal: Terminal) -> dict[str, Any]:
+def train(choice: Choice, options: Options[Any], record: Run, stop: StopFlag, terminal: Terminal) -> dict[str, Any]:
     # Torch takes seconds to import; everything that can fail sooner already has.
     from ..workloads.execute import execute
+    from .peaks import at_hand
 
     if stop.received is not None:
         raise stop.error("before training began; nothing was trained", f"recperf run --resume {record.folder}")
-    return execute(choice.workload, config, record, stop, terminal)
+    peaks = at_hand(terminal) if options.peaks else None
+    return execute(choice.workload, options.values, record, stop, terminal, peaks)

@@ -35,3 +35,33 @@ class MovieLensConfig:
             str(self.path),
             "none when data.source is embedded",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DramDataConfig(MovieLensConfig):
+    ids: Literal["uniform", "zipf", "movielens"] = "uniform"
+    """Which ids are looked up: fresh ones from a large virtual space, alike or by popularity, or MovieLens' own."""
+    ids_per_bag: int = 32
+    """Ids a feature has in a sample; MovieLens has 1."""
+    id_space: int = 1_000_000_000
+    """Size of the virtual id space."""
+    exponent: float = 1.05
+    """With ids zipf: the k-th most popular id has a share proportional to k to the minus this."""
+    batches: int = 60
+    """Batches an epoch of virtual ids has."""
+    held_out_batches: int = 8
+    """Batches of virtual ids that are scored and never trained on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.ids_per_bag >= 1, "data.ids_per_bag", self.ids_per_bag, "at least 1")
+        require(
+            self.ids != "movielens" or self.ids_per_bag == 1,
+            "data.ids_per_bag",
+            self.ids_per_bag,
+            "1 with ids movielens",
+        )
+        require(1 <= self.id_space <= 1 << 40, "data.id_space", self.id_space, f"1 to {1 << 40}")
+        require(0 < self.exponent < 100, "data.exponent", self.exponent, "above 0 and below 100")
+        require(self.batches >= 1, "data.batches", self.batches, "at least 1")
+        require(self.held_out_batches >= 1, "data.held_out_batches", self.held_out_batches, "at least 1")

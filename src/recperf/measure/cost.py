@@ -50,6 +50,12 @@ def bag_backward_dense(ids: int, bags: int, dim: int, rows: int) -> Cost:
     return Cost(ids * dim, FLOAT * rows * dim + bags * FLOAT * dim + ids * (INDEX + 2 * FLOAT * dim))
 
 
+def sparse_update(ids: int, unique: int, dim: int, *, state: bool) -> Cost:
+    """Reads a gradient row an id, reads and writes a table row (and its state) for each different row."""
+    moved = FLOAT * dim * (ids + 2 * unique) + INDEX * ids + (2 * FLOAT * unique if state else 0)
+    return Cost(dim * (ids + (5 if state else 2) * unique), moved)
+
+
 def adamw_update(parameters: int) -> Cost:
     """Reads weight, gradient and two moments, writes weight and moments; about 14 FLOPs a parameter."""
     return Cost(14 * parameters, 7 * FLOAT * parameters)

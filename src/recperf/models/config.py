@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..config import require
 
@@ -13,7 +13,7 @@ class DLRMConfig:
     features: tuple[str, ...]
     """Names of the sparse features, one table each."""
     rows: tuple[int, ...]
-    """Rows of each table, in the order of the features."""
+    """Rows of each table, in the order of the features; one number where all share a table."""
     dim: int
     """Width of a table row."""
     bottom: tuple[int, ...]
@@ -30,16 +30,17 @@ class DLRMConfig:
     def __post_init__(self) -> None:
         require(len(self.features) >= 1, "model.features", self.features, "at least one name")
         require(len(set(self.features)) == len(self.features), "model.features", self.features, "names that differ")
-        require(len(self.rows) == len(self.features), "model.rows", self.rows, f"{len(self.features)} numbers")
+        tables = len(self.features)
+        require(len(self.rows) in (1, tables), "model.rows", self.rows, f"{tables} numbers, or 1 for a shared table")
         require(min(self.rows) >= 1, "model.rows", self.rows, "at least 1 each")
         require(self.dim >= 1, "model.dim", self.dim, "at least 1")
         require(len(self.bottom) >= 2, "model.bottom", self.bottom, "at least an input and an output width")
         require(min(self.bottom) >= 1, "model.bottom", self.bottom, "widths of at least 1")
         require(
-            self.bottom[-1] == self.dim,
+            self.interaction == "concat" or self.bottom[-1] == self.dim,
             "model.bottom",
             self.bottom,
-            f"a last width equal to model.dim ({self.dim}), since dense and sparse vectors meet as equals",
+            f"with interaction dot a last width equal to model.dim ({self.dim}): the vectors meet as equals",
         )
         require(len(self.top) >= 1, "model.top", self.top, "at least one width")
         require(min(self.top) >= 1, "model.top", self.top, "widths of at least 1")
@@ -66,7 +67,8 @@ class DLRMConfig:
 
     @property
     def interaction_width(self) -> int:
-        return self.vectors * self.dim if self.interaction == "concat" else self.dim + self.pairs
+        sparse = len(self.features) * self.dim if self.interaction == "concat" else self.pairs
+        return self.bottom[-1] + sparse
 
     @property
     def top_widths(self) -> tuple[int, ...]:
@@ -83,4 +85,47 @@ class DLRMConfig:
             (before + 1) * after
             for widths in (self.bottom, self.top_widths)
             for before, after in zip(widths, widths[1:])
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashedDLRMConfig:
+    """A DLRM whose features share one physical table through a hash."""
+
+    rows: int | Literal["auto"] = 2_000_000
+    """Rows of the table; auto: 20 times the last-level cache found, as far as memory allows."""
+    dim: int = 256
+    """Width of a table row."""
+    bottom: tuple[int, ...] = (16, 8, 8)
+    """Widths of the bottom MLP, the number of dense features first."""
+    top: tuple[int, ...] = (32, 16, 1)
+    """Widths of the top MLP after the interaction; the last is 1."""
+    interaction: Literal["concat", "dot"] = "concat"
+    """How dense and sparse vectors meet."""
+    table_init_std: float = 0.01
+    """Standard deviation of the initial table rows."""
+    hash_seed: int = 0
+    """Seed of the first feature's hash; the others count up from it."""
+    bag: Literal["auto", "native", "reference"] = "auto"
+    """Who does the lookups and sparse updates: C with rows asked for ahead, plain torch, or auto."""
+    huge_pages: bool = True
+    """Ask the kernel for 2 MiB pages under the table."""
+
+    features: ClassVar[tuple[str, ...]] = ("user", "item", "occupation")
+
+    def __post_init__(self) -> None:
+        rows = self.rows
+        require(rows == "auto" or 1 <= rows <= 1 << 31, "model.rows", rows, f"auto, or 1 to {1 << 31}")
+        self.dlrm(1)
+
+    def dlrm(self, rows: int) -> DLRMConfig:
+        """The model as the family describes it: one table, counted once."""
+        return DLRMConfig(
+            features=self.features,
+            rows=(rows,),
+            dim=self.dim,
+            bottom=self.bottom,
+            top=self.top,
+            interaction=self.interaction,
+            table_init_std=self.table_init_std,
         )

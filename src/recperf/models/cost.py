@@ -1,39 +1,101 @@
-"""What a step of each model must do, counted component by component from its config. Torch-free."""
+"""What a step of each model must do, counted part by part from its config and the ids of a batch. Torch-free.
+
+Parts carry the names of the spans that time them.
+"""
 
 from __future__ import annotations
 
-from ..measure.cost import FLOAT, Cost, adamw_update, bag_backward_dense, bag_forward, mlp_backward, mlp_forward
+from ..measure.cost import (
+    FLOAT,
+    INDEX,
+    Cost,
+    adamw_update,
+    bag_backward_dense,
+    bag_forward,
+    mlp_backward,
+    mlp_forward,
+    sparse_update,
+)
 from .config import DLRMConfig
 
 
 def dlrm_step(config: DLRMConfig, batch: int, *, ids_per_bag: float = 1.0) -> dict[str, Cost]:
-    """A training step with dense table gradients and AdamW, by component."""
+    """A training step with dense table gradients and AdamW for everything."""
     bags = batch * len(config.features)
     ids = round(bags * ids_per_bag)
-    vectors = FLOAT * batch * config.vectors * config.dim
+    return {
+        **_forward(config, batch, ids),
+        **_backward(config, batch),
+        "embedding_backward": bag_backward_dense(ids, bags, config.dim, sum(config.rows)),
+        "update": adamw_update(config.table_parameters + config.mlp_parameters),
+    }
+
+
+def hashed_dlrm_step(
+    config: DLRMConfig, batch: int, *, ids: float, unique: float, adagrad: bool = True
+) -> dict[str, Cost]:
+    """A training step with one hashed table and sparse updates; `unique` rows among the `ids` of a batch."""
+    return {
+        "hash": Cost(0, round(2 * INDEX * ids)),
+        **_forward(config, batch, round(ids)),
+        **_backward(config, batch),
+        "embedding_backward": Cost(0, round(ids * (INDEX + 2 * 4))),
+        "dense_update": adamw_update(config.mlp_parameters),
+        "sparse_update": sparse_update(round(ids), round(unique), config.dim, state=adagrad),
+    }
+
+
+def _forward(config: DLRMConfig, batch: int, ids: int) -> dict[str, Cost]:
+    bags = batch * len(config.features)
     met = FLOAT * batch * config.interaction_width
-    pair_flops = 2 * batch * config.pairs * config.dim
     return {
         "bottom": mlp_forward(config.bottom, batch),
         "embedding": bag_forward(ids, bags, config.dim),
-        "interaction": Cost(pair_flops, vectors + met),
+        "interaction": Cost(_pair_flops(config, batch), _vector_bytes(config, batch) + met),
         "top": mlp_forward(config.top_widths, batch),
         "loss": Cost(10 * batch, 3 * FLOAT * batch),
-        "backward": mlp_backward(config.top_widths, batch, input_gradient=True)
-        + Cost(2 * pair_flops, met + 2 * vectors)
-        + bag_backward_dense(ids, bags, config.dim, sum(config.rows))
-        + mlp_backward(config.bottom, batch, input_gradient=False),
-        "update": adamw_update(config.table_parameters + config.mlp_parameters),
     }
+
+
+def _backward(config: DLRMConfig, batch: int) -> dict[str, Cost]:
+    met = FLOAT * batch * config.interaction_width
+    return {
+        "loss_backward": Cost(3 * batch, 3 * FLOAT * batch),
+        "top_backward": mlp_backward(config.top_widths, batch, input_gradient=True),
+        "interaction_backward": Cost(2 * _pair_flops(config, batch), met + 2 * _vector_bytes(config, batch)),
+        "bottom_backward": mlp_backward(config.bottom, batch, input_gradient=False),
+    }
+
+
+def _pair_flops(config: DLRMConfig, batch: int) -> int:
+    return 2 * batch * config.pairs * config.dim
+
+
+def _vector_bytes(config: DLRMConfig, batch: int) -> int:
+    return FLOAT * batch * (config.bottom[-1] + len(config.features) * config.dim)
 
 
 def dlrm_memory(config: DLRMConfig, batch: int) -> dict[str, int]:
     """Bytes a training step holds: parameters, AdamW's two moments, gradients, activations kept for backward."""
     parameters = FLOAT * (config.table_parameters + config.mlp_parameters)
-    activations = FLOAT * batch * (sum(config.bottom) + config.vectors * config.dim + sum(config.top_widths))
     return {
         "parameters": parameters,
         "optimizer": 2 * parameters,
         "gradients": parameters,
-        "activations": activations,
+        "activations": _activations(config, batch),
     }
+
+
+def hashed_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int) -> dict[str, int]:
+    """The same with one table, a float of state a row, and no gradient of the table."""
+    mlps = FLOAT * config.mlp_parameters
+    return {
+        "parameters": FLOAT * config.table_parameters + mlps,
+        "optimizer": FLOAT * sum(config.rows) + 2 * mlps,
+        "gradients": mlps,
+        "activations": _activations(config, batch) + ids * (3 * INDEX + 3 * 4),
+    }
+
+
+def _activations(config: DLRMConfig, batch: int) -> int:
+    return FLOAT * batch * (sum(config.bottom) + len(config.features) * config.dim + sum(config.top_widths))

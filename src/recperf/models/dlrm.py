@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..measure.spans import span
 from .config import DLRMConfig
-from .embeddings import StackedTables, pool, pool_backward
+from .embeddings import Embeddings, StackedTables
 from .interaction import Concat, Dot
 from .mlp import MLP, mlp_backward, mlp_forward
 
@@ -20,11 +20,11 @@ from .mlp import MLP, mlp_backward, mlp_forward
 class DLRM(nn.Module):
     """The whole family; the config decides sizes and interaction."""
 
-    def __init__(self, config: DLRMConfig, *, seed: int = 0) -> None:
+    def __init__(self, config: DLRMConfig, *, seed: int = 0, embeddings: Embeddings | None = None) -> None:
         super().__init__()
         self.config = config
         self.bottom = MLP(config.bottom, last_relu=True)
-        self.embeddings = StackedTables(config.features, config.rows, config.dim)
+        self.embeddings: Embeddings = embeddings or StackedTables(config.features, config.rows, config.dim)
         self.interaction: Concat | Dot = (
             Concat() if config.interaction == "concat" else Dot(config.vectors, diagonal=config.diagonal)
         )
@@ -61,9 +61,6 @@ class DLRM(nn.Module):
         """
         return WrittenOutLoss(self, batch)
 
-    def table_parameters(self) -> list[nn.Parameter]:
-        return [self.embeddings.weight_RD]
-
     def dense_parameters(self) -> list[nn.Parameter]:
         return [*self.bottom.parameters(), *self.top.parameters()]
 
@@ -78,9 +75,7 @@ class WrittenOutLoss:
         with span("bottom"):
             self.bottom_acts = mlp_forward(batch.dense_BD, self.bottom, last_relu=True)
         with span("embedding"):
-            self.table_RD = model.embeddings.weight_RD
-            self.rows_V = model.embeddings.rows_of(batch.features)
-            pooled_FBD = pool(self.rows_V, self.table_RD, batch.features)
+            pooled_FBD, self.looked_up = model.embeddings.record(batch.features)
         with span("interaction"):
             met, self.met_saved = model.interaction.record(self.bottom_acts[-1], pooled_FBD)
         with span("top"):
@@ -94,7 +89,7 @@ class WrittenOutLoss:
 
     @torch.no_grad()
     def backward(self) -> None:
-        """Put the gradient of every parameter into its `grad`, which must be empty."""
+        """Put the gradient of every dense parameter into its `grad`; the embeddings keep theirs as they see fit."""
         model, batch = self.model, self.batch
         with span("loss_backward"):
             slope_B = self.logits_B.sigmoid().sub_(batch.labels_B).div_(len(batch))
@@ -106,8 +101,7 @@ class WrittenOutLoss:
         with span("interaction_backward"):
             dense_gradient, pooled_gradient = model.interaction.backward(self.met_saved, met_gradient)
         with span("embedding_backward"):
-            rows = self.table_RD.shape[0]
-            self.table_RD.grad = pool_backward(self.rows_V, pooled_gradient, batch.features, rows)
+            model.embeddings.backward(self.looked_up, batch.features, pooled_gradient)
         with span("bottom_backward"):
             _, bottom_gradients = mlp_backward(
                 dense_gradient, self.bottom_acts, self.bottom, last_relu=True, input_gradient=False

@@ -5,6 +5,8 @@ Shapes: B samples, F features, D width, V ids in the batch, R rows of all tables
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +16,27 @@ from ..errors import DataError
 from .init import normal_
 
 
-class StackedTables(nn.Module):
+class Embeddings(nn.Module):
+    """The seam: what a model asks of its embeddings, whichever body they have."""
+
+    def reset(self, std: float, seed: int) -> None:
+        """Initial rows."""
+        raise NotImplementedError
+
+    def check(self, features: JaggedFeatures) -> None:
+        """Refuse ids this body cannot look up."""
+        raise NotImplementedError
+
+    def record(self, features: JaggedFeatures) -> tuple[Tensor, Any]:
+        """Pooled rows, F x B x D, and what `backward` needs."""
+        raise NotImplementedError
+
+    def backward(self, saved: Any, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
+        """Keep the gradient where the optimizer of this body looks for it."""
+        raise NotImplementedError
+
+
+class StackedTables(Embeddings):
     """Tables of one width stacked into one tensor, so that all features are looked up by one call on any device.
 
     Ids of a bag are summed. Row 0 of a table serves ids never seen in training and starts at zero.
@@ -22,6 +44,8 @@ class StackedTables(nn.Module):
 
     def __init__(self, keys: tuple[str, ...], rows: tuple[int, ...], dim: int) -> None:
         super().__init__()
+        if len(rows) != len(keys):
+            raise ValueError(f"{len(keys)} tables need as many row counts, not {len(rows)}")
         self.keys = keys
         self.rows = rows
         self.weight_RD = nn.Parameter(torch.empty(sum(rows), dim))
@@ -57,6 +81,15 @@ class StackedTables(nn.Module):
     def forward(self, features: JaggedFeatures) -> dict[str, Tensor]:
         pooled_FBD = pool(self.rows_of(features), self.weight_RD, features)
         return dict(zip(self.keys, pooled_FBD.unbind(0)))
+
+    def record(self, features: JaggedFeatures) -> tuple[Tensor, Tensor]:
+        """Pooled rows, F x B x D, and what `backward` needs."""
+        rows_V = self.rows_of(features)
+        return pool(rows_V, self.weight_RD, features), rows_V
+
+    def backward(self, saved: Tensor, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
+        """Put the gradient of the tables into their `grad`."""
+        self.weight_RD.grad = pool_backward(saved, gradient_FBD, features, self.weight_RD.shape[0])
 
     def rows_of(self, features: JaggedFeatures) -> Tensor:
         """The row of the stacked tensor each id means."""

@@ -19,12 +19,13 @@ class Concat(nn.Module):
 
     def record(self, dense_BD: Tensor, sparse_FBD: Tensor) -> tuple[Tensor, Tensor]:
         """The output, and what `backward` needs."""
-        return torch.cat([dense_BD, *sparse_FBD.unbind(0)], dim=1), dense_BD
+        return torch.cat([dense_BD, *sparse_FBD.unbind(0)], dim=1), sparse_FBD
 
     def backward(self, saved: Tensor, gradient_BW: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the dense vector and of the sparse ones, F x B x D."""
-        batch, dim = saved.shape
-        return gradient_BW[:, :dim], gradient_BW[:, dim:].view(batch, -1, dim).transpose(0, 1).contiguous()
+        features, batch, dim = saved.shape
+        dense = gradient_BW.shape[1] - features * dim
+        return gradient_BW[:, :dense], gradient_BW[:, dense:].view(batch, features, dim).transpose(0, 1).contiguous()
 
 
 class Dot(nn.Module):

@@ -119,3 +119,14 @@ def gpus() -> list[dict[str, Any]]:
         return []
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return [{"name": p.name, "memory_gib": round(p.total_memory / (1 << 30))} for p in properties]
+
+
+def available_bytes() -> int:
+    """Memory that can be taken now. Not a static fact, so no part of the fingerprint."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return (memory_gib() or 4) << 30

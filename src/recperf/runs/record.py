@@ -127,6 +127,11 @@ class Run:
         return read_json(path) if path.exists() else None
 
     @property
+    def finished(self) -> bool:
+        """Whether the result is there and sealed, which is the last thing a run does."""
+        return (self.folder / "seal.json").exists()
+
+    @property
     def began(self) -> bool:
         """Whether anything was trained."""
         return self.event_bytes > 0 or (self.folder / "checkpoints").exists()

@@ -25,7 +25,9 @@ class TrainConfig:
     max_steps: int = 0
     """Stop after this many steps, the schedule unchanged; 0 means all epochs."""
     checkpoint_steps: int = 0
-    """Save every so many steps, beside the save at every epoch's end; 0 means epochs only."""
+    """Save every so many steps too; 0 means not."""
+    checkpoint_epochs: bool = True
+    """Save the last and the best state at every epoch's end. A signal saves in any case."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes a GPU where torch sees one."""
     threads: int = 0
@@ -43,6 +45,23 @@ class TrainConfig:
         require(self.max_steps >= 0, "train.max_steps", self.max_steps, "0 or more")
         require(self.checkpoint_steps >= 0, "train.checkpoint_steps", self.checkpoint_steps, "0 or more")
         require(self.threads >= 0, "train.threads", self.threads, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseTrainConfig(TrainConfig):
+    """Training with a table whose gradient stays sparse: an optimizer of its own for it, AdamW for the rest."""
+
+    table_optimizer: Literal["adagrad", "sgd"] = "adagrad"
+    """For the rows a step used: row-wise Adagrad (one float of state a row), or SGD."""
+    table_learning_rate: float = 0.05
+    """Peak of the table's one-cycle schedule."""
+    clip: float = 0.0
+    """Largest norm of the whole gradient, dense and sparse together; 0 means no clipping."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.table_learning_rate > 0, "train.table_learning_rate", self.table_learning_rate, "above 0")
+        require(self.clip >= 0, "train.clip", self.clip, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

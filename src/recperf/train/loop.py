@@ -76,25 +76,31 @@ class Recipe:
         return min(planned, self.max_steps) if self.max_steps else planned
 
 
+def take_step(recipe: Recipe, batches: Iterator[Any], step: int) -> tuple[Tensor, int]:
+    """One training step on the next batch: its loss and how many samples it had."""
+    with span("data"):
+        batch = next(batches)
+    loss = recipe.model.loss(batch)
+    with span("backward"):
+        loss.backward()
+    with span("update"):
+        recipe.optimizer.step(recipe.learning_rate(step))
+    return loss.detach(), len(batch)
+
+
 def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
     """Train from a position to the end."""
-    model, optimizer, order, total = recipe.model, recipe.optimizer, recipe.order, recipe.steps
+    order, total = recipe.order, recipe.steps
     at = start
     while at.step < total:
-        model.train()
+        recipe.model.train()
         watch.before_epoch()
         batches = order.batches(at.epoch, at.batch)
         while at.batch < len(order) and at.step < total:
             watch.before_step(at.step)
-            with span("data"):
-                batch = next(batches)
-            loss = model.loss(batch)
-            with span("backward"):
-                loss.backward()
-            with span("update"):
-                optimizer.step(recipe.learning_rate(at.step))
+            loss, samples = take_step(recipe, batches, at.step)
             at = replace(at, batch=at.batch + 1, step=at.step + 1)
-            watch.after_step(at, loss.detach(), len(batch))
+            watch.after_step(at, loss, samples)
         if at.batch == len(order):
             at = Position(at.epoch + 1, 0, at.step)
         watch.after_epoch(at)

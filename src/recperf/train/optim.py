@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .config import TrainConfig
-
 
 def one_cycle(step: int, total: int, *, peak: float, rise: float) -> float:
     """Learning rate of a step: a cosine from peak / 25 up to the peak, then one down to peak / 250,000."""
@@ -25,7 +23,7 @@ def _cosine(begin: float, end: float, share: float) -> float:
 
 
 class AdamW:
-    """AdamW by torch's fused kernel, one call for the tables and one for the rest, each with its own decay.
+    """AdamW by torch's fused kernel, one call a group of parameters that share a decay.
 
     The numbers are those of `torch.optim.AdamW(fused=True)`; calling the kernel directly saves that class's
     bookkeeping, which costs more than the arithmetic when a model is this small.
@@ -34,10 +32,10 @@ class AdamW:
     betas = (0.9, 0.999)
     eps = 1e-8
 
-    def __init__(self, tables: list[nn.Parameter], dense: list[nn.Parameter], config: TrainConfig) -> None:
-        self.taken = torch.zeros((), device=tables[0].device)
+    def __init__(self, groups: list[tuple[list[nn.Parameter], float]]) -> None:
+        self.taken = torch.zeros((), device=groups[0][0][0].device)
         """Steps taken, where the kernel wants it: beside the parameters."""
-        self.groups = [_Group(dense, config.weight_decay), _Group(tables, config.table_weight_decay)]
+        self.groups = [_Group(parameters, decay) for parameters, decay in groups]
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:

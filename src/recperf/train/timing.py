@@ -36,10 +36,11 @@ def performance(timers: list[StepTimer]) -> dict[str, Any]:
 
 
 def part_of(name: str) -> str:
-    """The part of the budget a span belongs to; spans inside the backward pass count as backward."""
-    if name.endswith("_backward"):
-        return "backward"
-    return name if name in BUDGET_PARTS else "other"
+    """The part of the budget a span belongs to: hashing is part of a lookup, the rest says so in its name."""
+    if name == "hash":
+        return "embedding"
+    last = name.rpartition("_")[2]
+    return last if last in BUDGET_PARTS else "other"
 
 
 def budget(timers: list[StepTimer]) -> dict[str, float]:

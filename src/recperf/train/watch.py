@@ -154,6 +154,7 @@ class Watchers:
     should_stop: Callable[[], bool]
     stopped: Callable[[Position], Exception]
     save_every: int = 0
+    save_epochs: bool = True
 
     def before_epoch(self) -> None:
         self.timer.before_epoch()
@@ -177,4 +178,5 @@ class Watchers:
         self.timer.settle()
         self.losses.flush()
         best = self.evaluator.run(position)
-        self.save(position, best)
+        if self.save_epochs:
+            self.save(position, best)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..measure.cost import Cost
+from ..runs.contract import Claim
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..train.device import Settings
     from ..train.loop import Recipe
 
@@ -36,6 +39,8 @@ class Trial(Protocol):
 
     def score(self) -> dict[str, float]: ...
 
+    def rows_of(self, batch: Any) -> Tensor: ...
+
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
@@ -52,6 +57,16 @@ class Prepared(Protocol):
 
     def trial(self, seed: int) -> Trial: ...
 
+    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]: ...
+
+    def table_bytes(self) -> tuple[int, int]:
+        """Of a row, and of all rows."""
+        ...
+
+    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
+        """The recipes of a matched pair, hot and cold, on one trained model; none where ids cannot be varied."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -64,3 +79,5 @@ class Workload:
     check: Callable[[Any], str]
     """Looks at what a config needs without running it (files, devices) and says in a line what would be used."""
     prepare: Callable[[Any], Prepared]
+    claims: Callable[[Any], tuple[Claim, ...]]
+    """What the workload says of itself with this config; `recperf check` holds a run to it."""

@@ -7,16 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.batch import ClickBatch
 from ..data.clicks import ClickArrays, build
+from ..data.config import MovieLensConfig
 from ..data.movielens import load
 from ..data.order import Samples, ShuffledOrder, cut
 from ..errors import ConfigError
+from ..measure.cost import FLOAT, Cost
+from ..models.config import DLRMConfig
+from ..models.cost import dlrm_step
 from ..models.dlrm import DLRM
+from ..models.embeddings import StackedTables
 from ..train.baselines import baselines
 from ..train.device import choose
 from ..train.loop import Recipe
 from ..train.metrics import binary_metrics
 from ..train.optim import AdamW, one_cycle
+from .base import Trial
 from .micro_dlrm import MicroDLRMConfig, target
 
 SCORING_BATCH = 8192
@@ -27,26 +34,11 @@ class PreparedClicks:
 
     def __init__(self, config: MicroDLRMConfig) -> None:
         self.config = config
-        raw = load(config.data)
-        clicks = build(raw, config.data)
-        _check_sizes(config, clicks.rows, len(clicks.dense_names))
-        products = [
-            2 * config.train.batch_size * before * after
-            for widths in (config.model.bottom, config.model.top_widths)
-            for before, after in zip(widths, widths[1:])
-        ]
-        self.settings = choose(config.train, largest_product_flops=max(products))
-        self.train, self.valid = _samples(clicks.train), _samples(clicks.valid)
-        self.data = {
-            "name": raw.name,
-            "digest": raw.digest,
-            "rows": len(raw.rating),
-            "train_rows": len(self.train),
-            "valid_rows": len(self.valid),
-            "split": config.data.split,
-            "synthetic": raw.synthetic,
-        }
-        self.target = target(config, published=raw.name == "movielens-100k")
+        self.train, self.valid, self.data, published = movielens_samples(config.data, config.model)
+        self.settings = choose(
+            config.train, largest_product_flops=largest_product(config.model, config.train.batch_size)
+        )
+        self.target = target(config.target, config.data.split, published=published)
 
     def baselines(self) -> dict[str, dict[str, float]]:
         return baselines(self.train, self.valid)
@@ -54,6 +46,16 @@ class PreparedClicks:
     def trial(self, seed: int) -> ClickTrial:
         device = self.settings.device
         return ClickTrial(self.config, self.train.to(device), self.valid.to(device), seed, device)
+
+    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
+        return dlrm_step(self.config.model, self.config.train.batch_size)
+
+    def table_bytes(self) -> tuple[int, int]:
+        row = FLOAT * self.config.model.dim
+        return row, row * sum(self.config.model.rows)
+
+    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
+        return None
 
 
 class ClickTrial:
@@ -64,7 +66,10 @@ class ClickTrial:
     ) -> None:
         settings = config.train
         self.model = DLRM(config.model, seed=seed).to(device)
-        self.optimizer = AdamW(self.model.table_parameters(), self.model.dense_parameters(), settings)
+        tables = list(self.model.embeddings.parameters())
+        self.optimizer = AdamW(
+            [(self.model.dense_parameters(), settings.weight_decay), (tables, settings.table_weight_decay)]
+        )
         self.valid = valid
         order = ShuffledOrder(samples=train, batch_size=settings.batch_size, seed=seed)
         planned = settings.epochs * len(order)
@@ -93,6 +98,38 @@ class ClickTrial:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
+    def rows_of(self, batch: ClickBatch) -> Tensor:
+        """The table rows a batch looks up."""
+        assert isinstance(self.model.embeddings, StackedTables)
+        return self.model.embeddings.rows_of(batch.features)
+
+
+def largest_product(model: DLRMConfig, batch: int) -> int:
+    """FLOPs of the largest matrix product of a step."""
+    stacks = (model.bottom, model.top_widths)
+    return max(2 * batch * before * after for widths in stacks for before, after in zip(widths, widths[1:]))
+
+
+def movielens_samples(
+    config: MovieLensConfig, model: DLRMConfig | None = None
+) -> tuple[Samples, Samples, dict[str, Any], bool]:
+    """Training and validation rows, what a result says of them, and whether they are the published data."""
+    raw = load(config)
+    clicks = build(raw, config)
+    if model is not None:
+        _check_sizes(model, clicks.rows, len(clicks.dense_names))
+    train, valid = _samples(clicks.train), _samples(clicks.valid)
+    described = {
+        "name": raw.name,
+        "digest": raw.digest,
+        "rows": len(raw.rating),
+        "train_rows": len(train),
+        "valid_rows": len(valid),
+        "split": config.split,
+        "synthetic": raw.synthetic,
+    }
+    return train, valid, described, raw.name == "movielens-100k"
+
 
 def _samples(arrays: ClickArrays) -> Samples:
     return Samples(
@@ -103,20 +140,20 @@ def _samples(arrays: ClickArrays) -> Samples:
     )
 
 
-def _check_sizes(config: MicroDLRMConfig, rows: tuple[int, ...], dense: int) -> None:
+def _check_sizes(model: DLRMConfig, rows: tuple[int, ...], dense: int) -> None:
     """Ids of the data must fit the tables: a stacked lookup would not notice one that does not."""
     wanted = ("user", "item", "occupation")
-    if config.model.features != wanted:
-        raise ConfigError(f"model.features is {config.model.features}; MovieLens has {wanted}")
-    for name, have, need in zip(wanted, config.model.rows, rows):
+    if model.features != wanted:
+        raise ConfigError(f"model.features is {model.features}; MovieLens has {wanted}")
+    for name, have, need in zip(wanted, model.rows, rows):
         if have < need:
             raise ConfigError(
                 f"table {name!r} has {have} rows, the data needs {need}",
                 where={"field": "model.rows"},
                 fix=f"--model.rows {' '.join(map(str, rows))}",
             )
-    if config.model.dense != dense:
+    if model.dense != dense:
         raise ConfigError(
-            f"model.bottom starts with {config.model.dense} dense features, the data has {dense}",
+            f"model.bottom starts with {model.dense} dense features, the data has {dense}",
             where={"field": "model.bottom"},
         )

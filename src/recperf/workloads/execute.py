@@ -12,6 +12,7 @@ from ..errors import DataError, RecperfError
 from ..runs.provenance import checkout, machine, packages
 from ..runs.record import Run, now
 from ..runs.result import SCHEMA, checked
+from ..runs.seal import seal
 from ..train.checkpoint import CheckpointStore
 from ..train.device import applied
 from ..train.loop import Position, train
@@ -19,6 +20,7 @@ from ..train.stop import StopFlag
 from ..train.timing import performance
 from ..train.watch import Evaluator, LossLog, StepTimer, Watchers
 from .base import Prepared, Trial, Workload
+from .measuring import measure_run
 
 
 class Reporter(Protocol):
@@ -33,14 +35,18 @@ class Reporter(Protocol):
     def metric(self, epoch: int, metrics: dict[str, float]) -> None: ...
 
 
-def execute(workload: Workload, config: Any, run: Run, stop: StopFlag, report: Reporter) -> dict[str, Any]:
-    """Train every seed that is not finished yet and write result.json."""
+def execute(
+    workload: Workload, config: Any, run: Run, stop: StopFlag, report: Reporter, peaks: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Train every seed that is not finished yet, measure a window of steps, and write result.json."""
     started = _start(run)
     prepared = workload.prepare(config)
     _same_data(run, prepared)
     facts = machine()
     _same_machine(run, facts, report)
-    trials, timers = [], []
+    trials: list[dict[str, Any]] = []
+    timers: list[StepTimer] = []
+    trial: Trial | None = None
     with applied(prepared.settings):
         baselines = run.read("baselines.json")
         if baselines is None:
@@ -49,10 +55,14 @@ def execute(workload: Workload, config: Any, run: Run, stop: StopFlag, report: R
         for seed in range(config.seed, config.seed + config.seeds):
             finished = run.read(f"trial-{seed}.json")
             if finished is None:
-                finished, timer = run_trial(prepared, config, seed, run, stop, report)
+                del trial  # A table may fill half of the memory: never two at once.
+                trial = prepared.trial(seed)
+                finished, timer = run_trial(trial, prepared, config, seed, run, stop, report)
                 timers.append(timer)
                 run.write(f"trial-{seed}.json", finished)
             trials.append(finished)
+        if run.read("profile.json") is None:
+            measure_run(prepared, trial or prepared.trial(config.seed), run, peaks, report)
     result = {
         "schema": SCHEMA,
         "workload": workload.name,
@@ -77,6 +87,7 @@ def execute(workload: Workload, config: Any, run: Run, stop: StopFlag, report: R
         },
     }
     run.write("result.json", checked(result))
+    seal(run.folder)
     return result
 
 
@@ -111,10 +122,9 @@ def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
 
 
 def run_trial(
-    prepared: Prepared, config: Any, seed: int, run: Run, stop: StopFlag, report: Reporter
+    trial: Trial, prepared: Prepared, config: Any, seed: int, run: Run, stop: StopFlag, report: Reporter
 ) -> tuple[dict[str, Any], StepTimer]:
     """One seed from its newest checkpoint, or from the start, to the end."""
-    trial = prepared.trial(seed)
     steps = trial.recipe.steps
 
     def emit(kind: str, **fields: Any) -> None:
@@ -139,6 +149,7 @@ def run_trial(
         should_stop=lambda: stop.received is not None,
         stopped=keeper.stopped,
         save_every=config.train.checkpoint_steps,
+        save_epochs=config.train.checkpoint_epochs,
     )
     train(trial.recipe, start, watch)
     best = max(evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ..config import require
 from ..data.config import MovieLensConfig
 from ..measure.cost import FLOAT
+from ..measure.explain import explain
 from ..models.config import DLRMConfig
 from ..models.cost import dlrm_memory, dlrm_step
+from ..runs.contract import Claim, budget_sums, known_machine, quality_target, rate_below, regime_is_not
 from ..train.config import TargetConfig, TrainConfig
 from .base import Estimate, Workload
 
@@ -74,14 +76,28 @@ def prepare(config: MicroDLRMConfig) -> PreparedClicks:
     return PreparedClicks(config)
 
 
-def target(config: MicroDLRMConfig, *, published: bool) -> dict[str, Any]:
+def target(config: TargetConfig, split: str, *, published: bool) -> dict[str, Any]:
     """The bounds that hold: those asked for, else the published ones on the published data and split."""
-    bounds = PUBLISHED_TARGET if published and config.data.split == "random" else {"accuracy": None, "auc": None}
+    bounds = PUBLISHED_TARGET if published and split == "random" else {"accuracy": None, "auc": None}
     return {
-        "beat": "user_item_bias" if config.target.beat == "bias" else None,
-        "accuracy": bounds["accuracy"] if config.target.accuracy is None else config.target.accuracy,
-        "auc": bounds["auc"] if config.target.auc is None else config.target.auc,
+        "beat": "user_item_bias" if config.beat == "bias" else None,
+        "accuracy": bounds["accuracy"] if config.accuracy is None else config.accuracy,
+        "auc": bounds["auc"] if config.auc is None else config.auc,
     }
+
+
+EMBEDDING_BYTES_PER_S = 5e9
+
+
+def claims(config: MicroDLRMConfig) -> tuple[Claim, ...]:
+    """It reaches its target, and its tables are no strain on memory."""
+    return (
+        quality_target(),
+        known_machine(),
+        budget_sums(),
+        regime_is_not("bandwidth-bound", explain),
+        rate_below("embedding", EMBEDDING_BYTES_PER_S),
+    )
 
 
 MICRO_DLRM = Workload(
@@ -92,4 +108,5 @@ MICRO_DLRM = Workload(
     estimate=estimate,
     check=check,
     prepare=prepare,
+    claims=claims,
 )

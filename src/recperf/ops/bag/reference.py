@@ -29,7 +29,7 @@ class Grouped:
 
     @property
     def unique(self) -> int:
-        return self.rows_U.numel()
+        return int(self.rows_U.numel())
 
 
 def _summed(grouped: Grouped, gradient_BD: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ class Cell:
     """Name of the colour that stands for the row in a figure."""
     faint: bool = False
     """Whether the figure draws it in the lighter shade."""
+    aside: str = ""
+    """A smaller line below."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,188 @@
-"""The figures along an axis: achieved bandwidth, the knee, and how training went."""
+"""The figures along an axis: what a lookup costs as tables grow, and how training went."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .plots import _decades, _steps, _ticks
-from .svg import WIDE, Sheet, family, tone
-from .words import component, scaled, size
+from .svg import WIDE, Sheet, plain, steps, ticks, tone
+from .words import size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BUCKETS = 160
+"""Points of a loss curve: more would not be seen."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A size of this workload, shown on the knee."""
+
+    label: str
+    bytes: float
+    tone: str
+
+
+def knee(width: int, points: list[dict[str, Any]], caches: dict[str, int], marks: list[Mark]) -> Sheet:
+    """ns a lookup against table size, with the ends of the caches and the workload's own sizes."""
+    wide = width == WIDE
+    height, (left, right, top, bottom) = (340, (44, 16, 34, 42)) if wide else (320, (34, 10, 34, 42))
+    sheet = Sheet(width, height)
+    axes = sheet.axes(left, top, right, bottom)
+    sizes, middle = [point["table_bytes"] for point in points], [point["p50"] for point in points]
+    low = min([*sizes, *(mark.bytes for mark in marks)]) / 1.6
+    high = max([*sizes, *(mark.bytes for mark in marks)]) * 1.6
+    axes.set_xlim(math.log2(low), math.log2(high))
+    highest = max(point["p80"] for point in points) * 1.12
+    axes.set_ylim(0, highest)
+    every = 3 if wide else 5
+    octaves = [float(v) for v in range(0, 60, every)]
+    ticks(axes, "x", octaves, lambda v: size(2**v))
+    ticks(axes, "y", steps(0, highest, 5), lambda v: f"{v:g}", grid=True)
+    sheet.text(0, 10, "ns a lookup", va="center")
+    sheet.text(width - right, height - 8, "table size", ha="right", va="center")
+    x = [math.log2(value) for value in sizes]
+    axes.fill_between(x, [p["p20"] for p in points], [p["p80"] for p in points], color=tone("accent"), alpha=0.18, lw=0)
+    axes.plot(x, middle, color=tone("accent"), lw=2.2, marker="o", ms=4)
+    across = (width - left - right) / math.log2(high / low)
+    for level, count in caches.items():
+        if low < count < high:
+            axes.axvline(math.log2(count), color=tone("muted"), lw=1, ls=(0, (2, 3)))
+            at = left + math.log2(count / low) * across
+            label = f"{level} {size(count)}" if wide else level
+            sheet.text(at, top - 8, label, ha="center", va="center", size=10.5)
+    _marks(sheet, axes, marks, (x, middle), (left, top, low, across), (height - top - bottom) / highest)
+    return sheet
+
+
+def _marks(
+    sheet: Sheet,
+    axes: Axes,
+    marks: list[Mark],
+    curve: tuple[list[float], list[float]],
+    frame: tuple[float, float, float, float],
+    upward: float,
+) -> None:
+    """A drop line and a dot on the curve for each size, named in the free corner above it."""
+    left, top, low, across = frame
+    highest = axes.get_ylim()[1]
+    ends = {mark.label: left + math.log2(mark.bytes / low) * across for mark in marks}
+    # Above the curve there is room on the left, below it on the right.
+    rightmost = min((x for x in ends.values() if x >= sheet.width / 2), default=0.0)
+    for index, mark in enumerate(sorted(marks, key=lambda mark: mark.bytes)):
+        at, x = math.log2(mark.bytes), ends[mark.label]
+        height = _along(at, *curve)
+        axes.plot([at, at], [0, height], color=tone(mark.tone), lw=1.6)
+        axes.plot(at, height, "o", ms=9, mfc=tone(mark.tone), mec=tone("surface"), mew=1.5, zorder=5)
+        if x < sheet.width / 2:
+            x, aside = x - 4, "left"
+            y = max(top + 14 + 16 * index, top + (highest - height) * upward - 24 - 16 * (len(marks) - 1 - index))
+        else:
+            x, aside = rightmost - 9, "right"
+            y = top + (highest - height / 2) * upward + 16 * index
+        text = f"{mark.label} {size(mark.bytes)}"
+        sheet.text(x, y, text, color=mark.tone, size=11.5, ha=aside, weight="bold")
+
+
+def _along(at: float, x: list[float], y: list[float]) -> float:
+    """The curve at a place; beyond its ends, its ends."""
+    if at <= x[0]:
+        return y[0]
+    for before, after, low, high in zip(x, x[1:], y, y[1:]):
+        if at <= after:
+            return low + (high - low) * (at - before) / (after - before)
+    return y[-1]
+
+
+@dataclass(frozen=True)
+class Thinned:
+    """A series in buckets: where each ends, its mean, and its extremes."""
+
+    step: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def thin(series: list[tuple[int, float]], buckets: int = BUCKETS) -> Thinned:
+    ordered = sorted(series)
+    each = max(1, math.ceil(len(ordered) / buckets))
+    pieces = [ordered[start : start + each] for start in range(0, len(ordered), each)]
+    losses = [[loss for _, loss in piece] for piece in pieces]
+    return Thinned(
+        [sum(step for step, _ in piece) / len(piece) for piece in pieces],
+        [math.fsum(values) / len(values) for values in losses],
+        [min(values) for values in losses],
+        [max(values) for values in losses],
+    )
+
+
+def smooth(values: list[float], weight: float = 0.15) -> list[float]:
+    """An exponential mean, started at the first value."""
+    found: list[float] = []
+    for value in values:
+        found.append(value if not found else found[-1] + weight * (value - found[-1]))
+    return found
+
+
+def training(
+    width: int,
+    losses: dict[int, list[tuple[int, float]]],
+    history: dict[int, list[tuple[int, float]]],
+    metric: str,
+    target: float | None,
+) -> Sheet:
+    """Loss on the left, a validation metric on the right; below each other on a phone."""
+    wide, height = width == WIDE, 250
+    panels = [panel for panel in ("loss", "history") if (losses if panel == "loss" else history)]
+    sheet = Sheet(width, height if wide else (height - 20) * len(panels))
+    each = (width - 56 * (len(panels) - 1)) / len(panels) if wide else width
+    for index, panel in enumerate(panels):
+        left = (index * (each + 56) if wide else 0) + 40
+        top = 34 if wide else 34 + index * (height - 20)
+        frame = (height if wide else height - 20) - 34 - 34
+        axes = sheet.axes(left, top, width - left + 40 - each + 6, sheet.height - top - frame)
+        if panel == "loss":
+            sheet.text(left - 40, top - 22, "training loss", color="ink", size=12, weight="bold", va="center")
+            _losses(axes, losses)
+        else:
+            sheet.text(left - 40, top - 22, f"validation {metric}", color="ink", size=12, weight="bold", va="center")
+            _history(axes, history, target)
+        sheet.text(left - 40 + each - 6, top + frame + 26, "steps", ha="right", va="center")
+    return sheet
+
+
+def _losses(axes: Axes, losses: dict[int, list[tuple[int, float]]]) -> None:
+    drawn = {seed: thin(series) for seed, series in losses.items()}
+    for thinned in drawn.values():
+        axes.fill_between(thinned.step, thinned.low, thinned.high, color=tone("muted"), alpha=0.25, lw=0)
+    for thinned in drawn.values():
+        axes.plot(thinned.step, smooth(thinned.mean), color=tone("accent"), lw=1.8, alpha=1 if len(drawn) == 1 else 0.7)
+    low = min(min(thinned.low) for thinned in drawn.values())
+    high = max(max(thinned.high) for thinned in drawn.values())
+    _frame(axes, max(thinned.step[-1] for thinned in drawn.values()), low, high)
+
+
+def _history(axes: Axes, history: dict[int, list[tuple[int, float]]], target: float | None) -> None:
+    for series in history.values():
+        x, y = zip(*sorted(series))
+        axes.plot(x, y, color=tone("accent"), lw=1.8, marker="o", ms=4, alpha=1 if len(history) == 1 else 0.7)
+    values = [value for series in history.values() for _, value in series] + ([target] if target is not None else [])
+    _frame(axes, max(step for series in history.values() for step, _ in series), min(values), max(values))
+    if target is not None:
+        axes.axhline(target, color=tone("ink"), lw=1, ls=(0, (4, 3)))
+        axes.annotate(
+            "target", (1, target), (0, 4), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
+            fontsize=10.5, color=tone("ink"),
+        )  # fmt: skip
+
+
+def _frame(axes: Axes, last: float, low: float, high: float) -> None:
+    room = (high - low or abs(high) or 1.0) * 0.08
+    axes.set_xlim(0, last * 1.02)
+    axes.set_ylim(low - room, high + room)
+    marked = steps(low - room, high + room, 5)
+    ticks(axes, "y", marked, plain(marked), grid=True)
+    ticks(axes, "x", steps(0, last * 1.02, 4), lambda v: f"{v:,.0f}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ...measure.peaks import faults as peaks_faults
 from ...measure.peaks import require_own
 from ..record import read_config, read_json
 from ..result import FIELDS, SCHEMA, Field, faults
+from .words import ORDER, PHASES
 
 PROFILE_SCHEMA = 1
 PEAKS_SCHEMA = 1
@@ -214,3 +216,31 @@ def _events(path: Path) -> Events:
             what = "events.jsonl has a line that is not an event"
             raise DataError(what, where={"file": path, "line": number}) from None
     return found
+
+
+@dataclass(frozen=True)
+class Share:
+    """One part of a step."""
+
+    name: str
+    phase: str
+    share: float
+    ms: dict[str, float] | None
+
+
+def step_parts(run: Reading, *, profiled: bool) -> list[Share]:
+    """What a step is made of: from the profile, or from the spans clocked while training; empty: not measured."""
+    if profiled:
+        return shares(run.profile) if run.profile else []
+    budget = run.result["performance"]["budget"] or {}
+    return in_order(Share(name, PHASES.get(name, "other"), share, None) for name, share in budget.items())
+
+
+def shares(profile: dict[str, Any]) -> list[Share]:
+    parts = profile["components"]
+    return in_order(Share(part["name"], part["phase"], part["share"], part["ms"]) for part in parts)
+
+
+def in_order(parts: Iterable[Share]) -> list[Share]:
+    """Parts as a step goes through them; within a phase, as they were measured."""
+    return sorted(parts, key=lambda part: ORDER.index(part.phase) if part.phase in ORDER else len(ORDER))

@@ -6,7 +6,9 @@ Colours are drawn as stand-ins and replaced by CSS variables, so that one figure
 from __future__ import annotations
 
 import io
+import math
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError
@@ -27,8 +29,9 @@ SETTINGS = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "axes.unicode_minus": False,
-    "path.simplify": True,
+    "text.parse_math": False,
 }
+"""In force while a figure is drawn; a dollar in a run's name is a dollar."""
 
 
 def tone(name: str) -> str:
@@ -60,7 +63,6 @@ class Sheet:
     """A figure measured in pixels from its top left corner."""
 
     def __init__(self, width: int, height: int) -> None:
-        require_matplotlib()
         from matplotlib.figure import Figure
 
         self.width, self.height = width, height
@@ -71,9 +73,10 @@ class Sheet:
         """Axes between four margins, with nothing drawn yet but a quiet grid along x."""
         from matplotlib.ticker import NullLocator
 
-        box = (left / self.width, bottom / self.height)
-        box += ((self.width - left - right) / self.width, (self.height - top - bottom) / self.height)
-        axes = self.figure.add_axes(box)
+        across, upward = self.width - left - right, self.height - top - bottom
+        axes = self.figure.add_axes(
+            (left / self.width, bottom / self.height, across / self.width, upward / self.height)
+        )
         axes.patch.set_visible(False)
         for name, spine in axes.spines.items():
             spine.set_visible(name == "bottom")
@@ -91,13 +94,11 @@ class Sheet:
 
     def markup(self, key: str, label: str) -> str:
         """The figure as an element; ids begin with the key, so that two figures on a page never clash."""
-        import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
 
         drawn = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        with matplotlib.rc_context(SETTINGS):
-            FigureCanvasSVG(self.figure).print_svg(drawn, metadata=nothing)
+        canvas: Any = FigureCanvasSVG(self.figure)
+        canvas.print_svg(drawn, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
         return _inline(drawn.getvalue(), key, label, self.width, self.height)
 
 
@@ -107,22 +108,54 @@ def _inline(drawn: str, key: str, label: str, width: int, height: int) -> str:
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.S)
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
-    body = re.sub(r' id="([^"]+)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", body)
-    body = re.sub(r'xlink:href="#', f'href="#{key}-', body)
-    body = body.replace("url(#", f"url(#{key}-")
-    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-    body = re.sub(r"#fe00([0-9a-f]{2})", lambda m: f"var(--{TONES[int(m[1], 16)]})", body)
-    body = re.sub(r' transform="rotate\(-?0 [^"]*"', "", body)
-    body = re.sub(r"(\d+\.\d\d)\d+", r"\1", body)
+    # Only tags are rewritten: what stands between them is words and figures of the run.
+    body = re.sub(r"<[^>]+>", lambda found: _tag(found[0], key, used), body)
     body = re.sub(r"\s*\n\s*", " ", body).strip()
     head = f'<svg class="figure" role="img" aria-label="{_attribute(label)}" viewBox="0 0 {width} {height}"'
     return f'{head} data-width="{width}">{body}'
+
+
+def _tag(tag: str, key: str, used: set[str]) -> str:
+    tag = re.sub(r' id="([^"]+)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", tag)
+    tag = tag.replace('xlink:href="#', f'href="#{key}-').replace("url(#", f"url(#{key}-")
+    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
+    tag = re.sub(r"#fe00([0-9a-f]{2})", lambda m: f"var(--{TONES[int(m[1], 16)]})", tag)
+    tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "", tag)
+    return re.sub(r"(\d+\.\d\d)\d+", r"\1", tag)
 
 
 def _attribute(text: str) -> str:
     for raw, safe in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(raw, safe)
     return text
+
+
+def ticks(axes: Axes, which: str, at: Sequence[float], say: Callable[[float], str], *, grid: bool = False) -> None:
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
+    kept = [value for value in at if low - 1e-12 <= value <= high + 1e-12]
+    axis.set_ticks(kept, [say(value) for value in kept])
+    if grid:
+        axes.grid(axis="x" if which == "x" else "y", color=tone("line"), lw=0.8)
+
+
+def plain(values: Sequence[float]) -> Callable[[float], str]:
+    """Says every value with as many decimals as the finest of them needs."""
+    digits = next((d for d in range(5) if all(abs(round(v, d) - v) < 1e-9 for v in values)), 5)
+    return lambda value: f"{value:,.{digits}f}"
+
+
+def decades(low: float, high: float, most: int) -> list[float]:
+    """Exponents of the powers of ten within, thinned to what fits."""
+    inside = list(range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1))
+    return [float(value) for value in inside[:: max(1, math.ceil(len(inside) / most))]]
+
+
+def steps(low: float, high: float, most: int) -> list[float]:
+    """Round numbers within."""
+    from matplotlib.ticker import MaxNLocator
+
+    return [float(v) for v in MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= v <= high]
 
 
 def place(

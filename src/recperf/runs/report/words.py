@@ -11,7 +11,12 @@ METRICS = {
     "calibration": "calibration",
     "calibration_error": "calibration error",
 }
-BASELINES = {"user_item_bias": "user + item bias", "item_bias": "item bias", "majority": "majority class"}
+BASELINES = {
+    "user_item_bias": "user + item bias",
+    "item_bias": "item bias",
+    "majority": "majority class",
+    "planted": "planted answer",
+}
 PHASES = {
     "data": "data",
     "hash": "forward",
@@ -24,14 +29,17 @@ PHASES = {
     "update": "update",
     "other": "other",
 }
+ORDER = ("data", "forward", "backward", "update", "other")
+"""Phases as a step goes through them."""
+
 NOT_MEASURED = "not measured"
 
 MEASURE = {
-    "profile": "recperf profile {run}",
-    "peaks": "recperf peaks",
-    "pair": "recperf pair {run}",
+    "profile": "recperf run --config {run}",
+    "peaks": "recperf peaks && recperf run --config {run}",
+    "pair": "recperf pair micro-dlrm-dram",
 }
-"""The command that measures what a page lacks."""
+"""The command that measures what a page lacks: a run profiles itself when it ends, against the ceilings it finds."""
 
 
 def metric(name: str) -> str:
@@ -76,16 +84,23 @@ def size(value: float) -> str:
 
 
 def ms(value: float) -> str:
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms" if value >= 1 else f"{value:.2g} ms"
+    return f"{_three(value)} ms"
+
+
+def _three(value: float) -> str:
+    """Three digits that matter, zeros at the end among them, so that columns line up."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}" if value >= 0.001 else f"{value:.1e}" if value else "0"
 
 
 def percent(share: float) -> str:
+    if 0 < share < 0.0005:
+        return "<0.1%"
     return f"{share:.0%}" if share >= 0.095 or share == 0 else f"{share:.1%}"
 
 
 def between(figure: dict[str, Any]) -> str:
     """The spread of a measured time."""
-    return f"{figure['p20']:.3g} – {figure['p80']:.3g}"
+    return f"{_three(figure['p20'])} – {_three(figure['p80'])}"
 
 
 def value(of: Any, unit: str | None = None) -> str:
@@ -93,8 +108,6 @@ def value(of: Any, unit: str | None = None) -> str:
     if of is None:
         return NOT_MEASURED
     text = of if isinstance(of, str) else count(of) if isinstance(of, int) else number(of)
-    if unit and unit.startswith("of ") and isinstance(of, (int, float)):
-        text = percent(of)
     return f"{text} {unit}" if unit else text
 
 

@@ -1,0 +1,130 @@
+"""recperf check RUN..."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ..config import from_json
+from ..errors import DataError, GateFailed, RecperfError, UsageError
+from ..runs.contract import ALWAYS, Claim, Evidence, Finding, NoEvidence, check_run
+from ..runs.record import read_config
+from ..runs.seal import NAME as SEAL
+from ..runs.seal import printable
+from ..workloads import WORKLOADS
+from .parse import parse
+from .terminal import Terminal, print_error, print_json
+
+DESCRIPTION = """Work out again, from the files of a run, everything its workload claims about it.
+A claim whose evidence is missing, altered or another run's fails."""
+
+MARKS = ("config.json", "result.json", SEAL)
+"""A folder with one of these is a run, also when the others were taken away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Folders of runs."""
+    all: Path | None = None
+    """Check every run in this folder."""
+    json: bool = False
+    """Print the findings as one JSON object on stdout, everything else on stderr."""
+    quiet: bool = False
+    """Say nothing but errors."""
+
+
+def command(words: list[str]) -> int:
+    options = parse(Options, words, prog="recperf check", description=DESCRIPTION, default=Options())
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    reports = []
+    for folder in chosen(options):
+        reports.append(report(folder))
+        terminal.say(as_text(reports[-1]))
+    error = failure(reports)
+    if options.json:
+        # One object on stdout: the error goes into it instead of after it.
+        print_json({"holds": error is None, "runs": reports, **(error.as_json() if error else {})})
+    if error is None:
+        terminal.say(f"everything holds (runs: {len(reports)}, claims: {sum(len(r['claims']) for r in reports)})")
+        return 0
+    print_error(error, as_json=False)
+    return error.exit_code
+
+
+def chosen(options: Options) -> list[Path]:
+    """The runs the command line means, each once."""
+    for folder in options.runs:
+        if not is_run(folder):
+            raise DataError("no run there", where={"folder": folder}, fix="recperf check runs/<name of the run>")
+    found = list(options.runs)
+    if options.all is not None:
+        if not options.all.is_dir():
+            raise DataError("no folder there", where={"folder": options.all})
+        inside = sorted(path for path in options.all.iterdir() if is_run(path))
+        if not inside:
+            raise UsageError("no runs in this folder", where={"folder": options.all}, fix="recperf check --all runs")
+        found += inside
+    if not found:
+        raise UsageError("check needs a run, or --all with a folder of runs", fix="recperf check --all runs")
+    return list({folder.resolve(): folder for folder in found}.values())
+
+
+def is_run(folder: Path) -> bool:
+    return folder.is_dir() and any((folder / name).exists() for name in MARKS)
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """What was found about one run."""
+    name, claims = contract_of(folder)
+    findings = check_run(folder, claims)
+    rows = [
+        {"name": claim.name, "text": text, "holds": finding.holds, "found": finding.found}
+        for claim, (text, finding) in zip((*ALWAYS, *claims), findings)
+    ]
+    holds = all(row["holds"] for row in rows)
+    return {"run": printable(str(folder)), "workload": name, "holds": holds, "claims": rows}
+
+
+def contract_of(folder: Path) -> tuple[str | None, tuple[Claim, ...]]:
+    """The workload a run names and what it claims; a run of no known workload claims, in vain, to be of one."""
+    try:
+        name = Evidence(folder).config["workload"].text()
+    except NoEvidence as lack:
+        return None, (_of_no_workload(f"no evidence: {lack}"),)
+    if name not in WORKLOADS:
+        return printable(name), (_of_no_workload(f"{name!r} is not among {', '.join(WORKLOADS)}"),)
+    try:
+        _, values = read_config(folder)
+        config: Any = from_json(WORKLOADS[name].config, values)
+    except RecperfError as error:
+        return name, (_of_no_workload(f"its config cannot be read: {error.what}"),)
+    return name, WORKLOADS[name].claims(config)
+
+
+def _of_no_workload(found: str) -> Claim:
+    finding = Finding(holds=False, found=found)
+    return Claim(name="workload", text="the workload is known", holds=lambda evidence: finding)
+
+
+def as_text(found: dict[str, Any]) -> str:
+    lines = [f"{found['run']} ({found['workload'] or 'unknown workload'})"]
+    for row in found["claims"]:
+        lines.append(f"  {'ok' if row['holds'] else 'FAILED':<6}  {row['text']}: {row['found']}")
+    return "\n".join(lines)
+
+
+def failure(reports: list[dict[str, Any]]) -> GateFailed | None:
+    """How many claims failed, and which in which run; none when everything holds."""
+    failed = {r["run"]: [row["name"] for row in r["claims"] if not row["holds"]] for r in reports}
+    failed = {run: names for run, names in failed.items() if names}
+    if not failed:
+        return None
+    count, total = sum(map(len, failed.values())), sum(len(r["claims"]) for r in reports)
+    return GateFailed(
+        f"{count} of {total} claims failed, in {len(failed)} of {len(reports)} runs",
+        where={run: ", ".join(names) for run, names in failed.items()},
+    )

@@ -1,0 +1,91 @@
+"""recperf pair WORKLOAD"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from ..errors import UsageError
+from .choose import choose
+from .parse import parse
+from .terminal import Terminal, print_json, size, table
+
+C = TypeVar("C")
+
+DESCRIPTION = """The matched pair: one model twice, all shapes equal, only the range of ids hot or cold.
+The ratio of the two is the verdict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Generic[C]):
+    values: Annotated[C, tyro.conf.arg(name="")]
+    preset: str | None = None
+    """Start from this preset."""
+    config: str | None = None
+    """Start from a saved config, or from a run's folder."""
+    json: bool = False
+    """Print one JSON object on stdout, everything else on stderr."""
+    quiet: bool = False
+    """Say nothing but errors."""
+
+
+def command(words: list[str]) -> int:
+    choice = choose(words, default="micro-dlrm-dram")
+    options: Options[Any] = parse(
+        Options[choice.workload.config],  # type: ignore[name-defined]
+        choice.rest,
+        prog=f"recperf pair {choice.workload.name}",
+        description=DESCRIPTION,
+        default=Options(values=choice.config),
+    )
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    terminal.say(f"{choice.workload.name}: one model, ids hot and cold")
+    from ..measure import peaks
+    from ..train.device import applied
+    from ..workloads.measuring import measure_pair
+
+    prepared = choice.workload.prepare(options.values)
+    with applied(prepared.settings):
+        pair = measure_pair(prepared, prepared.trial(options.values.seed), peaks.load())
+    if pair is None:
+        raise UsageError(
+            f"{choice.workload.name} with these ids has no matched pair", fix="recperf pair micro-dlrm-dram"
+        )
+    terminal.say(as_text(pair))
+    if options.json:
+        print_json(pair)
+    return 0
+
+
+def as_text(pair: dict[str, Any]) -> str:
+    hot, cold = pair["hot"], pair["cold"]
+    rows = [["part, ms (p20 to p80)", "hot", "cold", "cold / hot"]]
+    cold_parts = {part["name"]: part for part in cold["components"]}
+    for part in hot["components"]:
+        other = cold_parts.get(part["name"])
+        if other:
+            rows.append(_row(part["name"], part["ms"], other["ms"]))
+    rows.append(_row("step", hot["step_ms"], cold["step_ms"]))
+    touched = ", ".join(f"{name} {size(pair[name]['ids']['touched_bytes'])}" for name in ("hot", "cold"))
+    return "\n".join(
+        [
+            "",
+            table(rows),
+            "",
+            f"  rows touched in {hot['steps']} steps: {touched}; table {size(cold['ids']['working_set_bytes'])}",
+            f"  measuring itself cost {hot['overhead']['share']:.1%} hot, {cold['overhead']['share']:.1%} cold",
+            "",
+            pair["verdict"],
+        ]
+    )
+
+
+def _row(name: str, hot: dict[str, float], cold: dict[str, float]) -> list[str]:
+    ratio = f"{cold['p50'] / hot['p50']:.2f}" if hot["p50"] else "-"
+    return [name, _shown(hot), _shown(cold), ratio]
+
+
+def _shown(ms: dict[str, float]) -> str:
+    return f"{ms['p50']:.2f} ({ms['p20']:.2f} to {ms['p80']:.2f})"

@@ -1,0 +1,46 @@
+"""recperf report RUN..."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from ..errors import UsageError
+from ..runs import report
+from .parse import parse
+from .terminal import print_json
+
+DESCRIPTION = """Write the page of a run: one HTML file with figures, tables and provenance that needs nothing else.
+Several runs give one page with a comparison on top."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Folders of finished runs."""
+    out: Path | None = None
+    """Where to write; default report.html inside the run, or report-compare.html here for several."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def command(words: list[str]) -> int:
+    options = parse(Options, words, prog="recperf report", description=DESCRIPTION, default=Options())
+    if not options.runs:
+        raise UsageError("report needs the folder of a run", fix="recperf report runs/<name of the run>")
+    page = write(list(options.runs), options.out)
+    if options.json:
+        print_json({"report": str(page), "runs": [str(run) for run in options.runs]})
+    else:
+        print(page)
+    return 0
+
+
+def write(runs: list[Path], out: Path | None) -> Path:
+    """The page at its place, by default inside the one run or here for several."""
+    if out is not None and out.is_dir():
+        raise UsageError("--out is a folder; name a file", where={"folder": out}, fix=f"--out {out / 'report.html'}")
+    place = runs[0] / "report.html" if len(runs) == 1 else Path("report-compare.html")
+    return report.write(runs, out or place)

@@ -1,0 +1,155 @@
+"""Which regime a workload is in, from its own readings against this machine's own ceilings. Torch-free.
+
+The rule is `RULES`: a regime is named when all its conditions hold. Several, or none, is "unclear", and says why.
+docs/regimes.md shows the same table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A reading that must be at least, or below, a threshold."""
+
+    reading: str
+    at_least: bool
+    threshold: float
+
+    def holds(self, value: float | None) -> bool:
+        return value is not None and (value >= self.threshold if self.at_least else value < self.threshold)
+
+    @property
+    def text(self) -> str:
+        return f"{'at least' if self.at_least else 'below'} {self.threshold:g}"
+
+
+def least(reading: str, threshold: float) -> Condition:
+    return Condition(reading, True, threshold)
+
+
+def below(reading: str, threshold: float) -> Condition:
+    return Condition(reading, False, threshold)
+
+
+READINGS = {
+    "input": "share of the step that waits for data",
+    "communication": "share of the step that waits for other ranks",
+    "compute": "counted FLOPs at the rate of this machine's matrix product, as a share of the step",
+    "stream": "counted bytes at this machine's copy bandwidth, as a share of the step",
+    "table": "share of the step spent on the tables: hashing, lookup, their backward pass and sparse update",
+    "of cache": "time a looked-up row takes, in times a row of that size takes from cache here",
+    "of memory": "time a looked-up row takes, in times a row of that size takes from memory here",
+    "empty ops": "time an operator takes, in times an operator that does nothing takes here",
+}
+
+RULES: dict[str, tuple[Condition, ...]] = {
+    "input-bound": (least("input", 0.5),),
+    "communication-bound": (least("communication", 0.5),),
+    "compute-bound": (below("input", 0.5), least("compute", 0.5)),
+    "bandwidth-bound": (below("input", 0.5), below("compute", 0.5), least("stream", 0.5)),
+    "latency-bound": (
+        below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("table", 0.5),
+        least("of cache", 1.5), least("of memory", 0.4),
+    ),
+    "cache-bound": (
+        below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("table", 0.5), below("of cache", 1.5),
+    ),
+    "dispatch-bound": (
+        below("input", 0.5), below("compute", 0.5), below("stream", 0.5), below("table", 0.5), below("empty ops", 5.0),
+    ),
+}  # fmt: skip
+
+SENTENCES = {
+    "input-bound": "The step waits for its data: making or fetching batches takes {input:.0%} of it.",
+    "communication-bound": "The step waits for other ranks for {communication:.0%} of its time.",
+    "compute-bound": "Arithmetic sets the pace: the counted FLOPs alone would take {compute:.0%} of the step.",
+    "bandwidth-bound": "Memory bandwidth sets the pace: the counted bytes alone would take {stream:.0%} of the step.",
+    "latency-bound": "Waiting for single rows from memory sets the pace: the tables take {table:.0%} of the step, a "
+    "row takes {of cache:.1f} times as long as from cache, and streaming the same bytes would take {stream:.0%} of it.",
+    "cache-bound": "The tables take {table:.0%} of the step, and their rows come as fast as this machine's caches give "
+    "them.",
+    "dispatch-bound": "Calling operators sets the pace: one takes {empty ops:.1f} times what one that does nothing "
+    "takes; arithmetic would need {compute:.0%} and memory {stream:.0%} of the step.",
+}
+
+TABLE_PARTS = ("hash", "embedding", "embedding_backward", "sparse_update")
+
+
+def explain(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any]:
+    """The regime's name, a sentence, and every reading with what it says."""
+    readings = read(profile, peaks)
+    named = [name for name, conditions in RULES.items() if all(c.holds(readings[c.reading]) for c in conditions)]
+    name = named[0] if len(named) == 1 else UNCLEAR
+    known = {key: 0.0 if value is None else value for key, value in readings.items()}
+    sentence = SENTENCES[name].format(**known) if name in SENTENCES else _why_unclear(named, readings)
+    return {"name": name, "sentence": sentence, "evidence": _evidence(name, readings)}
+
+
+def read(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, float | None]:
+    """Every reading the rules ask for; none where a ceiling or a component was not measured."""
+    parts = {part["name"]: part for part in profile["components"]}
+    step_s = profile["step_ms"]["p50"] / 1e3
+    readings: dict[str, float | None] = dict.fromkeys(READINGS)
+    readings["input"] = parts["data"]["share"] if "data" in parts else 0.0
+    readings["communication"] = sum(p["share"] for p in parts.values() if p["phase"] == "communication")
+    readings["table"] = sum(parts[name]["share"] for name in TABLE_PARTS if name in parts)
+    if peaks is None:
+        return readings
+    flops = sum(part["flops"] or 0 for part in parts.values())
+    moved = sum(part["bytes"] or 0 for part in parts.values())
+    readings["compute"] = flops / peaks["gemm"]["float32"]["p50"] / step_s
+    readings["stream"] = moved / peaks["copy"]["p50"] / step_s
+    if profile.get("operators"):
+        readings["empty ops"] = step_s * 1e9 / profile["operators"] / peaks["dispatch"]["op"]["p50"]
+    if "embedding" in parts and profile["ids"]["lookups"]:
+        row_ns = parts["embedding"]["ms"]["p50"] * 1e6 / profile["ids"]["lookups"]
+        for name, kind in (("of cache", "cache"), ("of memory", "dram")):
+            ceiling = row_time(peaks["gather"][kind]["rows"], profile["ids"]["row_bytes"])
+            readings[name] = row_ns / ceiling if ceiling else None
+    return readings
+
+
+def row_time(rows: list[dict[str, Any]], row_bytes: int) -> float | None:
+    """ns a row of this size takes, between the measured sizes in a straight line, beyond them in proportion."""
+    points = sorted((row["row_bytes"], row["ns"]["p50"]) for row in rows)
+    if not points:
+        return None
+    if row_bytes <= points[0][0]:
+        return float(points[0][1])
+    for (size, time), (next_size, next_time) in zip(points, points[1:]):
+        if row_bytes <= next_size:
+            return float(time + (next_time - time) * (row_bytes - size) / (next_size - size))
+    return float(points[-1][1] * row_bytes / points[-1][0])
+
+
+def _evidence(name: str, readings: dict[str, float | None]) -> list[dict[str, Any]]:
+    """The readings of the named regime with their thresholds; of an unclear one, all of them."""
+    conditions = RULES.get(name) or tuple(dict.fromkeys(c for rule in RULES.values() for c in rule if c.at_least))
+    rows = []
+    for condition in conditions:
+        value = readings[condition.reading]
+        rows.append(
+            {
+                "what": READINGS[condition.reading],
+                "value": value,
+                "unit": "not measured" if value is None else "",
+                "threshold": condition.text,
+                "says": name if name in RULES else ("holds" if condition.holds(value) else "does not hold"),
+            }
+        )
+    return rows
+
+
+def _why_unclear(named: list[str], readings: dict[str, float | None]) -> str:
+    missing = [READINGS[name] for name, value in readings.items() if value is None]
+    if missing:
+        return "Unclear: not measured: " + "; ".join(missing) + ". recperf peaks measures this machine's ceilings."
+    if named:
+        return "Unclear: the evidence fits " + " and ".join(named) + "."
+    nearest = ", ".join(f"{name} {value:.2f}" for name, value in readings.items() if value is not None)
+    return f"Unclear: no regime's conditions all hold ({nearest})."

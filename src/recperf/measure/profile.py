@@ -1,0 +1,183 @@
+"""Where the time of a training step goes: a window of steady steps, every other one clocked part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .cost import Cost
+from .spans import StepClock
+
+SCHEMA = 1
+FORWARD = ("hash", "bottom", "embedding", "interaction", "top", "loss")
+Step = Callable[[Iterator[Any], int], Any]
+"""Takes the next batch and trains on it."""
+
+
+class Order(Protocol):
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators torch dispatches."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Window:
+    """Readings of steady steps on batches training has not seen: plain and clocked ones in turn.
+
+    `rows_of` gives the table rows of a batch; `cost_of(ids, unique)` counts the work of a step that looks up so many
+    ids, of so many different rows.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: Step,
+        order: Order,
+        first_epoch: int,
+        rows_of: Callable[[Any], Tensor],
+        cost_of: Callable[[int, int], dict[str, Cost]],
+        sync: Callable[[], None] | None,
+    ) -> None:
+        self.step, self.rows_of, self.cost_of, self.sync = step, rows_of, cost_of, sync
+        self.batches = _endless(order, first_epoch)
+        self.warmup = 0
+        self.clocked: list[tuple[int, dict[str, int]]] = []
+        self.plain: list[int] = []
+        self.seen: list[Tensor] = []
+        self.samples = 0
+
+    def warm(self, steps: int) -> None:
+        """Steps that do not count."""
+        for _ in range(steps):
+            self.step(self.batches, 0)
+        self.warmup += steps
+
+    def take(self, steps: int) -> None:
+        """So many clocked steps, and as many plain ones between them."""
+        for _ in range(steps):
+            self.plain.append(_plain(self.step, self.batches, self.sync))
+            kept = _Kept(self.batches)
+            clock = StepClock(self.sync)
+            clock.begin()
+            self.step(kept, 0)
+            self.clocked.append(clock.end())
+            # Looked at after the clock stopped, so that counting rows costs no step anything.
+            self.seen.append(self.rows_of(kept.last).cpu())
+            self.samples = len(kept.last)
+
+    def result(self, *, device: str, row_bytes: int, working_set_bytes: int) -> dict[str, Any]:
+        counter = _Counter()  # type: ignore[no-untyped-call]
+        with counter:
+            self.step(self.batches, 0)
+        steps = len(self.clocked)
+        ids = sum(rows.numel() for rows in self.seen) / steps
+        unique = sum(int(torch.unique(rows).numel()) for rows in self.seen) / steps
+        walls = [wall for wall, _ in self.clocked]
+        return {
+            "schema": SCHEMA,
+            "device": device,
+            "steps": steps,
+            "warmup": self.warmup,
+            "batch_size": self.samples,
+            "operators": counter.calls,
+            "threads": torch.get_num_threads(),
+            "step_ms": spread(walls),
+            "overhead": _overhead(walls, self.plain),
+            "components": components(self.clocked, self.cost_of(round(ids), round(unique))),
+            "ids": {
+                "lookups": ids,
+                "unique_rows": unique,
+                "row_bytes": row_bytes,
+                "working_set_bytes": working_set_bytes,
+                "touched_bytes": int(torch.unique(torch.cat(self.seen)).numel()) * row_bytes,
+            },
+        }
+
+
+class _Kept:
+    """Passes batches on and keeps the last one."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
+        self.last: Any = None
+
+    def __iter__(self) -> _Kept:
+        return self
+
+    def __next__(self) -> Any:
+        self.last = next(self.batches)
+        return self.last
+
+
+def _endless(order: Order, epoch: int) -> Iterator[Any]:
+    """Full batches of epoch after epoch: a smaller last one would be another measurement."""
+    while True:
+        batches = order.batches(epoch)
+        for _ in range(max(1, len(order) - 1)):
+            yield next(batches)
+        epoch += 1
+
+
+def _plain(step: Step, batches: Iterator[Any], sync: Callable[[], None] | None) -> int:
+    if sync:
+        sync()
+    began = perf_counter_ns()
+    step(batches, 0)
+    if sync:
+        sync()
+    return perf_counter_ns() - began
+
+
+def spread(nanoseconds: list[int]) -> dict[str, float]:
+    """p20, p50 and p80 in ms."""
+    ordered = torch.tensor(nanoseconds, dtype=torch.float64) / 1e6
+    p20, p50, p80 = torch.quantile(ordered, torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()
+    return {"p20": p20, "p50": p50, "p80": p80}
+
+
+def _overhead(clocked: list[int], plain: list[int]) -> dict[str, float]:
+    """What measuring costs: clocked steps against the plain ones between them."""
+    on, off = spread(clocked)["p50"], spread(plain)["p50"]
+    return {"plain_ms": off, "clocked_ms": on, "share": on / off - 1}
+
+
+def components(clocked: list[tuple[int, dict[str, int]]], costs: dict[str, Cost]) -> list[dict[str, Any]]:
+    """Each part with its time, its share (all sum to 1) and its counted work, in the order they first ran."""
+    names = list(dict.fromkeys(name for _, parts in clocked for name in parts))
+    whole = sum(wall for wall, _ in clocked)
+    found = []
+    for name in names:
+        times = [parts.get(name, 0) for _, parts in clocked]
+        cost = costs.get(name)
+        found.append(
+            {
+                "name": name,
+                "phase": phase(name),
+                "ms": spread(times),
+                "share": sum(times) / whole,
+                "flops": cost.flops if cost else None,
+                "bytes": cost.bytes if cost else None,
+            }
+        )
+    return found
+
+
+def phase(name: str) -> str:
+    if name in FORWARD:
+        return "forward"
+    last = name.rpartition("_")[2]
+    return last if last in ("backward", "update", "data") else "other"

@@ -1,0 +1,205 @@
+"""What changed between runs: config, quality, step, budget, regime. Pure functions of what the folders hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .report.reading import Reading, in_order, step_parts
+
+BEYOND_CHANCE = 2.0
+"""A difference in quality counts when it exceeds this many standard deviations of the seeds."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing in every run; None where a run does not have it."""
+
+    name: str
+    values: tuple[Any, ...]
+    remark: str = ""
+    """Why a difference may mean nothing, or how large it is."""
+
+    @property
+    def differs(self) -> bool:
+        return any(value != self.values[0] for value in self.values[1:])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    runs: tuple[str, ...]
+    folders: tuple[str, ...]
+    workloads: tuple[str, ...]
+    notes: list[str] = field(default_factory=list)
+    """What forbids a naive reading."""
+    config: list[Row] = field(default_factory=list)
+    """Only fields that differ."""
+    quality: list[Row] = field(default_factory=list)
+    speed: list[Row] = field(default_factory=list)
+    budget: list[Row] = field(default_factory=list)
+    """Shares of a step."""
+    profiled: bool = False
+    """Whether the shares come from profiles, not from spans clocked while training."""
+    regime: Row = Row("regime", ())
+
+    def as_json(self) -> dict[str, Any]:
+        def by_name(rows: list[Row]) -> dict[str, Any]:
+            return {row.name: {"values": list(row.values), "remark": row.remark} for row in rows}
+
+        return {
+            "runs": [
+                {"name": name, "folder": folder, "workload": workload}
+                for name, folder, workload in zip(self.runs, self.folders, self.workloads)
+            ],
+            "notes": self.notes,
+            "config": {row.name: list(row.values) for row in self.config},
+            "quality": by_name(self.quality),
+            "speed": by_name(self.speed),
+            "budget": {"from": "profile" if self.profiled else "training", "shares": by_name(self.budget)},
+            "regime": list(self.regime.values),
+        }
+
+
+def compare(runs: Sequence[Reading]) -> Comparison:
+    """Every run beside the first."""
+    profiled = all(run.profile for run in runs)
+    return Comparison(
+        runs=labels(runs),
+        folders=tuple(str(run.folder) for run in runs),
+        workloads=tuple(run.workload for run in runs),
+        notes=notes(runs, profiled=profiled),
+        config=changed_fields([run.config for run in runs]),
+        quality=quality(runs),
+        speed=speed(runs),
+        budget=budget(runs, profiled=profiled),
+        profiled=profiled,
+        regime=Row("regime", tuple(_regime(run) for run in runs)),
+    )
+
+
+def summary(found: Comparison) -> str:
+    """The comparison in one sentence."""
+    fields, turn = len(found.config), " → " if len(found.runs) == 2 else " / "
+    said = [f"{fields} config fields differ" if fields > 1 else "one config field differs" if fields else "same config"]
+    auc = next((row for row in found.quality if row.name == "auc" and None not in row.values), None)
+    if auc:
+        said.append("AUC " + turn.join(f"{value:.4f}" for value in auc.values))
+    step = found.speed[0].values
+    if None not in step:
+        said.append("step " + turn.join(f"{value:.3g}" for value in step) + " ms")
+    if any(found.regime.values):
+        said.append(turn.join(value or "not measured" for value in found.regime.values))
+    text = "; ".join(said)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def labels(runs: Sequence[Reading]) -> tuple[str, ...]:
+    """A name a run; one that comes twice is numbered."""
+    names = [run.name for run in runs]
+    return tuple(
+        name if names.count(name) == 1 else f"{name} ({names[: index + 1].count(name)})"
+        for index, name in enumerate(names)
+    )
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested config as dotted fields."""
+    if not isinstance(config, dict):
+        return {prefix: config}
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flat(value, f"{prefix}.{key}" if prefix else key)
+    return found
+
+
+def changed_fields(configs: Sequence[dict[str, Any]]) -> list[Row]:
+    """The fields that are not the same everywhere; one that a config lacks is None there."""
+    flats = [flat(config) for config in configs]
+    rows = [Row(name, tuple(one.get(name) for one in flats)) for name in _union(flats)]
+    return [row for row in rows if row.differs]
+
+
+def notes(runs: Sequence[Reading], *, profiled: bool) -> list[str]:
+    found = []
+    if len({run.folder.resolve() for run in runs}) < len(runs):
+        found.append("A run is compared with itself.")
+    workloads = sorted({run.workload for run in runs})
+    if len(workloads) > 1:
+        found.append(f"Different workloads ({', '.join(workloads)}): fields that only one of them has are empty.")
+    data = [run.result["data"] for run in runs]
+    if len({(one["digest"], one["split"]) for one in data}) > 1:
+        found.append("Different data or split: quality is not comparable.")
+    if any(one["synthetic"] for one in data):
+        found.append("Synthetic data: quality says how the model learns made-up rules, not how good it is.")
+    if len({run.result["provenance"]["machine"] for run in runs}) > 1:
+        found.append("Different machines or torch versions: times are not comparable as properties of the code.")
+    if len({run.result["performance"]["device"] for run in runs}) > 1:
+        found.append("Different devices.")
+    commits = {run.result["provenance"]["commit"] for run in runs}
+    if len(commits) > 1:
+        found.append("Different commits: the code may have changed beside the config.")
+    elif any(run.result["provenance"]["dirty"] for run in runs):
+        found.append("Files differed from the commit: the code may have changed beside the config.")
+    if not profiled and any(run.profile for run in runs):
+        found.append("Not every run was profiled: budgets are those clocked while training.")
+    return found
+
+
+def quality(runs: Sequence[Reading]) -> list[Row]:
+    parts = [run.result["quality"] for run in runs]
+    rows = []
+    for name in _union(part["metrics"] for part in parts):
+        values = tuple(part["metrics"].get(name) for part in parts)
+        rows.append(Row(name, values, _chance(values, [part["spread"].get(name) for part in parts])))
+    rows.append(Row("target met", tuple(part["met"] for part in parts)))
+    return rows
+
+
+def _chance(values: Sequence[float | None], spreads: Sequence[float | None]) -> str:
+    """Whether the differences from the first run could be the seeds' doing."""
+    if None in values or all(value == values[0] for value in values):
+        return ""
+    if None in spreads:
+        return "one seed: may be chance"
+    known = [(float(value or 0), float(spread or 0)) for value, spread in zip(values, spreads)]
+    first, noise = known[0]
+    clear = [abs(value - first) > BEYOND_CHANCE * math.hypot(noise, spread) for value, spread in known[1:]]
+    return "beyond the seeds' spread" if all(clear) else "" if any(clear) else "within the seeds' spread"
+
+
+def speed(runs: Sequence[Reading]) -> list[Row]:
+    parts = [run.result["performance"] for run in runs]
+    steps = [part["step_ms"] or {} for part in parts]
+    rows = [Row("step ms, p50", tuple(step.get("p50") for step in steps), _overlap(steps))]
+    rows += [Row(f"step ms, {name}", tuple(step.get(name) for step in steps)) for name in ("p20", "p80")]
+    rows.append(Row("samples/s", tuple(part["samples_per_s"] for part in parts)))
+    return rows
+
+
+def _overlap(steps: Sequence[dict[str, float]]) -> str:
+    if not all(steps) or all(step == steps[0] for step in steps[1:]):
+        return ""
+    first = steps[0]
+    apart = [step["p20"] > first["p80"] or step["p80"] < first["p20"] for step in steps[1:]]
+    if not all(apart):
+        return "p20 to p80 overlap"
+    return f"{steps[1]['p50'] / first['p50']:.2f} x the first" if len(steps) == 2 else "p20 to p80 apart from the first"
+
+
+def budget(runs: Sequence[Reading], *, profiled: bool) -> list[Row]:
+    steps = [step_parts(run, profiled=profiled) for run in runs]
+    shares = [{part.name: part.share for part in parts} for parts in steps]
+    phases = {part.name: part for parts in steps for part in parts}
+    names = [part.name for part in in_order(phases.values())]
+    return [Row(name, tuple(one.get(name) for one in shares)) for name in names]
+
+
+def _regime(run: Reading) -> str | None:
+    return run.profile["regime"]["name"] if run.profile and run.profile["regime"] else None
+
+
+def _union(groups: Iterable[dict[str, Any]]) -> list[str]:
+    """Every key once, in the order it is first met."""
+    return list(dict.fromkeys(key for group in groups for key in group))

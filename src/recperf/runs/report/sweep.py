@@ -1,0 +1,48 @@
+"""The plot of a sweep: time of a step and of its lookups against the swept field, with their spread."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from .svg import require_matplotlib
+
+
+def plot(found: dict[str, Any]) -> str:
+    """A figure of its own, as SVG. With several fields each combination is a place on the axis."""
+    require_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    rows = found["rows"]
+    names = list(rows[0]["settings"])
+    labels = [", ".join(row["settings"].values()) for row in rows]
+    numeric = len(names) == 1 and all(label.replace(".", "", 1).isdigit() for label in labels)
+    x = [float(label) for label in labels] if numeric else list(range(len(rows)))
+    with rc_context({"svg.hashsalt": "recperf", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        for part, colour in (("step", "#4c6ef5"), ("embedding", "#e8590c")):
+            ms = [_ms(row["profile"], part) for row in rows]
+            middle = [m["p50"] for m in ms]
+            spread = [[m["p50"] - m["p20"] for m in ms], [m["p80"] - m["p50"] for m in ms]]
+            axes.errorbar(x, middle, yerr=spread, marker="o", capsize=3, color=colour, label=part)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(", ".join(names))
+        axes.set_ylabel("ms a step, p50 with p20 to p80")
+        if not numeric:
+            axes.set_xticks(x, labels)
+        axes.set_title(f"{found['workload']}: {rows[0]['profile']['steps']} steps a point, fresh ids, warm-up excluded")
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        drawn = io.StringIO()
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(drawn, metadata={"Date": None})
+    return drawn.getvalue()
+
+
+def _ms(profile: dict[str, Any], part: str) -> dict[str, float]:
+    if part == "step":
+        return dict(profile["step_ms"])
+    return dict(next(entry["ms"] for entry in profile["components"] if entry["name"] == part))

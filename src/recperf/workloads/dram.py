@@ -1,0 +1,186 @@
+"""Building micro-dlrm-dram: the part of it that needs torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import to_json
+from ..data.batch import ClickBatch
+from ..data.order import Samples, ShuffledOrder, cut
+from ..data.random_clicks import RandomClicks
+from ..measure.cost import FLOAT, Cost
+from ..models.cost import hashed_dlrm_step
+from ..models.dlrm import DLRM
+from ..models.hashed import HashedTable
+from ..train.baselines import baselines, majority
+from ..train.device import Settings, choose
+from ..train.loop import Order, Recipe
+from ..train.metrics import binary_metrics
+from ..train.optim import AdamW, one_cycle
+from ..train.sparse import SparseRows, SplitOptimizer
+from .base import Trial
+from .clicks import SCORING_BATCH, largest_product, movielens_samples
+from .micro_dlrm import target
+from .micro_dlrm_dram import MicroDLRMDramConfig, hot_ids, resolved_rows
+
+
+class PreparedDram:
+    """Ids chosen, settings decided; the table itself is made a trial."""
+
+    def __init__(self, config: MicroDLRMDramConfig) -> None:
+        self.config = config
+        self.rows = resolved_rows(config)
+        self.model = config.model.dlrm(self.rows)
+        self.settings: Settings = choose(
+            config.train, largest_product_flops=largest_product(self.model, config.train.batch_size)
+        )
+        self.train: Samples | None = None
+        if config.data.ids == "movielens":
+            self.train, self.valid, self.data, published = movielens_samples(config.data)
+            bounds = target(config.target, config.data.split, published=published)
+            self.target = {**bounds, "accuracy": config.target.accuracy, "auc": config.target.auc}
+        else:
+            self.data = self._describe()
+            self.target = {"beat": "majority", "accuracy": config.target.accuracy, "auc": config.target.auc}
+            if config.target.beat == "none":
+                self.target["beat"] = None
+
+    def _describe(self) -> dict[str, Any]:
+        data, batch = self.config.data, self.config.train.batch_size
+        parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch}
+        return {
+            "name": f"virtual {data.ids} ids",
+            "digest": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
+            "rows": (data.batches + data.held_out_batches) * batch,
+            "train_rows": data.batches * batch,
+            "valid_rows": data.held_out_batches * batch,
+            "split": "held-out stream",
+            "synthetic": True,
+        }
+
+    def order(self, seed: int, *, span: int | None = None) -> Order:
+        """The batches of a training; with a span, virtual ids come from the first so many only."""
+        config = self.config
+        if self.train is not None:
+            return ShuffledOrder(
+                samples=self.train.to(self.settings.device), batch_size=config.train.batch_size, seed=seed
+            )
+        return RandomClicks(
+            keys=config.model.features,
+            dense=config.model.bottom[0],
+            batch_size=config.train.batch_size,
+            batches_per_epoch=config.data.batches,
+            seed=seed,
+            ids="uniform" if span else "zipf" if config.data.ids == "zipf" else "uniform",
+            id_space=config.data.id_space,
+            exponent=config.data.exponent,
+            ids_per_bag=config.data.ids_per_bag,
+            device=self.settings.device.type,
+            span=span,
+        )
+
+    def held_out(self, seed: int) -> Iterable[ClickBatch]:
+        if self.train is not None:
+            return cut(self.valid.to(self.settings.device), SCORING_BATCH)
+        order = self.order(seed)
+        assert isinstance(order, RandomClicks)
+        return order.held_out(self.config.data.held_out_batches)
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        if self.train is not None:
+            return baselines(self.train, self.valid)
+        labels, planted = [], []
+        order = self.order(self.config.seed)
+        assert isinstance(order, RandomClicks)
+        for batch in order.held_out(self.config.data.held_out_batches):
+            labels.append(batch.labels_B)
+            planted.append(order.planted_logits(batch.dense_BD, batch.features.values_V))
+        labels_N = torch.cat(labels).cpu()
+        return {
+            "majority": binary_metrics(majority(labels_N, len(labels_N)), labels_N),
+            "planted": binary_metrics(torch.cat(planted), labels_N),
+        }
+
+    def trial(self, seed: int) -> DramTrial:
+        return DramTrial(self, seed)
+
+    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
+        adagrad = self.config.train.table_optimizer == "adagrad"
+        return hashed_dlrm_step(self.model, self.config.train.batch_size, ids=ids, unique=unique, adagrad=adagrad)
+
+    def table_bytes(self) -> tuple[int, int]:
+        row = FLOAT * self.config.model.dim
+        return row, row * self.rows
+
+    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
+        """The same model and shapes, ids from a few or from the whole virtual space."""
+        if self.train is not None:
+            return None
+        return {
+            "cold": replace(trial.recipe, order=self.order(self.config.seed)),
+            "hot": replace(trial.recipe, order=self.order(self.config.seed, span=hot_ids(self.config))),
+        }
+
+
+class DramTrial:
+    """One DLRM over a hashed table, its two optimizers and its batches."""
+
+    def __init__(self, prepared: PreparedDram, seed: int) -> None:
+        config, settings = prepared.config, prepared.config.train
+        chosen = config.model
+        self.prepared, self.seed = prepared, seed
+        self.table = HashedTable(
+            chosen.features,
+            prepared.rows,
+            chosen.dim,
+            seed=chosen.hash_seed,
+            bag=chosen.bag,
+            huge_pages=chosen.huge_pages,
+        )
+        device = prepared.settings.device
+        self.model = DLRM(prepared.model, seed=seed, embeddings=self.table).to(device)
+        prepared.settings.reasons["bag"] = self.table.why
+        prepared.settings.reasons["huge_pages"] = self.table.huge
+        sparse = SparseRows(
+            self.table, adagrad=settings.table_optimizer == "adagrad", decay=settings.table_weight_decay
+        )
+        dense = AdamW([(self.model.dense_parameters(), settings.weight_decay)])
+        ratio = settings.table_learning_rate / settings.learning_rate
+        self.optimizer = SplitOptimizer(dense, sparse, table_ratio=ratio, clip=settings.clip)
+        order = prepared.order(seed)
+        planned = settings.epochs * len(order)
+        self.recipe = Recipe(
+            model=self.model,
+            optimizer=self.optimizer,
+            order=order,
+            learning_rate=lambda step: one_cycle(step, planned, peak=settings.learning_rate, rise=settings.rise),
+            epochs=settings.epochs,
+            max_steps=settings.max_steps,
+        )
+
+    @torch.no_grad()
+    def score(self) -> dict[str, float]:
+        self.model.eval()
+        logits, labels = [], []
+        for batch in self.prepared.held_out(self.seed):
+            logits.append(self.model(batch.dense_BD, batch.features))
+            labels.append(batch.labels_B)
+        return binary_metrics(torch.cat(logits), torch.cat(labels))
+
+    def rows_of(self, batch: ClickBatch) -> Tensor:
+        """The table rows a batch looks up."""
+        return self.table.rows_of(batch.features)
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,102 @@
+"""Measuring a workload's steps: the window every run ends with, and the matched pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from ..measure.explain import explain
+from ..measure.profile import Window
+from ..runs.record import Run
+from ..train.loop import Recipe, take_step
+from .base import Prepared, Trial
+
+
+class Notices(Protocol):
+    def notice(self, text: str) -> None: ...
+
+
+def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any] | None, report: Notices) -> None:
+    """Write profile.json, the ceilings it is read against, and pair.json where the workload has a matched pair."""
+    if peaks is not None:
+        run.write("peaks.json", peaks)
+    pair = measure_pair(prepared, trial, peaks)
+    if pair is not None:
+        run.write("pair.json", pair)
+    found = measure_window(prepared, trial, trial.recipe, peaks)
+    cost = found["overhead"]["share"]
+    report.notice(f"measured {found['steps']} further steps part by part; measuring itself cost {cost:.1%}")
+    run.write("profile.json", found)
+
+
+STEPS = 48
+ROUNDS, STEPS_A_ROUND = 6, 4
+
+
+def measure_window(
+    prepared: Prepared, trial: Trial, recipe: Recipe, peaks: dict[str, Any] | None, *, steps: int = STEPS
+) -> dict[str, Any]:
+    """A window of steps after training, with batches it has not seen; they change the weights but no result."""
+    window = open_window(prepared, trial, recipe)
+    window.warm(max(4, steps // 4))
+    window.take(steps)
+    return close_window(window, prepared, peaks)
+
+
+def open_window(prepared: Prepared, trial: Trial, recipe: Recipe) -> Window:
+    def step(batches: Iterator[Any], _: int) -> Any:
+        # The last rate of the schedule: the update does its full work and hardly moves anything.
+        return take_step(recipe, batches, recipe.steps - 1)
+
+    return Window(
+        step=step,
+        order=recipe.order,
+        first_epoch=recipe.epochs,
+        rows_of=trial.rows_of,
+        cost_of=prepared.step_cost,
+        sync=prepared.settings.sync,
+    )
+
+
+def close_window(window: Window, prepared: Prepared, peaks: dict[str, Any] | None) -> dict[str, Any]:
+    row_bytes, all_bytes = prepared.table_bytes()
+    device = prepared.settings.device_name
+    found = window.result(device=device, row_bytes=row_bytes, working_set_bytes=all_bytes)
+    found["regime"] = explain(found, peaks)
+    return found
+
+
+def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None) -> dict[str, Any] | None:
+    """One model twice, all shapes equal, only the range of ids hot or cold; the ratio is the verdict.
+
+    The arms take turns, so that other work on the machine hits both.
+    """
+    recipes = prepared.pair(trial)
+    if recipes is None:
+        return None
+    windows = {name: open_window(prepared, trial, recipe) for name, recipe in recipes.items()}
+    for _ in range(ROUNDS):
+        for window in windows.values():
+            window.warm(2)
+            window.take(STEPS_A_ROUND)
+    arms = {name: close_window(window, prepared, peaks) for name, window in windows.items()}
+    ratio = {part: _median(arms["cold"], part) / _median(arms["hot"], part) for part in ("embedding",)}
+    ratio["step"] = arms["cold"]["step_ms"]["p50"] / arms["hot"]["step_ms"]["p50"]
+    return {
+        "schema": 1,
+        **arms,
+        "ids": {name: round(arm["ids"]["touched_bytes"] / arm["ids"]["row_bytes"]) for name, arm in arms.items()},
+        "ratio": ratio,
+        "verdict": verdict(ratio["embedding"]),
+    }
+
+
+def verdict(ratio: float) -> str:
+    """What the ratio of the lookups says."""
+    if ratio >= 1.5:
+        return f"Cold ids make the same lookups {ratio:.1f} times slower: memory beyond the caches sets their pace."
+    return f"Cold ids change the same lookups by a factor of {ratio:.2f} only: memory beyond the caches hardly shows."
+
+
+def _median(arm: dict[str, Any], name: str) -> float:
+    return float(next(part["ms"]["p50"] for part in arm["components"] if part["name"] == name))

@@ -1,0 +1,152 @@
+"""micro-dlrm-dram: the same model with one hashed table that fits no cache, and ids fresh enough to show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ..config import require
+from ..data.config import DramDataConfig
+from ..errors import MachineError
+from ..measure.cost import FLOAT
+from ..models.config import HashedDLRMConfig
+from ..models.cost import hashed_dlrm_memory, hashed_dlrm_step
+from ..runs.contract import (
+    Claim,
+    budget_sums,
+    known_machine,
+    loss_falls,
+    pair_ratio_at_least,
+    quality_target,
+    share_of_forward_at_least,
+)
+from ..runs.provenance import available_bytes, caches
+from ..train.config import SparseTrainConfig, TargetConfig
+from .base import Estimate, Workload
+
+if TYPE_CHECKING:
+    from .dram import PreparedDram
+
+CACHES = 20
+"""With --model.rows auto the table is this many last-level caches large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroDLRMDramConfig:
+    data: DramDataConfig = field(default_factory=DramDataConfig)
+    model: HashedDLRMConfig = field(default_factory=HashedDLRMConfig)
+    train: SparseTrainConfig = field(
+        default_factory=lambda: SparseTrainConfig(
+            epochs=2, batch_size=1024, checkpoint_epochs=False, table_weight_decay=0.0
+        )
+    )
+    target: TargetConfig = field(default_factory=TargetConfig)
+    seed: int = 42
+    """Seed of initial weights, of virtual ids and of the order of batches."""
+    seeds: int = 1
+    """How many trainings, with seeds counting up from the first; results are their mean and spread."""
+
+    def __post_init__(self) -> None:
+        require(self.seed >= 0, "seed", self.seed, "0 or more")
+        require(self.seeds >= 1, "seeds", self.seeds, "at least 1")
+
+
+def default() -> MicroDLRMDramConfig:
+    """Uniform ids, 32 a bag, rows of 1 KiB: every lookup is a row that no cache holds."""
+    return MicroDLRMDramConfig()
+
+
+def zipf() -> MicroDLRMDramConfig:
+    """Ids by popularity, as people's are: a cached head and a long tail."""
+    return replace(default(), data=replace(default().data, ids="zipf"))
+
+
+def movielens() -> MicroDLRMDramConfig:
+    """MovieLens through the same table: 2,648 rows are touched, so that a cache holds them all."""
+    train = SparseTrainConfig(epochs=10, batch_size=256, table_learning_rate=0.02, table_weight_decay=0.5)
+    return replace(default(), data=DramDataConfig(ids="movielens", ids_per_bag=1), train=train)
+
+
+def resolved_rows(config: MicroDLRMDramConfig) -> int:
+    """How many rows the table gets on this machine."""
+    if config.model.rows != "auto":
+        return config.model.rows
+    row = FLOAT * config.model.dim
+    sizes = caches()
+    last_level = max(sizes.values()) if sizes else 32 << 20
+    wanted, allowed = CACHES * last_level, available_bytes() // 2
+    return max(1, min(wanted, allowed) // row)
+
+
+def hot_ids(config: MicroDLRMDramConfig) -> int:
+    """Ids a feature draws from in the hot arm of the matched pair: their rows fill half of the second-level cache."""
+    cache = caches().get("L2", 1 << 20)
+    return max(8, cache // 2 // (FLOAT * config.model.dim * len(config.model.features)))
+
+
+def ids_a_batch(config: MicroDLRMDramConfig) -> int:
+    return config.train.batch_size * len(config.model.features) * config.data.ids_per_bag
+
+
+def estimate(config: MicroDLRMDramConfig) -> Estimate:
+    """Counted as if all ids of a batch were different, which virtual uniform ids nearly are."""
+    rows, ids = resolved_rows(config), ids_a_batch(config)
+    model, batch = config.model.dlrm(rows), config.train.batch_size
+    adagrad = config.train.table_optimizer == "adagrad"
+    return Estimate(
+        parameters={"table": model.table_parameters, "mlps": model.mlp_parameters},
+        table_bytes=FLOAT * model.table_parameters,
+        step=hashed_dlrm_step(model, batch, ids=ids, unique=min(ids, rows), adagrad=adagrad),
+        memory=hashed_dlrm_memory(model, batch, ids=ids),
+    )
+
+
+def check(config: MicroDLRMDramConfig) -> str:
+    """Refuses a table that memory cannot hold before anything is allocated."""
+    needed, available = sum(estimate(config).memory.values()), available_bytes()
+    if needed > available:
+        raise MachineError(
+            f"the run needs {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are free",
+            fix="--model.rows auto, or a smaller number",
+        )
+    if config.data.ids == "movielens":
+        from ..data.movielens import load
+
+        data = load(config.data)
+        return f"{data.name}, {len(data.rating):,} ratings{' (synthetic)' if data.synthetic else ''}"
+    return f"{config.data.ids} ids from a space of {config.data.id_space:,} (synthetic)"
+
+
+def prepare(config: MicroDLRMDramConfig) -> PreparedDram:
+    from .dram import PreparedDram
+
+    check(config)
+    return PreparedDram(config)
+
+
+SHARE_OF_FORWARD = 0.7
+COLD_OVER_HOT = 3.0
+
+
+def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
+    """It learns; with uniform ids, lookups are most of the forward pass and memory beyond the caches is why."""
+    common = (quality_target(), known_machine(), budget_sums(), loss_falls(0.005))
+    if config.data.ids != "uniform":
+        return common
+    return (
+        *common,
+        share_of_forward_at_least("embedding", SHARE_OF_FORWARD),
+        pair_ratio_at_least("embedding", COLD_OVER_HOT),
+    )
+
+
+MICRO_DLRM_DRAM = Workload(
+    name="micro-dlrm-dram",
+    summary="the same model with a hashed 2 GB table that fits no cache; shows DRAM",
+    config=MicroDLRMDramConfig,
+    presets={"default": default, "zipf": zipf, "movielens": movielens},
+    estimate=estimate,
+    check=check,
+    prepare=prepare,
+    claims=claims,
+)

@@ -1,0 +1,143 @@
+"""recperf check, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recperf.cli import check, main
+from recperf.runs import contract
+from recperf.runs.seal import present, seal
+
+QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none", "--quiet"]
+QUICK += ["--train.batch-size", "1000", "--train.device", "cpu", "--train.max-steps", "40", "--no-peaks"]
+
+CLAIMS = (contract.quality_target(), contract.budget_sums(), contract.known_machine(), contract.loss_falls(0.001))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("check") / "run"
+    assert main([*QUICK, "--run-dir", str(folder)]) == 0
+    seal(folder)
+    return folder
+
+
+@pytest.fixture
+def call(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """Two sealed runs, runs/one and runs/two, and the command."""
+    monkeypatch.chdir(tmp_path)
+    claimed = replace(check.WORKLOADS["micro-dlrm"], claims=lambda config: tuple(CLAIMS))
+    monkeypatch.setitem(check.WORKLOADS, "micro-dlrm", claimed)
+    for name in ("one", "two"):
+        shutil.copytree(finished, Path("runs", name))
+        Path("runs", name, "not-a-result").touch()
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = main(["check", *words])
+        said = capfd.readouterr()
+        assert "Traceback" not in said.err
+        return code, said.out, said.err
+
+    return call
+
+
+def test_what_holds_is_listed_claim_by_claim(call) -> None:
+    code, out, err = call("runs/one", "runs/two")
+    assert (code, err) == (0, "")
+    assert out.count("  ok      ") == 2 * (3 + len(CLAIMS))
+    intact = f"evidence is intact: {len(present(Path('runs/one')))} files match seal.json"
+    assert f"runs/one (micro-dlrm)\n  ok      {intact}\n" in out
+    assert "everything holds (runs: 2, claims: 14)" in out
+
+
+def test_all_takes_every_run_of_a_folder_once(call) -> None:
+    Path("runs/notes").mkdir()
+    code, out, _ = call("runs/two", "--all", "runs")
+    assert code == 0
+    assert "(runs: 2, claims: 14)" in out
+
+
+def test_a_failure_is_a_gate_and_says_which(call) -> None:
+    Path("runs/two/events.jsonl").unlink()
+    code, out, err = call("--all", "runs")
+    assert code == 5
+    assert "  FAILED  evidence is intact: events.jsonl is missing" in out
+    assert "no evidence: events.jsonl is missing" in out
+    assert err.startswith("error: 5 of 14 claims failed, in 1 of 2 runs\n")
+    assert "runs/two: intact, own, quality, budget, loss" in err
+    assert "runs/one" not in err
+
+
+def test_json_is_one_object_also_on_failure(call) -> None:
+    code, out, _ = call("runs/one", "--json")
+    found = json.loads(out)
+    assert (code, found["holds"], "error" in found) == (0, True, False)
+    assert found["runs"][0]["workload"] == "micro-dlrm"
+    assert [row["name"] for row in found["runs"][0]["claims"]][:4] == ["intact", "described", "own", "quality"]
+    Path("runs/two/result.json").unlink()
+    code, out, err = call("--all", "runs", "--json")
+    found = json.loads(out)
+    assert (code, found["holds"], found["error"]["exit_code"]) == (5, False, 5)
+    assert [run["holds"] for run in found["runs"]] == [True, False]
+    assert "FAILED" in err
+
+
+def test_quiet_says_nothing_but_errors(call) -> None:
+    assert call("runs/one", "--quiet") == (0, "", "")
+    Path("runs/one/result.json").unlink()
+    code, out, err = call("runs/one", "--quiet")
+    assert (code, out) == (5, "")
+    assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"schema": 1, "workload": "dlrm-v9", "config": {}}', "'dlrm-v9' is not among"),
+        ('{"schema": 1, "workload": "\\ud800\\u001b[31m", "config": {}}', "is not among"),
+        ('{"schema": 1, "workload": 5, "config": {}}', "workload should be a string, is 5"),
+        ('{"schema": 2, "workload": "micro-dlrm", "config": {}}', "schema 2"),
+        ("{", "config.json is not JSON"),
+        (None, "config.json is missing"),
+    ],
+)
+def test_a_run_of_no_known_workload_fails(call, content: str | None, message: str) -> None:
+    Path("runs/one/config.json").unlink()
+    if content is not None:
+        Path("runs/one/config.json").write_text(content)
+    seal(Path("runs/one"))
+    code, out, _ = call("--all", "runs")
+    assert code == 5
+    assert any("FAILED  the workload is known" in line and message in line for line in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "check needs a run"),
+        (["--all", "empty"], 2, "no runs in this folder"),
+        (["--all", "nowhere"], 3, "no folder there"),
+        (["nowhere"], 3, "no run there"),
+        (["runs"], 3, "no run there"),
+        (["runs/one/config.json"], 3, "no run there"),
+        (["--al", "runs"], 2, "did you mean '--all'?"),
+        (["runs/one", "--jsn"], 2, "did you mean '--json'?"),
+    ],
+)
+def test_mistakes_are_answered(call, words: list[str], code: int, message: str) -> None:
+    Path("empty").mkdir()
+    found, _, err = call(*words)
+    assert found == code
+    assert message in err
+    assert err.startswith("error: ")
+
+
+def test_what_real_workloads_claim_is_listed_without_repeats() -> None:
+    for workload in check.WORKLOADS.values():
+        names = [claim.name for claim in (*contract.ALWAYS, *workload.claims(next(iter(workload.presets.values()))()))]
+        assert len(set(names)) == len(names)

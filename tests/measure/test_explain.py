@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.measure.explain import READINGS, RULES, UNCLEAR, explain, read, row_time
+
+PEAKS: dict[str, Any] = {
+    "gemm": {"float32": {"p50": 1e11}},
+    "copy": {"p50": 5e10},
+    "dispatch": {"op": {"p50": 2000.0}},
+    "gather": {
+        "cache": {"rows": [{"row_bytes": 256, "ns": {"p50": 20.0}}, {"row_bytes": 1024, "ns": {"p50": 60.0}}]},
+        "dram": {"rows": [{"row_bytes": 256, "ns": {"p50": 60.0}}, {"row_bytes": 1024, "ns": {"p50": 150.0}}]},
+    },
+}
+
+
+def profile(**shares: float) -> dict[str, Any]:
+    """A step of 10 ms with 1000 operators, 100,000 lookups of 1 KiB and hardly any work, but for what is given."""
+    parts = {"data": 0.05, "embedding": 0.1, "top": 0.85, **shares}
+    return {
+        "step_ms": {"p50": 10.0},
+        "operators": 1000,
+        "components": [
+            {"name": name, "phase": "forward", "ms": {"p50": 10.0 * share}, "share": share, "flops": 0, "bytes": 0}
+            for name, share in parts.items()
+        ],
+        "ids": {"lookups": 100_000, "row_bytes": 1024},
+    }
+
+
+def with_work(base: dict[str, Any], *, flops: float = 0, moved: float = 0) -> dict[str, Any]:
+    base["components"][-1].update(flops=flops, bytes=moved)
+    return base
+
+
+def test_each_regime_is_named_by_its_evidence() -> None:
+    assert explain(profile(data=0.6), PEAKS)["name"] == "input-bound"
+    assert explain(with_work(profile(), flops=8e8), PEAKS)["name"] == "compute-bound"
+    assert explain(with_work(profile(), moved=4e8), PEAKS)["name"] == "bandwidth-bound"
+    few = profile()
+    few["operators"] = 2000
+    assert explain(few, PEAKS)["name"] == "dispatch-bound"
+    cold = profile(embedding=0.9)
+    cold["ids"]["lookups"] = 60_000
+    assert explain(cold, PEAKS)["name"] == "latency-bound"
+    hot = profile(embedding=0.6)
+    assert explain(hot, PEAKS)["name"] == "cache-bound"
+
+
+def test_an_unclear_verdict_says_what_was_found() -> None:
+    slow_ops = profile()
+    slow_ops["operators"] = 10
+    found = explain(slow_ops, PEAKS)
+    assert found["name"] == UNCLEAR
+    assert "no regime's conditions all hold" in found["sentence"]
+    assert found["evidence"]
+
+
+def test_without_ceilings_nothing_is_guessed() -> None:
+    found = explain(profile(), None)
+    assert found["name"] == UNCLEAR
+    assert "recperf peaks" in found["sentence"]
+    assert explain(profile(data=0.7), None)["name"] == "input-bound"
+
+
+def test_evidence_carries_value_and_threshold() -> None:
+    rows = explain(profile(data=0.6), PEAKS)["evidence"]
+    assert rows == [
+        {"what": READINGS["input"], "value": 0.6, "unit": "", "threshold": "at least 0.5", "says": "input-bound"}
+    ]
+
+
+def test_readings_are_ratios_to_this_machines_ceilings() -> None:
+    base = with_work(profile(), flops=1e8, moved=1e8)
+    before = read(base, PEAKS)
+    faster = copy.deepcopy(PEAKS)
+    faster["gemm"]["float32"]["p50"] *= 2
+    faster["copy"]["p50"] *= 4
+    after = read(base, faster)
+    assert after["compute"] == pytest.approx(before["compute"] / 2)
+    assert after["stream"] == pytest.approx(before["stream"] / 4)
+
+
+def test_row_times_lie_on_the_line_between_sizes() -> None:
+    rows = PEAKS["gather"]["dram"]["rows"]
+    assert row_time(rows, 256) == 60.0
+    assert row_time(rows, 640) == pytest.approx(105.0)
+    assert row_time(rows, 2048) == pytest.approx(300.0)
+    assert row_time(rows, 32) == 60.0
+    assert row_time([], 64) is None
+
+
+def test_the_page_shows_the_table_in_the_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "regimes.md").read_text()
+    for name, text in READINGS.items():
+        assert f"| {name} | {text} |" in page
+    for name, conditions in RULES.items():
+        shown = "; ".join(f"{c.reading} {c.text}" for c in conditions)
+        assert f"| {name} | {shown} |" in page

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recperf.data.batch import ClickBatch, JaggedFeatures
+from recperf.data.hashing import rows_int
+from recperf.models.config import HashedDLRMConfig
+from recperf.models.dlrm import DLRM
+from recperf.models.hashed import HashedTable, ask_for_huge_pages
+from recperf.train.optim import AdamW
+from recperf.train.sparse import SparseRows, SplitOptimizer
+
+KEYS = ("user", "item", "occupation")
+
+
+def batch(seed: int, samples: int = 6) -> ClickBatch:
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (len(KEYS), samples), generator=draw).tolist()
+    bags = [[torch.randint(-5, 10**12, (n,), generator=draw).tolist() for n in feature] for feature in lengths]
+    labels = torch.randint(0, 2, (samples,), generator=draw).float()
+    return ClickBatch(torch.randn(samples, 16, generator=draw), JaggedFeatures.from_bags(KEYS, bags), labels)
+
+
+def model(bag: str = "reference", rows: int = 97, dim: int = 8) -> tuple[DLRM, HashedTable]:
+    table = HashedTable(KEYS, rows, dim, seed=3, bag=bag)
+    config = HashedDLRMConfig(rows=rows, dim=dim, table_init_std=0.5).dlrm(rows)
+    return DLRM(config, seed=1, embeddings=table), table
+
+
+def test_ids_go_where_the_hash_sends_them_with_a_seed_a_feature() -> None:
+    _, table = model()
+    features = JaggedFeatures.from_bags(KEYS, [[[7, -1]], [[7]], [[]]])
+    assert table.rows_of(features).tolist() == [rows_int(7, 3, 97), rows_int(-1, 3, 97), rows_int(7, 4, 97)]
+
+
+def test_one_table_is_shared_and_its_bytes_are_counted_once() -> None:
+    net, table = model()
+    assert table.working_set_bytes() == 97 * 8 * 4
+    assert not any(p.numel() == table.table_RD.numel() for p in net.parameters())
+    assert net.config.table_parameters == 97 * 8
+
+
+@pytest.mark.parametrize("adagrad", [True, False])
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_sparse_steps_are_those_of_a_dense_table(adagrad: bool, clip: float) -> None:
+    """Against autograd on an ordinary parameter, with the optimizer written out on whole tensors."""
+    net, table = model()
+    dense = AdamW([(net.dense_parameters(), 0.01)])
+    optimizer = SplitOptimizer(dense, SparseRows(table, adagrad=adagrad, decay=0.0), table_ratio=2.0, clip=clip)
+    other, other_table = model()
+    weight = other_table.table_RD.clone().requires_grad_()
+    state = torch.zeros(97)
+    other_dense = torch.optim.AdamW(other.dense_parameters(), weight_decay=0.01, fused=True)
+    for step in range(4):
+        given = batch(step)
+        net.loss(given).backward()
+        optimizer.step(1e-2)
+        rows = other_table.rows_of(given.features)
+        pooled = torch.nn.functional.embedding_bag(
+            rows, weight, given.features.offsets_FB1, mode="sum", include_last_offset=True
+        ).view(3, -1, 8)
+        met = torch.cat([other.bottom(given.dense_BD), *pooled.unbind(0)], 1)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(other.top(met).squeeze(1), given.labels_B)
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_([*other.dense_parameters(), weight], clip)
+        with torch.no_grad():
+            used = weight.grad.abs().sum(1) > 0
+            state[used] += weight.grad[used].square().mean(1)
+            rate = 2e-2 / (state.sqrt() + 1e-8) if adagrad else torch.full((97,), 2e-2)
+            weight[used] -= rate[used].unsqueeze(1) * weight.grad[used]
+            weight.grad = None
+        for group in other_dense.param_groups:
+            group["lr"] = 1e-2
+        other_dense.step()
+        other_dense.zero_grad()
+    torch.testing.assert_close(table.table_RD, weight.detach(), rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(net.dense_parameters(), other.dense_parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_native_and_reference_train_alike() -> None:
+    tables = []
+    for bag in ("reference", "auto"):
+        net, table = model(bag)
+        optimizer = SplitOptimizer(
+            AdamW([(net.dense_parameters(), 0.0)]),
+            SparseRows(table, adagrad=True, decay=0.1),
+            table_ratio=1.0,
+            clip=0.0,
+        )
+        for step in range(5):
+            net.loss(batch(step)).backward()
+            optimizer.step(1e-2)
+        tables.append(table.table_RD)
+    torch.testing.assert_close(tables[0], tables[1], rtol=1e-4, atol=1e-5)
+
+
+def test_state_goes_through_a_save() -> None:
+    net, table = model()
+    optimizer = SplitOptimizer(
+        AdamW([(net.dense_parameters(), 0.0)]), SparseRows(table, adagrad=True, decay=0.0), table_ratio=1.0, clip=0.0
+    )
+    net.loss(batch(0)).backward()
+    optimizer.step(1e-2)
+    again, again_table = model()
+    other = SplitOptimizer(
+        AdamW([(again.dense_parameters(), 0.0)]), SparseRows(again_table, adagrad=True, decay=0.0),
+        table_ratio=1.0, clip=0.0,
+    )  # fmt: skip
+    again.load_state_dict(net.state_dict())
+    other.load_state_dict(optimizer.state_dict())
+    for one, its in ((net, optimizer), (again, other)):
+        one.loss(batch(1)).backward()
+        its.step(1e-2)
+    assert torch.equal(table.table_RD, again_table.table_RD)
+
+
+def test_huge_pages_are_asked_for_only_where_they_can_be() -> None:
+    assert ask_for_huge_pages(torch.empty(10)) is False
+    assert isinstance(ask_for_huge_pages(torch.empty(8 << 20)), bool)
+
+
+def test_initial_rows_are_random_and_seeded() -> None:
+    _, one = model()
+    _, two = model()
+    assert torch.equal(one.table_RD, two.table_RD)
+    assert 0.3 < float(one.table_RD.std()) < 0.7

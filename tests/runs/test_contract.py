@@ -1,0 +1,395 @@
+"""Claims are worked out again from a run's files: what was edited, dropped or taken from elsewhere is found."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.cli import main
+from recperf.files import write_json
+from recperf.runs import contract
+from recperf.runs.contract import Claim, Evidence, Finding, check_run, judge
+from recperf.runs.provenance import fingerprint
+from recperf.runs.seal import present, seal
+
+QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "bias"]
+QUICK += [
+    "--train.batch-size",
+    "1000",
+    "--train.device",
+    "cpu",
+    "--seeds",
+    "2",
+    "--target.auc",
+    "0.7",
+    "--quiet",
+    "--no-peaks",
+]
+
+
+def derive(profile: dict[str, Any], peaks: dict[str, Any]) -> dict[str, Any]:
+    assert "regime" not in profile
+    shares = {part["name"]: part["share"] for part in profile["components"]}
+    return {"name": "bandwidth-bound" if shares["embedding"] * peaks["copy"]["p50"] > 5 else "dispatch-bound"}
+
+
+CLAIMS = (
+    contract.quality_target(),
+    contract.budget_sums(),
+    contract.known_machine(),
+    contract.regime_is_not("bandwidth-bound", derive),
+    contract.regime_is("dispatch-bound", "compute-bound", derive=derive),
+    contract.rate_below("embedding", 1e9),
+    contract.share_of_forward_at_least("embedding", 0.6, with_=("hash",)),
+    contract.pair_ratio_at_least("embedding", 3),
+    contract.pair_ratio_at_least("step", 1.5),
+    contract.loss_falls(0.1),
+)
+NAMES = [claim.name for claim in (*contract.ALWAYS, *CLAIMS)]
+
+
+def component(name: str, phase: str, ms: float, share: float) -> dict[str, Any]:
+    spread = {"p20": ms * 0.9, "p50": ms, "p80": ms * 1.2}
+    return {"name": name, "phase": phase, "ms": spread, "share": share, "flops": 1000, "bytes": 400_000}
+
+
+def a_profile(embedding_ms: float) -> dict[str, Any]:
+    parts = [component("embedding", "forward", embedding_ms, 0.3), component("hash", "forward", 0.1, 0.05)]
+    parts += [component("top", "forward", 0.2, 0.1), component("backward", "backward", 0.5, 0.4)]
+    return {
+        "schema": 1,
+        "device": "cpu",
+        "steps": 64,
+        "warmup": 16,
+        "batch_size": 256,
+        "step_ms": {"p20": 0.9 + embedding_ms, "p50": 1 + embedding_ms, "p80": 1.2 + embedding_ms},
+        "overhead": {"plain_ms": 1.0, "clocked_ms": 1.01, "share": 0.01},
+        "components": parts,
+        "ids": {"lookups": 768, "unique_rows": 700, "row_bytes": 32, "working_set_bytes": 1, "touched_bytes": 1},
+        "regime": {"name": "dispatch-bound", "sentence": "calls", "evidence": []},
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of two seeds, with a profile, a pair and ceilings beside it."""
+    folder = tmp_path_factory.mktemp("contract") / "run"
+    assert main([*QUICK, "--run-dir", str(folder)]) == 0
+    hot, cold = a_profile(0.5), a_profile(2.0)
+    ratio = {"embedding": 4.0, "step": 2.0}
+    write_json(folder / "profile.json", a_profile(0.5))
+    ids = {"hot": 1682, "cold": 2_000_000}
+    write_json(folder / "pair.json", {"schema": 1, "hot": hot, "cold": cold, "ids": ids, "ratio": ratio, "verdict": ""})
+    machine = json.loads((folder / "machine.json").read_text())
+    write_json(folder / "peaks.json", {"schema": 1, "machine": machine, "copy": {"p50": 10.0}})
+    seal(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    copied = tmp_path / "run"
+    shutil.copytree(finished, copied, ignore=shutil.ignore_patterns("checkpoints"))
+    # What is altered below need not fit the description of a result.
+    (copied / "not-a-result").touch()
+    return copied
+
+
+def failed(folder: Path, claims: tuple[Claim, ...] = CLAIMS) -> dict[str, str]:
+    found = check_run(folder, claims)
+    assert len(found) == len(contract.ALWAYS) + len(claims)
+    assert all(isinstance(finding, Finding) and finding.found for _, finding in found)
+    return {name: finding.found for name, (_, finding) in zip(NAMES, found) if not finding.holds}
+
+
+def edit(folder: Path, name: str, change: Callable[[Any], object]) -> None:
+    """Change a file as somebody who knows about seals would."""
+    value = json.loads((folder / name).read_text())
+    change(value)
+    (folder / name).write_text(json.dumps(value, indent=2) + "\n")
+    seal(folder)
+
+
+def edit_events(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    path = folder / "events.jsonl"
+    events = change([json.loads(line) for line in path.read_text().splitlines()])
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    seal(folder)
+
+
+def test_a_fresh_run_passes(folder: Path) -> None:
+    assert failed(folder) == {}
+    found = dict(check_run(folder, CLAIMS))
+    assert found["evidence is intact"].found == f"{len(present(folder))} files match seal.json"
+    assert "(above 0." in found["the quality target is met by what was logged"].found
+    shares = [finding.found for text, finding in found.items() if "forward pass" in text]
+    assert shares == ["embedding with hash 0.75 of forward (at least 0.60)"]
+
+
+@pytest.mark.parametrize("name", ["result.json", "events.jsonl"])
+def test_no_byte_can_be_flipped(folder: Path, name: str) -> None:
+    content = (folder / name).read_bytes()
+    places = random.Random(name).sample(range(len(content)), 60)
+    for place in [0, len(content) - 1, *places]:
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << (place % 8)
+        (folder / name).write_bytes(flipped)
+        assert name in failed(folder, ())["intact"]
+
+
+@pytest.mark.parametrize("resealed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "claims"),
+    [
+        ("result.json", {"described", "own", "quality", "budget", "machine"}),
+        ("events.jsonl", {"own", "quality", "budget", "loss"}),
+        ("config.json", {"own", "quality", "loss"}),
+        ("machine.json", {"machine"}),
+        ("data.json", {"own"}),
+        ("baselines.json", {"quality"}),
+        ("progress.json", {"own", "budget"}),
+        ("trial-43.json", {"own", "quality", "loss"}),
+        ("profile.json", {"rate of embedding", "share of embedding", "regime: not bandwidth-bound"}),
+        ("peaks.json", {"regime: not bandwidth-bound"}),
+        ("pair.json", {"cold over hot: embedding", "cold over hot: step"}),
+    ],
+)
+def test_a_claim_without_evidence_fails(folder: Path, name: str, claims: set[str], resealed: bool) -> None:
+    (folder / name).unlink()
+    if resealed:
+        seal(folder)
+    found = failed(folder)
+    assert claims <= found.keys()
+    assert ("intact" in found) is not resealed
+    assert all("no evidence: " in found[claim] for claim in claims)
+    if not name.startswith("trial"):
+        assert all(f"{name} is missing" in found[claim] for claim in claims)
+    if name in ("profile.json", "pair.json", "peaks.json"):
+        assert all("measure it with recperf" in found[claim] for claim in claims)
+
+
+def foreign(machine: dict[str, Any]) -> None:
+    machine["cpu"] = "another"
+    machine["fingerprint"] = fingerprint({key: value for key, value in machine.items() if key != "fingerprint"})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "claim", "message"),
+    [
+        ("result.json", lambda r: r["quality"]["metrics"].update(auc=0.9), "quality", "quality.metrics.auc is 0.9"),
+        ("result.json", lambda r: r["quality"]["spread"].update(auc=0.0), "quality", "quality.spread.auc"),
+        ("result.json", lambda r: r["quality"]["seeds"].pop(), "quality", "quality.seeds differs"),
+        ("result.json", lambda r: r["quality"].update(met=False), "quality", "quality.met is False"),
+        ("result.json", lambda r: r["quality"]["target"].update(auc=0.5), "quality", "the config gives 0.7"),
+        ("result.json", lambda r: r["quality"]["target"].update(accuracy=0.99), "quality", "missed: accuracy 0."),
+        ("result.json", lambda r: r["quality"]["baselines"]["majority"].update(auc=0.4), "quality", "baselines.json"),
+        ("baselines.json", lambda b: b["user_item_bias"].update(auc=0.99), "quality", "missed: auc 0."),
+        ("trial-42.json", lambda t: t["metrics"].update(auc=0.9), "quality", "trial-42.json: metrics differ"),
+        ("trial-42.json", lambda t: t["best"].update(step=1), "quality", "trial-42.json: best is not"),
+        ("trial-42.json", lambda t: t.update(seed=43), "quality", "trial-42.json is of seed 43"),
+        ("config.json", lambda c: c["config"].update(seeds=10**15), "quality", "holds 2 trials"),
+        ("result.json", lambda r: r["performance"]["budget"].update(embedding=0.5), "budget", "embedding is 0.5"),
+        ("result.json", lambda r: r["performance"]["budget"].update(data=0.0), "budget", "its spans alone are"),
+        ("result.json", lambda r: r["performance"]["budget"].pop("data"), "budget", "no performance.budget.data"),
+        ("result.json", lambda r: r["performance"].update(steps_in_budget=7), "budget", "of 7 clocked steps"),
+        ("result.json", lambda r: r["performance"].update(budget=None), "budget", "too few steps"),
+        ("machine.json", foreign, "machine", "result.json is from machine"),
+        ("machine.json", lambda m: m.update(cores=1000), "machine", "its facts give"),
+        ("peaks.json", lambda p: foreign(p["machine"]), "machine", "ceilings of another machine"),
+        ("peaks.json", lambda p: foreign(p["machine"]), "regime: not bandwidth-bound", "another machine"),
+        ("result.json", lambda r: r.update(workload="dlrm"), "own", "result.json: workload differs from config.json"),
+        ("data.json", lambda d: d.update(rows=1), "own", "result.json: data differs from data.json"),
+        ("data.json", lambda d: d.update(digest="x"), "own", "provenance.data_digest differs"),
+        ("progress.json", lambda p: p.update(started="never"), "own", "provenance.started differs"),
+        ("config.json", lambda c: c["config"].update(seed=41), "own", "of seed 43, which the config does not"),
+        (
+            "profile.json",
+            lambda p: p["regime"].update(name="compute-bound"),
+            "regime: not bandwidth-bound",
+            "states 'compute-bound', its measurements give 'dispatch-bound'",
+        ),
+        (
+            "profile.json",
+            lambda p: p["components"][0].update(share=0.9),
+            "regime: dispatch-bound or compute-bound",
+            "bandwidth-bound",
+        ),
+        ("profile.json", lambda p: p["components"][0].update(bytes=10**9), "rate of embedding", "GB/s (below 1)"),
+        ("profile.json", lambda p: p["components"][0].update(bytes=None), "rate of embedding", "bytes should be"),
+        ("profile.json", lambda p: p["components"][0]["ms"].update(p50=0), "rate of embedding", "above 0"),
+        ("profile.json", lambda p: p.update(schema=2), "rate of embedding", "schema 2"),
+        ("profile.json", lambda p: p["components"][2]["ms"].update(p50=5), "share of embedding", "0.11 of forward"),
+        ("profile.json", lambda p: p["components"][2]["ms"].update(p50=-1), "share of embedding", "less than no time"),
+        ("profile.json", lambda p: p["components"].pop(0), "share of embedding", "0 components 'embedding'"),
+        ("profile.json", lambda p: p["components"][1].update(phase="data"), "share of embedding", "hash outside"),
+        ("pair.json", lambda p: p["ratio"].update(embedding=9), "cold over hot: embedding", "a ratio of 9"),
+        (
+            "pair.json",
+            lambda p: p["cold"].update(batch_size=512),
+            "cold over hot: step",
+            "hot.batch_size is 256, cold it is 512",
+        ),
+        ("pair.json", lambda p: p["cold"]["ids"].update(lookups=1), "cold over hot: step", "ids.lookups"),
+        ("pair.json", lambda p: p["ids"].update(cold=3), "cold over hot: step", "no more ids"),
+        (
+            "pair.json",
+            lambda p: p["cold"]["components"][0].update(bytes=405_000),
+            "cold over hot: embedding",
+            "bytes is 400000, cold it is 405000",
+        ),
+        ("pair.json", lambda p: p["hot"]["components"][0].update(flops=None), "cold over hot: embedding", "flops"),
+    ],
+)
+def test_an_edit_that_was_sealed_again_is_still_found(
+    folder: Path, name: str, change: Callable[[Any], object], claim: str, message: str
+) -> None:
+    edit(folder, name, change)
+    found = failed(folder)
+    assert "intact" not in found
+    assert message in found[claim]
+
+
+def test_work_within_a_percent_is_equal_work(folder: Path) -> None:
+    edit(folder, "pair.json", lambda p: p["cold"]["components"][0].update(bytes=403_000, flops=1009))
+    assert failed(folder) == {}
+
+
+def test_quality_raised_everywhere_but_in_the_log_is_found(folder: Path) -> None:
+    def raise_trial(trial: dict[str, Any]) -> None:
+        trial["metrics"]["auc"] = trial["best"]["metrics"]["auc"] = 0.9
+
+    def raise_result(result: dict[str, Any]) -> None:
+        for trial in result["quality"]["seeds"]:
+            raise_trial(trial)
+        result["quality"]["metrics"]["auc"], result["quality"]["spread"]["auc"] = 0.9, 0.0
+
+    edit(folder, "result.json", raise_result)
+    edit(folder, "trial-42.json", raise_trial)
+    edit(folder, "trial-43.json", raise_trial)
+    assert failed(folder).keys() == {"quality"}
+
+
+def test_a_target_can_be_worked_out_by_its_workload(folder: Path) -> None:
+    def target(config: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+        return {"beat": None if data["synthetic"] else "majority", "accuracy": None, "auc": config["target"]["auc"]}
+
+    found = judge(contract.quality_target(target), Evidence(folder))
+    assert "target.beat is 'user_item_bias', the config gives None" in found.found
+    edit(folder, "result.json", lambda r: r["quality"]["target"].update(beat=None))
+    assert judge(contract.quality_target(target), Evidence(folder)).holds
+
+
+@pytest.mark.parametrize(
+    ("change", "claim", "message"),
+    [
+        (lambda events: [e for e in events if e["kind"] != "metric"], "quality", "no evaluation of seed 42"),
+        (lambda events: [e for e in events if e["kind"] != "span"], "budget", "events.jsonl holds 0"),
+        (lambda events: [e for e in events if e.get("step") != 7], "loss", "every step of seed 42 once"),
+        (lambda events: events * 2, "loss", "every step of seed 42 once"),
+        (lambda events: [{**e, "seed": 5} for e in events], "own", "of seed 5"),
+        (
+            lambda events: [{**e, "loss": 0.7} if e["kind"] == "step" and e["seed"] == 43 else e for e in events],
+            "loss",
+            "by 0 in seed 43",
+        ),
+        (
+            lambda events: [
+                {**e, "ms": {**e["ms"], "top": e["ms"]["top"] + 1}} if e["kind"] == "span" else e for e in events
+            ],
+            "budget",
+            "the parts do not make up the step",
+        ),
+    ],
+)
+def test_a_log_that_was_edited_is_found(folder: Path, change: Any, claim: str, message: str) -> None:
+    edit_events(folder, change)
+    assert message in failed(folder)[claim]
+
+
+def test_spans_are_booked_as_training_books_them() -> None:
+    from recperf.train.timing import part_of
+    from recperf.train.watch import BUDGET_PARTS
+
+    known = dict.fromkeys(BUDGET_PARTS, 0.0)
+    for name in [*BUDGET_PARTS, "hash", "top_backward", "dense_update", "sparse_update", "unheard_of", "step", ""]:
+        assert contract._part_of(name, known) == part_of(name)
+
+
+def test_the_budget_of_a_resumed_run_is_that_of_its_last_process(folder: Path) -> None:
+    earlier = {"kind": "span", "t": 1, "seed": 42, "step": 1, "ms": {"step": 9.0, "other": 9.0}}
+    edit_events(folder, lambda events: [earlier, *events])
+    assert "budget" in failed(folder)
+    edit(folder, "progress.json", lambda p: p.update(resumes=1))
+    edit(folder, "result.json", lambda r: r["provenance"].update(resumes=1))
+    assert failed(folder) == {}
+    edit(folder, "result.json", lambda r: r["performance"]["budget"].update(top=0.9))
+    assert "budget" in failed(folder)
+
+
+def test_a_claim_that_breaks_does_not_hold_and_says_so_on_one_line(folder: Path) -> None:
+    def breaks(evidence: Evidence) -> Finding:
+        raise KeyError("a\n\x1b[31m\ud800")
+
+    finding = judge(Claim(name="x", text="x", holds=breaks), Evidence(folder))
+    assert not finding.holds
+    assert finding.found.startswith("cannot be worked out: KeyError")
+    assert finding.found.isprintable()
+    finding.found.encode()
+
+
+def spoil(value: Any, chance: random.Random) -> Any:
+    """One value somewhere inside, dropped or replaced by one of another kind."""
+    if not isinstance(value, (dict, list)) or not value or chance.random() < 0.1:
+        strange = [None, True, -1, 0, 10**400, 1e308, float("nan"), "", "\ud800\n", [], {}, [[]], {"p50": "x"}, 0.5]
+        return chance.choice(strange)
+    key = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    if chance.random() < 0.2:
+        value.pop(key)
+    else:
+        value[key] = spoil(value[key], chance)
+    return value
+
+
+def test_damaged_evidence_gives_findings_and_never_a_traceback(folder: Path) -> None:
+    chance = random.Random(7)
+    for name in [*present(folder), "seal.json"]:
+        content = (folder / name).read_bytes()
+        for round_ in range(20):
+            if round_ % 2:
+                damaged = bytearray(content)
+                for place in chance.sample(range(len(content)), chance.randint(1, 8)):
+                    damaged[place] = chance.randrange(256)
+            elif name == "events.jsonl":
+                lines = content.decode().splitlines()
+                place = chance.randrange(len(lines))
+                lines[place] = json.dumps(spoil(json.loads(lines[place]), chance))
+                damaged = bytearray("\n".join(lines), "utf-8")
+            else:
+                damaged = bytearray(json.dumps(spoil(json.loads(content), chance)), "utf-8")
+            (folder / name).write_bytes(damaged)
+            # Sealed again, so that the claims meet the damage; once in a while not, for the seal's own sake.
+            if name != "seal.json" and round_ % 8:
+                seal(folder)
+            for text in failed(folder).values():
+                assert "cannot be worked out" not in text, (name, text)
+        (folder / name).write_bytes(content)
+        seal(folder)
+    assert failed(folder) == {}
+
+
+def test_checking_needs_no_torch(finished: Path) -> None:
+    code = (
+        "import sys, pathlib; from recperf.runs import contract as c; import recperf.cli.check\n"
+        "claims = [c.quality_target(), c.budget_sums(), c.known_machine(), c.loss_falls(0.1)]\n"
+        "assert all(f.holds for _, f in c.check_run(pathlib.Path(sys.argv[1]), claims))\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code, str(finished)], check=True, capture_output=True)

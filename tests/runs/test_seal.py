@@ -1,0 +1,112 @@
+"""A seal shows every change to a run's evidence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recperf.errors import DataError
+from recperf.runs.seal import Evidence, NoEvidence, broken, seal
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for name in ("events.jsonl", "config.json", "machine.json", "trial-42.json", "peaks.json"):
+        (run / name).write_text(f'{{"file": "{name}"}}\n')
+    seal(run)
+    return run
+
+
+def change_seal(folder: Path, **fields: object) -> None:
+    sealed = json.loads((folder / "seal.json").read_text())
+    (folder / "seal.json").write_text(json.dumps({**sealed, **fields}))
+
+
+def test_a_sealed_run_is_whole_and_lists_its_evidence_only(folder: Path) -> None:
+    (folder / "notes.txt").write_text("not evidence")
+    seal(folder)
+    assert broken(folder) == []
+    sealed = json.loads((folder / "seal.json").read_text())
+    assert sealed["schema"] == 1
+    assert set(sealed["files"]) == {"events.jsonl", "config.json", "machine.json", "trial-42.json", "peaks.json"}
+    assert sealed["files"]["config.json"]["bytes"] == (folder / "config.json").stat().st_size
+
+
+def test_a_file_nobody_takes_for_evidence_may_change(folder: Path) -> None:
+    (folder / "report.html").write_text("later")
+    (folder / "trial-x.json").write_text("{}")
+    assert broken(folder) == []
+
+
+def test_every_difference_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text('{"file": "config.jsoN"}\n')
+    (folder / "machine.json").write_text("{}")
+    (folder / "events.jsonl").unlink()
+    (folder / "trial-43.json").write_text("{}")
+    found = "\n".join(broken(folder))
+    assert "config.json was altered" in found
+    assert "machine.json has 2 bytes" in found
+    assert "events.jsonl is missing" in found
+    assert "trial-43.json is not in seal.json" in found
+    assert "peaks.json" not in found
+    assert len(broken(folder)) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "seal.json is missing"),
+        (b"", "not JSON"),
+        (b"\xff\xfe{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "schema None"),
+        (b'{"schema": 2, "files": {}}', "schema 2; this recperf reads 1"),
+        (b'{"schema": true, "files": {"a": 1}}', "schema True"),
+        (b'{"schema": 1}', "lists no files"),
+        (b'{"schema": 1, "files": {}}', "lists no files"),
+        (b'{"schema": 1, "files": {"config.json": 5}}', "says nothing about config.json"),
+        (b'{"schema": 1, "files": {"../config.json": {}}}', "'../config.json', which is no evidence"),
+    ],
+)
+def test_a_damaged_seal_is_said_in_words(folder: Path, content: bytes | None, message: str) -> None:
+    (folder / "seal.json").unlink()
+    if content is not None:
+        (folder / "seal.json").write_bytes(content)
+    assert any(message in text for text in broken(folder))
+
+
+def test_a_folder_in_the_place_of_a_file(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+    assert any(text.startswith("config.json") for text in broken(folder))
+    with pytest.raises(DataError, match="cannot seal"):
+        seal(folder)
+    with pytest.raises(NoEvidence, match=r"config\.json cannot be read"):
+        Evidence(folder).file("config.json")
+
+
+def test_what_is_read_knows_its_place(folder: Path) -> None:
+    (folder / "machine.json").write_text('{"a": {"b": [1, "x", null, true, 1e999, ' + "9" * 400 + "]}}")
+    machine = Evidence(folder).machine
+    values = machine["a"]["b"].array()
+    assert values[0].number() == values[0].whole() == values[0].positive() == 1
+    assert values[1].text() == "x"
+    assert values[3].flag() is True
+    for part in (values[1], values[2], values[3], values[4], values[5]):
+        with pytest.raises(NoEvidence, match=r"^machine\.json: a\.b\.\d should be a finite number, is "):
+            part.number()
+    with pytest.raises(NoEvidence, match=r"machine\.json has no a\.c"):
+        machine["a"]["c"]
+    with pytest.raises(NoEvidence, match=r"machine\.json: a should be an array, is an object"):
+        machine["a"].array()
+
+
+@pytest.mark.parametrize("line", ["", "[]", '{"kind": 1}', '{"kind": "step"', "nonsense", "[" * 100_000])
+def test_a_line_that_is_no_event_is_named(folder: Path, line: str) -> None:
+    (folder / "events.jsonl").write_text(f'{{"kind": "notice"}}\n{line}\n{{"kind": "notice"}}\n')
+    with pytest.raises(NoEvidence, match="line 2 is not an event"):
+        Evidence(folder).events("notice")
