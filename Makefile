@@ -41,9 +41,9 @@ $(VENV)/.torch-ready:
 	@touch $@
 
 $(VENV)/.run-ready: $(VENV)/.torch-ready pyproject.toml constraints.txt
-	@$(PIP) -c constraints.txt -e .
+	@$(PIP) -c constraints.txt -e ".[report]"
 	@touch $@
 
 $(VENV)/.test-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[dev]"
+	@$(PIP) -c constraints.txt -e ".[report,dev]"
 	@touch $@

@@ -14,7 +14,7 @@ from recperf.runs import contract
 from recperf.runs.seal import present, seal
 
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none", "--quiet"]
-QUICK += ["--train.batch-size", "1000", "--train.device", "cpu", "--train.max-steps", "40", "--no-peaks"]
+QUICK += ["--train.batch-size", "1000", "--train.device", "cpu", "--train.max-steps", "40", "--no-peaks", "--no-report"]
 
 CLAIMS = (contract.quality_target(), contract.budget_sums(), contract.known_machine(), contract.loss_falls(0.001))
 

@@ -14,7 +14,7 @@ from recperf import __version__
 from recperf.cli import main
 
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none"]
-QUICK += ["--train.batch-size", "1000", "--train.device", "cpu", "--no-peaks"]
+QUICK += ["--train.batch-size", "1000", "--train.device", "cpu", "--no-peaks", "--no-report"]
 
 
 @pytest.fixture

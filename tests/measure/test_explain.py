@@ -43,7 +43,7 @@ def test_each_regime_is_named_by_its_evidence() -> None:
     assert explain(with_work(profile(), flops=8e8), PEAKS)["name"] == "compute-bound"
     assert explain(with_work(profile(), moved=4e8), PEAKS)["name"] == "bandwidth-bound"
     few = profile()
-    few["operators"] = 2000
+    few["operators"] = 1000
     assert explain(few, PEAKS)["name"] == "dispatch-bound"
     cold = profile(embedding=0.9)
     cold["ids"]["lookups"] = 60_000

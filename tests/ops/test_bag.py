@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recperf.data.hashing import rows_int
 from recperf.errors import MachineError
 from recperf.ops.bag import choose, native, reference
 
@@ -31,7 +32,19 @@ def batch(lengths: list[int], rows: int, dim: int) -> tuple[torch.Tensor, torch.
 
 
 @needs_native
-@pytest.mark.parametrize("dim", [1, 7, 64])
+@pytest.mark.parametrize("rows", [1, 97, 2_000_000, 1 << 31])
+def test_ids_hash_to_the_same_rows(rows: int) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    ids = torch.randint(-(1 << 62), 1 << 62, (5000,), generator=draw)
+    ids[:5] = torch.tensor([0, -1, 1, (1 << 63) - 1, -(1 << 63)])
+    for seed in (0, 1, 0xA5A5A5A5, (1 << 64) - 1):
+        found = native.hash_rows(ids, seed, rows)
+        assert torch.equal(found, reference.hash_rows(ids, seed, rows))
+        assert int(found[1]) == rows_int(-1, seed, rows)
+
+
+@needs_native
+@pytest.mark.parametrize("dim", [1, 7, 64, 100])
 @pytest.mark.parametrize("rows", [1, 5, 5000])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=list(LENGTHS))
 def test_sums_agree(lengths: list[int], rows: int, dim: int) -> None:

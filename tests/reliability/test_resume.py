@@ -33,7 +33,16 @@ Killable = killable.Killable
 FOLDER = Path(tempfile.mkdtemp(prefix="recperf-tiny-"))
 """Few ratings, so that a run takes a fraction of a second and many can be killed."""
 WORDS = ["run", "micro-dlrm", "--data.path", str(FOLDER / "tiny"), "--train.epochs", "2", "--train.batch-size", "200"]
-WORDS += ["--train.checkpoint-steps", "7", "--target.beat", "none", "--train.device", "cpu", "--no-peaks"]
+WORDS += [
+    "--train.checkpoint-steps",
+    "7",
+    "--target.beat",
+    "none",
+    "--train.device",
+    "cpu",
+    "--no-peaks",
+    "--no-report",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +84,7 @@ def flat(value: Any) -> Any:
 def finish(folder: Path, log: Path) -> None:
     """Resume until done; a folder in which nothing was decided yet is started anew, as a user would."""
     resume = (folder / "config.json").exists()
-    words = ["run", "--resume", str(folder), "--no-peaks"] if resume else [*WORDS, "--run-dir", str(folder)]
+    words = ["run", "--resume", str(folder), *QUIETLY] if resume else [*WORDS, "--run-dir", str(folder)]
     process = Killable(words, log)
     assert process.wait() == 0, process.output
 
@@ -107,7 +116,7 @@ def test_kills_at_random_moments(straight: dict[str, Any], tmp_path: Path) -> No
             process.process.kill()
             process.process.join()
             if (folder / "config.json").exists():
-                process = Killable(["run", "--resume", str(folder), "--no-peaks"], log)
+                process = Killable(["run", "--resume", str(folder), *QUIETLY], log)
         process.process.join(60)
         finish(folder, log)
         assert outcome(folder) == straight
@@ -123,7 +132,7 @@ def test_a_kill_at_every_point_of_a_save(function: str, straight: dict[str, Any]
             # Only a resumed run cuts its log back.
             first = Killable(words, log, die_at=("replace", 20))
             assert first.wait() == -signal.SIGKILL
-            words = ["run", "--resume", str(folder), "--no-peaks"]
+            words = ["run", "--resume", str(folder), *QUIETLY]
         process = Killable(words, log, die_at=(function, call))
         code = process.wait()
         if code == 0:
@@ -163,7 +172,7 @@ def test_two_processes_on_one_run(tmp_path: Path) -> None:
     until = time.monotonic() + 30
     while not (folder / "baselines.json").exists() and first.alive and time.monotonic() < until:
         time.sleep(0.005)
-    second = Killable(["run", "--resume", str(folder), "--no-peaks"], tmp_path / "log-2")
+    second = Killable(["run", "--resume", str(folder), *QUIETLY], tmp_path / "log-2")
     assert second.wait() == 4
     assert "another process is using this run folder" in second.output
     first.process.kill()
@@ -178,6 +187,6 @@ def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
     assert process.wait() == -signal.SIGKILL
     shutil.rmtree(tmp_path / "data")
     write(generate(4, users=120, items=200, ratings=5000), tmp_path / "data")
-    again = Killable(["run", "--resume", str(folder), "--no-peaks"], tmp_path / "log-2")
+    again = Killable(["run", "--resume", str(folder), *QUIETLY], tmp_path / "log-2")
     assert again.wait() == 3
     assert "the data changed since the run began" in again.output

@@ -32,6 +32,7 @@ QUICK += [
     "0.7",
     "--quiet",
     "--no-peaks",
+    "--no-report",
 ]
 
 

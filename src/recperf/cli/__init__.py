@@ -15,6 +15,8 @@ COMMANDS = {
     "list": "the workloads and their presets",
     "show": "what a workload would do: config, parameters, FLOPs, bytes, memory",
     "run": "train a workload and write its result",
+    "report": "the page of a run, or of several compared",
+    "compare": "what changed between runs",
     "check": "hold runs to what their workloads claim",
     "sweep": "measure a workload at several values of any field",
     "ladder": "ways to make a table faster: predicted, measured, checked",

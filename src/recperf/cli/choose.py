@@ -13,18 +13,10 @@ from ..workloads import WORKLOADS, find
 from ..workloads.base import Workload
 
 DEFAULT = "micro-dlrm"
-SWITCHES = (
-    "--json",
-    "--no-json",
-    "--quiet",
-    "--no-quiet",
-    "--dry-run",
-    "--no-dry-run",
-    "--peaks",
-    "--no-peaks",
-    "-h",
-    "--help",
-)
+SWITCHES = {
+    "-h", "--help",
+    *(f"--{no}{name}" for name in ("json", "quiet", "dry-run", "peaks", "report", "quick") for no in ("", "no-")),
+}  # fmt: skip
 CHOOSERS = ("--preset", "--config", "--resume")
 
 

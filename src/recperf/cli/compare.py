@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -24,7 +24,7 @@ are held against."""
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")] = ()
     """Folders of finished runs, two or more."""
     out: Path | None = None
     """Also write the comparison as a page into this file."""

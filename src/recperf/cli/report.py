@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -18,7 +19,7 @@ Several runs give one page with a comparison on top."""
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")] = ()
     """Folders of finished runs."""
     out: Path | None = None
     """Where to write; default report.html inside the run, or report-compare.html here for several."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from ..config import to_json
-from ..errors import ConfigError, DataError, GateFailed, UsageError
+from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..runs.record import Run
 from ..train.stop import StopFlag
 from .choose import Choice, choose
@@ -36,6 +36,8 @@ class Options(Generic[C]):
     """Where to put the run; default runs/<workload>-<time>-<id>."""
     peaks: bool = True
     """Read the run against this machine's ceilings, measuring them first (some seconds) where none are kept."""
+    report: bool = True
+    """Write the run's page, report.html, at the end."""
     dry_run: bool = False
     """Check config, data and folder, say what would happen, and stop."""
     json: bool = False
@@ -108,6 +110,8 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
         terminal.close()
         record.close()
     terminal.say(summary(result, record.folder))
+    if options.report:
+        write_page(record.folder, terminal)
     if options.json:
         print_json(result)
     if not result["quality"]["met"]:
@@ -116,6 +120,16 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
         print_error(missed, as_json=False)
         return missed.exit_code
     return 0
+
+
+def write_page(folder: Path, terminal: Terminal) -> None:
+    """The page is for looking at; that it cannot be written must not fail a run that is done."""
+    from ..runs.report import write
+
+    try:
+        terminal.say(f"  page    {write([folder], folder / 'report.html')}")
+    except MachineError as error:
+        terminal.notice(f"no page: {error.what}; {error.fix}")
 
 
 def train(choice: Choice, options: Options[Any], record: Run, stop: StopFlag, terminal: Terminal) -> dict[str, Any]:

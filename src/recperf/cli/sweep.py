@@ -87,7 +87,7 @@ def split(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     while waiting:
         word = waiting.pop(0)
         flag, equals, value = word.partition("=")
-        if flag.startswith("--") and not equals and waiting and "," in waiting[0]:
+        if flag.startswith("--") and not equals and waiting and "," in waiting[0] and waiting[0][0] != "-":
             value = waiting.pop(0)
         if flag.startswith("--") and "," in value:
             swept[flag[2:]] = [part for part in value.split(",") if part]

@@ -60,7 +60,7 @@ RULES: dict[str, tuple[Condition, ...]] = {
         below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("table", 0.5), below("of cache", 1.5),
     ),
     "dispatch-bound": (
-        below("input", 0.5), below("compute", 0.5), below("stream", 0.5), below("table", 0.5), below("empty ops", 5.0),
+        below("input", 0.5), below("compute", 0.5), below("stream", 0.5), below("table", 0.5), below("empty ops", 10.0),
     ),
 }  # fmt: skip
 
@@ -146,10 +146,10 @@ def _evidence(name: str, readings: dict[str, float | None]) -> list[dict[str, An
 
 
 def _why_unclear(named: list[str], readings: dict[str, float | None]) -> str:
+    """In one sentence; the readings themselves stand in the evidence."""
     missing = [READINGS[name] for name, value in readings.items() if value is None]
     if missing:
         return "Unclear: not measured: " + "; ".join(missing) + ". recperf peaks measures this machine's ceilings."
     if named:
         return "Unclear: the evidence fits " + " and ".join(named) + "."
-    nearest = ", ".join(f"{name} {value:.2f}" for name, value in readings.items() if value is not None)
-    return f"Unclear: no regime's conditions all hold ({nearest})."
+    return "Unclear: no single limit stands out; no regime's conditions all hold."

@@ -38,8 +38,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Window:
     """Readings of steady steps on batches training has not seen: plain and clocked ones in turn.
 
-    `rows_of` gives the table rows of a batch; `cost_of(ids, unique)` counts the work of a step that looks up so many
-    ids, of so many different rows.
+    `rows` are those of all tables, `rows_of` gives the ones a batch uses, and `cost_of(ids, unique)` counts the work of
+    a step that looks up so many ids, of so many different rows.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Window:
         step: Step,
         order: Order,
         first_epoch: int,
+        rows: int,
         rows_of: Callable[[Any], Tensor],
         cost_of: Callable[[int, int], dict[str, Cost]],
         sync: Callable[[], None] | None,
@@ -57,8 +58,8 @@ class Window:
         self.warmup = 0
         self.clocked: list[tuple[int, dict[str, int]]] = []
         self.plain: list[int] = []
-        self.seen: list[Tensor] = []
-        self.samples = 0
+        self.touched = torch.zeros(rows, dtype=torch.bool)
+        self.lookups = self.unique = self.samples = 0
 
     def warm(self, steps: int) -> None:
         """Steps that do not count."""
@@ -76,7 +77,11 @@ class Window:
             self.step(kept, 0)
             self.clocked.append(clock.end())
             # Looked at after the clock stopped, so that counting rows costs no step anything.
-            self.seen.append(self.rows_of(kept.last).cpu())
+            used = self.rows_of(kept.last).cpu()
+            different = torch.unique(used)
+            self.touched[different] = True
+            self.lookups += used.numel()
+            self.unique += different.numel()
             self.samples = len(kept.last)
 
     def result(self, *, device: str, row_bytes: int, working_set_bytes: int) -> dict[str, Any]:
@@ -84,8 +89,7 @@ class Window:
         with counter:
             self.step(self.batches, 0)
         steps = len(self.clocked)
-        ids = sum(rows.numel() for rows in self.seen) / steps
-        unique = sum(int(torch.unique(rows).numel()) for rows in self.seen) / steps
+        ids, unique = self.lookups / steps, self.unique / steps
         walls = [wall for wall, _ in self.clocked]
         return {
             "schema": SCHEMA,
@@ -103,7 +107,7 @@ class Window:
                 "unique_rows": unique,
                 "row_bytes": row_bytes,
                 "working_set_bytes": working_set_bytes,
-                "touched_bytes": int(torch.unique(torch.cat(self.seen)).numel()) * row_bytes,
+                "touched_bytes": int(self.touched.sum()) * row_bytes,
             },
         }
 

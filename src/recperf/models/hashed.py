@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..data.batch import JaggedFeatures
-from ..data.hashing import rows_torch
 from ..measure.spans import span
 from ..ops.bag import Name, choose
 from .embeddings import Embeddings
@@ -69,7 +68,7 @@ class HashedTable(Embeddings):
             raise ValueError(f"the batch has features {features.keys}, the table {self.keys}")
         parts, start = [], 0
         for index, count in enumerate(features.ids_per_key):
-            parts.append(rows_torch(features.values_V[start : start + count], self.seed + index, self.rows))
+            parts.append(self.bag.hash_rows(features.values_V[start : start + count], self.seed + index, self.rows))
             start += count
         return torch.cat(parts)
 

@@ -48,10 +48,12 @@ def open_window(prepared: Prepared, trial: Trial, recipe: Recipe) -> Window:
         # The last rate of the schedule: the update does its full work and hardly moves anything.
         return take_step(recipe, batches, recipe.steps - 1)
 
+    row_bytes, all_bytes = prepared.table_bytes()
     return Window(
         step=step,
         order=recipe.order,
         first_epoch=recipe.epochs,
+        rows=all_bytes // row_bytes,
         rows_of=trial.rows_of,
         cost_of=prepared.step_cost,
         sync=prepared.settings.sync,

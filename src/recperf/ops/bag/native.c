@@ -16,17 +16,50 @@ static void ask_for(const float *row, int64_t dim, int write) {
     }
 }
 
+static uint64_t finalise(uint64_t word) {
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
+    return word ^ (word >> 31);
+}
+
+/* The table row of each id first..last: data/hashing.py says how, and a test holds the two together. */
+void hash_rows(const int64_t *ids, int64_t *rows, int64_t first, int64_t last, uint64_t key, uint64_t count) {
+    for (int64_t i = first; i < last; i++)
+        rows[i] = (int64_t)(((finalise(finalise((uint64_t)ids[i] + key) + key) >> 32) * count) >> 32);
+}
+
+/* Four floats that may lie anywhere. */
+typedef float four __attribute__((vector_size(16), aligned(4)));
+enum { WIDTH = 32 };
+
+/* Sums WIDTH columns of a bag in registers: a sum kept in memory would be read and written again for every row. The
+ * first columns also ask for the rows that come `ahead` ids later; the others then find theirs in the nearest cache. */
+static void sum_columns(const float *table, const int64_t *rows, int64_t count, int64_t dim, float *out,
+                        const float *whole, int64_t ahead, int64_t left) {
+    four a = {0}, b = {0}, c = {0}, d = {0}, e = {0}, f = {0}, g = {0}, h = {0};
+    for (int64_t i = 0; i < count; i++) {
+        if (whole && i + ahead < left) ask_for(whole + rows[i + ahead] * dim, dim, 0);
+        const four *row = (const four *)(table + rows[i] * dim);
+        a += row[0], b += row[1], c += row[2], d += row[3], e += row[4], f += row[5], g += row[6], h += row[7];
+    }
+    four *to = (four *)out;
+    to[0] = a, to[1] = b, to[2] = c, to[3] = d, to[4] = e, to[5] = f, to[6] = g, to[7] = h;
+}
+
 /* out[b] = sum of table[rows[i]] for the ids i of bag b, for bags first..last. */
 void bag_sum(const float *table, const int64_t *rows, const int64_t *offsets, float *out, int64_t first, int64_t last,
              int64_t dim, int64_t ahead) {
     const int64_t stop = offsets[last];
     for (int64_t bag = first; bag < last; bag++) {
         float *sum = out + bag * dim;
-        memset(sum, 0, dim * sizeof(float));
-        for (int64_t i = offsets[bag]; i < offsets[bag + 1]; i++) {
-            if (i + ahead < stop) ask_for(table + rows[i + ahead] * dim, dim, 0);
-            const float *row = table + rows[i] * dim;
-            for (int64_t k = 0; k < dim; k++) sum[k] += row[k];
+        const int64_t begin = offsets[bag], count = offsets[bag + 1] - begin;
+        int64_t column = 0;
+        for (; column + WIDTH <= dim; column += WIDTH)
+            sum_columns(table + column, rows + begin, count, dim, sum + column, column ? 0 : table, ahead, stop - begin);
+        for (; column < dim; column++) {
+            float total = 0;
+            for (int64_t i = 0; i < count; i++) total += table[rows[begin + i] * dim + column];
+            sum[column] = total;
         }
     }
 }

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...data.hashing import stream
 from ...places import home
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -44,6 +45,7 @@ def library() -> ctypes.CDLL | str:
         loaded = ctypes.CDLL(str(built))
     except OSError as error:
         return f"the compiled file does not load: {error}"
+    loaded.hash_rows.argtypes = [_PTR, _PTR, _I64, _I64, ctypes.c_uint64, ctypes.c_uint64]
     loaded.bag_sum.argtypes = [_PTR] * 4 + [_I64] * 4
     loaded.sort_rows.argtypes = [_PTR, _I64, _I64, _PTR, _PTR]
     loaded.update_rows.argtypes = [_PTR] * 6 + [_I64] * 3 + [_F32] * 4 + [_I64, _PTR]
@@ -99,6 +101,19 @@ def _share(work: Callable[[int, int], None], cuts: list[int]) -> None:
 
 def _threads(ids: int) -> int:
     return torch.get_num_threads() if ids >= SMALL else 1
+
+
+def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
+    ids_V = ids_V.contiguous()
+    rows_V = torch.empty_like(ids_V)
+    call, key, count = _loaded().hash_rows, stream(seed), ids_V.numel()
+
+    def work(first: int, last: int) -> None:
+        call(ids_V.data_ptr(), rows_V.data_ptr(), first, last, key, rows)
+
+    threads = _threads(count)
+    _share(work, [count * index // threads for index in range(threads + 1)])
+    return rows_V
 
 
 def bag_sum(table_RD: Tensor, rows_V: Tensor, offsets_B1: Tensor) -> Tensor:

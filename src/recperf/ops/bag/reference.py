@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...data.hashing import rows_torch
+
 CHUNK = 16_384
 """Ids whose gradients are expanded at a time, so that memory does not grow with the batch."""
+
+
+def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
+    return rows_torch(ids_V, seed, rows)
 
 
 def bag_sum(table_RD: Tensor, rows_V: Tensor, offsets_B1: Tensor) -> Tensor:

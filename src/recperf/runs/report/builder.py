@@ -12,7 +12,7 @@ from ..compare import Comparison, Row, compare, summary
 from . import limits, plots, sections
 from .blocks import Badge, Block, Cell, RunView, Section, Table, Text, Tile, cells
 from .reading import Reading, step_parts
-from .svg import EXTRA, TONES, family, require_matplotlib
+from .svg import family, require_matplotlib
 from .words import MEASURE, NOT_MEASURED, between, component, count, metric, ms, percent, shown
 
 
@@ -43,7 +43,6 @@ def page(runs: list[Reading]) -> str:
         runs=views,
         several=several,
         version=__version__,
-        swatches=[name for name in TONES if name not in EXTRA] + list(EXTRA),
     )
 
 

@@ -208,7 +208,7 @@ def _events(path: Path) -> Events:
             event = json.loads(line)
             if event["kind"] == "step":
                 loss = event["loss"]
-                if loss is not None:
+                if loss is not None and math.isfinite(loss):
                     found.losses.setdefault(int(event["seed"]), []).append((int(event["step"]), float(loss)))
             elif event["kind"] == "metric":
                 found.metrics.append({**event, "seed": int(event["seed"]), "step": int(event["step"])})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import Any
 
@@ -211,7 +212,7 @@ def _score(event: dict[str, Any], name: str) -> str:
 def _history(run: Reading, name: str) -> dict[int, list[tuple[int, float]]]:
     found: dict[int, list[tuple[int, float]]] = {}
     for event in run.events.metrics:
-        if isinstance(event.get(name), (int, float)):
+        if isinstance(event.get(name), (int, float)) and math.isfinite(event[name]):
             found.setdefault(event["seed"], []).append((event["step"], float(event[name])))
     return found
 

@@ -1,0 +1,109 @@
+"""The page in a real browser: two widths, light and dark."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.runs import report
+
+
+def _neighbour(name: str) -> Any:
+    # Tests are imported by path, so a neighbour is loaded by hand.
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+chromium, folders = _neighbour("chromium"), _neighbour("folders")
+
+pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
+
+SCREENS = [(375, False), (375, True), (1440, False), (1440, True)]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("pages")
+    full = folders.make_run(home / "micro-dlrm-20261115-031500-a1b2c3", seeds=3)
+    bare = folders.make_run(home / "micro-dlrm-20261115-031500-d4e5f6", measured=(), steps=40)
+    large = folders.make_run(home / "large", workload="micro-dlrm-dram")
+    folders.change(large, "profile.json", "ids.touched_bytes", int(1.7e9))
+    folders.change(large, "profile.json", "ids.working_set_bytes", int(2.05e9))
+    return {
+        "full": report.write([full], home / "full.html"),
+        "bare": report.write([bare], home / "bare.html"),
+        "large": report.write([large], home / "large.html"),
+        "compared": report.write([full, bare, large], home / "compared.html"),
+    }
+
+
+def sound(found: dict[str, Any], width: int) -> None:
+    assert found["inner"] == width
+    assert found["scroll"] <= width, "the page is wider than the screen"
+    for fault in ("outside", "empty", "small", "clipped", "wide", "overlaps", "errors", "resources"):
+        assert found[fault] == [], fault
+    for count in ("links", "broken", "unnamed"):
+        assert found[count] == 0, count
+
+
+@pytest.mark.parametrize(("width", "dark"), SCREENS)
+def test_the_full_page(pages: dict[str, Path], tmp_path: Path, width: int, dark: bool) -> None:
+    found = chromium.measure(pages["full"], tmp_path, width=width, dark=dark)
+    sound(found, width)
+    assert found["dark"] is dark
+    assert found["svgs"] == 7, "each figure is shown once, in the width that fits"
+    assert found["texts"] > 80
+
+
+@pytest.mark.parametrize("name", ["bare", "large", "compared"])
+@pytest.mark.parametrize("width", [375, 1440])
+def test_other_pages(pages: dict[str, Path], tmp_path: Path, name: str, width: int) -> None:
+    found = chromium.measure(pages[name], tmp_path, width=width, dark=width == 375)
+    sound(found, width)
+    assert found["svgs"] >= 3
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_can_be_read(pages: dict[str, Path], tmp_path: Path, dark: bool) -> None:
+    colours = chromium.measure(pages["bare"], tmp_path, width=1440, dark=dark)["colours"]
+    for name in ("ink", "muted", "accent", "good", "bad", "warning", "embedding"):
+        assert contrast(colours[name], colours["paper"]) >= 4.5, name
+    for name in ("ink", "muted"):
+        assert contrast(colours[name], colours["raised"]) >= 4.5, name
+    for name in set(colours) - {"paper", "raised", "ink", "muted", "accent", "good", "bad", "warning", "on-fill"}:
+        assert contrast(colours["on-fill"], colours[name]) >= 4.5, f"words on {name}"
+        assert contrast(colours["paper"], colours[name]) >= 3, f"{name} on the page"
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of WCAG 2."""
+    bright, dim = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (bright + 0.05) / (dim + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_the_probe_sees_faults(pages: dict[str, Path], tmp_path: Path) -> None:
+    """A check that can only pass would prove nothing."""
+    broken = pages["full"].read_text()
+    broken = broken.replace("<main>", '<main><div style="width: 3000px">wide</div><img src="http://127.0.0.1:9/x">', 1)
+    broken = broken.replace('text-anchor: end"', 'text-anchor: end" dx="900"').replace("<text ", '<text dx="-900" ', 40)
+    broken = broken.replace("</main>", "<script>console.error('oh'); missing()</script></main>", 1)
+    (tmp_path / "broken.html").write_text(broken)
+    found = chromium.measure(tmp_path / "broken.html", tmp_path, width=1440, dark=False)
+    assert found["scroll"] > 1440
+    for fault in ("outside", "wide", "resources"):
+        assert found[fault], fault
+    assert "oh" in found["errors"]
+    assert any("missing" in error for error in found["errors"])

@@ -1,0 +1,205 @@
+"""micro-dlrm-dram and the commands around it, on a table small enough for a test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.cli import main
+from recperf.cli.sweep import split, widths
+from recperf.measure import peaks
+from recperf.measure.peaks import measure_with
+from recperf.measure.peaks.sampling import TINY
+from recperf.workloads.micro_dlrm_dram import default, hot_ids, resolved_rows
+from recperf.workloads.sweep import line
+
+SMALL = ["--model.rows", "20000", "--model.dim", "16", "--data.batches", "12", "--data.ids-per-bag", "4"]
+SMALL += ["--train.batch-size", "128", "--train.device", "cpu", "--data.held-out-batches", "2"]
+
+
+@pytest.fixture(scope="module")
+def ceilings() -> dict[str, Any]:
+    return measure_with(TINY, quick=True, say=lambda text: None)
+
+
+@pytest.fixture
+def call(ceilings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+    peaks.save(ceilings)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        said = capfd.readouterr()
+        assert "Traceback" not in said.err, said.err
+        return code, said.out, said.err
+
+    return call
+
+
+def read(name: str) -> Any:
+    return json.loads(Path("r", name).read_text())
+
+
+def test_a_run_leaves_profile_pair_ceilings_and_seal(call) -> None:
+    code, out, err = call("run", "micro-dlrm-dram", *SMALL, "--run-dir", "r", "--json")
+    assert code == 0, err
+    result, profile, pair = json.loads(out), read("profile.json"), read("pair.json")
+    assert result["data"]["synthetic"] is True
+    assert set(result["quality"]["baselines"]) == {"majority", "planted"}
+    assert sum(part["share"] for part in profile["components"]) == pytest.approx(1)
+    names = {part["name"] for part in profile["components"]}
+    assert {"data", "hash", "embedding", "embedding_backward", "dense_update", "sparse_update", "other"} <= names
+    assert profile["ids"]["lookups"] == 128 * 3 * 4
+    assert 0 < profile["ids"]["unique_rows"] <= profile["ids"]["lookups"]
+    assert profile["ids"]["working_set_bytes"] == 20000 * 16 * 4
+    assert 0 < profile["ids"]["touched_bytes"] <= profile["ids"]["working_set_bytes"]
+    assert profile["overhead"]["plain_ms"] > 0
+    for part in ("bottom", "top", "embedding"):
+        hot, cold = ({c["name"]: c for c in pair[arm]["components"]}[part] for arm in ("hot", "cold"))
+        assert (hot["flops"], hot["bytes"]) == (cold["flops"], cold["bytes"])
+    assert pair["hot"]["ids"]["lookups"] == pair["cold"]["ids"]["lookups"]
+    assert pair["ids"]["hot"] < pair["ids"]["cold"]
+    assert read("peaks.json")["machine"]["fingerprint"] == result["provenance"]["machine"]
+    assert read("seal.json")["files"].keys() >= {"result.json", "events.jsonl", "profile.json", "pair.json"}
+
+
+def test_check_finds_the_evidence_and_any_change_of_it(call) -> None:
+    call("run", "micro-dlrm-dram", *SMALL, "--run-dir", "r", "--quiet")
+    _, out, _ = call("check", "r", "--json")
+    found = {row["name"]: row["holds"] for row in json.loads(out)["runs"][0]["claims"]}
+    assert found["intact"]
+    Path("r/not-a-result").touch()
+    content = bytearray(Path("r/result.json").read_bytes())
+    content[len(content) // 2] ^= 1
+    Path("r/result.json").write_bytes(content)
+    code, out, _ = call("check", "r")
+    assert code == 5
+    assert "FAILED" in out
+    assert "result.json" in out
+
+
+def test_movielens_goes_through_the_same_table(call) -> None:
+    words = ["--preset", "movielens", "--data.source", "embedded", "--train.epochs", "1", "--train.batch-size", "2000"]
+    words += ["--model.rows", "20000", "--model.dim", "16", "--target.beat", "none", "--train.device", "cpu"]
+    code, _, err = call("run", "micro-dlrm-dram", *words, "--run-dir", "r", "--quiet")
+    assert code == 0, err
+    assert not Path("r/pair.json").exists()
+    assert read("result.json")["data"]["name"] == "movielens-like"
+    assert call("pair", *words)[0] == 2
+
+
+@pytest.mark.parametrize("extra", [["--data.ids", "zipf"], ["--train.table-optimizer", "sgd", "--train.clip", "0.5"]])
+def test_other_ids_and_optimizers_train(call, extra: list[str]) -> None:
+    code, _, err = call("run", "micro-dlrm-dram", *SMALL, *extra, "--run-dir", "r", "--quiet", "--target.beat", "none")
+    assert code == 0, err
+
+
+def test_pair_prints_the_ratio(call) -> None:
+    code, out, _ = call("pair", *SMALL)
+    assert code == 0
+    assert "cold / hot" in out
+    assert "lookups" in out
+    assert call("pair", "micro-dlrm", "--data.source", "embedded")[0] == 2
+
+
+def test_sweep_measures_every_combination(call) -> None:
+    words = ["sweep", "micro-dlrm-dram", *SMALL, "--model.dim", "8,16,32", "--out", "s", "--json"]
+    code, out, _ = call(*words)
+    assert code == 0
+    found = json.loads(out)
+    assert [row["settings"] for row in found["rows"]] == [{"model.dim": "8"}, {"model.dim": "16"}, {"model.dim": "32"}]
+    assert {fit["part"] for fit in found["fits"]} == {"embedding", "step"}
+    assert json.loads(Path("s/sweep.json").read_text()) == found
+    grid = ["--model.top", "8-1,16-1", "--train.batch-size", "64,128", "--out", "s"]
+    code, out, _ = call("sweep", "micro-dlrm-dram", *SMALL, *grid)
+    assert code == 0
+    assert "4 settings" in out
+    assert call("sweep", "micro-dlrm-dram")[0] == 2
+
+
+def test_swept_words_are_told_from_others() -> None:
+    swept, rest = split(["--a.b", "1,2", "--json", "--c=3,4", "--d", "5"])
+    assert swept == {"a.b": ["1", "2"], "c": ["3", "4"]}
+    assert rest == ["--json", "--d", "5"]
+    assert widths("32-16-1") == ["32", "16", "1"]
+    assert widths("-5") == ["-5"]
+
+
+def test_the_line_through_points() -> None:
+    assert line([1, 2, 3], [3, 5, 7]) == pytest.approx((2, 1, 1))
+    assert line([1, 2, 3], [1, 3, 1])[2] < 0.1
+
+
+def test_the_ladder_checks_every_rung(call) -> None:
+    code, out, err = call("ladder", *SMALL, "--json")
+    assert code == 0, err
+    rungs = json.loads(out)["rungs"]
+    assert {"dedup ids", "sorted ids", "bf16 rows", "huge pages"} <= {rung["name"] for rung in rungs}
+    for rung in rungs:
+        assert rung["equal"], rung
+        assert rung["predicted"] > 0
+        assert rung["measured"]["p20"] <= rung["measured"]["p50"] <= rung["measured"]["p80"]
+    assert call("ladder", "micro-dlrm")[0] == 2
+
+
+def test_a_rung_with_wrong_numbers_fails_the_gate(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recperf.workloads import ladder
+
+    wrong = ladder.Rung(
+        "wrong", "adds one", "lookup", lambda s, _: 1.0, lambda s, r, o, g: ladder._lookup(s.table_RD, r, o) + 1
+    )
+    monkeypatch.setattr(ladder, "RUNGS", (wrong,))
+    code, _, err = call("ladder", *SMALL)
+    assert code == 5
+    assert "wrong" in err
+
+
+def test_a_table_that_memory_cannot_hold_is_refused_before_it_is_made(call) -> None:
+    code, _, err = call("run", "micro-dlrm-dram", "--model.rows", "2000000000", "--run-dir", "r")
+    assert code == 4
+    assert "GiB are free" in err
+    assert "--model.rows auto" in err
+
+
+def test_auto_rows_are_twenty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    module = "recperf.workloads.micro_dlrm_dram."
+    monkeypatch.setattr(module + "caches", lambda: {"L1": 1 << 16, "L2": 1 << 20, "L3": 1 << 25})
+    config = replace(default(), model=replace(default().model, rows="auto"))
+    assert resolved_rows(config) * 1024 == 20 * (1 << 25)
+    assert hot_ids(config) * 3 * 1024 <= 1 << 19
+    monkeypatch.setattr(module + "available_bytes", lambda: 1 << 28)
+    assert resolved_rows(config) * 1024 == 1 << 27
+
+
+def test_memory_beyond_the_table_stays_small() -> None:
+    """Rows of state, activations and sparse gradients together, at the default's shapes with a tenth of the rows."""
+    from dataclasses import replace
+
+    from recperf.train.loop import take_step
+    from recperf.workloads.dram import PreparedDram
+
+    config = replace(default(), model=replace(default().model, rows=200_000, bag="reference"))
+    trial = PreparedDram(config).trial(1)
+    batches = trial.recipe.order.batches(0)
+    take_step(trial.recipe, batches, 0)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() != trial.table.table_RD.data_ptr():
+                largest = max(largest, out.untyped_storage().nbytes())
+            return out
+
+    with Watch():
+        take_step(trial.recipe, batches, 1)
+    # The largest temporary is a row for each different id of a batch: no tensor is as large as the default's table.
+    assert largest <= 1024 * 3 * 32 * 1024
+    assert largest < 0.1 * 2_000_000 * 1024

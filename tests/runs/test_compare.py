@@ -1,0 +1,104 @@
+"""What changed between runs, and what forbids a naive reading of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from recperf.runs.compare import changed_fields, compare, flat, summary
+from recperf.runs.report.reading import read
+
+# Tests are imported by path, so a shared neighbour is loaded by hand.
+_spec = importlib.util.spec_from_file_location("folders", Path(__file__).parents[1] / "browser" / "folders.py")
+assert _spec
+assert _spec.loader
+folders = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(folders)
+
+
+def rows(found: list) -> dict:
+    return {row.name: row for row in found}
+
+
+def test_nested_configs_become_dotted_fields() -> None:
+    assert flat({"a": {"b": 1, "c": [2, 3]}, "d": None}) == {"a.b": 1, "a.c": [2, 3], "d": None}
+
+
+def test_only_fields_that_differ_are_kept_and_missing_ones_are_none() -> None:
+    found = changed_fields([{"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}, "d": 4}])
+    assert [(row.name, row.values) for row in found] == [("b.c", (2, 3)), ("d", (None, 4))]
+
+
+def test_two_runs(tmp_path: Path) -> None:
+    one = folders.make_run(tmp_path / "one")
+    two = folders.make_run(tmp_path / "two", auc=0.83, config={"train": {"epochs": 9, "batch_size": 256}})
+    folders.change(two, "result.json", "performance.step_ms", {"p20": 2.2, "p50": 2.24, "p80": 2.3})
+    folders.change(two, "profile.json", "regime.name", "latency-bound")
+    found = compare([read(one), read(two)])
+    assert rows(found.config)["train.epochs"].values == (4, 9)
+    assert rows(found.config)["train.learning_rate"].values == (0.005, None)
+    assert rows(found.quality)["auc"].values == (0.8212, 0.83)
+    assert rows(found.quality)["auc"].remark == "one seed: may be chance"
+    assert rows(found.speed)["step ms, p50"].remark == "2.00 x the first"
+    assert found.regime.values == ("dispatch-bound", "latency-bound")
+    assert found.profiled
+    assert found.budget[0].name == "data"
+    assert found.budget[-1].name == "other"
+    said = "2 config fields differ; AUC 0.8212 → 0.8300; step 1.12 → 2.24 ms; dispatch-bound → latency-bound."
+    assert summary(found) == said
+    assert json.loads(json.dumps(found.as_json(), allow_nan=False))["config"]["train.epochs"] == [4, 9]
+
+
+@pytest.mark.parametrize(
+    ("auc", "remark"), [(0.8215, "within the seeds' spread"), (0.9, "beyond the seeds' spread"), (0.8212, "")]
+)
+def test_a_difference_is_held_against_the_spread_of_the_seeds(tmp_path: Path, auc: float, remark: str) -> None:
+    one = folders.make_run(tmp_path / "one", seeds=3)
+    two = folders.make_run(tmp_path / "two", seeds=3, auc=auc)
+    assert rows(compare([read(one), read(two)]).quality)["auc"].remark == remark
+
+
+def test_overlapping_step_times_are_no_difference(tmp_path: Path) -> None:
+    one, two = folders.make_run(tmp_path / "one"), folders.make_run(tmp_path / "two")
+    folders.change(two, "result.json", "performance.step_ms", {"p20": 1.1, "p50": 1.15, "p80": 1.2})
+    assert rows(compare([read(one), read(two)]).speed)["step ms, p50"].remark == "p20 to p80 overlap"
+    folders.change(two, "result.json", "performance.step_ms", None)
+    assert rows(compare([read(one), read(two)]).speed)["step ms, p50"].values == (1.12, None)
+
+
+def test_a_run_beside_itself(tmp_path: Path) -> None:
+    one = folders.make_run(tmp_path / "one")
+    found = compare([read(one), read(one)])
+    assert found.runs == ("one (1)", "one (2)")
+    assert found.config == []
+    assert "A run is compared with itself." in found.notes
+    assert summary(found).startswith("Same config; ")
+
+
+def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
+    one, two = folders.make_run(tmp_path / "one"), folders.make_run(tmp_path / "two", workload="other", measured=())
+    folders.change(two, "result.json", "data.digest", "ff")
+    folders.change(two, "result.json", "provenance.machine", "another")
+    folders.change(two, "result.json", "provenance.commit", None)
+    folders.change(two, "result.json", "performance.device", "NVIDIA H200")
+    notes = " ".join(compare([read(one), read(two)]).notes)
+    for words in (
+        "Different workloads (micro-dlrm, other)",
+        "Different data",
+        "Different machines",
+        "Different commits",
+    ):
+        assert words in notes
+    assert "Different devices" in notes
+    assert "Not every run was profiled" in notes
+    assert compare([read(one), read(two)]).regime.values == ("dispatch-bound", None)
+
+
+def test_three_runs_share_one_table(tmp_path: Path) -> None:
+    runs = [read(folders.make_run(tmp_path / name, seeds=2)) for name in ("a", "b", "c")]
+    found = compare(runs)
+    assert all(len(row.values) == 3 for row in [*found.quality, *found.speed, *found.budget, found.regime])
+    assert " / " in summary(found)

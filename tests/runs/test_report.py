@@ -1,0 +1,416 @@
+"""The page as text: what it must say, what it must never contain, and what it refuses to read."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from recperf.errors import DataError, MachineError
+from recperf.runs import report
+from recperf.runs.report import curves, plots, svg, words
+from recperf.runs.report.blocks import Drawing
+from recperf.runs.report.limits import achieved, ceilings
+from recperf.runs.report.reading import read
+
+_spec = importlib.util.spec_from_file_location("folders", Path(__file__).parents[1] / "browser" / "folders.py")
+assert _spec
+assert _spec.loader
+folders = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(folders)
+
+
+class Balance(HTMLParser):
+    """Fails on a tag that is closed out of turn or never."""
+
+    void = frozenset({"meta", "link", "br", "hr", "img"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+
+def written(*runs: Path) -> str:
+    return report.write(list(runs), runs[0].parent / "page.html").read_text()
+
+
+def text_of(page: str) -> str:
+    parser = Balance()
+    parser.feed(page)
+    assert parser.open == []
+    return re.sub(r"\s+", " ", " ".join(parser.words))
+
+
+@pytest.fixture
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of words: each figure in one width only, which halves the time."""
+
+    def draw(key: str, label: str, caption: str, draw: Callable[[int], svg.Sheet]) -> Drawing:
+        with svg.require_matplotlib().rc_context(svg.SETTINGS):
+            return Drawing(draw(svg.NARROW).markup(key, label), "", caption)
+
+    monkeypatch.setattr(plots, "drawing", draw)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a run that has everything."""
+    return written(folders.make_run(tmp_path_factory.mktemp("full") / "run", seeds=3))
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a run that was only trained."""
+    return written(folders.make_run(tmp_path_factory.mktemp("bare") / "run", measured=()))
+
+
+def test_sections_come_in_their_order(full: str) -> None:
+    order = [
+        "quality",
+        "budget",
+        "roofline",
+        "knee",
+        "pair",
+        "training",
+        "evidence",
+        "provenance",
+        "config",
+        "reproduce",
+    ]
+    assert re.findall(r'<section id="r1-(\w+)"', full) == order
+    assert full.index('class="verdict"') < full.index('<section id="r1-quality"')
+
+
+def test_the_page_says_what_was_measured_and_how(full: str) -> None:
+    said = text_of(full)
+    for expected in (
+        "Calling operators sets the pace",
+        "synthetic data",
+        "target met",
+        "user + item bias",
+        "± 0.0020",
+        "mean ± standard deviation over 3 seeds, 42 to 44",
+        "64 steps after 16 steps of warm-up",
+        "Measuring itself costs 4.0% of a step",
+        "embedding, backward",
+        "random rows, cache",
+        "tables allocated",
+        "82.8 KiB",
+        "Cold ids make the same lookups 4.1 times slower",
+        "operator calls at no work",
+        "0.83 of the step",
+        "0123456789abcdef",
+        "e0e0",
+        "train.learning_rate",
+        "recperf run --config",
+        "4" * 40,
+    ):
+        assert expected in said, expected
+
+
+def test_what_is_absent_is_not_measured_and_names_its_command(bare: str) -> None:
+    said = text_of(bare)
+    assert "What limits this run was not measured." in said
+    assert said.count("not measured") >= 7
+    for command in ("recperf run --config", "recperf peaks", "recperf pair"):
+        assert command in said
+    assert "Clocked in 40 steps of the training itself" in said
+
+
+def test_the_page_needs_nothing_else(full: str) -> None:
+    assert "<script" not in full
+    assert "@import" not in full
+    assert "http://" not in full
+    assert "https://" not in full
+    assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', full) == []
+    assert len(full) < 400_000
+
+
+def test_the_same_run_gives_the_same_bytes_soon(tmp_path: Path) -> None:
+    run = folders.make_run(tmp_path / "run", seeds=2, steps=2000)
+    first = written(run)
+    began = time.monotonic()
+    assert written(run) == first
+    # About a second on an idle machine; the suite itself keeps this one busy.
+    assert time.monotonic() - began < 3
+
+
+def test_ids_are_unique_and_references_hold(full: str) -> None:
+    ids = re.findall(r' id="([^"]+)"', full)
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'href="#([^"]+)"', full)) | set(re.findall(r"url\(#([^)]+)\)", full))
+    assert used <= set(ids)
+
+
+def test_every_figure_is_well_formed_named_and_coloured_by_the_page(full: str) -> None:
+    figures = re.findall(r"<svg.*?</svg>", full, re.S)
+    assert len(figures) == 14
+    for figure in figures:
+        root = ElementTree.fromstring(figure)
+        assert root.get("role") == "img"
+        assert len(root.get("aria-label") or "") > 20
+        assert not re.findall(r"#[0-9a-f]{6}", figure), "a colour that does not follow the theme"
+        assert "font-family" not in figure
+        assert "<text" in figure
+
+
+def test_every_colour_has_a_light_and_a_dark_value() -> None:
+    style = (Path(report.__file__).parent / "style.css").read_text()
+    for name in svg.TONES:
+        assert len(re.findall(rf"--{name}: #", style)) >= 2, name
+
+
+def test_words_of_a_run_cannot_become_markup(tmp_path: Path) -> None:
+    run = folders.make_run(tmp_path / "<img src=x> & $run$", seeds=2)
+    folders.change(run, "profile.json", "regime.sentence", "<script>alert(1)</script>")
+    folders.change(run, "profile.json", "components.2.name", 'x"><b>y</b>')
+    folders.change(run, "config.json", "config.data.source", "<i>here</i>")
+    page = written(run, run)
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "<b>y" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "$run$" in page
+    for figure in re.findall(r"<svg.*?</svg>", page, re.S):
+        ElementTree.fromstring(figure)
+
+
+def test_several_runs_are_compared_on_top(tmp_path: Path, drawn_once: None) -> None:
+    one = folders.make_run(tmp_path / "one")
+    two = folders.make_run(tmp_path / "two", auc=0.75, config={"seed": 7}, measured=("profile",))
+    page = written(one, two)
+    said = text_of(page)
+    assert page.index('id="all-changed"') < page.index('<article id="r1"') < page.index('<article id="r2"')
+    for expected in ("one and two compared", "One config field differs", "AUC 0.8212 → 0.7500", "target missed"):
+        assert expected in said
+    assert len(re.findall(r' id="([^"]+)"', page)) == len(set(re.findall(r' id="([^"]+)"', page)))
+
+
+def test_a_run_too_short_to_time(tmp_path: Path, drawn_once: None) -> None:
+    run = folders.make_run(tmp_path / "run", measured=())
+    for field in ("step_ms", "budget", "samples_per_s"):
+        folders.change(run, "result.json", f"performance.{field}", None)
+    (run / "events.jsonl").unlink()
+    said = text_of(written(run))
+    assert "The step budget: not measured." in said
+    assert "too few steps" in said
+    assert "No loss or metric was logged" in said
+
+
+def test_a_run_without_target_or_baselines(tmp_path: Path, drawn_once: None) -> None:
+    run = folders.make_run(tmp_path / "run")
+    folders.change(run, "result.json", "quality.target.beat", None)
+    folders.change(run, "result.json", "quality.baselines", {})
+    said = text_of(written(run))
+    assert "No target was set." in said
+    assert "target met" not in said
+
+
+def test_a_profile_that_disagrees_with_the_training_is_pointed_out(tmp_path: Path, full: str, drawn_once: None) -> None:
+    assert "read the shares with care" not in full
+    run = folders.make_run(tmp_path / "run")
+    folders.change(run, "result.json", "performance.step_ms", {"p20": 3.0, "p50": 3.1, "p80": 3.2})
+    assert "While training, a step took 3.10 ms; while it was profiled, 1.11 ms" in text_of(written(run))
+
+
+def test_a_gpu_is_held_against_its_own_roofs(tmp_path: Path, drawn_once: None) -> None:
+    run = folders.make_run(tmp_path / "run")
+    gpu = {name: folders.peaks()[name] for name in ("gemm", "copy", "read", "gather")}
+    gpu["gemm"]["float32"] = folders.spread(5e13, "FLOP/s")
+    folders.change(run, "peaks.json", "gpu", {"NVIDIA H200": {**gpu, "l2_bytes": 50 << 20}})
+    folders.change(run, "profile.json", "device", "NVIDIA H200")
+    found = ceilings(read(run))
+    assert found is not None
+    assert found.product == 5e13
+    said = text_of(written(run))
+    assert "50 TFLOP/s" in said
+    assert "the knee is a curve of processors" in said
+
+
+def test_rates_are_work_over_time_and_shares_name_their_roof(tmp_path: Path) -> None:
+    run = read(folders.make_run(tmp_path / "run"))
+    found = {one.name: one for one in achieved(run)}
+    assert set(found) == {name for name, _, _, flops, moved in folders.PARTS if flops or moved}
+    assert found["top"].rate == pytest.approx(819200 / 1e-4)
+    assert found["embedding"].moved == pytest.approx(50000 / 0.071e-3)
+    roofs = ceilings(run)
+    assert roofs is not None
+    assert roofs.share("top", 7e9, 1e9) == (pytest.approx(0.1), "matrix product")
+    assert roofs.share("interaction", 0, 6e9) == (pytest.approx(0.1), "copy")
+    assert roofs.share("embedding", 0, 32e9 / 7)[0] == pytest.approx(1)
+
+
+def test_rows_beyond_the_caches_meet_the_memory_roof(tmp_path: Path) -> None:
+    run = folders.make_run(tmp_path / "run")
+    folders.change(run, "profile.json", "ids.touched_bytes", 1 << 30)
+    found = ceilings(read(run))
+    assert found is not None
+    assert found.rows == pytest.approx(32e9 / 20)
+    assert found.rows_label == "random rows, memory"
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value", "message"),
+    [
+        ("result.json", "schema", 2, "result.json has schema 2; this recperf reads 1"),
+        ("result.json", "quality", [], "result.json does not fit its description"),
+        ("result.json", "workload", "other", "result.json is of workload 'other', config.json of 'micro-dlrm'"),
+        ("profile.json", "schema", 9, "profile.json has schema 9"),
+        ("profile.json", "components.0.share", 0.9, "the shares of components do not sum to 1"),
+        ("profile.json", "components.0.ms", {}, "profile.json does not fit its description"),
+        ("profile.json", "regime.evidence", None, "profile.json does not fit its description"),
+        ("pair.json", "cold.components.0.share", -1, "the shares of cold.components do not sum to 1"),
+        ("pair.json", "verdict", 3, "pair.json does not fit its description"),
+        ("peaks.json", "copy", None, "peaks.json is damaged: copy is not measured"),
+        ("peaks.json", "schema", 3, "peaks.json has schema 3"),
+        ("peaks.json", "machine.fingerprint", "another", "belong to another machine"),
+        ("machine.json", "fingerprint", 1, "fingerprint is missing"),
+        ("machine.json", "caches", {"L1": "big"}, "caches are not sizes"),
+    ],
+)
+def test_broken_and_foreign_files_are_refused(
+    tmp_path: Path, file: str, field: str, value: object, message: str
+) -> None:
+    run = folders.make_run(tmp_path / "run")
+    (run / "not-a-result").touch()
+    folders.change(run, file, field, value)
+    with pytest.raises(DataError) as refused:
+        read(run)
+    assert message in refused.value.what
+    assert refused.value.exit_code == 3
+    assert Path(refused.value.where["file"]).name == file
+
+
+@pytest.mark.parametrize(
+    "file", ["result.json", "profile.json", "peaks.json", "pair.json", "machine.json", "config.json"]
+)
+@pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff\xfe", b""])
+def test_no_content_is_a_traceback(tmp_path: Path, file: str, content: bytes) -> None:
+    run = folders.make_run(tmp_path / "run")
+    (run / "not-a-result").touch()
+    (run / file).write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        read(run)
+    assert file in str(refused.value.where["file"])
+
+
+def test_an_unfinished_run_says_how_to_finish_it(tmp_path: Path) -> None:
+    run = folders.make_run(tmp_path / "a run")
+    (run / "result.json").unlink()
+    with pytest.raises(DataError, match="not finished") as refused:
+        read(run)
+    assert refused.value.fix == f"recperf run --resume '{run}'"
+    with pytest.raises(DataError, match="no run there"):
+        read(tmp_path)
+    with pytest.raises(DataError, match="no run there"):
+        read(tmp_path / "nowhere")
+
+
+def test_events_torn_at_the_end_are_read_and_broken_ones_refused(tmp_path: Path) -> None:
+    run = folders.make_run(tmp_path / "run")
+    whole = read(run).events
+    with (run / "events.jsonl").open("a") as log:
+        log.write('{"kind": "step", "se')
+    assert read(run).events == whole
+    with (run / "events.jsonl").open("a") as log:
+        log.write("\n")
+    with pytest.raises(DataError, match="not an event") as refused:
+        read(run)
+    assert refused.value.where["line"] == str(len(folders.events(1, folders.STEPS).splitlines()) + 1)
+
+
+def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
+    run = folders.make_run(tmp_path / "run")
+    (run / "not-a-result").touch()
+    folders.change(run, "result.json", "added", {"later": 1})
+    folders.change(run, "profile.json", "operators", 65)
+    assert read(run).profile["operators"] == 65
+
+
+def test_reading_and_refusing_need_no_drawing_library(tmp_path: Path) -> None:
+    run = folders.make_run(tmp_path / "run")
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from pathlib import Path; from recperf.runs import report\n"
+        "from recperf.runs.report.reading import read; from recperf.errors import MachineError\n"
+        f"run = Path({str(run)!r}); read(run)\n"
+        "try: report.write([run], run / 'page.html')\n"
+        "except MachineError as error: print(error.exit_code, error.fix)\n"
+        "assert 'torch' not in sys.modules and 'jinja2' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "4 pip install 'recperf[report]'\n"
+    assert not (run / "page.html").exists()
+
+
+def test_a_place_that_cannot_be_written_names_the_option(tmp_path: Path, drawn_once: None) -> None:
+    run = folders.make_run(tmp_path / "run")
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError) as refused:
+        report.write([run], tmp_path / "file" / "page.html")
+    assert "--out" in (refused.value.fix or "") or "folder" in (refused.value.fix or "")
+    assert "--run-dir" not in (refused.value.fix or "")
+
+
+def test_long_curves_are_thinned_without_losing_their_extremes() -> None:
+    series = [(step, 1.0 if step != 777 else 9.0) for step in range(1, 100_001)]
+    thinned = curves.thin(series)
+    assert len(thinned.step) <= curves.BUCKETS
+    assert max(thinned.high) == 9.0
+    assert thinned.step == sorted(thinned.step)
+    assert curves.thin([(1, 0.5)]).mean == [0.5]
+
+
+def test_labels_keep_clear_of_each_other() -> None:
+    anchors = [(100.0, 100.0), (102.0, 101.0), (104.0, 99.0), (290.0, 100.0)]
+    spots = svg.place(anchors, [80.0] * 4, (0, 0, 300, 200))
+    boxes = [(x, y - 6.5, x + 80, y + 6.5) for x, y in spots]
+    for index, one in enumerate(boxes):
+        assert one[0] >= 0
+        assert one[2] <= 300
+        for other in boxes[index + 1 :]:
+            apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+            assert apart
+
+
+@pytest.mark.parametrize(
+    ("say", "value", "text"),
+    [
+        (words.ms, 0.047, "0.0470 ms"),
+        (words.ms, 62.04, "62.0 ms"),
+        (words.ms, 1234.5, "1,234 ms"),
+        (words.ms, 0.0, "0 ms"),
+        (words.percent, 0.0001, "<0.1%"),
+        (words.percent, 0.052, "5.2%"),
+        (words.percent, 0.52, "52%"),
+        (words.size, 84768, "82.8 KiB"),
+        (words.component, "embedding_backward", "embedding, backward"),
+        (words.component, "backward", "backward"),
+        (words.component, "sparse_update", "sparse update"),
+        (words.shown, [944, 22], "944 22"),
+        (words.shown, None, "none"),
+        (words.value, None, "not measured"),
+    ],
+)
+def test_how_things_are_said(say, value: object, text: str) -> None:
+    assert say(value) == text
