@@ -66,3 +66,31 @@ def test_micro_dlrm_trains_on_a_gpu(tmp_path: Path) -> None:
     assert result["quality"]["met"]
     assert result["performance"]["device"] != "cpu"
     assert sum(result["performance"]["budget"].values()) == pytest.approx(1)
+
+
+def test_micro_dlrm_dram_learns_the_same_on_a_gpu() -> None:
+    """Uniform ids and dense features are the same bits on every device, so the losses follow each other."""
+    from recperf.train.device import applied
+    from recperf.train.loop import take_step
+    from recperf.workloads.dram import PreparedDram
+    from recperf.workloads.measuring import measure_pair
+    from recperf.workloads.micro_dlrm_dram import default as dram
+
+    losses = {}
+    for device in ("cpu", "cuda"):
+        config = dram()
+        config = replace(
+            config,
+            data=replace(config.data, ids_per_bag=4, batches=20),
+            model=replace(config.model, rows=50_000, dim=32, bag="auto" if device == "cuda" else "reference"),
+            train=replace(config.train, batch_size=256, device=device),
+        )
+        prepared = PreparedDram(config)
+        with applied(prepared.settings):
+            trial = prepared.trial(1)
+            batches = trial.recipe.order.batches(0)
+            losses[device] = [float(take_step(trial.recipe, batches, step)[0]) for step in range(15)]
+            pair = measure_pair(prepared, trial, None)
+        assert pair is not None
+        assert pair["cold"]["step_ms"]["p50"] > 0
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=2e-2)

@@ -12,6 +12,7 @@ PEAKS: dict[str, Any] = {
     "gemm": {"float32": {"p50": 1e11}},
     "copy": {"p50": 5e10},
     "dispatch": {"op": {"p50": 2000.0}},
+    "machine": {"caches": {"L1": 1 << 16, "L3": 32 << 20}},
     "gather": {
         "cache": {"rows": [{"row_bytes": 256, "ns": {"p50": 20.0}}, {"row_bytes": 1024, "ns": {"p50": 60.0}}]},
         "dram": {"rows": [{"row_bytes": 256, "ns": {"p50": 60.0}}, {"row_bytes": 1024, "ns": {"p50": 150.0}}]},
@@ -29,7 +30,7 @@ def profile(**shares: float) -> dict[str, Any]:
             {"name": name, "phase": "forward", "ms": {"p50": 10.0 * share}, "share": share, "flops": 0, "bytes": 0}
             for name, share in parts.items()
         ],
-        "ids": {"lookups": 100_000, "row_bytes": 1024},
+        "ids": {"lookups": 100_000, "row_bytes": 1024, "touched_bytes": 1 << 20},
     }
 
 
@@ -46,10 +47,19 @@ def test_each_regime_is_named_by_its_evidence() -> None:
     few["operators"] = 1000
     assert explain(few, PEAKS)["name"] == "dispatch-bound"
     cold = profile(embedding=0.9)
-    cold["ids"]["lookups"] = 60_000
+    cold["ids"]["touched_bytes"] = 1 << 30
     assert explain(cold, PEAKS)["name"] == "latency-bound"
     hot = profile(embedding=0.6)
     assert explain(hot, PEAKS)["name"] == "cache-bound"
+
+
+def test_popular_ids_over_a_large_table_are_unclear() -> None:
+    """Many rows are touched, but most lookups are far quicker than a row from memory."""
+    popular = profile(embedding=0.55)
+    popular["ids"].update(touched_bytes=1 << 30, lookups=400_000)
+    found = explain(popular, PEAKS)
+    assert found["name"] == UNCLEAR
+    assert {row["says"] for row in found["evidence"]} == {"holds", "does not hold"}
 
 
 def test_an_unclear_verdict_says_what_was_found() -> None:

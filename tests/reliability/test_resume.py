@@ -33,16 +33,9 @@ Killable = killable.Killable
 FOLDER = Path(tempfile.mkdtemp(prefix="recperf-tiny-"))
 """Few ratings, so that a run takes a fraction of a second and many can be killed."""
 WORDS = ["run", "micro-dlrm", "--data.path", str(FOLDER / "tiny"), "--train.epochs", "2", "--train.batch-size", "200"]
-WORDS += [
-    "--train.checkpoint-steps",
-    "7",
-    "--target.beat",
-    "none",
-    "--train.device",
-    "cpu",
-    "--no-peaks",
-    "--no-report",
-]
+WORDS += ["--train.checkpoint-steps", "7", "--target.beat", "none", "--train.device", "cpu"]
+QUIETLY = ["--no-peaks", "--no-report"]
+WORDS += QUIETLY
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -109,7 +109,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
     finally:
         terminal.close()
         record.close()
-    terminal.say(summary(result, record.folder))
+    terminal.say(summary(result, record.folder, record.read("profile.json")))
     if options.report:
         write_page(record.folder, terminal)
     if options.json:

@@ -10,7 +10,7 @@ from .terminal import table
 NAMES = {"user_item_bias": "user + item bias", "item_bias": "item bias", "majority": "majority class"}
 
 
-def summary(result: dict[str, Any], folder: Path) -> str:
+def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None = None) -> str:
     quality, data = result["quality"], result["data"]
     made_up = " (synthetic)" if data["synthetic"] else ""
     seeds = [entry["seed"] for entry in quality["seeds"]]
@@ -24,7 +24,8 @@ def summary(result: dict[str, Any], folder: Path) -> str:
         f"  target: {_target(quality)}: {'met' if quality['met'] else 'MISSED'}",
         "",
     ]
-    return "\n".join([*lines, *_performance(result["performance"]), f"  run     {folder}"])
+    limit = [f"  limit   {profile['regime']['name']}: {profile['regime']['sentence']}"] if profile else []
+    return "\n".join([*lines, *_performance(result["performance"]), *limit, f"  run     {folder}"])
 
 
 def _quality_table(result: dict[str, Any]) -> str:

@@ -42,8 +42,8 @@ READINGS = {
     "compute": "counted FLOPs at the rate of this machine's matrix product, as a share of the step",
     "stream": "counted bytes at this machine's copy bandwidth, as a share of the step",
     "table": "share of the step spent on the tables: hashing, lookup, their backward pass and sparse update",
-    "of cache": "time a looked-up row takes, in times a row of that size takes from cache here",
-    "of memory": "time a looked-up row takes, in times a row of that size takes from memory here",
+    "beyond": "bytes of table rows touched in the window, in last-level caches of this machine",
+    "of memory": "time a looked-up row takes, in times a random row of that size takes from memory here",
     "empty ops": "time an operator takes, in times an operator that does nothing takes here",
 }
 
@@ -54,10 +54,10 @@ RULES: dict[str, tuple[Condition, ...]] = {
     "bandwidth-bound": (below("input", 0.5), below("compute", 0.5), least("stream", 0.5)),
     "latency-bound": (
         below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("table", 0.5),
-        least("of cache", 1.5), least("of memory", 0.4),
+        least("beyond", 2.0), least("of memory", 0.4),
     ),
     "cache-bound": (
-        below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("table", 0.5), below("of cache", 1.5),
+        below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("table", 0.5), below("beyond", 2.0),
     ),
     "dispatch-bound": (
         below("input", 0.5), below("compute", 0.5), below("stream", 0.5), below("table", 0.5), below("empty ops", 10.0),
@@ -69,10 +69,11 @@ SENTENCES = {
     "communication-bound": "The step waits for other ranks for {communication:.0%} of its time.",
     "compute-bound": "Arithmetic sets the pace: the counted FLOPs alone would take {compute:.0%} of the step.",
     "bandwidth-bound": "Memory bandwidth sets the pace: the counted bytes alone would take {stream:.0%} of the step.",
-    "latency-bound": "Waiting for single rows from memory sets the pace: the tables take {table:.0%} of the step, a "
-    "row takes {of cache:.1f} times as long as from cache, and streaming the same bytes would take {stream:.0%} of it.",
-    "cache-bound": "The tables take {table:.0%} of the step, and their rows come as fast as this machine's caches give "
-    "them.",
+    "latency-bound": "Waiting for single rows from memory sets the pace: the tables take {table:.0%} of the step, the "
+    "rows it touches would fill {beyond:.0f} last-level caches, and streaming the same bytes would take {stream:.0%} "
+    "of it.",
+    "cache-bound": "The tables take {table:.0%} of the step, and their rows fit this machine's caches: fetching them "
+    "from there sets the pace.",
     "dispatch-bound": "Calling operators sets the pace: one takes {empty ops:.1f} times what one that does nothing "
     "takes; arithmetic would need {compute:.0%} and memory {stream:.0%} of the step.",
 }
@@ -108,9 +109,11 @@ def read(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, flo
         readings["empty ops"] = step_s * 1e9 / profile["operators"] / peaks["dispatch"]["op"]["p50"]
     if "embedding" in parts and profile["ids"]["lookups"]:
         row_ns = parts["embedding"]["ms"]["p50"] * 1e6 / profile["ids"]["lookups"]
-        for name, kind in (("of cache", "cache"), ("of memory", "dram")):
-            ceiling = row_time(peaks["gather"][kind]["rows"], profile["ids"]["row_bytes"])
-            readings[name] = row_ns / ceiling if ceiling else None
+        ceiling = row_time(peaks["gather"]["dram"]["rows"], profile["ids"]["row_bytes"])
+        readings["of memory"] = row_ns / ceiling if ceiling else None
+    last_level = max(peaks["machine"]["caches"].values(), default=0)
+    if last_level:
+        readings["beyond"] = profile["ids"]["touched_bytes"] / last_level
     return readings
 
 

@@ -36,11 +36,20 @@ class HashedTable(Embeddings):
     """A table whose gradient never becomes as large as the table; `optimizer` updates the rows a step used."""
 
     def __init__(
-        self, keys: tuple[str, ...], rows: int, dim: int, *, seed: int = 0, bag: Name = "auto", huge_pages: bool = True
+        self,
+        keys: tuple[str, ...],
+        rows: int,
+        dim: int,
+        *,
+        seed: int = 0,
+        bag: Name = "auto",
+        huge_pages: bool = True,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         self.keys, self.rows, self.seed = keys, rows, seed
-        table_RD = torch.empty(rows, dim)
+        # Made where it stays: moving it would hold two, and the choice of implementation depends on the place.
+        table_RD = torch.empty(rows, dim, device=device)
         self.huge = "asked of the kernel" if huge_pages and ask_for_huge_pages(table_RD) else "no"
         self.register_buffer("table_RD", table_RD)
         self.table_RD: Tensor
@@ -50,6 +59,7 @@ class HashedTable(Embeddings):
     @torch.no_grad()
     def reset(self, std: float, seed: int) -> None:
         drawn = torch.empty(min(PATTERN, self.table_RD.numel())).normal_(0.0, std, generator=generator(seed, "table"))
+        drawn = drawn.to(self.table_RD.device)
         flat = self.table_RD.view(-1)
         for start in range(0, flat.numel(), drawn.numel()):
             part = flat[start : start + drawn.numel()]

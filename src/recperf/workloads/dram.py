@@ -134,7 +134,7 @@ class DramTrial:
 
     def __init__(self, prepared: PreparedDram, seed: int) -> None:
         config, settings = prepared.config, prepared.config.train
-        chosen = config.model
+        chosen, device = config.model, prepared.settings.device
         self.prepared, self.seed = prepared, seed
         self.table = HashedTable(
             chosen.features,
@@ -143,8 +143,8 @@ class DramTrial:
             seed=chosen.hash_seed,
             bag=chosen.bag,
             huge_pages=chosen.huge_pages,
+            device=device,
         )
-        device = prepared.settings.device
         self.model = DLRM(prepared.model, seed=seed, embeddings=self.table).to(device)
         prepared.settings.reasons["bag"] = self.table.why
         prepared.settings.reasons["huge_pages"] = self.table.huge
