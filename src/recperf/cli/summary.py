@@ -24,8 +24,14 @@ def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None
         f"  target: {_target(quality)}: {'met' if quality['met'] else 'MISSED'}",
         "",
     ]
-    limit = [f"  limit   {profile['regime']['name']}: {profile['regime']['sentence']}"] if profile else []
+    limit = [f"  limit   {_limit(profile['regime'])}"] if profile else []
     return "\n".join([*lines, *_performance(result["performance"]), *limit, f"  run     {folder}"])
+
+
+def _limit(regime: dict[str, Any]) -> str:
+    """The verdict; an unclear one says so itself."""
+    named = "" if regime["name"] == "unclear" else f"{regime['name']}: "
+    return named + str(regime["sentence"])
 
 
 def _quality_table(result: dict[str, Any]) -> str:

@@ -63,7 +63,7 @@ def zipf() -> MicroDLRMDramConfig:
 
 def movielens() -> MicroDLRMDramConfig:
     """MovieLens through the same table: 2,648 rows are touched, so that a cache holds them all."""
-    train = SparseTrainConfig(epochs=10, batch_size=256, table_learning_rate=0.02, table_weight_decay=0.5)
+    train = replace(default().train, epochs=10, batch_size=256, table_learning_rate=0.02, table_weight_decay=0.5)
     return replace(default(), data=DramDataConfig(ids="movielens", ids_per_bag=1), train=train)
 
 
