@@ -163,6 +163,8 @@ def test_a_table_that_memory_cannot_hold_is_refused_before_it_is_made(call) -> N
     assert code == 4
     assert "GiB are free" in err
     assert "--model.rows auto" in err
+    assert call("ladder", "--model.rows", "2000000000")[0] == 4
+    assert call("pair", "--model.rows", "2000000000")[0] == 4
 
 
 def test_auto_rows_are_twenty_caches(monkeypatch: pytest.MonkeyPatch) -> None:

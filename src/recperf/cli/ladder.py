@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
-
-import tyro
+from typing import Any
 
 from ..errors import GateFailed, UsageError
-from .choose import choose
-from .parse import parse
+from .options import WorkloadOptions, choose, read_options
 from .peaks import at_hand
 from .terminal import Terminal, print_json, table
 
-C = TypeVar("C")
-
 DESCRIPTION = """Ways to make the table of micro-dlrm-dram faster: each alone against the plain way, with the gain
 predicted from counted work and this machine's ceilings, the gain measured, and a check that the numbers are equal."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(Generic[C]):
-    values: Annotated[C, tyro.conf.arg(name="")]
-    preset: str | None = None
-    """Start from this preset."""
-    config: str | None = None
-    """Start from a saved config, or from a run's folder."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
 
 
 def command(words: list[str]) -> int:
     choice = choose(words, default="micro-dlrm-dram")
     if choice.workload.name != "micro-dlrm-dram":
         raise UsageError(f"{choice.workload.name} has no ladder", fix="recperf ladder micro-dlrm-dram")
-    options: Options[Any] = parse(
-        Options[choice.workload.config],  # type: ignore[name-defined]
-        choice.rest,
-        prog="recperf ladder micro-dlrm-dram",
-        description=DESCRIPTION,
-        default=Options(values=choice.config),
-    )
+    options = read_options(WorkloadOptions, choice, verb="ladder", description=DESCRIPTION)
     if options.values.data.ids == "movielens":
         raise UsageError("the ladder needs virtual ids", fix="--data.ids uniform or zipf")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
-
-import tyro
+from typing import Any
 
 from ..errors import UsageError
-from .choose import choose
-from .parse import parse
+from .options import WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, size, table
-
-C = TypeVar("C")
 
 DESCRIPTION = """The matched pair: one model twice, all shapes equal, only the range of ids hot or cold.
 The ratio of the two is the verdict."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(Generic[C]):
-    values: Annotated[C, tyro.conf.arg(name="")]
-    preset: str | None = None
-    """Start from this preset."""
-    config: str | None = None
-    """Start from a saved config, or from a run's folder."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
-
-
 def command(words: list[str]) -> int:
     choice = choose(words, default="micro-dlrm-dram")
-    options: Options[Any] = parse(
-        Options[choice.workload.config],  # type: ignore[name-defined]
-        choice.rest,
-        prog=f"recperf pair {choice.workload.name}",
-        description=DESCRIPTION,
-        default=Options(values=choice.config),
-    )
+    options = read_options(WorkloadOptions, choice, verb="pair", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say(f"{choice.workload.name}: one model, ids hot and cold")
     from ..measure import peaks

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
-
-import tyro
+from typing import Any
 
 from ..config import to_json
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..runs.record import Run
 from ..train.stop import StopFlag
-from .choose import Choice, choose
-from .parse import parse
+from .options import C, Choice, WorkloadOptions, choose, read_options
 from .summary import summary
 from .terminal import Terminal, print_error, print_json
-
-C = TypeVar("C")
 
 DESCRIPTION = """Train a workload (default: micro-dlrm), score it beside simple baselines and write a run folder.
 WORKLOAD comes first; every option below overrides one field of its config."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Generic[C]):
-    values: Annotated[C, tyro.conf.arg(name="")]
-    preset: str | None = None
-    """Start from this preset; `recperf list` names them."""
-    config: str | None = None
-    """Start from a saved config: a file, or a run's folder."""
+class Options(WorkloadOptions[C]):
     resume: str | None = None
     """Go on with an interrupted run: its folder. Its config cannot be changed."""
     run_dir: Path | None = None
@@ -40,23 +30,13 @@ class Options(Generic[C]):
     """Write the run's page, report.html, at the end."""
     dry_run: bool = False
     """Check config, data and folder, say what would happen, and stop."""
-    json: bool = False
-    """Print the result as one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
 
 
 def command(words: list[str]) -> int:
     # Signals count from the first moment: an early Ctrl-C must not surface as a traceback out of an import.
     with StopFlag() as stop:
         choice = choose(words)
-        options: Options[Any] = parse(
-            Options[choice.workload.config],  # type: ignore[name-defined]
-            choice.rest,
-            prog=f"recperf run {choice.workload.name}",
-            description=DESCRIPTION,
-            default=Options(values=choice.config),
-        )
+        options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
         if choice.resume and options.values != choice.config:
             raise UsageError(
                 "a resumed run keeps its config; no field can be overridden",

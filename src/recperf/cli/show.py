@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
-
-import tyro
+from typing import Any
 
 from ..config import to_json
 from ..measure.cost import Cost
 from ..runs.record import CONFIG_SCHEMA
 from ..workloads.base import Estimate, Workload
-from .choose import choose
-from .parse import parse
+from .options import WorkloadOptions, choose, read_options
 from .terminal import number, print_json, size, table
-
-C = TypeVar("C")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(Generic[C]):
-    values: Annotated[C, tyro.conf.arg(name="")]
-    preset: str | None = None
-    """Start from this preset."""
-    config: str | None = None
-    """Start from a saved config, or from a run's folder."""
-    json: bool = False
-    """Print one JSON object, which `recperf run --config` accepts."""
 
 
 def command(words: list[str]) -> int:
     choice = choose(words)
-    options: Options[Any] = parse(
-        Options[choice.workload.config],  # type: ignore[name-defined]
-        choice.rest,
-        prog=f"recperf show {choice.workload.name}",
-        description="What a workload would do, counted from its config before anything runs.",
-        default=Options(values=choice.config),
-    )
+    description = """What a workload would do, counted from its config before anything runs.
+With --json it prints what `recperf run --config` accepts."""
+    options = read_options(WorkloadOptions, choice, verb="show", description=description)
     estimate = choice.workload.estimate(options.values)
     if options.json:
         print_json(as_json(choice.workload, options.values, estimate))
-    else:
+    elif not options.quiet:
         print(as_text(choice.workload, options.values, estimate))
     return 0
 

@@ -7,35 +7,21 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
-
-import tyro
+from typing import Any
 
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, write_json, writing
-from .choose import Choice, choose
-from .parse import parse
+from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
-
-C = TypeVar("C")
 
 DESCRIPTION = """Measure a window of steps at each of several values: --model.dim 64,128,256. Several fields give every
 combination. Widths are written with dashes: --model.top 32-16-1,64-32-1."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Generic[C]):
-    values: Annotated[C, tyro.conf.arg(name="")]
-    preset: str | None = None
-    """Start from this preset."""
-    config: str | None = None
-    """Start from a saved config, or from a run's folder."""
+class Options(WorkloadOptions[C]):
     out: Path | None = None
     """Folder for sweep.json and sweep.svg; default runs/sweep-<workload>-<time>."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
 
 
 def command(words: list[str]) -> int:
@@ -70,13 +56,7 @@ def command(words: list[str]) -> int:
 
 
 def _parse(choice: Choice, words: list[str]) -> Options[Any]:
-    return parse(
-        Options[choice.workload.config],  # type: ignore[name-defined]
-        words,
-        prog=f"recperf sweep {choice.workload.name}",
-        description=DESCRIPTION,
-        default=Options(values=choice.config),
-    )
+    return read_options(Options, choice, words, verb="sweep", description=DESCRIPTION)
 
 
 def split(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:

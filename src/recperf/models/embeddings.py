@@ -5,6 +5,7 @@ Shapes: B samples, F features, D width, V ids in the batch, R rows of all tables
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -16,24 +17,24 @@ from ..errors import DataError
 from .init import normal_
 
 
-class Embeddings(nn.Module):
+class Embeddings(nn.Module, ABC):
     """The seam: what a model asks of its embeddings, whichever body they have."""
 
+    @abstractmethod
     def reset(self, std: float, seed: int) -> None:
         """Initial rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, features: JaggedFeatures) -> None:
         """Refuse ids this body cannot look up."""
-        raise NotImplementedError
 
+    @abstractmethod
     def record(self, features: JaggedFeatures) -> tuple[Tensor, Any]:
         """Pooled rows, F x B x D, and what `backward` needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(self, saved: Any, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
         """Keep the gradient where the optimizer of this body looks for it."""
-        raise NotImplementedError
 
 
 class StackedTables(Embeddings):

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..config import require
 from ..measure.cost import Cost
 from ..runs.contract import Claim
+from ..train.config import TargetConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..train.device import Settings
     from ..train.loop import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialsConfig:
+    """What the config of every click workload ends with."""
+
+    target: TargetConfig = field(default_factory=TargetConfig)
+    seed: int = 42
+    """Seed of initial weights, of virtual ids and of the order of batches."""
+    seeds: int = 1
+    """How many trainings, with seeds counting up from the first; results are their mean and spread."""
+
+    def __post_init__(self) -> None:
+        require(self.seed >= 0, "seed", self.seed, "0 or more")
+        require(self.seeds >= 1, "seeds", self.seeds, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

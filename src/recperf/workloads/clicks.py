@@ -19,10 +19,12 @@ from ..models.cost import dlrm_step
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
 from ..train.baselines import baselines
+from ..train.config import TrainConfig
 from ..train.device import choose
-from ..train.loop import Recipe
+from ..train.loop import Optimizer, Order, Recipe
 from ..train.metrics import binary_metrics
 from ..train.optim import AdamW, one_cycle
+from ..train.sparse import SplitOptimizer
 from .base import Trial
 from .micro_dlrm import MicroDLRMConfig, target
 
@@ -58,7 +60,34 @@ class PreparedClicks:
         return None
 
 
-class ClickTrial:
+class KeptTrial:
+    """What of a trial goes through a checkpoint."""
+
+    model: DLRM
+    optimizer: AdamW | SplitOptimizer
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def one_cycle_recipe(model: DLRM, optimizer: Optimizer, order: Order, settings: TrainConfig) -> Recipe:
+    """A training whose learning rate goes up and down once over all planned epochs."""
+    planned = settings.epochs * len(order)
+    return Recipe(
+        model=model,
+        optimizer=optimizer,
+        order=order,
+        learning_rate=lambda step: one_cycle(step, planned, peak=settings.learning_rate, rise=settings.rise),
+        epochs=settings.epochs,
+        max_steps=settings.max_steps,
+    )
+
+
+class ClickTrial(KeptTrial):
     """One DLRM, its optimizer and the order of its batches."""
 
     def __init__(
@@ -72,15 +101,7 @@ class ClickTrial:
         )
         self.valid = valid
         order = ShuffledOrder(samples=train, batch_size=settings.batch_size, seed=seed)
-        planned = settings.epochs * len(order)
-        self.recipe = Recipe(
-            model=self.model,
-            optimizer=self.optimizer,
-            order=order,
-            learning_rate=lambda step: one_cycle(step, planned, peak=settings.learning_rate, rise=settings.rise),
-            epochs=settings.epochs,
-            max_steps=settings.max_steps,
-        )
+        self.recipe = one_cycle_recipe(self.model, self.optimizer, order, settings)
 
     @torch.no_grad()
     def logits(self) -> Tensor:
@@ -90,13 +111,6 @@ class ClickTrial:
 
     def score(self) -> dict[str, float]:
         return binary_metrics(self.logits(), self.valid.labels_N)
-
-    def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
 
     def rows_of(self, batch: ClickBatch) -> Tensor:
         """The table rows a batch looks up."""

@@ -23,10 +23,10 @@ from ..train.baselines import baselines, majority
 from ..train.device import Settings, choose
 from ..train.loop import Order, Recipe
 from ..train.metrics import binary_metrics
-from ..train.optim import AdamW, one_cycle
+from ..train.optim import AdamW
 from ..train.sparse import SparseRows, SplitOptimizer
 from .base import Trial
-from .clicks import SCORING_BATCH, largest_product, movielens_samples
+from .clicks import SCORING_BATCH, KeptTrial, largest_product, movielens_samples, one_cycle_recipe
 from .micro_dlrm import target
 from .micro_dlrm_dram import MicroDLRMDramConfig, hot_ids, resolved_rows
 
@@ -129,7 +129,7 @@ class PreparedDram:
         }
 
 
-class DramTrial:
+class DramTrial(KeptTrial):
     """One DLRM over a hashed table, its two optimizers and its batches."""
 
     def __init__(self, prepared: PreparedDram, seed: int) -> None:
@@ -154,16 +154,7 @@ class DramTrial:
         dense = AdamW([(self.model.dense_parameters(), settings.weight_decay)])
         ratio = settings.table_learning_rate / settings.learning_rate
         self.optimizer = SplitOptimizer(dense, sparse, table_ratio=ratio, clip=settings.clip)
-        order = prepared.order(seed)
-        planned = settings.epochs * len(order)
-        self.recipe = Recipe(
-            model=self.model,
-            optimizer=self.optimizer,
-            order=order,
-            learning_rate=lambda step: one_cycle(step, planned, peak=settings.learning_rate, rise=settings.rise),
-            epochs=settings.epochs,
-            max_steps=settings.max_steps,
-        )
+        self.recipe = one_cycle_recipe(self.model, self.optimizer, prepared.order(seed), settings)
 
     @torch.no_grad()
     def score(self) -> dict[str, float]:
@@ -177,10 +168,3 @@ class DramTrial:
     def rows_of(self, batch: ClickBatch) -> Tensor:
         """The table rows a batch looks up."""
         return self.table.rows_of(batch.features)
-
-    def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])

@@ -20,6 +20,7 @@ from ..measure.explain import row_time
 from ..models.hashed import HashedTable, ask_for_huge_pages
 from ..ops.bag import native, reference
 from .dram import PreparedDram
+from .micro_dlrm_dram import require_memory
 
 BATCHES = 12
 SAMPLE = 4096
@@ -133,6 +134,7 @@ RUNGS = (
 
 def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
     """Every rung on fresh batches, in turn with the plain way."""
+    require_memory(prepared.config, tables=2.5)
     setting, batches = _setting(prepared, peaks)
     rungs = [rung for rung in RUNGS if "(C)" not in rung.idea or not isinstance(native.library(), str)]
     taken: dict[str, list[float]] = {name: [] for name in ("lookup", "update", *(r.name for r in rungs))}

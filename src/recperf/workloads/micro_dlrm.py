@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import require
 from ..data.config import MovieLensConfig
 from ..measure.cost import FLOAT
 from ..measure.explain import explain
@@ -13,7 +12,7 @@ from ..models.config import DLRMConfig
 from ..models.cost import dlrm_memory, dlrm_step
 from ..runs.contract import Claim, budget_sums, known_machine, quality_target, rate_below, regime_is_not
 from ..train.config import TargetConfig, TrainConfig
-from .base import Estimate, Workload
+from .base import Estimate, TrialsConfig, Workload
 
 if TYPE_CHECKING:
     from .clicks import PreparedClicks
@@ -29,19 +28,10 @@ def _model() -> DLRMConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroDLRMConfig:
+class MicroDLRMConfig(TrialsConfig):
     data: MovieLensConfig = field(default_factory=MovieLensConfig)
     model: DLRMConfig = field(default_factory=_model)
     train: TrainConfig = field(default_factory=TrainConfig)
-    target: TargetConfig = field(default_factory=TargetConfig)
-    seed: int = 42
-    """Seed of initial weights and of the order of batches."""
-    seeds: int = 1
-    """How many trainings, with seeds counting up from the first; results are their mean and spread."""
-
-    def __post_init__(self) -> None:
-        require(self.seed >= 0, "seed", self.seed, "0 or more")
-        require(self.seeds >= 1, "seeds", self.seeds, "at least 1")
 
 
 def default() -> MicroDLRMConfig:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..config import require
 from ..data.config import DramDataConfig
 from ..errors import MachineError
 from ..measure.cost import FLOAT
@@ -21,8 +20,8 @@ from ..runs.contract import (
     share_of_forward_at_least,
 )
 from ..runs.provenance import available_bytes, caches
-from ..train.config import SparseTrainConfig, TargetConfig
-from .base import Estimate, Workload
+from ..train.config import SparseTrainConfig
+from .base import Estimate, TrialsConfig, Workload
 
 if TYPE_CHECKING:
     from .dram import PreparedDram
@@ -32,7 +31,7 @@ CACHES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroDLRMDramConfig:
+class MicroDLRMDramConfig(TrialsConfig):
     data: DramDataConfig = field(default_factory=DramDataConfig)
     model: HashedDLRMConfig = field(default_factory=HashedDLRMConfig)
     train: SparseTrainConfig = field(
@@ -40,15 +39,6 @@ class MicroDLRMDramConfig:
             epochs=2, batch_size=1024, checkpoint_epochs=False, table_weight_decay=0.0
         )
     )
-    target: TargetConfig = field(default_factory=TargetConfig)
-    seed: int = 42
-    """Seed of initial weights, of virtual ids and of the order of batches."""
-    seeds: int = 1
-    """How many trainings, with seeds counting up from the first; results are their mean and spread."""
-
-    def __post_init__(self) -> None:
-        require(self.seed >= 0, "seed", self.seed, "0 or more")
-        require(self.seeds >= 1, "seeds", self.seeds, "at least 1")
 
 
 def default() -> MicroDLRMDramConfig:
@@ -101,14 +91,20 @@ def estimate(config: MicroDLRMDramConfig) -> Estimate:
     )
 
 
-def check(config: MicroDLRMDramConfig) -> str:
-    """Refuses a table that memory cannot hold before anything is allocated."""
-    needed, available = sum(estimate(config).memory.values()), available_bytes()
+def require_memory(config: MicroDLRMDramConfig, *, tables: float = 1.0) -> None:
+    """Refuse what memory cannot hold before anything is allocated; `tables` is how many copies will be made."""
+    found = estimate(config)
+    needed = sum(found.memory.values()) + (tables - 1) * found.table_bytes
+    available = available_bytes()
     if needed > available:
         raise MachineError(
-            f"the run needs {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are free",
+            f"{needed / 2**30:.1f} GiB are needed, {available / 2**30:.1f} GiB are free",
             fix="--model.rows auto, or a smaller number",
         )
+
+
+def check(config: MicroDLRMDramConfig) -> str:
+    require_memory(config)
     if config.data.ids == "movielens":
         from ..data.movielens import load
 
