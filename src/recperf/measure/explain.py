@@ -54,7 +54,7 @@ RULES: dict[str, tuple[Condition, ...]] = {
     "bandwidth-bound": (below("input", 0.5), below("compute", 0.5), least("stream", 0.5)),
     "latency-bound": (
         below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("table", 0.5),
-        least("beyond", 2.0), least("of memory", 0.4),
+        least("beyond", 2.0), least("of memory", 0.3),
     ),
     "cache-bound": (
         below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("table", 0.5), below("beyond", 2.0),

@@ -26,7 +26,7 @@ from ..train.metrics import binary_metrics
 from ..train.optim import AdamW, one_cycle
 from ..train.sparse import SplitOptimizer
 from .base import Trial
-from .micro_dlrm import MicroDLRMConfig, target
+from .micro_dlrm import MicroDLRMConfig, bounds
 
 SCORING_BATCH = 8192
 
@@ -36,11 +36,11 @@ class PreparedClicks:
 
     def __init__(self, config: MicroDLRMConfig) -> None:
         self.config = config
-        self.train, self.valid, self.data, published = movielens_samples(config.data, config.model)
+        self.train, self.valid, self.data = movielens_samples(config.data, config.model)
         self.settings = choose(
             config.train, largest_product_flops=largest_product(config.model, config.train.batch_size)
         )
-        self.target = target(config.target, config.data.split, published=published)
+        self.target = bounds(config, self.data)
 
     def baselines(self) -> dict[str, dict[str, float]]:
         return baselines(self.train, self.valid)
@@ -126,8 +126,8 @@ def largest_product(model: DLRMConfig, batch: int) -> int:
 
 def movielens_samples(
     config: MovieLensConfig, model: DLRMConfig | None = None
-) -> tuple[Samples, Samples, dict[str, Any], bool]:
-    """Training and validation rows, what a result says of them, and whether they are the published data."""
+) -> tuple[Samples, Samples, dict[str, Any]]:
+    """Training and validation rows, and what a result says of them."""
     raw = load(config)
     clicks = build(raw, config)
     if model is not None:
@@ -142,7 +142,7 @@ def movielens_samples(
         "split": config.split,
         "synthetic": raw.synthetic,
     }
-    return train, valid, described, raw.name == "movielens-100k"
+    return train, valid, described
 
 
 def _samples(arrays: ClickArrays) -> Samples:

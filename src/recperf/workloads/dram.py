@@ -27,8 +27,7 @@ from ..train.optim import AdamW
 from ..train.sparse import SparseRows, SplitOptimizer
 from .base import Trial
 from .clicks import SCORING_BATCH, KeptTrial, largest_product, movielens_samples, one_cycle_recipe
-from .micro_dlrm import target
-from .micro_dlrm_dram import MicroDLRMDramConfig, hot_ids, resolved_rows
+from .micro_dlrm_dram import MicroDLRMDramConfig, bounds, hot_ids, resolved_rows
 
 
 class PreparedDram:
@@ -43,14 +42,10 @@ class PreparedDram:
         )
         self.train: Samples | None = None
         if config.data.ids == "movielens":
-            self.train, self.valid, self.data, published = movielens_samples(config.data)
-            bounds = target(config.target, config.data.split, published=published)
-            self.target = {**bounds, "accuracy": config.target.accuracy, "auc": config.target.auc}
+            self.train, self.valid, self.data = movielens_samples(config.data)
         else:
             self.data = self._describe()
-            self.target = {"beat": "majority", "accuracy": config.target.accuracy, "auc": config.target.auc}
-            if config.target.beat == "none":
-                self.target["beat"] = None
+        self.target = bounds(config)
 
     def _describe(self) -> dict[str, Any]:
         data, batch = self.config.data, self.config.train.batch_size
