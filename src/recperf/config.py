@@ -19,6 +19,12 @@ def require(holds: bool, field: str, value: object, allowed: str) -> None:
         raise ConfigError(f"{field} is {value!r}; allowed: {allowed}", where={"field": field})
 
 
+def within(low: float, value: float, high: float, field: str) -> None:
+    """Refuse a number outside its range, infinities and NaN among them."""
+    shown = " to ".join(f"{bound:,}" if isinstance(bound, int) else f"{bound:g}" for bound in (low, high))
+    require(low <= value <= high, field, value, shown)
+
+
 def to_json(config: Any) -> Any:
     """A config as plain JSON values; `from_json` is its inverse."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -28,6 +34,18 @@ def to_json(config: Any) -> Any:
     if isinstance(config, Path):
         return str(config)
     return config
+
+
+def with_absolute_paths(config: Any) -> Any:
+    """The config with every path made absolute, so that it means the same from any folder."""
+    changes = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, Path):
+            changes[field.name] = value.absolute()
+        elif dataclasses.is_dataclass(value):
+            changes[field.name] = with_absolute_paths(value)
+    return dataclasses.replace(config, **changes)
 
 
 def from_json(kind: type[T], value: Any, *, field: str = "") -> T:
@@ -55,6 +73,7 @@ def _build(kind: Any, value: Any, field: str) -> Any:
         require(isinstance(value, str), field, value, "a path")
         return Path(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        require(abs(value) < 1 << 60, field, "a number of many digits", "a number")
         return float(value)
     fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     require(fits, field, value, f"a value of type {kind.__name__}")

@@ -35,6 +35,18 @@ def writing(path: Path) -> Iterator[None]:
         raise MachineError(f"cannot write {path.name}: {cause}", where={"file": path}, fix=fix) from error
 
 
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, without making it."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    with writing(folder):
+        if not place.is_dir():
+            raise OSError(errno.ENOTDIR, "not a folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, "permission denied")
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """All of the content under the final name, or nothing."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -69,7 +69,7 @@ def test_version_and_help(run_command) -> None:
         (["run", "--preset", "defualt"], 2, "did you mean 'default'?"),
         (["run", "--preset"], 2, "--preset needs a value"),
         (["run", "--resume", "a", "--config", "b"], 2, "exclude each other"),
-        (["run", "--train.batch-size", "0"], 3, "train.batch_size is 0; allowed: at least 1"),
+        (["run", "--train.batch-size", "0"], 3, "train.batch_size is 0; allowed: 1 to 16,777,216"),
         (["run", "--model.dim", "9", "--model.interaction", "dot"], 3, "a last width equal to model.dim"),
         (["run", "--resume", "nowhere"], 3, "no run there"),
         (["run", "--config", "nowhere.json"], 3, "no config there"),
@@ -227,3 +227,87 @@ def test_a_fault_of_our_own_is_not_dressed_up(run_command, monkeypatch: pytest.M
     assert code == 1
     assert "a fault in recperf itself: RuntimeError: oh" in err
     assert "Traceback" in err
+
+
+def test_a_mistake_never_touches_what_was_there_before(run_command, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    for folder in ("mine", "."):
+        assert run_command("run", "--run-dir", folder, "--data.path", "nowhere")[0] == 3
+        assert run_command(*QUICK, "--run-dir", folder, "--model.rows", "5", "5", "5")[0] == 3
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--model.rows", "5", "5", "5"], 3),
+        (["--model.bottom", "15", "8", "8"], 3),
+        (["--run-dir", "/dev/null/x"], 4),
+        (["--model.rows", "944", "1683", "900000000000"], 4),
+    ],
+)
+def test_a_dry_run_finds_what_the_run_would(run_command, words: list[str], code: int) -> None:
+    assert run_command(*QUICK, *words, "--dry-run")[0] == code
+    assert run_command(*QUICK, *words)[0] == code
+
+
+@pytest.mark.parametrize("name", ["progress.json", "data.json", "machine.json", "baselines.json", "trial-42.json"])
+@pytest.mark.parametrize("content", ["{}", "[" * 100_000])
+def test_a_damaged_file_of_a_run_is_named(run_command, name: str, content: str) -> None:
+    run_command(*QUICK, "--run-dir", "r", "--quiet")
+    for gone in ("seal.json", "result.json"):
+        Path("r", gone).unlink()
+    Path("r", name).write_text(content)
+    code, _, err = run_command("run", "--resume", "r", "--no-peaks", "--no-report")
+    assert code == 3
+    assert name in err
+    assert "Traceback" not in err
+
+
+def test_a_changed_log_is_noticed_on_resume(run_command) -> None:
+    run_command(*QUICK, "--run-dir", "r", "--quiet")
+    for gone in ("seal.json", "result.json", "trial-42.json"):
+        Path("r", gone).unlink()
+    content = bytearray(Path("r/events.jsonl").read_bytes())
+    content[100] ^= 1
+    Path("r/events.jsonl").write_bytes(content)
+    code, _, err = run_command("run", "--resume", "r", "--no-peaks", "--no-report")
+    assert code == 3
+    assert "events.jsonl was changed" in err
+
+
+def test_paths_are_kept_absolute(run_command, tmp_path: Path) -> None:
+    run_command("data", "make", "movielens-like", "--path", "made")
+    words = [word for word in QUICK if word not in ("--data.source", "embedded")]
+    run_command(*words, "--data.path", "made", "--run-dir", "r", "--quiet", "--train.max-steps", "2")
+    saved = json.loads(Path("r/config.json").read_text())
+    assert saved["config"]["data"]["path"] == str(tmp_path / "made")
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recperf.measure import peaks
+    from recperf.measure.peaks.sampling import TINY
+
+    monkeypatch.setenv("RECPERF_HOME", "/proc/nowhere")
+    monkeypatch.setattr(peaks, "measure", lambda *, quick, say: peaks.measure_with(TINY, quick=quick, say=say))
+    words = [word for word in QUICK if word != "--no-peaks"]
+    code, out, err = run_command(*words, "--run-dir", "r", "--train.max-steps", "30")
+    assert code == 0, err
+    assert "the ceilings are not kept" in out
+
+
+def test_a_reader_that_goes_away_stops_nothing(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "recperf", *QUICK, "--run-dir", str(tmp_path / "r"), "--train.max-steps", "30"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert (tmp_path / "r" / "result.json").exists()
+
+
+def test_data_get_and_check_say_no(run_command) -> None:
+    assert run_command("data", "get", "movielens-100k", "--path", "x")[0] == 2
+    run_command("data", "make", "movielens-like", "--path", "made", "--seed", "9")
+    assert run_command("data", "check", "movielens-100k", "--path", "made")[0] == 3

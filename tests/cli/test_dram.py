@@ -162,7 +162,7 @@ def test_a_table_that_memory_cannot_hold_is_refused_before_it_is_made(call) -> N
     code, _, err = call("run", "micro-dlrm-dram", "--model.rows", "2000000000", "--run-dir", "r")
     assert code == 4
     assert "GiB are free" in err
-    assert "--model.rows auto" in err
+    assert "--model.rows" in err
     assert call("ladder", "--model.rows", "2000000000")[0] == 4
     assert call("pair", "--model.rows", "2000000000")[0] == 4
 

@@ -109,6 +109,24 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other))
 
 
+@needs_native
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_few_rows_shared_by_many_ids_are_cut_between_rows(rows: int) -> None:
+    ids = torch.arange(6000) % rows
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        grouped = native.Grouped(ids, torch.arange(0, 6001, 2), rows)
+    finally:
+        torch.set_num_threads(threads)
+    ordered = ids[grouped.order_V.long()].tolist()
+    assert grouped.cuts[0] == 0
+    assert grouped.cuts[-1] == 6000
+    assert grouped.cuts == sorted(grouped.cuts)
+    for cut in grouped.cuts[1:-1]:
+        assert cut in (0, 6000) or ordered[cut - 1] != ordered[cut]
+
+
 def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error() -> None:
     half = torch.zeros(2, 2, dtype=torch.bfloat16)
     assert choose("auto", half)[1].startswith("reference: the table is torch.bfloat16")

@@ -145,8 +145,10 @@ def test_signals_stop_cleanly_and_say_how_to_go_on(
     folder, log = tmp_path / "run", tmp_path / "log"
     process = Killable([*WORDS, "--run-dir", str(folder), "--train.checkpoint-steps", "0"], log)
     until = time.monotonic() + 30
-    while not (folder / "baselines.json").exists() and process.alive and time.monotonic() < until:
-        time.sleep(0.002)
+    # The first clocked step is logged at once: a signal after it falls into training.
+    log_file = folder / "events.jsonl"
+    while not (log_file.exists() and log_file.stat().st_size) and process.alive and time.monotonic() < until:
+        time.sleep(0.001)
     process.signal(number)
     assert process.wait() == code, process.output
     assert "the state is saved" in process.output

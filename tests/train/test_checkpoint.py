@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from recperf.errors import DataError, MachineError
 from recperf.train.checkpoint import CheckpointStore
+
+
+def _fail(watched: Any, _: bytes) -> int:
+    watched.error = OSError(28, "No space left on device")
+    raise watched.error
 
 
 def store(folder: Path) -> tuple[CheckpointStore, list[str]]:
@@ -104,10 +110,16 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytes
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(10), best=True)
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+    def full(state: object, file: Any) -> None:
+        # As torch does it: the write fails, and then it stumbles over where it stands in the file.
+        try:
+            file.write(b"x")
+        except OSError:
+            raise RuntimeError("unexpected pos 64 vs 0") from None
 
     monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr("recperf.train.checkpoint._Watched.write", lambda self, content: self.fail(content))
+    monkeypatch.setattr("recperf.train.checkpoint._Watched.fail", _fail, raising=False)
     with pytest.raises(MachineError, match="the disk is full"):
         checkpoints.save(20, state(20), best=False)
     monkeypatch.undo()

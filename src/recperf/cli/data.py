@@ -8,9 +8,9 @@ from typing import Any
 
 import tyro
 
-from ..errors import UsageError, closest
+from ..errors import DataError, UsageError, closest
 from .parse import parse
-from .terminal import Terminal, print_json
+from .terminal import Terminal, print_error, print_json
 
 ACTIONS = {
     "get": "download a dataset, verify it, keep it in the cache folder",
@@ -59,6 +59,10 @@ def command(words: list[str]) -> int:
     else:
         for name, value in found.items():
             terminal.say(f"{name:<20} {_shown(value)}")
+    if action == "check" and not found["intact"]:
+        error = DataError(f"these are not the files of {options.name}", where={"folder": found.get("folder", "-")})
+        print_error(error, as_json=False)
+        return error.exit_code
     return 0
 
 
@@ -66,6 +70,10 @@ def perform(action: str, options: Options, terminal: Terminal) -> dict[str, Any]
     from ..data import catalogue
 
     if action == "get":
+        if options.path is not None:
+            raise UsageError(
+                "data get keeps datasets in the cache folder; --path is not for it", fix="set RECPERF_HOME to choose it"
+            )
         return catalogue.get(options.name, say=terminal.say)
     if action == "check":
         return catalogue.check(options.name, path=options.path)

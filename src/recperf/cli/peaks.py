@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import RecperfError
+from ..errors import MachineError, RecperfError
 from ..measure import peaks
 from .parse import parse
 from .terminal import Terminal, number, print_json, size, table
@@ -48,7 +48,10 @@ def at_hand(terminal: Terminal) -> dict[str, Any]:
         return found
     terminal.notice("measuring this machine's ceilings first, once; recperf peaks takes them more carefully")
     found = peaks.measure(quick=True, say=lambda text: None)
-    peaks.save(found)
+    try:
+        peaks.save(found)
+    except MachineError as error:
+        terminal.notice(f"the ceilings are not kept: {error.what}")
     return found
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import to_json
+from ..config import to_json, with_absolute_paths
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
+from ..files import require_writable
 from ..runs.record import Run
 from ..train.stop import StopFlag
 from .options import C, Choice, WorkloadOptions, choose, read_options
@@ -60,6 +61,11 @@ def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
     place = choice.resume or options.run_dir or Path("runs") / f"{choice.workload.name}-<time>-<id>"
     if not choice.resume and options.run_dir and (options.run_dir / "config.json").exists():
         raise UsageError("the run folder already holds a run", where={"folder": options.run_dir})
+    require_writable(place)
+    if options.values.train.device == "cuda":
+        from ..train.device import choose as choose_device
+
+        choose_device(options.values.train, largest_product_flops=0)
     terminal.say(f"would train {choice.workload.name} on {data}")
     terminal.say(f"  {sum(estimate.parameters.values()):,} parameters, {estimate.total.flops:,} FLOPs a step")
     terminal.say(f"  into {place}")
@@ -70,7 +76,7 @@ def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
 
 
 def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
-    config = options.values
+    config = with_absolute_paths(options.values)
     if choice.resume:
         record = Run.open(choice.resume)
     else:
@@ -81,7 +87,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
             terminal.notice("this run is finished already; nothing to do")
         else:
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
-            result = train(choice, options, record, stop, terminal)
+            result = train(choice, config, options.peaks, record, stop, terminal)
     except (ConfigError, DataError):
         if not choice.resume and not record.began:
             record.discard()
@@ -112,12 +118,12 @@ def write_page(folder: Path, terminal: Terminal) -> None:
         terminal.notice(f"no page: {error.what}; {error.fix}")
 
 
-def train(choice: Choice, options: Options[Any], record: Run, stop: StopFlag, terminal: Terminal) -> dict[str, Any]:
+def train(
+    choice: Choice, config: Any, with_peaks: bool, record: Run, stop: StopFlag, terminal: Terminal
+) -> dict[str, Any]:
     # Torch takes seconds to import; everything that can fail sooner already has.
     from ..workloads.execute import execute
     from .peaks import at_hand
 
-    if stop.received is not None:
-        raise stop.error("before training began; nothing was trained", f"recperf run --resume {record.folder}")
-    peaks = at_hand(terminal) if options.peaks else None
-    return execute(choice.workload, options.values, record, stop, terminal, peaks)
+    peaks = at_hand(terminal) if with_peaks else None
+    return execute(choice.workload, config, record, stop, terminal, peaks)

@@ -18,7 +18,7 @@ def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None
     lines = [
         "",
         f"{result['workload']} on {data['name']}{made_up}, split {data['split']}: "
-        f"{data['train_rows']:,} rows trained, {data['valid_rows']:,} scored, {which}",
+        f"{data['train_rows']:,} rows to train on, {data['valid_rows']:,} scored, {which}",
         "",
         _quality_table(result),
         f"  target: {_target(quality)}: {'met' if quality['met'] else 'MISSED'}",

@@ -67,10 +67,13 @@ def split(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     while waiting:
         word = waiting.pop(0)
         flag, equals, value = word.partition("=")
-        if flag.startswith("--") and not equals and waiting and "," in waiting[0] and waiting[0][0] != "-":
+        takes = flag.startswith("--") and flag != "--out" and not equals
+        if takes and waiting and "," in waiting[0] and not waiting[0].startswith("--"):
             value = waiting.pop(0)
-        if flag.startswith("--") and "," in value:
+        if flag.startswith("--") and flag != "--out" and "," in value:
             swept[flag[2:]] = [part for part in value.split(",") if part]
+            if not swept[flag[2:]]:
+                raise UsageError(f"{flag} has no values to sweep", fix=f"{flag} 64,128")
         else:
             rest.append(word)
     return swept, rest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
@@ -19,7 +20,13 @@ def console(stream: IO[str]) -> Console:
     """Colour on a terminal, plain text elsewhere; long lines are left to the terminal, not cut at a guessed width."""
     from rich.console import Console
 
-    return Console(file=stream, highlight=False, markup=False, soft_wrap=True, emoji=False)
+    class Lasting(Console):
+        def on_broken_pipe(self) -> None:
+            """Whoever read us went away, as `head` does: say nothing more and work on."""
+            self.quiet = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+    return Lasting(file=stream, highlight=False, markup=False, soft_wrap=True, emoji=False)
 
 
 def print_error(error: RecperfError, *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..config import require
+from ..config import require, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ class MovieLensConfig:
 
     def __post_init__(self) -> None:
         require(0.0 < self.holdout < 1.0, "data.holdout", self.holdout, "above 0 and below 1")
-        require(self.split_seed >= 0, "data.split_seed", self.split_seed, "0 or more")
-        require(self.embedded_seed >= 0, "data.embedded_seed", self.embedded_seed, "0 or more")
+        within(0, self.split_seed, 1 << 53, "data.split_seed")
+        within(0, self.embedded_seed, 1 << 53, "data.embedded_seed")
         require(
             not (self.source == "embedded" and self.path is not None),
             "data.path",
@@ -54,7 +54,7 @@ class DramDataConfig(MovieLensConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.ids_per_bag >= 1, "data.ids_per_bag", self.ids_per_bag, "at least 1")
+        within(1, self.ids_per_bag, 1 << 16, "data.ids_per_bag")
         require(
             self.ids != "movielens" or self.ids_per_bag == 1,
             "data.ids_per_bag",
@@ -63,5 +63,5 @@ class DramDataConfig(MovieLensConfig):
         )
         require(1 <= self.id_space <= 1 << 40, "data.id_space", self.id_space, f"1 to {1 << 40}")
         require(0 < self.exponent < 100, "data.exponent", self.exponent, "above 0 and below 100")
-        require(self.batches >= 1, "data.batches", self.batches, "at least 1")
-        require(self.held_out_batches >= 1, "data.held_out_batches", self.held_out_batches, "at least 1")
+        within(1, self.batches, 1 << 30, "data.batches")
+        within(1, self.held_out_batches, 1 << 20, "data.held_out_batches")

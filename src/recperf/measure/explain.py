@@ -72,8 +72,8 @@ SENTENCES = {
     "latency-bound": "Waiting for single rows from memory sets the pace: the tables take {table:.0%} of the step, the "
     "rows it touches would fill {beyond:.0f} last-level caches, and streaming the same bytes would take {stream:.0%} "
     "of it.",
-    "cache-bound": "The tables take {table:.0%} of the step, and their rows fit this machine's caches: fetching them "
-    "from there sets the pace.",
+    "cache-bound": "The tables take {table:.0%} of the step, and the rows it touches fit this machine's last-level "
+    "cache: work on cached rows sets the pace, not memory beyond the caches.",
     "dispatch-bound": "Calling operators sets the pace: one takes {empty ops:.1f} times what one that does nothing "
     "takes; arithmetic would need {compute:.0%} and memory {stream:.0%} of the step.",
 }
@@ -132,7 +132,8 @@ def row_time(rows: list[dict[str, Any]], row_bytes: int) -> float | None:
 
 def _evidence(name: str, readings: dict[str, float | None]) -> list[dict[str, Any]]:
     """The readings of the named regime with their thresholds; of an unclear one, all of them."""
-    conditions = RULES.get(name) or tuple(dict.fromkeys(c for rule in RULES.values() for c in rule if c.at_least))
+    first = {c.reading: c for rule in RULES.values() for c in reversed(rule)}
+    conditions = RULES.get(name) or tuple(first[reading] for reading in READINGS)
     rows = []
     for condition in conditions:
         value = readings[condition.reading]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ..config import require
+from ..config import require, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,10 @@ class DLRMConfig:
         tables = len(self.features)
         require(len(self.rows) in (1, tables), "model.rows", self.rows, f"{tables} numbers, or 1 for a shared table")
         require(min(self.rows) >= 1, "model.rows", self.rows, "at least 1 each")
-        require(self.dim >= 1, "model.dim", self.dim, "at least 1")
+        require(max(self.rows) <= 1 << 40, "model.rows", self.rows, f"at most {1 << 40} each")
+        within(1, self.dim, 1 << 16, "model.dim")
         require(len(self.bottom) >= 2, "model.bottom", self.bottom, "at least an input and an output width")
-        require(min(self.bottom) >= 1, "model.bottom", self.bottom, "widths of at least 1")
+        require(min(self.bottom) >= 1 and max(self.bottom) <= 1 << 16, "model.bottom", self.bottom, "widths 1 to 65536")
         require(
             self.interaction == "concat" or self.bottom[-1] == self.dim,
             "model.bottom",
@@ -43,9 +44,9 @@ class DLRMConfig:
             f"with interaction dot a last width equal to model.dim ({self.dim}): the vectors meet as equals",
         )
         require(len(self.top) >= 1, "model.top", self.top, "at least one width")
-        require(min(self.top) >= 1, "model.top", self.top, "widths of at least 1")
+        require(min(self.top) >= 1 and max(self.top) <= 1 << 16, "model.top", self.top, "widths 1 to 65536")
         require(self.top[-1] == 1, "model.top", self.top, "a last width of 1")
-        require(self.table_init_std >= 0, "model.table_init_std", self.table_init_std, "0 or more")
+        within(0, self.table_init_std, 1e6, "model.table_init_std")
         require(not self.diagonal or self.interaction == "dot", "model.diagonal", True, "only with interaction dot")
 
     @property

@@ -56,8 +56,8 @@ class DLRM(nn.Module):
     def loss(self, batch: ClickBatch) -> WrittenOutLoss:
         """The same loss with its backward pass written out, part by part.
 
-        A model this small spends a third of its step on autograd's bookkeeping of 60 small nodes. Written out it does
-        not, and each part of the backward pass gets a span of its own.
+        A model this small spends much of its step on autograd's bookkeeping of 60 small nodes. Written out it does not,
+        and each part of the backward pass gets a span of its own.
         """
         return WrittenOutLoss(self, batch)
 

@@ -6,11 +6,12 @@ runs/micro-dlrm-20261115-031500-a1b2c3/
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import secrets
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -20,6 +21,8 @@ from ..errors import DataError, MachineError, UsageError
 from ..files import write_json, writing
 
 CONFIG_SCHEMA = 1
+OWN_FILES = ("config.json", "progress.json", "data.json", "machine.json", "baselines.json", "events.jsonl", ".lock")
+"""What a run writes before it trains."""
 
 
 def now() -> str:
@@ -29,8 +32,10 @@ def now() -> str:
 class Run:
     """One run folder, held by one process at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, made: bool = False) -> None:
         self.folder = folder
+        self._made = made
+        """Whether the folder itself is ours, and not one the user had."""
         self._began = monotonic()
         self._lock = self._hold()
         self._events = self._open_events()
@@ -47,9 +52,10 @@ class Run:
                 where={"folder": folder},
                 fix=f"recperf run --resume {folder}, or another --run-dir",
             )
+        made = not folder.exists()
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        run = cls(folder)
+        run = cls(folder, made=made)
         write_json(folder / "config.json", {"schema": CONFIG_SCHEMA, "workload": workload, "config": config})
         return run
 
@@ -95,10 +101,19 @@ class Run:
         """How long the log is; a checkpoint remembers it, so that a resumed log repeats nothing."""
         return os.fstat(self._events).st_size
 
-    def rewind_events(self, size: int) -> None:
+    def event_digest(self, size: int | None = None) -> str:
+        """Of the log's first bytes, or of all of it; a checkpoint remembers it, so that a changed log is noticed."""
+        content = (self.folder / "events.jsonl").read_bytes()
+        return hashlib.sha256(content if size is None else content[:size]).hexdigest()
+
+    def rewind_events(self, size: int, digest: str | None = None) -> None:
         """Drop what was logged after a checkpoint: the resumed training logs those steps again."""
         if size > self.event_bytes:
             raise DataError("events.jsonl is shorter than its checkpoint says", where={"folder": self.folder})
+        if digest is not None and self.event_digest(size) != digest:
+            raise DataError(
+                "events.jsonl was changed since its checkpoint", where={"folder": self.folder}, fix="start a new run"
+            )
         with writing(self.folder / "events.jsonl"):
             os.ftruncate(self._events, size)
 
@@ -121,10 +136,17 @@ class Run:
     def write(self, name: str, value: Any) -> None:
         write_json(self.folder / name, value)
 
-    def read(self, name: str) -> Any | None:
-        """A JSON file of the run, or none where it was not written yet."""
+    def read(self, name: str, *needs: str) -> Any | None:
+        """A JSON file of the run, none where it was not written yet. It must be an object that has what is needed."""
         path = self.folder / name
-        return read_json(path) if path.exists() else None
+        if not path.exists():
+            return None
+        value = read_json(path)
+        lacking = [key for key in needs if not isinstance(value, dict) or key not in value]
+        if not isinstance(value, dict) or lacking:
+            what = f"it lacks {', '.join(lacking)}" if lacking else "it is no object"
+            raise DataError(f"{name} is damaged: {what}", where={"file": path}, fix="start a new run")
+        return value
 
     @property
     def finished(self) -> bool:
@@ -137,8 +159,13 @@ class Run:
         return self.event_bytes > 0 or (self.folder / "checkpoints").exists()
 
     def discard(self) -> None:
-        """Remove the folder of a run that could not even begin, so that a mistake leaves nothing behind."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove what a run that could not even begin has written; a folder that was there before stays, and all that
+        was in it."""
+        for name in OWN_FILES:
+            (self.folder / name).unlink(missing_ok=True)
+        if self._made:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
 
     def close(self) -> None:
         os.close(self._events)
@@ -150,7 +177,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
 
 

@@ -8,13 +8,14 @@ checkpoints/
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 
@@ -22,6 +23,24 @@ from ..errors import DataError
 from ..files import sha256, sync_folder, write_json, writing
 
 FORMAT = 1
+
+
+class _Watched:
+    """A file that remembers why a write failed."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        try:
+            return self.file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +75,12 @@ class CheckpointStore:
     def _fill(fresh: Path, step: int, state: dict[str, Any], best: bool) -> None:
         payload = fresh / "state.pt"
         with payload.open("wb") as file:
-            torch.save(state, file)
+            watched = _Watched(file)
+            try:
+                torch.save(state, cast(BinaryIO, watched))
+            except RuntimeError:
+                # When a write fails, torch goes on to complain of its own position in the file.
+                raise watched.error or OSError(errno.EIO, "torch could not write the state") from None
             file.flush()
             os.fsync(file.fileno())
         entry = {"bytes": payload.stat().st_size, "sha256": sha256(payload)}
@@ -97,7 +121,8 @@ class CheckpointStore:
         for path in saved:
             fault = self.fault(path)
             if fault is None:
-                state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+                # Mapped, not read: a table may be too large to be in memory twice while it is copied.
+                state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True, mmap=True)
                 if path == self.saved()[0]:
                     # A kill between a save and its tidying leaves more than two.
                     self._prune()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..config import require
+from ..config import require, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,15 @@ class TrainConfig:
     """Whether torch may hand matrix products to oneDNN; auto says no on ARM when they are too small to gain."""
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, "train.epochs", self.epochs, "at least 1")
-        require(self.batch_size >= 1, "train.batch_size", self.batch_size, "at least 1")
-        require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "above 0")
+        within(1, self.epochs, 1_000_000, "train.epochs")
+        within(1, self.batch_size, 1 << 24, "train.batch_size")
+        require(0 < self.learning_rate <= 1e6, "train.learning_rate", self.learning_rate, "above 0, at most 1e6")
         require(0 < self.rise < 1, "train.rise", self.rise, "above 0 and below 1")
-        require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "0 or more")
-        require(self.table_weight_decay >= 0, "train.table_weight_decay", self.table_weight_decay, "0 or more")
-        require(self.max_steps >= 0, "train.max_steps", self.max_steps, "0 or more")
-        require(self.checkpoint_steps >= 0, "train.checkpoint_steps", self.checkpoint_steps, "0 or more")
-        require(self.threads >= 0, "train.threads", self.threads, "0 or more")
+        within(0, self.weight_decay, 1e6, "train.weight_decay")
+        within(0, self.table_weight_decay, 1e6, "train.table_weight_decay")
+        within(0, self.max_steps, 1 << 40, "train.max_steps")
+        within(0, self.checkpoint_steps, 1 << 40, "train.checkpoint_steps")
+        within(0, self.threads, 256, "train.threads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,9 @@ class SparseTrainConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.table_learning_rate > 0, "train.table_learning_rate", self.table_learning_rate, "above 0")
-        require(self.clip >= 0, "train.clip", self.clip, "0 or more")
+        rate = self.table_learning_rate
+        require(0 < rate <= 1e6, "train.table_learning_rate", rate, "above 0, at most 1e6")
+        within(0, self.clip, 1e12, "train.clip")
 
 
 @dataclass(frozen=True, kw_only=True)

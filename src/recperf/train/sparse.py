@@ -70,7 +70,9 @@ class SplitOptimizer:
     def _scale(self) -> float:
         """What brings the norm of the whole gradient, dense and sparse, down to the limit."""
         squares = [float(g.square().sum()) for group in self.dense.groups for g in group.gradients()]
-        norm = math.sqrt(sum(squares) + self.sparse.squared_norm())
+        with span("sparse_update"):
+            squares.append(self.sparse.squared_norm())
+        norm = math.sqrt(sum(squares))
         return min(1.0, self.clip / norm) if norm else 1.0
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""Stopping on a signal: the first one asks, the training saves and leaves; a second Ctrl-C does not wait."""
+"""Stopping on a signal: while training the first one asks, the training saves and leaves; elsewhere there is nothing to
+save, and it stops at once. A second Ctrl-C never waits."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -14,6 +17,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._patient = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopFlag:
@@ -29,9 +33,20 @@ class StopFlag:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
+        if not self._patient:
+            raise self.error("; nothing that was trained is lost", "recperf run --resume RUN goes on with a run")
+
+    @contextmanager
+    def patience(self) -> Iterator[None]:
+        """Inside, a signal is only noted: whoever works there asks `received` and saves first."""
+        self._patient = True
+        try:
+            yield
+        finally:
+            self._patient = False
 
     def error(self, what: str, fix: str | None) -> RecperfError:
         """The exit that fits the signal."""
         if self.received == signal.SIGINT:
-            return Interrupted(f"interrupted {what}", fix=fix)
-        return Stopped(f"stopped by SIGTERM {what}", fix=fix)
+            return Interrupted(f"interrupted{what}", fix=fix)
+        return Stopped(f"stopped by SIGTERM{what}", fix=fix)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..config import require
+from ..config import within
+from ..errors import MachineError
 from ..measure.cost import Cost
 from ..runs.contract import Claim
+from ..runs.provenance import available_bytes
 from ..train.config import TargetConfig
 
 if TYPE_CHECKING:
@@ -29,8 +31,8 @@ class TrialsConfig:
     """How many trainings, with seeds counting up from the first; results are their mean and spread."""
 
     def __post_init__(self) -> None:
-        require(self.seed >= 0, "seed", self.seed, "0 or more")
-        require(self.seeds >= 1, "seeds", self.seeds, "at least 1")
+        within(0, self.seed, 1 << 53, "seed")
+        within(1, self.seeds, 1000, "seeds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,17 @@ class Prepared(Protocol):
     def pair(self, trial: Trial) -> dict[str, Recipe] | None:
         """The recipes of a matched pair, hot and cold, on one trained model; none where ids cannot be varied."""
         ...
+
+
+def require_memory(found: Estimate, *, tables: float = 1.0) -> None:
+    """Refuse what memory cannot hold before anything is allocated; `tables` is how many copies will be made."""
+    needed = sum(found.memory.values()) + (tables - 1) * found.table_bytes
+    available = available_bytes()
+    if needed > available:
+        raise MachineError(
+            f"{needed / 2**30:,.1f} GiB are needed, {available / 2**30:,.1f} GiB are free",
+            fix="smaller tables (--model.rows, --model.dim) or a smaller --train.batch-size",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

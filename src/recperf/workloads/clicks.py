@@ -12,7 +12,6 @@ from ..data.clicks import ClickArrays, build
 from ..data.config import MovieLensConfig
 from ..data.movielens import load
 from ..data.order import Samples, ShuffledOrder, cut
-from ..errors import ConfigError
 from ..measure.cost import FLOAT, Cost
 from ..models.config import DLRMConfig
 from ..models.cost import dlrm_step
@@ -26,7 +25,7 @@ from ..train.metrics import binary_metrics
 from ..train.optim import AdamW, one_cycle
 from ..train.sparse import SplitOptimizer
 from .base import Trial
-from .micro_dlrm import MicroDLRMConfig, bounds
+from .micro_dlrm import MicroDLRMConfig, bounds, check_sizes
 
 SCORING_BATCH = 8192
 
@@ -131,7 +130,7 @@ def movielens_samples(
     raw = load(config)
     clicks = build(raw, config)
     if model is not None:
-        _check_sizes(model, clicks.rows, len(clicks.dense_names))
+        check_sizes(model, clicks.rows, len(clicks.dense_names))
     train, valid = _samples(clicks.train), _samples(clicks.valid)
     described = {
         "name": raw.name,
@@ -152,22 +151,3 @@ def _samples(arrays: ClickArrays) -> Samples:
         ids_FN=torch.from_numpy(arrays.ids).t().contiguous().t(),
         labels_N=torch.from_numpy(arrays.labels),
     )
-
-
-def _check_sizes(model: DLRMConfig, rows: tuple[int, ...], dense: int) -> None:
-    """Ids of the data must fit the tables: a stacked lookup would not notice one that does not."""
-    wanted = ("user", "item", "occupation")
-    if model.features != wanted:
-        raise ConfigError(f"model.features is {model.features}; MovieLens has {wanted}")
-    for name, have, need in zip(wanted, model.rows, rows):
-        if have < need:
-            raise ConfigError(
-                f"table {name!r} has {have} rows, the data needs {need}",
-                where={"field": "model.rows"},
-                fix=f"--model.rows {' '.join(map(str, rows))}",
-            )
-    if model.dense != dense:
-        raise ConfigError(
-            f"model.bottom starts with {model.dense} dense features, the data has {dense}",
-            where={"field": "model.bottom"},
-        )

@@ -116,11 +116,12 @@ class PreparedDram:
 
     def pair(self, trial: Trial) -> dict[str, Recipe] | None:
         """The same model and shapes, ids from a few or from the whole virtual space."""
-        if self.train is not None:
+        hot = hot_ids(self.config)
+        if self.train is not None or self.config.data.id_space <= hot:
             return None
         return {
             "cold": replace(trial.recipe, order=self.order(self.config.seed)),
-            "hot": replace(trial.recipe, order=self.order(self.config.seed, span=hot_ids(self.config))),
+            "hot": replace(trial.recipe, order=self.order(self.config.seed, span=hot)),
         }
 
 

@@ -48,16 +48,17 @@ def execute(
     timers: list[StepTimer] = []
     trial: Trial | None = None
     with applied(prepared.settings):
-        baselines = run.read("baselines.json")
+        baselines = run.read("baselines.json", "majority")
         if baselines is None:
             baselines = prepared.baselines()
             run.write("baselines.json", baselines)
         for seed in range(config.seed, config.seed + config.seeds):
-            finished = run.read(f"trial-{seed}.json")
+            finished = run.read(f"trial-{seed}.json", "seed", "metrics", "best")
             if finished is None:
                 del trial  # A table may fill half of the memory: never two at once.
                 trial = prepared.trial(seed)
-                finished, timer = run_trial(trial, prepared, config, seed, run, stop, report)
+                with stop.patience():
+                    finished, timer = run_trial(trial, prepared, config, seed, run, stop, report)
                 timers.append(timer)
                 run.write(f"trial-{seed}.json", finished)
             trials.append(finished)
@@ -93,7 +94,7 @@ def execute(
 
 def _start(run: Run) -> dict[str, Any]:
     """When the run began and how often it was taken up again."""
-    before = run.read("progress.json")
+    before = run.read("progress.json", "started", "resumes")
     state = {"started": now(), "resumes": 0} if before is None else {**before, "resumes": before["resumes"] + 1}
     run.write("progress.json", state)
     return state
@@ -101,7 +102,7 @@ def _start(run: Run) -> dict[str, Any]:
 
 def _same_data(run: Run, prepared: Prepared) -> None:
     """A run goes on only with the data it began with."""
-    before = run.read("data.json")
+    before = run.read("data.json", "digest")
     if before is None:
         run.write("data.json", prepared.data)
     elif before["digest"] != prepared.data["digest"]:
@@ -113,7 +114,7 @@ def _same_data(run: Run, prepared: Prepared) -> None:
 
 
 def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
-    before = run.read("machine.json")
+    before = run.read("machine.json", "fingerprint")
     if before is not None and before["fingerprint"] != facts["fingerprint"]:
         report.notice(
             "this run began on another machine or torch; it goes on, but its numbers may differ in the last bits"
@@ -175,7 +176,7 @@ class Keeper:
             return Position()
         self.trial.restore(saved["trial"])
         self.evaluator.history.extend(saved["history"])
-        self.run.rewind_events(saved["event_bytes"])
+        self.run.rewind_events(saved["event_bytes"], saved["event_digest"])
         return Position(**saved["position"])
 
     def save(self, position: Position, best: bool) -> None:
@@ -184,6 +185,7 @@ class Keeper:
             "position": vars(position),
             "history": self.evaluator.history,
             "event_bytes": self.run.event_bytes,
+            "event_digest": self.run.event_digest(),
         }
         self.store.save(position.step, state, best=best)
 
@@ -191,7 +193,7 @@ class Keeper:
         text = f"stopped by signal {self.stop.received} at step {position.step}"
         self.run.event("notice", seed=self.seed, text=text)
         return self.stop.error(
-            f"at step {position.step} of {self.trial.recipe.steps}; the state is saved",
+            f" at step {position.step} of {self.trial.recipe.steps}; the state is saved",
             f"recperf run --resume {self.run.folder}",
         )
 

@@ -19,8 +19,9 @@ from ..data.batch import ClickBatch
 from ..measure.explain import row_time
 from ..models.hashed import HashedTable, ask_for_huge_pages
 from ..ops.bag import native, reference
+from .base import require_memory
 from .dram import PreparedDram
-from .micro_dlrm_dram import require_memory
+from .micro_dlrm_dram import estimate
 
 BATCHES = 12
 SAMPLE = 4096
@@ -56,6 +57,8 @@ class Rung:
     run: Callable[[Setting, Tensor, Tensor, Tensor], Tensor]
     """Called with rows, offsets and a gradient; returns what must equal the plain way's result."""
     tolerance: float = 1e-5
+    native: bool = False
+    """Needs the compiled file."""
 
 
 def _lookup(table: Tensor, rows_V: Tensor, offsets_B1: Tensor) -> Tensor:
@@ -124,19 +127,19 @@ RUNGS = (
     Rung("huge pages", "2 MiB pages under the table, so that fewer lookups miss the TLB", "lookup",
          _tlb_gain, lambda s, rows, offsets, _: _lookup(s.huge_RD, rows, offsets)),
     Rung("rows asked for ahead", "prefetch the rows of the next ids (C)", "lookup",
-         _best_gather, lambda s, rows, offsets, _: native.bag_sum(s.table_RD, rows, offsets)),
+         _best_gather, lambda s, rows, offsets, _: native.bag_sum(s.table_RD, rows, offsets), native=True),
     Rung("both of the last two", "prefetch over huge pages: what the default preset does", "lookup",
-         _best_gather, lambda s, rows, offsets, _: native.bag_sum(s.huge_RD, rows, offsets)),
+         _best_gather, lambda s, rows, offsets, _: native.bag_sum(s.huge_RD, rows, offsets), native=True),
     Rung("fused update", "sum, Adagrad and write each row once (C)", "update",
-         _update_gain, lambda s, rows, offsets, gradient: _update(native, s, rows, offsets, gradient), 1e-4),
+         _update_gain, lambda s, rows, offsets, gradient: _update(native, s, rows, offsets, gradient), 1e-4, True),
 )  # fmt: skip
 
 
 def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
     """Every rung on fresh batches, in turn with the plain way."""
-    require_memory(prepared.config, tables=2.5)
+    require_memory(estimate(prepared.config), tables=2.5)
     setting, batches = _setting(prepared, peaks)
-    rungs = [rung for rung in RUNGS if "(C)" not in rung.idea or not isinstance(native.library(), str)]
+    rungs = [rung for rung in RUNGS if not rung.native or not isinstance(native.library(), str)]
     taken: dict[str, list[float]] = {name: [] for name in ("lookup", "update", *(r.name for r in rungs))}
     worst = dict.fromkeys((rung.name for rung in rungs), 0.0)
     for rows_V, offsets_B1, gradient_BD in batches:

@@ -25,12 +25,14 @@ def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any
         run.write("pair.json", pair)
     found = measure_window(prepared, trial, trial.recipe, peaks)
     cost = found["overhead"]["share"]
-    report.notice(f"measured {found['steps']} further steps part by part; measuring itself cost {cost:.1%}")
+    shown = f"{cost:.1%}" if cost > 0 else "less than the steps vary"
+    report.notice(f"measured {found['steps']} further steps part by part; measuring itself cost {shown}")
     run.write("profile.json", found)
 
 
 STEPS = 48
 ROUNDS, STEPS_A_ROUND = 6, 4
+PAIR_EPOCHS = 1000
 
 
 def measure_window(
@@ -43,7 +45,9 @@ def measure_window(
     return close_window(window, prepared, peaks)
 
 
-def open_window(prepared: Prepared, trial: Trial, recipe: Recipe) -> Window:
+def open_window(prepared: Prepared, trial: Trial, recipe: Recipe, *, later: int = 0) -> Window:
+    """A window on the epochs after training, or on some `later` ones, so that two windows share no ids."""
+
     def step(batches: Iterator[Any], _: int) -> Any:
         # The last rate of the schedule: the update does its full work and hardly moves anything.
         return take_step(recipe, batches, recipe.steps - 1)
@@ -52,7 +56,7 @@ def open_window(prepared: Prepared, trial: Trial, recipe: Recipe) -> Window:
     return Window(
         step=step,
         order=recipe.order,
-        first_epoch=recipe.epochs,
+        first_epoch=recipe.epochs + later,
         rows=all_bytes // row_bytes,
         rows_of=trial.rows_of,
         cost_of=prepared.step_cost,
@@ -76,7 +80,7 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None)
     recipes = prepared.pair(trial)
     if recipes is None:
         return None
-    windows = {name: open_window(prepared, trial, recipe) for name, recipe in recipes.items()}
+    windows = {name: open_window(prepared, trial, recipe, later=PAIR_EPOCHS) for name, recipe in recipes.items()}
     for _ in range(ROUNDS):
         for window in windows.values():
             window.warm(2)

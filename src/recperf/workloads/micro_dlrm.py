@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..data.config import MovieLensConfig
+from ..errors import ConfigError
 from ..measure.cost import FLOAT
 from ..measure.explain import explain
 from ..models.config import DLRMConfig
 from ..models.cost import dlrm_memory, dlrm_step
 from ..runs.contract import Claim, budget_sums, known_machine, quality_target, rate_below, regime_is_not
 from ..train.config import TrainConfig
-from .base import Estimate, TrialsConfig, Workload
+from .base import Estimate, TrialsConfig, Workload, require_memory
 
 if TYPE_CHECKING:
     from .clicks import PreparedClicks
@@ -53,16 +54,40 @@ def estimate(config: MicroDLRMConfig) -> Estimate:
     )
 
 
+def check_sizes(model: DLRMConfig, rows: tuple[int, ...], dense: int) -> None:
+    """Ids of the data must fit the tables: a stacked lookup would not notice one that does not."""
+    wanted = ("user", "item", "occupation")
+    if model.features != wanted:
+        raise ConfigError(f"model.features is {model.features}; MovieLens has {wanted}")
+    for name, have, need in zip(wanted, model.rows, rows):
+        if have < need:
+            raise ConfigError(
+                f"table {name!r} has {have} rows, the data needs {need}",
+                where={"field": "model.rows"},
+                fix=f"--model.rows {' '.join(map(str, rows))}",
+            )
+    if model.dense != dense:
+        raise ConfigError(
+            f"model.bottom starts with {model.dense} dense features, the data has {dense}",
+            where={"field": "model.bottom"},
+        )
+
+
 def check(config: MicroDLRMConfig) -> str:
+    from ..data.clicks import build
     from ..data.movielens import load
 
+    require_memory(estimate(config))
     data = load(config.data)
+    clicks = build(data, config.data)
+    check_sizes(config.model, clicks.rows, len(clicks.dense_names))
     return f"{data.name}, {len(data.rating):,} ratings{' (synthetic)' if data.synthetic else ''}"
 
 
 def prepare(config: MicroDLRMConfig) -> PreparedClicks:
     from .clicks import PreparedClicks
 
+    require_memory(estimate(config))
     return PreparedClicks(config)
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..data.config import DramDataConfig
-from ..errors import MachineError
 from ..measure.cost import FLOAT
 from ..measure.explain import explain
 from ..models.config import HashedDLRMConfig
@@ -23,7 +22,7 @@ from ..runs.contract import (
 )
 from ..runs.provenance import available_bytes, caches
 from ..train.config import SparseTrainConfig
-from .base import Estimate, TrialsConfig, Workload
+from .base import Estimate, TrialsConfig, Workload, require_memory
 
 if TYPE_CHECKING:
     from .dram import PreparedDram
@@ -93,20 +92,8 @@ def estimate(config: MicroDLRMDramConfig) -> Estimate:
     )
 
 
-def require_memory(config: MicroDLRMDramConfig, *, tables: float = 1.0) -> None:
-    """Refuse what memory cannot hold before anything is allocated; `tables` is how many copies will be made."""
-    found = estimate(config)
-    needed = sum(found.memory.values()) + (tables - 1) * found.table_bytes
-    available = available_bytes()
-    if needed > available:
-        raise MachineError(
-            f"{needed / 2**30:.1f} GiB are needed, {available / 2**30:.1f} GiB are free",
-            fix="--model.rows auto, or a smaller number",
-        )
-
-
 def check(config: MicroDLRMDramConfig) -> str:
-    require_memory(config)
+    require_memory(estimate(config))
     if config.data.ids == "movielens":
         from ..data.movielens import load
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..config import to_json
+from ..runs.provenance import machine
 from ..train.device import applied
 from .base import Workload
 from .measuring import measure_window
@@ -27,8 +29,8 @@ def sweep(
             trial = prepared.trial(config.seed)
             found = measure_window(prepared, trial, trial.recipe, peaks, steps=STEPS)
         del trial
-        rows.append({"settings": settings, "profile": found})
-    return {"schema": 1, "workload": workload.name, "rows": rows, "fits": fits(rows)}
+        rows.append({"settings": settings, "config": to_json(config), "profile": found})
+    return {"schema": 1, "workload": workload.name, "machine": machine(), "rows": rows, "fits": fits(rows)}
 
 
 def fits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -148,10 +148,19 @@ class Grouped:
         cuts = [0]
         for index in range(1, threads):
             at = max(cuts[-1], count * index // threads)
-            while 0 < at < count and self._row(at) == self._row(at - 1):
-                at += 1
-            cuts.append(at)
+            cuts.append(self._end_of_row(at - 1) if at else 0)
         return [*cuts, count]
+
+    def _end_of_row(self, place: int) -> int:
+        """The first place after this one with another row; halving, since one row may fill a whole batch."""
+        row, low, high = self._row(place), place + 1, self.order_V.numel()
+        while low < high:
+            middle = (low + high) // 2
+            if self._row(middle) == row:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def _row(self, place: int) -> int:
         return int(self.rows_V[self.order_V[place]])

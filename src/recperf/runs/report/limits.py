@@ -194,7 +194,8 @@ def _roof_note(run: Reading) -> str:
     note += f" (the run’s threads: {threads})" if threads else ""
     note += ", in quick mode." if peaks.get("quick") else "."
     note += " Copy and read are memory’s: small tensors come from caches and can exceed them, and so can "
-    note += "rows that a step touches twice."
+    note += "rows that a step touches twice. Random rows are the fastest plain gather; a lookup that asks for its rows "
+    note += "ahead of time exceeds it."
     if (peaks.get("other_work") or 0) > 0.05:
         note += f" Other work took {percent(peaks['other_work'])} of the cores meanwhile, so roofs may be low."
     return note
