@@ -33,7 +33,8 @@ def examine() -> list[Finding]:
         try:
             findings.append(check())
         except Exception as error:
-            findings.append(Finding(check.__name__, MISSING, f"{type(error).__name__}: {error}", "recperf --version"))
+            fix = getattr(error, "fix", None)
+            findings.append(Finding(check.__name__, MISSING, f"{type(error).__name__}: {error}", fix))
     return findings
 
 
@@ -94,6 +95,32 @@ def triton() -> Finding:
     return package("triton", "triton", needed=False, why="GPU kernels need it", fix="pip install triton")
 
 
+def report() -> Finding:
+    fix = "pip install 'recperf[report]'"
+    found = package("matplotlib", "matplotlib", needed=False, why="recperf report needs it", fix=fix)
+    return (
+        package("jinja2", "jinja2", needed=False, why="recperf report needs it", fix=fix)
+        if found.state == OK
+        else found
+    )
+
+
+def compiler() -> Finding:
+    found = shutil.which("cc") or shutil.which("gcc")
+    if found:
+        return Finding("C compiler", OK, found)
+    return Finding("C compiler", OPTIONAL, "none; lookups of micro-dlrm-dram use plain torch", "apt-get install gcc")
+
+
+def ceilings() -> Finding:
+    from .measure import peaks
+
+    kept = peaks.load()
+    if kept is None:
+        return Finding("ceilings", OPTIONAL, "not measured yet; the first run measures them quickly", "recperf peaks")
+    return Finding("ceilings", OK, f"measured {kept['measured']}{' (quick)' if kept['quick'] else ''}")
+
+
 def movielens() -> Finding:
     folder = dataset_folder("movielens-100k")
     if (folder / "u.data").is_file():
@@ -128,5 +155,5 @@ def _writable(name: str, folder: Path, fix: str) -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    python, torch, numpy, gpu, triton, pooch, movielens, cache_folder, run_folder,
+    python, torch, numpy, gpu, triton, compiler, pooch, report, ceilings, movielens, cache_folder, run_folder,
 )  # fmt: skip

@@ -97,7 +97,7 @@ def summary(found: Comparison) -> str:
 
 def labels(runs: Sequence[Reading]) -> tuple[str, ...]:
     """A name a run; one that comes twice is numbered."""
-    names = [run.name for run in runs]
+    names = [run.short_name for run in runs]
     return tuple(
         name if names.count(name) == 1 else f"{name} ({names[: index + 1].count(name)})"
         for index, name in enumerate(names)

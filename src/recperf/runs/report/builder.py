@@ -47,7 +47,7 @@ def page(runs: list[Reading]) -> str:
 
 
 def _listed(runs: list[Reading]) -> str:
-    names = list(dict.fromkeys(run.name for run in runs))
+    names = list(dict.fromkeys(run.short_name for run in runs))
     if len(names) > 3:
         return f"{len(names)} runs"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

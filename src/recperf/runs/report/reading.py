@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -99,6 +100,11 @@ class Reading:
     @property
     def name(self) -> str:
         return self.folder.resolve().name
+
+    @property
+    def short_name(self) -> str:
+        """The name without the time in it, where it is one that recperf gave: the rest tells runs apart as well."""
+        return re.sub(r"-\d{8}-\d{6}-(\w{6})$", r" \1", self.name)
 
     @property
     def quoted(self) -> str:
