@@ -60,7 +60,9 @@ def test_a_run_leaves_profile_pair_ceilings_and_seal(call) -> None:
     assert profile["overhead"]["plain_ms"] > 0
     for part in ("bottom", "top", "embedding"):
         hot, cold = ({c["name"]: c for c in pair[arm]["components"]}[part] for arm in ("hot", "cold"))
-        assert (hot["flops"], hot["bytes"]) == (cold["flops"], cold["bytes"])
+        assert hot["flops"] == cold["flops"]
+        # Counted bytes are those of different rows: fewer of them are hot.
+        assert hot["bytes"] < cold["bytes"] if part == "embedding" else hot["bytes"] == cold["bytes"]
     assert pair["hot"]["ids"]["lookups"] == pair["cold"]["ids"]["lookups"]
     assert pair["ids"]["hot"] < pair["ids"]["cold"]
     assert read("peaks.json")["machine"]["fingerprint"] == result["provenance"]["machine"]

@@ -40,9 +40,9 @@ def mlp_backward(widths: tuple[int, ...], batch: int, *, input_gradient: bool) -
     return total
 
 
-def bag_forward(ids: int, bags: int, dim: int) -> Cost:
-    """Reads an index and a row an id, writes a row a bag; adds where bags hold several ids."""
-    return Cost(max(0, ids - bags) * dim, ids * (INDEX + FLOAT * dim) + bags * FLOAT * dim)
+def bag_forward(ids: int, bags: int, dim: int, unique: int) -> Cost:
+    """Reads an index an id and each different row once, writes a row a bag; adds where bags hold several ids."""
+    return Cost(max(0, ids - bags) * dim, ids * INDEX + unique * FLOAT * dim + bags * FLOAT * dim)
 
 
 def bag_backward_dense(ids: int, bags: int, dim: int, rows: int) -> Cost:

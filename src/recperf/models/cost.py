@@ -19,12 +19,15 @@ from ..measure.cost import (
 from .config import DLRMConfig
 
 
-def dlrm_step(config: DLRMConfig, batch: int, *, ids_per_bag: float = 1.0) -> dict[str, Cost]:
-    """A training step with dense table gradients and AdamW for everything."""
-    bags = batch * len(config.features)
-    ids = round(bags * ids_per_bag)
+def dlrm_step(config: DLRMConfig, batch: int, *, unique: int | None = None) -> dict[str, Cost]:
+    """A training step with dense table gradients and AdamW for everything, an id a bag.
+
+    `unique` rows among the ids of a batch; none: as many as there are ids or rows to be had.
+    """
+    bags = ids = batch * len(config.features)
+    most = sum(min(batch, rows) for rows in config.rows)
     return {
-        **_forward(config, batch, ids),
+        **_forward(config, batch, ids, most if unique is None else unique),
         **_backward(config, batch),
         "embedding_backward": bag_backward_dense(ids, bags, config.dim, sum(config.rows)),
         "update": adamw_update(config.table_parameters + config.mlp_parameters),
@@ -37,7 +40,7 @@ def hashed_dlrm_step(
     """A training step with one hashed table and sparse updates; `unique` rows among the `ids` of a batch."""
     return {
         "hash": Cost(0, round(2 * INDEX * ids)),
-        **_forward(config, batch, round(ids)),
+        **_forward(config, batch, round(ids), round(unique)),
         **_backward(config, batch),
         "embedding_backward": Cost(0, round(ids * (INDEX + 2 * 4))),
         "dense_update": adamw_update(config.mlp_parameters),
@@ -45,12 +48,12 @@ def hashed_dlrm_step(
     }
 
 
-def _forward(config: DLRMConfig, batch: int, ids: int) -> dict[str, Cost]:
+def _forward(config: DLRMConfig, batch: int, ids: int, unique: int) -> dict[str, Cost]:
     bags = batch * len(config.features)
     met = FLOAT * batch * config.interaction_width
     return {
         "bottom": mlp_forward(config.bottom, batch),
-        "embedding": bag_forward(ids, bags, config.dim),
+        "embedding": bag_forward(ids, bags, config.dim, unique),
         "interaction": Cost(_pair_flops(config, batch), _vector_bytes(config, batch) + met),
         "top": mlp_forward(config.top_widths, batch),
         "loss": Cost(10 * batch, 3 * FLOAT * batch),

@@ -49,7 +49,7 @@ class PreparedClicks:
         return ClickTrial(self.config, self.train.to(device), self.valid.to(device), seed, device)
 
     def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        return dlrm_step(self.config.model, self.config.train.batch_size)
+        return dlrm_step(self.config.model, self.config.train.batch_size, unique=unique)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
