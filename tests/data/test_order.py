@@ -45,7 +45,8 @@ def test_an_epoch_can_be_entered_at_any_batch() -> None:
 
 
 def test_permutation_is_pinned() -> None:
-    assert permutation(8, 42, 0).tolist() == permutation(8, 42, 0).tolist()
+    assert permutation(8, 42, 0).tolist() == [2, 6, 3, 7, 5, 1, 4, 0]
+    assert permutation(8, 42, 1).tolist() == [3, 2, 4, 1, 0, 6, 7, 5]
     assert sorted(permutation(1000, 42, 1).tolist()) == list(range(1000))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, write_json, writing
+from ..measure.explain import part_ms
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
 
@@ -84,8 +85,6 @@ def widths(value: str) -> list[str]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    from ..workloads.sweep import part_ms
-
     names = list(found["rows"][0]["settings"])
     rows = [[*names, "step ms", "p20 to p80", "embedding ms", "p20 to p80", "regime"]]
     for row in found["rows"]:

@@ -117,6 +117,13 @@ def read(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, flo
     return readings
 
 
+def part_ms(profile: dict[str, Any], name: str) -> dict[str, float]:
+    """The p20, p50 and p80 of a part of a profiled step, or of the whole "step"."""
+    if name == "step":
+        return dict(profile["step_ms"])
+    return dict(next(part["ms"] for part in profile["components"] if part["name"] == name))
+
+
 def row_time(rows: list[dict[str, Any]], row_bytes: int) -> float | None:
     """ns a row of this size takes, between the measured sizes in a straight line, beyond them in proportion."""
     points = sorted((row["row_bytes"], row["ns"]["p50"]) for row in rows)

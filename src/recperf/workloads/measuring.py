@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from ..measure.explain import explain
+from ..measure.explain import explain, part_ms
 from ..measure.profile import Window
 from ..runs.record import Run
 from ..train.loop import Recipe, take_step
@@ -86,8 +86,9 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None)
             window.warm(2)
             window.take(STEPS_A_ROUND)
     arms = {name: close_window(window, prepared, peaks) for name, window in windows.items()}
-    ratio = {part: _median(arms["cold"], part) / _median(arms["hot"], part) for part in ("embedding",)}
-    ratio["step"] = arms["cold"]["step_ms"]["p50"] / arms["hot"]["step_ms"]["p50"]
+    ratio = {
+        part: part_ms(arms["cold"], part)["p50"] / part_ms(arms["hot"], part)["p50"] for part in ("embedding", "step")
+    }
     return {
         "schema": 1,
         **arms,
@@ -102,7 +103,3 @@ def verdict(ratio: float) -> str:
     if ratio >= 1.5:
         return f"Cold ids make the same lookups {ratio:.1f} times slower: memory beyond the caches sets their pace."
     return f"Cold ids change the same lookups by a factor of {ratio:.2f} only: memory beyond the caches hardly shows."
-
-
-def _median(arm: dict[str, Any], name: str) -> float:
-    return float(next(part["ms"]["p50"] for part in arm["components"] if part["name"] == name))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config import to_json
+from ..measure.explain import part_ms
 from ..runs.provenance import machine
 from ..train.device import applied
 from .base import Workload
@@ -48,12 +49,6 @@ def fits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         slope, intercept, r2 = line(x, y)
         found.append({"field": names[0], "part": part, "slope_ms": slope, "intercept_ms": intercept, "r2": r2})
     return found
-
-
-def part_ms(profile: dict[str, Any], name: str) -> dict[str, float]:
-    if name == "step":
-        return dict(profile["step_ms"])
-    return dict(next(part["ms"] for part in profile["components"] if part["name"] == name))
 
 
 def line(x: list[float], y: list[float]) -> tuple[float, float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from ...measure.explain import part_ms
 from .svg import require_matplotlib
 
 
@@ -24,7 +25,7 @@ def plot(found: dict[str, Any]) -> str:
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.add_subplot()
         for part, colour in (("step", "#4c6ef5"), ("embedding", "#e8590c")):
-            ms = [_ms(row["profile"], part) for row in rows]
+            ms = [part_ms(row["profile"], part) for row in rows]
             middle = [m["p50"] for m in ms]
             spread = [[m["p50"] - m["p20"] for m in ms], [m["p80"] - m["p50"] for m in ms]]
             axes.errorbar(x, middle, yerr=spread, marker="o", capsize=3, color=colour, label=part)
@@ -40,9 +41,3 @@ def plot(found: dict[str, Any]) -> str:
         canvas: Any = FigureCanvasSVG(figure)
         canvas.print_svg(drawn, metadata={"Date": None})
     return drawn.getvalue()
-
-
-def _ms(profile: dict[str, Any], part: str) -> dict[str, float]:
-    if part == "step":
-        return dict(profile["step_ms"])
-    return dict(next(entry["ms"] for entry in profile["components"] if entry["name"] == part))
