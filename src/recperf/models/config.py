@@ -20,10 +20,14 @@ class DLRMConfig:
     """Widths of the bottom MLP, the number of dense features first."""
     top: tuple[int, ...]
     """Widths of the top MLP after the interaction; the last is 1."""
-    interaction: Literal["concat", "dot"] = "concat"
-    """How dense and sparse vectors meet: side by side, or by pairwise dot products."""
+    interaction: Literal["concat", "dot", "dcn"] = "concat"
+    """How dense and sparse vectors meet: side by side, by pairwise dot products, or through DCNv2's cross layers."""
     diagonal: bool = False
     """With dot: also each vector with itself."""
+    cross_layers: int = 3
+    """With dcn: how many cross layers."""
+    cross_rank: int = 512
+    """With dcn: width between the two matrices of a cross layer."""
     table_init_std: float = 0.01
     """Standard deviation of the initial table rows."""
 
@@ -41,13 +45,15 @@ class DLRMConfig:
             self.interaction == "concat" or self.bottom[-1] == self.dim,
             "model.bottom",
             self.bottom,
-            f"with interaction dot a last width equal to model.dim ({self.dim}): the vectors meet as equals",
+            f"with interaction {self.interaction} a last width of model.dim ({self.dim}): the vectors meet as equals",
         )
         require(len(self.top) >= 1, "model.top", self.top, "at least one width")
         require(min(self.top) >= 1 and max(self.top) <= 1 << 16, "model.top", self.top, "widths 1 to 65536")
         require(self.top[-1] == 1, "model.top", self.top, "a last width of 1")
         within(0, self.table_init_std, 1e6, "model.table_init_std")
         require(not self.diagonal or self.interaction == "dot", "model.diagonal", True, "only with interaction dot")
+        within(1, self.cross_layers, 1024, "model.cross_layers")
+        within(1, self.cross_rank, 1 << 16, "model.cross_rank")
 
     @property
     def dense(self) -> int:
@@ -62,13 +68,13 @@ class DLRMConfig:
     @property
     def pairs(self) -> int:
         """Dot products a sample."""
-        if self.interaction == "concat":
+        if self.interaction != "dot":
             return 0
         return self.vectors * (self.vectors + (1 if self.diagonal else -1)) // 2
 
     @property
     def interaction_width(self) -> int:
-        sparse = len(self.features) * self.dim if self.interaction == "concat" else self.pairs
+        sparse = self.pairs if self.interaction == "dot" else len(self.features) * self.dim
         return self.bottom[-1] + sparse
 
     @property
@@ -81,8 +87,16 @@ class DLRMConfig:
         return sum(self.rows) * self.dim
 
     @property
+    def cross_parameters(self) -> int:
+        """Of the cross layers: two matrices and a bias each; 0 where there are none."""
+        if self.interaction != "dcn":
+            return 0
+        return self.cross_layers * self.interaction_width * (2 * self.cross_rank + 1)
+
+    @property
     def mlp_parameters(self) -> int:
-        return sum(
+        """Everything outside the tables: both MLPs, and the cross layers where there are some."""
+        return self.cross_parameters + sum(
             (before + 1) * after
             for widths in (self.bottom, self.top_widths)
             for before, after in zip(widths, widths[1:])

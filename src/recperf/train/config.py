@@ -26,6 +26,10 @@ class TrainConfig:
     """Stop after this many steps, the schedule unchanged; 0 means all epochs."""
     checkpoint_steps: int = 0
     """Save every so many steps too; 0 means not."""
+    evaluate_steps: int = 0
+    """Score the validation rows every so many steps too; 0 means at the end of each epoch only."""
+    stop_at_target: bool = False
+    """Stop as soon as an evaluation meets the target."""
     checkpoint_epochs: bool = True
     """Save the last and the best state at every epoch's end. A signal saves in any case."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -44,6 +48,7 @@ class TrainConfig:
         within(0, self.table_weight_decay, 1e6, "train.table_weight_decay")
         within(0, self.max_steps, 1 << 40, "train.max_steps")
         within(0, self.checkpoint_steps, 1 << 40, "train.checkpoint_steps")
+        within(0, self.evaluate_steps, 1 << 40, "train.evaluate_steps")
         within(0, self.threads, 256, "train.threads")
 
 
@@ -63,6 +68,73 @@ class SparseTrainConfig(TrainConfig):
         rate = self.table_learning_rate
         require(0 < rate <= 1e6, "train.table_learning_rate", rate, "above 0, at most 1e6")
         within(0, self.clip, 1e12, "train.clip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMTrainConfig(TrainConfig):
+    """Training as the public DLRM offers it: its losses, optimizers and schedule, and batches taken in slices."""
+
+    learning_rate: float = 0.01
+    """Peak of the schedule."""
+    weight_decay: float = 0.0
+    """With adamw: decay of the MLPs."""
+    table_weight_decay: float = 0.0
+    """With adamw: decay of the tables."""
+    optimizer: Literal["sgd", "adagrad", "rowwise-adagrad", "adamw"] = "sgd"
+    """For all parameters; rowwise-adagrad keeps one number a table row, and is adagrad for the rest."""
+    eps: float = 1e-8
+    """Keeps adagrad's and adamw's divisor from zero."""
+    loss: Literal["bce", "wbce", "mse"] = "bce"
+    """Binary cross entropy, the same weighted by label, or the squared error of the probability."""
+    loss_weights: tuple[float, float] = (1.0, 1.0)
+    """With wbce: weight of a negative and of a positive sample."""
+    schedule: Literal["constant", "warmup-decay", "one-cycle"] = "constant"
+    """The learning rate over the steps: as it is, a linear rise and a late quadratic fall, or one cosine cycle."""
+    warmup_steps: int = 0
+    """With warmup-decay: steps until the peak."""
+    decay_start: int = 0
+    """With warmup-decay: the step at which the fall begins."""
+    decay_steps: int = 0
+    """With warmup-decay: how many steps it lasts; 0 means the rate never falls."""
+    micro_batches: int = 1
+    """Slices a batch is taken in, their gradients added: less memory, the same step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(1e-30, self.eps, 1.0, "train.eps")
+        adamw = self.optimizer == "adamw"
+        for name in ("weight_decay", "table_weight_decay"):
+            value = getattr(self, name)
+            require(adamw or value == 0, f"train.{name}", value, "0, or another value with train.optimizer adamw")
+        self._check_loss()
+        self._check_schedule()
+        within(1, self.micro_batches, 1 << 24, "train.micro_batches")
+        at_most = f"at most train.batch_size ({self.batch_size}): a slice needs a sample"
+        require(self.micro_batches <= self.batch_size, "train.micro_batches", self.micro_batches, at_most)
+
+    def _check_loss(self) -> None:
+        weights = self.loss_weights
+        require(len(weights) == 2, "train.loss_weights", weights, "two numbers, for negatives and for positives")
+        for weight in weights:
+            require(0 <= weight <= 1e6, "train.loss_weights", weights, "numbers 0 to 1e6")
+        require(max(weights) > 0, "train.loss_weights", weights, "at least one above 0")
+        even = weights == (1.0, 1.0)
+        require(even or self.loss == "wbce", "train.loss_weights", weights, "1 1, or others with train.loss wbce")
+
+    def _check_schedule(self) -> None:
+        for name in ("warmup_steps", "decay_start", "decay_steps"):
+            value = getattr(self, name)
+            within(0, value, 1 << 40, f"train.{name}")
+            fits = value == 0 or self.schedule == "warmup-decay"
+            require(fits, f"train.{name}", value, "0, or another value with train.schedule warmup-decay")
+        require(
+            self.decay_steps == 0 or self.decay_start >= self.warmup_steps,
+            "train.decay_start",
+            self.decay_start,
+            f"at least train.warmup_steps ({self.warmup_steps}): the rate cannot rise and fall at once",
+        )
+        fits = self.decay_start == 0 or self.decay_steps > 0
+        require(fits, "train.decay_steps", self.decay_steps, "at least 1 with a train.decay_start")
 
 
 @dataclass(frozen=True, kw_only=True)
