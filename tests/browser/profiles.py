@@ -1,0 +1,250 @@
+"""Profiles as `recperf profile` writes them, made by hand: a processor's, a GPU's eager and a GPU's graph one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+HOSTILE = "void <script>alert('kernel')</script>\x1b[31m" + "x" * 300
+CUTLASS = (
+    "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4>"
+    "(cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4::Params)"
+)
+ADD = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
+    "(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
+)
+
+EAGER = {
+    "data": 0.9, "bottom": 0.25, "embedding": 0.35, "interaction": 0.2, "top": 0.4, "loss": 0.1, "loss_backward": 0.05,
+    "top_backward": 0.5, "interaction_backward": 0.3, "embedding_backward": 0.6, "bottom_backward": 0.3,
+    "dense_update": 0.35, "sparse_update": 0.4, "other": 0.2,
+}  # fmt: skip
+GRAPH = {"step_graph": 0.26, "other": 0.02}
+CPU = {
+    "data": 4.0, "bottom": 60.0, "embedding": 2.0, "interaction": 9.0, "top": 110.0, "loss": 0.4, "loss_backward": 0.2,
+    "top_backward": 214.0, "interaction_backward": 15.0, "embedding_backward": 3.0, "bottom_backward": 95.0,
+    "dense_update": 9.0, "sparse_update": 1.5, "other": 1.2,
+}  # fmt: skip
+FLOPS = {"bottom": 1.3e9, "top": 8.4e9, "bottom_backward": 2.2e9, "top_backward": 16.8e9, "interaction": 4.2e6}
+
+
+def spread(value: float) -> dict[str, float]:
+    return {"p20": value * 0.97, "p50": value, "p80": value * 1.04}
+
+
+def phase(name: str) -> str:
+    last = name.rpartition("_")[2]
+    if last in ("backward", "update", "data"):
+        return last
+    return "forward" if name in ("bottom", "embedding", "interaction", "top", "loss") else "other"
+
+
+def base(parts: dict[str, float], device: str) -> dict[str, Any]:
+    """What every profile has, a run's own one too."""
+    wall = sum(parts.values())
+    return {
+        "schema": 1,
+        "device": device,
+        "steps": 48,
+        "warmup": 12,
+        "batch_size": 2048,
+        "operators": 312,
+        "threads": 2,
+        "step_ms": spread(wall),
+        "overhead": {"plain_ms": wall * 0.97, "clocked_ms": wall, "share": 1 / 0.97 - 1},
+        "components": [
+            {"name": name, "phase": phase(name), "ms": spread(ms), "share": ms / wall, "flops": FLOPS.get(name),
+             "bytes": 2e7 if name in FLOPS else None}
+            for name, ms in parts.items()
+        ],
+        "ids": {"lookups": 20480.0, "unique_rows": 9.0, "row_bytes": 256, "working_set_bytes": 2304,
+                "touched_bytes": 2304},
+        "regime": {"name": "dispatch-bound", "sentence": "Calling operators sets the pace.",
+                   "evidence": [evidence("share of the step that waits for data", 0.2, "below 0.5", "no")]},
+    }  # fmt: skip
+
+
+def evidence(what: str, value: float | str | None, threshold: str, says: str, unit: str = "") -> dict[str, Any]:
+    return {"what": what, "value": value, "unit": unit, "threshold": threshold, "says": says}
+
+
+def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **sections: Any) -> dict[str, Any]:
+    wall = sum(parts.values())
+    cost = {"plain_ms": wall * 0.97, "clocked_ms": wall, "share": 1 / 0.97 - 1}
+    found: dict[str, Any] = {
+        **base(parts, device),
+        "kind": "profile",
+        "workload": "dlrm",
+        "preset": "experiment",
+        "mode": "full",
+        "switches": {"graph": "off: asked for", "tf32": "on: a CUDA device"},
+        "verdict": {
+            "name": verdict,
+            "sentence": sentence,
+            "confidence": "high",
+            "why_confidence": "three readings agree and none speaks against it",
+            "evidence": [
+                evidence("share of the step during which the device waits for the host", 0.71, "at least 0.5", verdict),
+                evidence("kernels that last less than 10 µs", 212, "at least 50", verdict, "a step"),
+                evidence("waits for other ranks", None, "below 0.5", "says nothing"),
+            ],
+            "second": "making batches takes 18 % of the step",
+        },
+        "embeddings": embeddings([("t0", 4, 9000.0, 4.0), ("t1", 3, 7000.0, 3.0), ("t2", 2, 4480.0, 2.0)]),
+        "communication": {"missing": "one rank"},
+        "fixes": [],
+        "trust": {
+            "steps": 48,
+            "warmup": 12,
+            "profiling": {"budget": cost, "full": {"plain_ms": wall, "clocked_ms": wall * 1.6, "share": 0.6}},
+            "seed": 42,
+            "versions": {"torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "python": "3.11.7"},
+            "clocks": {"sm_mhz": 1980, "mem_mhz": 3201, "power_w": 231.0},
+            "company": None,
+            "not_measured": ["stall reasons: ask with --stalls"],
+        },
+        "trace": None,
+        "stalls": None,
+    }
+    return copy.deepcopy({**found, **sections})
+
+
+def embeddings(tables: list[tuple[str, int, float, float]]) -> dict[str, Any]:
+    lookups, unique = sum(t[2] for t in tables), sum(t[3] for t in tables)
+    return {
+        "tables": [
+            {"name": name, "rows": rows, "row_bytes": 256, "lookups": ids, "unique": different,
+             "unique_ratio": different / ids, "touched_bytes": different * 256, "busiest_share": 0.31}
+            for name, rows, ids, different in tables
+        ],
+        "lookups": lookups,
+        "unique": unique,
+        "unique_ratio": unique / lookups,
+        "gb_per_s": {"forward": 412.0, "backward_and_update": None},
+        "cached": {"fits": True, "why": "2.3 kB touched, 50 MB of L2"},
+        "skew": {"largest_table_share": max(t[2] for t in tables) / lookups, "gini": 0.15},
+    }  # fmt: skip
+
+
+def fix(
+    name: str, title: str, predicted: float, wall: float, measured: float | None = None, **more: Any
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "title": title,
+        "switch": f"--fast.{name} on",
+        "why": "launches of small kernels take longer than the kernels",
+        "predicted_ms": predicted,
+        "predicted_gain": wall / predicted,
+        "measured_ms": measured,
+        "measured_gain": wall / measured if measured else None,
+        "same_numbers": None if measured is None else True,
+        "largest_difference": None if measured is None else 3e-6,
+        "status": "suggested" if measured is None else "tried",
+        "note": None,
+        **more,
+    }
+
+
+def roof(name: str, flops: float, moved: float, ms: float, bound: str) -> dict[str, Any]:
+    rates = (flops / ms * 1e3, moved / ms * 1e3)
+    return {
+        "name": name,
+        "flops": flops,
+        "bytes": moved,
+        "intensity": flops / moved if flops else None,
+        "flops_per_s": rates[0],
+        "bytes_per_s": rates[1],
+        "ceiling_flops_per_s": 3.99e14,
+        "ceiling_bytes_per_s": 4.25e12,
+        "share_of_roof": max(rates[0] / 3.99e14, rates[1] / 4.25e12),
+        "bound": bound,
+    }
+
+
+def operator(
+    name: str, calls: float, host: float, device: float | None, shapes: str = "", **more: Any
+) -> dict[str, Any]:
+    row = {"name": name, "part": "top", "calls": calls, "cpu_self_ms": host, "device_self_ms": device, "shapes": shapes}
+    return {**row, "flops": None, "bytes": None, **more}
+
+
+def kernel(name: str, count: float, mean_us: float, busy: float, delay: float | None = 6.0) -> dict[str, Any]:
+    total = count * mean_us / 1e3
+    return {"name": name, "part": "top", "count": count, "total_ms": total, "mean_us": mean_us, "share": total / busy,
+            "launch_delay_us": delay}  # fmt: skip
+
+
+def cpu() -> dict[str, Any]:
+    """A processor: no kernels, no idle, no transfers."""
+    wall = sum(CPU.values())
+    gone = {"missing": "no device in this trace"}
+    return full(
+        CPU, "cpu", "compute-bound", "Arithmetic sets the pace: the counted FLOPs alone would take 78 % of the step.",
+        operator_table={"rows": [operator("aten::mm", 8, 280.0, None, "[2048, 1024] [1024, 1024]", flops=2.5e10),
+                                 operator("aten::addmm", 6, 150.0, None, flops=9.7e9)], "steps": 8},
+        kernels=gone, idle=gone, transfers=gone,
+        roofline=[{**roof("top", 8.4e9, 4e7, 110.0, "compute"), "ceiling_flops_per_s": 9e10,
+                   "ceiling_bytes_per_s": 2.1e10, "share_of_roof": 0.85}],
+        fixes=[fix("interaction", "cached triangle indices", wall * 0.97, wall)],
+    )  # fmt: skip
+
+
+def eager() -> dict[str, Any]:
+    """A GPU that waits for its host."""
+    wall = sum(EAGER.values())
+    names = [(CUTLASS, 12, 21.0), (ADD, 64, 2.1), (HOSTILE, 20, 3.0)]
+    names += [(f"reduce_kernel_{index}", 4, 2.0 + index / 10) for index in range(14)]
+    busy = sum(count * mean / 1e3 for _, count, mean in names)
+    causes = {"input wait": 0.82, "host wait": 2.4, "kernel gap": 0.21, "sync": 0.45}
+    idle = sum(causes.values())
+    rows = [operator("aten::mm", 8, 0.21, 0.25, "[2048, 1024] [1024, 1024]", flops=2.5e10, bytes=6e7),
+            operator(HOSTILE, 1, 0.1, 0.1)]  # fmt: skip
+    rows += [operator(f"aten::op_{index}", 4, 0.05, 0.01) for index in range(15)]
+    return full(
+        EAGER, "NVIDIA H200", "launch-bound", "The device waits for launches: it works 21 % of the step.",
+        operator_table={"rows": rows, "steps": 8},
+        kernels={"rows": [kernel(*one, busy=busy) for one in names], "count": sum(n[1] for n in names), "busy_ms": busy,
+                 "small": {"count": 140, "share_of_count": 0.92, "total_ms": 0.31}, "steps": 8},
+        roofline=[roof("bottom", 1.3e9, 2e7, 0.25, "neither"), roof("top", 8.4e9, 4e7, 0.4, "neither"),
+                  roof("top_backward", 1.68e10, 9e7, 0.5, "compute"), roof("embedding", 0.0, 5e6, 0.35, "neither")],
+        idle={"wall_ms": wall, "busy_ms": wall - idle, "idle_ms": idle, "causes": causes,
+              "syncs": [{"what": "cudaStreamSynchronize", "caller": "aten::item in loss", "count": 1, "ms": 0.4}]},
+        transfers=[{"kind": "host to device", "count": 5, "bytes": 4.3e6, "ms": 0.31, "gb_per_s": 13.9, "pinned": False,
+                    "overlapped_share": 0.0},
+                   {"kind": "memset", "count": 3, "bytes": 9e3, "ms": 0.004, "gb_per_s": 2.2, "pinned": None,
+                    "overlapped_share": 0.4}],
+        fixes=[fix("graph", "whole step as a CUDA graph", 1.3, wall, 1.5),
+               fix("embedding", "fused tables", 3.4, wall, 3.9),
+               fix("bf16", "bf16 products", 4.5, wall, 4.6, same_numbers=False, largest_difference=0.02,
+                   status="rejected", note="numbers differ beyond 1e-3"),
+               fix("pin", "pinned input", 4.7, wall), fix("all", "all together", 0.9, wall, 1.0)],
+        stalls={"kernels": [{"name": CUTLASS, "samples": 12000, "reasons": {"long scoreboard": 0.6, "barrier": 0.1}}]},
+        trace={"file": "trace.json", "bytes": 41_000_000, "steps_kept": 6, "steps_recorded": 8},
+    )  # fmt: skip
+
+
+def graph() -> dict[str, Any]:
+    """The same GPU with a whole step as one graph: few gaps, little left to fix."""
+    wall = sum(GRAPH.values())
+    names = [(CUTLASS, 12, 12.0), ("_bag_forward", 1, 9.0), ("_bag_update", 1, 21.0), (ADD, 6, 2.0)]
+    busy = sum(count * mean / 1e3 for _, count, mean in names)
+    causes = {"input wait": 0.0, "host wait": 0.01, "kernel gap": wall - busy - 0.01, "sync": 0.0}
+    return full(
+        GRAPH, "NVIDIA H200", "compute-bound", "Arithmetic sets the pace.",
+        switches={"graph": "on: a CUDA device, shapes fixed", "tf32": "on: a CUDA device"},
+        operator_table={"missing": "a graph replays kernels without operators"},
+        kernels={"rows": [kernel(*one, busy=busy, delay=None) for one in names], "count": 20, "busy_ms": busy,
+                 "small": {"count": 7, "share_of_count": 0.35, "total_ms": 0.021}, "steps": 8},
+        roofline=[roof("step_graph", 2.9e10, 2e8, 0.26, "neither")],
+        idle={"wall_ms": wall, "busy_ms": busy, "idle_ms": wall - busy, "causes": causes, "syncs": []},
+        transfers=[],
+        embeddings=embeddings([(f"table_{i}", 10**6, 1e5 / (i + 1), 8e4 / (i + 1)) for i in range(26)]),
+    )  # fmt: skip
+
+
+def budget() -> dict[str, Any]:
+    """Spans only: what needs a trace was not asked for."""
+    lacking = {key: {"missing": "budget mode: no trace"} for key in ("operator_table", "kernels", "idle", "transfers")}
+    return full(CPU, "cpu", "unclear", "Unclear.", mode="budget", roofline={"missing": "no ceilings"}, **lacking)
