@@ -5,7 +5,7 @@ Shapes: B samples, F sparse features, D dense features, V ids in the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -24,6 +24,8 @@ class JaggedFeatures:
     offsets_FB1: Tensor
     one_id_a_bag: bool = False
     """Every bag holds exactly one id, so that a lookup needs no pooling. A promise of whoever built this."""
+    padded: bool = False
+    """Values may go on after the last bag, where shapes must not depend on the batch; what is there means nothing."""
 
     def __post_init__(self) -> None:
         bags = self.offsets_FB1.numel() - 1
@@ -78,16 +80,21 @@ class JaggedFeatures:
             lengths.append(offsets_B1[start : stop + 1].diff())
         return JaggedFeatures(self.keys, torch.cat(values), torch.cat(lengths).cumsum(0))
 
+    def trimmed(self) -> JaggedFeatures:
+        """Without values after the last bag. Reads an offset on the host: a sync on a GPU where there are any."""
+        if not self.padded:
+            return self
+        return replace(self, values_V=self.values_V[: int(self.offsets_FB1[-1])], padded=False)
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedFeatures:
-        return JaggedFeatures(
-            self.keys,
-            self.values_V.to(device, non_blocking=non_blocking),
-            self.offsets_FB1.to(device, non_blocking=non_blocking),
-            self.one_id_a_bag,
+        return replace(
+            self,
+            values_V=self.values_V.to(device, non_blocking=non_blocking),
+            offsets_FB1=self.offsets_FB1.to(device, non_blocking=non_blocking),
         )
 
     def pin_memory(self) -> JaggedFeatures:
-        return JaggedFeatures(self.keys, self.values_V.pin_memory(), self.offsets_FB1.pin_memory(), self.one_id_a_bag)
+        return replace(self, values_V=self.values_V.pin_memory(), offsets_FB1=self.offsets_FB1.pin_memory())
 
     @property
     def nbytes(self) -> int:

@@ -69,15 +69,7 @@ class StackedTables(Embeddings):
             table[0].zero_()
 
     def check(self, features: JaggedFeatures) -> None:
-        """Refuse ids outside their table. A stacked lookup would read a neighbour's row instead of failing, so whoever
-        brings ids from outside calls this once; the training loop does not pay for it every step."""
-        for key, count in zip(self.keys, self.rows):
-            ids, _ = features[key]
-            if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= count):
-                raise DataError(
-                    f"ids of feature {key!r} run from {int(ids.min())} to {int(ids.max())}, its table has {count} rows",
-                    fix="enlarge --model.rows, or map ids that were never seen to 0",
-                )
+        require_ids(features, self.keys, self.rows)
 
     def forward(self, features: JaggedFeatures) -> dict[str, Tensor]:
         pooled_FBD = pool(self.rows_of(features), self.weight_RD, features)
@@ -89,8 +81,10 @@ class StackedTables(Embeddings):
         return pool(rows_V, self.weight_RD, features), rows_V
 
     def backward(self, saved: Tensor, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
-        """Put the gradient of the tables into their `grad`."""
-        self.weight_RD.grad = pool_backward(saved, gradient_FBD, features, self.weight_RD.shape[0])
+        """Put the gradient of the tables into their `grad`, or add it to what is there."""
+        gradient_RD = pool_backward(saved, gradient_FBD, features, self.weight_RD.shape[0])
+        before = self.weight_RD.grad
+        self.weight_RD.grad = gradient_RD if before is None else before.add_(gradient_RD)
 
     def rows_of(self, features: JaggedFeatures) -> Tensor:
         """The row of the stacked tensor each id means."""
@@ -102,6 +96,18 @@ class StackedTables(Embeddings):
         return features.values_V + self.starts_F1[:, 0].repeat_interleave(
             per_key, output_size=features.values_V.numel()
         )
+
+
+def require_ids(features: JaggedFeatures, keys: tuple[str, ...], rows: tuple[int, ...]) -> None:
+    """Refuse ids outside their table. A stacked lookup would read a neighbour's row instead of failing, so whoever
+    brings ids from outside calls this once; the training loop does not pay for it every step."""
+    for key, count in zip(keys, rows):
+        ids, _ = features[key]
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= count):
+            raise DataError(
+                f"ids of feature {key!r} run from {int(ids.min())} to {int(ids.max())}, its table has {count} rows",
+                fix="enlarge --model.rows, or map ids that were never seen to 0",
+            )
 
 
 def pool(rows_V: Tensor, weight_RD: Tensor, features: JaggedFeatures) -> Tensor:

@@ -6,8 +6,6 @@ Shapes: V ids, F features, B samples, R rows, D width.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +13,8 @@ from torch import Tensor
 from ..data.batch import JaggedFeatures
 from ..measure.spans import span
 from ..ops.bag import Name, choose
-from .embeddings import Embeddings
 from .init import generator
+from .sparse_gradient import SparseGradients
 
 HUGE_PAGE = 2 << 20
 MADV_HUGEPAGE = 14
@@ -24,15 +22,7 @@ PATTERN = 1 << 20
 """Initial values repeat after so many: drawing each of hundreds of millions would take longer than the training."""
 
 
-@dataclass(frozen=True)
-class SparseGradient:
-    """The gradient of a table as it came: a row a bag, and which table rows each bag held, equal rows together."""
-
-    grouped: Any
-    gradient_BD: Tensor
-
-
-class HashedTable(Embeddings):
+class HashedTable(SparseGradients):
     """A table whose gradient never becomes as large as the table; `optimizer` updates the rows a step used."""
 
     def __init__(
@@ -54,7 +44,7 @@ class HashedTable(Embeddings):
         self.register_buffer("table_RD", table_RD)
         self.table_RD: Tensor
         self.bag, self.why = choose(bag, table_RD)
-        self.gradient: SparseGradient | None = None
+        self.starts_F = None
 
     @torch.no_grad()
     def reset(self, std: float, seed: int) -> None:
@@ -91,10 +81,6 @@ class HashedTable(Embeddings):
             rows_V = self.rows_of(features)
         pooled = self.bag.bag_sum(self.table_RD, rows_V, features.offsets_FB1)
         return pooled.view(len(self.keys), features.batch_size, -1), rows_V
-
-    def backward(self, saved: Tensor, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
-        grouped = self.bag.Grouped(saved, features.offsets_FB1, self.rows)
-        self.gradient = SparseGradient(grouped, gradient_FBD.reshape(-1, gradient_FBD.shape[2]))
 
 
 def ask_for_huge_pages(tensor: Tensor) -> bool:

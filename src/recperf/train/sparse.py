@@ -1,75 +1,100 @@
-"""Optimizers for a table whose gradient stays sparse, and one that steps it beside a dense optimizer."""
+"""Optimizers for tables whose gradient stays sparse, and one that steps them beside a dense optimizer."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..measure.spans import span
 from ..models.hashed import HashedTable
-from .optim import AdamW
+from ..models.tables import SparseTables
 
 EPS = 1e-8
 
 
-class SparseRows:
-    """Row-wise Adagrad, or SGD, with decoupled decay, of the rows that the last backward pass used."""
+class Dense(Protocol):
+    """The optimizer of everything that is not a table."""
 
-    def __init__(self, table: HashedTable, *, adagrad: bool, decay: float) -> None:
-        self.table, self.decay = table, decay
-        device = table.table_RD.device
-        self.state_R: Tensor | None = torch.zeros(table.rows, device=device) if adagrad else None
+    def step(self, learning_rate: float | Tensor) -> None: ...
+
+    def gradients(self) -> list[Tensor]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class SparseRows:
+    """Row-wise Adagrad, or SGD, with decoupled decay, of the rows that the last backward pass used.
+
+    With `scatter`, SGD adds by atomics on a GPU: no sorting, and a last bit that varies from run to run.
+    """
+
+    def __init__(
+        self, table: HashedTable | SparseTables, *, adagrad: bool, decay: float, eps: float = EPS, scatter: bool = False
+    ) -> None:
+        if scatter and (adagrad or decay):
+            raise ValueError("scattering updates are for SGD without decay alone")
+        self.table, self.decay, self.eps, self.scatter = table, decay, eps, scatter
+        rows_RD = table.table_RD
+        self.state_R: Tensor | None = torch.zeros(rows_RD.shape[0], device=rows_RD.device) if adagrad else None
 
     def squared_norm(self) -> float:
-        gradient = self.table.gradient
-        assert gradient is not None, "no backward pass before this step"
-        found: float = self.table.bag.squared_norm(gradient.grouped, gradient.gradient_BD)
+        grouped, gradient_ND = self.table.grouped()
+        found: float = self.table.bag.squared_norm(grouped, gradient_ND)
         return found
 
-    def step(self, rate: float, *, scale: float = 1.0) -> None:
+    def step(self, rate: float | Tensor, *, scale: float = 1.0) -> None:
         """Update the used rows with their gradient times the scale, and forget the gradient."""
-        gradient = self.table.gradient
-        assert gradient is not None, "no backward pass before this step"
+        if self.scatter:
+            assert isinstance(self.table, SparseTables)
+            used = self.table.take_gradient()
+            self.table.bag.scatter_sgd(
+                self.table.table_RD, used.ids_V, used.offsets_N1, used.gradient_ND, rate=rate,
+                starts_F=self.table.starts_F,
+            )  # fmt: skip
+            return
+        grouped, gradient_ND = self.table.grouped()
         self.table.bag.update(
             self.table.table_RD,
             self.state_R,
-            gradient.grouped,
-            gradient.gradient_BD,
+            grouped,
+            gradient_ND,
             rate=rate,
-            eps=EPS,
+            eps=self.eps,
             decay=self.decay,
             scale=scale,
         )
-        self.table.gradient = None
+        self.table.forget()
 
 
 class SplitOptimizer:
-    """AdamW for the dense parameters and `SparseRows` for the table, clipped together.
+    """One optimizer for the dense parameters and `SparseRows` for the tables, clipped together.
 
-    The loop gives AdamW's rate; the table's is that times a fixed ratio, so both follow one schedule.
+    The loop gives the dense rate; the tables' is that times a fixed ratio, so both follow one schedule.
     """
 
-    def __init__(self, dense: AdamW, sparse: SparseRows, *, table_ratio: float, clip: float) -> None:
+    def __init__(self, dense: Dense, sparse: SparseRows, *, table_ratio: float = 1.0, clip: float = 0.0) -> None:
         self.dense, self.sparse, self.table_ratio, self.clip = dense, sparse, table_ratio, clip
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float | Tensor) -> None:
         scale = self._scale() if self.clip else 1.0
         with span("dense_update"):
             if scale < 1.0:
-                for group in self.dense.groups:
-                    for gradient in group.gradients():
-                        gradient.mul_(scale)
+                for gradient in self.dense.gradients():
+                    gradient.mul_(scale)
             self.dense.step(learning_rate)
         with span("sparse_update"):
-            self.sparse.step(learning_rate * self.table_ratio, scale=scale)
+            rate = learning_rate if self.table_ratio == 1.0 else learning_rate * self.table_ratio
+            self.sparse.step(rate, scale=scale)
 
     def _scale(self) -> float:
         """What brings the norm of the whole gradient, dense and sparse, down to the limit."""
-        squares = [float(g.square().sum()) for group in self.dense.groups for g in group.gradients()]
+        squares = [float(g.square().sum()) for g in self.dense.gradients()]
         with span("sparse_update"):
             squares.append(self.sparse.squared_norm())
         norm = math.sqrt(sum(squares))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...data.hashing import stream
 from ...places import home
+from .reference import stacked_rows
 
 SOURCE = Path(__file__).with_name("native.c")
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-march=native")
@@ -116,7 +117,8 @@ def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
     return rows_V
 
 
-def bag_sum(table_RD: Tensor, rows_V: Tensor, offsets_B1: Tensor) -> Tensor:
+def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
+    rows_V = stacked_rows(ids_V, offsets_B1, starts_F)
     bags, dim = offsets_B1.numel() - 1, table_RD.shape[1]
     out_BD = torch.empty(bags, dim)
     call = _loaded().bag_sum
@@ -132,7 +134,8 @@ def bag_sum(table_RD: Tensor, rows_V: Tensor, offsets_B1: Tensor) -> Tensor:
 class Grouped:
     """The ids of a batch in order of their rows, and the bag each id belongs to."""
 
-    def __init__(self, rows_V: Tensor, offsets_B1: Tensor, rows: int) -> None:
+    def __init__(self, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None = None) -> None:
+        rows_V = stacked_rows(ids_V, offsets_B1, starts_F)
         count = rows_V.numel()
         self.rows_V = rows_V
         self.order_V = torch.empty(count, dtype=torch.int32)
@@ -176,12 +179,12 @@ def update(
     grouped: Grouped,
     gradient_BD: Tensor,
     *,
-    rate: float,
+    rate: float | Tensor,
     eps: float,
     decay: float,
     scale: float,
 ) -> None:
-    dim = table_RD.shape[1]
+    dim, rate = table_RD.shape[1], float(rate)
     call = _loaded().update_rows
     state = None if state_R is None else state_R.data_ptr()
 

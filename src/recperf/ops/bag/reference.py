@@ -19,14 +19,27 @@ def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
     return rows_torch(ids_V, seed, rows)
 
 
-def bag_sum(table_RD: Tensor, rows_V: Tensor, offsets_B1: Tensor) -> Tensor:
+def stacked_rows(ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None) -> Tensor:
+    """The row of the stacked tables each id means: the bags of a feature lie together, its table begins at its start."""
+    if starts_F is None:
+        return ids_V
+    bags_a_feature = (offsets_B1.numel() - 1) // starts_F.numel()
+    edges_F1 = offsets_B1[:: max(1, bags_a_feature)]
+    if not bags_a_feature:
+        return ids_V
+    return ids_V + starts_F.repeat_interleave(edges_F1.diff(), output_size=ids_V.numel())
+
+
+def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
+    rows_V = stacked_rows(ids_V, offsets_B1, starts_F)
     return F.embedding_bag(rows_V, table_RD, offsets_B1, mode="sum", include_last_offset=True)
 
 
 class Grouped:
     """The ids of a batch in order of their rows, equal rows together, and the bag each id belongs to."""
 
-    def __init__(self, rows_V: Tensor, offsets_B1: Tensor, rows: int) -> None:
+    def __init__(self, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None = None) -> None:
+        rows_V = stacked_rows(ids_V, offsets_B1, starts_F)
         self.sorted_V, order_V = torch.sort(rows_V, stable=True)
         bags = torch.arange(offsets_B1.numel() - 1, device=rows_V.device)
         bag_V = bags.repeat_interleave(offsets_B1.diff(), output_size=rows_V.numel())
@@ -53,14 +66,14 @@ def update(
     grouped: Grouped,
     gradient_BD: Tensor,
     *,
-    rate: float,
+    rate: float | Tensor,
     eps: float,
     decay: float,
     scale: float,
 ) -> None:
     """Row-wise Adagrad (with a state) or SGD, with decoupled decay, of the rows that were used; in place."""
     summed_UD = _summed(grouped, gradient_BD) * scale
-    step_U1 = torch.full_like(summed_UD[:, :1], rate)
+    step_U1 = torch.ones_like(summed_UD[:, :1]) * rate
     if state_R is not None:
         state_U = state_R.index_select(0, grouped.rows_U) + summed_UD.square().mean(1)
         state_R.index_copy_(0, grouped.rows_U, state_U)

@@ -1,0 +1,296 @@
+"""Embedding bags on a GPU: all tables in one launch, and an update that never writes a gradient of the table.
+
+The update sorts the ids of a batch by row, cuts the sorted ids into chunks and gives each chunk to one warp. A row whose
+ids lie in one chunk is updated there; what a chunk holds of a row that goes on in the next is kept aside and joined by
+a second kernel. Sums follow the sorted order, so that a repeat gives the same bits. `scatter` needs no sorting and is
+for SGD alone: it adds with atomics, whose order, and with it the last bit, varies.
+
+A batch may be longer than its bags say (`offsets_B1[-1]` and on are ignored): a captured graph has fixed shapes.
+
+Shapes: V ids, B bags, F features, R table rows, D width, C ids a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...data.hashing import rows_torch
+from . import reference
+
+JOINED = 8
+"""Chunks of a long row that are joined at a time."""
+
+
+def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
+    return rows_torch(ids_V, seed, rows)
+
+
+@triton.jit
+def _sum_bags(
+    table, ids, offsets, starts, out, bags_a_feature, D,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, STACKED: tl.constexpr,
+):  # fmt: skip
+    bag = tl.program_id(0)
+    begin, end = tl.load(offsets + bag), tl.load(offsets + bag + 1)
+    columns = tl.arange(0, WIDTH)
+    wide = columns < D
+    lanes = tl.arange(0, ROWS)
+    if STACKED:
+        table += tl.load(starts + bag // bags_a_feature) * D
+    total = tl.zeros([WIDTH], dtype=tl.float32)
+    for first in range(begin, end, ROWS):
+        here = first + lanes
+        inside = here < end
+        row = tl.load(ids + here, mask=inside, other=0).to(tl.int64)
+        tile = tl.load(
+            table + row[:, None] * D + columns[None, :], mask=inside[:, None] & wide[None, :], other=0.0
+        )
+        total += tl.sum(tile, 0)
+    tl.store(out + bag.to(tl.int64) * D + columns, total, mask=wide)
+
+
+def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
+    bags, dim = offsets_B1.numel() - 1, table_RD.shape[1]
+    out = torch.empty(bags, dim, device=table_RD.device)
+    if bags:
+        width = triton.next_power_of_2(dim)
+        _sum_bags[(bags,)](
+            table_RD, ids_V, offsets_B1, starts_F, out, _bags_a_feature(bags, starts_F), dim,
+            WIDTH=width, ROWS=max(1, min(16, 1024 // width)), STACKED=starts_F is not None,
+            num_warps=max(1, width // 512),
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _list_rows(
+    ids, offsets, starts, keys, bags, bags_a_feature, BLOCK: tl.constexpr, STACKED: tl.constexpr
+):  # fmt: skip
+    bag = tl.program_id(0)
+    begin, end = tl.load(offsets + bag), tl.load(offsets + bag + 1)
+    shift = tl.load(starts + bag // bags_a_feature) if STACKED else 0
+    for first in range(begin, end, BLOCK):
+        here = first + tl.arange(0, BLOCK)
+        row = tl.load(ids + here, mask=here < end, other=0) + shift
+        tl.store(keys + here, row.to(keys.dtype.element_ty), mask=here < end)
+        tl.store(bags + here, bag, mask=here < end)
+
+
+class Grouped:
+    """The ids of a batch in order of their rows, and the bag each id belongs to."""
+
+    def __init__(self, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None = None) -> None:
+        self.ids_V, self.offsets_B1, self.rows, self.starts_F = ids_V, offsets_B1, rows, starts_F
+        small = rows < (1 << 31)
+        # Places after the last bag keep a row number that no table has, and so end up last.
+        keys_V = torch.full_like(ids_V, rows, dtype=torch.int32 if small else torch.int64)
+        bags_V = torch.empty_like(ids_V, dtype=torch.int32)
+        bags = offsets_B1.numel() - 1
+        if bags:
+            _list_rows[(bags,)](
+                ids_V, offsets_B1, starts_F, keys_V, bags_V, _bags_a_feature(bags, starts_F),
+                BLOCK=32, STACKED=starts_F is not None, num_warps=1,
+            )  # fmt: skip
+        self.sorted_V, self.order_V = torch.sort(keys_V, stable=True)
+        self.bags_V = bags_V
+
+    @property
+    def unique(self) -> int:
+        """Different rows; waits for the device."""
+        used = self.sorted_V[: int(self.offsets_B1[-1])]
+        return int(torch.unique_consecutive(used).numel())
+
+
+@triton.jit
+def _runs(flag_a, sum_a, flag_b, sum_b):
+    return flag_a | flag_b, tl.where(flag_b != 0, sum_b, sum_a + sum_b)
+
+
+@triton.jit
+def _apply(table, state, key, grad, here, rate, eps, keep, D, columns, wide, ADAGRAD: tl.constexpr):
+    """One row a lane: new state and new weights where `here`."""
+    if ADAGRAD:
+        squares = tl.sum(grad * grad, 1) / D
+        now = tl.load(state + key, mask=here, other=0.0) + squares
+        tl.store(state + key, now, mask=here)
+        rate = rate / (tl.sqrt(now) + eps)
+    step = rate + tl.zeros_like(key).to(tl.float32)
+    place = table + key[:, None].to(tl.int64) * D + columns[None, :]
+    mask = here[:, None] & wide[None, :]
+    row = tl.load(place, mask=mask, other=0.0)
+    tl.store(place, row * keep - step[:, None] * grad, mask=mask)
+
+
+@triton.jit
+def _update_chunks(
+    table, state, keys, order, bags, gradient, heads, tails, rates, count, rows, eps, decay, scale, D,
+    WIDTH: tl.constexpr, C: tl.constexpr, ADAGRAD: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, C)
+    at = chunk * C + lanes
+    opening = tl.load(keys + chunk * C)
+    if opening < rows:
+        columns = tl.arange(0, WIDTH)
+        wide = columns < D
+        key = tl.load(keys + at, mask=at < count, other=rows)
+        before = tl.load(keys + at - 1, mask=(at > 0) & (at < count), other=-1)
+        after = tl.load(keys + at + 1, mask=at + 1 < count, other=rows)
+        live = key < rows
+        bag = tl.load(bags + tl.load(order + at, mask=live, other=0), mask=live, other=0).to(tl.int64)
+        total = tl.load(
+            gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0
+        )
+        total = total * scale
+        if tl.sum(((key == before) & (lanes > 0) & live).to(tl.int32), 0) > 0:
+            fresh = ((key != before) | (lanes == 0)).to(tl.int32)
+            flags = fresh[:, None] + tl.zeros([C, WIDTH], dtype=tl.int32)
+            _, total = tl.associative_scan((flags, total), 0, _runs)
+        earlier = tl.load(keys + chunk * C - 1, mask=chunk > 0, other=-1)
+        came_in = live & (key == opening) & (opening == earlier)
+        last = key != after
+        end = lanes == C - 1
+        to_head = (came_in & (last | end))[:, None] & wide[None, :]
+        to_tail = (live & (came_in == 0) & (last == 0) & end)[:, None] & wide[None, :]
+        aside = chunk * D + columns[None, :] + tl.zeros([C, 1], dtype=tl.int64)
+        tl.store(heads + aside, total, mask=to_head)
+        tl.store(tails + aside, total, mask=to_tail)
+        rate = tl.load(rates)
+        _apply(
+            table, state, key, total, live & last & (came_in == 0), rate, eps, 1.0 - rate * decay, D, columns, wide,
+            ADAGRAD,
+        )  # fmt: skip
+
+
+@triton.jit
+def _join_chunks(
+    table, state, keys, heads, tails, rates, count, rows, eps, decay, D,
+    WIDTH: tl.constexpr, C: tl.constexpr, J: tl.constexpr, ADAGRAD: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0).to(tl.int64)
+    end = chunk * C + C - 1
+    if end + 1 < count:
+        key = tl.load(keys + end)
+        goes_on = (key < rows) & (key == tl.load(keys + end + 1))
+        opening = tl.load(keys + chunk * C)
+        earlier = tl.load(keys + chunk * C - 1, mask=chunk > 0, other=-1)
+        came_in = (opening == key) & (earlier == key)
+        if goes_on & (came_in == 0):
+            columns = tl.arange(0, WIDTH)
+            wide = columns < D
+            total = tl.load(tails + chunk * D + columns, mask=wide, other=0.0)
+            next_chunk = chunk + 1
+            found = J
+            while found == J:
+                there = next_chunk + tl.arange(0, J)
+                same = tl.load(keys + there * C, mask=there * C < count, other=rows) == key
+                part = tl.load(
+                    heads + there[:, None] * D + columns[None, :], mask=same[:, None] & wide[None, :], other=0.0
+                )
+                total += tl.sum(part, 0)
+                found = tl.sum(same.to(tl.int32), 0)
+                next_chunk += J
+            rate = tl.load(rates)
+            one = tl.arange(0, 1)
+            _apply(
+                table, state, key + one.to(key.dtype), total[None, :], one == 0, rate, eps, 1.0 - rate * decay, D,
+                columns, wide, ADAGRAD,
+            )  # fmt: skip
+
+
+def chunk_size(width: int) -> int:
+    """Ids a warp takes: as many rows as its registers hold beside their table rows."""
+    return max(2, min(16, 1024 // width))
+
+
+def update(
+    table_RD: Tensor,
+    state_R: Tensor | None,
+    grouped: Grouped,
+    gradient_BD: Tensor,
+    *,
+    rate: float | Tensor,
+    eps: float,
+    decay: float,
+    scale: float,
+) -> None:
+    """Row-wise Adagrad (with a state) or SGD, with decoupled decay, of the rows that were used; in place."""
+    count, dim = grouped.sorted_V.numel(), table_RD.shape[1]
+    if not count:
+        return
+    width = triton.next_power_of_2(dim)
+    chunk = chunk_size(width)
+    chunks = triton.cdiv(count, chunk)
+    aside = torch.empty(2, chunks, dim, device=table_RD.device)
+    rates = _on_device(rate, table_RD)
+    shapes: dict[str, Any] = {"WIDTH": width, "C": chunk, "ADAGRAD": state_R is not None}
+    warps = max(1, width // 512)
+    _update_chunks[(chunks,)](
+        table_RD, state_R, grouped.sorted_V, grouped.order_V, grouped.bags_V, gradient_BD.contiguous(), aside[0],
+        aside[1], rates, count, grouped.rows, eps, decay, scale, dim, num_warps=warps, **shapes,
+    )  # fmt: skip
+    _join_chunks[(chunks,)](
+        table_RD, state_R, grouped.sorted_V, aside[0], aside[1], rates, count, grouped.rows, eps, decay, dim,
+        J=JOINED, num_warps=warps, **shapes,
+    )  # fmt: skip
+
+
+@triton.jit
+def _scatter(
+    table, ids, offsets, starts, gradient, rates, bags_a_feature, D,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, STACKED: tl.constexpr,
+):  # fmt: skip
+    bag = tl.program_id(0)
+    begin, end = tl.load(offsets + bag), tl.load(offsets + bag + 1)
+    columns = tl.arange(0, WIDTH)
+    wide = columns < D
+    if STACKED:
+        table += tl.load(starts + bag // bags_a_feature) * D
+    step = tl.load(gradient + bag.to(tl.int64) * D + columns, mask=wide, other=0.0) * -tl.load(rates)
+    steps = step[None, :] + tl.zeros([ROWS, WIDTH], dtype=tl.float32)
+    for first in range(begin, end, ROWS):
+        here = first + tl.arange(0, ROWS)
+        row = tl.load(ids + here, mask=here < end, other=0).to(tl.int64)
+        place = table + row[:, None] * D + columns[None, :]
+        tl.atomic_add(place, steps, mask=(here < end)[:, None] & wide[None, :], sem="relaxed")
+
+
+def scatter_sgd(
+    table_RD: Tensor,
+    ids_V: Tensor,
+    offsets_B1: Tensor,
+    gradient_BD: Tensor,
+    *,
+    rate: float | Tensor,
+    starts_F: Tensor | None = None,
+) -> None:
+    """SGD without sorting: every bag adds to its rows by atomics. The last bit varies from run to run."""
+    bags, dim = offsets_B1.numel() - 1, table_RD.shape[1]
+    if bags:
+        width = triton.next_power_of_2(dim)
+        _scatter[(bags,)](
+            table_RD, ids_V, offsets_B1, starts_F, gradient_BD.contiguous(), _on_device(rate, table_RD),
+            _bags_a_feature(bags, starts_F), dim,
+            WIDTH=width, ROWS=max(1, min(8, 512 // width)), STACKED=starts_F is not None, num_warps=1,
+        )  # fmt: skip
+
+
+def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
+    """Of the summed gradient of every different row; by the reference, since only clipping asks for it."""
+    used = grouped.ids_V[: int(grouped.offsets_B1[-1])]
+    plain = reference.Grouped(used, grouped.offsets_B1, grouped.rows, grouped.starts_F)
+    return reference.squared_norm(plain, gradient_BD)
+
+
+def _on_device(rate: float | Tensor, table_RD: Tensor) -> Tensor:
+    """A rate that is a tensor may change between replays of a captured graph."""
+    return rate if isinstance(rate, Tensor) else torch.full((1,), rate, device=table_RD.device)
+
+
+def _bags_a_feature(bags: int, starts_F: Tensor | None) -> int:
+    return bags // starts_F.numel() if starts_F is not None else bags
