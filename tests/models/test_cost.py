@@ -14,9 +14,9 @@ from recperf.models.dlrm import DLRM
 from recperf.workloads.micro_dlrm import default
 
 
-@pytest.mark.parametrize("interaction", ["concat", "dot"])
+@pytest.mark.parametrize("interaction", ["concat", "dot", "dcn"])
 def test_matrix_products_are_counted_as_torch_counts_them(interaction: str) -> None:
-    config = replace(default().model, interaction=interaction)
+    config = replace(default().model, interaction=interaction, cross_layers=2, cross_rank=5)
     batch = ClickBatch(
         torch.randn(64, 16), JaggedFeatures.from_ids(config.features, torch.ones(3, 64).long()), torch.zeros(64)
     )
@@ -29,7 +29,9 @@ def test_matrix_products_are_counted_as_torch_counts_them(interaction: str) -> N
     # The bottom MLP's first layer has no input gradient: nobody asks for the gradient of the data.
     products -= 2 * 64 * config.bottom[0] * config.bottom[1]
     # torch computes the full square of pairs, forward and (twice) backward; only the triangle is needed.
-    full_square = 0 if interaction == "concat" else 3 * 2 * 64 * config.vectors**2 * config.dim
+    full_square = 3 * 2 * 64 * config.vectors**2 * config.dim if interaction == "dot" else 0
+    # A cross layer is two products forward and four backward, 32 wide and of rank 5.
+    products += 2 * 6 * (2 * 64 * 32 * 5) if interaction == "dcn" else 0
     assert counter.get_total_flops() == products + full_square
     needed = 3 * 2 * 64 * config.pairs * config.dim
     scattered = 64 * 3 * config.dim
@@ -38,8 +40,9 @@ def test_matrix_products_are_counted_as_torch_counts_them(interaction: str) -> N
     assert counted == products + needed + scattered
 
 
-def test_memory_counts_parameters_moments_and_gradients() -> None:
-    config = default().model
+@pytest.mark.parametrize("interaction", ["concat", "dot", "dcn"])
+def test_memory_counts_parameters_moments_and_gradients(interaction: str) -> None:
+    config = replace(default().model, interaction=interaction)
     memory = dlrm_memory(config, 256)
     parameters = 4 * sum(p.numel() for p in DLRM(config).parameters())
     assert memory["parameters"] == memory["gradients"] == parameters
@@ -52,3 +55,12 @@ def test_a_lookup_counts_each_different_row_once() -> None:
     assert many.bytes - few.bytes == 300 * config.dim * 4
     assert many.flops == few.flops
     assert dlrm_step(config, 256)["embedding"].bytes == dlrm_step(config, 256, unique=256 + 256 + 22)["embedding"].bytes
+
+
+def test_cross_layers_read_their_parameters_and_keep_what_lies_between() -> None:
+    config = replace(default().model, interaction="dcn", cross_layers=2, cross_rank=5)
+    plain = replace(config, interaction="concat")
+    more = dlrm_step(config, 1)["interaction"].bytes - dlrm_step(plain, 1)["interaction"].bytes
+    assert more == 4 * (config.cross_parameters + 2 * (5 * 32 + 2 * 5))
+    kept = dlrm_memory(config, 7)["activations"] - dlrm_memory(plain, 7)["activations"]
+    assert kept == 4 * 7 * 2 * (2 * 32 + 5)

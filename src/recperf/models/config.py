@@ -45,7 +45,7 @@ class DLRMConfig:
             self.interaction == "concat" or self.bottom[-1] == self.dim,
             "model.bottom",
             self.bottom,
-            f"with interaction {self.interaction} a last width of model.dim ({self.dim}): the vectors meet as equals",
+            f"with {self.interaction} a last width equal to model.dim ({self.dim}): the vectors meet as equals",
         )
         require(len(self.top) >= 1, "model.top", self.top, "at least one width")
         require(min(self.top) >= 1 and max(self.top) <= 1 << 16, "model.top", self.top, "widths 1 to 65536")

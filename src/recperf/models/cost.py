@@ -54,7 +54,7 @@ def _forward(config: DLRMConfig, batch: int, ids: int, unique: int) -> dict[str,
     return {
         "bottom": mlp_forward(config.bottom, batch),
         "embedding": bag_forward(ids, bags, config.dim, unique),
-        "interaction": Cost(_pair_flops(config, batch), _vector_bytes(config, batch) + met),
+        "interaction": Cost(_pair_flops(config, batch), _vector_bytes(config, batch) + met) + _cross(config, batch),
         "top": mlp_forward(config.top_widths, batch),
         "loss": Cost(10 * batch, 3 * FLOAT * batch),
     }
@@ -65,13 +65,38 @@ def _backward(config: DLRMConfig, batch: int) -> dict[str, Cost]:
     return {
         "loss_backward": Cost(3 * batch, 3 * FLOAT * batch),
         "top_backward": mlp_backward(config.top_widths, batch, input_gradient=True),
-        "interaction_backward": Cost(2 * _pair_flops(config, batch), met + 2 * _vector_bytes(config, batch)),
+        "interaction_backward": (
+            Cost(2 * _pair_flops(config, batch), met + 2 * _vector_bytes(config, batch))
+            + _cross_backward(config, batch)
+        ),
         "bottom_backward": mlp_backward(config.bottom, batch, input_gradient=False),
     }
 
 
 def _pair_flops(config: DLRMConfig, batch: int) -> int:
     return 2 * batch * config.pairs * config.dim
+
+
+def _cross(config: DLRMConfig, batch: int) -> Cost:
+    """Two products a layer. Each reads its input and the first one's, writes its output and what lies between."""
+    if config.interaction != "dcn":
+        return Cost()
+    wide, low = batch * config.interaction_width, batch * config.cross_rank
+    return Cost(
+        2 * 2 * wide * config.cross_rank * config.cross_layers,
+        FLOAT * (config.cross_parameters + config.cross_layers * (5 * wide + 2 * low)),
+    )
+
+
+def _cross_backward(config: DLRMConfig, batch: int) -> Cost:
+    """Twice the products. Each layer reads what was kept and two gradients, and writes those two and its own."""
+    if config.interaction != "dcn":
+        return Cost()
+    wide, low = batch * config.interaction_width, batch * config.cross_rank
+    return Cost(
+        2 * _cross(config, batch).flops,
+        FLOAT * (2 * config.cross_parameters + config.cross_layers * (9 * wide + 3 * low)),
+    )
 
 
 def _vector_bytes(config: DLRMConfig, batch: int) -> int:
@@ -101,4 +126,6 @@ def hashed_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int) -> dict[str,
 
 
 def _activations(config: DLRMConfig, batch: int) -> int:
-    return FLOAT * batch * (sum(config.bottom) + len(config.features) * config.dim + sum(config.top_widths))
+    cross = config.cross_layers * (2 * config.interaction_width + config.cross_rank)
+    widths = sum(config.bottom) + len(config.features) * config.dim + sum(config.top_widths)
+    return FLOAT * batch * (widths + (cross if config.interaction == "dcn" else 0))

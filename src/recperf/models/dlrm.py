@@ -5,36 +5,48 @@ Shapes: B samples, D width of a table row, F sparse features.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..measure.spans import span
 from .config import DLRMConfig
+from .cross import LowRankCross
 from .embeddings import Embeddings, StackedTables
-from .interaction import Concat, Dot
+from .gradients import add_gradient
+from .interaction import Concat, Dot, Interaction
+from .losses import BCE, Loss
 from .mlp import MLP, mlp_backward, mlp_forward
 
 
 class DLRM(nn.Module):
-    """The whole family; the config decides sizes and interaction."""
+    """The whole family; the config decides sizes and interaction, the loss is binary cross entropy if none is given."""
 
-    def __init__(self, config: DLRMConfig, *, seed: int = 0, embeddings: Embeddings | None = None) -> None:
+    def __init__(
+        self,
+        config: DLRMConfig,
+        *,
+        seed: int = 0,
+        embeddings: Embeddings | None = None,
+        interaction: Interaction | None = None,
+        loss: Loss | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         self.bottom = MLP(config.bottom, last_relu=True)
         self.embeddings: Embeddings = embeddings or StackedTables(config.features, config.rows, config.dim)
-        self.interaction: Concat | Dot = (
-            Concat() if config.interaction == "concat" else Dot(config.vectors, diagonal=config.diagonal)
-        )
+        self.interaction: Interaction = interaction or make_interaction(config)
         self.top = MLP(config.top_widths, last_relu=False)
+        self.criterion: Loss = loss or BCE()
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
         """Initial weights, a pure function of the seed and of each parameter's name."""
         self.bottom.reset(seed, "bottom")
         self.embeddings.reset(self.config.table_init_std, seed)
+        self.interaction.reset(seed)
         self.top.reset(seed, "top")
 
     def forward(self, dense: Tensor, features: JaggedFeatures) -> Tensor:
@@ -50,8 +62,8 @@ class DLRM(nn.Module):
         return logits_B
 
     def plain_loss(self, batch: ClickBatch) -> Tensor:
-        """Mean binary cross entropy by torch's own operators and autograd: short, and what `loss` must equal."""
-        return F.binary_cross_entropy_with_logits(self(batch.dense_BD, batch.features), batch.labels_B)
+        """The mean loss by torch's own operators and autograd: short, and what `loss` must equal."""
+        return self.criterion.value(self(batch.dense_BD, batch.features), batch.labels_B)
 
     def loss(self, batch: ClickBatch) -> WrittenOutLoss:
         """The same loss with its backward pass written out, part by part.
@@ -62,7 +74,16 @@ class DLRM(nn.Module):
         return WrittenOutLoss(self, batch)
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        return [*self.bottom.parameters(), *self.top.parameters()]
+        """All that are not in tables."""
+        return [*self.bottom.parameters(), *self.interaction.parameters(), *self.top.parameters()]
+
+
+def make_interaction(config: DLRMConfig) -> Interaction:
+    if config.interaction == "concat":
+        return Concat()
+    if config.interaction == "dot":
+        return Dot(config.vectors, diagonal=config.diagonal)
+    return LowRankCross(config.interaction_width, layers=config.cross_layers, rank=config.cross_rank)
 
 
 class WrittenOutLoss:
@@ -70,7 +91,7 @@ class WrittenOutLoss:
 
     @torch.no_grad()
     def __init__(self, model: DLRM, batch: ClickBatch) -> None:
-        self.model, self.batch = model, batch
+        self.model, self.batch, self.scale = model, batch, 1.0
         self.bottom, self.top = model.bottom.flat, model.top.flat
         with span("bottom"):
             self.bottom_acts = mlp_forward(batch.dense_BD, self.bottom, last_relu=True)
@@ -82,17 +103,27 @@ class WrittenOutLoss:
             self.top_acts = mlp_forward(met, self.top, last_relu=False)
         with span("loss"):
             self.logits_B = self.top_acts[-1].squeeze(1)
-            self.value = F.binary_cross_entropy_with_logits(self.logits_B, batch.labels_B)
+            self.value = model.criterion.value(self.logits_B, batch.labels_B)
+
+    def __mul__(self, scale: float) -> WrittenOutLoss:
+        """The loss times a number, as of a slice of a batch; its gradients are scaled with it."""
+        if scale == 1:
+            return self
+        scaled = copy.copy(self)
+        scaled.value, scaled.scale = self.value * scale, self.scale * scale
+        return scaled
 
     def detach(self) -> Tensor:
         return self.value
 
     @torch.no_grad()
     def backward(self) -> None:
-        """Put the gradient of every dense parameter into its `grad`; the embeddings keep theirs as they see fit."""
+        """Add the gradient of every dense parameter to its `grad`; the embeddings keep theirs as they see fit."""
         model, batch = self.model, self.batch
         with span("loss_backward"):
-            slope_B = self.logits_B.sigmoid().sub_(batch.labels_B).div_(len(batch))
+            slope_B = model.criterion.slope(self.logits_B, batch.labels_B)
+            if self.scale != 1:
+                slope_B = slope_B * self.scale
         with span("top_backward"):
             met_gradient, top_gradients = mlp_backward(
                 slope_B.unsqueeze(1), self.top_acts, self.top, last_relu=False, input_gradient=True
@@ -107,6 +138,6 @@ class WrittenOutLoss:
                 dense_gradient, self.bottom_acts, self.bottom, last_relu=True, input_gradient=False
             )
         for parameter, gradient in zip(self.bottom, bottom_gradients):
-            parameter.grad = gradient
+            add_gradient(parameter, gradient)
         for parameter, gradient in zip(self.top, top_gradients):
-            parameter.grad = gradient
+            add_gradient(parameter, gradient)

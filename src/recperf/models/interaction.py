@@ -7,11 +7,29 @@ Shapes: B samples, F sparse features, V vectors a sample (the dense one first), 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 
-class Concat(nn.Module):
+class Interaction(nn.Module, ABC):
+    """The seam: what a model asks of its interaction."""
+
+    def reset(self, seed: int) -> None:
+        """Initial weights, where it has some."""
+
+    @abstractmethod
+    def record(self, dense_BD: Tensor, sparse_FBD: Tensor) -> tuple[Tensor, Any]:
+        """The output, B x W, and what `backward` needs."""
+
+    @abstractmethod
+    def backward(self, saved: Any, gradient_BW: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the dense vector and of the sparse ones, F x B x D."""
+
+
+class Concat(Interaction):
     """All vectors side by side, the dense one first."""
 
     def forward(self, dense_BD: Tensor, sparse: list[Tensor]) -> Tensor:
@@ -28,7 +46,7 @@ class Concat(nn.Module):
         return gradient_BW[:, :dense], gradient_BW[:, dense:].view(batch, features, dim).transpose(0, 1).contiguous()
 
 
-class Dot(nn.Module):
+class Dot(Interaction):
     """The dense vector, then the dot products of all pairs: the lower triangle, row by row.
 
     Pairs come as (1,0), (2,0), (2,1), (3,0) ...; with `diagonal` each row ends with the vector's product with itself.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..measure.spans import span
@@ -18,7 +19,9 @@ class Order(Protocol):
 
 
 class Loss(Protocol):
-    """A tensor, or what can be asked the same two things."""
+    """A tensor, or what can be asked the same three things."""
+
+    def __mul__(self, scale: float) -> Loss: ...
 
     def backward(self) -> None: ...
 
@@ -68,6 +71,8 @@ class Recipe:
     learning_rate: Callable[[int], float]
     epochs: int
     max_steps: int = 0
+    micro_batches: int = 1
+    """Slices a batch is taken in; their gradients add up to the batch's."""
 
     @property
     def steps(self) -> int:
@@ -80,12 +85,25 @@ def take_step(recipe: Recipe, batches: Iterator[Any], step: int) -> tuple[Tensor
     """One training step on the next batch: its loss and how many samples it had."""
     with span("data"):
         batch = next(batches)
-    loss = recipe.model.loss(batch)
-    with span("backward"):
-        loss.backward()
+        parts = slices(batch, recipe.micro_batches)
+    losses = []
+    for part in parts:
+        loss = recipe.model.loss(part) * (len(part) / len(batch))
+        with span("backward"):
+            loss.backward()
+        losses.append(loss.detach())
     with span("update"):
         recipe.optimizer.step(recipe.learning_rate(step))
-    return loss.detach(), len(batch)
+    return (losses[0] if len(losses) == 1 else torch.stack(losses).sum()), len(batch)
+
+
+def slices(batch: Any, count: int) -> list[Any]:
+    """A batch in so many parts, as even as it goes; fewer where it has fewer samples."""
+    if count == 1:
+        return [batch]
+    count = min(count, len(batch))
+    edges = [len(batch) * index // count for index in range(count + 1)]
+    return [batch.slice(start, stop) for start, stop in zip(edges, edges[1:])]
 
 
 def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
