@@ -1,0 +1,152 @@
+"""Drawing a batch in plain torch, on any device: short, and what the other implementations must equal.
+
+Dense features, lengths, uniform ids and replayed ids are the same bits everywhere. Zipf and Gaussian ids go through
+float32 logarithms and the like, whose last digit is the device's own, and labels through a float32 sum: one in many
+thousands may differ.
+
+Shapes: F features, B samples, I most ids of a bag, D dense features, V ids, P = B * sum of I places for ids.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...data.batch import ClickBatch, JaggedFeatures
+from ...data.hashing import hash_signed
+from .plan import DENSE_SCALE, MULTIPLIERS, SPREAD_SHIFT, Plan
+
+_SIGNED = tuple(factor - (1 << 32) if factor >> 31 else factor for factor in MULTIPLIERS)
+
+
+def draw(plan: Plan, index_1: Tensor, batch: ClickBatch) -> None:
+    """Fill the batch for the window whose number the tensor holds; nothing depends on the host knowing it."""
+    word_1 = hash_signed(index_1, plan.window_seed)
+    keys = word_1.to(torch.int32), (word_1 >> 32).to(torch.int32)
+    offsets_FB1 = batch.features.offsets_FB1
+    ids, kept = [], []
+    for feature in range(plan.features):
+        ids_BI = feature_ids(plan, keys, feature)
+        kept.append(_kept(plan, keys, feature, ids_BI))
+        ids.append(ids_BI)
+    counts_FB = torch.stack([kept_BI.sum(1) for kept_BI in kept])
+    offsets_FB1[:1].zero_()
+    torch.cumsum(counts_FB.view(-1), 0, out=offsets_FB1[1:])
+    _pack(plan, ids, kept, batch.features)
+    words_BD = words(keys, plan.first_dense, plan.samples * plan.dense).view(plan.samples, plan.dense)
+    torch.mul(words_BD >> 8, DENSE_SCALE, out=batch.dense_BD)
+    scores_FB = torch.stack(
+        [(score_words(plan, f, ids[f]).to(torch.int64) * kept[f]).sum(1) for f in range(plan.features)]
+    )
+    logits_B = _logits(plan, batch.dense_BD, scores_FB, counts_FB)
+    chances_B = unsigned(words(keys, plan.first_label, plan.samples)) >> 8
+    batch.labels_B.copy_(chances_B.float() * 2.0**-24 < logits_B.sigmoid())
+
+
+def planted_logits(plan: Plan, dense_BD: Tensor, features: JaggedFeatures) -> Tensor:
+    """The log odds labels are drawn from: what a perfect model would answer."""
+    counts_FB = features.offsets_FB1.diff().view(plan.features, -1)
+    scores_V = torch.cat([score_words(plan, f, features[key][0]) for f, key in enumerate(features.keys)])
+    bag_V = torch.arange(counts_FB.numel(), device=scores_V.device).repeat_interleave(counts_FB.view(-1))
+    scores_FB = torch.zeros_like(counts_FB).view(-1).index_add_(0, bag_V, scores_V.to(torch.int64))
+    return _logits(plan, dense_BD, scores_FB.view_as(counts_FB), counts_FB)
+
+
+def mix(words: Tensor) -> Tensor:
+    """The bijection of 32-bit words, kept as int32; torch shifts copies of the sign in, which the masks take out."""
+    words = (words ^ ((words >> 16) & 0xFFFF)) * _SIGNED[0]
+    words = (words ^ ((words >> 15) & 0x1FFFF)) * _SIGNED[1]
+    return words ^ ((words >> 16) & 0xFFFF)
+
+
+def words(keys: tuple[Tensor, Tensor], first: int, count: int) -> Tensor:
+    """The random words of a window with the counters from the first on."""
+    counters = torch.arange(first, first + count, device=keys[0].device).to(torch.int32)
+    return mix(mix(counters ^ keys[0]) + keys[1])
+
+
+def unsigned(words: Tensor) -> Tensor:
+    return words.to(torch.int64) & 0xFFFFFFFF
+
+
+def feature_ids(plan: Plan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor:
+    """The ids of every bag of a feature as if all had their most ids."""
+    most = plan.most[feature]
+    words_BI = words(keys, plan.firsts[feature], plan.samples * most).view(plan.samples, most)
+    if plan.kind == "uniform":
+        return (unsigned(words_BI) * plan.rows[feature]) >> 32
+    if plan.kind == "replay":
+        found_BI = torch.searchsorted(plan.edges_K, unsigned(words_BI) + (feature << 32), right=True)
+        return plan.known_K[found_BI]
+    return _gaussian(plan, feature, words_BI) if plan.kind == "gaussian" else _zipf(plan, feature, words_BI)
+
+
+def score_words(plan: Plan, feature: int, ids: Tensor) -> Tensor:
+    """The planted scores of ids as 24-bit signed integers: their sums are exact in any order."""
+    keys_2 = plan.score_keys_F2[feature]
+    return mix(mix(ids.to(torch.int32) ^ keys_2[0]) + keys_2[1]) >> 8
+
+
+def _lengths(plan: Plan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor:
+    """round(max(1, u * most)) in integers, so that it is the same everywhere."""
+    words_B = unsigned(words(keys, plan.first_length + feature * plan.samples, plan.samples))
+    return ((words_B * plan.most[feature] + (1 << 31)) >> 32).clamp_(min=1)
+
+
+def _kept(plan: Plan, keys: tuple[Tensor, Tensor], feature: int, ids_BI: Tensor) -> Tensor:
+    """Which of the ids a bag really has."""
+    most = ids_BI.shape[1]
+    place_I = torch.arange(most, device=ids_BI.device)
+    kept_BI = torch.ones_like(ids_BI, dtype=torch.bool)
+    if not plan.fixed:
+        kept_BI = place_I < _lengths(plan, keys, feature).unsqueeze(1)
+    if plan.distinct:
+        same_BII = ids_BI.unsqueeze(2) == ids_BI.unsqueeze(1)
+        kept_BI &= ~(same_BII & (place_I < place_I.unsqueeze(1))).any(2)
+    return kept_BI
+
+
+def _pack(plan: Plan, ids: list[Tensor], kept: list[Tensor], features: JaggedFeatures) -> None:
+    """Move the kept ids together; the others all go to one place past the end, so that no shape depends on data."""
+    targets = []
+    for kept_BI, offsets_B in zip(kept, features.offsets_FB1[:-1].view(plan.features, -1)):
+        place_BI = offsets_B.unsqueeze(1) + kept_BI.cumsum(1) - 1
+        targets.append(torch.where(kept_BI, place_BI, plan.capacity).view(-1))
+    ids_P = torch.cat([ids_BI.reshape(-1) for ids_BI in ids])
+    packed = ids_P.new_zeros(plan.capacity + 1).scatter_(0, torch.cat(targets), ids_P)
+    features.values_V.copy_(packed[:-1])
+
+
+def _logits(plan: Plan, dense_BD: Tensor, scores_FB: Tensor, counts_FB: Tensor) -> Tensor:
+    bags_FB = scores_FB.float() * 2.0**-23 / counts_FB.float().sqrt()
+    return (dense_BD * plan.weights_D).sum(1) + bags_FB.sum(0)
+
+
+def _spread(ids: Tensor, words: Tensor) -> Tensor:
+    return ids + (((ids >> SPREAD_SHIFT) * (words & 255)) >> 8)
+
+
+def _gaussian(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
+    """Box and Muller: one half of the word is the radius, the other the angle."""
+    high_BI, low_BI = (words_BI >> 16) & 0xFFFF, words_BI & 0xFFFF
+    radius_BI = (((high_BI.float() + 0.5) * 2.0**-16).log() * -2.0).sqrt()
+    normal_BI = radius_BI * (low_BI.float() * (2.0 * math.pi / 65536)).cos()
+    place_BI = (normal_BI * plan.slope_F[feature] + plan.start_F[feature]).floor().to(torch.int64)
+    return _spread(place_BI.clamp_(min=0), words_BI).clamp_(max=plan.rows[feature] - 1)
+
+
+def _zipf(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
+    """Inverse of the integral of x^-exponent over [1/2, rows + 1/2); rounding x gives a rank from 1 on.
+
+    The cell of rank k approximates k^-exponent by the midpoint rule: for exponents near 1 about 12 % too much for the
+    first rank, 6 % for the second and ever closer after that.
+    """
+    share_BI = ((words_BI >> 8) & 0xFFFFFF).float() * 2.0**-24
+    log_BI = share_BI * plan.slope_F[feature] + plan.start_F[feature]
+    if plan.power:
+        log_BI = log_BI.log() * plan.power
+    rank_BI = _spread((log_BI.exp() - 0.5).to(torch.int64).clamp_(min=0), words_BI)
+    rank_BI.clamp_(max=plan.rows[feature] - 1)
+    return (rank_BI * plan.factor_F[feature] + plan.shift_F[feature]) % plan.rows[feature]
