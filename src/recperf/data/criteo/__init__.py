@@ -1,0 +1,1 @@
+"""Criteo click logs: tab-separated files, converted once to memory-mapped arrays, read in a seeded order."""

@@ -1,0 +1,147 @@
+"""Batches of a converted click log in an order that is a pure function of (seed, epoch, position).
+
+A log may be larger than memory, so rows are not shuffled one by one: blocks of neighbouring rows are, and then the rows
+of a few blocks together. Reads stay as long as a block, memory as small as a group, and an epoch has every row once.
+
+Shapes: B samples a batch, N rows of a group, D = 13 numbers, F = 26 categories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..batch import ClickBatch, JaggedFeatures
+from ..hashing import hash_int
+from ..order import permutation
+from .config import KEYS
+from .store import CriteoStore, Rows, Split
+
+BLOCK_ROWS = 4096
+GROUP_BLOCKS = 64
+"""64 blocks of 4,096 rows are 41 MB; two groups are in memory at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CriteoOrder:
+    """Every row of a split once an epoch, shuffled by blocks; the last batch may be smaller."""
+
+    store: CriteoStore
+    batch_size: int
+    seed: int
+    split: Split = "train"
+    device: torch.device | str = "cpu"
+    block_rows: int = BLOCK_ROWS
+    group_blocks: int = GROUP_BLOCKS
+    _offsets: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def rows(self) -> int:
+        first, last = self.store.bounds(self.split)
+        return last - first
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-self.rows // self.batch_size)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
+        """The batches of an epoch from the given one on, shuffled."""
+        order_K = permutation(-(-self.rows // self.block_rows), self.seed, epoch).numpy()
+        groups = [order_K[at : at + self.group_blocks] for at in range(0, len(order_K), self.group_blocks)]
+        lengths = [int(self._lengths(blocks).sum()) for blocks in groups]
+        skipped, first = start * self.batch_size, 0
+        while first < len(groups) and skipped >= lengths[first]:
+            skipped -= lengths[first]
+            first += 1
+
+        def shuffled(index: int) -> tuple[Rows, Tensor]:
+            mixed = hash_int(index, self.seed) >> 11
+            return self._gather(groups[index]), permutation(lengths[index], mixed, epoch)
+
+        return self._cut(_ahead(shuffled, range(first, len(groups))), skipped)
+
+    def cut(self, start: int = 0) -> Iterator[ClickBatch]:
+        """The batches of the split in the order of the log, from the given one on."""
+        begin, end = self.store.bounds(self.split)
+        # Groups of whole batches, so that no batch is put together from two.
+        group = self.batch_size * max(1, self.block_rows * self.group_blocks // self.batch_size)
+        firsts = range(begin + start * self.batch_size, end, group)
+
+        def straight(first: int) -> tuple[Rows, Tensor]:
+            rows = self.store.read(first, min(end, first + group))
+            return rows, torch.arange(len(rows))
+
+        return self._cut(_ahead(straight, firsts), 0)
+
+    def _lengths(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.minimum(self.rows - blocks * self.block_rows, self.block_rows)
+
+    def _gather(self, blocks: NDArray[np.int64]) -> Rows:
+        begin, end = self.store.bounds(self.split)
+        firsts = begin + blocks * self.block_rows
+        read = [self.store.read(int(first), min(end, int(first) + self.block_rows)) for first in firsts]
+        return Rows(
+            dense_ND=np.concatenate([rows.dense_ND for rows in read]),
+            ids_NF=np.concatenate([rows.ids_NF for rows in read]),
+            labels_N=np.concatenate([rows.labels_N for rows in read]),
+        )
+
+    def _cut(self, groups: Iterator[tuple[Rows, Tensor]], skipped: int) -> Iterator[ClickBatch]:
+        """Batches of the rows of consecutive groups; one may begin in a group and end in another."""
+        begun: list[tuple[Tensor, Tensor, Tensor]] = []
+        missing = self.batch_size
+        for rows, order_N in groups:
+            columns = [torch.from_numpy(column) for column in (rows.dense_ND, rows.ids_NF, rows.labels_N)]
+            at = skipped
+            skipped = 0
+            while at < len(rows):
+                chosen = order_N[at : at + missing]
+                dense, ids, labels = (column.index_select(0, chosen) for column in columns)
+                begun.append((dense, ids, labels))
+                at, missing = at + len(chosen), missing - len(chosen)
+                if not missing:
+                    yield self._batch(begun)
+                    begun, missing = [], self.batch_size
+        if begun:
+            yield self._batch(begun)
+
+    def _batch(self, pieces: list[tuple[Tensor, Tensor, Tensor]]) -> ClickBatch:
+        dense_BD, ids_BF, labels_B = pieces[0] if len(pieces) == 1 else (torch.cat(parts) for parts in zip(*pieces))
+        if torch.device(self.device).type == "cuda":
+            dense_BD, ids_BF, labels_B = dense_BD.pin_memory(), ids_BF.pin_memory(), labels_B.pin_memory()
+        # Ids travel as they are kept, in 32 bits, and are widened where they are used.
+        ids_BF = ids_BF.to(self.device, non_blocking=True)
+        values_V = ids_BF.t().to(torch.int64, memory_format=torch.contiguous_format).reshape(-1)
+        return ClickBatch(
+            dense_BD.to(self.device, non_blocking=True),
+            JaggedFeatures(KEYS, values_V, self._offsets_of(values_V.numel()), True),
+            labels_B.to(self.device, non_blocking=True).float(),
+        )
+
+    def _offsets_of(self, ids: int) -> Tensor:
+        if ids not in self._offsets:
+            self._offsets[ids] = torch.arange(ids + 1, device=self.device)
+        return self._offsets[ids]
+
+
+def _ahead(make: Callable[[int], tuple[Rows, Tensor]], keys: range) -> Iterator[tuple[Rows, Tensor]]:
+    """Each key's group in turn, the next one read while this one is used."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="recperf-criteo")
+    try:
+        reading = pool.submit(make, keys[0]) if keys else None
+        for key in keys[1:]:
+            assert reading is not None
+            ready = reading.result()
+            reading = pool.submit(make, key)
+            yield ready
+            del ready
+        if reading is not None:
+            yield reading.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,189 @@
+"""Blocks of Criteo lines to arrays, without a Python step a line or a field.
+
+Every byte is first replaced by its meaning (the value of a hexadecimal digit, or a mark), then each field is the eight
+bytes that end where it ends, loaded as one 64-bit word whose foreign bytes are masked off. Digits are joined inside the
+words, pairs first, then fours, then eights.
+
+Shapes: N good lines, M lines, C = 40 columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..hashing import finalise_numpy_, stream
+from .config import DENSE, SPARSE
+from .lines import COLUMNS, MOST_HEX
+
+Words = NDArray[np.uint64]
+Places = NDArray[np.int64]
+
+_NOTHING, _MINUS, _RETURN, _TAB, _END = 0x80, 0x90, 0xA0, 0xFE, 0xFF
+_FRONT = b"0" * 16
+"""Room before the first field, so that its words can be loaded too."""
+_SMALL = 1 << 16
+_LOGS = np.log1p(np.arange(_SMALL, dtype=np.float64)).astype(np.float32)
+
+
+def _meanings() -> bytes:
+    table = bytearray([_NOTHING]) * 256
+    for value, digit in enumerate(b"0123456789abcdef"):
+        table[digit] = table[ord(chr(digit).upper())] = value
+    table[ord("-")], table[ord("\r")], table[ord("\t")], table[ord("\n")] = _MINUS, _RETURN, _TAB, _END
+    return bytes(table)
+
+
+_MEANINGS = _meanings()
+# The first character of a field is the lowest byte of its word; a field of k characters fills the k highest bytes.
+_KEPT = np.array([0] + [(1 << 64) - (1 << (8 * (8 - length))) for length in range(1, 9)], dtype=np.uint64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parsed:
+    labels_N: NDArray[np.uint8]
+    dense_ND: NDArray[np.float32]
+    """log(1 + max(x, 0)); a missing number is 0."""
+    ids_NF: NDArray[np.int32]
+    """Hashed to 1 .. rows - 1; a missing category is 0."""
+    ends_N: Places
+    """Where in the text each good line ends, its line feed included."""
+    bad: tuple[tuple[int, bytes], ...]
+    """Number within the block, from 0, and text of each line that is refused."""
+    lines: int
+
+
+class Parser:
+    """Turns text into arrays; holds what the settings decide."""
+
+    def __init__(self, table_rows: tuple[int, ...], hash_seed: int) -> None:
+        self.keys_F = np.array([stream(hash_seed * 64 + feature) for feature in range(SPARSE)], dtype=np.uint64)
+        self.spans_F = np.array(table_rows, dtype=np.uint64) - np.uint64(1)
+
+    def parse(self, text: bytes) -> Parsed:
+        """Whole lines, each with its line feed."""
+        codes = np.frombuffer((_FRONT + text).translate(_MEANINGS), dtype=np.uint8)
+        starts_M, feeds_M, ends_NC, whole_M = _split(codes)
+        starts_NC = np.empty_like(ends_NC)
+        starts_NC[:, 0] = starts_M if whole_M is None else starts_M[whole_M]
+        np.add(ends_NC[:, :-1], 1, out=starts_NC[:, 1:])
+        line_ends_N = ends_NC[:, -1] + 1
+        ends_NC[:, -1] -= codes[ends_NC[:, -1] - 1] == _RETURN
+        lengths_NC = ends_NC - starts_NC
+
+        first_N = codes[starts_NC[:, 0]]
+        good_N = (first_N <= 1) & (lengths_NC[:, 0] == 1)
+        numbers, categories = slice(1, 1 + DENSE), slice(1 + DENSE, COLUMNS)
+        values_ND = _integers(codes, starts_NC[:, numbers], ends_NC[:, numbers], lengths_NC[:, numbers], good_N)
+        hexes_NF = _hexes(codes, ends_NC[:, categories], lengths_NC[:, categories], good_N)
+        dense_ND = _logs(values_ND)
+        ids_NF = self._hash(hexes_NF, lengths_NC[:, categories])
+        if whole_M is None and good_N.all():
+            return Parsed(
+                labels_N=first_N, dense_ND=dense_ND, ids_NF=ids_NF, ends_N=line_ends_N - len(_FRONT), bad=(),
+                lines=len(feeds_M),
+            )  # fmt: skip
+        refused_M = np.ones(len(feeds_M), dtype=np.bool_)
+        refused_M[np.flatnonzero(good_N) if whole_M is None else np.flatnonzero(whole_M)[good_N]] = False
+        shift = len(_FRONT)
+        bad = tuple((int(m), text[starts_M[m] - shift : feeds_M[m] - shift]) for m in np.flatnonzero(refused_M))
+        return Parsed(
+            labels_N=first_N[good_N],
+            dense_ND=dense_ND[good_N],
+            ids_NF=ids_NF[good_N],
+            ends_N=line_ends_N[good_N] - shift,
+            bad=bad,
+            lines=len(feeds_M),
+        )
+
+    def _hash(self, values_NF: Words, lengths_NF: Places) -> NDArray[np.int32]:
+        """`rows_numpy` of hashing.py for every feature at once, each with its own key and number of rows."""
+        scratch = np.empty_like(values_NF)
+        finalise_numpy_(np.add(values_NF, self.keys_F, out=values_NF), scratch)
+        finalise_numpy_(np.add(values_NF, self.keys_F, out=values_NF), scratch)
+        np.right_shift(values_NF, np.uint64(32), out=values_NF)
+        np.multiply(values_NF, self.spans_F, out=values_NF)
+        np.right_shift(values_NF, np.uint64(32), out=values_NF)
+        ids_NF = values_NF.astype(np.int32)
+        ids_NF += 1
+        ids_NF *= lengths_NF > 0
+        return ids_NF
+
+
+def _split(codes: NDArray[np.uint8]) -> tuple[Places, Places, Places, NDArray[np.bool_] | None]:
+    """Where lines start, where their line feeds are, where the fields of lines with 40 columns end, and which lines
+    those are; none means all."""
+    marks = np.flatnonzero(codes >= _TAB)
+    feeds = np.flatnonzero(codes[marks] == _END)
+    feeds_M = marks[feeds]
+    starts_M = np.concatenate([np.array([len(_FRONT)]), feeds_M[:-1] + 1])
+    columns_M = np.diff(feeds, prepend=-1)
+    whole_M = columns_M == COLUMNS
+    if whole_M.all():
+        return starts_M, feeds_M, marks.reshape(-1, COLUMNS), None
+    return starts_M, feeds_M, marks[np.repeat(whole_M, columns_M)].reshape(-1, COLUMNS), whole_M
+
+
+def _words(codes: NDArray[np.uint8], ends: Places, lengths: Places) -> Words:
+    """The last eight characters of each field, those before its start as zeros."""
+    shape = (len(codes) - 7,)
+    anywhere = np.lib.stride_tricks.as_strided(codes[: len(codes) // 8 * 8].view("<u8"), shape=shape, strides=(1,))
+    words: Words = anywhere[ends - 8]
+    words &= _KEPT.take(lengths, mode="clip")
+    return words
+
+
+def _hexes(codes: NDArray[np.uint8], ends_NF: Places, lengths_NF: Places, good_N: NDArray[np.bool_]) -> Words:
+    words_NF = _words(codes, ends_NF, lengths_NF)
+    marked_N = np.bitwise_or.reduce(words_NF, axis=1) & np.uint64(0x8080808080808080)
+    good_N &= (marked_N == 0) & (lengths_NF.max(axis=1, initial=0) <= MOST_HEX)
+    return _join(words_NF, (16, 256, 65536))
+
+
+def _integers(
+    codes: NDArray[np.uint8], starts_ND: Places, ends_ND: Places, lengths_ND: Places, good_N: NDArray[np.bool_]
+) -> Words:
+    """max(x, 0) of whole numbers; a missing one gives 0."""
+    negative_ND = (codes[starts_ND] == _MINUS) & (lengths_ND > 0)
+    digits_ND = lengths_ND - negative_ND
+    words_ND = _words(codes, ends_ND, digits_ND)
+    wrong_ND = _not_decimal(words_ND)
+    wrong_ND |= negative_ND & (digits_ND == 0)
+    values_ND = _join(words_ND, (10, 100, 10_000))
+    long_ND = digits_ND > 8
+    if long_ND.any():
+        more = digits_ND[long_ND] - 8
+        words = _words(codes, ends_ND[long_ND] - 8, more)
+        wrong_ND[long_ND] |= _not_decimal(words) | (more > 8)
+        values_ND[long_ND] += _join(words, (10, 100, 10_000)) * np.uint64(100_000_000)
+    values_ND *= ~negative_ND
+    good_N &= ~wrong_ND.any(axis=1)
+    return values_ND
+
+
+def _not_decimal(words: Words) -> NDArray[np.bool_]:
+    wrong: NDArray[np.bool_] = ((words + np.uint64(0x0606060606060606)) & np.uint64(0xF0F0F0F0F0F0F0F0)) != 0
+    return wrong
+
+
+def _join(words: Words, weights: tuple[int, int, int]) -> Words:
+    """One number of the eight digits in each word, in place; every weight is the square of the one before."""
+    scratch = np.empty_like(words)
+    masks = (0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0x00000000FFFFFFFF)
+    for weight, shift, mask in zip(weights, (8, 16, 32), masks):
+        np.right_shift(words, np.uint64(shift), out=scratch)
+        np.multiply(words, np.uint64(weight), out=words)
+        np.add(words, scratch, out=words)
+        np.bitwise_and(words, np.uint64(mask), out=words)
+    return words
+
+
+def _logs(values_ND: Words) -> NDArray[np.float32]:
+    """log(1 + x), rounded once from double precision so that a value's place in a block cannot change its bits."""
+    logs_ND = _LOGS.take(values_ND.view(np.int64), mode="clip")
+    large_ND = values_ND >= _SMALL
+    if large_ND.any():
+        logs_ND[large_ND] = np.log1p(values_ND[large_ND].astype(np.float64)).astype(np.float32)
+    return logs_ND

@@ -1,0 +1,214 @@
+"""Which files a click log is made of, and their text in blocks of whole lines. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ...errors import ConfigError, DataError
+from .config import CriteoConfig
+from .lines import MOST_LINE
+
+BLOCK = 1 << 19
+"""Bytes read at a time; larger blocks parse hardly faster."""
+_EDGE = 1 << 16
+_DAY = re.compile(r"day_([0-9]+)(\.gz)?")
+_TRAIN = ("train.txt", "train.txt.gz")
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One file of a log, and the facts by which it is known again."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+    edges: str
+    """SHA-256 of the first and the last 64 KiB."""
+    packed: bool
+
+    @property
+    def facts(self) -> dict[str, object]:
+        return {"name": self.path.name, "size": self.size, "mtime_ns": self.mtime_ns, "edges": self.edges}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """The files of a click log in the order of time."""
+
+    path: Path
+    layout: str
+    sources: tuple[Source, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(source.size for source in self.sources)
+
+    @property
+    def missing_days(self) -> list[int]:
+        days = [int(found[1]) for source in self.sources if (found := _DAY.fullmatch(source.path.name))]
+        return sorted(set(range(max(days) + 1)) - set(days)) if self.layout == "terabyte" and days else []
+
+
+class BrokenGzip(Exception):
+    """A packed file ends early or is damaged; what came before was handed out."""
+
+
+@dataclass(frozen=True)
+class Block:
+    text: bytes
+    """Whole lines, each with its line feed."""
+    span: int
+    """Bytes of the unpacked file it stands for."""
+    read: int
+    """Bytes of the file as it lies on disk that were read so far."""
+
+
+def locate(config: CriteoConfig) -> Log:
+    """The files of a log; wrong or ambiguous paths are errors."""
+    if config.path is None:
+        raise ConfigError("no Criteo click log is named", fix="--path FILE_OR_FOLDER; nothing is downloaded")
+    path = config.path.expanduser()
+    if path.is_file():
+        kind = "terabyte" if _DAY.fullmatch(path.name) else "kaggle"
+        layout = kind if config.layout == "auto" else config.layout
+        return Log(path=path, layout=layout, sources=(examine(path),))
+    if not path.is_dir():
+        raise DataError(
+            "there is no such file or folder", where={"path": path}, fix="name the TSV file or its folder with --path"
+        )
+    days = {name: int(found[1]) for name in os.listdir(path) if (found := _DAY.fullmatch(name))}
+    trains = [name for name in _TRAIN if (path / name).is_file()]
+    layout = config.layout
+    if layout == "auto":
+        if days and trains:
+            raise DataError(
+                "the folder holds both layouts", where={"folder": path}, fix="--layout kaggle or --layout terabyte"
+            )
+        layout = "terabyte" if days else "kaggle"
+    names = sorted(days, key=lambda name: days[name]) if layout == "terabyte" else trains
+    if not names:
+        wanted = {"terabyte": "day_0, day_1, ...", "kaggle": "train.txt", "auto": "train.txt and no day_0, day_1, ..."}
+        raise DataError(
+            f"the folder has no {wanted[config.layout]} (or .gz)",
+            where={"folder": path},
+            fix="name the file itself with --path",
+        )
+    _refuse_twins(path, names, days)
+    return Log(path=path, layout=layout, sources=tuple(examine(path / name) for name in names))
+
+
+def _refuse_twins(folder: Path, names: list[str], days: dict[str, int]) -> None:
+    seen: dict[object, str] = {}
+    for name in names:
+        twin = seen.setdefault(days.get(name, "train"), name)
+        if twin != name:
+            raise DataError(f"{twin} and {name} are both there", where={"folder": folder}, fix="move one of them away")
+
+
+def examine(path: Path) -> Source:
+    try:
+        facts = path.stat()
+        with path.open("rb") as file:
+            head = file.read(_EDGE)
+            file.seek(max(0, facts.st_size - _EDGE))
+            edges = hashlib.sha256(head + file.read(_EDGE)).hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    packed = head.startswith(_GZIP)
+    return Source(path=path, size=facts.st_size, mtime_ns=facts.st_mtime_ns, edges=edges, packed=packed)
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"cannot read {path.name}: {error.strerror or error}", where={"file": path}, fix="check the file and the disk"
+    )
+
+
+def first_line(source: Source) -> bytes:
+    try:
+        for text, _ in _unpacked(source, 0, 4 * MOST_LINE):
+            return text.split(b"\n", 1)[0]
+    except BrokenGzip:
+        pass
+    return b""
+
+
+def blocks(source: Source, *, start: int = 0, size: int = BLOCK) -> Iterator[Block]:
+    """The text from byte `start` of the unpacked file on, which begins a line. Lines too long to be good are cut."""
+    rest, read = b"", 0
+    broken: BrokenGzip | None = None
+    dropped, dropping = 0, False
+    texts = _unpacked(source, start, size)
+    while True:
+        try:
+            text, read = next(texts, (b"", source.size))
+        except BrokenGzip as error:
+            text, broken = b"", error
+        if not text:
+            break
+        if dropping:
+            feed = text.find(b"\n")
+            if feed < 0:
+                dropped += len(text)
+                continue
+            yield Block(rest + b"\n", len(rest) + dropped + feed + 1, read)
+            rest, text, dropping = b"", text[feed + 1 :], False
+        whole = rest + text if rest else text
+        cut = whole.rfind(b"\n") + 1
+        rest = whole[cut:]
+        if cut:
+            yield Block(whole[:cut], cut, read)
+        if len(rest) > 2 * MOST_LINE:
+            dropping, dropped, rest = True, len(rest) - 2 * MOST_LINE, rest[: 2 * MOST_LINE]
+    # A packed file that breaks off inside a line says nothing about that line: the break is the fault.
+    if rest and broken is None:
+        yield Block(rest + b"\n", len(rest) + (dropped if dropping else 0), read)
+    if broken is not None:
+        raise broken
+
+
+def _unpacked(source: Source, start: int, size: int) -> Iterator[tuple[bytes, int]]:
+    """Pieces of the unpacked file and how much of the file on disk was read for them."""
+    try:
+        with source.path.open("rb") as file:
+            if source.packed:
+                yield from _gunzip(file, start, size)
+                return
+            file.seek(start)
+            while text := file.read(size):
+                yield text, file.tell()
+    except OSError as error:
+        raise _unreadable(source.path, error) from error
+
+
+def _gunzip(packed: IO[bytes], start: int, size: int) -> Iterator[tuple[bytes, int]]:
+    """Unpacked pieces of at most `size` bytes, whatever the packing ratio; several members may follow each other."""
+    engine, waiting, skip, between = zlib.decompressobj(wbits=31), b"", start, False
+    while True:
+        waiting = waiting or packed.read(1 << 18)
+        if not waiting:
+            if not between and not engine.eof:
+                raise BrokenGzip("the gzip file ends early")
+            return
+        try:
+            text = engine.decompress(waiting, size)
+        except zlib.error as error:
+            raise BrokenGzip(f"the gzip file is damaged ({error})") from None
+        between = False
+        waiting = engine.unconsumed_tail
+        if engine.eof:
+            # Zeros may pad the end of a member, as tar and some disks leave them.
+            waiting = engine.unused_data.lstrip(b"\0")
+            engine, between = zlib.decompressobj(wbits=31), True
+        if skip:
+            text, skip = text[skip:], max(0, skip - len(text))
+        if text:
+            yield text, packed.tell()
