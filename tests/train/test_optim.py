@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
-from recperf.train.optim import AdamW, one_cycle
+from recperf.train.optim import AdamW, DenseOptimizer, make_dense, one_cycle
 
 
 def parameters(seed: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -54,6 +56,102 @@ def test_state_goes_through_a_save() -> None:
         if step >= 3:
             other.step(1e-2)
     assert all(torch.equal(a, b) for a, b in zip(tables + dense, other_tables + other_dense))
+
+
+def peer(name: str, tables: list[nn.Parameter], dense: list[nn.Parameter], eps: float) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(dense + tables, lr=1.0, fused=True)
+    if name == "adamw":
+        groups = [{"params": dense, "weight_decay": 0.01}, {"params": tables, "weight_decay": 0.5}]
+        return torch.optim.AdamW(groups, fused=True, eps=eps)
+    return torch.optim.Adagrad(dense + tables, eps=eps, fused=True)
+
+
+def ours(
+    name: str, tables: list[nn.Parameter], dense: list[nn.Parameter], eps: float, *, plain: bool
+) -> DenseOptimizer:
+    decays = (0.01, 0.5) if name == "adamw" else (0.0, 0.0)
+    return make_dense(name, [(dense, decays[0]), (tables, decays[1])], eps=eps, plain=plain)
+
+
+@pytest.mark.parametrize("as_rate", [float, lambda rate: torch.tensor([rate]), torch.tensor])
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("eps", [1e-8, 1e-2])
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise-adagrad", "adamw"])
+def test_twenty_steps_are_torchs(
+    name: str, eps: float, plain: bool, as_rate: Callable[[float], float | torch.Tensor]
+) -> None:
+    tables, dense = parameters(0)
+    their_tables, their_dense = parameters(0)
+    mine, theirs = ours(name, tables, dense, eps, plain=plain), peer(name, their_tables, their_dense, eps)
+    draw = torch.Generator().manual_seed(1)
+    for step in range(20):
+        rate = 1e-1 / (step + 1)
+        for one, other in zip(tables + dense, their_tables + their_dense):
+            one.grad = torch.randn(one.shape, generator=draw)
+            other.grad = one.grad.clone()
+        for group in theirs.param_groups:
+            group["lr"] = rate
+        assert [g.shape for g in mine.gradients()] == [p.shape for p in dense + tables]
+        mine.step(as_rate(rate))
+        theirs.step()
+        assert all(p.grad is None for p in tables + dense)
+    # A rate that was a float32 tensor is rounded once more than one that was not.
+    exact = not plain and as_rate is float
+    for one, other in zip(tables + dense, their_tables + their_dense):
+        torch.testing.assert_close(one, other, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adamw"])
+def test_every_state_goes_through_a_save(name: str, plain: bool) -> None:
+    tables, dense = parameters(0)
+    one = ours(name, tables, dense, 1e-8, plain=plain)
+    other_tables, other_dense = parameters(0)
+    other = ours(name, other_tables, other_dense, 1e-8, plain=plain)
+    for step in range(6):
+        if step == 3:
+            other.load_state_dict(one.state_dict())
+            for mine, theirs in zip(other_tables + other_dense, tables + dense):
+                mine.data.copy_(theirs.data)
+        for pair in zip(tables + dense, other_tables + other_dense):
+            for parameter in pair:
+                parameter.grad = torch.full_like(parameter, 0.1 * (step + 1))
+        one.step(1e-2)
+        if step >= 3:
+            other.step(1e-2)
+    assert all(torch.equal(a, b) for a, b in zip(tables + dense, other_tables + other_dense))
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+def test_adagrads_way_on_a_gpu_is_that_on_a_cpu(rate: float | torch.Tensor) -> None:
+    """Its operators run on either; only the choice between them looks at the device."""
+    (one,), (other,) = parameters(0)[0], parameters(0)[0]
+    here, there = make_dense("adagrad", [([one], 0.0)]), make_dense("adagrad", [([other], 0.0)])
+    there.cuda = True
+    for step in range(5):
+        for parameter in (one, other):
+            parameter.grad = torch.full_like(parameter, 0.3 - 0.1 * step)
+        here.step(0.1)
+        with torch.no_grad():
+            there._fused(rate)
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_parameter_without_a_gradient_is_not_passed_over(plain: bool) -> None:
+    tables, dense = parameters(0)
+    dense[0].grad = torch.ones_like(dense[0])
+    with pytest.raises(AssertionError, match="has no gradient"):
+        ours("sgd", tables, dense, 1e-8, plain=plain).step(0.1)
+
+
+def test_what_an_optimizer_cannot_do_is_refused() -> None:
+    tables, dense = parameters(0)
+    with pytest.raises(ValueError, match="sgd has no weight decay"):
+        make_dense("sgd", [(dense, 0.0), (tables, 0.1)])
+    with pytest.raises(ValueError, match="no optimizer is called adam"):
+        make_dense("adam", [(dense, 0.0)])
 
 
 @pytest.mark.parametrize("total", [10, 313, 3130])

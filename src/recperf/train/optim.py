@@ -1,12 +1,21 @@
-"""The optimizer and the learning rate of a step, both without hidden state beyond AdamW's own moments."""
+"""Optimizers of dense parameters behind one face, and the one-cycle learning rate; no hidden state beyond the moments.
+
+A learning rate is a number, or a one-element tensor beside the parameters: a CUDA graph that is replayed reads it anew
+each time. `plain` replaces the fused kernels by ordinary operators, parameter by parameter, to compare with.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+Rate = float | Tensor
+Groups = list[tuple[list[nn.Parameter], float]]
+"""Parameters that share a weight decay, and that decay."""
 
 
 def one_cycle(step: int, total: int, *, peak: float, rise: float) -> float:
@@ -22,7 +31,120 @@ def _cosine(begin: float, end: float, share: float) -> float:
     return end + (begin - end) * (1 + math.cos(math.pi * share)) / 2
 
 
-class AdamW:
+class DenseOptimizer(ABC):
+    """Updates parameters from their gradients, and clears them."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, plain: bool) -> None:
+        self.parameters: list[Tensor] = [*parameters]
+        self.plain = plain
+        self.cuda = parameters[0].is_cuda
+
+    @torch.no_grad()
+    def step(self, learning_rate: Rate) -> None:
+        """Update every parameter and clear its gradient."""
+        if isinstance(learning_rate, Tensor):
+            # On a CPU there is no queue to keep off the host, and not every kernel there takes a tensor.
+            learning_rate = learning_rate.reshape(()) if learning_rate.is_cuda else float(learning_rate)
+        if self.plain:
+            self._plain(learning_rate)
+        else:
+            self._fused(learning_rate)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """Of all parameters, in their order."""
+        return _gradients(self.parameters)
+
+    @abstractmethod
+    def _fused(self, rate: Rate) -> None: ...
+
+    @abstractmethod
+    def _plain(self, rate: Rate) -> None: ...
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class SGD(DenseOptimizer):
+    """Stochastic gradient descent without momentum; the numbers of `torch.optim.SGD(fused=True)`."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, plain: bool = False) -> None:
+        super().__init__(parameters, plain=plain)
+
+    def _fused(self, rate: Rate) -> None:
+        torch._fused_sgd_(
+            self.parameters,
+            self.gradients(),
+            [],
+            lr=rate,
+            momentum=0.0,
+            dampening=0.0,
+            weight_decay=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def _plain(self, rate: Rate) -> None:
+        for parameter, gradient in zip(self.parameters, self.gradients()):
+            parameter -= rate * gradient
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is none."""
+
+
+class Adagrad(DenseOptimizer):
+    """A rate of its own for every number, by the squares it has seen: the numbers of `torch.optim.Adagrad`."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, eps: float = 1e-8, plain: bool = False) -> None:
+        super().__init__(parameters, plain=plain)
+        self.eps = eps
+        self.sums = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+        # The kernel counts steps for a decay of its rate that is not used.
+        self._first = torch.ones(())
+
+    def _fused(self, rate: Rate) -> None:
+        gradients = self.gradients()
+        if not self.cuda:
+            torch._fused_adagrad_(
+                self.parameters,
+                gradients,
+                self.sums,
+                [self._first] * len(gradients),
+                lr=rate,
+                lr_decay=0.0,
+                weight_decay=0.0,
+                eps=self.eps,
+                maximize=False,
+            )
+            return
+        torch._foreach_addcmul_(self.sums, gradients, gradients)
+        divisors = torch._foreach_sqrt(self.sums)
+        torch._foreach_add_(divisors, self.eps)
+        # In place: after the step a gradient is nobody's.
+        torch._foreach_mul_(gradients, -rate)
+        torch._foreach_addcdiv_(self.parameters, gradients, divisors)
+
+    def _plain(self, rate: Rate) -> None:
+        for parameter, gradient, seen in zip(self.parameters, self.gradients(), self.sums):
+            seen += gradient * gradient
+            parameter -= rate * gradient / (seen.sqrt() + self.eps)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self.sums}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _copy(self.sums, state["sums"])
+
+
+class AdamW(DenseOptimizer):
     """AdamW by torch's fused kernel, one call a group of parameters that share a decay.
 
     The numbers are those of `torch.optim.AdamW(fused=True)`; calling the kernel directly saves that class's
@@ -30,16 +152,15 @@ class AdamW:
     """
 
     betas = (0.9, 0.999)
-    eps = 1e-8
 
-    def __init__(self, groups: list[tuple[list[nn.Parameter], float]]) -> None:
+    def __init__(self, groups: Groups, *, eps: float = 1e-8, plain: bool = False) -> None:
+        super().__init__([parameter for parameters, _ in groups for parameter in parameters], plain=plain)
+        self.eps = eps
         self.taken = torch.zeros((), device=groups[0][0][0].device)
         """Steps taken, where the kernel wants it: beside the parameters."""
         self.groups = [_Group(parameters, decay) for parameters, decay in groups]
 
-    @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Update every parameter and clear its gradient."""
+    def _fused(self, rate: Rate) -> None:
         self.taken += 1
         for group in self.groups:
             torch._fused_adamw_(
@@ -49,7 +170,7 @@ class AdamW:
                 group.squares,
                 [],
                 [self.taken] * len(group.parameters),
-                lr=learning_rate,
+                lr=rate,
                 beta1=self.betas[0],
                 beta2=self.betas[1],
                 weight_decay=group.decay,
@@ -57,8 +178,19 @@ class AdamW:
                 amsgrad=False,
                 maximize=False,
             )
-            for parameter in group.parameters:
-                parameter.grad = None
+
+    def _plain(self, rate: Rate) -> None:
+        self.taken += 1
+        # In double, as the kernel does it: after one step the second of these is 0.001.
+        mean_left, square_left = (1 - beta ** self.taken.double() for beta in self.betas)
+        for group in self.groups:
+            for parameter, gradient, mean, square in zip(
+                group.parameters, group.gradients(), group.means, group.squares
+            ):
+                parameter *= 1 - rate * group.decay
+                mean += (1 - self.betas[0]) * (gradient - mean)
+                square += (1 - self.betas[1]) * (gradient * gradient - square)
+                parameter -= rate / mean_left * mean / ((square / square_left).sqrt() + self.eps)
 
     def state_dict(self) -> dict[str, Any]:
         moments = [{"means": group.means, "squares": group.squares} for group in self.groups]
@@ -67,9 +199,8 @@ class AdamW:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.taken.copy_(state["taken"])
         for group, saved in zip(self.groups, state["moments"], strict=True):
-            for name in ("means", "squares"):
-                for ours, theirs in zip(getattr(group, name), saved[name], strict=True):
-                    ours.copy_(theirs)
+            _copy(group.means, saved["means"])
+            _copy(group.squares, saved["squares"])
 
 
 class _Group:
@@ -82,6 +213,29 @@ class _Group:
         self.squares = [torch.zeros_like(p, requires_grad=False) for p in parameters]
 
     def gradients(self) -> list[Tensor]:
-        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        assert len(found) == len(self.parameters), "a parameter has no gradient"
-        return found
+        return _gradients(self.parameters)
+
+
+def _gradients(parameters: list[Tensor]) -> list[Tensor]:
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    assert len(found) == len(parameters), "a parameter has no gradient"
+    return found
+
+
+def _copy(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        one.copy_(other)
+
+
+def make_dense(name: str, groups: Groups, *, eps: float = 1e-8, plain: bool = False) -> DenseOptimizer:
+    """The optimizer of a name. Row-wise Adagrad is for tables: parameters without rows of their own take Adagrad."""
+    if name == "adamw":
+        return AdamW(groups, eps=eps, plain=plain)
+    if any(decay for _, decay in groups):
+        raise ValueError(f"{name} has no weight decay")
+    parameters = [parameter for group, _ in groups for parameter in group]
+    if name == "sgd":
+        return SGD(parameters, plain=plain)
+    if name in ("adagrad", "rowwise-adagrad"):
+        return Adagrad(parameters, eps=eps, plain=plain)
+    raise ValueError(f"no optimizer is called {name}")
