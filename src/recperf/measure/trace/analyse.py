@@ -1,0 +1,197 @@
+"""What a trace says about a step: operators, kernels, parts, idle time of the device by cause, transfers.
+
+Everything is per step: sums over whole steps, divided by how many there were. An event of the host belongs to the step
+it begins in; a piece of device work to the step that launched it, however late it ran.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from ...errors import DataError
+from .idle import idle, transfers
+from .nesting import NONE, Nesting, holds, merged
+from .read import Device, Host, Shapes, Trace
+from .window import SMALL_US, Window, per_step
+from .work import flops, moved
+
+NO_DEVICE = "no device in this trace"
+NO_WORK = "no device work was launched inside the steps"
+
+
+def analyse(trace: Trace, *, steps_name: str = "recperf.step", parts_prefix: str = "recperf.part.") -> dict[str, Any]:
+    """The sections operator_table, kernels, idle, transfers and parts, and the window they speak of.
+
+    Steps are ranges called `<steps_name>#N`, or else torch's own `ProfilerStep#N`; a trace with neither is one step.
+    """
+    if not trace.host and not trace.device:
+        raise DataError(
+            "the trace holds no event of torch.profiler",
+            where={"file": trace.path, "events": f"{trace.events:,}"},
+            fix="record it with torch.profiler.profile(...) and export_chrome_trace",
+        )
+    nesting = Nesting(trace, steps_name=steps_name, parts_prefix=parts_prefix)
+    window = Window(trace, nesting)
+    found: dict[str, Any] = {
+        "window": window.as_json(),
+        "operator_table": _operators(nesting, window),
+        "parts": _parts(nesting, window),
+    }
+    if not window.work:
+        missing = {"missing": NO_WORK if trace.device else NO_DEVICE}
+        return {**found, "kernels": missing, "idle": missing, "transfers": missing}
+    return {
+        **found,
+        "kernels": _kernels(nesting, window),
+        "idle": idle(trace, nesting, window),
+        "transfers": transfers(window),
+    }
+
+
+def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
+    events = nesting.events
+    inside = [i for i, event in enumerate(events) if event.kind == "op" and window.holds(event.start)]
+    if not inside:
+        return {"missing": "no operator in this trace"}
+    own = {i: events[i].end - events[i].start for i in inside}
+    for i in inside:
+        above = nesting.above(nesting.parent[i], "op")
+        if above in own:
+            own[above] -= events[i].end - events[i].start
+    device: defaultdict[int, float] = defaultdict(float)
+    for work in window.work:
+        device[nesting.above(nesting.origin(work), "op")] += work.end - work.start
+    counted = _counted(nesting, inside)
+    groups: defaultdict[tuple[str, str | None, Shapes | None], list[int]] = defaultdict(list)
+    for i in inside:
+        groups[events[i].name, nesting.part[i], events[i].shapes].append(i)
+    rows: list[dict[str, Any]] = []
+    for (name, part, shapes), members in groups.items():
+        work_of, bytes_of = ([counted[i][side] for i in members if counted[i][side] is not None] for side in (0, 1))
+        rows.append(
+            {
+                "name": name,
+                "part": part,
+                "calls": per_step(len(members), window.count),
+                "cpu_self_ms": max(0.0, sum(own[i] for i in members)) / 1e3 / window.count,
+                "device_self_ms": sum(device[i] for i in members) / 1e3 / window.count if window.work else None,
+                "shapes": _shown(shapes),
+                "flops": per_step(sum(n or 0 for n in work_of), window.count) if work_of else None,
+                "bytes": per_step(sum(n or 0 for n in bytes_of), window.count) if bytes_of else None,
+            }
+        )
+    rows.sort(key=lambda row: (-(row["device_self_ms"] or 0.0) - row["cpu_self_ms"], row["name"], row["shapes"]))
+    return {"rows": rows, "steps": window.count}
+
+
+def _counted(nesting: Nesting, inside: list[int]) -> dict[int, tuple[int | None, int | None]]:
+    """(FLOPs, bytes) of every operator, each piece of work on one row only.
+
+    An operator often calls another that does the work: a linear layer an addmm, which copies its bias. The innermost
+    product takes what belongs to it; among the rest the innermost operator whose bytes are known.
+    """
+    events, parent = nesting.events, nesting.parent
+    own = {i: (flops(events[i].name, events[i].shapes), moved(events[i].name, events[i].shapes)) for i in inside}
+    wraps = _above_any(nesting, [i for i in inside if own[i][0] is not None])
+    products = {i for i in inside if own[i][0] is not None} - wraps
+    helps: set[int] = set()
+    for i in inside:
+        above = nesting.above(parent[i], "op")
+        if above in products or above in helps:
+            helps.add(i)
+    outer = _above_any(nesting, [i for i in inside if own[i][1] is not None and i not in helps])
+    unknown = (None, None)
+    return {i: own[i] if i in products or not (i in wraps or i in helps or i in outer) else unknown for i in inside}
+
+
+def _above_any(nesting: Nesting, indices: list[int]) -> set[int]:
+    found: set[int] = set()
+    for i in indices:
+        above = nesting.parent[i]
+        while above != NONE and above not in found:
+            found.add(above)
+            above = nesting.parent[above]
+    return found
+
+
+def _shown(shapes: Shapes | None) -> str:
+    """`2048x512, 512x64`: the inputs that are tensors with sizes."""
+    return ", ".join("x".join(map(str, dim)) for dim in shapes.dims if dim) if shapes else ""
+
+
+def _kernels(nesting: Nesting, window: Window) -> dict[str, Any]:
+    kernels = [work for work in window.work if work.kind == "kernel"]
+    groups: defaultdict[tuple[str, str | None], list[Device]] = defaultdict(list)
+    for kernel in kernels:
+        groups[kernel.name, nesting.part_of(nesting.origin(kernel))].append(kernel)
+    total = sum(kernel.end - kernel.start for kernel in kernels)
+    rows: list[dict[str, Any]] = []
+    for (name, part), members in groups.items():
+        time = sum(kernel.end - kernel.start for kernel in members)
+        delays = [delay for kernel in members if (delay := window.delay(kernel)) is not None]
+        rows.append(
+            {
+                "name": name,
+                "part": part,
+                "count": per_step(len(members), window.count),
+                "total_ms": time / 1e3 / window.count,
+                "mean_us": time / len(members),
+                "share": time / total if total else 0.0,
+                "launch_delay_us": sum(delays) / len(delays) if delays else None,
+            }
+        )
+    rows.sort(key=lambda row: (-row["total_ms"], row["name"]))
+    small = [kernel for kernel in kernels if kernel.end - kernel.start < SMALL_US]
+    busy = sum(end - start for start, end in merged((kernel.start, kernel.end) for kernel in kernels))
+    return {
+        "rows": rows,
+        "count": per_step(len(kernels), window.count),
+        "busy_ms": busy / 1e3 / window.count,
+        "small": {
+            "count": per_step(len(small), window.count),
+            "share_of_count": len(small) / len(kernels) if kernels else 0.0,
+            "total_ms": sum(kernel.end - kernel.start for kernel in small) / 1e3 / window.count,
+        },
+        "steps": window.count,
+    }
+
+
+def _parts(nesting: Nesting, window: Window) -> list[dict[str, Any]]:
+    """Every part's time on the host, inner parts taken out, and on the device; `other` is what no part covers."""
+    host: dict[str, float] = {}
+    calls: defaultdict[str, int] = defaultdict(int)
+    stack: list[Host] = []
+    for index, event in enumerate(nesting.events):
+        if not window.holds(event.start):
+            continue
+        if event.kind == "call" and "Launch" in event.name:
+            calls[nesting.part[index] or "other"] += 1
+        name = nesting.name_of_part(event)
+        if name is None or event.thread != nesting.thread:
+            continue
+        while stack and not holds(stack[-1], event):
+            stack.pop()
+        length = event.end - event.start
+        host[name] = host.get(name, 0.0) + length
+        if stack:
+            host[nesting.name_of_part(stack[-1]) or "other"] -= length
+        stack.append(event)
+    host["other"] = host.get("other", 0.0) + window.host_us - sum(host.values())
+    device: defaultdict[str, float] = defaultdict(float)
+    kernels: defaultdict[str, int] = defaultdict(int)
+    for work in window.work:
+        name = nesting.part_of(nesting.origin(work)) or "other"
+        device[name] += work.end - work.start
+        kernels[name] += work.kind == "kernel"
+    names = dict.fromkeys([*(name for name in host if name != "other"), *device, "other"])
+    return [
+        {
+            "name": name,
+            "host_ms": host.get(name, 0.0) / 1e3 / window.count,
+            "device_ms": device[name] / 1e3 / window.count if window.work else None,
+            "kernels": per_step(kernels[name], window.count),
+            "launches": per_step(calls[name], window.count),
+        }
+        for name in names
+    ]

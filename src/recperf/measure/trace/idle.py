@@ -1,0 +1,163 @@
+"""When the device had nothing to do, and whose fault that was; what was copied, and how."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from typing import Any
+
+from .nesting import NONE, Cover, Innermost, Nesting, merged
+from .read import Device, Host, Trace
+from .window import Window, per_step
+
+CAUSES = ("input wait", "host wait", "kernel gap", "sync")
+SLACK_US = 2.0
+"""A waiting call may seem to end this long before the work it waited for: two clocks, fitted to each other."""
+_SYNC = re.compile(r"(?:cuda|cu|hip)(?:(?:Stream|Device|Ctx|Event)Synchronize|Memcpy(?!.*Async))")
+_COPY = re.compile(r"(?:cuda|cu|hip)Memcpy.*Async")
+_KINDS = {"HtoD": "host to device", "DtoH": "device to host", "DtoD": "device to device", "PtoP": "device to device"}
+_FRAME = re.compile(r"\.py\(\d+\)")
+
+
+def idle(trace: Trace, nesting: Nesting, window: Window) -> dict[str, Any]:
+    """Device time without work, every gap booked to one cause, so that the causes sum to the idle time."""
+    waits = _waits(nesting, window)
+    blocked = merged((call.start, call.end + SLACK_US) for call in (nesting.events[i] for i in waits))
+    inputs = Cover(nesting.inputs)
+    causes = dict.fromkeys(CAUSES, 0.0)
+    for start, end, following in _gaps(window):
+        causes[_cause(start, end, following, window, inputs, blocked)] += end - start
+    wall, none = window.end - window.begin, sum(causes.values())
+    scale = 1e3 * window.count
+    return {
+        "wall_ms": wall / scale,
+        "busy_ms": (wall - none) / scale,
+        "idle_ms": none / scale,
+        "causes": {name: time / scale for name, time in causes.items()},
+        "syncs": _callers(trace, nesting, window, waits),
+    }
+
+
+def _gaps(window: Window) -> list[tuple[float, float, Device | None]]:
+    """Stretches without device work, each with the work that ended it; none after the last."""
+    found: list[tuple[float, float, Device | None]] = []
+    done = window.begin
+    for work in window.activity:
+        if work.start > done:
+            found.append((done, work.start, work))
+        done = max(done, work.end)
+    if window.end > done:
+        found.append((done, window.end, None))
+    return found
+
+
+def _cause(
+    start: float,
+    end: float,
+    following: Device | None,
+    window: Window,
+    inputs: Cover,
+    blocked: list[tuple[float, float]],
+) -> str:
+    # Work that was already queued waited for neither the host nor its input, whatever the host did meanwhile.
+    if following is not None and _queued(following, window) <= start:
+        return "kernel gap"
+    if inputs.of(start, end) > 0.5 * (end - start):
+        return "input wait"
+    index = bisect_right(blocked, (start, float("inf"))) - 1
+    return "sync" if index >= 0 and blocked[index][0] < start <= blocked[index][1] else "host wait"
+
+
+def _queued(work: Device, window: Window) -> float:
+    """When work was ready to run as far as the host is concerned."""
+    call = window.nesting.launch(work)
+    if call == NONE:
+        return float("inf")
+    first = window.first_of_launch(work)
+    # A graph's launch call may still be running while its first kernels do.
+    return window.nesting.events[call].end if first is work else first.start
+
+
+def _waits(nesting: Nesting, window: Window) -> list[int]:
+    """Calls inside the steps in which the host waits for the device."""
+    copies = {work.correlation: work for work in window.work if work.kind == "copy"}
+    found = []
+    for index, event in enumerate(nesting.events):
+        if event.kind == "call" and window.holds(event.start):
+            copy = copies.get(event.correlation) if _COPY.match(event.name) else None
+            # The driver must wait for a copy to or from memory that is not pinned, though the call says Async.
+            held = copy is not None and "Pageable" in copy.name and event.end >= copy.end
+            if held or _SYNC.match(event.name):
+                found.append(index)
+    return found
+
+
+def _callers(trace: Trace, nesting: Nesting, window: Window, waits: list[int]) -> list[dict[str, Any]]:
+    frames: dict[str, Innermost] = {}
+    groups: defaultdict[tuple[str, str], list[Host]] = defaultdict(list)
+    for index in waits:
+        call = nesting.events[index]
+        if call.thread not in frames:
+            own = (frame for frame in trace.python if frame.thread == call.thread and _is_users(frame.name))
+            frames[call.thread] = Innermost(own)
+        operator = nesting.outermost(index, "op")
+        part, frame = nesting.part[index], frames[call.thread].at(call.start)
+        said = [nesting.events[operator].name] if operator != NONE else []
+        said += [f"part {part}"] if part else []
+        said += [frame.name] if frame else []
+        groups[call.name, ", ".join(said) or "unknown: the trace has no operator or stack around it"].append(call)
+    rows: list[dict[str, Any]] = [
+        {
+            "what": what,
+            "caller": caller,
+            "count": per_step(len(calls), window.count),
+            "ms": sum(call.end - call.start for call in calls) / 1e3 / window.count,
+        }
+        for (what, caller), calls in groups.items()
+    ]
+    return sorted(rows, key=lambda row: row["ms"], reverse=True)
+
+
+def _is_users(frame: str) -> bool:
+    return _FRAME.search(frame) is not None and not frame.startswith("torch/") and "/torch/" not in frame
+
+
+def transfers(window: Window) -> list[dict[str, Any]]:
+    """Copies and fills by kind and by whether the host's side was pinned."""
+    kernels: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    for work in window.work:
+        if work.kind == "kernel":
+            kernels[work.device].append((work.start, work.end))
+    cover = {device: Cover(merged(stretches)) for device, stretches in kernels.items()}
+    groups: defaultdict[tuple[str, bool | None], list[Device]] = defaultdict(list)
+    for work in window.work:
+        if work.kind != "kernel":
+            groups[_kind(work), _pinned(work)].append(work)
+    rows: list[dict[str, Any]] = []
+    for (kind, pinned), members in groups.items():
+        time = sum(work.end - work.start for work in members)
+        size = sum(work.bytes for work in members)
+        beside = sum(cover[work.device].of(work.start, work.end) for work in members if work.device in cover)
+        rows.append(
+            {
+                "kind": kind,
+                "count": per_step(len(members), window.count),
+                "bytes": per_step(size, window.count),
+                "ms": time / 1e3 / window.count,
+                "gb_per_s": size / time / 1e3 if time else 0.0,
+                "pinned": pinned,
+                "overlapped_share": beside / time if time else 0.0,
+            }
+        )
+    return sorted(rows, key=lambda row: row["ms"], reverse=True)
+
+
+def _kind(work: Device) -> str:
+    if work.kind == "set":
+        return "memset"
+    return next((kind for mark, kind in _KINDS.items() if mark in work.name), "device to device")
+
+
+def _pinned(work: Device) -> bool | None:
+    return True if "Pinned" in work.name else False if "Pageable" in work.name else None

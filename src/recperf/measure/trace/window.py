@@ -1,0 +1,97 @@
+"""The stretch of a trace that is explained: whole steps of the host, and the device work they launched."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from typing import Any
+
+from .nesting import NONE, Nesting
+from .read import Device, Trace
+
+SMALL_US = 10.0
+"""A kernel shorter than this takes about as long to launch as to run."""
+
+
+class Window:
+    """Opens when the first step has begun and the device is done with what came before it; closes when the last step
+    has ended and its device work is done. So it is as long as the steps really took, however far the host ran ahead.
+    """
+
+    def __init__(self, trace: Trace, nesting: Nesting) -> None:
+        self.nesting = nesting
+        steps = [(step.start, step.end) for step in nesting.steps] or [_whole(trace)]
+        self.named = bool(nesting.steps)
+        self.count = len(steps)
+        self.host_us = sum(end - start for start, end in steps)
+        self._steps, self._starts = steps, [start for start, _ in steps]
+        self.work: list[Device] = []
+        """Device work the steps launched, on every device, in order of time."""
+        begin, end = steps[0][0], steps[-1][1]
+        for work in sorted(trace.device, key=lambda work: (work.start, work.end)):
+            at = self._launched(work)
+            if self.holds(at):
+                self.work.append(work)
+                end = max(end, work.end)
+            elif at < steps[0][0]:
+                begin = max(begin, work.end)
+        self.begin, self.end = min(begin, end), end
+        self.device = _busiest(self.work)
+        self.activity = [
+            work
+            for work in sorted(trace.device, key=lambda work: (work.start, work.end))
+            if work.device == self.device and work.end > self.begin and work.start < self.end
+        ]
+        """Everything the busiest device did while the window was open, whoever launched it."""
+        self._first: dict[int, Device] = {}
+        for work in self.work:
+            if work.correlation is not None:
+                self._first.setdefault(work.correlation, work)
+
+    def holds(self, time: float) -> bool:
+        """Whether a moment of the host lies inside a step."""
+        index = bisect_right(self._starts, time) - 1
+        return index >= 0 and time <= self._steps[index][1]
+
+    def delay(self, work: Device) -> float | None:
+        """From the end of its launch call to its start. Only the first work of a call was waiting for that call: what
+        else a graph holds waits for its predecessors."""
+        call = self.nesting.launch(work)
+        if call == NONE or self.first_of_launch(work) is not work:
+            return None
+        return max(0.0, work.start - self.nesting.events[call].end)
+
+    def first_of_launch(self, work: Device) -> Device:
+        return work if work.correlation is None else self._first.get(work.correlation, work)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "steps": self.count,
+            "named": self.named,
+            "wall_ms": (self.end - self.begin) / 1e3 / self.count,
+            "host_ms": self.host_us / 1e3 / self.count,
+            "devices": len({work.device for work in self.work}),
+            "device": self.device,
+        }
+
+    def _launched(self, work: Device) -> float:
+        origin = self.nesting.origin(work)
+        return work.start if origin == NONE else self.nesting.events[origin].start
+
+
+def _whole(trace: Trace) -> tuple[float, float]:
+    times = [(event.start, event.end) for event in trace.host]
+    times += [(work.start, work.end) for work in trace.device]
+    return min(start for start, _ in times), max(end for _, end in times)
+
+
+def _busiest(work: list[Device]) -> int | None:
+    time: Counter[int] = Counter()
+    for item in work:
+        time[item.device] += max(1, round(1e3 * (item.end - item.start)))
+    return time.most_common(1)[0][0] if time else None
+
+
+def per_step(count: int, steps: int) -> int | float:
+    """A count a step: whole where it is the same in every step, as it mostly is."""
+    return count // steps if count % steps == 0 else count / steps

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.errors import DataError
+from recperf.measure.trace.analyse import analyse
+from recperf.measure.trace.read import collect, read
+
+_spec = importlib.util.spec_from_file_location("made", Path(__file__).with_name("made.py"))
+assert _spec is not None
+assert _spec.loader is not None
+made = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(made)
+
+NAMELESS = Path("made")
+
+
+def explained(events: list[dict[str, Any]]) -> dict[str, Any]:
+    return analyse(collect(events, NAMELESS))
+
+
+@pytest.fixture
+def two_steps() -> dict[str, Any]:
+    """Two equal steps, and around them work that belongs to none."""
+    before = [made.call("cudaLaunchKernel", -60, 5, 1), made.kernel("early", -50, 30, 1)]
+    after = [made.call("cudaLaunchKernel", 2010, 5, 2), made.kernel("late", 2020, 500, 2)]
+    return explained([*before, *made.gpu_step(0, 0.0, 10), *made.gpu_step(1, 1000.0, 20), *after])
+
+
+def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in rows}
+
+
+def test_every_gap_has_one_cause_and_the_causes_sum_to_the_idle_time(two_steps: dict[str, Any]) -> None:
+    idle = two_steps["idle"]
+    assert idle["wall_ms"] == pytest.approx(1.0)
+    assert idle["busy_ms"] == pytest.approx(0.420)
+    assert idle["causes"] == pytest.approx(
+        {"input wait": 0.220, "host wait": 0.150, "kernel gap": 0.008, "sync": 0.202}
+    )
+    assert sum(idle["causes"].values()) == pytest.approx(idle["idle_ms"])
+
+
+def test_a_sync_names_who_called_it(two_steps: dict[str, Any]) -> None:
+    (sync,) = two_steps["idle"]["syncs"]
+    assert sync["what"] == "cudaStreamSynchronize"
+    assert sync["caller"] == "aten::item, part loss"
+    assert sync["count"] == 1
+    assert sync["ms"] == pytest.approx(0.190)
+
+
+def test_kernels_are_counted_a_step_and_belong_to_the_part_that_launched_them(two_steps: dict[str, Any]) -> None:
+    kernels = two_steps["kernels"]
+    rows = by_name(kernels["rows"])
+    assert set(rows) == {"gemm<64>", "relu", "back", "update"}
+    assert {name: row["part"] for name, row in rows.items()} == {
+        "gemm<64>": "forward",
+        "relu": "forward",
+        "back": "backward",
+        "update": "update",
+    }
+    assert kernels["count"] == 5
+    assert rows["back"]["count"] == 2
+    assert rows["back"]["mean_us"] == pytest.approx(100)
+    assert rows["back"]["share"] == pytest.approx(0.5)
+    assert kernels["busy_ms"] == pytest.approx(0.4)
+    assert kernels["small"] == pytest.approx({"count": 1, "share_of_count": 0.2, "total_ms": 0.005})
+
+
+def test_launch_delay_runs_from_the_end_of_the_call(two_steps: dict[str, Any]) -> None:
+    rows = by_name(two_steps["kernels"]["rows"])
+    assert rows["gemm<64>"]["launch_delay_us"] == pytest.approx(4)
+    assert rows["relu"]["launch_delay_us"] == pytest.approx(89)
+    # Of the two kernels of a graph only the first waited for its launch.
+    assert rows["back"]["launch_delay_us"] == pytest.approx(30)
+
+
+def test_parts_sum_to_the_step_and_hold_their_device_time(two_steps: dict[str, Any]) -> None:
+    parts = by_name(two_steps["parts"])
+    assert {name: round(part["host_ms"], 6) for name, part in parts.items()} == {
+        "data": 0.2,
+        "forward": 0.17,
+        "backward": 0.12,
+        "loss": 0.21,
+        "update": 0.06,
+        "other": 0.24,
+    }
+    assert parts["forward"]["device_ms"] == pytest.approx(0.125)
+    assert parts["backward"]["device_ms"] == pytest.approx(0.2)
+    assert (parts["backward"]["launches"], parts["backward"]["kernels"]) == (1, 2)
+    assert list(parts)[-1] == "other"
+
+
+def test_operators_have_their_own_time_and_each_piece_of_work_stands_on_one_row(two_steps: dict[str, Any]) -> None:
+    rows = by_name(two_steps["operator_table"]["rows"])
+    assert rows["aten::linear"]["cpu_self_ms"] == pytest.approx(0.005)
+    assert rows["aten::linear"]["flops"] is None
+    assert rows["aten::mm"] == pytest.approx(
+        {
+            "name": "aten::mm",
+            "part": "forward",
+            "calls": 1,
+            "cpu_self_ms": 0.015,
+            "device_self_ms": 0.1,
+            "shapes": "64x32, 32x16",
+            "flops": 2 * 64 * 32 * 16,
+            "bytes": 4 * (64 * 32 + 32 * 16 + 64 * 16),
+        }
+    )
+    engine = rows["autograd::engine::evaluate_function: X"]
+    assert (engine["part"], engine["device_self_ms"]) == ("backward", pytest.approx(0.2))
+
+
+def test_transfers(two_steps: dict[str, Any]) -> None:
+    (row,) = two_steps["transfers"]
+    assert row == pytest.approx(
+        {
+            "kind": "host to device",
+            "count": 1,
+            "bytes": 200_000,
+            "ms": 0.02,
+            "gb_per_s": 10.0,
+            "pinned": True,
+            "overlapped_share": 0.0,
+        }
+    )
+
+
+def test_a_copy_beside_a_kernel_is_overlapped_and_one_from_pageable_memory_blocks() -> None:
+    found = explained(
+        [
+            made.around("recperf.step#0", 0, 200),
+            made.call("cudaLaunchKernel", 0, 5, 1),
+            made.kernel("k", 10, 100, 1),
+            made.op("aten::copy_", 20, 100),
+            made.call("cudaMemcpyAsync", 25, 90, 2),
+            made.copy("Memcpy DtoH (Device -> Pageable)", 90, 20, 2, 4, stream=8),
+            made.copy("Memset (Device)", 130, 2, 3, 64),
+        ]
+    )
+    rows = by_name([{**row, "name": row["kind"]} for row in found["transfers"]])
+    assert rows["device to host"]["pinned"] is False
+    assert rows["device to host"]["overlapped_share"] == pytest.approx(1.0)
+    assert (rows["memset"]["pinned"], rows["memset"]["bytes"]) == (None, 64)
+    assert [row["caller"] for row in found["idle"]["syncs"]] == ["aten::copy_"]
+    assert found["idle"]["causes"]["sync"] == pytest.approx(0.020)
+
+
+def test_a_host_that_runs_ahead_does_not_make_steps_look_short() -> None:
+    """Both steps are queued within 20 us; the device takes 100 us for each, after 100 us of earlier work."""
+    found = explained(
+        [
+            made.call("cudaLaunchKernel", -10, 2, 1),
+            made.kernel("k", -5, 100, 1),
+            made.around("recperf.step#0", 0, 10),
+            made.call("cudaLaunchKernel", 2, 2, 2),
+            made.kernel("k", 95, 100, 2),
+            made.around("recperf.step#1", 10, 10),
+            made.call("cudaLaunchKernel", 12, 2, 3),
+            made.kernel("k", 195, 100, 3),
+        ]
+    )
+    assert found["idle"]["wall_ms"] == pytest.approx(0.1)
+    assert found["idle"]["idle_ms"] == pytest.approx(0.0)
+    assert found["kernels"]["count"] == 1
+
+
+def test_steps_of_torch_and_its_loader_are_understood() -> None:
+    found = explained(
+        [
+            made.around("ProfilerStep#7", 0, 100),
+            made.around("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 80),
+            made.call("cudaLaunchKernel", 84, 4, 1),
+            made.kernel("k", 90, 10, 1),
+        ]
+    )
+    assert found["window"]["steps"] == 1
+    assert found["window"]["named"]
+    assert found["idle"]["causes"]["input wait"] == pytest.approx(0.09)
+
+
+def test_without_named_steps_the_whole_trace_is_one() -> None:
+    found = explained([made.op("aten::mm", 0, 30), made.op("aten::mm", 50, 50)])
+    assert found["window"]["steps"] == 1
+    assert not found["window"]["named"]
+    assert found["window"]["wall_ms"] == pytest.approx(0.1)
+    assert found["operator_table"]["rows"][0]["calls"] == 2
+
+
+def test_without_a_device_the_sections_say_so() -> None:
+    found = explained([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 0, 30)])
+    assert found["kernels"] == found["idle"] == found["transfers"] == {"missing": "no device in this trace"}
+    assert found["operator_table"]["rows"][0]["device_self_ms"] is None
+
+
+def test_kernels_without_launch_calls_are_found_through_their_operator() -> None:
+    tagged = made.kernel("k", 150, 10, 0)
+    tagged["args"] = {"device": 0, "stream": 7, "External id": 5}
+    found = explained([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 10, 30, external=5), tagged])
+    assert found["operator_table"]["rows"][0]["device_self_ms"] == pytest.approx(0.01)
+
+
+def test_the_busiest_of_several_devices_is_explained() -> None:
+    found = explained(
+        [
+            made.around("recperf.step#0", 0, 100),
+            made.call("cudaLaunchKernel", 0, 1, 1),
+            made.call("cudaLaunchKernel", 2, 1, 2),
+            made.kernel("small", 10, 10, 1, device=0),
+            made.kernel("large", 10, 90, 2, device=3),
+        ]
+    )
+    assert (found["window"]["device"], found["window"]["devices"]) == (3, 2)
+    assert found["idle"]["busy_ms"] == pytest.approx(0.09)
+
+
+def test_a_trace_of_something_else_is_refused_with_its_file(tmp_path: Path) -> None:
+    path = made.write(tmp_path / "t.json", [{"ph": "B", "name": "x", "ts": 1}, {"ph": "X", "name": "y", "ts": 1}])
+    with pytest.raises(DataError, match=r"no event of torch\.profiler") as raised:
+        analyse(read(path))
+    assert raised.value.where["file"] == str(path)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from recperf.errors import DataError
+from recperf.measure.trace.read import read
+from recperf.measure.trace.scan import Scan
+
+_spec = importlib.util.spec_from_file_location("made", Path(__file__).with_name("made.py"))
+assert _spec is not None
+assert _spec.loader is not None
+made = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(made)
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz", "no-suffix"])
+def test_events_of_plain_and_packed_files(tmp_path: Path, name: str) -> None:
+    path = made.write(tmp_path / name, made.gpu_step(0, 0.0, 10), torch_version="2.13.0")
+    trace = read(path)
+    assert len(trace.device) == 6
+    assert {event.kind for event in trace.host} == {"op", "range", "call"}
+    assert trace.header["torch_version"] == "2.13.0"
+    mm = next(event for event in trace.host if event.name == "aten::mm")
+    assert mm.shapes is not None
+    assert mm.shapes.dims == ((64, 32), (32, 16))
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1000])
+def test_pieces_of_any_size_give_the_same_events(tmp_path: Path, piece: int) -> None:
+    header = {"number": 12.75, "text": 'a "quoted" ] } \\ line', "deep": {"traceEvents": [1, 2]}, "after": None}
+    path = made.write(tmp_path / "t.json", made.gpu_step(0, 0.5, 10), **header)
+    scan = Scan(path, piece=piece)
+    events = list(scan.events())
+    assert events == json.loads(path.read_text())["traceEvents"]
+    assert {name: scan.header[name] for name in header} == header
+
+
+def test_a_bare_list_may_lack_its_bracket(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    text = json.dumps([made.op("aten::mm", 0, 5), made.op("aten::mm", 5, 5)])
+    for written in (text, text[:-1], text[:-1] + ",\n"):
+        path.write_text(written)
+        assert len(read(path).host) == 2
+
+
+def test_categories_of_the_first_profilers_are_known(tmp_path: Path) -> None:
+    old = [
+        {**made.op("ProfilerStep#1", 0, 50), "cat": "Operator"},
+        {**made.call("cudaLaunchKernel", 1, 2, 9), "cat": "Runtime"},
+        {**made.kernel("k", 5, 5, 9), "cat": "Kernel"},
+        {**made.copy("Memcpy HtoD (Pageable -> Device)", 11, 5, 10, 8), "cat": "Memcpy"},
+    ]
+    trace = read(made.write(tmp_path / "t.json", old))
+    assert [event.kind for event in trace.host] == ["range", "call"]
+    assert [work.kind for work in trace.device] == ["kernel", "copy"]
+
+
+def test_odd_events_are_left_out(tmp_path: Path) -> None:
+    odd = [
+        {"ph": "X", "cat": "kernel", "name": "no time"},
+        {"ph": "X", "cat": "kernel", "name": "nan", "ts": float("nan"), "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": "negative", "ts": 1, "dur": -1},
+        {"ph": "X", "cat": "something new", "name": "x", "ts": 1, "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": "words", "ts": 1, "dur": 1, "args": "none"},
+        {"ph": "X", "cat": "cpu_op", "name": "list", "ts": 1, "dur": 1, "args": {"Input Dims": [[[2, 3], [4]], 5]}},
+    ]
+    trace = read(made.write(tmp_path / "t.json", odd))
+    assert [work.name for work in trace.device] == ["words"]
+    assert (trace.events, trace.ignored) == (7, 4)
+    assert trace.host[0].shapes is not None
+    assert trace.host[0].shapes.dims == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty"),
+        (b"   \n", "empty"),
+        (b"PK\x03\x04", "not a trace"),
+        (b'"words"', "not a trace"),
+        (b'{"a": 1}', "no list called traceEvents"),
+        (b'{"traceEvents": {"a": 1}}', "no list called traceEvents"),
+        (b'{"traceEvents": [{"ph": "X"}, {"ph": "X", "na', "cut off after 1 events"),
+        (b'{"traceEvents": [{"ph": "X"},', "cut off after 1 events"),
+        (b'{"traceEvents": [{"ph": "X"}]', "cut off after 1 events"),
+        (b'{"traceEv', "cut off after 0 events"),
+        (b'[{"ph": "X"}, {"ph": ', "cut off after 1 events"),
+        (b'{"traceEvents": [{"ph" = 3}' + b" " * 100 + b"]}", "not valid JSON at character 2"),
+        (b'{"traceEvents": [' + b"[" * 100_000, "not valid JSON"),
+        (gzip.compress(b'{"traceEvents": [{"ph": "X"}]}')[:-9], "cut off"),
+        (b"\x1f\x8b\x08\x00garbage-that-is-long-enough", "not intact gzip"),
+    ],
+)
+def test_a_broken_file_is_named_with_what_is_wrong(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=says) as raised:
+        read(path)
+    assert raised.value.where["file"] == str(path)
+    assert raised.value.fix
+
+
+def test_a_missing_file_or_a_folder_is_an_error_with_its_name(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(DataError, match="cannot be read") as raised:
+            read(path)
+        assert raised.value.where["file"] == str(path)
+
+
+def test_a_trace_above_the_limit_is_refused(tmp_path: Path) -> None:
+    path = made.write(tmp_path / "t.json.gz", made.gpu_step(0, 0.0, 10))
+    with pytest.raises(DataError, match="larger than"):
+        read(path, largest=1000)
+
+
+def test_memory_stays_small_beside_the_file(tmp_path: Path) -> None:
+    """A scan holds about a piece of the file, not the file."""
+    import tracemalloc
+
+    path = tmp_path / "t.json"
+    row = json.dumps(made.op("aten::mm", 0, 5, note="x" * 400))
+    path.write_text('{"traceEvents": [' + ",".join([row] * 20_000) + "]}")
+    assert path.stat().st_size > 10e6
+    tracemalloc.start()
+    assert sum(1 for _ in Scan(path, piece=1 << 16).events()) == 20_000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5e6

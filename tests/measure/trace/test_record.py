@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recperf.data.batch import ClickBatch, JaggedFeatures
+from recperf.errors import MachineError
+from recperf.measure import spans
+from recperf.measure.spans import span
+from recperf.measure.trace.analyse import analyse
+from recperf.measure.trace.read import read
+from recperf.measure.trace.record import record
+from recperf.models.config import DLRMConfig
+from recperf.models.dlrm import DLRM
+
+CONFIG = DLRMConfig(features=("a", "b"), rows=(50, 70), dim=16, bottom=(8, 64, 16), top=(64, 1))
+BATCH = 512
+
+
+def batch(seed: int) -> ClickBatch:
+    random = torch.Generator().manual_seed(seed)
+    offsets = torch.arange(2 * BATCH + 1)
+    values = torch.cat([torch.randint(0, rows, (BATCH,), generator=random) for rows in CONFIG.rows])
+    features = JaggedFeatures(keys=CONFIG.features, values_V=values, offsets_FB1=offsets)
+    dense_BD = torch.randn(BATCH, CONFIG.dense, generator=random)
+    return ClickBatch(dense_BD, features, (torch.rand(BATCH, generator=random) > 0.5).float())
+
+
+def test_a_recorded_step_of_a_model_is_explained_part_by_part(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = DLRM(CONFIG)
+    seen: list[int] = []
+
+    def step(index: int) -> None:
+        seen.append(index)
+        with span("data"):
+            given = batch(index)
+        model.loss(given).backward()
+
+    step(-1)
+    record(step, 4, tmp_path / "trace.json.gz", cuda=False)
+    assert seen == [-1, 0, 1, 2, 3, 4]
+    assert spans._listener is None
+    assert capfd.readouterr().err == ""
+
+    trace = read(tmp_path / "trace.json.gz")
+    assert trace.header["torch_version"] == torch.__version__
+    found = analyse(trace)
+    assert found["window"]["steps"] == 4
+    parts = {part["name"]: part["host_ms"] for part in found["parts"]}
+    assert {"data", "bottom", "embedding", "interaction", "top", "loss", "top_backward"} < set(parts)
+    assert sum(parts.values()) == pytest.approx(found["window"]["host_ms"])
+    assert parts["other"] < 0.5 * found["window"]["host_ms"]
+    assert min(parts.values()) >= 0
+    products = [row for row in found["operator_table"]["rows"] if row["part"] == "bottom" and row["flops"]]
+    assert sum(row["flops"] for row in products) == 2 * BATCH * (8 * 64 + 64 * 16)
+    assert found["idle"] == {"missing": "no device in this trace"}
+
+
+def test_operators_take_no_more_time_than_their_step(tmp_path: Path) -> None:
+    record(lambda index: torch.ones(64, 64) @ torch.ones(64, 64), 3, tmp_path / "t.json", cuda=False)
+    found = analyse(read(tmp_path / "t.json"))
+    total = sum(row["cpu_self_ms"] for row in found["operator_table"]["rows"])
+    assert 0 < total <= found["window"]["host_ms"]
+    assert {row["name"]: row["calls"] for row in found["operator_table"]["rows"]}["aten::mm"] == 1
+
+
+def test_a_step_that_fails_leaves_no_listener_and_no_profiler(tmp_path: Path) -> None:
+    def fails(index: int) -> None:
+        with span("work"):
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        record(fails, 1, tmp_path / "t.json", cuda=False)
+    assert spans._listener is None
+    record(lambda index: torch.ones(2), 1, tmp_path / "t.json", cuda=False)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_steps(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError, match="a part of the path is a file"):
+        record(lambda index: pytest.fail("ran"), 1, tmp_path / "file" / "t.json", cuda=False)
