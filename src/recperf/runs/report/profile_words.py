@@ -95,6 +95,15 @@ def plain(text: Any) -> str:
     return printable(" ".join(str(text).split()))
 
 
+def clean(value: Any) -> Any:
+    """The same value with every string in it made plain, for what must become a file of its own."""
+    if isinstance(value, dict):
+        return {plain(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clean(item) for item in value]
+    return plain(value) if isinstance(value, str) else value
+
+
 _NOISE = re.compile(
     r"\b(?:void |at::native::|at::cuda::|at::|std::|c10::|cub::|cutlass::Kernel2?<)|\(anonymous namespace\)::"
 )

@@ -1,0 +1,129 @@
+"""The figures only a profile has: how the device's step splits, what fixes gain, how lookups spread over tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from . import profile_words as say
+from . import roofs
+from .svg import Sheet, plain, steps, ticks, tone
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CHARACTER = 6.6
+"""Pixels of a character at the size of labels, a little generous."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    label: str
+    value: float
+    tone: str
+
+
+def split(width: int, slices: Sequence[Slice]) -> Sheet:
+    """One bar that sums to the wall time; what is too thin for its label is named in the table below."""
+    sheet = Sheet(width, 62)
+    axes = sheet.axes(0, 0, 0, 22)
+    whole = sum(part.value for part in slices) or 1.0
+    axes.set_xlim(0, whole)
+    axes.set_ylim(40, 0)
+    start = 0.0
+    for part in slices:
+        axes.barh(
+            20, part.value, left=start, height=40, color=tone(part.tone), edgecolor=tone("surface"), linewidth=1.5
+        )
+        if part.value / whole * width > CHARACTER * len(part.label) + 10:
+            ink = tone("ink" if part.tone == "other" else "on-fill")
+            axes.text(start + part.value / 2, 20, part.label, ha="center", va="center", fontsize=11, color=ink)
+        start += part.value
+    axes.spines["bottom"].set_visible(False)
+    sheet.text(0, 54, "0", va="center")
+    sheet.text(width, 54, f"wall {say.time(whole)}", ha="right", va="center")
+    return sheet
+
+
+@dataclass(frozen=True)
+class Gain:
+    label: str
+    predicted: float | None
+    measured: float | None
+    rejected: bool = False
+
+
+def gains(width: int, rows: Sequence[Gain]) -> Sheet:
+    """Two bars a fix, how many times faster the step becomes: as predicted, and as measured."""
+    each, head, foot = (46, 0, 34) if width > 600 else (62, 18, 34)
+    names = 18 + CHARACTER * max(len(row.label) for row in rows) if width > 600 else 20.0
+    sheet = Sheet(width, each * len(rows) + foot)
+    axes = sheet.axes(names, 0, 12, foot)
+    longest = max(value for row in rows for value in (row.predicted, row.measured, 1.0) if value)
+    # Room on the right for the longest label beside its bar.
+    axes.set_xlim(0, longest * (1 + 118 / max(60.0, width - names - 130)))
+    axes.set_ylim(each * len(rows), 0)
+    for index, row in enumerate(rows):
+        top = each * index + head
+        sheet.text(0, top + 21 if width > 600 else top - 7, row.label, color="ink", va="center")
+        axes.plot([1, 1], [top + 2, top + 40], color=tone("muted"), lw=1, ls=(0, (4, 3)), zorder=3)
+        _bar(axes, top + 12, row.predicted, "other", "predicted")
+        word = "measured, rejected" if row.rejected else "measured"
+        _bar(axes, top + 30, row.measured, "bad" if row.rejected else "accent", word)
+    marked = steps(0, longest, 6)
+    ticks(axes, "x", marked, lambda value: f"{plain(marked)(value)} x")
+    return sheet
+
+
+def _bar(axes: Axes, y: float, value: float | None, colour: str, word: str) -> None:
+    text = f"{value:.2f} x {word}" if value else f"not {word}"
+    if value:
+        axes.barh(y, value, height=15, color=tone(colour))
+    axes.annotate(
+        text, (value or 0, y), (6, 0), textcoords="offset points", va="center", fontsize=10.5,
+        color=tone("ink" if value else "muted"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reach:
+    """One table's lookups in a step, and the different rows among them."""
+
+    label: str
+    lookups: float
+    unique: float
+
+
+def reach(width: int, rows: Sequence[Reach]) -> Sheet:
+    """A bar a table: all lookups light, the different rows among them full."""
+    each, foot = 24, 26
+    names = 16 + CHARACTER * max(len(row.label) for row in rows)
+    sheet = Sheet(width, each * len(rows) + foot)
+    axes = sheet.axes(names, 0, 74, foot)
+    longest = max(row.lookups for row in rows) or 1.0
+    axes.set_xlim(0, longest)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    for index, row in enumerate(rows):
+        axes.barh(index, row.lookups, height=0.66, color=tone("embedding"), alpha=0.35)
+        axes.barh(index, row.unique, height=0.66, color=tone("embedding"))
+        sheet.text(0, each * index + each / 2, row.label, color="ink", va="center")
+        axes.annotate(
+            say.counted(row.lookups), (row.lookups, index), (6, 0), textcoords="offset points", va="center",
+            fontsize=10.5, color=tone("ink"), annotation_clip=False,
+        )  # fmt: skip
+    ticks(axes, "x", steps(0, longest, 5 if width > 600 else 2), lambda value: f"{value:,.0f}")
+    return sheet
+
+
+def roofline(width: int, known: list[roofs.Roof], peak: tuple[str, float], points: list[roofs.Point]) -> Sheet:
+    """A run's roofline, with an axis that reaches beyond a thousand tera: a GPU's does."""
+    sheet = roofs.roofline(width, known, peak, points)
+    axes = sheet.figure.axes[0]
+    ticks(axes, "y", list(axes.get_yticks()), lambda value: _power(round(value)))
+    return sheet
+
+
+def _power(exponent: int) -> str:
+    prefix, left = divmod(exponent, 3)
+    return f"{10**left}{'kMGTPE'[prefix - 1]}" if 1 <= prefix <= 6 else f"{10.0**exponent:g}"
