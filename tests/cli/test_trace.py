@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recperf.cli.trace import command
+from recperf.errors import DataError, UsageError
+
+_spec = importlib.util.spec_from_file_location("made", Path(__file__).parents[1] / "measure" / "trace" / "made.py")
+assert _spec is not None
+assert _spec.loader is not None
+made = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(made)
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Path:
+    header = {"torch_version": "2.11.0", "cuda_runtime_version": 12080, "deviceProperties": [{"id": 0, "name": "H"}]}
+    events = [*made.gpu_step(0, 0.0, 10), *made.gpu_step(1, 1000.0, 20)]
+    return Path(made.write(tmp_path / "gpu.json.gz", events, **header))
+
+
+def test_a_gpu_trace_in_words(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["info", str(gpu)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = {" ".join(line.split()) for line in lines}
+    assert "made by torch 2.11.0, CUDA 12.8" in said
+    assert "device 0: H" in said
+    assert "steps 2" in said
+    assert "wall 1.000 ms a step" in said
+    assert "input wait 0.220 22.0 %" in said
+    assert "sync 0.202 20.2 %" in said
+    assert "cudaStreamSynchronize 1 0.190 aten::item, part loss" in said
+    assert "host to device 1 200 k 0.020 10.0 yes 0 %" in said
+    assert "back 2 0.200 100.0 50.0 % 30.0 backward" in said
+    assert "5 kernels, of which 1 (20 %) run for less than 10 us" in said
+
+
+def test_top_limits_the_rows_and_says_so(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(["info", str(gpu), "--top", "2"])
+    said = capsys.readouterr().out
+    assert "and 2 more; --top 4 shows all" in said
+    assert "relu " not in said
+    with pytest.raises(UsageError, match="at least 1"):
+        command(["info", str(gpu), "--top", "0"])
+
+
+def test_json_holds_every_section(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(["info", str(gpu), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["torch"] == "2.11.0"
+    assert {"window", "parts", "operator_table", "kernels", "idle", "transfers"} < set(found)
+    assert len(found["kernels"]["rows"]) == 4
+
+
+def test_a_trace_without_a_device_or_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made.write(tmp_path / "cpu.json", [made.op("aten::mm", 0, 30)])
+    command(["info", str(path)])
+    said = capsys.readouterr().out
+    assert said.count("no device in this trace") == 3
+    assert "none named; the whole trace is taken as one" in said
+    assert "not said in the trace" in said
+
+
+def test_errors_name_the_file_and_a_misspelt_action_its_word(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        command(["info", str(tmp_path / "none.json")])
+    with pytest.raises(UsageError, match="did you mean 'info'"):
+        command(["inof", "x"])
+    with pytest.raises(UsageError):
+        command(["info"])
+
+
+def test_reading_a_trace_needs_no_torch(gpu: Path) -> None:
+    """Reading somebody's trace must not wait seconds for torch, nor need it."""
+    program = f"import sys; from recperf.cli.trace import command; command(['info', {str(gpu)!r}])"
+    program += "; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
