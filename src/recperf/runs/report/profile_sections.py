@@ -32,7 +32,7 @@ def titled(name: str, width: int) -> str:
     from markupsafe import Markup
 
     shown = say.short(name, width)
-    broken = Markup("<wbr>").join(re.findall(r"[^_:<,]*[_:<,]+|[^_:<,]+", shown))
+    broken = Markup("<wbr>").join(re.findall(r"[^_:<]*[_:<]+|[^_:<]+", shown))
     return broken if shown == name else Markup('<span title="{}">{}</span>').format(name, broken)
 
 

@@ -1,0 +1,124 @@
+"""recperf diff as a user types it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recperf import cli
+
+_spec = importlib.util.spec_from_file_location("profiles", Path(__file__).parents[1] / "browser" / "profiles.py")
+assert _spec
+assert _spec.loader
+profiles = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(profiles)
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """Profiles old and new (data takes 44 % longer), and the command."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "diff", "what changed between profiles")
+    slow = profiles.eager()
+    slow |= {k: v for k, v in profiles.base({**profiles.EAGER, "data": 1.3}, "NVIDIA H200").items() if "ms" in k}
+    slow["components"] = profiles.base({**profiles.EAGER, "data": 1.3}, "NVIDIA H200")["components"]
+    slow["kernels"]["rows"][0]["total_ms"] += 0.05
+    for name, profile in (("old", profiles.eager()), ("new", slow), ("graph", profiles.graph())):
+        Path(name).mkdir()
+        Path(name, "profile.json").write_text(json.dumps(profile))
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = cli.main(["diff", *words])
+        said = capfd.readouterr()
+        assert "Traceback" not in said.err
+        return code, said.out, said.err
+
+    return call
+
+
+def test_a_diff_in_words(call) -> None:
+    code, out, err = call("old", "new/profile.json")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 110
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["old/profile.json", "->", "new/profile.json"]
+    assert next(line for line in lines if line[:1] == ["step"] and "ms" in line)[-2:] == ["+8.2%", "slower"]
+    assert next(line for line in lines if line[:1] == ["data"])[-2:] == ["+44.4%", "slower"]
+    assert "+50.0 µs" in out
+    assert "16 take the same time in both" in out
+
+
+def test_the_gate_lets_pass_and_stops(call) -> None:
+    code, out, err = call("old", "new", "--gate", "50%")
+    assert (code, err) == (0, "")
+    assert "gate: nothing got slower by more than 50%" in out
+    code, out, err = call("old", "new", "--gate", "5%")
+    assert code == 5
+    assert "error: slower beyond the gate of 5%: step +8.2%, data +44.4%" in err
+    assert "data: 900 µs -> 1.30 ms" in err
+    assert "+44.4%" in out
+    assert call("new", "old", "--gate", "5%")[0] == 0
+
+
+def test_gone_and_new_kernels_and_switches(call) -> None:
+    code, out, _ = call("old", "graph")
+    assert code == 0
+    assert "note: switch graph: off, then on" in out
+    for words in ("in both:", "gone:", "new:", "_bag_update", "and 3 more"):
+        assert words in out
+    assert "\x1b" not in out
+
+
+def test_other_things_are_named_loudly(call) -> None:
+    Path("cpu.json").write_text(json.dumps(profiles.cpu()))
+    code, out, _ = call("old", "cpu.json", "--gate", "999999%")
+    assert "WARNING: different devices: NVIDIA H200 and cpu" in out.splitlines()[1]
+    assert "kernels\n  not measured in cpu.json: no device in this trace" in out
+    assert code == 0
+
+
+def test_one_object_on_stdout(call) -> None:
+    code, out, err = call("old", "new", "--json", "--gate", "5%")
+    assert code == 5
+    found = json.loads(out)
+    assert found["gate"] == {"limit": 0.05, "beyond": ["step", "data"]}
+    assert found["error"]["exit_code"] == 5
+    assert found["components"][0]["name"] == "data"
+    assert found["kernels"][0]["change"] == pytest.approx(0.05 / 0.252)
+    assert "slower beyond the gate" in err
+    code, out, err = call("old", "old", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["notes"] == ["a profile is compared with itself"]
+    assert json.loads(out)["gate"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((), 2, "diff needs two profiles, got 0"),
+        (("old",), 2, "diff needs two profiles, got 1"),
+        (("old", "new", "graph"), 2, "diff needs two profiles, got 3"),
+        (("old", "new", "--gate", "lots"), 2, "--gate takes a percentage such as 5%, not 'lots'"),
+        (("old", "new", "--gaet", "5%"), 2, "did you mean '--gate'?"),
+        (("old", "missing"), 3, "no profile there"),
+        (("old", "."), 3, "profile.json is missing"),
+        (("old", "torn.json"), 3, "torn.json is not JSON"),
+        (("torn.json", "new", "--json"), 3, "torn.json is not JSON"),
+    ],
+)
+def test_mistakes(call, words: tuple[str, ...], code: int, message: str) -> None:
+    Path("torn.json").write_text(json.dumps(profiles.eager())[:500])
+    found, out, err = call(*words)
+    assert found == code
+    assert message in err
+    assert out == "" or json.loads(out)["error"]["exit_code"] == code
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, recperf.cli.diff; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
