@@ -81,7 +81,7 @@ def find(config: CriteoConfig) -> Conversion:
     facts = [one.facts for one in log.sources]
     key = hashlib.sha256(json.dumps([settings, log.layout, facts], sort_keys=True).encode()).hexdigest()
     folder = config.cache_folder / key[:16]
-    manifest = _read_manifest(folder / MANIFEST)
+    manifest = read_manifest(folder / MANIFEST)
     if manifest is None:
         parts = [{**one, **_nothing_done()} for one in facts]
         made_up = any(synthesize.is_made_up(source.first_line(one)) for one in log.sources)
@@ -283,7 +283,7 @@ def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _read_manifest(path: Path) -> dict[str, Any] | None:
+def read_manifest(path: Path) -> dict[str, Any] | None:
     try:
         manifest = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -341,6 +341,9 @@ def _alone(folder: Path) -> Iterator[None]:
             raise MachineError(
                 "another process is converting this log", where={"folder": folder}, fix="wait until it is done"
             ) from None
+        for draft in folder.glob(f".{MANIFEST}.*.tmp"):
+            # A process killed while it wrote the manifest could not take its draft away.
+            draft.unlink()
         yield
 
 

@@ -193,11 +193,17 @@ def _gunzip(packed: IO[bytes], start: int, size: int) -> Iterator[tuple[bytes, i
     """Unpacked pieces of at most `size` bytes, whatever the packing ratio; several members may follow each other."""
     engine, waiting, skip, between = zlib.decompressobj(wbits=31), b"", start, False
     while True:
-        waiting = waiting or packed.read(1 << 18)
         if not waiting:
-            if not between and not engine.eof:
+            waiting = packed.read(1 << 18)
+            if not waiting and between:
+                return
+            if not waiting:
                 raise BrokenGzip("the gzip file ends early")
-            return
+        if between:
+            # Zeros may pad the end of a member, as tar and some disks leave them.
+            waiting = waiting.lstrip(b"\0")
+            if not waiting:
+                continue
         try:
             text = engine.decompress(waiting, size)
         except zlib.error as error:
@@ -205,8 +211,7 @@ def _gunzip(packed: IO[bytes], start: int, size: int) -> Iterator[tuple[bytes, i
         between = False
         waiting = engine.unconsumed_tail
         if engine.eof:
-            # Zeros may pad the end of a member, as tar and some disks leave them.
-            waiting = engine.unused_data.lstrip(b"\0")
+            waiting = engine.unused_data
             engine, between = zlib.decompressobj(wbits=31), True
         if skip:
             text, skip = text[skip:], max(0, skip - len(text))

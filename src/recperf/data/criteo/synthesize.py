@@ -40,7 +40,7 @@ _MISSING_CATEGORIES = {2: 0.034, 3: 0.034, 5: 0.12, 11: 0.034, 15: 0.034, 18: 0.
                        23: 0.034, 24: 0.44, 25: 0.44}  # fmt: skip
 _TELLING = (0, 1, 5, 8, 13, 16, 19, 21, 22)
 """Features whose categories move the label: those with few, so that a short log can teach them."""
-_POSITIVE_LOG_ODDS = -1.4
+_POSITIVE_LOG_ODDS = -0.9
 
 
 def write(path: Path, *, lines: int, seed: int = 7, day: int = 0, packed: bool = False) -> None:
@@ -86,7 +86,7 @@ def _draw(
     spread_ND = np.exp(rng.standard_normal((_PIECE, DENSE)) * 1.1)
     numbers_ND = np.floor(np.array(_SCALES) * spread_ND).astype(np.int64)
     numbers_ND[:, 1] -= 3
-    # Most draws fall on few categories, as in a real log: the square of a uniform number, then a power by feature.
+    # The power puts most draws on few categories, as in a real log.
     share_NF = rng.random((_PIECE, SPARSE)) ** 4
     ranks_NF = np.floor(share_NF * np.array(_CATEGORIES)).astype(np.int64)
     names_NF = np.stack([hash_numpy(ranks_NF[:, feature], seed * 64 + feature) for feature in range(SPARSE)], axis=1)
