@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,3 +151,36 @@ def test_kernel_names_lose_what_repeats() -> None:
 def test_reading_a_profile_needs_no_torch() -> None:
     code = "import sys, recperf.runs.profile_text; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _described() -> set[str]:
+    """Every field that docs/profiling.md describes, by its path."""
+    rows = re.findall(
+        r"^\| (top|`[\w.*]+`) \| ([^|]+) \| [^|]*\|$",
+        (Path(__file__).parents[2] / "docs" / "profiling.md").read_text(),
+        re.M,
+    )
+    found = set()
+    for where, fields in rows:
+        head = "" if where == "top" else where.strip("`") + "."
+        found |= {head + name for name in re.findall(r"`(\w+)`", fields)} or {f"{head}*"}
+    return found
+
+
+def _fields(value: Any, head: str = "") -> set[str]:
+    """The fields of a profile that hold a value; keys that are names of things count as one."""
+    if head in ("switches", "idle.causes", "trust.profiling", "trust.versions"):
+        return {f"{head}.*"}
+    if isinstance(value, dict) and "missing" not in value and not head.endswith(".reasons"):
+        return set().union(*(_fields(item, f"{head}.{key}".lstrip(".")) for key, item in value.items()))
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return set().union(*(_fields(item, f"{head}.*") for item in value))
+    return {head}
+
+
+def test_the_documented_layout_is_the_one_that_is_read() -> None:
+    described = _described()
+    used: set[str] = set().union(*(_fields(make()) for make in MADE.values()))
+    assert used - described == set()
+    whole = {path for path in described if any(other.startswith(f"{path}.") for other in described)}
+    assert described - used == whole - used
