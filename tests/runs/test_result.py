@@ -19,7 +19,9 @@ GOOD: dict[str, Any] = {
     "quality": {
         "metrics": METRICS,
         "spread": {},
-        "seeds": [{"seed": 1, "metrics": METRICS, "best": {"step": 1, "epoch": 1, "metrics": METRICS}}],
+        "seeds": [
+            {"seed": 1, "metrics": METRICS, "best": {"step": 1, "epoch": 1, "metrics": METRICS}, "stopped_early": 1}
+        ],
         "target": {"beat": None, "accuracy": None, "auc": 0.7},
         "met": True,
         "baselines": {"majority": METRICS},
@@ -83,6 +85,7 @@ def test_a_good_result_has_no_faults() -> None:
         ("quality.metrics.auc", float("nan"), "quality.metrics.auc should be number"),
         ("quality.seeds.0.seed", "1", "quality.seeds.0.seed should be integer"),
         ("quality.seeds.0.best.step", ..., "quality.seeds.0.best.step is missing"),
+        ("quality.seeds.0.stopped_early", 1.5, "quality.seeds.0.stopped_early should be integer or null"),
         ("performance.step_ms.p50", ..., "performance.step_ms.p50 is missing"),
         ("performance.budget.data", 0.5, "performance.budget does not sum to 1"),
         ("data.rows", True, "data.rows should be integer"),
@@ -94,6 +97,11 @@ def test_every_fault_is_named(path: str, value: object, message: str) -> None:
     assert any(message in fault for fault in faults(changed(path, value)))
     with pytest.raises(DataError):
         checked(changed(path, value))
+
+
+def test_a_result_of_before_a_field_existed_is_still_a_result() -> None:
+    assert faults(changed("quality.seeds.0.stopped_early", ...)) == []
+    assert faults(changed("quality.seeds.0.stopped_early", None)) == []
 
 
 def test_what_was_not_measured_is_null() -> None:

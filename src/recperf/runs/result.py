@@ -16,6 +16,7 @@ class Field:
     path: str
     """Dotted; `*` stands for any key or position."""
     kind: str
+    """Types by their JSON names; `absent` among them: results of before the field existed lack it."""
     meaning: str
 
 
@@ -38,6 +39,8 @@ FIELDS = (
     Field("quality.seeds.*.best.epoch", "integer", "epochs done then"),
     Field("quality.seeds.*.best.metrics", "object", "metrics then"),
     Field("quality.seeds.*.best.metrics.*", "number", "as in quality.metrics"),
+    Field("quality.seeds.*.stopped_early", "integer or null or absent",
+          "steps done when the target was met and training stopped; null: it went to its end"),
     Field("quality.target", "object", "what had to be reached; null means no bound"),
     Field("quality.target.beat", "string or null", "baseline whose AUC had to be exceeded"),
     Field("quality.target.accuracy", "number or null", "least accuracy"),
@@ -90,6 +93,7 @@ _KINDS: dict[str, Any] = {
     "object": lambda v: isinstance(v, dict),
     "array": lambda v: isinstance(v, list),
     "null": lambda v: v is None,
+    "absent": lambda v: False,
 }
 
 
@@ -106,7 +110,7 @@ def _compare(value: Any, fields: list[tuple[list[str], str]], where: str) -> lis
     known = {path[0]: kind for path, kind in fields if len(path) == 1}
     heads = {path[0] for path, _ in fields}
     for name in heads - {"*"}:
-        if name not in keyed:
+        if name not in keyed and "absent" not in known.get(name, ""):
             found.append(f"{where}{name} is missing")
     for key, inner in keyed.items():
         head = key if key in heads else "*"

@@ -31,7 +31,7 @@ class TrainConfig:
     stop_at_target: bool = False
     """Stop as soon as an evaluation meets the target."""
     checkpoint_epochs: bool = True
-    """Save the last and the best state at every epoch's end. A signal saves in any case."""
+    """Save the last and the best state whenever the validation rows are scored. A signal saves in any case."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes a GPU where torch sees one."""
     threads: int = 0

@@ -50,7 +50,7 @@ class Position:
 
 
 class Watch(Protocol):
-    """Is told what happens; may raise to stop."""
+    """Is told what happens; may raise to stop. The end of an epoch that was saved in its last step is told again."""
 
     def before_epoch(self) -> None: ...
 
@@ -110,6 +110,10 @@ def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
     """Train from a position to the end."""
     order, total = recipe.order, recipe.steps
     at = start
+    if at.step >= total:
+        # Saved in its last step: all that is missing is the end of that epoch.
+        at = turned(at, len(order))
+        watch.after_epoch(at)
     while at.step < total:
         recipe.model.train()
         watch.before_epoch()
@@ -119,7 +123,11 @@ def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
             loss, samples = take_step(recipe, batches, at.step)
             at = replace(at, batch=at.batch + 1, step=at.step + 1)
             watch.after_step(at, loss, samples)
-        if at.batch == len(order):
-            at = Position(at.epoch + 1, 0, at.step)
+        at = turned(at, len(order))
         watch.after_epoch(at)
     return at
+
+
+def turned(at: Position, batches: int) -> Position:
+    """The position itself, or the next epoch's first when all batches are done."""
+    return Position(at.epoch + 1, 0, at.step) if at.batch == batches else at

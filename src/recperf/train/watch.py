@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import GateFailed
 from ..measure.spans import StepClock
-from .loop import Position
+from .loop import Model, Position
 
 BUDGET_PARTS = ("data", "embedding", "bottom", "interaction", "top", "loss", "backward", "update", "other")
 
@@ -124,6 +124,10 @@ class StepTimer:
             self.train_ns += perf_counter_ns() - began
 
 
+class TargetMet(Exception):
+    """Leaves a training that is good enough; not an error."""
+
+
 @dataclass
 class Evaluator:
     """Scores the validation rows and remembers how the scores went."""
@@ -131,15 +135,30 @@ class Evaluator:
     score: Callable[[], dict[str, float]]
     emit: Emit
     seed: int
+    model: Model
+    enough: Callable[[dict[str, float]], bool] = lambda metrics: False
+    """Whether such a score ends the training."""
     history: list[dict[str, Any]] = field(default_factory=list)
 
+    @torch.no_grad()
     def run(self, position: Position) -> bool:
         """Score now; true when no earlier score had a better AUC."""
+        self.model.train(False)
         metrics = self.score()
+        self.model.train()
         best = all(metrics["auc"] > past["metrics"]["auc"] for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
         return best
+
+    def scored(self, position: Position) -> bool:
+        """Whether the weights of this moment have their score."""
+        return bool(self.history) and bool(self.history[-1]["step"] == position.step)
+
+    @property
+    def met(self) -> bool:
+        """Whether the last score was enough."""
+        return bool(self.history) and self.enough(self.history[-1]["metrics"])
 
 
 @dataclass
@@ -153,8 +172,11 @@ class Watchers:
     progress: Callable[[Position, float, int], None]
     should_stop: Callable[[], bool]
     stopped: Callable[[Position], Exception]
+    batches: int
+    """Of an epoch: the last one's score is the epoch's."""
+    evaluate_every: int = 0
     save_every: int = 0
-    save_epochs: bool = True
+    save_scored: bool = True
 
     def before_epoch(self) -> None:
         self.timer.before_epoch()
@@ -166,17 +188,33 @@ class Watchers:
         self.timer.after_step(position, samples)
         self.losses.after_step(position, loss)
         self.progress(position, self.losses.last, samples)
+        # Before anything is saved, so that a state never lacks a score that was due.
+        due = self._every(self.evaluate_every, position) and position.batch < self.batches
+        best = self._score(position) if due else False
         if self.should_stop():
             self.losses.flush()
-            self.save(position, False)
+            self.save(position, best)
             raise self.stopped(position)
-        if self.save_every and position.step % self.save_every == 0:
+        if self._every(self.save_every, position) or (due and self.save_scored):
             self.losses.flush()
-            self.save(position, False)
+            self.save(position, best)
+        if due and self.evaluator.met:
+            raise TargetMet
 
     def after_epoch(self, position: Position) -> None:
+        if self.evaluator.scored(position):
+            return
+        best = self._score(position)
+        if self.save_scored:
+            self.save(position, best)
+        if self.evaluator.met:
+            raise TargetMet
+
+    def _score(self, position: Position) -> bool:
         self.timer.settle()
         self.losses.flush()
-        best = self.evaluator.run(position)
-        if self.save_epochs:
-            self.save(position, best)
+        return self.evaluator.run(position)
+
+    @staticmethod
+    def _every(steps: int, position: Position) -> bool:
+        return steps > 0 and position.step % steps == 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import DataError, RecperfError
+from ..errors import ConfigError, DataError, RecperfError
 from ..runs.provenance import checkout, machine, packages
 from ..runs.record import Run, now
 from ..runs.result import SCHEMA, checked
@@ -18,7 +20,7 @@ from ..train.device import applied
 from ..train.loop import Position, train
 from ..train.stop import StopFlag
 from ..train.timing import performance
-from ..train.watch import Evaluator, LossLog, StepTimer, Watchers
+from ..train.watch import Evaluator, LossLog, StepTimer, TargetMet, Watchers
 from .base import Prepared, Trial, Workload
 from .measuring import measure_run
 
@@ -41,6 +43,7 @@ def execute(
     """Train every seed that is not finished yet, measure a window of steps, and write result.json."""
     started = _start(run)
     prepared = workload.prepare(config)
+    _can_stop(config, prepared.target)
     _same_data(run, prepared)
     facts = machine()
     _same_machine(run, facts, report)
@@ -52,13 +55,14 @@ def execute(
         if baselines is None:
             baselines = prepared.baselines()
             run.write("baselines.json", baselines)
+        enough = stopping_rule(config, baselines, prepared.target)
         for seed in range(config.seed, config.seed + config.seeds):
             finished = run.read(f"trial-{seed}.json", "seed", "metrics", "best")
             if finished is None:
                 del trial  # A table may fill half of the memory: never two at once.
                 trial = prepared.trial(seed)
                 with stop.patience():
-                    finished, timer = run_trial(trial, prepared, config, seed, run, stop, report)
+                    finished, timer = run_trial(trial, prepared, config, seed, run, stop, report, enough)
                 timers.append(timer)
                 run.write(f"trial-{seed}.json", finished)
             trials.append(finished)
@@ -100,6 +104,25 @@ def _start(run: Run) -> dict[str, Any]:
     return state
 
 
+def _can_stop(config: Any, target: dict[str, Any]) -> None:
+    """A target without a bound is met before the first step."""
+    if config.train.stop_at_target and all(bound is None for bound in target.values()):
+        raise ConfigError(
+            "train.stop_at_target is set, but the target has no bound to meet",
+            where={"field": "train.stop_at_target"},
+            fix="--target.auc, --target.accuracy or --target.beat bias",
+        )
+
+
+def stopping_rule(
+    config: Any, baselines: dict[str, dict[str, float]], target: dict[str, Any]
+) -> Callable[[dict[str, float]], bool]:
+    """Whether a score ends a training."""
+    if not config.train.stop_at_target:
+        return lambda metrics: False
+    return lambda metrics: meets(metrics, baselines, target)
+
+
 def _same_data(run: Run, prepared: Prepared) -> None:
     """A run goes on only with the data it began with."""
     before = run.read("data.json", "digest")
@@ -123,7 +146,14 @@ def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
 
 
 def run_trial(
-    trial: Trial, prepared: Prepared, config: Any, seed: int, run: Run, stop: StopFlag, report: Reporter
+    trial: Trial,
+    prepared: Prepared,
+    config: Any,
+    seed: int,
+    run: Run,
+    stop: StopFlag,
+    report: Reporter,
+    enough: Callable[[dict[str, float]], bool],
 ) -> tuple[dict[str, Any], StepTimer]:
     """One seed from its newest checkpoint, or from the start, to the end."""
     steps = trial.recipe.steps
@@ -134,7 +164,7 @@ def run_trial(
             report.metric(fields["epoch"], {name: fields[name] for name in ("accuracy", "auc", "log_loss")})
 
     timer = StepTimer.for_training(steps, emit=emit, seed=seed, sync=prepared.settings.sync)
-    evaluator = Evaluator(score=trial.score, emit=emit, seed=seed)
+    evaluator = Evaluator(score=trial.score, emit=emit, seed=seed, model=trial.recipe.model, enough=enough)
     store = CheckpointStore(folder=run.folder / "checkpoints" / f"seed-{seed}", notice=report.notice)
     keeper = Keeper(seed=seed, trial=trial, evaluator=evaluator, run=run, store=store, stop=stop)
     start = keeper.restore()
@@ -149,12 +179,22 @@ def run_trial(
         progress=lambda position, loss, samples: report.step(position.step, loss, samples),
         should_stop=lambda: stop.received is not None,
         stopped=keeper.stopped,
+        batches=len(trial.recipe.order),
+        evaluate_every=config.train.evaluate_steps,
         save_every=config.train.checkpoint_steps,
-        save_epochs=config.train.checkpoint_epochs,
+        save_scored=config.train.checkpoint_epochs,
     )
-    train(trial.recipe, start, watch)
+    if not evaluator.met:
+        with contextlib.suppress(TargetMet):
+            train(trial.recipe, start, watch)
+    last = evaluator.history[-1]
+    early = last["step"] if last["step"] < steps else None
+    if early is not None:
+        text = f"seed {seed} met the target at step {early} of {steps} and stopped"
+        run.event("notice", seed=seed, text=text)
+        report.notice(text)
     best = max(evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))
-    return {"seed": seed, "metrics": evaluator.history[-1]["metrics"], "best": best}, timer
+    return {"seed": seed, "metrics": last["metrics"], "best": best, "stopped_early": early}, timer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,16 +247,20 @@ def quality(
     spread = {}
     if len(trials) > 1:
         spread = {name: statistics.stdev(t["metrics"][name] for t in trials) for name in names}
-    met = (
-        (target["beat"] is None or metrics["auc"] > baselines[target["beat"]]["auc"])
-        and (target["accuracy"] is None or metrics["accuracy"] >= target["accuracy"])
-        and (target["auc"] is None or metrics["auc"] >= target["auc"])
-    )
     return {
         "metrics": metrics,
         "spread": spread,
         "seeds": trials,
         "target": target,
-        "met": met,
+        "met": meets(metrics, baselines, target),
         "baselines": baselines,
     }
+
+
+def meets(metrics: dict[str, float], baselines: dict[str, dict[str, float]], target: dict[str, Any]) -> bool:
+    """Whether every bound of the target holds; one that is none asks nothing."""
+    return bool(
+        (target["beat"] is None or metrics["auc"] > baselines[target["beat"]]["auc"])
+        and (target["accuracy"] is None or metrics["accuracy"] >= target["accuracy"])
+        and (target["auc"] is None or metrics["auc"] >= target["auc"])
+    )

@@ -1,0 +1,104 @@
+"""Stopping at a target, as a user types it: the run ends there, says so, and stays ended when it is taken up again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.cli import main
+from recperf.data.movielens_like import generate, write
+from recperf.train.checkpoint import CheckpointStore
+from recperf.train.metrics import auc
+
+QUIETLY = ["--no-peaks", "--no-report", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "tiny"
+    write(generate(3, users=120, items=200, ratings=5000), folder)
+    return folder
+
+
+def words(data: Path, run: Path, *more: str) -> list[str]:
+    start = ["run", "micro-dlrm", "--data.path", str(data), "--run-dir", str(run), "--train.device", "cpu"]
+    start += ["--train.epochs", "3", "--train.batch-size", "200", "--target.beat", "none"]
+    return [*start, "--train.evaluate-steps", "8", "--train.stop-at-target", *more, *QUIETLY]
+
+
+def quality(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "result.json").read_text())["quality"]
+    return found
+
+
+def logged(run: Path, kind: str) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [event for event in events if event["kind"] == kind]
+
+
+def test_it_stops_where_the_target_is_met_and_says_so(data: Path, tmp_path: Path) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert main(words(data, whole, "--target.auc", "1.0")) == 5
+    curve = [(event["step"], event["auc"]) for event in logged(whole, "metric")]
+    assert [step for step, _ in curve] == [8, 16, 20, 24, 32, 40, 48, 56, 60]
+    assert quality(whole)["seeds"][0]["stopped_early"] is None
+    bound = sorted(value for _, value in curve)[4]
+    first = next(step for step, value in curve if value >= bound)
+    assert 8 < first < 60
+    assert main(words(data, run, "--target.auc", repr(bound), "--seeds", "2")) in (0, 5)
+    one, other = quality(run)["seeds"]
+    assert one["stopped_early"] == first
+    assert one["metrics"]["auc"] == dict(curve)[first]
+    assert [event["step"] for event in logged(run, "step") if event["seed"] == 42] == list(range(1, first + 1))
+    assert any(f"step {first} of 60" in event["text"] for event in logged(run, "notice"))
+    assert other["stopped_early"] is None or other["metrics"]["auc"] >= bound
+
+
+def test_a_bound_that_is_not_met_does_not_stop_it_whatever_another_says(data: Path, tmp_path: Path) -> None:
+    assert main(words(data, tmp_path / "run", "--target.auc", "0.0", "--target.accuracy", "1.0")) == 5
+    assert quality(tmp_path / "run")["seeds"][0]["stopped_early"] is None
+    assert logged(tmp_path / "run", "step")[-1]["step"] == 60
+
+
+def test_taken_up_again_it_trains_no_further(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(words(data, run, "--target.auc", "0.0", "--train.checkpoint-steps", "3")) == 0
+    before, steps = quality(run), logged(run, "step")
+    assert before["seeds"][0]["stopped_early"] == 8
+    store = CheckpointStore(folder=run / "checkpoints" / "seed-42", notice=print)
+    state = store.load()
+    assert state is not None
+    assert state["position"]["step"] == 8
+    # As if it had been killed between its last checkpoint and the trial's own file.
+    for name in ("seal.json", "result.json", "trial-42.json", "profile.json"):
+        (run / name).unlink()
+    assert main(["run", "--resume", str(run), *QUIETLY]) == 0
+    assert quality(run) == before
+    assert logged(run, "step") == steps
+    assert len(logged(run, "notice")) == 1
+
+
+def test_a_target_without_a_bound_is_refused(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(words(data, tmp_path / "run")) == 3
+    assert "the target has no bound to meet" in capfd.readouterr().err
+
+
+def test_the_score_that_stops_is_that_of_the_saved_weights(data: Path, tmp_path: Path) -> None:
+    from recperf.config import from_json
+    from recperf.workloads.clicks import PreparedClicks
+    from recperf.workloads.micro_dlrm import MicroDLRMConfig
+
+    run = tmp_path / "run"
+    assert main(words(data, run, "--target.auc", "0.0")) == 0
+    config = from_json(MicroDLRMConfig, json.loads((run / "config.json").read_text())["config"])
+    trial = PreparedClicks(config).trial(42)
+    saved = CheckpointStore(folder=run / "checkpoints" / "seed-42", notice=print).load("best")
+    assert saved is not None
+    trial.restore(saved["trial"])
+    with torch.no_grad():
+        found = auc(trial.logits(), trial.valid.labels_N)
+    assert quality(run)["seeds"][0]["metrics"]["auc"] == pytest.approx(found, abs=1e-12)

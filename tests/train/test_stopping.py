@@ -1,0 +1,152 @@
+"""When a training is scored, saved and left: the loop and its watchers together, with a model that only counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.train.loop import Position, Recipe, train
+from recperf.train.watch import Evaluator, LossLog, StepTimer, TargetMet, Watchers
+
+
+class Counting:
+    """A model, its optimizer and its batches in one: every step counts, a score is the count."""
+
+    def __init__(self, batches: int = 10) -> None:
+        self.count, self.training, self.given = 0, True, batches
+        self.modes: list[bool] = []
+        self.gradients: list[bool] = []
+
+    def __len__(self) -> int:
+        return self.given
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        return iter([[0]] * (self.given - start))
+
+    def train(self, mode: bool = True) -> None:
+        self.training = mode
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        assert self.training
+        return torch.tensor(1.0, requires_grad=True)
+
+    def step(self, learning_rate: float) -> None:
+        self.count += 1
+
+    def score(self) -> dict[str, float]:
+        self.modes.append(self.training)
+        self.gradients.append(torch.is_grad_enabled())
+        return {"auc": self.count / 100}
+
+
+class Watched:
+    """One training; `saved` are positions with the history at that moment."""
+
+    def __init__(self, *, epochs: int = 2, max_steps: int = 0, enough: float = 9.0, **chosen: Any) -> None:
+        self.counting = Counting()
+        self.recipe = Recipe(
+            model=self.counting, optimizer=self.counting, order=self.counting, learning_rate=lambda _: 0.1,
+            epochs=epochs, max_steps=max_steps,
+        )  # fmt: skip
+        self.events: list[dict[str, Any]] = []
+        self.saved: list[tuple[Position, bool, list[int]]] = []
+        self.stop_at = 0
+        self.evaluator = Evaluator(
+            score=self.counting.score,
+            emit=self.emit,
+            seed=1,
+            model=self.counting,
+            enough=lambda metrics: metrics["auc"] >= enough,
+        )
+        self.watch = Watchers(
+            losses=LossLog(emit=self.emit, seed=1),
+            timer=StepTimer(emit=self.emit, seed=1, every=1000),
+            evaluator=self.evaluator,
+            save=self.save,
+            progress=lambda *_: None,
+            should_stop=lambda: self.counting.count == self.stop_at,
+            stopped=lambda _: KeyboardInterrupt(),
+            batches=10,
+            **chosen,
+        )
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.events.append({"kind": kind, **fields})
+
+    def save(self, position: Position, best: bool) -> None:
+        # What is saved must stand behind every loss before it.
+        assert sum(event["kind"] == "step" for event in self.events) == position.step
+        self.saved.append((position, best, self.scored))
+
+    @property
+    def scored(self) -> list[int]:
+        return [entry["step"] for entry in self.evaluator.history]
+
+    def train(self, start: Position | None = None) -> Position:
+        return train(self.recipe, start or Position(), self.watch)
+
+
+def test_scores_come_every_so_many_steps_and_once_at_an_epochs_end() -> None:
+    watched = Watched(evaluate_every=5)
+    watched.train()
+    assert watched.scored == [5, 10, 15, 20]
+    assert [entry["epoch"] for entry in watched.evaluator.history] == [0, 1, 1, 2]
+    assert watched.saved[0] == (Position(0, 5, 5), True, [5])
+    assert [position.step for position, _, _ in watched.saved] == [5, 10, 15, 20]
+
+
+def test_without_steps_scores_come_at_the_end_of_epochs() -> None:
+    watched = Watched()
+    watched.train()
+    assert watched.scored == [10, 20]
+    cut = Watched(max_steps=13, evaluate_every=13)
+    cut.train()
+    assert cut.scored == [10, 13]
+
+
+def test_scoring_happens_in_evaluation_mode_without_gradients_and_training_goes_on_in_its_own() -> None:
+    watched = Watched(evaluate_every=3)
+    watched.train()
+    assert len(watched.counting.modes) == 8
+    assert not any(watched.counting.modes)
+    assert not any(watched.counting.gradients)
+    assert watched.counting.training
+
+
+@pytest.mark.parametrize(("enough", "step"), [(0.05, 6), (0.06, 6), (0.07, 9), (0.10, 10), (0.11, 12)])
+def test_a_training_stops_with_the_first_score_that_is_enough(enough: float, step: int) -> None:
+    watched = Watched(evaluate_every=3, enough=enough)
+    with pytest.raises(TargetMet):
+        watched.train()
+    assert watched.counting.count == step
+    assert watched.evaluator.met
+    position, best, scored = watched.saved[-1]
+    assert (position.step, best) == (step, True)
+    assert scored[-1] == step
+
+
+def test_a_signal_saves_the_score_that_was_due_with_the_state() -> None:
+    watched = Watched(evaluate_every=4, save_scored=False)
+    watched.stop_at = 8
+    with pytest.raises(KeyboardInterrupt):
+        watched.train()
+    assert watched.saved == [(Position(0, 8, 8), True, [4, 8])]
+
+
+@pytest.mark.parametrize(("max_steps", "position"), [(0, Position(1, 10, 20)), (13, Position(1, 3, 13))])
+def test_a_signal_in_the_last_step_leaves_its_score_to_the_resumed_training(max_steps: int, position: Position) -> None:
+    watched = Watched(max_steps=max_steps)
+    watched.stop_at = position.step
+    with pytest.raises(KeyboardInterrupt):
+        watched.train()
+    assert watched.saved[-1] == (position, False, [10])
+    watched.stop_at = 0
+    end = watched.train(position)
+    assert watched.scored == [10, position.step]
+    assert watched.counting.count == position.step
+    # Taken up once more when all is done, nothing is scored twice.
+    watched.train(end)
+    assert watched.scored == [10, position.step]
