@@ -50,7 +50,8 @@ class LowRankCross(Interaction):
         return x_BN
 
     def record(self, dense_BD: Tensor, sparse_FBD: Tensor) -> tuple[Tensor, Saved]:
-        first_BN, _ = self.together.record(dense_BD, sparse_FBD)
+        # The cross layers stay in float32, whatever the MLPs are computed in.
+        first_BN, _ = self.together.record(dense_BD.float(), sparse_FBD)
         x_BN, passed = first_BN, []
         for down_KN, up_NK, bias_N in self.layers:
             low_BK = x_BN.mm(down_KN.t())
@@ -63,7 +64,7 @@ class LowRankCross(Interaction):
         """Gradients of the dense vector and of the sparse ones, F x B x D; those of the layers are added to theirs."""
         sparse_FBD, passed = saved
         first_BN = passed[0][0]
-        gradient_BN = gradient_BW
+        gradient_BN = gradient_BW.float()
         first_gradient_BN = torch.zeros_like(first_BN)
         for (down_KN, up_NK, bias_N), (x_BN, low_BK, factor_BN) in zip(reversed(self.layers), reversed(passed)):
             first_gradient_BN.addcmul_(gradient_BN, factor_BN)

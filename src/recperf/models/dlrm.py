@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..measure.spans import span
+from .arithmetic import Arithmetic
 from .config import DLRMConfig
 from .cross import LowRankCross
 from .embeddings import Embeddings, StackedTables
-from .gradients import add_gradient
 from .interaction import Concat, Dot, Interaction
 from .losses import BCE, Loss
-from .mlp import MLP, mlp_backward, mlp_forward
+from .mlp import MLP
 
 
 class DLRM(nn.Module):
@@ -32,6 +32,7 @@ class DLRM(nn.Module):
         embeddings: Embeddings | None = None,
         interaction: Interaction | None = None,
         loss: Loss | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -40,6 +41,7 @@ class DLRM(nn.Module):
         self.interaction: Interaction = interaction or make_interaction(config)
         self.top = MLP(config.top_widths, last_relu=False)
         self.criterion: Loss = loss or BCE()
+        self.arithmetic = arithmetic or Arithmetic()
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
@@ -92,18 +94,20 @@ class WrittenOutLoss:
     @torch.no_grad()
     def __init__(self, model: DLRM, batch: ClickBatch) -> None:
         self.model, self.batch, self.scale = model, batch, 1.0
-        self.bottom, self.top = model.bottom.flat, model.top.flat
+        how = model.arithmetic
         with span("bottom"):
-            self.bottom_acts = mlp_forward(batch.dense_BD, self.bottom, last_relu=True)
+            how.begin((model.bottom, model.top))
+            self.bottom_acts = how.forward(model.bottom, batch.dense_BD)
         with span("embedding"):
             pooled_FBD, self.looked_up = model.embeddings.record(batch.features)
         with span("interaction"):
             met, self.met_saved = model.interaction.record(self.bottom_acts[-1], pooled_FBD)
         with span("top"):
-            self.top_acts = mlp_forward(met, self.top, last_relu=False)
+            self.top_acts = how.forward(model.top, met)
         with span("loss"):
-            self.logits_B = self.top_acts[-1].squeeze(1)
-            self.value = model.criterion.value(self.logits_B, batch.labels_B)
+            self.logits_B = self.top_acts[-1].squeeze(1).float()
+            with how.lanes.aside("weights", self.logits_B):
+                self.value = model.criterion.value(self.logits_B, batch.labels_B)
 
     def __mul__(self, scale: float) -> WrittenOutLoss:
         """The loss times a number, as of a slice of a batch; its gradients are scaled with it."""
@@ -119,25 +123,17 @@ class WrittenOutLoss:
     @torch.no_grad()
     def backward(self) -> None:
         """Add the gradient of every dense parameter to its `grad`; the embeddings keep theirs as they see fit."""
-        model, batch = self.model, self.batch
+        model, batch, how = self.model, self.batch, self.model.arithmetic
         with span("loss_backward"):
             slope_B = model.criterion.slope(self.logits_B, batch.labels_B)
             if self.scale != 1:
                 slope_B = slope_B * self.scale
         with span("top_backward"):
-            met_gradient, top_gradients = mlp_backward(
-                slope_B.unsqueeze(1), self.top_acts, self.top, last_relu=False, input_gradient=True
-            )
+            met_gradient = how.backward(model.top, slope_B.unsqueeze(1), self.top_acts, input_gradient=True)
             assert met_gradient is not None
         with span("interaction_backward"):
             dense_gradient, pooled_gradient = model.interaction.backward(self.met_saved, met_gradient)
         with span("embedding_backward"):
             model.embeddings.backward(self.looked_up, batch.features, pooled_gradient)
         with span("bottom_backward"):
-            _, bottom_gradients = mlp_backward(
-                dense_gradient, self.bottom_acts, self.bottom, last_relu=True, input_gradient=False
-            )
-        for parameter, gradient in zip(self.bottom, bottom_gradients):
-            add_gradient(parameter, gradient)
-        for parameter, gradient in zip(self.top, top_gradients):
-            add_gradient(parameter, gradient)
+            how.backward(model.bottom, dense_gradient, self.bottom_acts, input_gradient=False)

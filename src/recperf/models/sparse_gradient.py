@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..data.batch import JaggedFeatures
 from .embeddings import Embeddings
+from .lanes import Lanes
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,22 @@ class SparseGradients(Embeddings):
         self.used: list[Used] = []
         self.group_early = True
         """Sort the ids in the backward pass, where that work belongs; an update that needs no sorting says no."""
+        self.lanes = Lanes()
         self._grouped: Any = None
+
+    def group_ahead(self, ids_V: Tensor, features: JaggedFeatures) -> None:
+        """Where there is a second queue, sort the ids while the step goes on; the update is who needs it."""
+        if self.lanes.on and self.group_early and not self.used:
+            with self.lanes.aside("ids", ids_V):
+                self._grouped = self._group(Used(ids_V, features.offsets_FB1, ids_V))
 
     def backward(self, saved: Tensor, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
         gradient_ND = gradient_FBD.reshape(-1, gradient_FBD.shape[2]).float()
         self.used.append(Used(saved, features.offsets_FB1, gradient_ND))
-        self._grouped = self._group(self.used[0]) if self.group_early and len(self.used) == 1 else None
+        if len(self.used) > 1:
+            self._grouped = None
+        elif self.group_early and self._grouped is None:
+            self._grouped = self._group(self.used[0])
 
     def take_gradient(self) -> Used:
         """Everything since the last update as if it had been one batch, and forgotten here."""
@@ -54,6 +65,7 @@ class SparseGradients(Embeddings):
     def grouped(self) -> tuple[Any, Tensor]:
         """The used ids, equal rows together, and the gradient of each bag."""
         used = self._all_used()
+        self.lanes.join("ids")
         if self._grouped is None:
             self._grouped = self._group(used)
         return self._grouped, used.gradient_ND

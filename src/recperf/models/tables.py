@@ -84,6 +84,7 @@ class SparseTables(SparseGradients):
         if features.keys != self.keys:
             raise ValueError(f"the batch has features {features.keys}, the tables {self.keys}")
         ids_V = self._ids(features)
+        self.group_ahead(ids_V, features)
         pooled = self.bag.bag_sum(self.table_RD, ids_V, features.offsets_FB1, self.starts_F)
         return pooled.view(len(self.keys), features.batch_size, -1), ids_V
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..measure.spans import span
 from ..models.hashed import HashedTable
+from ..models.lanes import Lanes
 from ..models.tables import SparseTables
 
 EPS = 1e-8
@@ -28,19 +29,28 @@ class Dense(Protocol):
 
 
 class SparseRows:
-    """Row-wise Adagrad, or SGD, with decoupled decay, of the rows that the last backward pass used.
+    """Adagrad (a state a row, or with `each` a number of it) or SGD, with decoupled decay, of the rows just used.
 
     With `scatter`, SGD adds by atomics on a GPU: no sorting, and a last bit that varies from run to run.
     """
 
     def __init__(
-        self, table: HashedTable | SparseTables, *, adagrad: bool, decay: float, eps: float = EPS, scatter: bool = False
+        self,
+        table: HashedTable | SparseTables,
+        *,
+        adagrad: bool,
+        decay: float = 0.0,
+        eps: float = EPS,
+        each: bool = False,
+        scatter: bool = False,
     ) -> None:
         if scatter and (adagrad or decay):
             raise ValueError("scattering updates are for SGD without decay alone")
         self.table, self.decay, self.eps, self.scatter = table, decay, eps, scatter
         rows_RD = table.table_RD
-        self.state_R: Tensor | None = torch.zeros(rows_RD.shape[0], device=rows_RD.device) if adagrad else None
+        shape = rows_RD.shape if each else rows_RD.shape[:1]
+        self.state_R: Tensor | None = torch.zeros(shape, device=rows_RD.device) if adagrad else None
+        table.group_early = not scatter
 
     def squared_norm(self) -> float:
         grouped, gradient_ND = self.table.grouped()
@@ -77,20 +87,31 @@ class SplitOptimizer:
     The loop gives the dense rate; the tables' is that times a fixed ratio, so both follow one schedule.
     """
 
-    def __init__(self, dense: Dense, sparse: SparseRows, *, table_ratio: float = 1.0, clip: float = 0.0) -> None:
+    def __init__(
+        self,
+        dense: Dense,
+        sparse: SparseRows,
+        *,
+        table_ratio: float = 1.0,
+        clip: float = 0.0,
+        lanes: Lanes | None = None,
+    ) -> None:
         self.dense, self.sparse, self.table_ratio, self.clip = dense, sparse, table_ratio, clip
+        self.lanes = lanes or Lanes()
+        """Where weight gradients may still be on their way."""
 
     @torch.no_grad()
     def step(self, learning_rate: float | Tensor) -> None:
         scale = self._scale() if self.clip else 1.0
+        with span("sparse_update"):
+            rate = learning_rate if self.table_ratio == 1.0 else learning_rate * self.table_ratio
+            self.sparse.step(rate, scale=scale)
         with span("dense_update"):
+            self.lanes.join_all()
             if scale < 1.0:
                 for gradient in self.dense.gradients():
                     gradient.mul_(scale)
             self.dense.step(learning_rate)
-        with span("sparse_update"):
-            rate = learning_rate if self.table_ratio == 1.0 else learning_rate * self.table_ratio
-            self.sparse.step(rate, scale=scale)
 
     def _scale(self) -> float:
         """What brings the norm of the whole gradient, dense and sparse, down to the limit."""

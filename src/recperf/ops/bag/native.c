@@ -103,22 +103,30 @@ static double square(const float *values, int64_t dim) {
     return total;
 }
 
-/* Row-wise Adagrad (state not null) or SGD, with decoupled decay, on the rows at positions first..last of the order.
- * The caller cuts between different rows. */
+/* Adagrad (state not null; each: a state a number, not a row) or SGD, with decoupled decay, on the rows at positions
+ * first..last of the order. The caller cuts between different rows. */
 void update_rows(float *table, float *state, const int64_t *rows, const int32_t *order, const int32_t *bags,
                  const float *gradient, int64_t first, int64_t last, int64_t dim, float rate, float eps, float decay,
-                 float scale, int64_t ahead, float *sum) {
+                 float scale, int64_t each, int64_t ahead, float *sum) {
     for (int64_t i = first; i < last;) {
         if (i + ahead < last) ask_for(table + rows[order[i + ahead]] * dim, dim, 1);
         float *row = table + rows[order[i]] * dim;
-        float *kept = state ? state + rows[order[i]] : 0;
+        float *kept = state ? state + rows[order[i]] * (each ? dim : 1) : 0;
         i = add_up(rows, order, bags, gradient, i, last, dim, sum);
         float step = rate * scale;
+        const float keep = 1.0f - rate * decay;
+        if (kept && each) {
+            for (int64_t k = 0; k < dim; k++) {
+                const float slope = sum[k] * scale;
+                kept[k] += slope * slope;
+                row[k] = keep * row[k] - rate * slope / (sqrtf(kept[k]) + eps);
+            }
+            continue;
+        }
         if (kept) {
             *kept += (float)(square(sum, dim) / (double)dim) * scale * scale;
             step /= sqrtf(*kept) + eps;
         }
-        const float keep = 1.0f - rate * decay;
         for (int64_t k = 0; k < dim; k++) row[k] = keep * row[k] - step * sum[k];
     }
 }

@@ -49,7 +49,7 @@ def library() -> ctypes.CDLL | str:
     loaded.hash_rows.argtypes = [_PTR, _PTR, _I64, _I64, ctypes.c_uint64, ctypes.c_uint64]
     loaded.bag_sum.argtypes = [_PTR] * 4 + [_I64] * 4
     loaded.sort_rows.argtypes = [_PTR, _I64, _I64, _PTR, _PTR]
-    loaded.update_rows.argtypes = [_PTR] * 6 + [_I64] * 3 + [_F32] * 4 + [_I64, _PTR]
+    loaded.update_rows.argtypes = [_PTR] * 6 + [_I64] * 3 + [_F32] * 4 + [_I64] * 2 + [_PTR]
     loaded.squared_norm.argtypes = [_PTR] * 4 + [_I64] * 3 + [_PTR]
     loaded.squared_norm.restype = ctypes.c_double
     return loaded
@@ -187,12 +187,13 @@ def update(
     dim, rate = table_RD.shape[1], float(rate)
     call = _loaded().update_rows
     state = None if state_R is None else state_R.data_ptr()
+    each = int(state_R is not None and state_R.dim() == 2)
 
     def work(first: int, last: int) -> None:
         sum_D = torch.empty(dim)
         call(
             table_RD.data_ptr(), state, grouped.rows_V.data_ptr(), grouped.order_V.data_ptr(),
-            grouped.bags_V.data_ptr(), gradient_BD.data_ptr(), first, last, dim, rate, eps, decay, scale, AHEAD,
+            grouped.bags_V.data_ptr(), gradient_BD.data_ptr(), first, last, dim, rate, eps, decay, scale, each, AHEAD,
             sum_D.data_ptr(),
         )  # fmt: skip
 

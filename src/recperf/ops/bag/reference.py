@@ -20,7 +20,7 @@ def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
 
 
 def stacked_rows(ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None) -> Tensor:
-    """The row of the stacked tables each id means: the bags of a feature lie together, its table begins at its start."""
+    """The row of the stacked tables each id means: bags of a feature lie together, and its table begins at its start."""
     if starts_F is None:
         return ids_V
     bags_a_feature = (offsets_B1.numel() - 1) // starts_F.numel()
@@ -71,15 +71,18 @@ def update(
     decay: float,
     scale: float,
 ) -> None:
-    """Row-wise Adagrad (with a state) or SGD, with decoupled decay, of the rows that were used; in place."""
+    """Adagrad (with a state a row, or a number of it) or SGD, with decoupled decay, of the used rows; in place."""
     summed_UD = _summed(grouped, gradient_BD) * scale
-    step_U1 = torch.ones_like(summed_UD[:, :1]) * rate
+    used = grouped.rows_U
+    step = torch.ones_like(summed_UD[:, :1]) * rate
     if state_R is not None:
-        state_U = state_R.index_select(0, grouped.rows_U) + summed_UD.square().mean(1)
-        state_R.index_copy_(0, grouped.rows_U, state_U)
-        step_U1 = (rate / (state_U.sqrt() + eps)).unsqueeze(1)
-    rows_UD = table_RD.index_select(0, grouped.rows_U)
-    table_RD.index_copy_(0, grouped.rows_U, (1 - rate * decay) * rows_UD - step_U1 * summed_UD)
+        squares = summed_UD.square()
+        now = state_R.index_select(0, used) + (squares if state_R.dim() == 2 else squares.mean(1))
+        state_R.index_copy_(0, used, now)
+        step = rate / (now.sqrt() + eps)
+        step = step if state_R.dim() == 2 else step.unsqueeze(1)
+    rows_UD = table_RD.index_select(0, used)
+    table_RD.index_copy_(0, used, (1 - rate * decay) * rows_UD - step * summed_UD)
 
 
 def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:

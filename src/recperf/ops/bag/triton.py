@@ -1,9 +1,9 @@
 """Embedding bags on a GPU: all tables in one launch, and an update that never writes a gradient of the table.
 
-The update sorts the ids of a batch by row, cuts the sorted ids into chunks and gives each chunk to one warp. A row whose
-ids lie in one chunk is updated there; what a chunk holds of a row that goes on in the next is kept aside and joined by
-a second kernel. Sums follow the sorted order, so that a repeat gives the same bits. `scatter` needs no sorting and is
-for SGD alone: it adds with atomics, whose order, and with it the last bit, varies.
+The update sorts the ids of a batch by row, cuts the sorted ids into chunks and gives each chunk to two warps. A row
+whose ids lie in one chunk is updated there; what a chunk holds of a row that goes on in the next is kept aside and
+joined by a second kernel. Sums follow the sorted order, so that a repeat gives the same bits. `scatter_sgd` needs no
+sorting and is for SGD alone: it adds with atomics, whose order, and with it the last bit, varies.
 
 A batch may be longer than its bags say (`offsets_B1[-1]` and on are ignored): a captured graph has fixed shapes.
 
@@ -24,6 +24,8 @@ from . import reference
 
 JOINED = 8
 """Chunks of a long row that are joined at a time."""
+LOOKED_AT = 32
+"""Chunks a warp looks at for rows that go on in the next: most have none."""
 
 
 def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
@@ -47,9 +49,7 @@ def _sum_bags(
         here = first + lanes
         inside = here < end
         row = tl.load(ids + here, mask=inside, other=0).to(tl.int64)
-        tile = tl.load(
-            table + row[:, None] * D + columns[None, :], mask=inside[:, None] & wide[None, :], other=0.0
-        )
+        tile = tl.load(table + row[:, None] * D + columns[None, :], mask=inside[:, None] & wide[None, :], other=0.0)
         total += tl.sum(tile, 0)
     tl.store(out + bag.to(tl.int64) * D + columns, total, mask=wide)
 
@@ -112,24 +112,27 @@ def _runs(flag_a, sum_a, flag_b, sum_b):
 
 
 @triton.jit
-def _apply(table, state, key, grad, here, rate, eps, keep, D, columns, wide, ADAGRAD: tl.constexpr):
-    """One row a lane: new state and new weights where `here`."""
-    if ADAGRAD:
-        squares = tl.sum(grad * grad, 1) / D
-        now = tl.load(state + key, mask=here, other=0.0) + squares
-        tl.store(state + key, now, mask=here)
-        rate = rate / (tl.sqrt(now) + eps)
-    step = rate + tl.zeros_like(key).to(tl.float32)
-    place = table + key[:, None].to(tl.int64) * D + columns[None, :]
+def _apply(table, state, rates, key, row, grad, here, eps, decay, D, columns, wide, STATE: tl.constexpr):
+    """One row a lane: new state and new weights where `here`; `row` holds the old ones."""
+    rate = tl.load(rates)
+    place = key[:, None].to(tl.int64) * D + columns[None, :]
     mask = here[:, None] & wide[None, :]
-    row = tl.load(place, mask=mask, other=0.0)
-    tl.store(place, row * keep - step[:, None] * grad, mask=mask)
+    step = rate * grad
+    if STATE == "row":
+        now = tl.load(state + key, mask=here, other=0.0) + tl.sum(grad * grad, 1) / D
+        tl.store(state + key, now, mask=here)
+        step = step / (tl.sqrt(now) + eps)[:, None]
+    if STATE == "number":
+        each = tl.load(state + place, mask=mask, other=0.0) + grad * grad
+        tl.store(state + place, each, mask=mask)
+        step = step / (tl.sqrt(each) + eps)
+    tl.store(table + place, row * (1.0 - rate * decay) - step, mask=mask)
 
 
 @triton.jit
 def _update_chunks(
     table, state, keys, order, bags, gradient, heads, tails, rates, count, rows, eps, decay, scale, D,
-    WIDTH: tl.constexpr, C: tl.constexpr, ADAGRAD: tl.constexpr,
+    WIDTH: tl.constexpr, C: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, C)
@@ -141,71 +144,80 @@ def _update_chunks(
         key = tl.load(keys + at, mask=at < count, other=rows)
         before = tl.load(keys + at - 1, mask=(at > 0) & (at < count), other=-1)
         after = tl.load(keys + at + 1, mask=at + 1 < count, other=rows)
+        earlier = tl.load(keys + chunk * C - 1, mask=chunk > 0, other=-1)
         live = key < rows
-        bag = tl.load(bags + tl.load(order + at, mask=live, other=0), mask=live, other=0).to(tl.int64)
-        total = tl.load(
-            gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0
+        which = tl.load(order + at, mask=live, other=0)
+        last = key != after
+        came_in = live & (key == opening) & (opening == earlier)
+        done = live & last & (came_in == 0)
+        # Asked for before the gradients are: the two ways to memory do not wait for each other.
+        row = tl.load(
+            table + key[:, None].to(tl.int64) * D + columns[None, :], mask=done[:, None] & wide[None, :], other=0.0
         )
+        bag = tl.load(bags + which, mask=live, other=0).to(tl.int64)
+        total = tl.load(gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0)
         total = total * scale
         if tl.sum(((key == before) & (lanes > 0) & live).to(tl.int32), 0) > 0:
             fresh = ((key != before) | (lanes == 0)).to(tl.int32)
             flags = fresh[:, None] + tl.zeros([C, WIDTH], dtype=tl.int32)
             _, total = tl.associative_scan((flags, total), 0, _runs)
-        earlier = tl.load(keys + chunk * C - 1, mask=chunk > 0, other=-1)
-        came_in = live & (key == opening) & (opening == earlier)
-        last = key != after
         end = lanes == C - 1
         to_head = (came_in & (last | end))[:, None] & wide[None, :]
         to_tail = (live & (came_in == 0) & (last == 0) & end)[:, None] & wide[None, :]
         aside = chunk * D + columns[None, :] + tl.zeros([C, 1], dtype=tl.int64)
         tl.store(heads + aside, total, mask=to_head)
         tl.store(tails + aside, total, mask=to_tail)
-        rate = tl.load(rates)
-        _apply(
-            table, state, key, total, live & last & (came_in == 0), rate, eps, 1.0 - rate * decay, D, columns, wide,
-            ADAGRAD,
-        )  # fmt: skip
+        _apply(table, state, rates, key, row, total, done, eps, decay, D, columns, wide, STATE)
+
+
+@triton.jit
+def _starts_here(keys, chunk, count, rows, C: tl.constexpr):
+    """Whether a row begins in the chunk and goes on in the next."""
+    end = chunk * C + C - 1
+    inside = end + 1 < count
+    key = tl.load(keys + end, mask=inside, other=rows)
+    goes_on = inside & (key < rows) & (key == tl.load(keys + end + 1, mask=inside, other=-1))
+    opening = tl.load(keys + chunk * C, mask=inside, other=-1)
+    earlier = tl.load(keys + chunk * C - 1, mask=inside & (chunk > 0), other=-1)
+    return goes_on & ((opening != key) | (earlier != key))
 
 
 @triton.jit
 def _join_chunks(
     table, state, keys, heads, tails, rates, count, rows, eps, decay, D,
-    WIDTH: tl.constexpr, C: tl.constexpr, J: tl.constexpr, ADAGRAD: tl.constexpr,
+    WIDTH: tl.constexpr, C: tl.constexpr, J: tl.constexpr, LOOK: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
-    chunk = tl.program_id(0).to(tl.int64)
-    end = chunk * C + C - 1
-    if end + 1 < count:
-        key = tl.load(keys + end)
-        goes_on = (key < rows) & (key == tl.load(keys + end + 1))
-        opening = tl.load(keys + chunk * C)
-        earlier = tl.load(keys + chunk * C - 1, mask=chunk > 0, other=-1)
-        came_in = (opening == key) & (earlier == key)
-        if goes_on & (came_in == 0):
-            columns = tl.arange(0, WIDTH)
-            wide = columns < D
-            total = tl.load(tails + chunk * D + columns, mask=wide, other=0.0)
-            next_chunk = chunk + 1
-            found = J
-            while found == J:
-                there = next_chunk + tl.arange(0, J)
-                same = tl.load(keys + there * C, mask=there * C < count, other=rows) == key
-                part = tl.load(
-                    heads + there[:, None] * D + columns[None, :], mask=same[:, None] & wide[None, :], other=0.0
-                )
-                total += tl.sum(part, 0)
-                found = tl.sum(same.to(tl.int32), 0)
-                next_chunk += J
-            rate = tl.load(rates)
-            one = tl.arange(0, 1)
-            _apply(
-                table, state, key + one.to(key.dtype), total[None, :], one == 0, rate, eps, 1.0 - rate * decay, D,
-                columns, wide, ADAGRAD,
-            )  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * LOOK
+    found = _starts_here(keys, first + tl.arange(0, LOOK), count, rows, C)
+    if tl.sum(found.to(tl.int32), 0) > 0:
+        columns = tl.arange(0, WIDTH)
+        wide = columns < D
+        one = tl.arange(0, 1)
+        for chunk in range(first, first + LOOK):
+            if _starts_here(keys, chunk, count, rows, C):
+                key = tl.load(keys + chunk * C + C - 1)
+                total = tl.load(tails + chunk * D + columns, mask=wide, other=0.0)
+                following = chunk + 1
+                joined = J
+                while joined == J:
+                    there = following + tl.arange(0, J)
+                    same = tl.load(keys + there * C, mask=there * C < count, other=rows) == key
+                    part = tl.load(
+                        heads + there[:, None] * D + columns[None, :], mask=same[:, None] & wide[None, :], other=0.0
+                    )
+                    total += tl.sum(part, 0)
+                    joined = tl.sum(same.to(tl.int32), 0)
+                    following += J
+                row = tl.load(table + key.to(tl.int64) * D + columns, mask=wide, other=0.0)
+                _apply(
+                    table, state, rates, key + one.to(key.dtype), row[None, :], total[None, :], one == 0, eps, decay,
+                    D, columns, wide, STATE,
+                )  # fmt: skip
 
 
 def chunk_size(width: int) -> int:
-    """Ids a warp takes: as many rows as its registers hold beside their table rows."""
-    return max(2, min(16, 1024 // width))
+    """Ids two warps take at a time: as many as their registers hold gradients and table rows of."""
+    return max(2, min(16, 2048 // width))
 
 
 def update(
@@ -219,7 +231,7 @@ def update(
     decay: float,
     scale: float,
 ) -> None:
-    """Row-wise Adagrad (with a state) or SGD, with decoupled decay, of the rows that were used; in place."""
+    """Adagrad (with a state a row, or a number of it) or SGD, with decoupled decay, of the used rows; in place."""
     count, dim = grouped.sorted_V.numel(), table_RD.shape[1]
     if not count:
         return
@@ -228,16 +240,21 @@ def update(
     chunks = triton.cdiv(count, chunk)
     aside = torch.empty(2, chunks, dim, device=table_RD.device)
     rates = _on_device(rate, table_RD)
-    shapes: dict[str, Any] = {"WIDTH": width, "C": chunk, "ADAGRAD": state_R is not None}
-    warps = max(1, width // 512)
+    shapes: dict[str, Any] = {"WIDTH": width, "C": chunk, "STATE": _state(state_R)}
     _update_chunks[(chunks,)](
         table_RD, state_R, grouped.sorted_V, grouped.order_V, grouped.bags_V, gradient_BD.contiguous(), aside[0],
-        aside[1], rates, count, grouped.rows, eps, decay, scale, dim, num_warps=warps, **shapes,
+        aside[1], rates, count, grouped.rows, eps, decay, scale, dim, num_warps=2, **shapes,
     )  # fmt: skip
-    _join_chunks[(chunks,)](
+    _join_chunks[(triton.cdiv(chunks, LOOKED_AT),)](
         table_RD, state_R, grouped.sorted_V, aside[0], aside[1], rates, count, grouped.rows, eps, decay, dim,
-        J=JOINED, num_warps=warps, **shapes,
+        J=JOINED, LOOK=LOOKED_AT, num_warps=1, **shapes,
     )  # fmt: skip
+
+
+def _state(state: Tensor | None) -> str:
+    if state is None:
+        return "none"
+    return "number" if state.dim() == 2 else "row"
 
 
 @triton.jit

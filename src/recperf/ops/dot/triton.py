@@ -64,9 +64,9 @@ def _backward(
     given = tl.dot(lower + upper, vectors, input_precision="tf32" if TF32 else "ieee")
     vector, columns = tl.arange(0, VECTORS)[:, None], tl.arange(0, WIDTH)[None, :]
     wide = columns < D
-    straight = tl.load(
-        gradient + sample * W + columns + vector * 0, mask=wide & (vector == 0), other=0.0
-    ).to(tl.float32)
+    straight = tl.load(gradient + sample * W + columns + vector * 0, mask=wide & (vector == 0), other=0.0).to(
+        tl.float32
+    )
     tl.store(
         to_dense + sample * D + columns + vector * 0, (given + straight).to(to_dense.dtype.element_ty),
         mask=wide & (vector == 0),
@@ -75,26 +75,27 @@ def _backward(
     tl.store(to_sparse + place, given, mask=wide & (vector > 0) & (vector <= F))
 
 
-def forward(dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool) -> Tensor:
+def forward(dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     features, batch, dim = sparse_FBD.shape
     pairs = features * (features + 1) // 2 + (features + 1 if diagonal else 0)
     out = torch.empty(batch, dim + pairs, dtype=dense_BD.dtype, device=dense_BD.device)
+    dense_BD, sparse_FBD = dense_BD.contiguous(), sparse_FBD.contiguous()
     if batch:
         _forward[(batch,)](
-            dense_BD.contiguous(), sparse_FBD.contiguous(), out, batch, features, dim, dim + pairs,
-            **_shapes(features, dim, diagonal),
-        )  # fmt: skip
-    return out
+            dense_BD, sparse_FBD, out, batch, features, dim, dim + pairs, **_shapes(features, dim, diagonal)
+        )
+    return out, (dense_BD, sparse_FBD)
 
 
-def backward(dense_BD: Tensor, sparse_FBD: Tensor, gradient_BW: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor]:
+def backward(saved: tuple[Tensor, Tensor], gradient_BW: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor]:
+    dense_BD, sparse_FBD = saved
     features, batch, dim = sparse_FBD.shape
     to_dense, to_sparse = torch.empty_like(dense_BD), torch.empty_like(sparse_FBD)
     if batch:
         gradient_BW = gradient_BW.contiguous()
         _backward[(batch,)](
-            dense_BD.contiguous(), sparse_FBD.contiguous(), gradient_BW, to_dense, to_sparse, batch, features, dim,
-            gradient_BW.shape[1], **_shapes(features, dim, diagonal),
+            dense_BD, sparse_FBD, gradient_BW, to_dense, to_sparse, batch, features, dim, gradient_BW.shape[1],
+            **_shapes(features, dim, diagonal),
         )  # fmt: skip
     return to_dense, to_sparse
 
