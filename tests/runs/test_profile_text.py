@@ -50,6 +50,7 @@ def test_the_verdict_comes_with_confidence_evidence_and_what_comes_second() -> N
     assert "what comes second: making batches takes 18 % of the step" in said
     assert re.search(r"less than 10 µs +212 a step +at least 50 +launch-bound", said)
     assert re.search(r"other ranks +not measured +below 0.5", said)
+    assert sections(text(profiles.budget()))["Verdict"][0] == "  Unclear."
 
 
 def test_the_budget_is_seen_to_sum_to_the_wall() -> None:

@@ -41,7 +41,8 @@ def _verdict(profile: Profile) -> list[str]:
     found = say.verdict(profile)
     if not found:
         return ["  not measured: the profile names no regime"]
-    lines = wrapped(f"{found['name']}: {found['sentence']}")
+    named = found["sentence"].lower().startswith(found["name"].lower())
+    lines = wrapped(found["sentence"] if named else f"{found['name']}: {found['sentence']}")
     if found.get("confidence"):
         why = f", because {found['why_confidence']}" if found.get("why_confidence") else ""
         lines += wrapped(f"confidence: {found['confidence']}{why}")
