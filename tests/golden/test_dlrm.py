@@ -14,6 +14,7 @@ from recperf.data.batch import ClickBatch
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.published import MicroDLRM, jagged, load_public_parameters, public_parameters
+from recperf.train.loop import slices
 
 FOLDER = Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden")) / "dlrm"
 CASES = sorted(FOLDER.glob("*.npz"))
@@ -52,15 +53,19 @@ def test_there_are_cases(golden: Path) -> None:
     assert len(CASES) >= 3
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 5])
 @pytest.mark.parametrize("way", ["loss", "plain_loss"])
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_matches_the_public_dlrm(path: Path, way: str) -> None:
+def test_matches_the_public_dlrm(path: Path, way: str, micro_batches: int) -> None:
     model, batch, arrays = load(path)
     logits = model(batch.dense_BD, batch.features)
     close(logits.sigmoid().unsqueeze(1), arrays["out/prob"])
-    loss = getattr(model, way)(batch)
-    close(loss.detach(), arrays["out/loss"])
-    loss.backward()
+    parts = slices(batch, micro_batches)
+    assert len(parts) == micro_batches
+    losses = [getattr(model, way)(part) * (len(part) / len(batch)) for part in parts]
+    close(sum(loss.detach() for loss in losses), arrays["out/loss"])
+    for loss in losses:
+        loss.backward()
     gradients = {name: value for name, value in arrays.items() if name.startswith("grad/")}
     with torch.no_grad():
         for parameter in model.parameters():

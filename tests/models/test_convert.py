@@ -1,0 +1,165 @@
+"""Weights under TorchRec's names and in its order, held against our own imitation of its forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from recperf.data.batch import JaggedFeatures
+from recperf.errors import ConfigError, DataError
+from recperf.models.config import DLRMConfig
+from recperf.models.convert import FIRST, load_torchrec_parameters, to_lower, to_upper, torchrec_parameters
+from recperf.models.dlrm import DLRM
+from recperf.models.hashed import HashedTable
+from recperf.models.published import load_public_parameters, public_parameters
+
+DOT = DLRMConfig(
+    features=("a", "b", "c", "d"), rows=(5, 7, 3, 4), dim=4, bottom=(3, 6, 4), top=(8, 5, 1), interaction="dot",
+    cross_layers=2, cross_rank=3, table_init_std=0.5,
+)  # fmt: skip
+DCN = replace(DOT, interaction="dcn")
+
+
+def made(config: DLRMConfig, seed: int = 1) -> DLRM:
+    """A model whose every parameter is random, biases too."""
+    model = DLRM(config, seed=seed)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) / 2)
+    return model
+
+
+def torchrec_logits(config: DLRMConfig, named: dict[str, Tensor], dense: Tensor, bags: list[list[list[int]]]) -> Tensor:
+    """What TorchRec's model computes, from its parameters alone: the upper triangle, pair by pair."""
+
+    def layer(x: Tensor, prefix: str) -> Tensor:
+        return x @ named[f"{prefix}.weight"].T + named[f"{prefix}.bias"]
+
+    x = dense
+    for index in range(len(config.bottom) - 1):
+        x = layer(x, f"dense_arch.model._mlp.{index}._linear").relu()
+    vectors = [x]
+    for key, feature in zip(config.features, bags):
+        table = named[f"sparse_arch.embedding_bag_collection.embedding_bags.t_{key}.weight"]
+        vectors.append(torch.stack([table[bag].sum(0) for bag in feature]))
+    if config.interaction == "dot":
+        count = len(vectors)
+        pairs = [(vectors[i] * vectors[j]).sum(1) for i in range(count) for j in range(i + 1, count)]
+        x = torch.cat([x, torch.stack(pairs, 1)], 1)
+    else:
+        first = x = torch.cat(vectors, 1)
+        for index in range(config.cross_layers):
+            low = x @ named[f"inter_arch.crossnet.V_kernels.{index}"].T
+            up = low @ named[f"inter_arch.crossnet.W_kernels.{index}"].T
+            x = first * (up + named[f"inter_arch.crossnet.bias.{index}"].reshape(-1)) + x
+    for index in range(len(config.top) - 1):
+        x = layer(x, f"over_arch.model.0._mlp.{index}._linear").relu()
+    return layer(x, "over_arch.model.1").squeeze(1)
+
+
+BAGS = [[[1, 2], [], [4]], [[6], [0, 0], [3]], [[], [2], [1]], [[3], [1, 2, 3], []]]
+
+
+@pytest.mark.parametrize("config", [DOT, DCN], ids=["dot", "dcn"])
+def test_torchrec_computes_the_same_logits_with_our_weights(config: DLRMConfig) -> None:
+    model = made(config)
+    dense = torch.randn(3, 3, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        ours = model(dense, JaggedFeatures.from_bags(config.features, BAGS))
+        theirs = torchrec_logits(config, torchrec_parameters(model), dense, BAGS)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert float(ours.std()) > 0.01
+
+
+def test_without_the_change_of_columns_the_logits_would_differ() -> None:
+    model = made(DOT)
+    dense = torch.randn(3, 3, generator=torch.Generator().manual_seed(5))
+    named = {**torchrec_parameters(model), FIRST: model.top.flat[0].detach()}
+    with torch.no_grad():
+        ours = model(dense, JaggedFeatures.from_bags(DOT.features, BAGS))
+        theirs = torchrec_logits(DOT, named, dense, BAGS)
+    assert not torch.allclose(ours, theirs, rtol=1e-3)
+
+
+@pytest.mark.parametrize("config", [DOT, DCN], ids=["dot", "dcn"])
+def test_there_and_back_every_bit_is_the_same(config: DLRMConfig) -> None:
+    model, other = made(config), made(config, seed=2)
+    named = torchrec_parameters(model)
+    assert len(named) == len(config.features) + len(list(model.dense_parameters()))
+    assert sum(value.numel() for value in named.values()) == config.table_parameters + config.mlp_parameters
+    load_torchrec_parameters(other, named)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+    again = torchrec_parameters(other)
+    assert all(torch.equal(named[name], again[name]) for name in named)
+
+
+@pytest.mark.parametrize("features", [1, 2, 3, 7])
+def test_pairs_change_places_and_come_back(features: int) -> None:
+    names = tuple(f"f{i}" for i in range(features))
+    config = replace(DOT, features=names, rows=(2,) * features)
+    vectors = features + 1
+    lower = [(i, j) for i in range(vectors) for j in range(i)]
+    upper = [(i, j) for i in range(vectors) for j in range(i + 1, vectors)]
+    weight = torch.arange(config.interaction_width).float().expand(2, -1)
+    found = to_upper(weight, config)
+    assert torch.equal(found[:, : config.dim], weight[:, : config.dim])
+    assert [lower[int(place) - config.dim] for place in found[0, config.dim :]] == [(j, i) for i, j in upper]
+    assert torch.equal(to_lower(found, config), weight)
+
+
+def test_a_bias_kept_as_a_column_is_read_too() -> None:
+    model, other = made(DCN), made(DCN, seed=2)
+    named = torchrec_parameters(model)
+    for index in range(DCN.cross_layers):
+        named[f"inter_arch.crossnet.bias.{index}"] = named[f"inter_arch.crossnet.bias.{index}"].unsqueeze(1)
+    load_torchrec_parameters(other, named)
+    assert torch.equal(model.interaction.bias_N[1], other.interaction.bias_N[1])
+
+
+def test_from_the_public_dlrm_to_torchrec_and_back() -> None:
+    public = {name: value.clone() for name, value in public_parameters(made(DOT)).items()}
+    middle = DLRM(DOT)
+    load_public_parameters(middle, public)
+    torchrec = {name: value.clone() for name, value in torchrec_parameters(middle).items()}
+    last = DLRM(DOT)
+    load_torchrec_parameters(last, torchrec)
+    back = public_parameters(last)
+    assert all(torch.equal(public[name], back[name]) for name in public)
+
+
+def test_weights_of_another_model_are_refused_and_nothing_is_copied() -> None:
+    model = made(DOT)
+    before = [p.detach().clone() for p in model.parameters()]
+    named = torchrec_parameters(made(DOT, seed=2))
+    lacking = {name: value for name, value in named.items() if "t_c" not in name}
+    with pytest.raises(DataError, match=r"1 parameters are missing \(first: sparse_arch.*t_c"):
+        load_torchrec_parameters(model, lacking)
+    with pytest.raises(DataError, match=r"0 parameters are missing, 1 are unknown \(first: extra"):
+        load_torchrec_parameters(model, {**named, "extra": torch.zeros(1)})
+    with pytest.raises(DataError, match=r"over_arch\.model\.1\.bias has shape"):
+        load_torchrec_parameters(model, {**named, "over_arch.model.1.bias": torch.zeros(2)})
+    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (replace(DOT, interaction="concat"), "no counterpart of interaction concat"),
+        (replace(DOT, diagonal=True), "no counterpart of a diagonal"),
+        (replace(DOT, top=(1,)), "at least two layers"),
+    ],
+)
+def test_what_torchrec_cannot_be_is_refused(config: DLRMConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        torchrec_parameters(DLRM(config))
+
+
+def test_a_shared_table_is_refused() -> None:
+    model = DLRM(DOT, embeddings=HashedTable(DOT.features, 50, 4, bag="reference"))
+    with pytest.raises(ConfigError, match="a table a feature"):
+        torchrec_parameters(model)
