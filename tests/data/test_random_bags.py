@@ -184,7 +184,7 @@ def test_popular_ids_are_scattered_and_differ_by_feature() -> None:
 
 
 def test_large_tables_are_reached_everywhere() -> None:
-    """Float32 alone would draw only every 64th id or so near the end of such a table."""
+    """Float32 would draw only every 64th id or so near the end of such a table."""
     source = bags(ids="gaussian", mean=0.9, deviation=0.001, rows=(1 << 30,) * 3, batch_size=4000)
     values = source.batch(0, 0).features.values_V
     assert float((values % 64 == 0).double().mean()) < 0.05

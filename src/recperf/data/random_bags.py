@@ -80,7 +80,8 @@ class RandomBags:
             self.keys,
             torch.empty(plan.capacity, dtype=torch.int64, device=self.device),
             torch.empty(plan.features * plan.samples + 1, dtype=torch.int64, device=self.device),
-            plan.exact and max(plan.most) == 1,
+            one_id_a_bag=max(plan.most) == 1,
+            padded=not plan.exact,
         )
         dense_BD = torch.empty(plan.samples, plan.dense, device=self.device)
         return ClickBatch(dense_BD, features, torch.empty(plan.samples, device=self.device))
@@ -130,12 +131,4 @@ class RandomBags:
         """A batch of its own, with no room to spare: on a GPU the host has to ask how many ids there are."""
         room = self.buffers()
         self.draw(torch.tensor([index], device=self.device), room)
-        if self.plan.exact:
-            return room
-        features = room.features
-        values_V = features.values_V[: int(features.offsets_FB1[-1])]
-        return ClickBatch(
-            room.dense_BD,
-            JaggedFeatures(self.keys, values_V, features.offsets_FB1, features.one_id_a_bag),
-            room.labels_B,
-        )
+        return ClickBatch(room.dense_BD, room.features.trimmed(), room.labels_B)

@@ -7,24 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ...data.hashing import stream
-from ...places import home
+from ..compile import even_cuts, load, share
 from .reference import stacked_rows
 
 SOURCE = Path(__file__).with_name("native.c")
-FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-march=native")
 AHEAD = 8
 """Rows asked for ahead of time; 4 to 16 do about the same on a Neoverse-N1."""
 SMALL = 2048
@@ -36,16 +28,9 @@ _I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 @functools.cache
 def library() -> ctypes.CDLL | str:
     """The compiled library, or why there is none."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        return "no C compiler on this machine"
-    built = _build(compiler)
-    if isinstance(built, str):
-        return built
-    try:
-        loaded = ctypes.CDLL(str(built))
-    except OSError as error:
-        return f"the compiled file does not load: {error}"
+    loaded = load(SOURCE)
+    if isinstance(loaded, str):
+        return loaded
     loaded.hash_rows.argtypes = [_PTR, _PTR, _I64, _I64, ctypes.c_uint64, ctypes.c_uint64]
     loaded.bag_sum.argtypes = [_PTR] * 4 + [_I64] * 4
     loaded.sort_rows.argtypes = [_PTR, _I64, _I64, _PTR, _PTR]
@@ -55,49 +40,10 @@ def library() -> ctypes.CDLL | str:
     return loaded
 
 
-def _build(compiler: str) -> Path | str:
-    """Compile into the cache folder under a name made of everything that goes in; reuse what is there."""
-    asked = subprocess.run([compiler, "-v", *FLAGS[-1:], "-E", "-x", "c", os.devnull], capture_output=True, check=False)
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + asked.stderr).hexdigest()[:16]
-    built = home() / "native" / f"bag-{key}.so"
-    if built.exists():
-        return built
-    try:
-        built.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=built.parent, suffix=".so", delete=False) as fresh:
-            pass
-        words = [compiler, *FLAGS, "-o", fresh.name, str(SOURCE), "-lm"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode:
-            os.unlink(fresh.name)
-            return f"{compiler} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no message'}"
-        os.replace(fresh.name, built)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"cannot compile: {error}"
-    return built
-
-
 def _loaded() -> ctypes.CDLL:
     found = library()
     assert not isinstance(found, str), found
     return found
-
-
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="recperf-bag")
-
-
-def _share(work: Callable[[int, int], None], cuts: list[int]) -> None:
-    """Call the work between consecutive cuts, each on a thread of its own. ctypes lets go of the interpreter's lock."""
-    pairs = list(zip(cuts, cuts[1:]))
-    if len(pairs) == 1:
-        work(*pairs[0])
-        return
-    rest = [_pool(len(pairs)).submit(work, *pair) for pair in pairs[1:]]
-    work(*pairs[0])
-    for one in rest:
-        one.result()
 
 
 def _threads(ids: int) -> int:
@@ -112,8 +58,7 @@ def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
     def work(first: int, last: int) -> None:
         call(ids_V.data_ptr(), rows_V.data_ptr(), first, last, key, rows)
 
-    threads = _threads(count)
-    _share(work, [count * index // threads for index in range(threads + 1)])
+    share(work, even_cuts(count, _threads(count)))
     return rows_V
 
 
@@ -126,8 +71,7 @@ def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tenso
     def work(first: int, last: int) -> None:
         call(table_RD.data_ptr(), rows_V.data_ptr(), offsets_B1.data_ptr(), out_BD.data_ptr(), first, last, dim, AHEAD)
 
-    threads = _threads(rows_V.numel())
-    _share(work, [bags * index // threads for index in range(threads + 1)])
+    share(work, even_cuts(bags, _threads(rows_V.numel())))
     return out_BD
 
 
@@ -197,7 +141,7 @@ def update(
             sum_D.data_ptr(),
         )  # fmt: skip
 
-    _share(work, grouped.cuts)
+    share(work, grouped.cuts)
 
 
 def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
@@ -212,6 +156,6 @@ def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
         )  # fmt: skip
         parts.append((first, found))
 
-    _share(work, grouped.cuts)
+    share(work, grouped.cuts)
     # Added in the order of the rows, not in the order threads finished.
     return float(sum(found for _, found in sorted(parts)))

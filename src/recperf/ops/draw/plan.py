@@ -33,13 +33,10 @@ Kind = Literal["uniform", "gaussian", "zipf", "replay"]
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 MOST_ROWS = 1 << 31
 """(2^32 - 1) * 2^31 is the largest product of its kind that a signed word holds."""
-SPREAD_SHIFT = 18
-"""Float32 knows a rank or a place to about 2^-20 of itself: beyond 2^18, ids would be drawn on a coarse grid. The low 8
-bits of the word move them by up to 2^-18 of themselves."""
 DENSE_SCALE = math.sqrt(3.0) * 2.0**-23
 """The top 24 bits, signed, become a uniform number on +-sqrt(3), which has variance 1."""
-NEARLY_ONE = 1e-3
-"""Exponents closer to 1 than this are taken for 1: float32 cannot tell their powers apart."""
+NEARLY_ONE = 1e-6
+"""Exponents closer to 1 than this are taken for 1, where the power law's integral is a logarithm."""
 
 _WINDOWS, _PLANTED = 1, 2
 _GOLDEN_SHARE = (math.sqrt(5) - 1) / 2
@@ -85,7 +82,7 @@ class Plan:
     @property
     def exact(self) -> bool:
         """Every batch has as many ids as there is room for."""
-        return (self.fixed or max(self.most) == 1) and not self.distinct
+        return max(self.most) == 1 or (self.fixed and not self.distinct)
 
     @property
     def first_dense(self) -> int:
@@ -116,6 +113,11 @@ class Plan:
     def power(self) -> float:
         """One over the power the inverse of the Zipf integral ends with; 0 where it is a logarithm."""
         return 0.0 if abs(1.0 - self.exponent) < NEARLY_ONE else 1.0 / (1.0 - self.exponent)
+
+    @cached_property
+    def power_1(self) -> Tensor:
+        """As a tensor: a kernel would be given a number as a float32."""
+        return torch.tensor([self.power], dtype=torch.float64, device=self.device)
 
     @cached_property
     def stream_1(self) -> Tensor:
@@ -156,7 +158,7 @@ class Plan:
         else:
             power = 1.0 - self.exponent
             pairs = [((rows + 0.5) ** power - 0.5**power, 0.5**power) for rows in self.rows]
-        line_2F = torch.tensor(pairs, dtype=torch.float32, device=self.device).t().contiguous()
+        line_2F = torch.tensor(pairs, dtype=torch.float64, device=self.device).t().contiguous()
         return line_2F[0], line_2F[1]
 
     @cached_property
@@ -196,6 +198,12 @@ class Plan:
         return torch.tensor(
             [index for counts in self.counts for index in counts], dtype=torch.int64, device=self.device
         )
+
+    @cached_property
+    def part_F1(self) -> Tensor:
+        """Where the ids of each feature begin among those of a profile."""
+        sizes = [len(counts) for counts in self.counts] or [0] * self.features
+        return torch.tensor([0, *sizes], device=self.device).cumsum(0)
 
     @cached_property
     def score_keys_F2(self) -> Tensor:

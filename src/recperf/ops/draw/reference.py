@@ -1,7 +1,8 @@
 """Drawing a batch in plain torch, on any device: short, and what the other implementations must equal.
 
 Dense features, lengths, uniform ids and replayed ids are the same bits everywhere. Zipf and Gaussian ids go through
-float32 logarithms and the like, whose last digit is the device's own, and labels through a float32 sum: one in many
+float64 logarithms and the like, whose last digit is the device's own: about one in a billion may differ. In float32
+most ids of a large table would, and it would draw them on a grid. Labels go through a float32 sum: one in many
 thousands may differ.
 
 Shapes: F features, B samples, I most ids of a bag, D dense features, V ids, P = B * sum of I places for ids.
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.hashing import hash_signed
-from .plan import DENSE_SCALE, MULTIPLIERS, SPREAD_SHIFT, Plan
+from .plan import DENSE_SCALE, MULTIPLIERS, Plan
 
 _SIGNED = tuple(factor - (1 << 32) if factor >> 31 else factor for factor in MULTIPLIERS)
 
@@ -124,17 +125,13 @@ def _logits(plan: Plan, dense_BD: Tensor, scores_FB: Tensor, counts_FB: Tensor) 
     return (dense_BD * plan.weights_D).sum(1) + bags_FB.sum(0)
 
 
-def _spread(ids: Tensor, words: Tensor) -> Tensor:
-    return ids + (((ids >> SPREAD_SHIFT) * (words & 255)) >> 8)
-
-
 def _gaussian(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
     """Box and Muller: one half of the word is the radius, the other the angle."""
     high_BI, low_BI = (words_BI >> 16) & 0xFFFF, words_BI & 0xFFFF
-    radius_BI = (((high_BI.float() + 0.5) * 2.0**-16).log() * -2.0).sqrt()
-    normal_BI = radius_BI * (low_BI.float() * (2.0 * math.pi / 65536)).cos()
+    radius_BI = (((high_BI.double() + 0.5) * 2.0**-16).log() * -2.0).sqrt()
+    normal_BI = radius_BI * (low_BI.double() * (math.pi / 32768)).cos()
     place_BI = (normal_BI * plan.slope_F[feature] + plan.start_F[feature]).floor().to(torch.int64)
-    return _spread(place_BI.clamp_(min=0), words_BI).clamp_(max=plan.rows[feature] - 1)
+    return place_BI.clamp_(0, plan.rows[feature] - 1)
 
 
 def _zipf(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
@@ -143,10 +140,9 @@ def _zipf(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
     The cell of rank k approximates k^-exponent by the midpoint rule: for exponents near 1 about 12 % too much for the
     first rank, 6 % for the second and ever closer after that.
     """
-    share_BI = ((words_BI >> 8) & 0xFFFFFF).float() * 2.0**-24
-    log_BI = share_BI * plan.slope_F[feature] + plan.start_F[feature]
+    log_BI = unsigned(words_BI).double() * 2.0**-32 * plan.slope_F[feature] + plan.start_F[feature]
     if plan.power:
         log_BI = log_BI.log() * plan.power
-    rank_BI = _spread((log_BI.exp() - 0.5).to(torch.int64).clamp_(min=0), words_BI)
-    rank_BI.clamp_(max=plan.rows[feature] - 1)
+    # Clamped before it becomes an integer: steep laws come near infinity by rounding.
+    rank_BI = (log_BI.exp() - 0.5).clamp_(0, plan.rows[feature] - 1).to(torch.int64)
     return (rank_BI * plan.factor_F[feature] + plan.shift_F[feature]) % plan.rows[feature]

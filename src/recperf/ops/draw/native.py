@@ -1,0 +1,99 @@
+"""Drawing a batch by a small C file, compiled once with the machine's own compiler.
+
+Shapes: F features, B samples, D dense features, V room for ids.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...data.batch import ClickBatch
+from ..compile import even_cuts, load, share
+from .plan import DENSE_SCALE, Plan
+
+SOURCE = Path(__file__).with_name("native.c")
+KINDS = ("uniform", "gaussian", "zipf", "replay")
+SMALL = 1 << 16
+"""Random numbers a batch has below which a second thread costs more than it brings."""
+
+_I64, _I32, _PTR = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
+_ARRAYS = {
+    "rows": "rows_F", "most": "most_F", "first": "first_F", "factor": "factor_F", "shift": "shift_F",
+    "edges": "edges_K", "known": "known_K", "part": "part_F1", "slope": "slope_F", "start": "start_F",
+    "weights": "weights_D", "score_keys": "score_keys_F2",
+}  # fmt: skip
+
+
+class _Plan(ctypes.Structure):
+    """The struct `plan` of native.c."""
+
+    _fields_ = (
+        *((name, _PTR) for name in _ARRAYS),
+        *((name, _I64) for name in ("samples", "features", "dense", "first_dense", "first_length", "first_label")),
+        ("power", ctypes.c_double),
+        ("dense_scale", ctypes.c_float),
+        *((name, _I32) for name in ("kind", "fixed", "distinct")),
+        ("key", ctypes.c_uint32 * 2),
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL | str:
+    """The compiled library, or why there is none."""
+    loaded = load(SOURCE)
+    if not isinstance(loaded, str):
+        loaded.draw_lengths.argtypes = [_PTR] * 2 + [_I64] * 2
+        loaded.add_up.argtypes = [_PTR, _I64]
+        loaded.draw_ids.argtypes = [_PTR] * 4 + [_I64] * 2
+        loaded.draw_samples.argtypes = [_PTR] * 4 + [_I64] * 2
+    return loaded
+
+
+def draw(plan: Plan, index_1: Tensor, batch: ClickBatch) -> None:
+    """Fill the batch for the window whose number the tensor holds."""
+    loaded = library()
+    assert not isinstance(loaded, str), loaded
+    bags = plan.features * plan.samples
+    facts, offsets, values = _facts(plan, int(index_1)), batch.features.offsets_FB1, batch.features.values_V
+    address, scores_FB = ctypes.addressof(facts), torch.empty(bags)
+    threads = torch.get_num_threads() if plan.words >= SMALL else 1
+    by_bag = even_cuts(bags, threads)
+
+    def lengths(first: int, last: int) -> None:
+        loaded.draw_lengths(address, offsets.data_ptr(), first, last)
+
+    def ids(first: int, last: int) -> None:
+        loaded.draw_ids(address, offsets.data_ptr(), values.data_ptr(), scores_FB.data_ptr(), first, last)
+
+    def samples(first: int, last: int) -> None:
+        to = batch.dense_BD.data_ptr(), batch.labels_B.data_ptr()
+        loaded.draw_samples(address, scores_FB.data_ptr(), *to, first, last)
+
+    share(lengths, by_bag)
+    loaded.add_up(offsets.data_ptr(), bags)
+    share(ids, by_bag)
+    share(samples, even_cuts(plan.samples, threads))
+
+
+def _facts(plan: Plan, window: int) -> _Plan:
+    # The plan keeps the tensors alive that the addresses point to.
+    return _Plan(
+        **{name: getattr(plan, tensor).data_ptr() for name, tensor in _ARRAYS.items()},
+        samples=plan.samples,
+        features=plan.features,
+        dense=plan.dense,
+        first_dense=plan.first_dense,
+        first_length=plan.first_length,
+        first_label=plan.first_label,
+        kind=KINDS.index(plan.kind),
+        fixed=plan.fixed,
+        distinct=plan.distinct,
+        power=plan.power,
+        dense_scale=DENSE_SCALE,
+        key=plan.keys(window),
+    )

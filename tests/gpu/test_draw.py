@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.data.batch import ClickBatch
+from recperf.data.random_bags import RandomBags
+from recperf.data.random_config import RandomBagsConfig, write_profile
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+
+SOURCES: dict[str, dict[str, Any]] = {
+    "experiment": {"rows": (4, 3, 2), "ids_per_bag": 10, "distinct": True},
+    "experiment, fixed": {"rows": (4, 3, 2), "ids_per_bag": 10, "distinct": True, "fixed": True},
+    "intended": {"rows": (1_000_000,) * 8, "ids_per_bag": 100},
+    "one id": {"rows": (50_000, 1 << 31), "ids_per_bag": 1},
+    "own lengths": {"rows": (40_000_000, 3, 900, 17), "ids_per_feature": (3, 1, 100, 27), "fixed": True},
+    "odd": {"rows": (5, 1001), "ids_per_bag": 5, "batch_size": 777, "dense": 13},
+    "gaussian": {"rows": (1_000_000, 40_000_000), "ids_per_bag": 20, "ids": "gaussian"},
+    "zipf": {"rows": (1_000_000, 40_000_000), "ids_per_bag": 20, "ids": "zipf"},
+    "zipf, exponent 1": {"rows": (1_000_000, 7), "ids_per_bag": 20, "ids": "zipf", "exponent": 1.0},
+    "zipf, distinct": {"rows": (1_000_000, 7), "ids_per_bag": 8, "ids": "zipf", "exponent": 2.0, "distinct": True},
+    "replay": {"rows": (1_000_000, 40), "ids_per_bag": 20, "ids": "replay"},
+    "replay, distinct": {"rows": (1_000_000, 40), "ids_per_bag": 8, "ids": "replay", "distinct": True},
+}
+
+
+@pytest.fixture(params=SOURCES)
+def random(request: pytest.FixtureRequest, tmp_path: Any) -> RandomBags:
+    fields = dict(SOURCES[request.param])
+    shape = {"dense": 512, "batch_size": 2048} | {
+        name: fields.pop(name) for name in ("rows", "dense", "batch_size") if name in fields
+    }
+    keys = tuple(f"t{index}" for index in range(len(shape["rows"])))
+    if fields.get("ids") == "replay":
+        fields["profile"] = tmp_path / "profile.csv"
+        counts = [{index * 3 % rows: index % 4 for index in range(min(rows // 3, 5000))} for rows in shape["rows"]]
+        write_profile(fields["profile"], dict(zip(keys, counts)))
+    return RandomBags(keys=keys, seed=3, device="cuda", config=RandomBagsConfig(**fields), **shape)
+
+
+def assert_same(got: ClickBatch, expected: ClickBatch, random: RandomBags) -> None:
+    used = int(expected.features.offsets_FB1[-1])
+    exact = random.config.ids in ("uniform", "replay")
+    assert torch.equal(got.dense_BD.cpu(), expected.dense_BD.cpu())
+    differ = (got.features.values_V[:used].cpu() != expected.features.values_V[:used].cpu()).double().mean()
+    assert float(differ) <= (0.0 if exact else 1e-4)
+    if exact or not random.config.distinct:
+        assert torch.equal(got.features.offsets_FB1.cpu(), expected.features.offsets_FB1.cpu())
+    assert float((got.labels_B.cpu() != expected.labels_B.cpu()).double().mean()) <= 2e-3
+
+
+@pytest.mark.parametrize("other", ["reference on a GPU", "reference on a CPU", "auto on a CPU"])
+def test_the_kernels_draw_what_the_others_draw(random: RandomBags, other: str) -> None:
+    assert random.why.startswith("triton: ")
+    name, _, place = other.partition(" on a ")
+    theirs = replace(random, implementation=name, device={"GPU": "cuda", "CPU": "cpu"}[place])  # type: ignore[arg-type]
+    for step in (0, 7):
+        assert_same(random.batch(2, step), theirs.batch(2, step), random)
+    assert_same(next(random.held_out(1)), next(theirs.held_out(1)), random)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
+def test_a_graph_draws_whichever_window_it_is_told(random: RandomBags, implementation: Any) -> None:
+    random = replace(random, implementation=implementation)
+    room, index = random.buffers(), torch.zeros(1, dtype=torch.int64, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            random.draw(index, room)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        random.draw(index, room)
+        index += 1
+    for first in (0, 41, -2):
+        index.fill_(first)
+        for window in (first, first + 1):
+            room.dense_BD.fill_(torch.nan)
+            room.features.offsets_FB1.fill_(-1)
+            graph.replay()
+            expected = random.batch(0, window) if window >= 0 else list(random.held_out(-window))[-1]
+            assert_same(room, expected, random)

@@ -1,0 +1,238 @@
+"""Every implementation of the draw against the reference, and the random numbers against what chance allows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+# Without a GPU Triton's interpreter runs the kernels; it must be asked for before they are defined.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from recperf.data.hashing import hash_int
+from recperf.data.random_bags import RandomBags
+from recperf.data.random_config import RandomBagsConfig, write_profile
+from recperf.errors import MachineError
+from recperf.ops.draw import choose, native, reference
+from recperf.ops.draw.plan import MULTIPLIERS, Plan
+from recperf.ops.triton_problem import problem
+
+needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
+needs_triton = pytest.mark.skipif(problem(torch.device("cpu")) is not None, reason=str(problem(torch.device("cpu"))))
+FAST = [pytest.param("native", marks=needs_native), pytest.param("triton", marks=needs_triton)]
+KINDS = ["uniform", "gaussian", "zipf", "replay"]
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "odd": {"rows": (4, 1000, 37), "ids_per_bag": 6, "dense": 37, "batch_size": 50},
+    "one of all": {"rows": (1,), "ids_per_bag": 1, "dense": 1, "batch_size": 1},
+    "long bags": {"rows": (300, 1 << 31), "ids_per_bag": 150, "dense": 3, "batch_size": 5},
+    "own lengths": {"rows": (500, 3, 90), "ids_per_feature": (3, 7, 70), "dense": 16, "batch_size": 21},
+    "wide": {"rows": (2, 3), "ids_per_bag": 2, "dense": 1030, "batch_size": 3},
+}
+
+
+def source(tmp_path: Path, implementation: Any, ids: Any = "uniform", **changes: Any) -> RandomBags:
+    changes = SHAPES["odd"] | {"seed": 5} | changes
+    shape = {name: changes.pop(name) for name in ("rows", "dense", "batch_size", "seed")}
+    keys = tuple("abcdef"[: len(shape["rows"])])
+    profile = None
+    if ids == "replay":
+        profile = tmp_path / "profile.json"
+        counts = [{index: (index * 7) % 5 + 1 for index in range(min(rows, 70 + rows % 9))} for rows in shape["rows"]]
+        write_profile(profile, dict(zip(keys, counts)))
+    config = RandomBagsConfig(ids=ids, profile=profile, batches=1000, **changes)
+    return RandomBags(keys=keys, implementation=implementation, config=config, **shape)
+
+
+def poisoned(random: RandomBags) -> Any:
+    """Buffers whose every number would be seen if it were not written."""
+    room = random.buffers()
+    room.dense_BD.fill_(torch.nan)
+    room.labels_B.fill_(torch.nan)
+    room.features.values_V.fill_(-7)
+    room.features.offsets_FB1.fill_(-7)
+    return room
+
+
+def agree(tmp_path: Path, implementation: str, window: int, **changes: Any) -> None:
+    rooms = []
+    for name in ("reference", implementation):
+        random = source(tmp_path, name, **changes)
+        rooms.append(poisoned(random))
+        random.draw(torch.tensor([window]), rooms[-1])
+    expected, got = rooms
+    used = int(expected.features.offsets_FB1[-1])
+    assert torch.equal(got.features.offsets_FB1, expected.features.offsets_FB1)
+    assert torch.equal(got.dense_BD, expected.dense_BD)
+    assert torch.equal(got.features.values_V[:used], expected.features.values_V[:used])
+    assert torch.equal(got.labels_B, expected.labels_B)
+    assert got.dense_BD.isfinite().all()
+    assert set(got.labels_B.tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("ids", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("implementation", FAST)
+def test_implementations_agree(implementation: str, shape: str, ids: str, tmp_path: Path) -> None:
+    # The interpreter takes its time: one window a shape is enough for it, of either kind.
+    windows = [(-3, shape in ("wide", "long bags"))] if implementation == "triton" else [(0, False), (1 << 40, True)]
+    for window, fixed in windows:
+        agree(tmp_path, implementation, window, ids=ids, fixed=fixed, **SHAPES[shape])
+
+
+@pytest.mark.parametrize("ids", KINDS)
+@pytest.mark.parametrize("rows", [(4, 3, 2), (8, 1, 1000), (1, 1, 1)])
+@pytest.mark.parametrize("implementation", FAST)
+def test_implementations_drop_the_same_repeats(
+    implementation: str, rows: tuple[int, ...], ids: str, tmp_path: Path
+) -> None:
+    shape = {"rows": rows, "ids_per_bag": 8, "batch_size": 33, "dense": 4}
+    for fixed in (False,) if implementation == "triton" else (False, True):
+        agree(tmp_path, implementation, 1, ids=ids, distinct=True, fixed=fixed, **shape)
+
+
+@pytest.mark.parametrize("exponent", [0.3, 1.0, 1.5, 2.0, 19.7])
+@pytest.mark.parametrize("implementation", FAST)
+def test_every_power_law_stays_inside_its_table(implementation: str, exponent: float, tmp_path: Path) -> None:
+    shape = SHAPES["odd"] | {"rows": (1, 2, 1 << 31), "batch_size": 120, "exponent": exponent}
+    agree(tmp_path, implementation, 3, ids="zipf", **shape)
+    values = source(tmp_path, "reference", ids="zipf", **shape).batch(0, 0).features.values_V
+    assert int(values.min()) >= 0
+    assert int(values.max()) < 1 << 31
+
+
+@needs_native
+def test_any_number_of_threads_gives_the_same_bits(tmp_path: Path) -> None:
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(source(tmp_path, "native", batch_size=700, dense=129).batch(0, 5))
+    finally:
+        torch.set_num_threads(threads)
+    assert native.SMALL < 700 * 129
+    for other in found[1:]:
+        assert torch.equal(other.dense_BD, found[0].dense_BD)
+        assert torch.equal(other.features.values_V, found[0].features.values_V)
+        assert torch.equal(other.labels_B, found[0].labels_B)
+
+
+def mix_int(word: int) -> int:
+    for shift, factor in ((16, MULTIPLIERS[0]), (15, MULTIPLIERS[1])):
+        word = ((word ^ (word >> shift)) * factor) & 0xFFFFFFFF
+    return word ^ (word >> 16)
+
+
+def plan(**changes: Any) -> Plan:
+    fields = {"samples": 64, "dense": 2, "kind": "uniform", "rows": (1 << 31,) * 2, "most": (3, 2), "fixed": True,
+              "distinct": False, "seed": 11, "device": "cpu"} | changes  # fmt: skip
+    return Plan(**fields)
+
+
+def words(of: Plan, window: int, first: int, count: int) -> torch.Tensor:
+    keys = tuple(torch.tensor([key]).to(torch.int32) for key in of.keys(window))
+    return reference.unsigned(reference.words((keys[0], keys[1]), first, count))
+
+
+def test_words_are_what_the_plan_says() -> None:
+    of = plan()
+    first, second = of.keys(-9)
+    assert (second << 32) + first == hash_int(-9, of.window_seed)
+    for begin in (0, (1 << 31) - 2, (1 << 32) - 4):
+        expected = [mix_int((mix_int(c ^ first) + second) & 0xFFFFFFFF) for c in range(begin, begin + 4)]
+        assert words(of, -9, begin, 4).tolist() == expected
+
+
+def test_ids_and_dense_features_are_those_of_their_counters(tmp_path: Path) -> None:
+    """Against plain integers: feature 1, sample 5, place 2; and dense feature 3 of sample 7."""
+    random = source(tmp_path, "reference", rows=(8, 1000), ids_per_bag=4, fixed=True)
+    batch, (first, second) = random.batch(0, 6), random.plan.keys(6)
+
+    def word(counter: int) -> int:
+        return mix_int((mix_int(counter ^ first) + second) & 0xFFFFFFFF)
+
+    assert batch.features["b"][0].view(50, 4)[5, 2] == word(50 * 4 + 5 * 4 + 2) * 1000 >> 32
+    drawn = word(50 * 8 + 7 * 37 + 3) >> 8
+    signed = drawn - (1 << 24) if drawn >> 23 else drawn
+    assert float(batch.dense_BD[7, 3]) == pytest.approx(signed * 2**-23 * 3**0.5, rel=1e-7)
+
+
+def test_words_are_uniform() -> None:
+    drawn = words(plan(), 3, 0, 1 << 17)
+    for shift in (24, 16, 8, 0):
+        counts = torch.bincount((drawn >> shift) & 255, minlength=256).double()
+        chi_square = float(((counts - 512) ** 2 / 512).sum())
+        assert 150 < chi_square < 380, shift
+
+
+def test_flipping_a_bit_of_the_counter_or_a_key_flips_half_of_the_word() -> None:
+    counters = torch.arange(0, 1 << 32, 1 << 20).to(torch.int32)
+    keys = torch.tensor([123456789], dtype=torch.int32), torch.tensor([-987654321], dtype=torch.int32)
+    base = reference.mix(reference.mix(counters ^ keys[0]) + keys[1])
+    for bit in range(32):
+        flip = torch.tensor([1 << bit]).to(torch.int32)
+        by_counter = reference.mix(reference.mix(counters ^ flip ^ keys[0]) + keys[1])
+        by_key = reference.mix(reference.mix(counters ^ keys[0]) + (keys[1] ^ flip))
+        for other in (by_counter, by_key):
+            changed = reference.unsigned(base ^ other)
+            shares = torch.stack([((changed >> place) & 1).double().mean() for place in range(32)])
+            assert float((shares - 0.5).abs().max()) < 0.05, bit
+
+
+@pytest.mark.parametrize("what", ["next counter", "next window", "next seed", "held-out window", "far counter"])
+def test_neighbours_are_not_correlated(what: str) -> None:
+    count = 1 << 15
+    one = words(plan(), 3, 0, count)
+    other = {
+        "next counter": lambda: words(plan(), 3, 1, count),
+        "next window": lambda: words(plan(), 4, 0, count),
+        "next seed": lambda: words(plan(seed=12), 3, 0, count),
+        "held-out window": lambda: words(plan(), -3, 0, count),
+        "far counter": lambda: words(plan(), 3, 1 << 20, count),
+    }[what]()
+    for shift in (0, 16):
+        pair = torch.stack([one >> shift & 0xFFFF, other >> shift & 0xFFFF]).double()
+        assert abs(float(torch.corrcoef(pair)[0, 1])) < 4.5 / count**0.5
+    # Pairs of 4-bit pieces fill all 256 cells alike, which sees more than a straight line.
+    cells = torch.bincount((one >> 28) * 16 + (other >> 28), minlength=256).double()
+    assert float(((cells - count / 256) ** 2 / (count / 256)).sum()) < 380
+
+
+def test_features_lengths_and_labels_share_no_numbers(tmp_path: Path) -> None:
+    random = source(tmp_path, "reference", rows=(1 << 31,) * 3, fixed=True, batch_size=4000)
+    batch = random.batch(0, 0)
+    ids = batch.features.values_V.view(3, -1).double()
+    assert float((torch.corrcoef(ids) - torch.eye(3)).abs().max()) < 4.5 / ids.shape[1] ** 0.5
+    lengths = source(tmp_path, "reference", batch_size=4000).batch(0, 0).features.offsets_FB1.diff().view(3, -1)
+    assert float((torch.corrcoef(lengths.double()) - torch.eye(3)).abs().max()) < 4.5 / 4000**0.5
+    columns = torch.corrcoef(batch.dense_BD.T.double()) - torch.eye(37)
+    assert float(columns.abs().max()) < 5 / 4000**0.5
+
+
+def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose("reference", "cpu") == (reference, "reference: asked for")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(MachineError, match="the triton draw cannot be used: "):
+        choose("triton", "cpu")
+    with pytest.raises(MachineError, match="the native draw cannot be used: batches are made on cuda"):
+        choose("native", "cuda")
+
+
+@needs_native
+def test_a_cpu_draws_natively() -> None:
+    implementation, why = choose("auto", "cpu")
+    assert implementation is native
+    assert why.startswith("native: ")
+
+
+def test_without_a_compiler_the_reference_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    native.library.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    try:
+        assert choose("auto", "cpu") == (reference, "reference: no C compiler on this machine")
+    finally:
+        native.library.cache_clear()
