@@ -337,10 +337,13 @@ def _alone(folder: Path) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise MachineError(
                 "another process is converting this log", where={"folder": folder}, fix="wait until it is done"
             ) from None
+        except OSError:
+            # Some network file systems know no locks; converting alone there is up to the user.
+            pass
         for draft in folder.glob(f".{MANIFEST}.*.tmp"):
             # A process killed while it wrote the manifest could not take its draft away.
             draft.unlink()

@@ -25,7 +25,7 @@ from .store import CriteoStore, Rows, Split
 
 BLOCK_ROWS = 4096
 GROUP_BLOCKS = 64
-"""64 blocks of 4,096 rows are 41 MB; two groups are in memory at a time."""
+"""64 blocks of 4,096 rows are 41 MB; up to three groups are in memory: the one in use, the next, and it unshuffled."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,9 +60,9 @@ class CriteoOrder:
             skipped -= lengths[first]
             first += 1
 
-        def shuffled(index: int) -> tuple[Rows, Tensor]:
+        def shuffled(index: int) -> Rows:
             mixed = hash_int(index, self.seed) >> 11
-            return self._gather(groups[index]), permutation(lengths[index], mixed, epoch)
+            return self._gather(groups[index]).take(permutation(lengths[index], mixed, epoch).numpy())
 
         return self._cut(_ahead(shuffled, range(first, len(groups))), skipped)
 
@@ -73,9 +73,8 @@ class CriteoOrder:
         group = self.batch_size * max(1, self.block_rows * self.group_blocks // self.batch_size)
         firsts = range(begin + start * self.batch_size, end, group)
 
-        def straight(first: int) -> tuple[Rows, Tensor]:
-            rows = self.store.read(first, min(end, first + group))
-            return rows, torch.arange(len(rows))
+        def straight(first: int) -> Rows:
+            return self.store.read(first, min(end, first + group))
 
         return self._cut(_ahead(straight, firsts), 0)
 
@@ -92,19 +91,18 @@ class CriteoOrder:
             labels_N=np.concatenate([rows.labels_N for rows in read]),
         )
 
-    def _cut(self, groups: Iterator[tuple[Rows, Tensor]], skipped: int) -> Iterator[ClickBatch]:
+    def _cut(self, groups: Iterator[Rows], skipped: int) -> Iterator[ClickBatch]:
         """Batches of the rows of consecutive groups; one may begin in a group and end in another."""
         begun: list[tuple[Tensor, Tensor, Tensor]] = []
         missing = self.batch_size
-        for rows, order_N in groups:
-            columns = [torch.from_numpy(column) for column in (rows.dense_ND, rows.ids_NF, rows.labels_N)]
-            at = skipped
-            skipped = 0
+        for rows in groups:
+            dense_ND, ids_NF, labels_N = map(torch.from_numpy, (rows.dense_ND, rows.ids_NF, rows.labels_N))
+            at, skipped = skipped, 0
             while at < len(rows):
-                chosen = order_N[at : at + missing]
-                dense, ids, labels = (column.index_select(0, chosen) for column in columns)
-                begun.append((dense, ids, labels))
-                at, missing = at + len(chosen), missing - len(chosen)
+                here = slice(at, at + missing)
+                begun.append((dense_ND[here], ids_NF[here], labels_N[here]))
+                taken = len(begun[-1][2])
+                at, missing = at + taken, missing - taken
                 if not missing:
                     yield self._batch(begun)
                     begun, missing = [], self.batch_size
@@ -130,8 +128,8 @@ class CriteoOrder:
         return self._offsets[ids]
 
 
-def _ahead(make: Callable[[int], tuple[Rows, Tensor]], keys: range) -> Iterator[tuple[Rows, Tensor]]:
-    """Each key's group in turn, the next one read while this one is used."""
+def _ahead(make: Callable[[int], Rows], keys: range) -> Iterator[Rows]:
+    """Each key's group in turn, the next one read and shuffled while this one is used."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="recperf-criteo")
     try:
         reading = pool.submit(make, keys[0]) if keys else None

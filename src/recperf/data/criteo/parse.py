@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..hashing import finalise_numpy_, stream
 from .config import DENSE, SPARSE
-from .lines import COLUMNS, MOST_HEX
+from .lines import COLUMNS, MOST_DIGITS, MOST_HEX
 
 Words = NDArray[np.uint64]
 Places = NDArray[np.int64]
@@ -24,6 +24,8 @@ Places = NDArray[np.int64]
 _NOTHING, _MINUS, _RETURN, _TAB, _END = 0x80, 0x90, 0xA0, 0xFE, 0xFF
 _FRONT = b"0" * 16
 """Room before the first field, so that its words can be loaded too."""
+_MARKED = np.uint64(0x8080808080808080)
+_DECIMAL = (10, 100, 10_000)
 _SMALL = 1 << 16
 _LOGS = np.log1p(np.arange(_SMALL, dtype=np.float64)).astype(np.float32)
 
@@ -76,7 +78,7 @@ class Parser:
         first_N = codes[starts_NC[:, 0]]
         good_N = (first_N <= 1) & (lengths_NC[:, 0] == 1)
         numbers, categories = slice(1, 1 + DENSE), slice(1 + DENSE, COLUMNS)
-        values_ND = _integers(codes, starts_NC[:, numbers], ends_NC[:, numbers], lengths_NC[:, numbers], good_N)
+        values_ND = _integers(codes, ends_NC[:, numbers], lengths_NC[:, numbers], good_N)
         hexes_NF = _hexes(codes, ends_NC[:, categories], lengths_NC[:, categories], good_N)
         dense_ND = _logs(values_ND)
         ids_NF = self._hash(hexes_NF, lengths_NC[:, categories])
@@ -115,14 +117,12 @@ class Parser:
 def _split(codes: NDArray[np.uint8]) -> tuple[Places, Places, Places, NDArray[np.bool_] | None]:
     """Where lines start, where their line feeds are, where the fields of lines with 40 columns end, and which lines
     those are; none means all."""
-    marks = np.flatnonzero(codes >= _TAB)
-    feeds = np.flatnonzero(codes[marks] == _END)
-    feeds_M = marks[feeds]
+    marks, feeds_M = np.flatnonzero(codes >= _TAB), np.flatnonzero(codes == _END)
     starts_M = np.concatenate([np.array([len(_FRONT)]), feeds_M[:-1] + 1])
-    columns_M = np.diff(feeds, prepend=-1)
-    whole_M = columns_M == COLUMNS
-    if whole_M.all():
+    if len(marks) == COLUMNS * len(feeds_M) and np.array_equal(marks[COLUMNS - 1 :: COLUMNS], feeds_M):
         return starts_M, feeds_M, marks.reshape(-1, COLUMNS), None
+    columns_M = np.diff(np.searchsorted(marks, feeds_M), prepend=-1)
+    whole_M = columns_M == COLUMNS
     return starts_M, feeds_M, marks[np.repeat(whole_M, columns_M)].reshape(-1, COLUMNS), whole_M
 
 
@@ -137,30 +137,35 @@ def _words(codes: NDArray[np.uint8], ends: Places, lengths: Places) -> Words:
 
 def _hexes(codes: NDArray[np.uint8], ends_NF: Places, lengths_NF: Places, good_N: NDArray[np.bool_]) -> Words:
     words_NF = _words(codes, ends_NF, lengths_NF)
-    marked_N = np.bitwise_or.reduce(words_NF, axis=1) & np.uint64(0x8080808080808080)
-    good_N &= (marked_N == 0) & (lengths_NF.max(axis=1, initial=0) <= MOST_HEX)
-    return _join(words_NF, (16, 256, 65536))
+    # One look at the whole block first: looking line by line costs more, and blocks are good as a rule.
+    if np.bitwise_or.reduce(words_NF, axis=None) & _MARKED or lengths_NF.max(initial=0) > MOST_HEX:
+        good_N &= ((words_NF & _MARKED == 0) & (lengths_NF <= MOST_HEX)).all(axis=1)
+    return _join(words_NF, np.left_shift, (4, 8, 16))
 
 
-def _integers(
-    codes: NDArray[np.uint8], starts_ND: Places, ends_ND: Places, lengths_ND: Places, good_N: NDArray[np.bool_]
-) -> Words:
+def _integers(codes: NDArray[np.uint8], ends_ND: Places, lengths_ND: Places, good_N: NDArray[np.bool_]) -> Words:
     """max(x, 0) of whole numbers; a missing one gives 0."""
-    negative_ND = (codes[starts_ND] == _MINUS) & (lengths_ND > 0)
-    digits_ND = lengths_ND - negative_ND
-    words_ND = _words(codes, ends_ND, digits_ND)
-    wrong_ND = _not_decimal(words_ND)
-    wrong_ND |= negative_ND & (digits_ND == 0)
-    values_ND = _join(words_ND, (10, 100, 10_000))
-    long_ND = digits_ND > 8
-    if long_ND.any():
-        more = digits_ND[long_ND] - 8
-        words = _words(codes, ends_ND[long_ND] - 8, more)
-        wrong_ND[long_ND] |= _not_decimal(words) | (more > 8)
-        values_ND[long_ND] += _join(words, (10, 100, 10_000)) * np.uint64(100_000_000)
-    values_ND *= ~negative_ND
-    good_N &= ~wrong_ND.any(axis=1)
+    words_ND = _words(codes, ends_ND, lengths_ND)
+    odd_ND = _not_decimal(words_ND)
+    odd_ND |= lengths_ND > 8
+    odd = np.nonzero(odd_ND)
+    values_ND = _join(words_ND, np.multiply, _DECIMAL)
+    if len(odd[0]):
+        values, fine = _odd_integers(codes, ends_ND[odd], lengths_ND[odd])
+        values_ND[odd] = values
+        good_N[odd[0][~fine]] = False
     return values_ND
+
+
+def _odd_integers(codes: NDArray[np.uint8], ends: Places, lengths: Places) -> tuple[Words, NDArray[np.bool_]]:
+    """The few that are negative, longer than a word, or wrong; and which are not wrong."""
+    negative = codes[ends - lengths] == _MINUS
+    digits = lengths - negative
+    low, high = _words(codes, ends, digits), _words(codes, ends - 8, np.maximum(digits - 8, 0))
+    fine = (digits >= 1) & (digits <= MOST_DIGITS) & ~_not_decimal(low) & ~_not_decimal(high)
+    values = _join(low, np.multiply, _DECIMAL) + _join(high, np.multiply, _DECIMAL) * np.uint64(100_000_000)
+    values[negative] = 0
+    return values, fine
 
 
 def _not_decimal(words: Words) -> NDArray[np.bool_]:
@@ -168,13 +173,14 @@ def _not_decimal(words: Words) -> NDArray[np.bool_]:
     return wrong
 
 
-def _join(words: Words, weights: tuple[int, int, int]) -> Words:
-    """One number of the eight digits in each word, in place; every weight is the square of the one before."""
+def _join(words: Words, scale: np.ufunc, weights: tuple[int, int, int]) -> Words:
+    """One number of the eight digits in each word, in place: a pair is its first digit scaled by the first weight plus
+    its second, and so on with pairs and fours."""
     scratch = np.empty_like(words)
     masks = (0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0x00000000FFFFFFFF)
     for weight, shift, mask in zip(weights, (8, 16, 32), masks):
         np.right_shift(words, np.uint64(shift), out=scratch)
-        np.multiply(words, np.uint64(weight), out=words)
+        scale(words, np.uint64(weight), out=words)
         np.add(words, scratch, out=words)
         np.bitwise_and(words, np.uint64(mask), out=words)
     return words

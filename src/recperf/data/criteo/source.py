@@ -15,8 +15,8 @@ from ...errors import ConfigError, DataError
 from .config import CriteoConfig
 from .lines import MOST_LINE
 
-BLOCK = 1 << 19
-"""Bytes read at a time; larger blocks parse hardly faster."""
+BLOCK = 1 << 18
+"""Bytes read at a time; larger blocks parse no faster, as what is made of them leaves the caches."""
 _EDGE = 1 << 16
 _DAY = re.compile(r"day_([0-9]+)(\.gz)?")
 _TRAIN = ("train.txt", "train.txt.gz")

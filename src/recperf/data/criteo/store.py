@@ -30,6 +30,14 @@ class Rows:
     def __len__(self) -> int:
         return len(self.labels_N)
 
+    def take(self, order_N: NDArray[np.int64]) -> Rows:
+        """The same rows in another order."""
+        return Rows(
+            dense_ND=self.dense_ND.take(order_N, axis=0),
+            ids_NF=self.ids_NF.take(order_N, axis=0),
+            labels_N=self.labels_N.take(order_N),
+        )
+
 
 class CriteoStore:
     """All rows of a log behind one row number; rows train up to `train_rows` and validate from there on."""
