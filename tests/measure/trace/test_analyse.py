@@ -204,6 +204,19 @@ def test_kernels_without_launch_calls_are_found_through_their_operator() -> None
     assert found["operator_table"]["rows"][0]["device_self_ms"] == pytest.approx(0.01)
 
 
+def test_whole_microseconds_of_older_profilers_still_nest() -> None:
+    """The inner operator seems to end 1 us after the outer one, because both were cut to whole microseconds."""
+    found = explained([made.op("aten::linear", 0, 10), made.op("aten::mm", 2, 9), made.op("aten::relu", 11, 1)])
+    own = {row["name"]: round(1e3 * row["cpu_self_ms"], 6) for row in found["operator_table"]["rows"]}
+    assert own == {"aten::mm": 9, "aten::linear": 1, "aten::relu": 1}
+
+
+def test_a_range_that_begins_as_the_one_before_ends_is_beside_it() -> None:
+    parts = [made.around("recperf.part.a", 0.5, 50.001), made.around("recperf.part.b", 50.5, 40)]
+    found = explained([made.around("recperf.step#0", 0, 100), *parts])
+    assert {part["name"]: round(1e3 * part["host_ms"]) for part in found["parts"]} == {"a": 50, "b": 40, "other": 10}
+
+
 def test_the_busiest_of_several_devices_is_explained() -> None:
     found = explained(
         [

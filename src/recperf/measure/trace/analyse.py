@@ -170,7 +170,7 @@ def _parts(nesting: Nesting, window: Window) -> list[dict[str, Any]]:
         name = nesting.name_of_part(event)
         if name is None or event.thread != nesting.thread:
             continue
-        while stack and not holds(stack[-1], event):
+        while stack and not holds(stack[-1], event, nesting.rounding):
             stack.pop()
         length = event.end - event.start
         host[name] = host.get(name, 0.0) + length

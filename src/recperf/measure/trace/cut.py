@@ -23,6 +23,8 @@ ALWAYS, NEVER = -2, -1
 """Where an event stands that belongs to every cut (names of threads), or to none (outside the steps)."""
 _MARGIN = 0.97
 """Packed sizes are foreseen from the mean; a step may pack a little worse."""
+_SAMPLE = 20_000_000
+"""Characters packed to see how well a trace packs."""
 Event = dict[str, Any]
 
 
@@ -65,15 +67,20 @@ class _Plan:
         self.source = source
         self.calls: dict[int, float] = {}
         self.ranges: dict[int, float] = {}
-        found: list[Host] = find_steps(collect(self._first_pass((steps_name, STEP_OF_TORCH)), source).host, steps_name)
+        ends: defaultdict[tuple[str, str], dict[str, Event]] = defaultdict(dict)
+        found: list[Host] = find_steps(
+            collect(self._first_pass((steps_name, STEP_OF_TORCH), ends), source).host, steps_name
+        )
         self.starts = [step.start for step in found]
         self.end = found[-1].end if found else math.inf
-        self.flows: dict[tuple[str, str], int] = {}
+        self.flows = {name: self._step_of_arrow(pair) for name, pair in ends.items()}
         self.header: Event = {}
 
-    def _first_pass(self, names: tuple[str, ...]) -> Iterator[Event]:
-        """Notes when calls were made, and yields the events that may be steps."""
+    def _first_pass(self, names: tuple[str, ...], ends: dict[tuple[str, str], dict[str, Event]]) -> Iterator[Event]:
+        """Notes when calls were made and where arrows end, and yields the events that may be steps."""
         for event in Scan(self.source).events():
+            if event.get("ph") in ("s", "f"):
+                ends[_flow(event)][event["ph"]] = event
             args = event.get("args")
             kind = KINDS.get(str(event.get("cat", "")).lower())
             if not isinstance(args, dict) or not isinstance(event.get("ts"), int | float):
@@ -100,25 +107,21 @@ class _Plan:
             time = self.calls.get(event.get("id", NEVER), time)
         return bisect_right(self.starts, time) - 1 if time <= self.end else NEVER
 
+    def _step_of_arrow(self, ends: dict[str, Event]) -> int:
+        """The later of its ends; none without both of them inside steps."""
+        steps = [self.step_of(event) for event in ends.values()]
+        return max(steps) if len(steps) == 2 and min(steps) >= 0 else NEVER
+
     def events(self) -> Iterator[tuple[Event, int]]:
-        """Every event with its step; an arrow stands with the later of its two ends, one without both with none."""
+        """Every event with its step."""
         scan = Scan(self.source)
         for event in scan.events():
-            step = self.step_of(event)
-            if event.get("ph") in ("s", "f"):
-                step = self.flows.get(_flow(event), NEVER)
-            yield event, step
+            arrow = event.get("ph") in ("s", "f")
+            yield event, self.flows.get(_flow(event), NEVER) if arrow else self.step_of(event)
         self.header = {name: value for name, value in scan.header.items() if name != "traceName"}
 
     def weigh(self, packed: bool) -> tuple[_Sizes, float]:
         """What every step takes, and what packing makes of a character."""
-        ends: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        for event in Scan(self.source).events():
-            if event.get("ph") in ("s", "f"):
-                ends[_flow(event)][event["ph"]] = self.step_of(event)
-        for name, steps in ends.items():
-            whole = len(steps) == 2 and min(steps.values()) >= 0
-            self.flows[name] = max(steps.values()) if whole else NEVER
         sizes = _Sizes(max(1, len(self.starts)))
         packer = zlib.compressobj(6)
         before = after = 0
@@ -130,7 +133,7 @@ class _Plan:
                 sizes.outside += len(text) + 2
             else:
                 sizes.steps[step] += len(text) + 2
-            if packed:
+            if packed and before < _SAMPLE:
                 before += len(text)
                 after += len(packer.compress(text.encode()))
         sizes.fixed += len(_text(self.header)) + 100

@@ -100,13 +100,13 @@ def _callers(trace: Trace, nesting: Nesting, window: Window, waits: list[int]) -
         call = nesting.events[index]
         if call.thread not in frames:
             own = (frame for frame in trace.python if frame.thread == call.thread and _is_users(frame.name))
-            frames[call.thread] = Innermost(own)
+            frames[call.thread] = Innermost(own, nesting.rounding)
         operator = nesting.outermost(index, "op")
         part, frame = nesting.part[index], frames[call.thread].at(call.start)
         said = [nesting.events[operator].name] if operator != NONE else []
         said += [f"part {part}"] if part else []
         said += [frame.name] if frame else []
-        groups[call.name, ", ".join(said) or "unknown: the trace has no operator or stack around it"].append(call)
+        groups[call.name, ", ".join(said) or "no operator, part or stack around it"].append(call)
     rows: list[dict[str, Any]] = [
         {
             "what": what,

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from .read import STEP_OF_TORCH, Device, Host, Trace
 
 ROUNDING = 0.002
-"""Microseconds by which a child may outlast its parent: files keep three decimals."""
+"""Microseconds by which a child may seem to outlast its parent: files keep three decimals."""
+WHOLE = 1.0
+"""The same in files of older profilers, which cut start and length to whole microseconds."""
 NONE = -1
 _AUTOGRAD = "autograd::"
 _INPUT_PART = re.compile(r"(?:.*_)?data$")
@@ -24,7 +26,8 @@ class Nesting:
     def __init__(self, trace: Trace, *, steps_name: str, parts_prefix: str) -> None:
         self.prefix = parts_prefix
         self.events = sorted(trace.host, key=lambda event: (event.thread, event.start, -event.end))
-        self.parent = _parents(self.events)
+        self.rounding = _rounding(self.events)
+        self.parent = _parents(self.events, self.rounding)
         self.steps = find_steps(trace.host, steps_name)
         self.thread = self.steps[0].thread if self.steps else _busiest_thread(self.events)
         self.part = self._parts()
@@ -84,7 +87,7 @@ class Nesting:
         helpers = {event.thread for event in self.events if event.name.startswith(_AUTOGRAD)} - {self.thread}
         if helpers:
             own = (event for event in self.events if event.thread == self.thread and self.name_of_part(event))
-            waiting = Innermost(own)
+            waiting = Innermost(own, self.rounding)
             for index, event in enumerate(self.events):
                 if part[index] is None and event.thread in helpers:
                     found = waiting.at(event.start)
@@ -95,9 +98,9 @@ class Nesting:
 class Innermost:
     """Which of some nested events of one thread is the innermost at a time."""
 
-    def __init__(self, events: Iterable[Host]) -> None:
+    def __init__(self, events: Iterable[Host], rounding: float = ROUNDING) -> None:
         self.events = sorted(events, key=lambda event: (event.start, -event.end))
-        self.parent = _parents(self.events)
+        self.parent = _parents(self.events, rounding)
         self.starts = [event.start for event in self.events]
 
     def at(self, time: float) -> Host | None:
@@ -107,20 +110,24 @@ class Innermost:
         return None if index == NONE else self.events[index]
 
 
-def _parents(events: list[Host]) -> list[int]:
+def _rounding(events: list[Host]) -> float:
+    return WHOLE if all(event.start.is_integer() and event.end.is_integer() for event in events) else ROUNDING
+
+
+def _parents(events: list[Host], rounding: float) -> list[int]:
     """For events in order of thread, start and falling end: the index of the one that encloses each."""
     parent: list[int] = []
     stack: list[int] = []
     for index, event in enumerate(events):
-        while stack and not holds(events[stack[-1]], event):
+        while stack and not holds(events[stack[-1]], event, rounding):
             stack.pop()
         parent.append(stack[-1] if stack else NONE)
         stack.append(index)
     return parent
 
 
-def holds(outer: Host, inner: Host) -> bool:
-    return outer.thread == inner.thread and outer.end > inner.start and outer.end + ROUNDING >= inner.end
+def holds(outer: Host, inner: Host, rounding: float) -> bool:
+    return outer.thread == inner.thread and outer.end > inner.start and outer.end + rounding >= inner.end
 
 
 def find_steps(host: Iterable[Host], steps_name: str) -> list[Host]:

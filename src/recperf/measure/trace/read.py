@@ -31,6 +31,8 @@ KINDS = {
 }
 """The profiler's categories, those of its first years too, lower-cased, and what they are to us."""
 
+SILENT = {"gpu_user_annotation", "trace", "overhead", "cuda_sync", "cuda_profiler_range"}
+"""The profiler's own, which repeat what other events say."""
 DEVICE = ("kernel", "copy", "set")
 STEP_OF_TORCH = "ProfilerStep"
 
@@ -84,7 +86,7 @@ class Trace:
     events: int = 0
     """Events in the file."""
     ignored: int = 0
-    """Of those, the ones that are neither read nor bookkeeping of the viewer."""
+    """Of those, stretches of time of unknown kinds, or without usable times."""
 
 
 def read(path: Path, *, largest: int = LARGEST) -> Trace:
@@ -102,7 +104,10 @@ def collect(events: Iterable[dict[str, Any]], path: Path) -> Trace:
         trace.events += 1
         if event.get("ph") != "X":
             continue
-        kind = KINDS.get(str(event.get("cat", "")).lower())
+        category = str(event.get("cat", "")).lower()
+        if category in SILENT:
+            continue
+        kind = KINDS.get(category)
         start, length = _number(event.get("ts")), _number(event.get("dur", 0))
         if kind is None or start is None or length is None or length < 0:
             trace.ignored += 1

@@ -43,7 +43,7 @@ def record(step: Callable[[int], object], steps: int, path: Path, cuda: bool) ->
     """
     require_writable(path.parent)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    profiler = profile(activities=activities, record_shapes=True, with_flops=True)
+    profiler = profile(activities=activities, record_shapes=True)
     with _without_chatter():
         profiler.start()
     before = listen(_Ranges())

@@ -1,0 +1,111 @@
+"""What a real device's trace must show; skipped where there is none."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.measure.spans import span
+from recperf.measure.stalls import stalls
+from recperf.measure.trace.analyse import analyse
+from recperf.measure.trace.cut import write_cut
+from recperf.measure.trace.read import read
+from recperf.measure.trace.record import record
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps with a pageable copy, a graph of three products, an eager backward pass and an item()."""
+    weight = torch.randn(512, 512, device="cuda")
+    leaf = torch.randn(512, 512, device="cuda", requires_grad=True)
+    given = torch.zeros(512, 512, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        (given @ weight).relu()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = given
+        for _ in range(3):
+            made = made @ weight
+
+    def step(index: int) -> None:
+        with span("data"):
+            given.copy_(torch.randn(512, 512))
+        with span("forward"):
+            graph.replay()
+        with span("backward"):
+            loss = (leaf * given).sum()
+            loss.backward()
+        with span("loss"):
+            loss.item()
+
+    for _ in range(5):
+        step(0)
+    path = tmp_path_factory.mktemp("trace") / "trace.json.gz"
+    record(step, 8, path, cuda=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(trace: Path) -> dict[str, Any]:
+    return analyse(read(trace))
+
+
+def test_kernels_of_a_graph_belong_to_its_launch(found: dict[str, Any]) -> None:
+    parts = {part["name"]: part for part in found["parts"]}
+    assert parts["forward"]["launches"] == 1
+    assert parts["forward"]["kernels"] >= 3
+    assert parts["backward"]["kernels"] >= 3
+    assert parts["backward"]["device_ms"] > 0
+    assert parts["other"]["kernels"] == 0
+    assert all(row["part"] for row in found["kernels"]["rows"])
+
+
+def test_device_time_adds_up(found: dict[str, Any]) -> None:
+    idle = found["idle"]
+    assert idle["busy_ms"] + idle["idle_ms"] == pytest.approx(idle["wall_ms"])
+    assert sum(idle["causes"].values()) == pytest.approx(idle["idle_ms"])
+    assert idle["causes"]["input wait"] > 0
+    assert any("aten::item" in row["caller"] and "loss" in row["caller"] for row in idle["syncs"])
+    assert sum(part["device_ms"] for part in found["parts"]) == pytest.approx(idle["busy_ms"], rel=0.2)
+
+
+def test_the_copy_from_pageable_memory_is_seen(found: dict[str, Any]) -> None:
+    rows = {row["kind"]: row for row in found["transfers"]}
+    assert rows["host to device"]["pinned"] is False
+    assert rows["host to device"]["bytes"] == 512 * 512 * 4
+    assert rows["device to host"]["bytes"] == 4
+
+
+def test_a_cut_keeps_the_kernels_of_its_steps(trace: Path, found: dict[str, Any], tmp_path: Path) -> None:
+    size = trace.stat().st_size / 1e6
+    said = write_cut(trace, tmp_path / "cut.json.gz", 0.6 * size)
+    assert 1 <= said["steps_kept"] < 8
+    assert analyse(read(tmp_path / "cut.json.gz"))["kernels"]["count"] == found["kernels"]["count"]
+
+
+@pytest.mark.skipif(shutil.which("ncu") is None, reason="needs ncu")
+def test_stalls_of_a_kernel_that_waits_for_memory(tmp_path: Path) -> None:
+    big = "torch.zeros(1 << 27, device='cuda')"
+
+    def step(index: int) -> None:
+        torch.relu(torch.zeros(1 << 27, device="cuda"))
+
+    record(step, 1, tmp_path / "t.json", cuda=True)
+    rows = analyse(read(tmp_path / "t.json"))["kernels"]["rows"]
+    name = next(row["name"] for row in rows if "elementwise" in row["name"])
+    result = stalls([sys.executable, "-c", f"import torch; torch.relu({big}); torch.cuda.synchronize()"], [name])
+    if "missing" in result and "no kernel" not in result["missing"]:
+        pytest.skip(result["missing"])
+    (row,) = result["kernels"][:1]
+    assert row["samples"] > 0
+    assert sum(row["reasons"].values()) == pytest.approx(1.0)
+    assert row["dram_percent"] > 30
