@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,19 @@ def test_batches_are_what_models_read(store: CriteoStore) -> None:
     ids, offsets = batch.features["c3"]
     assert torch.equal(offsets, torch.arange(33))
     assert rows_of(batch)[0][13 * 4 :][2 * 4 : 3 * 4] == int(ids[0]).to_bytes(4, "little")
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    synthesize.write(tmp_path / "train.txt", lines=12_000)
+    store = CriteoStore.open(CriteoConfig(path=tmp_path, cache=tmp_path / "cache"))
+    made = order(store, block_rows=64, group_blocks=8)
+    group = 512 * 157
+    for iterate in (lambda: made.batches(0), made.cut):
+        tracemalloc.start()
+        assert sum(len(batch) for batch in iterate()) == made.rows > 20 * 512
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 5 * group
 
 
 def test_leaving_an_epoch_early_is_no_trouble(store: CriteoStore) -> None:
