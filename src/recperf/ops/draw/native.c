@@ -7,6 +7,9 @@
 enum { UNIFORM, GAUSSIAN, ZIPF, REPLAY };
 enum { CHUNK = 128, LANES = 16 };
 
+/* A word is a long chain of instructions that wait for each other: several chains at a time keep the core busy. */
+#define SEVERAL _Pragma("GCC unroll 4")
+
 typedef struct {
     const int64_t *rows, *most, *first, *factor, *shift, *edges, *known, *part;
     const double *slope, *start;
@@ -66,6 +69,7 @@ static void draw_some(const plan *p, int64_t f, uint32_t counter, int64_t count,
         uint32_t words[CHUNK];
         const int64_t left = count - begin < CHUNK ? count - begin : CHUNK;
         int64_t *out = ids + begin;
+        SEVERAL
         for (int64_t i = 0; i < left; i++) words[i] = draw(first, second, counter + (uint32_t)(begin + i));
         if (p->kind == UNIFORM)
             for (int64_t i = 0; i < left; i++) out[i] = (int64_t)(((uint64_t)words[i] * rows) >> 32);
@@ -121,6 +125,7 @@ void add_up(int64_t *offsets, int64_t bags) {
 
 static int64_t sum_scores(const int64_t *ids, int64_t count, uint32_t first, uint32_t second) {
     int64_t total = 0;
+    SEVERAL
     for (int64_t i = 0; i < count; i++) total += (int32_t)mix(mix((uint32_t)ids[i] ^ first) + second) >> 8;
     return total;
 }
@@ -150,8 +155,7 @@ static float draw_dense(const plan *p, uint32_t counter, float *dense) {
     const uint32_t first = p->key[0], second = p->key[1];
     const float scale = p->dense_scale, *weights = p->weights;
     const int64_t count = p->dense;
-    /* A word is a long chain of instructions that wait for each other: several chains at a time keep the core busy. */
-#pragma GCC unroll 4
+    SEVERAL
     for (int64_t i = 0; i < count; i++)
         dense[i] = (float)((int32_t)draw(first, second, counter + (uint32_t)i) >> 8) * scale;
     float lanes[LANES] = {0}, total = 0;
