@@ -50,12 +50,19 @@ def bag_backward_dense(ids: int, bags: int, dim: int, rows: int) -> Cost:
     return Cost(ids * dim, FLOAT * rows * dim + bags * FLOAT * dim + ids * (INDEX + 2 * FLOAT * dim))
 
 
-def sparse_update(ids: int, unique: int, dim: int, *, state: bool) -> Cost:
-    """Reads a gradient row an id, reads and writes a table row (and its state) for each different row."""
-    moved = FLOAT * dim * (ids + 2 * unique) + INDEX * ids + (2 * FLOAT * unique if state else 0)
+def sparse_update(ids: int, unique: int, dim: int, *, state: int, bags: int | None = None) -> Cost:
+    """Reads a gradient row a bag (where bags are not counted, an id), reads and writes a table row and its `state`
+    numbers for each different row."""
+    gradients = ids if bags is None else bags
+    moved = FLOAT * dim * (gradients + 2 * unique) + INDEX * ids + 2 * FLOAT * unique * state
     return Cost(dim * (ids + (5 if state else 2) * unique), moved)
+
+
+def dense_update(parameters: int, *, states: int, flops: int) -> Cost:
+    """Reads weight, gradient and states, writes weight and states."""
+    return Cost(flops * parameters, (3 + 2 * states) * FLOAT * parameters)
 
 
 def adamw_update(parameters: int) -> Cost:
     """Reads weight, gradient and two moments, writes weight and moments; about 14 FLOPs a parameter."""
-    return Cost(14 * parameters, 7 * FLOAT * parameters)
+    return dense_update(parameters, states=2, flops=14)

@@ -11,12 +11,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .cost import Cost
-from .spans import StepClock
+from .device_clock import step_clock
 
 SCHEMA = 1
 FORWARD = ("hash", "bottom", "embedding", "interaction", "top", "loss")
 Step = Callable[[Iterator[Any], int], Any]
 """Takes the next batch and trains on it."""
+Reading = tuple[int, dict[str, int]]
+"""The wall time of a step and its parts, in ns."""
+ClockedStep = Callable[[Iterator[Any]], Reading]
 
 
 class Order(Protocol):
@@ -52,8 +55,10 @@ class Window:
         rows_of: Callable[[Any], Tensor],
         cost_of: Callable[[int, int], dict[str, Cost]],
         sync: Callable[[], None] | None,
+        clocked_step: ClockedStep | None = None,
     ) -> None:
         self.step, self.rows_of, self.cost_of, self.sync = step, rows_of, cost_of, sync
+        self.clocked_step = clocked_step or self._clocked
         self.batches = _endless(order, first_epoch)
         self.warmup = 0
         self.clocked: list[tuple[int, dict[str, int]]] = []
@@ -72,10 +77,7 @@ class Window:
         for _ in range(steps):
             self.plain.append(_plain(self.step, self.batches, self.sync))
             kept = _Kept(self.batches)
-            clock = StepClock(self.sync)
-            clock.begin()
-            self.step(kept, 0)
-            self.clocked.append(clock.end())
+            self.clocked.append(self.clocked_step(kept))
             # Looked at after the clock stopped, so that counting rows costs no step anything.
             used = self.rows_of(kept.last).cpu()
             different = torch.unique(used)
@@ -83,6 +85,14 @@ class Window:
             self.lookups += used.numel()
             self.unique += different.numel()
             self.samples = len(kept.last)
+
+    def _clocked(self, batches: Iterator[Any]) -> Reading:
+        clock = step_clock(self.sync)
+        if self.sync:
+            self.sync()
+        clock.begin()
+        self.step(batches, 0)
+        return clock.end()
 
     def touched_bytes(self, row_bytes: int) -> int:
         """What the clocked steps really touched of the tables: each different row once."""

@@ -9,7 +9,6 @@ of their parents, and what no span covered to "other", so that the parts of a st
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Protocol
@@ -68,11 +67,9 @@ def listen(listener: Listener | None) -> Listener | None:
 
 
 class StepClock:
-    """Books the time of a step to the spans inside it."""
+    """Books the time of a step to the spans inside it, by the host's clock; `device_clock` has the one for a GPU."""
 
-    def __init__(self, sync: Callable[[], None] | None = None) -> None:
-        self._sync = sync
-        """Waits for the device, so that queued work is booked to the span that queued it. None on a CPU."""
+    def __init__(self) -> None:
         self._stack: list[str] = []
         self._parts: dict[str, int] = {}
         self._mark = 0
@@ -80,8 +77,6 @@ class StepClock:
         self._before: Listener | None = None
 
     def begin(self) -> None:
-        if self._sync:
-            self._sync()
         self._stack, self._parts = ["other"], {}
         self._before = listen(self)
         self._began = self._mark = perf_counter_ns()
@@ -101,8 +96,6 @@ class StepClock:
         self._stack.pop()
 
     def _book(self) -> None:
-        if self._sync:
-            self._sync()
         now, name = perf_counter_ns(), self._stack[-1]
         self._parts[name] = self._parts.get(name, 0) + now - self._mark
         self._mark = now

@@ -12,19 +12,24 @@ from ..measure.cost import (
     adamw_update,
     bag_backward_dense,
     bag_forward,
+    dense_update,
     mlp_backward,
     mlp_forward,
     sparse_update,
 )
 from .config import DLRMConfig
 
+OPTIMIZERS = {"sgd": (0, 2), "adagrad": (1, 6), "rowwise-adagrad": (1, 6), "adamw": (2, 14)}
+"""Numbers a dense optimizer keeps for a parameter, and FLOPs it needs for one."""
 
-def dlrm_step(config: DLRMConfig, batch: int, *, unique: int | None = None) -> dict[str, Cost]:
-    """A training step with dense table gradients and AdamW for everything, an id a bag.
 
-    `unique` rows among the ids of a batch; none: as many as there are ids or rows to be had.
+def dlrm_step(config: DLRMConfig, batch: int, *, unique: int | None = None, ids: int | None = None) -> dict[str, Cost]:
+    """A training step with dense table gradients and AdamW for everything.
+
+    `ids` in a batch; none: one a bag. `unique` rows among them; none: as many as there are ids or rows to be had.
     """
-    bags = ids = batch * len(config.features)
+    bags = batch * len(config.features)
+    ids = bags if ids is None else ids
     most = sum(min(batch, rows) for rows in config.rows)
     return {
         **_forward(config, batch, ids, most if unique is None else unique),
@@ -45,6 +50,39 @@ def hashed_dlrm_step(
         "embedding_backward": Cost(0, round(ids * (INDEX + 2 * 4))),
         "dense_update": adamw_update(config.mlp_parameters),
         "sparse_update": sparse_update(round(ids), round(unique), config.dim, state=adagrad),
+    }
+
+
+def sparse_dlrm_step(config: DLRMConfig, batch: int, *, ids: int, unique: int, optimizer: str) -> dict[str, Cost]:
+    """A training step with a table a feature, sparse updates, and one optimizer for everything; drawn data counted."""
+    bags = batch * len(config.features)
+    states, flops = OPTIMIZERS[optimizer]
+    kept = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, config.dim)
+    return {
+        "data": Cost(0, batch_bytes(config, batch, ids)),
+        **_forward(config, batch, ids, unique),
+        **_backward(config, batch),
+        "embedding_backward": Cost(0, ids * (2 * INDEX + 2 * 4)),
+        "sparse_update": sparse_update(ids, unique, config.dim, state=kept, bags=bags),
+        "dense_update": dense_update(config.mlp_parameters, states=states, flops=flops),
+    }
+
+
+def batch_bytes(config: DLRMConfig, batch: int, ids: int) -> int:
+    """Of a batch: dense features, labels, ids and offsets."""
+    return FLOAT * batch * (config.dense + 1) + INDEX * (ids + batch * len(config.features) + 1)
+
+
+def sparse_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int, optimizer: str) -> dict[str, int]:
+    """Bytes a training step holds: no gradient of the tables, what the optimizer keeps of a row or a number."""
+    mlps = FLOAT * config.mlp_parameters
+    states, _ = OPTIMIZERS[optimizer]
+    kept = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, config.dim)
+    return {
+        "parameters": FLOAT * config.table_parameters + mlps,
+        "optimizer": FLOAT * sum(config.rows) * kept + states * mlps,
+        "gradients": mlps,
+        "activations": _activations(config, batch) + ids * (3 * INDEX + 3 * 4) + batch_bytes(config, batch, ids),
     }
 
 

@@ -44,7 +44,7 @@ class SparseGradients(Embeddings):
 
     def group_ahead(self, ids_V: Tensor, features: JaggedFeatures) -> None:
         """Where there is a second queue, sort the ids while the step goes on; the update is who needs it."""
-        if self.lanes.on and self.group_early and not self.used:
+        if self.lanes.on and self.training and self.group_early and not self.used:
             with self.lanes.aside("ids", ids_V):
                 self._grouped = self._group(Used(ids_V, features.offsets_FB1, ids_V))
 

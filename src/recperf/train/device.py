@@ -23,6 +23,8 @@ class Settings:
     threads: int
     onednn: bool
     reasons: dict[str, str]
+    tf32: bool = False
+    """Whether a GPU may take float32 products in tf32."""
 
     @property
     def sync(self) -> Callable[[], None] | None:
@@ -69,13 +71,16 @@ def _device(asked: str) -> tuple[torch.device, str]:
 def applied(settings: Settings) -> Iterator[None]:
     """Use the settings inside, and put back what was there before."""
     threads, onednn = torch.get_num_threads(), bool(torch.backends.mkldnn.enabled)
+    tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.set_num_threads(settings.threads)
     allow_onednn(settings.onednn)
+    torch.backends.cuda.matmul.allow_tf32 = settings.tf32
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         allow_onednn(onednn)
+        torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 def allow_onednn(allowed: bool) -> None:

@@ -35,7 +35,19 @@ class Model(Protocol):
 
 
 class Optimizer(Protocol):
-    def step(self, learning_rate: float) -> None: ...
+    def step(self, learning_rate: float | Tensor) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class WholeStep(Protocol):
+    def __call__(self, batches: Iterator[Any], rate: float) -> tuple[Tensor, int]: ...
+
+    def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:
+        """The same with a clock inside: the step's time and its parts, in ns."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,8 @@ class Recipe:
     max_steps: int = 0
     micro_batches: int = 1
     """Slices a batch is taken in; their gradients add up to the batch's."""
+    whole_step: WholeStep | None = None
+    """Takes a step in one piece, as a CUDA graph does; none: part by part, as `take_step` has it."""
 
     @property
     def steps(self) -> int:
@@ -83,6 +97,8 @@ class Recipe:
 
 def take_step(recipe: Recipe, batches: Iterator[Any], step: int) -> tuple[Tensor, int]:
     """One training step on the next batch: its loss and how many samples it had."""
+    if recipe.whole_step:
+        return recipe.whole_step(batches, recipe.learning_rate(step))
     with span("data"):
         batch = next(batches)
         parts = slices(batch, recipe.micro_batches)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import GateFailed
+from ..measure.device_clock import EventClock, step_clock
 from ..measure.spans import StepClock
 from .loop import Model, Position
 
@@ -72,7 +73,7 @@ class StepTimer:
     steps: int = 0
     _began: int = 0
     _epoch: int = 0
-    _clock: StepClock | None = None
+    _clock: StepClock | EventClock | None = None
 
     @classmethod
     def for_training(cls, steps: int, *, emit: Emit, seed: int, sync: Callable[[], None] | None) -> StepTimer:
@@ -90,7 +91,7 @@ class StepTimer:
             self._epoch = 0
         # On a GPU an unsynchronised step ends before its work does, so only clocked steps are timed there.
         if self.steps >= self.warmup and step % self.every == 0:
-            self._clock = StepClock(self.sync)
+            self._clock = step_clock(self.sync)
             self._clock.begin()
         self._began = perf_counter_ns()
 

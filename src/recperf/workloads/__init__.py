@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ..errors import UsageError, closest
 from .base import Workload
+from .dlrm import DLRM_WORKLOAD
 from .micro_dlrm import MICRO_DLRM
 from .micro_dlrm_dram import MICRO_DLRM_DRAM
 
 WORKLOADS: dict[str, Workload] = {
     "micro-dlrm": MICRO_DLRM,
     "micro-dlrm-dram": MICRO_DLRM_DRAM,
+    "dlrm": DLRM_WORKLOAD,
 }
 
 

@@ -119,7 +119,9 @@ class ClickTrial(KeptTrial):
 
 def largest_product(model: DLRMConfig, batch: int) -> int:
     """FLOPs of the largest matrix product of a step."""
-    stacks = (model.bottom, model.top_widths)
+    stacks = [model.bottom, model.top_widths]
+    if model.interaction == "dcn":
+        stacks.append((model.interaction_width, model.cross_rank))
     return max(2 * batch * before * after for widths in stacks for before, after in zip(widths, widths[1:]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from ..measure.explain import explain, part_ms
-from ..measure.profile import Window
+from ..measure.profile import ClockedStep, Window
 from ..runs.record import Run
 from ..train.loop import Recipe, take_step
 from .base import Prepared, Trial
@@ -61,7 +61,16 @@ def open_window(prepared: Prepared, trial: Trial, recipe: Recipe, *, later: int 
         rows_of=trial.rows_of,
         cost_of=prepared.step_cost,
         sync=prepared.settings.sync,
+        clocked_step=_inside(recipe),
     )
+
+
+def _inside(recipe: Recipe) -> ClockedStep | None:
+    """How to clock a step that is one piece; none where spans tell its parts apart."""
+    whole = recipe.whole_step
+    if whole is None:
+        return None
+    return lambda batches: whole.clocked(batches, recipe.learning_rate(recipe.steps - 1))
 
 
 def close_window(window: Window, prepared: Prepared, peaks: dict[str, Any] | None) -> dict[str, Any]:

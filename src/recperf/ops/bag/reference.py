@@ -20,7 +20,7 @@ def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
 
 
 def stacked_rows(ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None) -> Tensor:
-    """The row of the stacked tables each id means: bags of a feature lie together, and its table begins at its start."""
+    """The row of the stacked tables each id means; the bags of a feature lie together."""
     if starts_F is None:
         return ids_V
     bags_a_feature = (offsets_B1.numel() - 1) // starts_F.numel()

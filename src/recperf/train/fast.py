@@ -1,0 +1,115 @@
+"""Switches resolved for a device: what is on, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..errors import MachineError
+from ..ops.triton_problem import problem
+from .fast_config import FastConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """The ways taken."""
+
+    input: str
+    graph: bool
+    precision: str
+    embedding: bool
+    interaction: bool
+    mlp: bool
+    optimizer: bool
+    scatter: bool
+    reasons: dict[str, str]
+
+    @property
+    def low(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+
+
+def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int, sgd: bool) -> Switches:
+    """`drawn`: batches are made up, not read; `slices`: parts a batch is taken in; `sgd`: the tables' optimizer."""
+    cuda = device.type == "cuda"
+    reasons: dict[str, str] = {}
+
+    def decided(name: str, value: str, why: str) -> str:
+        reasons[name] = f"{value}: {why}"
+        return value
+
+    if fast.input != "auto":
+        if fast.input == "device" and not drawn:
+            raise MachineError("rows of a file cannot be drawn on the device", fix="--fast.input pinned")
+        source = decided("input", fast.input, "asked for")
+    elif drawn:
+        source = decided("input", "device", "batches are made up where they are used")
+    else:
+        source = decided("input", "pinned" if cuda else "pageable", "rows are read from files")
+    graph = _graph(fast, cuda, slices, decided)
+    precision = _precision(fast, cuda, decided)
+    ways = {}
+    for name in ("embedding", "interaction", "mlp", "optimizer"):
+        ways[name] = _way(name, getattr(fast, name), device, decided)
+    scatter = cuda and ways["embedding"] and sgd and not fast.deterministic
+    decided("deterministic", "no" if scatter else "yes", "asked for" if scatter else _why_deterministic(fast, sgd))
+    return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=reasons, **ways)
+
+
+def _graph(fast: FastConfig, cuda: bool, slices: int, decided: object) -> bool:
+    assert callable(decided)
+    lack = "no GPU" if not cuda else "a batch is taken in slices" if slices > 1 else ""
+    if fast.graph == "on" and lack:
+        raise MachineError(f"a step cannot be a CUDA graph: {lack}", fix="--fast.graph off")
+    if fast.graph != "auto":
+        return bool(decided("graph", fast.graph, "asked for") == "on")
+    return bool(decided("graph", "off" if lack else "on", lack or "a GPU, and shapes that do not change") == "on")
+
+
+def _precision(fast: FastConfig, cuda: bool, decided: object) -> str:
+    assert callable(decided)
+    if fast.precision != "auto":
+        if fast.precision == "tf32" and not cuda:
+            raise MachineError("a CPU has no tf32", fix="--fast.precision float32")
+        return str(decided("precision", fast.precision, "asked for"))
+    if cuda and torch.cuda.get_device_capability()[0] >= 8:
+        return str(decided("precision", "tf32", "a GPU with tf32: products of 10-bit mantissas, sums in float32"))
+    return str(decided("precision", "float32", "a CPU" if not cuda else "a GPU without tf32"))
+
+
+def _way(name: str, asked: str, device: torch.device, decided: object) -> bool:
+    """Whether a part is fused."""
+    assert callable(decided)
+    cpu = device.type == "cpu"
+    if cpu and name in ("embedding", "optimizer"):
+        lack = None
+    elif cpu:
+        lack = "no gain on a CPU"
+    else:
+        lack = problem(device)
+    if asked == "fused" and lack and not cpu:
+        raise MachineError(f"the fused {name} cannot be used: {lack}", fix=f"--fast.{name} plain")
+    if asked != "auto":
+        return bool(decided(name, asked, "asked for") == "fused")
+    return bool(decided(name, "plain" if lack else "fused", lack or f"on {device.type}") == "fused")
+
+
+def _why_deterministic(fast: FastConfig, sgd: bool) -> str:
+    if fast.deterministic:
+        return "asked for"
+    return "no way here varies from run to run" if sgd else "Adagrad needs each row's whole gradient, hence sorted ids"
+
+
+def plain(fast: FastConfig) -> FastConfig:
+    """Every switch at its plain position: batches from the host, an operator at a time, float32."""
+    return replace(
+        fast,
+        input="pageable",
+        graph="off",
+        precision="float32",
+        embedding="plain",
+        interaction="plain",
+        mlp="plain",
+        optimizer="plain",
+    )

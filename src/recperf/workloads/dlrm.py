@@ -1,0 +1,274 @@
+"""dlrm: the classic DLRM and DLRM-DCNv2, on made-up batches or Criteo; the profiling experiment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..config import require, within
+from ..data.criteo.config import DENSE, KEYS, CriteoConfig
+from ..data.random_config import RandomBagsConfig
+from ..errors import ConfigError
+from ..measure.cost import FLOAT
+from ..models.config import DLRMConfig
+from ..models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
+from ..runs.contract import Claim, budget_sums, known_machine, quality_target
+from ..train.config import DLRMTrainConfig, TargetConfig
+from ..train.fast_config import FastConfig
+from .base import Estimate, TrialsConfig, Workload
+
+if TYPE_CHECKING:
+    from .dlrm_build import PreparedDLRM
+
+KAGGLE_ROWS = (
+    1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992, 5_461_306,
+    10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
+)  # fmt: skip
+"""Different categories of each column in the Kaggle data."""
+DCNV2_ROWS = (
+    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938,
+    155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
+)  # fmt: skip
+DCNV2_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+"""Ids a sample has in each table of MLPerf's DLRM-DCNv2: 214 in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMModelConfig:
+    rows: tuple[int, ...] = (4, 3, 2)
+    """Rows of each table; as many tables as numbers."""
+    row_scale: float = 1.0
+    """Rows are multiplied by this, so that a large model fits a smaller machine; each table keeps at least 2."""
+    dim: int = 64
+    """Width of a table row."""
+    bottom: tuple[int, ...] = (512, 512, 64)
+    """Widths of the bottom MLP, the number of dense features first."""
+    top: tuple[int, ...] = (1024, 1024, 1024, 1)
+    """Widths of the top MLP after the interaction; the last is 1."""
+    interaction: Literal["dot", "concat", "dcn"] = "dot"
+    """How dense and sparse vectors meet: by pairwise dot products, side by side, or through DCNv2's cross layers."""
+    diagonal: bool = False
+    """With dot: also each vector with itself."""
+    cross_layers: int = 3
+    """With dcn: how many cross layers."""
+    cross_rank: int = 512
+    """With dcn: width between the two matrices of a cross layer."""
+    table_init_std: float = 0.0
+    """Standard deviation of the initial table rows; 0 means uniform in +-1/sqrt(rows of the table)."""
+
+    def __post_init__(self) -> None:
+        require(len(self.rows) >= 1, "model.rows", self.rows, "at least one number")
+        within(1e-9, self.row_scale, 1e6, "model.row_scale")
+        self.dlrm()
+
+    def dlrm(self, features: tuple[str, ...] | None = None) -> DLRMConfig:
+        """The model as the family describes it, rows scaled."""
+        scaled = self.rows if self.row_scale == 1 else tuple(max(2, round(r * self.row_scale)) for r in self.rows)
+        return DLRMConfig(
+            features=features or tuple(f"t{index}" for index in range(1, len(scaled) + 1)),
+            rows=scaled,
+            dim=self.dim,
+            bottom=self.bottom,
+            top=self.top,
+            interaction=self.interaction,
+            diagonal=self.diagonal,
+            cross_layers=self.cross_layers,
+            cross_rank=self.cross_rank,
+            table_init_std=self.table_init_std,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMDataConfig(RandomBagsConfig):
+    source: Literal["random", "criteo"] = "random"
+    """Made-up batches, or a Criteo click log; `recperf data make criteo` makes one up."""
+    path: Path | None = None
+    """With source criteo: the log's file, or a folder with train.txt (Kaggle) or day_0, day_1, ... (Terabyte)."""
+    layout: Literal["auto", "kaggle", "terabyte"] = "auto"
+    """With source criteo: how the files are laid out; auto looks at the names."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """With source criteo: what a malformed line does: stop names it and ends, skip leaves it out and counts it."""
+    holdout: float = 1 / 7
+    """With source criteo: share of the rows, the last ones, that validates; several days validate with the last day."""
+    hash_seed: int = 0
+    """With source criteo: seed of the hashes of categories."""
+    cache: Path | None = None
+    """With source criteo: folder of the converted arrays; none means the user's cache folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        criteo = self.source == "criteo"
+        require(
+            criteo == (self.path is not None), "data.path", str(self.path), "a log with data.source criteo, or none"
+        )
+
+    def criteo(self, rows: tuple[int, ...]) -> CriteoConfig:
+        return CriteoConfig(
+            path=self.path,
+            layout=self.layout,
+            rows=rows,
+            hash_seed=self.hash_seed,
+            on_error=self.on_error,
+            holdout=self.holdout,
+            cache=self.cache,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMWorkloadConfig(TrialsConfig):
+    data: DLRMDataConfig = field(default_factory=DLRMDataConfig)
+    model: DLRMModelConfig = field(default_factory=DLRMModelConfig)
+    train: DLRMTrainConfig = field(default_factory=DLRMTrainConfig)
+    fast: FastConfig = field(default_factory=FastConfig)
+    target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="none"))
+
+    @property
+    def dlrm(self) -> DLRMConfig:
+        return self.model.dlrm(KEYS if self.data.source == "criteo" and len(self.model.rows) == len(KEYS) else None)
+
+
+def experiment() -> DLRMWorkloadConfig:
+    """What the published profiling command really runs: its tables have 4, 3 and 2 rows."""
+    return DLRMWorkloadConfig(
+        data=DLRMDataConfig(ids_per_bag=10, distinct=True),
+        train=DLRMTrainConfig(epochs=1, batch_size=2048, loss="mse", learning_rate=0.1, checkpoint_epochs=False),
+    )
+
+
+def intended() -> DLRMWorkloadConfig:
+    """What the experiment meant to run: 8 tables of a million rows, up to 100 ids a lookup."""
+    made = experiment()
+    return replace(
+        made,
+        data=DLRMDataConfig(ids_per_bag=100),
+        model=replace(made.model, rows=(1_000_000,) * 8),
+    )
+
+
+def criteo_kaggle() -> DLRMWorkloadConfig:
+    """The usual model of the Criteo Kaggle data: 13 dense features, 26 tables, one id each."""
+    return DLRMWorkloadConfig(
+        data=DLRMDataConfig(ids="zipf"),
+        model=DLRMModelConfig(rows=KAGGLE_ROWS, dim=16, bottom=(DENSE, 512, 256, 64, 16), top=(512, 256, 1)),
+        train=DLRMTrainConfig(epochs=1, batch_size=2048, learning_rate=0.1, checkpoint_epochs=False),
+    )
+
+
+def dcnv2() -> DLRMWorkloadConfig:
+    """MLPerf's DLRM-DCNv2, rows scaled to a hundredth: 1 GB of tables in place of 105."""
+    return DLRMWorkloadConfig(
+        data=DLRMDataConfig(ids_per_feature=DCNV2_IDS, fixed=True, batches=50, held_out_batches=4),
+        model=DLRMModelConfig(
+            rows=DCNV2_ROWS, row_scale=0.01, dim=128, bottom=(DENSE, 512, 256, 128), top=(1024, 1024, 512, 256, 1),
+            interaction="dcn",
+        ),
+        train=DLRMTrainConfig(
+            epochs=1, batch_size=2048, learning_rate=0.005, optimizer="adagrad", checkpoint_epochs=False
+        ),
+    )  # fmt: skip
+
+
+def most_ids(config: DLRMWorkloadConfig) -> tuple[int, ...]:
+    """The most ids a bag of each feature has."""
+    rows = config.dlrm.rows
+    return (1,) * len(rows) if config.data.source == "criteo" else config.data.most_ids(rows)
+
+
+def expected_ids(config: DLRMWorkloadConfig) -> int:
+    """Ids of an average batch, repeats in a bag included."""
+    exact = config.data.source == "criteo" or config.data.fixed
+    a_sample = sum(float(most) if exact else _mean_length(most) for most in most_ids(config))
+    return round(config.train.batch_size * a_sample)
+
+
+def _mean_length(most: int) -> float:
+    """Of round(max(1, u * most)) with u uniform in [0, 1)."""
+    if most == 1:
+        return 1.0
+    return (1.5 + sum(range(2, most)) + 0.5 * most) / most
+
+
+def expected_unique(config: DLRMWorkloadConfig, ids: int) -> int:
+    """Different rows among them if all rows of a table were equally likely."""
+    rows, most = config.dlrm.rows, most_ids(config)
+    shares = [m / sum(most) * ids for m in most]
+    unique = sum(float(r * (1 - (1 - 1 / r) ** share)) for r, share in zip(rows, shares))
+    return max(1, round(unique))
+
+
+def estimate(config: DLRMWorkloadConfig) -> Estimate:
+    model, batch, ids = config.dlrm, config.train.batch_size, expected_ids(config)
+    optimizer = config.train.optimizer
+    if optimizer == "adamw":
+        step = dlrm_step(model, batch, ids=ids, unique=expected_unique(config, ids))
+        memory = dlrm_memory(model, batch)
+    else:
+        step = sparse_dlrm_step(model, batch, ids=ids, unique=expected_unique(config, ids), optimizer=optimizer)
+        memory = sparse_dlrm_memory(model, batch, ids=batch * sum(most_ids(config)), optimizer=optimizer)
+    return Estimate(
+        parameters={"tables": model.table_parameters, "mlps": model.mlp_parameters},
+        table_bytes=FLOAT * model.table_parameters,
+        step=step,
+        memory=memory,
+    )
+
+
+def check(config: DLRMWorkloadConfig) -> str:
+    """Look at the data without reading all of it."""
+    if config.data.source == "random":
+        config.data.most_ids(config.dlrm.rows)
+        if config.data.profile is not None:
+            from ..data.random_config import read_profile
+
+            read_profile(config.data.profile, dict(zip(config.dlrm.features, config.dlrm.rows)))
+        return f"made-up batches, {config.data.ids} ids (synthetic)"
+    require_criteo(config)
+    from ..data.criteo.convert import find
+
+    found = find(config.data.criteo(config.dlrm.rows))
+    state = f"{found.rows:,} rows, converted already" if found.complete else "to be converted first"
+    return f"Criteo log {config.data.path}, {state}"
+
+
+def require_criteo(config: DLRMWorkloadConfig) -> None:
+    if len(config.model.rows) != len(KEYS) or config.model.bottom[0] != DENSE:
+        raise ConfigError(
+            f"Criteo has {DENSE} dense features and {len(KEYS)} tables, the model {config.model.bottom[0]} and "
+            f"{len(config.model.rows)}",
+            where={"field": "model.rows, model.bottom"},
+            fix="--preset criteo-kaggle",
+        )
+
+
+def prepare(config: DLRMWorkloadConfig) -> PreparedDLRM:
+    from .dlrm_build import PreparedDLRM
+
+    if config.data.source == "criteo":
+        require_criteo(config)
+    return PreparedDLRM(config)
+
+
+def bounds(config: DLRMWorkloadConfig) -> dict[str, Any]:
+    """The target that holds: of baselines there is only guessing."""
+    return {
+        "beat": "majority" if config.target.beat == "bias" else None,
+        "accuracy": config.target.accuracy,
+        "auc": config.target.auc,
+    }
+
+
+def claims(config: DLRMWorkloadConfig) -> tuple[Claim, ...]:
+    return (quality_target(lambda *_: bounds(config)), known_machine(), budget_sums())
+
+
+DLRM_WORKLOAD = Workload(
+    name="dlrm",
+    summary="the classic DLRM and DCNv2 on made-up batches or Criteo; the profiling experiment",
+    config=DLRMWorkloadConfig,
+    presets={"experiment": experiment, "intended": intended, "criteo-kaggle": criteo_kaggle, "dcnv2": dcnv2},
+    estimate=estimate,
+    check=check,
+    prepare=prepare,
+    claims=claims,
+)

@@ -1,0 +1,304 @@
+"""Building dlrm: the part of it that needs torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import to_json
+from ..data.batch import ClickBatch, JaggedFeatures
+from ..data.random_bags import RandomBags
+from ..errors import MachineError
+from ..measure.cost import FLOAT, Cost
+from ..models.arithmetic import Arithmetic, FastArithmetic
+from ..models.cost import dlrm_step, sparse_dlrm_step
+from ..models.dlrm import DLRM, make_interaction
+from ..models.embeddings import StackedTables
+from ..models.interaction import Dot, Interaction
+from ..models.lanes import Lanes
+from ..models.losses import make as make_loss
+from ..models.tables import SparseTables
+from ..ops import dot, relu
+from ..train.baselines import majority
+from ..train.device import Settings, choose
+from ..train.fast import Switches, resolve
+from ..train.graph import CopiedFeed, DrawnFeed, GraphStep, Ticket, Tickets
+from ..train.loop import Optimizer, Order, Recipe
+from ..train.metrics import binary_metrics
+from ..train.optim import make_dense
+from ..train.schedule import make as make_schedule
+from ..train.sparse import SparseRows, SplitOptimizer
+from .base import Trial, require_memory
+from .clicks import KeptTrial, largest_product
+from .dlrm import DLRMWorkloadConfig, bounds, estimate, most_ids
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Batches made on the host, copied to the device a step at a time."""
+
+    order: Order
+    device: torch.device
+    pinned: bool
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
+        for batch in self.order.batches(epoch, start):
+            yield (batch.pin_memory() if self.pinned else batch).to(self.device, non_blocking=self.pinned)
+
+
+class PreparedDLRM:
+    """Data found, device and switches chosen; tables are made a trial."""
+
+    def __init__(self, config: DLRMWorkloadConfig) -> None:
+        self.config, self.model = config, config.dlrm
+        self.drawn = config.data.source == "random"
+        product = largest_product(self.model, config.train.batch_size)
+        settings = choose(config.train, largest_product_flops=product)
+        self._require_room(settings.device)
+        self.switches: Switches = resolve(
+            config.fast,
+            settings.device,
+            drawn=self.drawn,
+            slices=config.train.micro_batches,
+            sgd=config.train.optimizer == "sgd",
+        )
+        reasons = {**settings.reasons, **self.switches.reasons}
+        self.settings: Settings = replace(settings, tf32=self.switches.precision == "tf32", reasons=reasons)
+        self.store: Any = None
+        if not self.drawn:
+            from ..data.criteo.store import CriteoStore
+
+            self.store = CriteoStore.open(config.data.criteo(self.model.rows))
+        self.data = self._describe()
+        self.target = bounds(config)
+
+    def _require_room(self, device: torch.device) -> None:
+        """Refuse what the memory that trains cannot hold."""
+        found = estimate(self.config)
+        if device.type == "cpu":
+            require_memory(found)
+            return
+        needed, free = sum(found.memory.values()), torch.cuda.mem_get_info()[0]
+        if needed > free:
+            raise MachineError(
+                f"{needed / 2**30:,.1f} GiB are needed, {free / 2**30:,.1f} GiB are free on the GPU",
+                fix="a smaller --model.row-scale, --model.dim or --train.batch-size",
+            )
+
+    def _describe(self) -> dict[str, Any]:
+        if not self.drawn:
+            from ..data.criteo.store import describe
+
+            return describe(self.store)
+        data, batch = self.config.data, self.config.train.batch_size
+        parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch, "rows": self.model.rows}
+        if data.profile is not None:
+            parts["profile"] = hashlib.sha256(data.profile.read_bytes()).hexdigest()
+        return {
+            "name": f"made-up {data.ids} ids",
+            "digest": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
+            "rows": (data.batches + data.held_out_batches) * batch,
+            "train_rows": data.batches * batch,
+            "valid_rows": data.held_out_batches * batch,
+            "split": "held-out stream",
+            "synthetic": True,
+        }
+
+    def bags(self, seed: int, device: torch.device | str) -> RandomBags:
+        return RandomBags(
+            keys=self.model.features,
+            rows=self.model.rows,
+            dense=self.model.dense,
+            batch_size=self.config.train.batch_size,
+            seed=seed,
+            device=str(device),
+            config=self.config.data,
+        )
+
+    def host_order(self, seed: int) -> Order:
+        if self.drawn:
+            return self.bags(seed, "cpu")
+        from ..data.criteo.order import CriteoOrder
+
+        return CriteoOrder(store=self.store, batch_size=self.config.train.batch_size, seed=seed)
+
+    def order(self, seed: int) -> Order:
+        """Batches on the device that trains, however they get there."""
+        device = self.settings.device
+        if self.drawn and (self.switches.input == "device" or device.type == "cpu"):
+            return self.bags(seed, device)
+        if device.type == "cpu":
+            return self.host_order(seed)
+        return Moved(self.host_order(seed), device, self.switches.input == "pinned")
+
+    def held_out(self, seed: int) -> Iterable[ClickBatch]:
+        if self.drawn:
+            return self.bags(seed, self.settings.device).held_out(self.config.data.held_out_batches)
+        from ..data.criteo.order import CriteoOrder
+
+        order = CriteoOrder(store=self.store, batch_size=SCORING_BATCH, seed=seed, split="valid")
+        return (batch.to(self.settings.device) for batch in order.cut())
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        labels, planted = [], []
+        bags = self.bags(self.config.seed, self.settings.device) if self.drawn else None
+        for batch in self.held_out(self.config.seed):
+            labels.append(batch.labels_B)
+            if bags is not None:
+                planted.append(bags.planted_logits(batch.dense_BD, batch.features))
+        labels_N = torch.cat(labels).cpu()
+        found = {"majority": binary_metrics(majority(labels_N, len(labels_N)), labels_N)}
+        if planted:
+            found["planted"] = binary_metrics(torch.cat(planted), labels_N)
+        return found
+
+    def trial(self, seed: int) -> DLRMTrial:
+        return DLRMTrial(self, seed)
+
+    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
+        batch, optimizer = self.config.train.batch_size, self.config.train.optimizer
+        if optimizer == "adamw":
+            return dlrm_step(self.model, batch, ids=ids, unique=unique)
+        return sparse_dlrm_step(self.model, batch, ids=ids, unique=unique, optimizer=optimizer)
+
+    def table_bytes(self) -> tuple[int, int]:
+        row = FLOAT * self.model.dim
+        return row, row * sum(self.model.rows)
+
+    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
+        return None
+
+
+SCORING_BATCH = 8192
+
+
+class DLRMTrial(KeptTrial):
+    """One model with its optimizer and the order of its batches, all by the switches."""
+
+    model: DLRM
+
+    def __init__(self, prepared: PreparedDLRM, seed: int) -> None:
+        self.prepared, self.seed = prepared, seed
+        config, switches, device = prepared.config, prepared.switches, prepared.settings.device
+        lanes = Lanes(on=switches.graph and switches.mlp)
+        self.model = DLRM(
+            prepared.model,
+            seed=seed,
+            embeddings=self._embeddings(device, lanes),
+            interaction=self._interaction(device),
+            loss=make_loss(config.train.loss, config.train.loss_weights),
+            arithmetic=self._arithmetic(device, lanes),
+        ).to(device)
+        self.optimizer = self._optimizer(lanes)
+        self.bags = prepared.bags(seed, device) if prepared.drawn else None
+        order, whole = prepared.order(seed), None
+        if switches.graph:
+            order, whole = self._graph(order)
+        self.recipe = Recipe(
+            model=self.model,
+            optimizer=self.optimizer,
+            order=order,
+            learning_rate=make_schedule(config.train, config.train.epochs * len(order)),
+            epochs=config.train.epochs,
+            max_steps=config.train.max_steps,
+            micro_batches=config.train.micro_batches,
+            whole_step=whole,
+        )
+
+    def _embeddings(self, device: torch.device, lanes: Lanes) -> StackedTables | SparseTables:
+        model, reasons = self.prepared.model, self.prepared.settings.reasons
+        if self.prepared.config.train.optimizer == "adamw":
+            reasons["bag"] = "torch: adamw updates every row, so the tables have a dense gradient"
+            return StackedTables(model.features, model.rows, model.dim)
+        bag: Any = "auto" if self.prepared.switches.embedding else "reference"
+        tables = SparseTables(model.features, model.rows, model.dim, bag=bag, device=device)
+        tables.lanes = lanes
+        reasons["bag"] = tables.why
+        return tables
+
+    def _interaction(self, device: torch.device) -> Interaction:
+        model = self.prepared.model
+        if model.interaction != "dot":
+            return make_interaction(model)
+        body, _ = dot.choose("auto" if self.prepared.switches.interaction else "reference", device)
+        return Dot(model.vectors, diagonal=model.diagonal, body=body)
+
+    def _arithmetic(self, device: torch.device, lanes: Lanes) -> Arithmetic:
+        switches = self.prepared.switches
+        if not switches.mlp and switches.precision != "bfloat16":
+            return Arithmetic()
+        body, _ = relu.choose("auto" if switches.mlp else "reference", device)
+        return FastArithmetic(relu=body, low=switches.low, lanes=lanes)
+
+    def _optimizer(self, lanes: Lanes) -> Any:
+        train, switches = self.prepared.config.train, self.prepared.switches
+        groups = [(self.model.dense_parameters(), train.weight_decay)]
+        tables = self.model.embeddings
+        if isinstance(tables, StackedTables):
+            groups.append((list(tables.parameters()), train.table_weight_decay))
+            return make_dense(train.optimizer, groups, eps=train.eps, plain=not switches.optimizer)
+        assert isinstance(tables, SparseTables)
+        sparse = SparseRows(
+            tables,
+            adagrad=train.optimizer != "sgd",
+            each=train.optimizer == "adagrad",
+            eps=train.eps,
+            scatter=switches.scatter,
+        )
+        dense = make_dense(train.optimizer, groups, eps=train.eps, plain=not switches.optimizer)
+        return SplitOptimizer(dense, sparse, lanes=lanes)
+
+    def _graph(self, order: Order) -> tuple[Order, GraphStep]:
+        """The step as one graph, and the order that feeds it."""
+        if isinstance(order, RandomBags):
+            return Tickets(order), GraphStep(self.model, _rated(self.optimizer), DrawnFeed(order))
+        assert isinstance(order, Moved)
+        feed = CopiedFeed(self._room(), pinned=order.pinned)
+        return order.order, GraphStep(self.model, _rated(self.optimizer), feed)
+
+    def _room(self) -> ClickBatch:
+        """Memory for any batch, on the device."""
+        config, device = self.prepared.config, self.prepared.settings.device
+        batch, keys = config.train.batch_size, self.prepared.model.features
+        most = most_ids(config)
+        values_V = torch.zeros(batch * sum(most), dtype=torch.int64, device=device)
+        one = max(most) == 1
+        offsets = torch.arange(len(keys) * batch + 1, device=device)
+        return ClickBatch(
+            torch.zeros(batch, self.prepared.model.dense, device=device),
+            JaggedFeatures(keys, values_V, offsets, one, padded=not one),
+            torch.zeros(batch, device=device),
+        )
+
+    @torch.no_grad()
+    def score(self) -> dict[str, float]:
+        self.model.eval()
+        logits, labels = [], []
+        for batch in self.prepared.held_out(self.seed):
+            logits.append(self.model(batch.dense_BD, batch.features))
+            labels.append(batch.labels_B)
+        self.model.train()
+        return binary_metrics(torch.cat(logits), torch.cat(labels))
+
+    def rows_of(self, batch: ClickBatch | Ticket) -> Tensor:
+        """The table rows a batch looks up."""
+        if isinstance(batch, Ticket):
+            assert self.bags is not None
+            batch = self.bags.batch(*divmod(batch.window, len(self.bags)))
+        tables = self.model.embeddings
+        assert isinstance(tables, SparseTables | StackedTables)
+        return tables.rows_of(batch.features.to(self.prepared.settings.device))
+
+
+def _rated(optimizer: Any) -> Optimizer:
+    rated: Optimizer = optimizer
+    return rated
