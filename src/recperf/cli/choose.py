@@ -13,10 +13,8 @@ from ..workloads import WORKLOADS, find
 from ..workloads.base import Workload
 
 DEFAULT = "micro-dlrm"
-SWITCHES = {
-    "-h", "--help",
-    *(f"--{no}{name}" for name in ("json", "quiet", "dry-run", "peaks", "report", "quick") for no in ("", "no-")),
-}  # fmt: skip
+FLAGS = ("json", "quiet", "dry-run", "peaks", "report", "quick", "try-fixes", "trace", "stalls")
+SWITCHES = {"-h", "--help", *(f"--{no}{name}" for name in FLAGS for no in ("", "no-"))}
 CHOOSERS = ("--preset", "--config", "--resume")
 
 

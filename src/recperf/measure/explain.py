@@ -45,6 +45,7 @@ READINGS = {
     "beyond": "bytes of table rows touched in the window, in last-level caches of this machine",
     "of memory": "time a looked-up row takes, in times a random row of that size takes from memory here",
     "empty ops": "time an operator takes, in times an operator that does nothing takes here",
+    "launch": "share of a traced step in which the device waits for the host to launch work, or for a gap to pass",
 }
 
 RULES: dict[str, tuple[Condition, ...]] = {
@@ -54,14 +55,17 @@ RULES: dict[str, tuple[Condition, ...]] = {
     "bandwidth-bound": (below("input", 0.5), below("compute", 0.5), least("stream", 0.5)),
     "latency-bound": (
         below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("table", 0.5),
-        least("beyond", 2.0), least("of memory", 0.3),
+        least("beyond", 2.0), least("of memory", 0.3), below("launch", 0.3),
     ),
     "cache-bound": (
         below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("table", 0.5), below("beyond", 2.0),
+        below("launch", 0.3),
     ),
     "dispatch-bound": (
         below("input", 0.5), below("compute", 0.5), below("stream", 0.5), below("table", 0.5), below("empty ops", 10.0),
+        below("launch", 0.3),
     ),
+    "launch-bound": (below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("launch", 0.3)),
 }  # fmt: skip
 
 SENTENCES = {
@@ -76,6 +80,8 @@ SENTENCES = {
     "cache: work on cached rows sets the pace, not memory beyond the caches.",
     "dispatch-bound": "Calling operators sets the pace: one takes {empty ops:.1f} times what one that does nothing "
     "takes; arithmetic would need {compute:.0%} and memory {stream:.0%} of the step.",
+    "launch-bound": "Launching work sets the pace: for {launch:.0%} of the step the device waits for the host's next "
+    "kernel; arithmetic would need {compute:.0%} and memory {stream:.0%} of the step.",
 }
 
 TABLE_PARTS = ("hash", "embedding", "embedding_backward", "sparse_update")
@@ -99,22 +105,66 @@ def read(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, flo
     readings["input"] = parts["data"]["share"] if "data" in parts else 0.0
     readings["communication"] = sum(p["share"] for p in parts.values() if p["phase"] == "communication")
     readings["table"] = sum(parts[name]["share"] for name in TABLE_PARTS if name in parts)
-    if peaks is None:
+    readings["launch"] = launch_share(profile)
+    found = ceilings(profile, peaks)
+    if found is None:
         return readings
     flops = sum(part["flops"] or 0 for part in parts.values())
     moved = sum(part["bytes"] or 0 for part in parts.values())
-    readings["compute"] = flops / peaks["gemm"]["float32"]["p50"] / step_s
-    readings["stream"] = moved / peaks["copy"]["p50"] / step_s
+    readings["compute"] = flops / found.flops_per_s / step_s
+    readings["stream"] = moved / found.bytes_per_s / step_s
     if profile.get("operators"):
-        readings["empty ops"] = step_s * 1e9 / profile["operators"] / peaks["dispatch"]["op"]["p50"]
+        readings["empty ops"] = step_s * 1e9 / profile["operators"] / found.operator_ns
     if "embedding" in parts and profile["ids"]["lookups"]:
         row_ns = parts["embedding"]["ms"]["p50"] * 1e6 / profile["ids"]["lookups"]
-        ceiling = row_time(peaks["gather"]["dram"]["rows"], profile["ids"]["row_bytes"])
+        ceiling = row_time(found.rows, profile["ids"]["row_bytes"])
         readings["of memory"] = row_ns / ceiling if ceiling else None
-    last_level = max(peaks["machine"]["caches"].values(), default=0)
-    if last_level:
-        readings["beyond"] = profile["ids"]["touched_bytes"] / last_level
+    if found.last_level:
+        readings["beyond"] = profile["ids"]["touched_bytes"] / found.last_level
     return readings
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device of a profile can do at best."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    operator_ns: float
+    """To call, or to queue, an operator that does nothing."""
+    rows: list[dict[str, Any]]
+    """Random rows from memory, by size."""
+    last_level: int
+    """Bytes of the largest cache; 0 where unknown."""
+
+
+def ceilings(profile: dict[str, Any], peaks: dict[str, Any] | None) -> Ceilings | None:
+    """Of the processor or of the GPU the profile is of; products in the precision it used."""
+    if peaks is None:
+        return None
+    precision = profile.get("precision") or "float32"
+    if profile["device"] == "cpu":
+        caches = peaks["machine"]["caches"].values()
+        known = peaks["gemm"].get(precision, peaks["gemm"]["float32"])
+        return Ceilings(
+            known["p50"], peaks["copy"]["p50"], peaks["dispatch"]["op"]["p50"], peaks["gather"]["dram"]["rows"],
+            max(caches, default=0),
+        )  # fmt: skip
+    gpu = (peaks.get("gpu") or {}).get(profile["device"])
+    if gpu is None:
+        return None
+    return Ceilings(
+        gpu["gemm"][precision]["p50"], gpu["copy"]["p50"], gpu["launch"]["queue"]["p50"], gpu["gather"]["dram"]["rows"],
+        gpu["l2_bytes"],
+    )  # fmt: skip
+
+
+def launch_share(profile: dict[str, Any]) -> float:
+    """What the device waits for the host other than for its input; 0 where no trace tells."""
+    idle = profile.get("idle") or {}
+    if "causes" not in idle or not idle["wall_ms"]:
+        return 0.0
+    return float(sum(ms for cause, ms in idle["causes"].items() if cause != "input wait") / idle["wall_ms"])
 
 
 def part_ms(profile: dict[str, Any], name: str) -> dict[str, float]:

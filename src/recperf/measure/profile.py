@@ -14,6 +14,8 @@ from .cost import Cost
 from .device_clock import step_clock
 
 SCHEMA = 1
+FEWEST = 5
+"""Steps below which a window says nothing."""
 FORWARD = ("hash", "bottom", "embedding", "interaction", "top", "loss")
 Step = Callable[[Iterator[Any], int], Any]
 """Takes the next batch and trains on it."""
@@ -59,7 +61,7 @@ class Window:
     ) -> None:
         self.step, self.rows_of, self.cost_of, self.sync = step, rows_of, cost_of, sync
         self.clocked_step = clocked_step or self._clocked
-        self.batches = _endless(order, first_epoch)
+        self.batches = endless(order, first_epoch)
         self.warmup = 0
         self.clocked: list[tuple[int, dict[str, int]]] = []
         self.plain: list[int] = []
@@ -71,6 +73,21 @@ class Window:
         for _ in range(steps):
             self.step(self.batches, 0)
         self.warmup += steps
+
+    def warm_up(self, steps: int, *, seconds: float) -> int:
+        """Warm up for so many steps to be clocked; how many that are, fewer where they would take longer than that."""
+        self.warm(2)
+        if self.sync:
+            self.sync()
+        began = perf_counter_ns()
+        self.warm(2)
+        if self.sync:
+            self.sync()
+        each = (perf_counter_ns() - began) / 2e9
+        # A clocked step, a plain one beside it, and the warm-up.
+        steps = max(FEWEST, min(steps, int(seconds / each / 2.25)))
+        self.warm(max(0, steps // 4 - 4))
+        return steps
 
     def take(self, steps: int) -> None:
         """So many clocked steps, and as many plain ones between them."""
@@ -141,7 +158,7 @@ class _Kept:
         return self.last
 
 
-def _endless(order: Order, epoch: int) -> Iterator[Any]:
+def endless(order: Order, epoch: int) -> Iterator[Any]:
     """Full batches of epoch after epoch: a smaller last one would be another measurement."""
     while True:
         batches = order.batches(epoch)

@@ -158,10 +158,10 @@ class Run:
         """Whether anything was trained."""
         return self.event_bytes > 0 or (self.folder / "checkpoints").exists()
 
-    def discard(self) -> None:
-        """Remove what a run that could not even begin has written; a folder that was there before stays, and all that
-        was in it."""
-        for name in OWN_FILES:
+    def discard(self, *also: str) -> None:
+        """Remove what a run that could not even begin has written, and files it names; a folder that was there before
+        stays, and all that was in it."""
+        for name in (*OWN_FILES, *also):
             (self.folder / name).unlink(missing_ok=True)
         if self._made:
             with contextlib.suppress(OSError):

@@ -23,8 +23,8 @@ class Settings:
     threads: int
     onednn: bool
     reasons: dict[str, str]
-    tf32: bool = False
-    """Whether a GPU may take float32 products in tf32."""
+    precision: str = "float32"
+    """What large products are taken in: float32, tf32 or bfloat16."""
 
     @property
     def sync(self) -> Callable[[], None] | None:
@@ -74,7 +74,7 @@ def applied(settings: Settings) -> Iterator[None]:
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.set_num_threads(settings.threads)
     allow_onednn(settings.onednn)
-    torch.backends.cuda.matmul.allow_tf32 = settings.tf32
+    torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
     try:
         yield
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -99,17 +99,3 @@ def _why_deterministic(fast: FastConfig, sgd: bool) -> str:
     if fast.deterministic:
         return "asked for"
     return "no way here varies from run to run" if sgd else "Adagrad needs each row's whole gradient, hence sorted ids"
-
-
-def plain(fast: FastConfig) -> FastConfig:
-    """Every switch at its plain position: batches from the host, an operator at a time, float32."""
-    return replace(
-        fast,
-        input="pageable",
-        graph="off",
-        precision="float32",
-        embedding="plain",
-        interaction="plain",
-        mlp="plain",
-        optimizer="plain",
-    )

@@ -29,3 +29,15 @@ class FastConfig:
     """The dense optimizer: fused is one kernel for all parameters, plain a few operators for each."""
     deterministic: bool = True
     """Equal bits in every repeat. Off: SGD of tables adds by atomics on a GPU, without sorting ids."""
+
+
+PLAIN = FastConfig(
+    input="pageable",
+    graph="off",
+    precision="float32",
+    embedding="plain",
+    interaction="plain",
+    mlp="plain",
+    optimizer="plain",
+)
+"""Every switch at its plain position: batches from the host, an operator at a time, float32."""

@@ -51,6 +51,21 @@ class Estimate:
         return sum(self.step.values(), Cost())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """A switch that is not on yet."""
+
+    name: str
+    """What `measure/fixes.py` knows how to predict."""
+    title: str
+    switch: str
+    """The words for the command line."""
+    config: Any
+    """The whole config with it."""
+    tolerance: float
+    """Largest relative difference of a loss that its arithmetic excuses."""
+
+
 class Trial(Protocol):
     """One training with one seed."""
 
@@ -59,6 +74,10 @@ class Trial(Protocol):
     def score(self) -> dict[str, float]: ...
 
     def rows_of(self, batch: Any) -> Tensor: ...
+
+    def tables(self) -> list[tuple[str, int]]:
+        """Name and rows of each table, in the order of the rows `rows_of` counts."""
+        ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -80,6 +99,10 @@ class Prepared(Protocol):
 
     def table_bytes(self) -> tuple[int, int]:
         """Of a row, and of all rows."""
+        ...
+
+    def fixes(self) -> tuple[Fix, ...]:
+        """What could be switched to make a step faster, with what it would change in the config."""
         ...
 
     def pair(self, trial: Trial) -> dict[str, Recipe] | None:

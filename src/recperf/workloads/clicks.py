@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,14 +19,15 @@ from ..models.config import DLRMConfig
 from ..models.cost import dlrm_step
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
+from ..models.hashed import HashedTable
+from ..models.tables import SparseTables
 from ..train.baselines import baselines
 from ..train.config import TrainConfig
-from ..train.device import choose
+from ..train.device import Settings, choose
 from ..train.loop import Optimizer, Order, Recipe
 from ..train.metrics import binary_metrics
 from ..train.optim import AdamW, one_cycle
-from ..train.sparse import SplitOptimizer
-from .base import Trial
+from .base import Fix, Trial
 from .micro_dlrm import MicroDLRMConfig, bounds, check_sizes
 
 SCORING_BATCH = 8192
@@ -55,15 +58,45 @@ class PreparedClicks:
         row = FLOAT * self.config.model.dim
         return row, row * sum(self.config.model.rows)
 
+    def fixes(self) -> tuple[Fix, ...]:
+        return cpu_fixes(self.config, self.settings)
+
     def pair(self, trial: Trial) -> dict[str, Recipe] | None:
         return None
+
+
+def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
+    """What any click workload on a CPU can switch: its threads, and who multiplies."""
+    if settings.device.type != "cpu":
+        return ()
+    found = []
+    cores = os.cpu_count() or 1
+    if settings.threads < cores:
+        changed = replace(config, train=replace(config.train, threads=cores))
+        title = f"{cores} threads inside an operator in place of {settings.threads}"
+        found.append(
+            Fix(name="threads", title=title, switch=f"--train.threads {cores}", config=changed, tolerance=1e-4)
+        )
+    if not settings.onednn:
+        changed = replace(config, train=replace(config.train, onednn="on"))
+        title = "matrix products by oneDNN"
+        found.append(Fix(name="onednn", title=title, switch="--train.onednn on", config=changed, tolerance=1e-4))
+    return tuple(found)
 
 
 class KeptTrial:
     """What of a trial goes through a checkpoint."""
 
     model: DLRM
-    optimizer: AdamW | SplitOptimizer
+    optimizer: Optimizer
+
+    def tables(self) -> list[tuple[str, int]]:
+        """Name and rows of each table."""
+        tables = self.model.embeddings
+        if isinstance(tables, HashedTable):
+            return [("shared", tables.rows)]
+        assert isinstance(tables, StackedTables | SparseTables)
+        return list(zip(tables.keys, tables.rows))
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -15,7 +15,7 @@ from ..models.config import DLRMConfig
 from ..models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
 from ..runs.contract import Claim, budget_sums, known_machine, quality_target
 from ..train.config import DLRMTrainConfig, TargetConfig
-from ..train.fast_config import FastConfig
+from ..train.fast_config import PLAIN, FastConfig
 from .base import Estimate, TrialsConfig, Workload
 
 if TYPE_CHECKING:
@@ -146,6 +146,16 @@ def intended() -> DLRMWorkloadConfig:
     )
 
 
+def experiment_plain() -> DLRMWorkloadConfig:
+    """The experiment with every switch at its plain position: what a first profile of it finds."""
+    return replace(experiment(), fast=PLAIN)
+
+
+def intended_plain() -> DLRMWorkloadConfig:
+    """The same of what it meant to run."""
+    return replace(intended(), fast=PLAIN)
+
+
 def criteo_kaggle() -> DLRMWorkloadConfig:
     """The usual model of the Criteo Kaggle data: 13 dense features, 26 tables, one id each."""
     return DLRMWorkloadConfig(
@@ -266,7 +276,14 @@ DLRM_WORKLOAD = Workload(
     name="dlrm",
     summary="the classic DLRM and DCNv2 on made-up batches or Criteo; the profiling experiment",
     config=DLRMWorkloadConfig,
-    presets={"experiment": experiment, "intended": intended, "criteo-kaggle": criteo_kaggle, "dcnv2": dcnv2},
+    presets={
+        "experiment": experiment,
+        "intended": intended,
+        "criteo-kaggle": criteo_kaggle,
+        "dcnv2": dcnv2,
+        "experiment-plain": experiment_plain,
+        "intended-plain": intended_plain,
+    },
     estimate=estimate,
     check=check,
     prepare=prepare,

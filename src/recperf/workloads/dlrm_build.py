@@ -34,8 +34,8 @@ from ..train.metrics import binary_metrics
 from ..train.optim import make_dense
 from ..train.schedule import make as make_schedule
 from ..train.sparse import SparseRows, SplitOptimizer
-from .base import Trial, require_memory
-from .clicks import KeptTrial, largest_product
+from .base import Fix, Trial, require_memory
+from .clicks import KeptTrial, cpu_fixes, largest_product
 from .dlrm import DLRMWorkloadConfig, bounds, estimate, most_ids
 
 
@@ -72,7 +72,7 @@ class PreparedDLRM:
             sgd=config.train.optimizer == "sgd",
         )
         reasons = {**settings.reasons, **self.switches.reasons}
-        self.settings: Settings = replace(settings, tf32=self.switches.precision == "tf32", reasons=reasons)
+        self.settings: Settings = replace(settings, precision=self.switches.precision, reasons=reasons)
         self.store: Any = None
         if not self.drawn:
             from ..data.criteo.store import CriteoStore
@@ -173,6 +173,45 @@ class PreparedDLRM:
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.model.dim
         return row, row * sum(self.model.rows)
+
+    def fixes(self) -> tuple[Fix, ...]:
+        """Every switch that is not at its fast position, with what that position is on this device."""
+        config, switches = self.config, self.switches
+        if self.settings.device.type == "cpu":
+            found = list(cpu_fixes(config, self.settings))
+            if not switches.embedding and config.train.optimizer != "adamw":
+                found.append(self._fix("embedding", "lookups and sparse updates by C", 1e-4, embedding="fused"))
+            if not switches.optimizer:
+                found.append(self._fix("optimizer", "one kernel for all dense parameters", 1e-4, optimizer="fused"))
+            return tuple(found)
+        wanted: dict[str, tuple[bool, str, float, str]] = {
+            "input": (self.drawn and switches.input != "device", "batches drawn on the device", 2e-3, "device"),
+            "pinned": (switches.input == "pageable", "batches copied from pinned memory", 1e-4, "pinned"),
+            "graph": (not switches.graph and config.train.micro_batches == 1, "the step as one CUDA graph", 1e-4, "on"),
+            "precision": (switches.precision == "float32", "products in tf32", 5e-3, "tf32"),
+            "embedding": (not switches.embedding, "one kernel for the lookups of all tables", 1e-4, "fused"),
+            "interaction": (
+                not switches.interaction and config.model.interaction == "dot", "one kernel each way for the "
+                "interaction", 1e-4, "fused",
+            ),
+            "mlp": (not switches.mlp, "bias and ReLU inside the products", 1e-4, "fused"),
+            "optimizer": (not switches.optimizer, "one kernel for all dense parameters", 1e-4, "fused"),
+        }  # fmt: skip
+        return tuple(
+            self._fix(name, title, tolerance, **{"input" if name == "pinned" else name: value})
+            for name, (applies, title, tolerance, value) in wanted.items()
+            if applies
+        )
+
+    def _fix(self, name: str, title: str, tolerance: float, **change: Any) -> Fix:
+        field, value = next(iter(change.items()))
+        return Fix(
+            name=name,
+            title=title,
+            switch=f"--fast.{field} {value}",
+            config=replace(self.config, fast=replace(self.config.fast, **change)),
+            tolerance=tolerance,
+        )
 
     def pair(self, trial: Trial) -> dict[str, Recipe] | None:
         return None

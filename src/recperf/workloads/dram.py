@@ -25,8 +25,8 @@ from ..train.loop import Order, Recipe
 from ..train.metrics import binary_metrics
 from ..train.optim import AdamW
 from ..train.sparse import SparseRows, SplitOptimizer
-from .base import Trial
-from .clicks import SCORING_BATCH, KeptTrial, largest_product, movielens_samples, one_cycle_recipe
+from .base import Fix, Trial
+from .clicks import SCORING_BATCH, KeptTrial, cpu_fixes, largest_product, movielens_samples, one_cycle_recipe
 from .micro_dlrm_dram import MicroDLRMDramConfig, bounds, hot_ids, resolved_rows
 
 
@@ -113,6 +113,14 @@ class PreparedDram:
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
         return row, row * self.rows
+
+    def fixes(self) -> tuple[Fix, ...]:
+        config, found = self.config, list(cpu_fixes(self.config, self.settings))
+        if config.model.bag == "reference":
+            changed = replace(config, model=replace(config.model, bag="auto"))
+            title = "lookups and sparse updates by C, rows asked for ahead"
+            found.append(Fix(name="embedding", title=title, switch="--model.bag auto", config=changed, tolerance=1e-4))
+        return tuple(found)
 
     def pair(self, trial: Trial) -> dict[str, Recipe] | None:
         """The same model and shapes, ids from a few or from the whole virtual space."""

@@ -31,6 +31,8 @@ def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any
 
 
 STEPS = 48
+SECONDS = 12.0
+"""What a window may take: a step of seconds is read fewer times."""
 ROUNDS, STEPS_A_ROUND = 6, 4
 PAIR_EPOCHS = 1000
 
@@ -40,7 +42,7 @@ def measure_window(
 ) -> dict[str, Any]:
     """A window of steps after training, with batches it has not seen; they change the weights but no result."""
     window = open_window(prepared, trial, recipe)
-    window.warm(max(4, steps // 4))
+    steps = window.warm_up(steps, seconds=SECONDS)
     window.take(steps)
     return close_window(window, prepared, peaks)
 
@@ -77,6 +79,7 @@ def close_window(window: Window, prepared: Prepared, peaks: dict[str, Any] | Non
     row_bytes, all_bytes = prepared.table_bytes()
     device = prepared.settings.device_name
     found = window.result(device=device, row_bytes=row_bytes, working_set_bytes=all_bytes)
+    found["precision"] = prepared.settings.precision
     found["regime"] = explain(found, peaks)
     return found
 

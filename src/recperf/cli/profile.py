@@ -1,0 +1,134 @@
+"""recperf profile WORKLOAD"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from ..config import to_json, with_absolute_paths
+from ..errors import MachineError, UsageError
+from ..runs.record import Run, read_json
+from .options import C, Choice, WorkloadOptions, choose, read_options
+from .terminal import Terminal, print_json
+
+DESCRIPTION = """What limits a workload (default: dlrm), with evidence: a bounded window of steady steps, without the
+warm-up, then what could be switched, ranked by predicted gain. docs/profiling.md says how each figure comes about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(WorkloadOptions[C]):
+    mode: Literal["full", "budget"] = "full"
+    """budget: spans only, under a tenth of a step on a CPU; full: also steps under torch.profiler, for the tables of
+    operators and kernels."""
+    try_fixes: bool = False
+    """Apply each fix alone and all together, measure again, and show predicted beside measured gains."""
+    trace: bool = False
+    """Keep a trace for ui.perfetto.dev, trace.json.gz in the folder."""
+    trace_mb: float = 50.0
+    """Most megabytes of that trace; whole steps are kept."""
+    stalls: bool = False
+    """Also why the warps of the heaviest kernels stall, by Nsight Compute in a process of its own."""
+    steps: int = 48
+    """Steps to clock; fewer where a step takes long."""
+    run_dir: Path | None = None
+    """Where to put the profile; default runs/<workload>-profile-<time>-<id>."""
+    peaks: bool = True
+    """Read the profile against this machine's ceilings, measuring them first (some seconds) where none are kept."""
+    report: bool = True
+    """Write the page, profile.html."""
+
+
+def command(words: list[str]) -> int:
+    choice = choose(words, default="dlrm")
+    if choice.resume:
+        raise UsageError("a profile has nothing to resume", fix="--config takes the config of a run")
+    options: Options[Any] = read_options(Options, choice, verb="profile", description=DESCRIPTION)
+    if options.trace_mb <= 0:
+        raise UsageError(f"--trace-mb is {options.trace_mb:g}; it must be above 0")
+    if options.steps < 5:
+        raise UsageError(f"--steps is {options.steps}; fewer than 5 say nothing")
+    if options.mode == "budget" and (options.trace or options.stalls):
+        raise UsageError("--trace and --stalls need --mode full")
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    try:
+        found, folder = take(choice, options, terminal)
+    finally:
+        terminal.close()
+    from ..runs.profile_text import text
+
+    terminal.say(text(found))
+    terminal.say(f"\n  profile  {folder / 'profile.json'}")
+    if options.report:
+        write_page(found, folder, terminal)
+    if options.json:
+        print_json(found)
+    return 0
+
+
+def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dict[str, Any], Path]:
+    """Profile into a folder of its own."""
+    config = with_absolute_paths(options.values)
+    folder = options.run_dir
+    if folder is None:
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        folder = Path("runs") / f"{choice.workload.name}-profile-{stamp}-{secrets.token_hex(3)}"
+    run = Run.create(choice.workload.name, to_json(config), folder=folder)
+    try:
+        from ..runs.provenance import machine
+        from ..workloads.profiling import Wish, profile
+        from .peaks import at_hand
+
+        peaks = at_hand(terminal) if options.peaks else None
+        run.write("machine.json", machine())
+        if peaks is not None:
+            run.write("peaks.json", peaks)
+        wish = Wish(
+            full=options.mode == "full",
+            try_fixes=options.try_fixes,
+            trace=folder / "trace.json.gz" if options.trace else None,
+            trace_mb=options.trace_mb,
+            steps=options.steps,
+        )
+        found = profile(choice.workload, config, peaks, wish, terminal.notice)
+        found["preset"] = options.preset
+        if options.stalls:
+            found["stalls"] = stalls(found, folder, terminal)
+        run.write("profile.json", found)
+    except BaseException:
+        if not (folder / "profile.json").exists():
+            run.discard("peaks.json", "trace.json.gz")
+        raise
+    finally:
+        run.close()
+    return found, folder
+
+
+def stalls(found: dict[str, Any], folder: Path, terminal: Terminal) -> dict[str, Any]:
+    """The heaviest kernels under Nsight Compute, or what is missing for it."""
+    from ..measure.stalls import stalls as sample
+    from ..workloads.profiling import stall_command
+
+    kernels = found["kernels"]
+    if "rows" not in kernels:
+        return {"missing": f"no kernels to look at: {kernels['missing']}"}
+    terminal.notice("running a few steps under Nsight Compute; this takes a minute or two")
+    names = list(dict.fromkeys(row["name"] for row in kernels["rows"]))[:5]
+    return sample(stall_command(folder / "config.json"), names)
+
+
+def write_page(found: dict[str, Any], folder: Path, terminal: Terminal) -> None:
+    """The page is for looking at; that it cannot be written must not fail a profile that is done."""
+    from ..runs.report.profile_page import write_profile
+
+    peaks = folder / "peaks.json"
+    try:
+        page = write_profile(
+            found, read_json(peaks) if peaks.exists() else None, read_json(folder / "machine.json"),
+            folder / "profile.html",
+        )  # fmt: skip
+        terminal.say(f"  page     {page}")
+    except MachineError as error:
+        terminal.notice(f"no page: {error.what}; {error.fix}")

@@ -1,0 +1,175 @@
+"""What a fix would bring, predicted from a profile before it is tried. Torch-free.
+
+A step of an eager program takes the time of its input and then that of the slower of two: the host, which launches,
+and the device, which works. A graph leaves the device alone with its work. What a fused kernel needs is taken from its
+counted bytes or FLOPs at a share of the measured ceilings, and never below the time a kernel takes that does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .explain import ceilings
+
+KERNEL_MS = 0.0025
+"""A small kernel inside a graph, its gap included."""
+OF_MEMORY, OF_PRODUCTS = 0.6, 0.35
+"""Shares of the ceilings that kernels of such shapes reach: streams of a few MB, products of a few GFLOP."""
+FUSED_KERNELS = {"embedding": 1, "embedding_backward": 8, "sparse_update": 2, "interaction": 1,
+                 "interaction_backward": 1, "dense_update": 2, "data": 5}  # fmt: skip
+PARTS = {
+    "embedding": ("embedding", "embedding_backward", "sparse_update"),
+    "interaction": ("interaction", "interaction_backward"),
+    "mlp": ("bottom", "top", "bottom_backward", "top_backward"),
+    "optimizer": ("dense_update", "update"),
+    "precision": ("bottom", "top", "bottom_backward", "top_backward"),
+}
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    host_ms: float
+    device_ms: float
+    kernels: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A step as the model above sees it."""
+
+    step_ms: float
+    input_ms: float
+    parts: dict[str, Part]
+    costs: dict[str, dict[str, Any]]
+    gpu: dict[str, Any]
+    """The device's ceilings."""
+    precision: str
+    batch_bytes: float
+
+    @property
+    def host_ms(self) -> float:
+        return sum(part.host_ms for part in self.parts.values())
+
+    @property
+    def device_ms(self) -> float:
+        return sum(part.device_ms for part in self.parts.values())
+
+    @property
+    def launch_ms(self) -> float:
+        """Host time a kernel costs."""
+        return self.host_ms / max(1.0, sum(part.kernels for part in self.parts.values()))
+
+
+def facts(profile: dict[str, Any], parts: list[dict[str, Any]], peaks: dict[str, Any]) -> Facts | None:
+    """From the budget (untraced times) and the trace's parts (who launched what); none without a device."""
+    gpu = (peaks.get("gpu") or {}).get(profile["device"])
+    if gpu is None:
+        return None
+    budget = {part["name"]: part for part in profile["components"]}
+    input_ms = budget["data"]["ms"]["p50"] if "data" in budget else 0.0
+    traced = {part["name"]: part for part in parts if part["name"] != "data"}
+    host = sum(part["host_ms"] for part in traced.values())
+    # A traced host is slower; its parts keep their shares of what the untraced step leaves beside its input.
+    rest = max(0.0, profile["overhead"]["plain_ms"] - input_ms)
+    scale = min(1.0, rest / host) if host else 0.0
+    return Facts(
+        step_ms=profile["overhead"]["plain_ms"],
+        input_ms=input_ms,
+        parts={
+            name: Part(part["host_ms"] * scale, part["device_ms"], part["kernels"]) for name, part in traced.items()
+        },
+        costs=budget,
+        gpu=gpu,
+        precision=profile.get("precision") or "float32",
+        batch_bytes=float((budget.get("data") or {}).get("bytes") or 0),
+    )
+
+
+def predict(found: Facts, names: Sequence[str]) -> float:
+    """ms a step with these fixes on."""
+    parts = dict(found.parts)
+    precision = "tf32" if "precision" in names else found.precision
+    for name in names:
+        for part in PARTS.get(name, ()):
+            if part in parts:
+                parts[part] = _changed(found, name, part, parts[part], precision)
+    input_ms, drawn_ms = found.input_ms, 0.0
+    launch = found.gpu["launch"]
+    if "input" in names:
+        drawn_ms = FUSED_KERNELS["data"] * KERNEL_MS + found.batch_bytes / (OF_MEMORY * found.gpu["copy"]["p50"]) * 1e3
+        # Drawn outside a graph, a batch is cut to its ids, which waits for the device.
+        outside = 20 * launch["queue"]["p50"] / 1e6 + launch["round_trip"]["p50"] / 1e6
+        input_ms = 0.0 if "graph" in names else outside
+    elif "pinned" in names:
+        slow, fast = (found.gpu["transfer"][f"host_to_device_{kind}"]["p50"] for kind in ("pageable", "pinned"))
+        input_ms -= found.batch_bytes * (1 / slow - 1 / fast) * 1e3
+    device = sum(part.device_ms for part in parts.values())
+    if "graph" in names:
+        work = sum(max(part.device_ms, part.kernels * KERNEL_MS) for part in parts.values())
+        return float(input_ms + drawn_ms + work + launch["queue"]["p50"] / 1e6)
+    return float(input_ms + max(sum(part.host_ms for part in parts.values()), device + drawn_ms))
+
+
+def _changed(found: Facts, fix: str, name: str, part: Part, precision: str) -> Part:
+    """A part with a fix on."""
+    cost = found.costs.get(name) or {}
+    moved, flops = cost.get("bytes") or 0, cost.get("flops") or 0
+    memory_ms = moved / (OF_MEMORY * found.gpu["copy"]["p50"]) * 1e3
+    if fix == "precision":
+        products_ms = flops / (OF_PRODUCTS * found.gpu["gemm"][precision]["p50"]) * 1e3
+        return Part(part.host_ms, min(part.device_ms, max(products_ms, part.kernels * KERNEL_MS)), part.kernels)
+    if fix == "mlp":
+        # Bias, ReLU and the bias gradient's pass leave; the products stay.
+        kernels = part.kernels * 0.7
+        saved = (part.kernels - kernels) * KERNEL_MS
+        return Part(part.host_ms * 0.7, max(part.device_ms * 0.5, part.device_ms - saved), kernels)
+    kernels = min(part.kernels, FUSED_KERNELS.get(name, 2))
+    device = min(part.device_ms, max(memory_ms, kernels * KERNEL_MS))
+    return Part(min(part.host_ms, kernels * found.launch_ms), device, kernels)
+
+
+def on_a_cpu(profile: dict[str, Any], name: str, peaks: dict[str, Any] | None, cores: int) -> float:
+    """ms a step with a fix on, where there is no device to wait for."""
+    step = float(profile["overhead"]["plain_ms"])
+    budget = {part["name"]: part for part in profile["components"]}
+    limits = ceilings(profile, peaks)
+    if name == "threads":
+        # Only parts with arithmetic are shared between threads; a small operator is faster alone.
+        shared: float = sum(part["ms"]["p50"] for part in budget.values() if (part["flops"] or 0) > 1e7)
+        return step - float(shared * (1 - profile["threads"] / cores))
+    if name == "onednn" and limits is not None:
+        products = [budget[part] for part in PARTS["mlp"] if part in budget]
+        best = sum((part["flops"] or 0) / limits.flops_per_s * 1e3 for part in products)
+        return step - float(max(0.0, sum(part["ms"]["p50"] for part in products) - best))
+    if name in PARTS and limits is not None:
+        gained = 0.0
+        for part in PARTS[name]:
+            if part in budget:
+                least = (budget[part]["bytes"] or 0) / (0.5 * limits.bytes_per_s) * 1e3
+                gained += max(0.0, budget[part]["ms"]["p50"] - least)
+        return step - gained
+    return step
+
+
+def ranked(
+    fixes: Sequence[Named], profile: dict[str, Any], parts: list[dict[str, Any]] | None, peaks: dict[str, Any] | None,
+    cores: int,
+) -> list[tuple[Any, float]]:  # fmt: skip
+    """Each fix with its predicted step, the largest gain first; nothing can be predicted without ceilings."""
+    if peaks is None:
+        return []
+    found = facts(profile, parts, peaks) if parts is not None and profile["device"] != "cpu" else None
+    rows = []
+    for fix in fixes:
+        if found is not None:
+            rows.append((fix, predict(found, [fix.name])))
+        elif profile["device"] == "cpu":
+            rows.append((fix, on_a_cpu(profile, fix.name, peaks, cores)))
+    return sorted(rows, key=lambda row: row[1])

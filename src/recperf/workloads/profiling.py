@@ -1,0 +1,310 @@
+"""Profiling a workload: a window of steady steps, traced ones after it, and fixes that are tried."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ..measure import fixes as predictions
+from ..measure import sections
+from ..measure.peaks.company import Company
+from ..measure.profile import endless
+from ..measure.trace.analyse import analyse
+from ..measure.trace.cut import write_cut
+from ..measure.trace.read import read
+from ..measure.trace.record import record
+from ..train.device import applied
+from ..train.loop import Recipe, take_step
+from .base import Fix, Prepared, Trial, Workload
+from .measuring import STEPS, measure_window
+
+TRACED = 8
+"""Steps under torch.profiler: enough for means, few enough for a trace a browser opens."""
+TRACED_LATER, TABLES_LATER, TRIED_LATER = 2000, 3000, 4000
+"""Epochs whose batches nothing else in a profile uses."""
+COMPARED = 5
+"""Steps whose losses tell whether a fix changes the numbers."""
+BUDGET_MODE = "not recorded in budget mode; --mode full records it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What to do beyond the budget."""
+
+    full: bool = True
+    try_fixes: bool = False
+    trace: Path | None = None
+    trace_mb: float = 50.0
+    steps: int = STEPS
+
+
+def profile(
+    workload: Workload, config: Any, peaks: dict[str, Any] | None, wish: Wish, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Everything but stalls, which need a process of their own."""
+    company = Company()
+    prepared = workload.prepare(config)
+    with applied(prepared.settings):
+        trial = prepared.trial(config.seed)
+        say(f"measuring up to {wish.steps} steps, part by part")
+        found = measure_window(prepared, trial, trial.recipe, peaks, steps=wish.steps)
+        missing = {"missing": BUDGET_MODE}
+        traced: dict[str, Any] = dict.fromkeys(("operator_table", "kernels", "idle", "transfers"), missing)
+        parts, cost, trace = None, None, None
+        if wish.full:
+            say(f"recording {TRACED} steps with torch.profiler")
+            traced, parts, cost, trace = _traced(prepared, trial, found, wish)
+        found |= traced
+        touched = _touched(trial)
+        tables = trial.tables()
+    found |= {
+        "kind": "profile",
+        "workload": workload.name,
+        "preset": None,
+        "mode": "full" if wish.full else "budget",
+        "switches": dict(prepared.settings.reasons),
+        "verdict": sections.verdict(found, peaks),
+        "roofline": sections.roofline(found, peaks),
+        "embeddings": sections.embeddings(found, peaks, tables, touched),
+        "communication": {"missing": "one rank"},
+        "trace": trace,
+        "stalls": None,
+    }
+    del trial
+    ranked = predictions.ranked(prepared.fixes(), found, parts, peaks, os.cpu_count() or 1)
+    found["fixes"] = [_suggested(fix, predicted, found) for fix, predicted in ranked]
+    if wish.try_fixes and ranked:
+        _try(workload, config, found, ranked, peaks, parts, say)
+    found["trust"] = _trust(found, config, cost, company)
+    return found
+
+
+def _traced(
+    prepared: Prepared, trial: Trial, found: dict[str, Any], wish: Wish
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, float], dict[str, Any] | None]:
+    recipe = trial.recipe
+    batches = endless(recipe.order, recipe.epochs + TRACED_LATER)
+    cuda = prepared.settings.device.type == "cuda"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        record(lambda _: take_step(recipe, batches, recipe.steps - 1), TRACED, path, cuda)
+        analysed = analyse(read(path))
+        kept = write_cut(path, wish.trace, wish.trace_mb) if wish.trace else None
+    plain, traced = found["overhead"]["plain_ms"], analysed["window"]["wall_ms"]
+    cost = {"plain_ms": plain, "clocked_ms": traced, "share": traced / plain - 1}
+    tables = {name: analysed[name] for name in ("operator_table", "kernels", "idle", "transfers")}
+    return tables, analysed["parts"], cost, kept
+
+
+def _touched(trial: Trial) -> list[torch.Tensor]:
+    """The rows some batches look up."""
+    batches = endless(trial.recipe.order, trial.recipe.epochs + TABLES_LATER)
+    return [trial.rows_of(batch).cpu() for batch in islice(batches, 4)]
+
+
+def _suggested(fix: Fix, predicted: float, found: dict[str, Any]) -> dict[str, Any]:
+    step = found["overhead"]["plain_ms"]
+    return {
+        "name": fix.name,
+        "title": fix.title,
+        "switch": fix.switch,
+        "why": WHY.get(fix.name, fix.title),
+        "predicted_ms": predicted,
+        "predicted_gain": step / predicted,
+        "measured_ms": None,
+        "measured_gain": None,
+        "same_numbers": None,
+        "largest_difference": None,
+        "status": "suggested",
+        "note": None,
+    }
+
+
+WHY = {
+    "input": "the host makes and copies every batch while the device waits",
+    "pinned": "from pageable memory a copy goes through the driver's own buffer, and the host waits for it",
+    "graph": "the host launches every kernel on its own; a graph is one launch a step",
+    "precision": "the matrix units work on tf32 several times faster than the others on float32",
+    "embedding": "lookups, their backward pass and the update are many kernels that write what the next reads",
+    "interaction": "products, their selection and the gradient's scatter pass through memory",
+    "mlp": "bias, ReLU and bias gradients are passes of their own over every activation",
+    "optimizer": "every parameter is updated by kernels of its own",
+    "threads": "operators with arithmetic can be shared between cores",
+    "onednn": "oneDNN multiplies large matrices faster",
+}
+
+
+def _try(
+    workload: Workload,
+    config: Any,
+    found: dict[str, Any],
+    ranked: list[tuple[Any, float]],
+    peaks: dict[str, Any] | None,
+    parts: list[dict[str, Any]] | None,
+    say: Callable[[str], None],
+) -> None:
+    """Each fix alone, then all that held; predicted gains beside measured ones."""
+    say("trying fixes: what the step costs and gives without any")
+    base, losses = _measured(workload, config)
+    held: list[Fix] = []
+    for (fix, _), row in zip(ranked, found["fixes"]):
+        say(f"trying {fix.switch}")
+        if _tried(workload, fix.config, fix.tolerance, row, base, losses):
+            held.append(fix)
+    # Two positions of one switch exclude each other: the first ranks higher.
+    fields = {fix.switch.split()[0]: fix for fix in reversed(held)}
+    together = [fix for fix in held if fields[fix.switch.split()[0]] is fix]
+    if len(together) < 2:
+        return
+    say("trying " + " ".join(fix.switch for fix in together))
+    merged = _merged(config, together)
+    facts = predictions.facts(found, parts, peaks) if parts is not None and peaks is not None else None
+    if facts is not None:
+        predicted = predictions.predict(facts, [fix.name for fix in together])
+    else:
+        step = found["overhead"]["plain_ms"]
+        gains = [step - row["predicted_ms"] for row in found["fixes"] if row["name"] in {f.name for f in together}]
+        predicted = max(0.05 * step, step - sum(gains))
+    whole = Fix(
+        name="all together",
+        title="every fix that kept the numbers",
+        switch=" ".join(fix.switch for fix in together),
+        config=merged,
+        tolerance=sum(fix.tolerance for fix in together),
+    )
+    row = _suggested(whole, predicted, found)
+    found["fixes"].append(row)
+    _tried(workload, merged, whole.tolerance, row, base, losses)
+
+
+def _merged(config: Any, together: list[Fix]) -> Any:
+    """One config with what every fix changed."""
+    from ..config import from_json, to_json
+
+    base, merged = to_json(config), to_json(config)
+
+    def take(ours: Any, before: Any, theirs: Any) -> Any:
+        if isinstance(ours, dict):
+            return {key: take(ours[key], before[key], theirs[key]) for key in ours}
+        return theirs if theirs != before else ours
+
+    for fix in together:
+        merged = take(merged, base, to_json(fix.config))
+    return from_json(type(config), merged)
+
+
+def _tried(
+    workload: Workload, config: Any, tolerance: float, row: dict[str, Any], base: float, losses: list[float]
+) -> bool:
+    """Measure a fix into its row; false when it changes the numbers."""
+    try:
+        step, ours = _measured(workload, config)
+    except Exception as error:  # A fix that does not run here is a finding, not the end of the profile.
+        row |= {"status": "not applicable", "note": f"{type(error).__name__}: {error}".splitlines()[0]}
+        return False
+    difference = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, ours))
+    same = difference <= tolerance
+    row |= {
+        "measured_ms": step,
+        "measured_gain": base / step,
+        "same_numbers": same,
+        "largest_difference": difference,
+        "status": "tried" if same else "rejected",
+        "note": None
+        if same
+        else f"a loss differs by {difference:.2g}, more than the {tolerance:g} its arithmetic excuses",
+    }
+    return same
+
+
+def _measured(workload: Workload, config: Any) -> tuple[float, list[float]]:
+    """The median step, as training takes it, and the first losses from fresh weights."""
+    prepared = workload.prepare(config)
+    with applied(prepared.settings):
+        trial = prepared.trial(config.seed)
+        recipe, sync = trial.recipe, prepared.settings.sync or (lambda: None)
+        first = recipe.order.batches(0)
+        losses = [float(take_step(recipe, first, step)[0]) for step in range(min(COMPARED, len(recipe.order)))]
+        rounds = _rounds(recipe, sync)
+    del trial, recipe
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return sorted(rounds)[len(rounds) // 2], losses
+
+
+def _rounds(recipe: Recipe, sync: Callable[[], None]) -> list[float]:
+    """ms a step, in rounds of several steps: a device that works ahead must be waited for only at a round's end."""
+    batches: Iterator[Any] = endless(recipe.order, recipe.epochs + TRIED_LATER)
+
+    def several(count: int) -> float:
+        sync()
+        began = perf_counter()
+        for _ in range(count):
+            take_step(recipe, batches, recipe.steps - 1)
+        sync()
+        return (perf_counter() - began) / count * 1e3
+
+    each = several(3)
+    count = max(1, min(50, round(200 / each)))
+    return [several(count) for _ in range(5 if each < 200 else 3)]
+
+
+def _trust(found: dict[str, Any], config: Any, cost: dict[str, float] | None, company: Company) -> dict[str, Any]:
+    missing = [
+        f"{name}: {found[name]['missing']}"
+        for name in ("operator_table", "kernels", "idle", "transfers", "roofline", "communication")
+        if isinstance(found[name], dict) and "missing" in found[name]
+    ]
+    return {
+        "steps": found["steps"],
+        "warmup": found["warmup"],
+        "profiling": {"budget": found["overhead"], "full": cost},
+        "seed": config.seed,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": _version("triton"),
+            "cuda": torch.version.cuda,
+        },
+        "clocks": _clocks() if found["device"] != "cpu" else None,
+        "company": {"share": company.share()},
+        "not_measured": missing,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _clocks() -> dict[str, float] | None:
+    """The GPU's clocks and power as they are now, by nvidia-smi; none where it does not say."""
+    query = "--query-gpu=clocks.sm,clocks.mem,power.draw"
+    words = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout
+        sm, memory, power = (float(word) for word in said.splitlines()[0].split(","))
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return None
+    return {"sm_mhz": sm, "mem_mhz": memory, "power_w": power}
+
+
+def stall_command(config_file: Path) -> list[str]:
+    """A short process for Nsight Compute to watch: a few steps of a saved config."""
+    return [sys.executable, "-m", "recperf.workloads.few_steps", str(config_file)]
