@@ -13,6 +13,7 @@ from ..data.batch import JaggedFeatures
 from .config import DLRMConfig
 from .dlrm import DLRM
 from .embeddings import StackedTables
+from .tables import SparseTables
 
 PUBLISHED = DLRMConfig(
     features=("user", "item", "occupation"), rows=(943, 1682, 21), dim=8, bottom=(16, 8, 8), top=(32, 16, 1)
@@ -50,7 +51,7 @@ def jagged(keys: tuple[str, ...], indices: list[Tensor], offsets: list[Tensor]) 
 
 def public_parameters(model: DLRM) -> dict[str, Tensor]:
     """Our parameters under the public DLRM's names (`emb_l.0.weight`, `bot_l.0.weight`, ...), as views."""
-    assert isinstance(model.embeddings, StackedTables), "the public model has a table a feature"
+    assert isinstance(model.embeddings, StackedTables | SparseTables), "the public model has a table a feature"
     named = {f"emb_l.{i}.weight": model.embeddings.table(key) for i, key in enumerate(model.config.features)}
     for prefix, mlp in (("bot_l", model.bottom), ("top_l", model.top)):
         for index, layer in enumerate(mlp.linears()):

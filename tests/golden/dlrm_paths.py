@@ -1,0 +1,206 @@
+"""Every way our DLRM is computed, held against the public one: probabilities, loss and every gradient, on any device.
+
+A module of helpers, not of tests: tests/golden/test_dlrm.py takes the ways of a CPU, tests/gpu/test_fast.py those of a
+GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recperf.data.batch import ClickBatch
+from recperf.models.arithmetic import Arithmetic, FastArithmetic
+from recperf.models.config import DLRMConfig
+from recperf.models.dlrm import DLRM, WrittenOutLoss, make_interaction
+from recperf.models.embeddings import Embeddings, StackedTables
+from recperf.models.interaction import Dot
+from recperf.models.lanes import Lanes
+from recperf.models.published import jagged, load_public_parameters
+from recperf.models.tables import SparseTables
+
+FOLDER = Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden")) / "dlrm"
+CASES = sorted(FOLDER.glob("*.npz"))
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Way:
+    """Which body each part has. Bag "stacked": tables with a dense gradient; relu "plain": the plain arithmetic."""
+
+    bag: str
+    dot: str
+    relu: str
+    lanes: bool = False
+    """With a second queue, on a GPU."""
+
+    def __str__(self) -> str:
+        return f"bag {self.bag}, dot {self.dot}, relu {self.relu}" + (", lanes" if self.lanes else "")
+
+
+def ways(bags: tuple[str, ...], *, lanes: bool = False) -> list[Way]:
+    """All combinations with the given bags."""
+    dots, relus = ("reference", "triton"), ("plain", "reference", "triton")
+    return [Way(bag, dot, relu, lanes) for bag, dot, relu in product(bags, dots, relus)]
+
+
+def body(op: str, name: str) -> ModuleType:
+    return importlib.import_module(f"recperf.ops.{op}.{name}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One saved example of the public DLRM."""
+
+    config: DLRMConfig
+    batch: ClickBatch
+    arrays: dict[str, Tensor]
+
+    def named(self, prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): value for name, value in self.arrays.items() if name.startswith(prefix)}
+
+
+def load(path: Path, device: str = "cpu") -> Case:
+    shape = json.loads(path.with_suffix(".json").read_text())
+    with np.load(path) as saved:
+        arrays = {name: torch.from_numpy(value).to(device) for name, value in saved.items()}
+    config = DLRMConfig(
+        features=tuple(f"feature_{i}" for i in range(len(shape["rows"]))),
+        rows=tuple(shape["rows"]),
+        dim=shape["m_spa"],
+        bottom=tuple(shape["bot"]),
+        top=tuple(shape["top"][1:]),
+        interaction="concat" if shape["interaction"] == "cat" else "dot",
+        diagonal=shape["itself"],
+    )
+    assert config.top_widths == tuple(shape["top"])
+    count = range(len(shape["rows"]))
+    features = jagged(
+        config.features,
+        [arrays[f"in/sparse_index/{i}"] for i in count],
+        [arrays[f"in/sparse_offset/{i}"] for i in count],
+    )
+    return Case(config, ClickBatch(arrays["in/dense"], features, arrays["in/label"].squeeze(1)), arrays)
+
+
+def build(case: Case, way: Way, device: str = "cpu") -> DLRM:
+    """A model of this way with the public one's weights."""
+    config, lanes = case.config, Lanes(on=way.lanes)
+    model = DLRM(
+        config,
+        embeddings=_embeddings(config, way.bag, lanes, device),
+        interaction=(
+            Dot(config.vectors, diagonal=config.diagonal, body=body("dot", way.dot))
+            if config.interaction == "dot"
+            else make_interaction(config)
+        ),
+        arithmetic=Arithmetic() if way.relu == "plain" else FastArithmetic(relu=body("relu", way.relu), lanes=lanes),
+    ).to(device)
+    load_public_parameters(model, case.named("param/"))
+    return model
+
+
+def _embeddings(config: DLRMConfig, bag: str, lanes: Lanes, device: str) -> Embeddings:
+    if bag == "stacked":
+        return StackedTables(config.features, config.rows, config.dim)
+    chosen: Any = bag
+    tables = SparseTables(config.features, config.rows, config.dim, bag=chosen, device=device)
+    tables.lanes = lanes
+    return tables
+
+
+def clear(model: DLRM) -> None:
+    """Forget the gradients of a backward pass."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    if isinstance(model.embeddings, SparseTables):
+        model.embeddings.forget()
+
+
+def join(model: DLRM) -> None:
+    """Wait for what runs beside the current queue."""
+    model.arithmetic.lanes.join_all()
+    if isinstance(model.embeddings, SparseTables):
+        model.embeddings.lanes.join_all()
+
+
+def step(model: DLRM, batch: ClickBatch) -> WrittenOutLoss:
+    """The loss and all gradients, finished when this returns as far as the current queue can tell."""
+    loss = model.loss(batch)
+    loss.backward()
+    join(model)
+    return loss
+
+
+def replayed(model: DLRM, batch: ClickBatch) -> WrittenOutLoss:
+    """The same as a CUDA graph. What the capture promised is spoiled first, so that only the replay can give it."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(WARM_UP):
+            step(model, batch)
+            clear(model)
+    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step(model, batch)
+    for tensor in (loss.value, loss.logits_B, *(p.grad for p in model.parameters() if p.grad is not None)):
+        tensor.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    # The results live in the graph's memory.
+    loss.graph = graph  # type: ignore[attr-defined]
+    return loss
+
+
+def gradients(model: DLRM) -> dict[str, Tensor]:
+    """Under the public model's names."""
+    tables = model.embeddings
+    if isinstance(tables, StackedTables):
+        assert tables.weight_RD.grad is not None
+        whole_RD = tables.weight_RD.grad
+    else:
+        assert isinstance(tables, SparseTables)
+        whole_RD = tables.dense_gradient()
+    parts = whole_RD.split(list(tables.rows))
+    named = {f"emb_l.{index}.weight": part for index, part in enumerate(parts)}
+    for prefix, mlp in (("bot_l", model.bottom), ("top_l", model.top)):
+        for index, layer in enumerate(mlp.linears()):
+            for name, parameter in (("weight", layer.weight), ("bias", layer.bias)):
+                assert parameter.grad is not None
+                named[f"{prefix}.{2 * index}.{name}"] = parameter.grad
+    return named
+
+
+def close(ours: Tensor, theirs: Tensor, what: str = "") -> None:
+    torch.testing.assert_close(
+        ours,
+        theirs,
+        rtol=2e-4,
+        atol=1e-5 * float(theirs.abs().max()),
+        msg=lambda found: f"{what}: {found}",
+    )
+
+
+def agree(model: DLRM, loss: WrittenOutLoss, case: Case) -> None:
+    """Everything the public model gave, by a step that was taken."""
+    close(loss.logits_B.sigmoid().unsqueeze(1), case.arrays["out/prob"], "probabilities of the step")
+    with torch.no_grad():
+        asked = model(case.batch.dense_BD, case.batch.features).sigmoid().unsqueeze(1)
+    close(asked, case.arrays["out/prob"], "probabilities")
+    close(loss.detach(), case.arrays["out/loss"], "loss")
+    ours, theirs = gradients(model), case.named("grad/")
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        close(value, theirs[name], f"gradient of {name}")

@@ -1,0 +1,367 @@
+"""The fast path on a GPU: every switch against the plain path, graphs by bits, the public DLRM's numbers."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.data.random_bags import RandomBags
+from recperf.models.arithmetic import FastArithmetic
+from recperf.ops import bag, dot, relu
+from recperf.train.device import applied
+from recperf.train.fast_config import PLAIN, FastConfig
+from recperf.train.loop import take_step
+from recperf.workloads.dlrm import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
+from recperf.workloads.dlrm_build import DLRMTrial, PreparedDLRM
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+_spec = importlib.util.spec_from_file_location("dlrm_paths", Path(__file__).parents[1] / "golden" / "dlrm_paths.py")
+assert _spec is not None
+assert _spec.loader is not None
+paths = importlib.util.module_from_spec(_spec)
+sys.modules["dlrm_paths"] = paths
+_spec.loader.exec_module(paths)
+
+STEPS = 10
+FAST = FastConfig(precision="float32")
+"""All that is fused, in a graph, without a change of precision."""
+OPTIMIZERS = ["sgd", "adagrad", "rowwise-adagrad"]
+
+
+def made(
+    fast: FastConfig, *, data: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **train: Any
+) -> DLRMWorkloadConfig:
+    """A small dlrm. The rate has few bits, so that it is the same number in float32 and in Python; the large eps keeps
+    Adagrad's first steps from dividing rounding errors by themselves."""
+    rate = 0.125 if train.get("optimizer", "sgd") == "sgd" else 2.0**-6
+    fields = {"batch_size": 256, "learning_rate": rate, "eps": 1e-2} | train
+    return DLRMWorkloadConfig(
+        data=DLRMDataConfig(**({"ids_per_bag": 6, "batches": 2 * STEPS, "held_out_batches": 2} | (data or {}))),
+        model=DLRMModelConfig(
+            **({"rows": (50, 3, 1000), "dim": 16, "bottom": (13, 32, 16), "top": (64, 32, 1)} | (model or {}))
+        ),
+        train=DLRMTrainConfig(epochs=1, device="cuda", checkpoint_epochs=False, **fields),
+        fast=fast,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    prepared: PreparedDLRM
+    trial: DLRMTrial
+    losses: list[float]
+    state: dict[str, torch.Tensor]
+
+
+def run(config: DLRMWorkloadConfig, *, steps: int = STEPS, batches: Iterator[Any] | None = None) -> Outcome:
+    prepared = PreparedDLRM(config)
+    with applied(prepared.settings):
+        trial = prepared.trial(1)
+        given = trial.recipe.order.batches(0) if batches is None else batches
+        losses = [float(take_step(trial.recipe, given, step)[0]) for step in range(steps)]
+        torch.cuda.synchronize()
+    return Outcome(prepared, trial, losses, copy.deepcopy(trial.model.state_dict()))
+
+
+@cache
+def plain(optimizer: str) -> Outcome:
+    return run(made(PLAIN, optimizer=optimizer))
+
+
+def same_bits(one: Outcome, other: Outcome) -> None:
+    assert one.losses == other.losses
+    assert one.state.keys() == other.state.keys()
+    for name, value in one.state.items():
+        assert torch.equal(value, other.state[name]), name
+
+
+def close(one: Outcome, other: Outcome, *, loss: float = 1e-4, weights: float = 1e-4) -> None:
+    assert one.losses == pytest.approx(other.losses, rel=loss)
+    assert one.state.keys() == other.state.keys()
+    for name, value in one.state.items():
+        torch.testing.assert_close(value, other.state[name], rtol=weights, atol=weights, msg=lambda m, n=name: n + m)
+
+
+def is_on(name: str, found: Outcome) -> bool:
+    """Whether the trial is really made that way, not only said to be."""
+    trial: Any = found.trial
+    return bool(
+        {
+            "input": lambda: isinstance(trial.recipe.order, RandomBags) and trial.recipe.order.device == "cuda",
+            "graph": lambda: trial.recipe.whole_step is not None,
+            "embedding": lambda: trial.model.embeddings.bag.__name__.endswith(".triton"),
+            "interaction": lambda: trial.model.interaction.body.__name__.endswith(".triton"),
+            "mlp": lambda: isinstance(trial.model.arithmetic, FastArithmetic),
+            "optimizer": lambda: not trial.optimizer.dense.plain,
+        }[name]()
+    )
+
+
+@pytest.mark.parametrize("lanes", [False, True], ids=["one queue", "two queues"])
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("bags", ["stacked", "reference", "triton"])
+@pytest.mark.parametrize("path", paths.CASES or [None], ids=lambda path: path.stem if path else "none")
+def test_the_public_dlrms_numbers_by_every_way(path: Path | None, bags: str, graph: bool, lanes: bool) -> None:
+    if path is None:
+        pytest.skip(f"no golden numbers at {paths.FOLDER}; set RECPERF_GOLDEN")
+    if bags != "triton" and (graph or lanes):
+        pytest.skip("these lookups ask the host for sizes, and have no second queue")
+    case = paths.load(path, "cuda")
+    for way in paths.ways((bags,), lanes=lanes):
+        model = paths.build(case, way, "cuda")
+        loss = (paths.replayed if graph else paths.step)(model, case.batch)
+        paths.agree(model, loss, case)
+
+
+SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float]] = {
+    # what is switched, what both sides have, tolerance of losses and of weights
+    "input device": ({"input": "device"}, {}, 1e-4, 1e-4),
+    "input pinned": ({"input": "pinned"}, {}, 1e-4, 1e-4),
+    "graph": ({"graph": "on"}, {"embedding": "fused"}, 1e-4, 1e-4),
+    "embedding": ({"embedding": "fused"}, {}, 1e-4, 1e-4),
+    "interaction": ({"interaction": "fused"}, {}, 1e-4, 1e-4),
+    "mlp": ({"mlp": "fused"}, {}, 1e-4, 1e-4),
+    "optimizer": ({"optimizer": "fused"}, {}, 1e-4, 1e-4),
+    "tf32": ({"precision": "tf32"}, {}, 1e-3, 2e-3),
+    "bfloat16": ({"precision": "bfloat16"}, {}, 5e-3, 1e-2),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", SWITCHES)
+def test_each_switch_alone_gives_the_plain_paths_numbers(name: str, optimizer: str) -> None:
+    change, shared, loss, weights = SWITCHES[name]
+    found = run(made(replace(PLAIN, **(shared | change)), optimizer=optimizer))
+    close(found, plain(optimizer), loss=loss, weights=weights)
+    for field, value in change.items():
+        assert found.prepared.settings.reasons[field] == f"{value}: asked for"
+    on = {"input"} if change == {"input": "device"} else {key for key in shared | change if key not in ("input",)}
+    for field in ("input", "graph", "embedding", "interaction", "mlp", "optimizer"):
+        # bfloat16 needs the arithmetic that knows it.
+        expected = field in on or (field == "mlp" and name == "bfloat16")
+        assert is_on(field, found) == expected, field
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_all_switches_together_give_the_plain_paths_numbers(optimizer: str) -> None:
+    found = run(made(FAST, optimizer=optimizer))
+    close(found, plain(optimizer))
+    assert all(is_on(field, found) for field in ("graph", "embedding", "interaction", "mlp", "optimizer"))
+    with applied(found.prepared.settings):
+        scores = [outcome.trial.score() for outcome in (found, plain(optimizer))]
+    assert scores[0] == pytest.approx(scores[1], abs=5e-3)
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "diagonal": {"model": {"diagonal": True}},
+    "concat": {"model": {"interaction": "concat"}},
+    "dcn": {"model": {"interaction": "dcn", "cross_layers": 2, "cross_rank": 8}},
+    "one id a bag": {"data": {"ids_per_bag": 1}},
+    "fixed lengths": {"data": {"fixed": True}},
+    "distinct ids": {"data": {"distinct": True}},
+    "zipf": {"data": {"ids": "zipf"}},
+    "26 tables": {"model": {"rows": tuple(range(2, 28))}},
+    "odd widths": {"model": {"dim": 7, "bottom": (5, 9, 7), "top": (11, 1)}, "batch_size": 37},
+    "mse": {"loss": "mse"},
+    "weighted": {"loss": "wbce", "loss_weights": (0.5, 2.0)},
+    "warm-up": {"schedule": "warmup-decay", "warmup_steps": 4, "decay_start": 5, "decay_steps": 5},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_shapes_give_the_plain_paths_numbers(shape: str) -> None:
+    # Drawn on the device by both: what a power law draws may differ by an id between devices.
+    expected = run(made(replace(PLAIN, input="device"), **SHAPES[shape]))
+    close(run(made(FAST, **SHAPES[shape])), expected)
+
+
+def test_the_default_is_the_fast_path_and_says_why() -> None:
+    found = run(made(FastConfig()), steps=1)
+    switches, reasons = found.prepared.switches, found.prepared.settings.reasons
+    assert switches.graph
+    assert (switches.input, switches.precision) == ("device", "tf32")
+    assert reasons["graph"] == "on: a GPU, and shapes that do not change"
+    assert reasons["deterministic"] == "yes: asked for"
+    for field in ("embedding", "interaction", "mlp", "optimizer"):
+        assert reasons[field] == "fused: on cuda"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_graph_takes_the_same_steps_by_bits(optimizer: str) -> None:
+    graph, eager = (run(made(replace(FAST, graph=on), optimizer=optimizer)) for on in ("on", "off"))
+    assert is_on("graph", graph)
+    assert not is_on("graph", eager)
+    same_bits(graph, eager)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_repeat_gives_the_same_bits(optimizer: str) -> None:
+    same_bits(*(run(made(FastConfig(), optimizer=optimizer)) for _ in range(2)))
+
+
+def test_atomics_give_the_same_numbers() -> None:
+    found = run(made(replace(FAST, deterministic=False)))
+    assert found.prepared.switches.scatter
+    assert found.prepared.settings.reasons["deterministic"].startswith("no: ")
+    close(found, plain("sgd"))
+
+
+@pytest.mark.parametrize("source", ["device", "pinned"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_restored_graph_run_goes_on_to_the_same_bits(optimizer: str, source: Any) -> None:
+    config = made(replace(FAST, input=source), optimizer=optimizer)
+    whole, half = run(config), run(config, steps=STEPS // 2)
+    state = copy.deepcopy(half.trial.state())
+    prepared = PreparedDLRM(config)
+    with applied(prepared.settings):
+        trial = prepared.trial(1)
+        trial.restore(state)
+        batches = trial.recipe.order.batches(0, STEPS // 2)
+        losses = [float(take_step(trial.recipe, batches, step)[0]) for step in range(STEPS // 2, STEPS)]
+    same_bits(Outcome(prepared, trial, half.losses + losses, trial.model.state_dict()), whole)
+
+
+@pytest.mark.parametrize("source", ["pinned", "pageable"])
+@pytest.mark.parametrize("data", [{}, {"ids_per_bag": 1}, {"fixed": True}], ids=["varying", "one id", "fixed"])
+def test_copied_batches_train_like_drawn_ones(source: Any, data: dict[str, Any]) -> None:
+    drawn = run(made(FAST, data=data))
+    assert drawn.trial.bags is not None
+    bags = drawn.trial.bags
+    # Moved from the device: nothing but the way to the graph can make a difference.
+    batches = (bags.batch(0, step).to("cpu") for step in range(STEPS))
+    copied = run(made(replace(FAST, input=source), data=data), batches=batches)
+    assert type(copied.trial.recipe.whole_step.feed).__name__ == "CopiedFeed"  # type: ignore[union-attr]
+    same_bits(copied, drawn)
+
+
+def test_steps_with_a_clock_inside_are_the_same_steps() -> None:
+    config = made(FAST)
+    prepared = PreparedDLRM(config)
+    with applied(prepared.settings):
+        trial = prepared.trial(1)
+        batches, whole = trial.recipe.order.batches(0), trial.recipe.whole_step
+        assert whole is not None
+        for step in range(STEPS):
+            if step % 3 == 1:
+                wall, parts = whole.clocked(batches, trial.recipe.learning_rate(step))
+                assert wall == sum(parts.values())
+                assert {"data", "top", "top_backward", "sparse_update", "dense_update"} <= parts.keys()
+                assert wall > 0
+            else:
+                take_step(trial.recipe, batches, step)
+    expected = run(config)
+    same_bits(Outcome(prepared, trial, expected.losses, trial.model.state_dict()), expected)
+
+
+@pytest.mark.parametrize("mlp", ["fused", "plain"])
+def test_bfloat16_learns(mlp: Any) -> None:
+    steps = 200
+    config = made(FastConfig(precision="bfloat16", mlp=mlp), data={"batches": steps})
+    found = run(config, steps=steps)
+    first, last = sum(found.losses[:20]) / 20, sum(found.losses[-20:]) / 20
+    assert last < first - 0.02
+    for value in found.state.values():
+        assert value.dtype == torch.float32
+        assert value.isfinite().all()
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that a kernel should write holds NaN before."""
+
+    def filled(make: Any) -> Any:
+        def call(*sizes: Any, **more: Any) -> torch.Tensor:
+            room = make(*sizes, **more)
+            return room.fill_(torch.nan) if room.is_floating_point() else room
+
+        return call
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+
+
+@pytest.mark.parametrize("state", ["none", "row", "number"])
+@pytest.mark.parametrize(("rows", "samples", "most"), [(1, 3000, 20), (3, 500, 9), (5000, 700, 6), (40, 1, 1)])
+@pytest.mark.parametrize("dim", [1, 7, 64, 128, 600])
+@pytest.mark.usefixtures("poisoned")
+def test_the_bag_kernels_agree_with_torch(dim: int, rows: int, samples: int, most: int, state: str) -> None:
+    draw = torch.Generator("cuda").manual_seed(dim + rows)
+    of: dict[str, Any] = {"device": "cuda", "generator": draw}
+    tables, bags = 3, 3 * samples
+    lengths = torch.randint(0, most + 1, (bags,), **of)
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    used = int(offsets[-1])
+    ids, starts = torch.randint(0, rows, (used + 5,), **of), torch.arange(0, 3 * rows, rows, device="cuda")
+    table, gradient = torch.randn(tables * rows, dim, **of), torch.randn(bags, dim, **of)
+    shapes = {"none": None, "row": table.shape[:1], "number": table.shape}
+    found = []
+    for name in ("reference", "triton"):
+        body, _ = bag.choose(name, table)  # type: ignore[arg-type]
+        mine = ids if name == "triton" else ids[:used]
+        shape = shapes[state]
+        weights, seen = table.clone(), None if shape is None else torch.full(shape, 0.5, device="cuda")
+        grouped = body.Grouped(mine, offsets, tables * rows, starts)
+        for rate in (0.1, torch.full((1,), 0.05, device="cuda")):
+            body.update(weights, seen, grouped, gradient, rate=rate, eps=1e-3, decay=0.1, scale=0.5)
+        added = table.clone()
+        if name == "triton":
+            body.scatter_sgd(added, mine, offsets, gradient, rate=0.1, starts_F=starts)
+        else:
+            body.update(added, None, grouped, gradient, rate=0.1, eps=0.0, decay=0.0, scale=1.0)
+        assert grouped.unique == torch.unique(ids[:used] + starts.repeat_interleave(lengths.view(3, -1).sum(1))).numel()
+        found.append((body.bag_sum(table, mine, offsets, starts), weights, added, seen))
+    tolerance = {"rtol": 1e-4, "atol": 1e-4 * max(1.0, (samples * most / rows) ** 0.5)}
+    for expected, got in zip(*found):
+        torch.testing.assert_close(got, expected, **tolerance)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize(("features", "dim"), [(1, 4), (3, 64), (8, 128), (26, 16), (26, 128), (31, 33)])
+@pytest.mark.usefixtures("poisoned")
+def test_the_dot_kernels_agree_with_torch(features: int, dim: int, diagonal: bool, kind: torch.dtype) -> None:
+    draw = torch.Generator("cuda").manual_seed(features)
+    dense = torch.randn(65, dim, device="cuda", generator=draw).to(kind)
+    sparse = torch.randn(features, 65, dim, device="cuda", generator=draw)
+    found = []
+    for name in ("reference", "triton"):
+        body, _ = dot.choose(name, dense.device)  # type: ignore[arg-type]
+        met, saved = body.forward(dense, sparse, diagonal=diagonal)
+        gradient = torch.randn(met.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).to(kind)
+        found.append((met, *body.backward(saved, gradient, diagonal=diagonal)))
+    tolerance = 1e-4 if kind == torch.float32 else 2e-2
+    for expected, got in zip(*found):
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance * dim**0.5)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (63, 65), (64, 64), (2048, 1024), (777, 3)])
+@pytest.mark.usefixtures("poisoned")
+def test_the_relu_kernel_agrees_with_torch(shape: tuple[int, int], kind: torch.dtype) -> None:
+    draw = torch.Generator("cuda").manual_seed(3)
+    gradient, activation = (torch.randn(shape, device="cuda", generator=draw).to(kind) for _ in range(2))
+    activation = activation.clamp(min=0)
+    found = [
+        relu.choose(name, gradient.device)[0].backward(gradient, activation)  # type: ignore[arg-type]
+        for name in ("reference", "triton")
+    ]
+    assert torch.equal(found[1][0], found[0][0])
+    assert found[1][1].dtype == torch.float32
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("data", [{}, {"ids_per_bag": 1}], ids=["varying", "one id"])
+def test_adamw_trains_by_default_as_it_does_plainly(data: dict[str, Any]) -> None:
+    config = made(FAST, optimizer="adamw", data=data)
+    assert not PreparedDLRM(config).switches.graph, "lookups with a dense gradient ask the host for sizes"
+    close(run(config), run(made(PLAIN, optimizer="adamw", data=data)))
