@@ -1,0 +1,175 @@
+"""The peers in the benchmarks of dlrm do the arithmetic they stand for, and the scripts report what they found.
+
+Shapes: V ids, B bags or samples, R table rows, D width.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recperf.errors import UsageError
+from recperf.models.config import DLRMConfig
+from recperf.ops.bag import reference
+from recperf.workloads.dlrm import DLRMWorkloadConfig, experiment
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+def small() -> DLRMWorkloadConfig:
+    """The experiment's batches and tables with MLPs of next to no work."""
+    config = experiment()
+    model = replace(config.model, dim=4, bottom=(512, 4), top=(8, 1))
+    return replace(config, model=model, train=replace(config.train, device="cpu", threads=1))
+
+
+@pytest.mark.parametrize("case", ["dlrm_dot", "dlrm_dot_itself"])
+def test_the_peer_is_the_public_model(script: Callable[[str], ModuleType], golden: Path, case: str) -> None:
+    shape = json.loads((golden / "dlrm" / f"{case}.json").read_text())
+    arrays = {name: torch.from_numpy(value) for name, value in np.load(golden / "dlrm" / f"{case}.npz").items()}
+    tables = range(len(shape["rows"]))
+    config = DLRMConfig(
+        features=tuple(f"feature_{i}" for i in tables),
+        rows=tuple(shape["rows"]),
+        dim=shape["m_spa"],
+        bottom=tuple(shape["bot"]),
+        top=tuple(shape["top"][1:]),
+        interaction="dot",
+        diagonal=shape["itself"],
+    )
+    model = script("dlrm_peer").PublicDLRM(config, np.random.RandomState(0))
+    model.load_state_dict({n.removeprefix("param/"): v for n, v in arrays.items() if n.startswith("param/")})
+    probability_B1 = model(
+        arrays["in/dense"],
+        torch.stack([arrays[f"in/sparse_offset/{i}"] for i in tables]),
+        [arrays[f"in/sparse_index/{i}"] for i in tables],
+    )
+    close(probability_B1, arrays["out/prob"])
+    torch.nn.BCELoss()(probability_B1, arrays["in/label"]).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.is_sparse == name.startswith("emb_l")
+        close(parameter.grad.to_dense(), arrays[f"grad/{name}"])
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-5 * float(theirs.abs().max()))
+
+
+def test_the_peer_takes_a_step_of_sgd(script: Callable[[str], ModuleType]) -> None:
+    config = small()
+    loop = script("dlrm_peer").PublicLoop(config, "cpu")
+    before = {name: value.detach().clone() for name, value in loop.model.named_parameters()}
+    loss, seconds = loop.step()
+    assert 0 < loss < 1
+    assert seconds > 0
+    for name, value in loop.model.named_parameters():
+        gradient = value.grad.to_dense()
+        assert gradient.abs().max() > 0
+        torch.testing.assert_close(value, before[name] - config.train.learning_rate * gradient)
+
+
+def test_the_peer_refuses_batches_its_generator_does_not_make(script: Callable[[str], ModuleType]) -> None:
+    config = small()
+    with pytest.raises(UsageError, match="2048 samples of 512"):
+        script("dlrm_peer").PublicLoop(replace(config, train=replace(config.train, batch_size=64)), "cpu")
+
+
+def test_steps_are_recorded_for_both_sides(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    step = script("dlrm_step")
+    monkeypatch.setitem(step.PRESETS, "experiment", small)
+    monkeypatch.setattr(script("_rows"), "RESULTS", tmp_path)
+    words = ["--device", "cpu", "--steps", "1", "--rounds", "2"]
+    monkeypatch.setitem(step.GOAL_RATIO, "experiment", 0.0)
+    assert step.main([*words, "--no-record"]) == 0
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setitem(step.GOAL_RATIO, "experiment", 1e9)
+    assert step.main(words) == 5
+    rows = [json.loads(line) for line in (tmp_path / "dlrm_step.jsonl").read_text().splitlines()]
+    found = {(row["variant"], row["metric"]): row for row in rows}
+    ours, peer = "recperf, experiment", "public imitation, experiment"
+    assert found[ours, "throughput"]["conditions"]["settings"]["threads"].startswith("1")
+    whole, printed = found[peer, "throughput"]["conditions"]["ms_a_step"], found[peer, "as it prints"]["p50"]
+    assert whole > 2 * printed, "making the batch is most of the small peer's step, and the peer does not print it"
+    assert (
+        found["recperf / public, experiment", "ratio"]["p50"]
+        > found["recperf / public, experiment", "ratio, printed"]["p50"]
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_missed_goal_is_named(script: Callable[[str], ModuleType], device: str) -> None:
+    step = script("dlrm_step")
+    good = step.Readings({"recperf": [2e-4] * 3}, [4e-4] * 3, [3e-4] * 3)
+    poor = step.Readings({"recperf": [9e-4] * 3}, [1e-3] * 3, [9e-4] * 3)
+    assert step.goal_missed(good, "experiment", device) is None
+    assert "goal" in step.goal_missed(poor, "experiment", device)
+
+
+@pytest.mark.parametrize("adagrad", [True, False])
+def test_torchs_sparse_path_updates_as_the_reference_does(script: Callable[[str], ModuleType], adagrad: bool) -> None:
+    fused, draw = script("fused_bag"), torch.Generator().manual_seed(3)
+    table_RD, ids_V = torch.randn(7, 5, generator=draw), torch.randint(0, 7, (11,), generator=draw)
+    offsets_B1 = torch.tensor([0, 4, 4, 9, 11])
+    gradient_BD = torch.randn(4, 5, generator=draw)
+    expected_RD, state_R = table_RD.clone(), torch.ones(7)
+    reference.update(
+        expected_RD, state_R if adagrad else None, reference.Grouped(ids_V, offsets_B1, 7), gradient_BD,
+        rate=fused.RATE, eps=fused.EPS, decay=0.0, scale=1.0,
+    )  # fmt: skip
+    case = fused.Case(table_RD, torch.ones(7), ids_V, offsets_B1, gradient_BD, int(ids_V.unique().numel()))
+    way = fused.TorchUpdate(case, adagrad=adagrad).way()
+    way.before()
+    way.work()
+    torch.testing.assert_close(table_RD, expected_RD)
+    torch.testing.assert_close(case.state_R, state_R)
+
+
+def test_bytes_are_those_no_update_avoids(script: Callable[[str], ModuleType]) -> None:
+    fused = script("fused_bag")
+    table_RD, state_R, ids_V, offsets_B1, gradient_BD = map(torch.zeros, ((100, 8), 100, 20, 6, (5, 8)))
+    case = fused.Case(table_RD, state_R, ids_V, offsets_B1, gradient_BD, 12)
+    assert case.bytes_of("forward") == (20 + 5) * 32
+    assert case.bytes_of("SGD") == (2 * 12 + 5) * 32
+    assert case.bytes_of("row-wise Adagrad") == (2 * 12 + 5) * 32 + 12 * 8
+
+
+def test_goals_of_the_bag_look_at_the_right_rows(script: Callable[[str], ModuleType]) -> None:
+    fused = script("fused_bag")
+
+    def entry(what: str, metric: str, p50: float, **at: Any) -> dict[str, Any]:
+        conditions = {"who": "recperf", "what": what, "dim": 128, "bag": 32, "share_of_copy": 0.6} | at
+        return {"variant": what, "metric": metric, "p50": p50, "conditions": conditions}
+
+    met = [
+        entry("forward", "bandwidth", 3600.0),
+        entry("forward", "bandwidth", 1.0, bag=1),
+        entry("forward", "bandwidth", 1.0, who="torch"),
+        entry("row-wise Adagrad", "bandwidth", 2000.0),
+        entry("row-wise Adagrad", "ratio", 4.1),
+        entry("row-wise Adagrad", "ratio", 3.0, dim=64),
+        {"variant": "copy", "metric": "bandwidth", "p50": 4000.0, "conditions": {}},
+    ]
+    assert fused.goals_missed(met) == []
+    missed = [
+        entry("forward", "bandwidth", 3400.0),
+        entry("row-wise Adagrad", "bandwidth", 2000.0, share_of_copy=0.4),
+        entry("row-wise Adagrad", "ratio", 3.9),
+    ]
+    assert len(fused.goals_missed(missed)) == 3
