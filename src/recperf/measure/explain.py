@@ -46,6 +46,7 @@ READINGS = {
     "of memory": "time a looked-up row takes, in times a random row of that size takes from memory here",
     "empty ops": "time an operator takes, in times an operator that does nothing takes here",
     "launch": "share of a traced step in which the device waits for the host to launch work, or for a gap to pass",
+    "small": "share of the kernels' time that is in kernels under 10 us, too short to fill a device",
 }
 
 RULES: dict[str, tuple[Condition, ...]] = {
@@ -63,9 +64,13 @@ RULES: dict[str, tuple[Condition, ...]] = {
     ),
     "dispatch-bound": (
         below("input", 0.5), below("compute", 0.5), below("stream", 0.5), below("table", 0.5), below("empty ops", 10.0),
-        below("launch", 0.3),
+        below("launch", 0.3), below("small", 0.4),
     ),
     "launch-bound": (below("input", 0.5), below("compute", 0.5), below("stream", 0.5), least("launch", 0.3)),
+    "small-kernel-bound": (
+        below("input", 0.5), below("compute", 0.5), below("stream", 0.5), below("table", 0.5), below("launch", 0.3),
+        least("small", 0.4),
+    ),
 }  # fmt: skip
 
 SENTENCES = {
@@ -82,6 +87,8 @@ SENTENCES = {
     "takes; arithmetic would need {compute:.0%} and memory {stream:.0%} of the step.",
     "launch-bound": "Launching work sets the pace: for {launch:.0%} of the step the device waits for the host's next "
     "kernel; arithmetic would need {compute:.0%} and memory {stream:.0%} of the step.",
+    "small-kernel-bound": "Small kernels set the pace: {small:.0%} of the kernels' time is in kernels under 10 µs, too "
+    "short to fill the device; arithmetic would need {compute:.0%} and memory {stream:.0%} of the step.",
 }
 
 TABLE_PARTS = ("hash", "embedding", "embedding_backward", "sparse_update")
@@ -106,6 +113,7 @@ def read(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, flo
     readings["communication"] = sum(p["share"] for p in parts.values() if p["phase"] == "communication")
     readings["table"] = sum(parts[name]["share"] for name in TABLE_PARTS if name in parts)
     readings["launch"] = launch_share(profile)
+    readings["small"] = small_share(profile)
     found = ceilings(profile, peaks)
     if found is None:
         return readings
@@ -143,20 +151,28 @@ def ceilings(profile: dict[str, Any], peaks: dict[str, Any] | None) -> Ceilings 
     if peaks is None:
         return None
     precision = profile.get("precision") or "float32"
-    if profile["device"] == "cpu":
+    device = profile.get("device", "cpu")
+    if device == "cpu":
         caches = peaks["machine"]["caches"].values()
         known = peaks["gemm"].get(precision, peaks["gemm"]["float32"])
         return Ceilings(
             known["p50"], peaks["copy"]["p50"], peaks["dispatch"]["op"]["p50"], peaks["gather"]["dram"]["rows"],
             max(caches, default=0),
         )  # fmt: skip
-    gpu = (peaks.get("gpu") or {}).get(profile["device"])
+    gpu = (peaks.get("gpu") or {}).get(device)
     if gpu is None:
         return None
     return Ceilings(
         gpu["gemm"][precision]["p50"], gpu["copy"]["p50"], gpu["launch"]["queue"]["p50"], gpu["gather"]["dram"]["rows"],
         gpu["l2_bytes"],
     )  # fmt: skip
+
+
+def small_share(profile: dict[str, Any]) -> float:
+    """Of the kernels' time in small ones; 0 where no trace tells."""
+    kernels = profile.get("kernels") or {}
+    whole = sum(row["total_ms"] for row in kernels.get("rows", ()))
+    return float(kernels["small"]["total_ms"] / whole) if whole else 0.0
 
 
 def launch_share(profile: dict[str, Any]) -> float:

@@ -14,16 +14,24 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .gradients import add_gradient
 from .lanes import Lanes
 from .mlp import MLP, mlp_backward, mlp_forward
+
+EVEN = 8
+"""Widths that are no multiple of this take a product's slow kernels on a GPU."""
 
 
 class Arithmetic:
     """The plain way; what the fast way must equal."""
 
     lanes = Lanes()
+
+    def width(self, features: int) -> int:
+        """As wide as the input of a layer with so many features is best."""
+        return features
 
     def begin(self, mlps: Sequence[MLP]) -> None:
         """Called before a step's first layer."""
@@ -45,31 +53,71 @@ class Arithmetic:
 
 
 class FastArithmetic(Arithmetic):
-    """Fewer kernels; `low` is the type products are taken in, `relu` one of `ops.relu`'s bodies."""
+    """Fewer kernels; `low` is the type products are taken in, `relu` one of `ops.relu`'s bodies.
 
-    def __init__(self, *, relu: ModuleType, low: torch.dtype = torch.float32, lanes: Lanes | None = None) -> None:
-        self.relu, self.low = relu, low
+    With `copies` the products read copies of the weights that suit them, made anew every step: the first layer's width
+    filled up with zeros to a multiple of 8, and in tf32, whose fast kernels read both factors along the sum only,
+    transposed ones for the way back.
+    """
+
+    def __init__(
+        self,
+        *,
+        relu: ModuleType,
+        low: torch.dtype = torch.float32,
+        copies: bool = False,
+        lanes: Lanes | None = None,
+    ) -> None:
+        self.relu, self.low, self.copies = relu, low, copies
         self.lanes = lanes or Lanes()
-        self._copies: dict[int, list[Tensor]] = {}
+        self._forth: dict[int, list[Tensor]] = {}
+        self._back: dict[int, list[Tensor]] = {}
+
+    def width(self, features: int) -> int:
+        """Of a layer's input, as the products want it."""
+        return -(-features // EVEN) * EVEN if self.copies else features
 
     def begin(self, mlps: Sequence[MLP]) -> None:
-        if self.low == torch.float32:
-            return
         ours: list[Tensor] = []
         theirs: list[Tensor] = []
+        turned: list[tuple[Tensor, Tensor]] = []
         for mlp in mlps:
-            if id(mlp) not in self._copies:
-                self._copies[id(mlp)] = [torch.empty_like(p, dtype=self.low, requires_grad=False) for p in mlp.flat]
-            ours += self._copies[id(mlp)]
-            theirs += mlp.flat
-        torch._foreach_copy_(ours, theirs)
+            if id(mlp) not in self._forth:
+                self._make(mlp)
+            for parameter, copied, back in zip(mlp.flat, self._forth[id(mlp)], self._back[id(mlp)]):
+                if copied is not parameter:
+                    ours.append(copied[:, : parameter.shape[1]] if parameter.dim() == 2 else copied)
+                    theirs.append(parameter)
+                if back is not copied:
+                    turned.append((back[: parameter.shape[1]], parameter))
+        if ours:
+            torch._foreach_copy_(ours, theirs)
+        with self.lanes.aside("copies"):
+            for way_back, weight in turned:
+                way_back.copy_(weight.t())
 
-    def _parameters(self, mlp: MLP) -> Sequence[Tensor]:
-        return mlp.flat if self.low == torch.float32 else self._copies[id(mlp)]
+    def _make(self, mlp: MLP) -> None:
+        """Room for what the products read: the parameters themselves where those do."""
+        forth: list[Tensor] = []
+        back: list[Tensor] = []
+        for index, parameter in enumerate(mlp.flat):
+            shape = tuple(parameter.shape)
+            if index == 0:
+                shape = (shape[0], self.width(shape[1]))
+            as_it_is = self.low == torch.float32 and shape == tuple(parameter.shape)
+            read: Tensor = parameter
+            if not as_it_is:
+                read = torch.zeros(shape, dtype=self.low, device=parameter.device)
+            turn = self.copies and self.low == torch.float32 and parameter.dim() == 2 and parameter.shape[0] > 1
+            forth.append(read)
+            back.append(torch.zeros(shape[::-1], device=parameter.device) if turn else read)
+        self._forth[id(mlp)], self._back[id(mlp)] = forth, back
 
     def forward(self, mlp: MLP, x_BI: Tensor) -> list[Tensor]:
-        parameters = self._parameters(mlp)
+        parameters = self._forth[id(mlp)]
         x_BI = x_BI.to(self.low)
+        if x_BI.shape[1] != parameters[0].shape[1]:
+            x_BI = F.pad(x_BI, (0, parameters[0].shape[1] - x_BI.shape[1]))
         activations = [x_BI]
         last = len(parameters) - 2
         for index in range(0, len(parameters), 2):
@@ -84,22 +132,34 @@ class FastArithmetic(Arithmetic):
     def backward(
         self, mlp: MLP, gradient_BO: Tensor, activations: list[Tensor], *, input_gradient: bool
     ) -> Tensor | None:
-        parameters = self._parameters(mlp)
+        self.lanes.join("copies")
         gradient_BO = gradient_BO.to(self.low)
-        last = len(parameters) - 2
+        last = len(mlp.flat) - 2
         for index in range(last, -1, -2):
             layer = index // 2
+            bias_SO = None
             if index < last or mlp.last_relu:
-                gradient_BO, bias_O = self.relu.backward(gradient_BO, activations[layer + 1])
-            else:
-                bias_O = gradient_BO.sum(0, dtype=torch.float32)
-            add_gradient(mlp.flat[index + 1], bias_O)
-            with self.lanes.aside("weights", gradient_BO, activations[layer]):
-                add_gradient(mlp.flat[index], weight_gradient(gradient_BO, activations[layer]))
+                gradient_BO, bias_SO = self.relu.backward(gradient_BO, activations[layer + 1])
+            with self.lanes.aside("weights", gradient_BO, activations[layer], *([] if bias_SO is None else [bias_SO])):
+                self._keep(mlp, index, gradient_BO, activations[layer], bias_SO)
             if index == 0 and not input_gradient:
                 return None
-            gradient_BO = gradient_BO.mm(parameters[index])
+            gradient_BO = self._input_gradient(mlp, index, gradient_BO)
         return gradient_BO
+
+    def _keep(self, mlp: MLP, index: int, gradient_BO: Tensor, input_BI: Tensor, bias_SO: Tensor | None) -> None:
+        """Add the gradients of a layer's weight and bias to theirs."""
+        weight, bias = mlp.flat[index], mlp.flat[index + 1]
+        gradient_OI = weight_gradient(gradient_BO, input_BI)
+        add_gradient(weight, gradient_OI[:, : weight.shape[1]].contiguous())
+        add_gradient(bias, gradient_BO.sum(0, dtype=torch.float32) if bias_SO is None else bias_SO.sum(0))
+
+    def _input_gradient(self, mlp: MLP, index: int, gradient_BO: Tensor) -> Tensor:
+        forth, back = self._forth[id(mlp)][index], self._back[id(mlp)][index]
+        if forth.shape[0] == 1:
+            # A product over one number is a multiplication, and faster as one.
+            return gradient_BO * forth
+        return gradient_BO.mm(forth) if back is forth else gradient_BO.mm(back.t())
 
 
 def weight_gradient(gradient_BO: Tensor, input_BI: Tensor) -> Tensor:

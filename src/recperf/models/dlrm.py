@@ -42,6 +42,8 @@ class DLRM(nn.Module):
         self.top = MLP(config.top_widths, last_relu=False)
         self.criterion: Loss = loss or BCE()
         self.arithmetic = arithmetic or Arithmetic()
+        if isinstance(self.interaction, Dot):
+            self.interaction.width = self.arithmetic.width(config.interaction_width)
         self.reset(seed)
 
     def reset(self, seed: int) -> None:

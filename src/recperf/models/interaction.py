@@ -60,6 +60,8 @@ class Dot(Interaction):
         super().__init__()
         self.vectors, self.diagonal, self.body = vectors, diagonal, body
         """The body is one of `ops.dot`'s."""
+        self.width: int | None = None
+        """Fill the written-out step's output with zeros up to this, where a product wants even widths."""
 
     def forward(self, dense_BD: Tensor, sparse: list[Tensor]) -> Tensor:
         """By torch's own operators, for autograd."""
@@ -68,7 +70,7 @@ class Dot(Interaction):
 
     def record(self, dense_BD: Tensor, sparse_FBD: Tensor) -> tuple[Tensor, Any]:
         """The output, and what `backward` needs."""
-        met: tuple[Tensor, Any] = self.body.forward(dense_BD, sparse_FBD, diagonal=self.diagonal)
+        met: tuple[Tensor, Any] = self.body.forward(dense_BD, sparse_FBD, diagonal=self.diagonal, width=self.width)
         return met
 
     def backward(self, saved: Any, gradient_BW: Tensor) -> tuple[Tensor, Tensor]:

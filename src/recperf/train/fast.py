@@ -47,19 +47,23 @@ def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int,
         source = decided("input", "device", "batches are made up where they are used")
     else:
         source = decided("input", "pinned" if cuda else "pageable", "rows are read from files")
-    graph = _graph(fast, cuda, slices, decided)
     precision = _precision(fast, cuda, decided)
     ways = {}
     for name in ("embedding", "interaction", "mlp", "optimizer"):
         ways[name] = _way(name, getattr(fast, name), device, decided)
+    graph = _graph(fast, cuda, slices, ways["embedding"], decided)
     scatter = cuda and ways["embedding"] and sgd and not fast.deterministic
     decided("deterministic", "no" if scatter else "yes", "asked for" if scatter else _why_deterministic(fast, sgd))
     return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=reasons, **ways)
 
 
-def _graph(fast: FastConfig, cuda: bool, slices: int, decided: object) -> bool:
+def _graph(fast: FastConfig, cuda: bool, slices: int, fused: bool, decided: object) -> bool:
     assert callable(decided)
-    lack = "no GPU" if not cuda else "a batch is taken in slices" if slices > 1 else ""
+    lack = "" if cuda else "no GPU"
+    if not lack and slices > 1:
+        lack = "a batch is taken in slices"
+    if not lack and not fused:
+        lack = "plain embeddings count a batch's different rows, which shapes cannot follow"
     if fast.graph == "on" and lack:
         raise MachineError(f"a step cannot be a CUDA graph: {lack}", fix="--fast.graph off")
     if fast.graph != "auto":

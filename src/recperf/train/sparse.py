@@ -103,15 +103,16 @@ class SplitOptimizer:
     @torch.no_grad()
     def step(self, learning_rate: float | Tensor) -> None:
         scale = self._scale() if self.clip else 1.0
-        with span("sparse_update"):
+        with span("sparse_update"), self.lanes.aside("tables"):
             rate = learning_rate if self.table_ratio == 1.0 else learning_rate * self.table_ratio
             self.sparse.step(rate, scale=scale)
         with span("dense_update"):
-            self.lanes.join_all()
+            self.lanes.join("weights")
             if scale < 1.0:
                 for gradient in self.dense.gradients():
                     gradient.mul_(scale)
             self.dense.step(learning_rate)
+            self.lanes.join_all()
 
     def _scale(self) -> float:
         """What brings the norm of the whole gradient, dense and sparse, down to the limit."""

@@ -204,11 +204,13 @@ class PreparedDLRM:
         )
 
     def _fix(self, name: str, title: str, tolerance: float, **change: Any) -> Fix:
-        field, value = next(iter(change.items()))
+        if name == "graph" and not self.switches.embedding:
+            # A graph's shapes cannot follow how many different rows a batch has.
+            change["embedding"] = "fused"
         return Fix(
             name=name,
             title=title,
-            switch=f"--fast.{field} {value}",
+            switch=" ".join(f"--fast.{field} {value}" for field, value in change.items()),
             config=replace(self.config, fast=replace(self.config.fast, **change)),
             tolerance=tolerance,
         )
@@ -276,7 +278,8 @@ class DLRMTrial(KeptTrial):
         if not switches.mlp and switches.precision != "bfloat16":
             return Arithmetic()
         body, _ = relu.choose("auto" if switches.mlp else "reference", device)
-        return FastArithmetic(relu=body, low=switches.low, lanes=lanes)
+        copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
+        return FastArithmetic(relu=body, low=switches.low, copies=copies, lanes=lanes)
 
     def _optimizer(self, lanes: Lanes) -> Any:
         train, switches = self.prepared.config.train, self.prepared.switches

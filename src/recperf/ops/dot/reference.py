@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @lru_cache(maxsize=64)
@@ -19,20 +20,22 @@ def pairs(vectors: int, diagonal: bool, device: torch.device) -> Tensor:
     return places
 
 
-def forward(dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor]:
-    """The dense vector, then the dot products of all pairs; and what `backward` needs."""
+def forward(dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool, width: int | None = None) -> tuple[Tensor, Tensor]:
+    """The dense vector, then the dot products of all pairs, then zeros up to a width; and what `backward` needs."""
     stacked_BVD = _stacked(dense_BD, sparse_FBD)
     products_BVV = torch.bmm(stacked_BVD, stacked_BVD.transpose(1, 2))
     places_P = pairs(stacked_BVD.shape[1], diagonal, dense_BD.device)
     met_BP = products_BVV.flatten(1).index_select(1, places_P)
-    return torch.cat([dense_BD, met_BP.to(dense_BD.dtype)], dim=1), stacked_BVD
+    met_BW = torch.cat([dense_BD, met_BP.to(dense_BD.dtype)], dim=1)
+    return (met_BW if width is None else F.pad(met_BW, (0, width - met_BW.shape[1]))), stacked_BVD
 
 
 def backward(saved: Tensor, gradient_BW: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor]:
     """Gradients of the dense vector and of the sparse ones, F x B x D."""
     batch, vectors, dim = saved.shape
     square = saved.new_zeros(batch, vectors * vectors)
-    square.index_copy_(1, pairs(vectors, diagonal, saved.device), gradient_BW[:, dim:].to(saved.dtype))
+    places_P = pairs(vectors, diagonal, saved.device)
+    square.index_copy_(1, places_P, gradient_BW[:, dim : dim + len(places_P)].to(saved.dtype))
     square_BVV = square.view(batch, vectors, vectors)
     # A product belongs to both of its vectors: the pair (i, j) sends the other one's value to each.
     given_BVD = torch.bmm(square_BVV + square_BVV.transpose(1, 2), saved)

@@ -31,8 +31,9 @@ def _place(row, column, DIAGONAL: tl.constexpr):
 
 @triton.jit
 def _forward(
-    dense, sparse, out, B, F, D, W,
+    dense, sparse, out, B, F, D, P, W,
     VECTORS: tl.constexpr, WIDTH: tl.constexpr, DIAGONAL: tl.constexpr, TF32: tl.constexpr,
+    PADDING: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0).to(tl.int64)
     vectors = _load_vectors(dense, sparse, sample, B, F, D, VECTORS, WIDTH)
@@ -44,6 +45,8 @@ def _forward(
     columns = tl.arange(0, WIDTH)
     kept = tl.load(dense + sample * D + columns, mask=columns < D, other=0.0)
     tl.store(out + sample * W + columns, kept.to(kind), mask=columns < D)
+    rest = D + P + tl.arange(0, PADDING)
+    tl.store(out + sample * W + rest, tl.zeros([PADDING], dtype=kind), mask=rest < W)
 
 
 @triton.jit
@@ -75,15 +78,19 @@ def _backward(
     tl.store(to_sparse + place, given, mask=wide & (vector > 0) & (vector <= F))
 
 
-def forward(dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def forward(
+    dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool, width: int | None = None
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     features, batch, dim = sparse_FBD.shape
     pairs = features * (features + 1) // 2 + (features + 1 if diagonal else 0)
-    out = torch.empty(batch, dim + pairs, dtype=dense_BD.dtype, device=dense_BD.device)
+    width = width or dim + pairs
+    out = torch.empty(batch, width, dtype=dense_BD.dtype, device=dense_BD.device)
     dense_BD, sparse_FBD = dense_BD.contiguous(), sparse_FBD.contiguous()
     if batch:
         _forward[(batch,)](
-            dense_BD, sparse_FBD, out, batch, features, dim, dim + pairs, **_shapes(features, dim, diagonal)
-        )
+            dense_BD, sparse_FBD, out, batch, features, dim, pairs, width,
+            PADDING=triton.next_power_of_2(max(1, width - dim - pairs)), **_shapes(features, dim, diagonal),
+        )  # fmt: skip
     return out, (dense_BD, sparse_FBD)
 
 

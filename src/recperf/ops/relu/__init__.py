@@ -1,7 +1,7 @@
 """The backward pass of a linear layer's ReLU with the gradient of its bias: `reference` (plain torch) and `triton`.
 
 implementation, why = choose("auto", device)
-gradient_BN, bias_N = implementation.backward(gradient_BN, activation_BN)
+gradient_BN, bias_SN = implementation.backward(gradient_BN, activation_BN)      # bias_SN.sum(0) is the bias gradient
 """
 
 from __future__ import annotations

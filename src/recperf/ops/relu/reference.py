@@ -1,6 +1,6 @@
 """The backward pass of a ReLU and of the bias before it in plain torch.
 
-Shapes: B samples, N outputs of the layer.
+Shapes: B samples, N outputs of the layer, S = 1 stripe of samples.
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ from torch import Tensor
 
 
 def backward(gradient_BN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient before the ReLU, and that of the bias in float32."""
+    """The gradient before the ReLU, and that of the bias in float32, as stripes that are still to be summed."""
     gradient_BN = torch.ops.aten.threshold_backward(gradient_BN, activation_BN, 0)
-    return gradient_BN, gradient_BN.sum(0, dtype=torch.float32)
+    return gradient_BN, gradient_BN.sum(0, dtype=torch.float32, keepdim=True)

@@ -34,7 +34,7 @@ def _backward(
 
 
 def backward(gradient_BN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient before the ReLU, and that of the bias in float32. Stripes are summed in order: equal bits."""
+    """The gradient before the ReLU, and that of the bias in float32, as stripes that are still to be summed."""
     batch, outputs = gradient_BN.shape
     gradient_BN, activation_BN = gradient_BN.contiguous(), activation_BN.contiguous()
     stripes = triton.cdiv(batch, STRIPE)
@@ -45,4 +45,4 @@ def backward(gradient_BN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor
             gradient_BN, activation_BN, out_BN, sums_SN, batch, outputs,
             ROWS=ROWS, COLUMNS=COLUMNS, STRIPE=STRIPE, num_warps=4,
         )  # fmt: skip
-    return out_BN, sums_SN.sum(0)
+    return out_BN, sums_SN
