@@ -36,7 +36,11 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Way:
-    """Which body each part has. Bag "stacked": tables with a dense gradient; relu "plain": the plain arithmetic."""
+    """Which body each part has.
+
+    Bag "stacked": tables with a dense gradient. ReLU "plain": the plain arithmetic; "copies": the Triton body, and
+    products that read copies of the weights.
+    """
 
     bag: str
     dot: str
@@ -50,7 +54,7 @@ class Way:
 
 def ways(bags: tuple[str, ...], *, lanes: bool = False) -> list[Way]:
     """All combinations with the given bags."""
-    dots, relus = ("reference", "triton"), ("plain", "reference", "triton")
+    dots, relus = ("reference", "triton"), ("plain", "reference", "triton", "copies")
     return [Way(bag, dot, relu, lanes) for bag, dot, relu in product(bags, dots, relus)]
 
 
@@ -104,7 +108,7 @@ def build(case: Case, way: Way, device: str = "cpu") -> DLRM:
             if config.interaction == "dot"
             else make_interaction(config)
         ),
-        arithmetic=Arithmetic() if way.relu == "plain" else FastArithmetic(relu=body("relu", way.relu), lanes=lanes),
+        arithmetic=_arithmetic(way.relu, lanes),
     ).to(device)
     load_public_parameters(model, case.named("param/"))
     return model
@@ -117,6 +121,13 @@ def _embeddings(config: DLRMConfig, bag: str, lanes: Lanes, device: str) -> Embe
     tables = SparseTables(config.features, config.rows, config.dim, bag=chosen, device=device)
     tables.lanes = lanes
     return tables
+
+
+def _arithmetic(relu: str, lanes: Lanes) -> Arithmetic:
+    if relu == "plain":
+        return Arithmetic()
+    copies = relu == "copies"
+    return FastArithmetic(relu=body("relu", "triton" if copies else relu), copies=copies, lanes=lanes)
 
 
 def clear(model: DLRM) -> None:

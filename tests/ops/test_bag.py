@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from types import ModuleType
+from typing import Any
+
 import pytest
 import torch
+from torch.nn import functional as F
 
 from recperf.data.hashing import rows_int
 from recperf.errors import MachineError
 from recperf.ops.bag import choose, native, reference
 
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
+    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("recperf.ops.bag.triton")
+
 needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+FAST = [pytest.param("native", marks=needs_native), pytest.param("triton", marks=needs_triton)]
+ALL = ["reference", *FAST]
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def body(name: str) -> ModuleType:
+    return importlib.import_module(f"recperf.ops.bag.{name}")
+
 
 LENGTHS = {
     "one each": [1] * 63,
@@ -125,6 +152,151 @@ def test_few_rows_shared_by_many_ids_are_cut_between_rows(rows: int) -> None:
     assert grouped.cuts == sorted(grouped.cuts)
     for cut in grouped.cuts[1:-1]:
         assert cut in (0, 6000) or ordered[cut - 1] != ordered[cut]
+
+
+STATES = {"sgd": None, "row-wise": (1,), "each number": (2,)}
+
+
+def moments(kind: str, table: torch.Tensor) -> torch.Tensor | None:
+    dims = STATES[kind]
+    shape = None if dims is None else table.shape[: dims[0]]
+    return None if shape is None else torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+def updated(implementation: str, kind: str, given: tuple[torch.Tensor, ...], **more: Any) -> tuple[Any, ...]:
+    """Weights and state after two updates, the second with a rate that is a tensor, and what else can be asked."""
+    table, ids, offsets, gradient, *starts = given
+    it, weights, state = body(implementation), table.clone(), moments(kind, table)
+    grouped = it.Grouped(ids, offsets, table.shape[0], *starts)
+    for rate in (0.1, torch.tensor([0.05])):
+        it.update(weights, state, grouped, gradient, rate=rate, **({"eps": 1e-8, "decay": 0.2, "scale": 0.5} | more))
+    return weights, state, it.squared_norm(grouped, gradient), grouped.unique
+
+
+@needs_triton
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("rows", "dim"), [(1, 1), (5, 7), (5000, 64), (300, 600)])
+@pytest.mark.parametrize("lengths", [LENGTHS[name] for name in LENGTHS if name != "many"])
+def test_kernel_sums_agree(lengths: list[int], rows: int, dim: int) -> None:
+    table, ids, offsets, _ = batch(lengths, rows, dim)
+    got = body("triton").bag_sum(table, ids, offsets)
+    assert got.shape == (len(lengths), dim)
+    if lengths:
+        torch.testing.assert_close(got, reference.bag_sum(table, ids, offsets), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=list(LENGTHS))
+@pytest.mark.parametrize("implementation", FAST)
+def test_updates_of_every_optimizer_agree(implementation: str, lengths: list[int], kind: str) -> None:
+    if implementation == "triton":
+        # The interpreter takes its time.
+        lengths = lengths[:20]
+    given = batch(lengths, 37, 5)
+    for got, expected in zip(updated(implementation, kind, given), updated("reference", kind, given)):
+        torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("chunk", [2, 16])
+@pytest.mark.parametrize("implementation", FAST)
+def test_one_row_that_everything_uses_is_summed_over_many_chunks(
+    implementation: str, chunk: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than the chunks that are joined at a time, alone and between other rows."""
+    if implementation == "triton":
+        monkeypatch.setattr(body("triton"), "chunk_size", lambda width: chunk)
+    for ids in (torch.full((18 * chunk + 1,), 2), torch.tensor([0] * 3 + [1] * (9 * chunk) + [2] * chunk + [4])):
+        offsets = torch.arange(0, ids.numel() + 1)
+        gradient = torch.randn(ids.numel(), 2, generator=torch.Generator().manual_seed(0))
+        given = (torch.ones(5, 2), ids, offsets, gradient)
+        for got, expected in zip(updated(implementation, kind, given), updated("reference", kind, given)):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def stacked(dim: int = 6) -> tuple[torch.Tensor, ...]:
+    """Three tables of 4, 1 and 9 rows, 5 bags each, some empty."""
+    draw = torch.Generator().manual_seed(9)
+    rows, lengths = (4, 1, 9), torch.tensor([[2, 0, 1, 3, 0], [0, 0, 0, 0, 0], [1, 1, 0, 4, 7]])
+    ids = torch.cat([torch.randint(0, r, (int(n.sum()),), generator=draw) for r, n in zip(rows, lengths)])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)])
+    table, gradient = torch.randn(14, dim, generator=draw), torch.randn(15, dim, generator=draw)
+    return table, ids, offsets, gradient, torch.tensor([0, 4, 5])
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("implementation", ALL)
+def test_stacked_tables_are_looked_up_each_in_its_own(implementation: str) -> None:
+    table, ids, offsets, _, starts = stacked()
+    got = body(implementation).bag_sum(table, ids, offsets, starts)
+    for index, (first, rows) in enumerate(((0, 4), (4, 1), (5, 9))):
+        own = offsets[index * 5 : index * 5 + 6]
+        expected = F.embedding_bag(
+            ids[own[0] : own[-1]], table[first : first + rows], own - own[0], mode="sum", include_last_offset=True
+        )
+        torch.testing.assert_close(got[index * 5 : index * 5 + 5], expected)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("implementation", ALL)
+def test_updates_of_stacked_tables_are_those_of_rows(implementation: str, kind: str) -> None:
+    table, ids, offsets, gradient, starts = stacked()
+    rows = reference.stacked_rows(ids, offsets, starts)
+    assert int(rows[6]) >= 5
+    got = updated(implementation, kind, (table, ids, offsets, gradient, starts))
+    for mine, expected in zip(got, updated("reference", kind, (table, rows, offsets, gradient))):
+        torch.testing.assert_close(mine, expected, rtol=2e-5, atol=2e-5)
+
+
+@needs_triton
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("more", [1, 40])
+def test_ids_after_the_last_bag_mean_nothing_to_the_kernels(kind: str, more: int) -> None:
+    table, ids, offsets, gradient, starts = stacked()
+    padded = torch.cat([ids, torch.full((more,), 1 << 60)])
+    it = body("triton")
+    assert torch.equal(it.bag_sum(table, padded, offsets, starts), it.bag_sum(table, ids, offsets, starts))
+    for mine, exact in zip(*(updated("triton", kind, (table, i, offsets, gradient, starts)) for i in (padded, ids))):
+        if isinstance(exact, torch.Tensor):
+            assert torch.equal(mine, exact)
+        else:
+            assert mine == exact
+
+
+@needs_triton
+@pytest.mark.parametrize("lengths", [LENGTHS[name] for name in LENGTHS if name != "many"])
+def test_scattered_sgd_is_sgd(lengths: list[int]) -> None:
+    table, ids, offsets, gradient = batch(lengths, 11, 6)
+    got, expected = table.clone(), table.clone()
+    rest = torch.full((3,), 1 << 60)
+    body("triton").scatter_sgd(got, torch.cat([ids, rest]), offsets, gradient, rate=torch.tensor([0.1]))
+    grouped = reference.Grouped(ids, offsets, 11)
+    reference.update(expected, None, grouped, gradient, rate=0.1, eps=0.0, decay=0.0, scale=1.0)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_triton
+def test_scattered_sgd_of_stacked_tables() -> None:
+    table, ids, offsets, gradient, starts = stacked()
+    found = []
+    for given in ((ids, starts), (reference.stacked_rows(ids, offsets, starts), None)):
+        found.append(table.clone())
+        body("triton").scatter_sgd(found[-1], given[0], offsets, gradient, rate=0.1, starts_F=given[1])
+    torch.testing.assert_close(*found)
+    assert not torch.equal(found[0], table)
+
+
+@needs_triton
+def test_the_kernels_are_chosen_where_they_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = torch.zeros(2, 2)
+    assert choose("triton", table) == (body("triton"), "triton: asked for")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(MachineError, match="the triton bag cannot be used: the data is on cpu"):
+        choose("triton", table)
 
 
 def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error() -> None:

@@ -1,0 +1,151 @@
+"""Every implementation of the dot interaction: plain loops, autograd, and the kernels by Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+import pytest
+import torch
+
+from recperf.errors import MachineError
+from recperf.ops.dot import choose, reference
+
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
+    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("recperf.ops.dot.triton")
+
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+ALL = ["reference", pytest.param("triton", marks=needs_triton)]
+SHAPES = [(1, 1, 1), (1, 4, 3), (3, 7, 5), (3, 64, 2), (26, 16, 2), (26, 33, 1), (15, 3, 4), (16, 5, 3)]
+"""Sparse vectors, width, samples: also exactly and just over a power of two vectors."""
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def body(name: str) -> ModuleType:
+    return importlib.import_module(f"recperf.ops.dot.{name}")
+
+
+def vectors(features: int, dim: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(features + dim)
+    return torch.randn(samples, dim, generator=draw), torch.randn(features, samples, dim, generator=draw)
+
+
+def pair_by_pair(dense: torch.Tensor, sparse: torch.Tensor, *, diagonal: bool) -> torch.Tensor:
+    """As the public DLRM lists them: (1,0), (2,0), (2,1) ..., with the diagonal (0,0), (1,0), (1,1) ..."""
+    rows = [dense, *sparse]
+    columns = [dense]
+    for i in range(len(rows)):
+        for j in range(i + 1 if diagonal else i):
+            columns.append((rows[i] * rows[j]).sum(1, keepdim=True))
+    return torch.cat(columns, dim=1)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize(("features", "dim", "samples"), SHAPES)
+@pytest.mark.parametrize("implementation", ALL)
+def test_values_and_gradients_are_those_of_pairs(
+    implementation: str, features: int, dim: int, samples: int, diagonal: bool
+) -> None:
+    dense, sparse = vectors(features, dim, samples)
+    dense.requires_grad_()
+    sparse.requires_grad_()
+    expected = pair_by_pair(dense, sparse, diagonal=diagonal)
+    gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    expected.backward(gradient)
+    it = body(implementation)
+    met, saved = it.forward(dense.detach(), sparse.detach(), diagonal=diagonal)
+    torch.testing.assert_close(met, expected.detach(), rtol=1e-5, atol=1e-5)
+    to_dense, to_sparse = it.backward(saved, gradient, diagonal=diagonal)
+    torch.testing.assert_close(to_dense, dense.grad, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(to_sparse, sparse.grad, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("more", [0, 1, 7])
+@pytest.mark.parametrize("implementation", ALL)
+def test_zeros_fill_the_output_up_to_a_width_and_their_gradient_goes_nowhere(
+    implementation: str, more: int, diagonal: bool
+) -> None:
+    dense, sparse = vectors(3, 5, 4)
+    it = body(implementation)
+    exact, saved = it.forward(dense, sparse, diagonal=diagonal)
+    width = exact.shape[1] + more
+    filled, filled_saved = it.forward(dense, sparse, diagonal=diagonal, width=width)
+    assert torch.equal(filled, torch.cat([exact, torch.zeros(4, more)], dim=1))
+    gradient = torch.randn(4, width, generator=torch.Generator().manual_seed(1))
+    expected = it.backward(saved, gradient[:, : width - more], diagonal=diagonal)
+    for mine, theirs in zip(it.backward(filled_saved, gradient, diagonal=diagonal), expected):
+        assert torch.equal(mine, theirs)
+
+
+@needs_triton
+@pytest.mark.usefixtures("poisoned")
+def test_the_kernels_take_tensors_that_are_views() -> None:
+    dense, sparse = vectors(3, 8, 4)
+    gradient = torch.randn(14, 4, generator=torch.Generator().manual_seed(1)).t()
+    found = []
+    for name in ("reference", "triton"):
+        met, saved = body(name).forward(
+            dense.t().contiguous().t(), sparse.transpose(0, 1).contiguous().transpose(0, 1), diagonal=False
+        )
+        found.append((met, *body(name).backward(saved, gradient, diagonal=False)))
+    for expected, got in zip(*found):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("implementation", ALL)
+def test_a_bfloat16_layer_meets_float32_tables(implementation: str) -> None:
+    """The output has the layer's type, the gradient of the tables theirs; sums are taken in float32."""
+    dense, sparse = vectors(3, 8, 4)
+    low = dense.to(torch.bfloat16)
+    it = body(implementation)
+    met, saved = it.forward(low, sparse, diagonal=False)
+    expected = pair_by_pair(low.float(), sparse, diagonal=False)
+    assert met.dtype == torch.bfloat16
+    # Half a bit by rounding; the interpreter cuts off instead, which costs a whole one.
+    torch.testing.assert_close(met.float(), expected, rtol=2**-7, atol=1e-6)
+    gradient = torch.randn(met.shape, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    to_dense, to_sparse = it.backward(saved, gradient, diagonal=False)
+    assert (to_dense.dtype, to_sparse.dtype) == (torch.bfloat16, torch.float32)
+    _, exact = reference.forward(low.float(), sparse, diagonal=False)
+    wanted_dense, wanted_sparse = reference.backward(exact, gradient.float(), diagonal=False)
+    torch.testing.assert_close(to_dense.float(), wanted_dense, rtol=2**-7, atol=1e-6)
+    torch.testing.assert_close(to_sparse, wanted_sparse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_no_samples_give_no_rows(implementation: str) -> None:
+    it = body(implementation)
+    met, saved = it.forward(torch.zeros(0, 4), torch.zeros(2, 0, 4), diagonal=False)
+    assert met.shape == (0, 7)
+    to_dense, to_sparse = it.backward(saved, torch.zeros(0, 7), diagonal=False)
+    assert (to_dense.shape, to_sparse.shape) == ((0, 4), (2, 0, 4))
+
+
+def test_indices_of_pairs_are_kept() -> None:
+    first = reference.pairs(5, False, torch.device("cpu"))
+    assert reference.pairs(5, False, torch.device("cpu")) is first
+    assert first.tolist() == [5, 10, 11, 15, 16, 17, 20, 21, 22, 23]
+
+
+def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert choose("reference", cpu) == (reference, "reference: asked for")
+    assert choose("auto", cpu) == (reference, "reference: the data is on cpu")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(MachineError, match="the Triton interaction cannot be used: ") as caught:
+        choose("triton", cpu)
+    assert caught.value.fix == "--fast.interaction plain"

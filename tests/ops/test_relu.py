@@ -1,0 +1,95 @@
+"""The backward pass of a ReLU and of its bias: autograd's numbers by every implementation."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+import pytest
+import torch
+
+from recperf.errors import MachineError
+from recperf.ops.relu import choose, reference
+
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
+    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("recperf.ops.relu.triton")
+
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+ALL = ["reference", pytest.param("triton", marks=needs_triton)]
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def body(name: str) -> ModuleType:
+    return importlib.import_module(f"recperf.ops.relu.{name}")
+
+
+def layer(samples: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A gradient, what came out of the ReLU, and autograd's gradients of its input and of the bias."""
+    draw = torch.Generator().manual_seed(samples + outputs)
+    before = torch.randn(samples, outputs, generator=draw)
+    before[::3, ::2] = 0.0
+    before.requires_grad_()
+    bias = torch.zeros(outputs, requires_grad=True)
+    after = (before + bias).relu()
+    gradient = torch.randn(samples, outputs, generator=draw)
+    after.backward(gradient)
+    assert before.grad is not None
+    assert bias.grad is not None
+    return gradient, after.detach(), before.grad, bias.grad
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("samples", "outputs"), [(1, 1), (1, 63), (63, 1), (63, 65), (64, 64), (65, 7), (200, 130)])
+@pytest.mark.parametrize("implementation", ALL)
+def test_gradients_are_autograds(implementation: str, samples: int, outputs: int) -> None:
+    gradient, after, expected, bias = layer(samples, outputs)
+    got, stripes = body(implementation).backward(gradient, after)
+    assert torch.equal(got, expected)
+    torch.testing.assert_close(stripes.sum(0), bias, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("implementation", ALL)
+def test_the_bias_of_a_bfloat16_layer_is_summed_in_float32(implementation: str) -> None:
+    """300 ones are 300; a sum in bfloat16 would stop at 256."""
+    ones = torch.ones(300, 2, dtype=torch.bfloat16)
+    got, stripes = body(implementation).backward(ones, ones)
+    assert got.dtype == torch.bfloat16
+    assert stripes.dtype == torch.float32
+    assert stripes.sum(0).tolist() == [300.0, 300.0]
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("implementation", ALL)
+def test_views_are_read_as_what_they_are(implementation: str) -> None:
+    gradient, after, expected, bias = layer(10, 6)
+    got, stripes = body(implementation).backward(gradient.t().contiguous().t(), after.t().contiguous().t())
+    assert torch.equal(got, expected)
+    torch.testing.assert_close(stripes.sum(0), bias)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_no_samples_give_a_bias_gradient_of_zero(implementation: str) -> None:
+    got, stripes = body(implementation).backward(torch.zeros(0, 3), torch.zeros(0, 3))
+    assert got.shape == (0, 3)
+    assert stripes.sum(0).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert choose("reference", cpu) == (reference, "reference: asked for")
+    assert choose("auto", cpu) == (reference, "reference: the data is on cpu")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(MachineError, match="the Triton ReLU cannot be used: ") as caught:
+        choose("triton", cpu)
+    assert caught.value.fix == "--fast.mlp plain"
