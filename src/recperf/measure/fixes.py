@@ -25,12 +25,16 @@ PARTS = {
     "mlp": ("bottom", "top", "bottom_backward", "top_backward"),
     "optimizer": ("dense_update", "update"),
     "precision": ("bottom", "top", "bottom_backward", "top_backward"),
+    "bfloat16": ("bottom", "top", "bottom_backward", "top_backward"),
 }
 
 
 class Named(Protocol):
     @property
     def name(self) -> str: ...
+
+    @property
+    def implies(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def facts(profile: dict[str, Any], parts: list[dict[str, Any]], peaks: dict[str,
 def predict(found: Facts, names: Sequence[str]) -> float:
     """ms a step with these fixes on."""
     parts = dict(found.parts)
-    precision = "tf32" if "precision" in names else found.precision
+    precision = "bfloat16" if "bfloat16" in names else "tf32" if "precision" in names else found.precision
     for name in names:
         for part in PARTS.get(name, ()):
             if part in parts:
@@ -122,7 +126,7 @@ def _changed(found: Facts, fix: str, name: str, part: Part, precision: str) -> P
     cost = found.costs.get(name) or {}
     moved, flops = cost.get("bytes") or 0, cost.get("flops") or 0
     memory_ms = moved / (OF_MEMORY * found.gpu["copy"]["p50"]) * 1e3
-    if fix == "precision":
+    if fix in ("precision", "bfloat16"):
         products_ms = flops / (OF_PRODUCTS * found.gpu["gemm"][precision]["p50"]) * 1e3
         return Part(part.host_ms, min(part.device_ms, max(products_ms, part.kernels * KERNEL_MS)), part.kernels)
     if fix == "mlp":
@@ -169,7 +173,7 @@ def ranked(
     rows = []
     for fix in fixes:
         if found is not None:
-            rows.append((fix, predict(found, [fix.name])))
+            rows.append((fix, predict(found, [fix.name, *fix.implies])))
         elif profile["device"] == "cpu":
             rows.append((fix, on_a_cpu(profile, fix.name, peaks, cores)))
     return sorted(rows, key=lambda row: row[1])

@@ -85,8 +85,11 @@ class FastArithmetic(Arithmetic):
             if id(mlp) not in self._forth:
                 self._make(mlp)
             for parameter, copied, back in zip(mlp.flat, self._forth[id(mlp)], self._back[id(mlp)]):
-                if copied is not parameter:
-                    ours.append(copied[:, : parameter.shape[1]] if parameter.dim() == 2 else copied)
+                if copied.shape != parameter.shape:
+                    # Apart from the others: among them it would keep all from being copied by one kernel.
+                    copied[:, : parameter.shape[1]].copy_(parameter)
+                elif copied is not parameter:
+                    ours.append(copied)
                     theirs.append(parameter)
                 if back is not copied:
                     turned.append((back[: parameter.shape[1]], parameter))
@@ -133,18 +136,22 @@ class FastArithmetic(Arithmetic):
         self, mlp: MLP, gradient_BO: Tensor, activations: list[Tensor], *, input_gradient: bool
     ) -> Tensor | None:
         self.lanes.join("copies")
-        gradient_BO = gradient_BO.to(self.low)
-        last = len(mlp.flat) - 2
-        for index in range(last, -1, -2):
+        forth = self._forth[id(mlp)]
+        gradient_BO, bias_SO = gradient_BO.to(self.low), None
+        for index in range(len(forth) - 2, -1, -2):
             layer = index // 2
-            bias_SO = None
-            if index < last or mlp.last_relu:
+            if bias_SO is None and (index < len(forth) - 2 or mlp.last_relu):
                 gradient_BO, bias_SO = self.relu.backward(gradient_BO, activations[layer + 1])
             with self.lanes.aside("weights", gradient_BO, activations[layer], *([] if bias_SO is None else [bias_SO])):
                 self._keep(mlp, index, gradient_BO, activations[layer], bias_SO)
+            bias_SO = None
             if index == 0 and not input_gradient:
                 return None
-            gradient_BO = self._input_gradient(mlp, index, gradient_BO)
+            if index and forth[index].shape[0] == 1:
+                # A product over one number is a multiplication: done where the ReLU below it is.
+                gradient_BO, bias_SO = self.relu.outer_backward(gradient_BO, forth[index], activations[layer])
+            else:
+                gradient_BO = self._input_gradient(mlp, index, gradient_BO)
         return gradient_BO
 
     def _keep(self, mlp: MLP, index: int, gradient_BO: Tensor, input_BI: Tensor, bias_SO: Tensor | None) -> None:
@@ -156,9 +163,6 @@ class FastArithmetic(Arithmetic):
 
     def _input_gradient(self, mlp: MLP, index: int, gradient_BO: Tensor) -> Tensor:
         forth, back = self._forth[id(mlp)][index], self._back[id(mlp)][index]
-        if forth.shape[0] == 1:
-            # A product over one number is a multiplication, and faster as one.
-            return gradient_BO * forth
         return gradient_BO.mm(forth) if back is forth else gradient_BO.mm(back.t())
 
 

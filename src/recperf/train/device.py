@@ -74,7 +74,7 @@ def applied(settings: Settings) -> Iterator[None]:
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.set_num_threads(settings.threads)
     allow_onednn(settings.onednn)
-    torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = settings.precision != "float32"
     try:
         yield
     finally:

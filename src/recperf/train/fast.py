@@ -78,8 +78,8 @@ def _precision(fast: FastConfig, cuda: bool, decided: object) -> str:
             raise MachineError("a CPU has no tf32", fix="--fast.precision float32")
         return str(decided("precision", fast.precision, "asked for"))
     if cuda and torch.cuda.get_device_capability()[0] >= 8:
-        return str(decided("precision", "tf32", "a GPU with tf32: products of 10-bit mantissas, sums in float32"))
-    return str(decided("precision", "float32", "a CPU" if not cuda else "a GPU without tf32"))
+        return str(decided("precision", "bfloat16", "a GPU that has it; sums, weights and their gradients in float32"))
+    return str(decided("precision", "float32", "a CPU" if not cuda else "a GPU without bfloat16"))
 
 
 def _way(name: str, asked: str, device: torch.device, decided: object) -> bool:

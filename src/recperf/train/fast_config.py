@@ -16,8 +16,8 @@ class FastConfig:
     graph: Literal["auto", "on", "off"] = "auto"
     """Replay the whole step as one CUDA graph; auto: on a GPU, unless a batch is taken in slices."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
-    """What the MLPs' products are taken in; weights and their gradients stay float32. Auto: tf32 on a GPU that has it,
-    float32 elsewhere."""
+    """What the MLPs' products are taken in; weights and their gradients stay float32. Auto: bfloat16 on a GPU that has
+    it, float32 elsewhere."""
     embedding: Way = "auto"
     """Lookups and sparse updates of all tables: fused is one kernel (Triton on a GPU, C on a CPU), plain is torch."""
     interaction: Way = "auto"

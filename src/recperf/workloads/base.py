@@ -64,6 +64,8 @@ class Fix:
     """The whole config with it."""
     tolerance: float
     """Largest relative difference of a loss that its arithmetic excuses."""
+    implies: tuple[str, ...] = ()
+    """Names of fixes it cannot do without; its switch sets them too."""
 
 
 class Trial(Protocol):

@@ -189,6 +189,7 @@ class PreparedDLRM:
             "pinned": (switches.input == "pageable", "batches copied from pinned memory", 1e-4, "pinned"),
             "graph": (not switches.graph and config.train.micro_batches == 1, "the step as one CUDA graph", 1e-4, "on"),
             "precision": (switches.precision == "float32", "products in tf32", 5e-3, "tf32"),
+            "bfloat16": (switches.precision != "bfloat16", "products in bfloat16", 2e-2, "bfloat16"),
             "embedding": (not switches.embedding, "one kernel for the lookups of all tables", 1e-4, "fused"),
             "interaction": (
                 not switches.interaction and config.model.interaction == "dot", "one kernel each way for the "
@@ -198,21 +199,23 @@ class PreparedDLRM:
             "optimizer": (not switches.optimizer, "one kernel for all dense parameters", 1e-4, "fused"),
         }  # fmt: skip
         return tuple(
-            self._fix(name, title, tolerance, **{"input" if name == "pinned" else name: value})
+            self._fix(name, title, tolerance, **{FIELDS.get(name, name): value})
             for name, (applies, title, tolerance, value) in wanted.items()
             if applies
         )
 
     def _fix(self, name: str, title: str, tolerance: float, **change: Any) -> Fix:
+        implies: tuple[str, ...] = ()
         if name == "graph" and not self.switches.embedding:
             # A graph's shapes cannot follow how many different rows a batch has.
-            change["embedding"] = "fused"
+            change["embedding"], implies = "fused", ("embedding",)
         return Fix(
             name=name,
             title=title,
             switch=" ".join(f"--fast.{field} {value}" for field, value in change.items()),
             config=replace(self.config, fast=replace(self.config.fast, **change)),
             tolerance=tolerance,
+            implies=implies,
         )
 
     def pair(self, trial: Trial) -> dict[str, Recipe] | None:
@@ -220,6 +223,8 @@ class PreparedDLRM:
 
 
 SCORING_BATCH = 8192
+FIELDS = {"pinned": "input", "bfloat16": "precision"}
+"""Fields of fixes that are a second position of a switch."""
 
 
 class DLRMTrial(KeptTrial):

@@ -138,6 +138,7 @@ WHY = {
     "pinned": "from pageable memory a copy goes through the driver's own buffer, and the host waits for it",
     "graph": "the host launches every kernel on its own; a graph is one launch a step",
     "precision": "the matrix units work on tf32 several times faster than the others on float32",
+    "bfloat16": "the matrix units work on bfloat16 twice as fast as on tf32, and read half the bytes",
     "embedding": "lookups, their backward pass and the update are many kernels that write what the next reads",
     "interaction": "products, their selection and the gradient's scatter pass through memory",
     "mlp": "bias, ReLU and bias gradients are passes of their own over every activation",
@@ -164,16 +165,19 @@ def _try(
         say(f"trying {fix.switch}")
         if _tried(workload, fix.config, fix.tolerance, row, base, losses):
             held.append(fix)
-    # Two positions of one switch exclude each other: the first ranks higher.
-    fields = {fix.switch.split()[0]: fix for fix in reversed(held)}
-    together = [fix for fix in held if fields[fix.switch.split()[0]] is fix]
+    # Two positions of one switch exclude each other: the one with the larger predicted gain goes in.
+    together: list[Fix] = []
+    for fix in held:
+        taken = {other.switch.split()[0] for other in together}
+        if fix.switch.split()[0] not in taken:
+            together.append(fix)
     if len(together) < 2:
         return
     say("trying " + " ".join(fix.switch for fix in together))
     merged = _merged(config, together)
     facts = predictions.facts(found, parts, peaks) if parts is not None and peaks is not None else None
     if facts is not None:
-        predicted = predictions.predict(facts, [fix.name for fix in together])
+        predicted = predictions.predict(facts, [name for fix in together for name in (fix.name, *fix.implies)])
     else:
         step = found["overhead"]["plain_ms"]
         gains = [step - row["predicted_ms"] for row in found["fixes"] if row["name"] in {f.name for f in together}]

@@ -54,11 +54,45 @@ def _sum_bags(
     tl.store(out + bag.to(tl.int64) * D + columns, total, mask=wide)
 
 
+@triton.jit
+def _sum_short_bags(
+    table, ids, offsets, starts, out, bags, bags_a_feature, D,
+    WIDTH: tl.constexpr, BAGS: tl.constexpr, STACKED: tl.constexpr,
+):  # fmt: skip
+    """Several bags side by side, an id of each at a time: where bags are short, one alone asks for too little."""
+    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    there = bag < bags
+    begin = tl.load(offsets + bag, mask=there, other=0)
+    end = tl.load(offsets + bag + 1, mask=there, other=0)
+    columns = tl.arange(0, WIDTH)
+    wide = columns < D
+    first = tl.zeros([BAGS], dtype=tl.int64)
+    if STACKED:
+        first = tl.load(starts + bag // bags_a_feature, mask=there, other=0)
+    total = tl.zeros([BAGS, WIDTH], dtype=tl.float32)
+    for turn in range(tl.max(end - begin, 0)):
+        here = begin + turn
+        inside = here < end
+        row = first + tl.load(ids + here, mask=inside, other=0).to(tl.int64)
+        total += tl.load(table + row[:, None] * D + columns[None, :], mask=inside[:, None] & wide[None, :], other=0.0)
+    tl.store(out + bag[:, None] * D + columns[None, :], total, mask=there[:, None] & wide[None, :])
+
+
+SHORT = 6
+"""Ids a bag may hold on average to be summed beside others."""
+
+
 def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
     bags, dim = offsets_B1.numel() - 1, table_RD.shape[1]
     out = torch.empty(bags, dim, device=table_RD.device)
-    if bags:
-        width = triton.next_power_of_2(dim)
+    width = triton.next_power_of_2(dim)
+    if bags and ids_V.numel() < SHORT * bags:
+        together = max(1, min(16, 1024 // width))
+        _sum_short_bags[(triton.cdiv(bags, together),)](
+            table_RD, ids_V, offsets_B1, starts_F, out, bags, _bags_a_feature(bags, starts_F), dim,
+            WIDTH=width, BAGS=together, STACKED=starts_F is not None, num_warps=max(1, width // 512),
+        )  # fmt: skip
+    elif bags:
         _sum_bags[(bags,)](
             table_RD, ids_V, offsets_B1, starts_F, out, _bags_a_feature(bags, starts_F), dim,
             WIDTH=width, ROWS=max(1, min(16, 1024 // width)), STACKED=starts_F is not None,
@@ -89,15 +123,16 @@ class Grouped:
         small = rows < (1 << 31)
         # Places after the last bag keep a row number that no table has, and so end up last.
         keys_V = torch.full_like(ids_V, rows, dtype=torch.int32 if small else torch.int64)
-        bags_V = torch.empty_like(ids_V, dtype=torch.int32)
+        bags_V = torch.zeros_like(ids_V, dtype=torch.int32)
         bags = offsets_B1.numel() - 1
         if bags:
             _list_rows[(bags,)](
                 ids_V, offsets_B1, starts_F, keys_V, bags_V, _bags_a_feature(bags, starts_F),
                 BLOCK=32, STACKED=starts_F is not None, num_warps=1,
             )  # fmt: skip
-        self.sorted_V, self.order_V = torch.sort(keys_V, stable=True)
-        self.bags_V = bags_V
+        self.sorted_V, order_V = torch.sort(keys_V, stable=True)
+        self.bags_V = bags_V.index_select(0, order_V)
+        """The bag of each id, in the order of the sorted rows."""
 
     @property
     def unique(self) -> int:
@@ -131,7 +166,7 @@ def _apply(table, state, rates, key, row, grad, here, eps, decay, D, columns, wi
 
 @triton.jit
 def _update_chunks(
-    table, state, keys, order, bags, gradient, heads, tails, rates, count, rows, eps, decay, scale, D,
+    table, state, keys, bags, gradient, heads, tails, rates, count, rows, eps, decay, scale, D,
     WIDTH: tl.constexpr, C: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
@@ -142,31 +177,31 @@ def _update_chunks(
         columns = tl.arange(0, WIDTH)
         wide = columns < D
         key = tl.load(keys + at, mask=at < count, other=rows)
+        bag = tl.load(bags + at, mask=at < count, other=0).to(tl.int64)
         before = tl.load(keys + at - 1, mask=(at > 0) & (at < count), other=-1)
         after = tl.load(keys + at + 1, mask=at + 1 < count, other=rows)
         earlier = tl.load(keys + chunk * C - 1, mask=chunk > 0, other=-1)
         live = key < rows
-        which = tl.load(order + at, mask=live, other=0)
         last = key != after
         came_in = live & (key == opening) & (opening == earlier)
         done = live & last & (came_in == 0)
-        # Asked for before the gradients are: the two ways to memory do not wait for each other.
+        # The two ways to memory, to the weights and to their gradients, do not wait for each other.
+        total = tl.load(gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0)
         row = tl.load(
             table + key[:, None].to(tl.int64) * D + columns[None, :], mask=done[:, None] & wide[None, :], other=0.0
         )
-        bag = tl.load(bags + which, mask=live, other=0).to(tl.int64)
-        total = tl.load(gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0)
         total = total * scale
         if tl.sum(((key == before) & (lanes > 0) & live).to(tl.int32), 0) > 0:
             fresh = ((key != before) | (lanes == 0)).to(tl.int32)
             flags = fresh[:, None] + tl.zeros([C, WIDTH], dtype=tl.int32)
             _, total = tl.associative_scan((flags, total), 0, _runs)
-        end = lanes == C - 1
-        to_head = (came_in & (last | end))[:, None] & wide[None, :]
-        to_tail = (live & (came_in == 0) & (last == 0) & end)[:, None] & wide[None, :]
-        aside = chunk * D + columns[None, :] + tl.zeros([C, 1], dtype=tl.int64)
-        tl.store(heads + aside, total, mask=to_head)
-        tl.store(tails + aside, total, mask=to_tail)
+        goes_on = live & (last == 0) & (lanes == C - 1)
+        to_head = came_in & (last | (lanes == C - 1))
+        to_tail = goes_on & (came_in == 0)
+        if tl.sum((to_head | to_tail).to(tl.int32), 0) > 0:
+            aside = chunk * D + columns[None, :] + tl.zeros([C, 1], dtype=tl.int64)
+            tl.store(heads + aside, total, mask=to_head[:, None] & wide[None, :])
+            tl.store(tails + aside, total, mask=to_tail[:, None] & wide[None, :])
         _apply(table, state, rates, key, row, total, done, eps, decay, D, columns, wide, STATE)
 
 
@@ -217,7 +252,7 @@ def _join_chunks(
 
 def chunk_size(width: int) -> int:
     """Ids two warps take at a time: as many as their registers hold gradients and table rows of."""
-    return max(2, min(16, 2048 // width))
+    return max(2, min(16, 1024 // width))
 
 
 def update(
@@ -242,8 +277,8 @@ def update(
     rates = _on_device(rate, table_RD)
     shapes: dict[str, Any] = {"WIDTH": width, "C": chunk, "STATE": _state(state_R)}
     _update_chunks[(chunks,)](
-        table_RD, state_R, grouped.sorted_V, grouped.order_V, grouped.bags_V, gradient_BD.contiguous(), aside[0],
-        aside[1], rates, count, grouped.rows, eps, decay, scale, dim, num_warps=2, **shapes,
+        table_RD, state_R, grouped.sorted_V, grouped.bags_V, gradient_BD.contiguous(), aside[0], aside[1], rates,
+        count, grouped.rows, eps, decay, scale, dim, num_warps=2, **shapes,
     )  # fmt: skip
     _join_chunks[(triton.cdiv(chunks, LOOKED_AT),)](
         table_RD, state_R, grouped.sorted_V, aside[0], aside[1], rates, count, grouped.rows, eps, decay, dim,

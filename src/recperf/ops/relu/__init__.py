@@ -2,6 +2,7 @@
 
 implementation, why = choose("auto", device)
 gradient_BN, bias_SN = implementation.backward(gradient_BN, activation_BN)      # bias_SN.sum(0) is the bias gradient
+gradient_BN, bias_SN = implementation.outer_backward(gradient_B1, weight_1N, activation_BN)
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ STRIPE, ROWS, COLUMNS = 64, 16, 64
 
 @triton.jit
 def _backward(
-    gradient, activation, out, sums, B, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIPE: tl.constexpr
+    gradient, factor, activation, out, sums, B, N,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIPE: tl.constexpr, OUTER: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     stripe = tl.program_id(1)
@@ -25,7 +26,12 @@ def _backward(
         row = first + tl.arange(0, ROWS)
         inside = (row < B)[:, None] & (column < N)[None, :]
         place = row[:, None].to(tl.int64) * N + column[None, :]
-        given = tl.load(gradient + place, mask=inside, other=0.0)
+        if OUTER:
+            left = tl.load(gradient + row, mask=row < B, other=0.0)
+            right = tl.load(factor + column, mask=column < N, other=0.0)
+            given = (left[:, None].to(tl.float32) * right[None, :].to(tl.float32)).to(out.dtype.element_ty)
+        else:
+            given = tl.load(gradient + place, mask=inside, other=0.0)
         passed = tl.load(activation + place, mask=inside, other=0.0) > 0
         given = tl.where(passed, given, 0.0)
         tl.store(out + place, given, mask=inside)
@@ -35,14 +41,22 @@ def _backward(
 
 def backward(gradient_BN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient before the ReLU, and that of the bias in float32, as stripes that are still to be summed."""
-    batch, outputs = gradient_BN.shape
-    gradient_BN, activation_BN = gradient_BN.contiguous(), activation_BN.contiguous()
+    return _launched(gradient_BN.contiguous(), gradient_BN, activation_BN.contiguous(), outer=False)
+
+
+def outer_backward(gradient_B1: Tensor, weight_1N: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """The same below a layer of one output, whose input gradient is the outer product of the first two."""
+    return _launched(gradient_B1.contiguous(), weight_1N.contiguous(), activation_BN.contiguous(), outer=True)
+
+
+def _launched(gradient: Tensor, factor: Tensor, activation_BN: Tensor, *, outer: bool) -> tuple[Tensor, Tensor]:
+    batch, outputs = activation_BN.shape
     stripes = triton.cdiv(batch, STRIPE)
-    sums_SN = torch.empty(stripes, outputs, device=gradient_BN.device)
-    out_BN = torch.empty_like(gradient_BN)
+    sums_SN = torch.empty(stripes, outputs, device=activation_BN.device)
+    out_BN = torch.empty_like(activation_BN)
     if batch:
         _backward[(triton.cdiv(outputs, COLUMNS), stripes)](
-            gradient_BN, activation_BN, out_BN, sums_SN, batch, outputs,
-            ROWS=ROWS, COLUMNS=COLUMNS, STRIPE=STRIPE, num_warps=4,
+            gradient, factor, activation_BN, out_BN, sums_SN, batch, outputs,
+            ROWS=ROWS, COLUMNS=COLUMNS, STRIPE=STRIPE, OUTER=outer, num_warps=4,
         )  # fmt: skip
     return out_BN, sums_SN
