@@ -39,11 +39,14 @@ class Collect:
 def losses(name: str) -> list[float]:
     workload = WORKLOADS[name]
     config = next(iter(workload.presets.values()))()
-    config = replace(
-        config,
-        data=replace(config.data, source="embedded"),
-        train=replace(config.train, max_steps=COUNT, device="cpu"),
-    )
+    config = replace(config, train=replace(config.train, max_steps=COUNT, device="cpu"))
+    if name == "dlrm":
+        # The default's data and steps on a model small enough for a test; plain torch, whatever compiler there is.
+        model = replace(config.model, dim=16, bottom=(64, 64, 16), top=(128, 64, 1))
+        train = replace(config.train, batch_size=256, threads=1)
+        config = replace(config, model=model, train=train, fast=replace(config.fast, embedding="plain"))
+    else:
+        config = replace(config, data=replace(config.data, source="embedded"))
     if name == "micro-dlrm-dram":
         # The default's arithmetic on a table small enough for a test; plain torch, whatever compiler a machine has.
         config = replace(config, model=replace(config.model, rows=20_000, dim=32, bag="reference"))
