@@ -43,8 +43,8 @@ def losses(name: str) -> list[float]:
     if name == "dlrm":
         # The default's data and steps on a model small enough for a test; plain torch, whatever compiler there is.
         model = replace(config.model, dim=16, bottom=(64, 64, 16), top=(128, 64, 1))
-        train = replace(config.train, batch_size=256, threads=1)
-        config = replace(config, model=model, train=train, fast=replace(config.fast, embedding="plain"))
+        config = replace(config, train=replace(config.train, batch_size=256, threads=1))
+        config = replace(config, model=model, fast=replace(config.fast, embedding="plain"))
     else:
         config = replace(config, data=replace(config.data, source="embedded"))
     if name == "micro-dlrm-dram":
