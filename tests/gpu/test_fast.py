@@ -174,24 +174,27 @@ SHAPES: dict[str, dict[str, Any]] = {
     "zipf": {"data": {"ids": "zipf"}},
     "26 tables": {"model": {"rows": tuple(range(2, 28))}},
     "odd widths": {"model": {"dim": 7, "bottom": (5, 9, 7), "top": (11, 1)}, "batch_size": 37},
+    "odd concat": {"model": {"dim": 7, "bottom": (5, 9, 7), "interaction": "concat"}},
+    "odd dcn": {"model": {"dim": 7, "bottom": (5, 9, 7), "interaction": "dcn", "cross_layers": 2, "cross_rank": 8}},
     "mse": {"loss": "mse"},
     "weighted": {"loss": "wbce", "loss_weights": (0.5, 2.0)},
     "warm-up": {"schedule": "warmup-decay", "warmup_steps": 4, "decay_start": 5, "decay_steps": 5},
 }
 
 
+@pytest.mark.parametrize(("precision", "loss", "weights"), [("float32", 1e-4, 1e-4), ("bfloat16", 5e-3, 1e-2)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_all_shapes_give_the_plain_paths_numbers(shape: str) -> None:
+def test_all_shapes_give_the_plain_paths_numbers(shape: str, precision: Any, loss: float, weights: float) -> None:
     # Drawn on the device by both: what a power law draws may differ by an id between devices.
     expected = run(made(replace(PLAIN, input="device"), **SHAPES[shape]))
-    close(run(made(FAST, **SHAPES[shape])), expected)
+    close(run(made(replace(FAST, precision=precision), **SHAPES[shape])), expected, loss=loss, weights=weights)
 
 
 def test_the_default_is_the_fast_path_and_says_why() -> None:
     found = run(made(FastConfig()), steps=1)
     switches, reasons = found.prepared.switches, found.prepared.settings.reasons
     assert switches.graph
-    assert (switches.input, switches.precision) == ("device", "tf32")
+    assert (switches.input, switches.precision) == ("device", "bfloat16")
     assert reasons["graph"] == "on: a GPU, and shapes that do not change"
     assert reasons["deterministic"] == "yes: asked for"
     for field in ("embedding", "interaction", "mlp", "optimizer"):
@@ -362,6 +365,12 @@ def test_the_relu_kernel_agrees_with_torch(shape: tuple[int, int], kind: torch.d
     assert torch.equal(found[1][0], found[0][0])
     assert found[1][1].dtype == torch.float32
     torch.testing.assert_close(found[1][1].sum(0), found[0][1].sum(0), rtol=1e-5, atol=1e-3)
+    outer = [
+        relu.choose(name, gradient.device)[0].outer_backward(gradient[:, :1], gradient[:1], activation)  # type: ignore[arg-type]
+        for name in ("reference", "triton")
+    ]
+    assert torch.equal(outer[1][0], outer[0][0])
+    torch.testing.assert_close(outer[1][1].sum(0), outer[0][1].sum(0), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("data", [{}, {"ids_per_bag": 1}], ids=["varying", "one id"])

@@ -177,7 +177,11 @@ def updated(implementation: str, kind: str, given: tuple[torch.Tensor, ...], **m
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("rows", "dim"), [(1, 1), (5, 7), (5000, 64), (300, 600)])
 @pytest.mark.parametrize("lengths", [LENGTHS[name] for name in LENGTHS if name != "many"])
-def test_kernel_sums_agree(lengths: list[int], rows: int, dim: int) -> None:
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_kernel_sums_agree(
+    lengths: list[int], rows: int, dim: int, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body("triton"), "SHORT", 1000 if side_by_side else 0)
     table, ids, offsets, _ = batch(lengths, rows, dim)
     got = body("triton").bag_sum(table, ids, offsets)
     assert got.shape == (len(lengths), dim)
@@ -227,8 +231,13 @@ def stacked(dim: int = 6) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize("implementation", ALL)
-def test_stacked_tables_are_looked_up_each_in_its_own(implementation: str) -> None:
+def test_stacked_tables_are_looked_up_each_in_its_own(
+    implementation: str, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if implementation == "triton":
+        monkeypatch.setattr(body("triton"), "SHORT", 1000 if side_by_side else 0)
     table, ids, offsets, _, starts = stacked()
     got = body(implementation).bag_sum(table, ids, offsets, starts)
     for index, (first, rows) in enumerate(((0, 4), (4, 1), (5, 9))):

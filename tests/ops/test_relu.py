@@ -59,6 +59,23 @@ def test_gradients_are_autograds(implementation: str, samples: int, outputs: int
 
 
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("samples", "outputs"), [(1, 1), (63, 65), (65, 7), (130, 64)])
+@pytest.mark.parametrize("implementation", ALL)
+def test_below_a_layer_of_one_output_the_gradient_is_an_outer_product(
+    implementation: str, samples: int, outputs: int
+) -> None:
+    draw = torch.Generator().manual_seed(samples)
+    slope, weight = torch.randn(samples, 1, generator=draw), torch.randn(1, outputs, generator=draw)
+    before = torch.randn(samples, outputs, generator=draw, requires_grad=True)
+    after = before.relu()
+    (after @ weight.t()).backward(slope)
+    assert before.grad is not None
+    got, stripes = body(implementation).outer_backward(slope, weight, after.detach())
+    torch.testing.assert_close(got, before.grad)
+    torch.testing.assert_close(stripes.sum(0), before.grad.sum(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("implementation", ALL)
 def test_the_bias_of_a_bfloat16_layer_is_summed_in_float32(implementation: str) -> None:
     """300 ones are 300; a sum in bfloat16 would stop at 256."""
