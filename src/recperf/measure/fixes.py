@@ -170,10 +170,12 @@ def ranked(
     if peaks is None:
         return []
     found = facts(profile, parts, peaks) if parts is not None and profile["device"] != "cpu" else None
-    rows = []
+    rows: list[tuple[Any, float, float]] = []
     for fix in fixes:
         if found is not None:
-            rows.append((fix, predict(found, [fix.name, *fix.implies])))
+            names = [fix.name, *fix.implies]
+            # Where launches hide what a fix saves the device, a graph would show it: that settles equal ranks.
+            rows.append((fix, predict(found, names), predict(found, [*names, "graph"])))
         elif profile["device"] == "cpu":
-            rows.append((fix, on_a_cpu(profile, fix.name, peaks, cores)))
-    return sorted(rows, key=lambda row: row[1])
+            rows.append((fix, on_a_cpu(profile, fix.name, peaks, cores), 0.0))
+    return [(fix, ms) for fix, ms, _ in sorted(rows, key=lambda row: (round(row[1], 3), row[2]))]

@@ -86,7 +86,7 @@ def _way(name: str, asked: str, device: torch.device, decided: object) -> bool:
     """Whether a part is fused."""
     assert callable(decided)
     cpu = device.type == "cpu"
-    if cpu and name in ("embedding", "optimizer"):
+    if cpu and name in ("embedding", "interaction", "optimizer"):
         lack = None
     elif cpu:
         lack = "no gain on a CPU"

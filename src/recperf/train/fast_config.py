@@ -21,7 +21,7 @@ class FastConfig:
     embedding: Way = "auto"
     """Lookups and sparse updates of all tables: fused is one kernel (Triton on a GPU, C on a CPU), plain is torch."""
     interaction: Way = "auto"
-    """The dot interaction: fused is one Triton kernel each way, plain is torch."""
+    """The dot interaction: fused is one kernel each way (Triton on a GPU, C on a CPU), plain is torch."""
     mlp: Way = "auto"
     """The MLPs: fused puts bias and ReLU into the products and runs weight gradients beside the chain; plain is one
     operator after the other."""

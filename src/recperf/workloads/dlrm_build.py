@@ -181,6 +181,8 @@ class PreparedDLRM:
             found = list(cpu_fixes(config, self.settings))
             if not switches.embedding and config.train.optimizer != "adamw":
                 found.append(self._fix("embedding", "lookups and sparse updates by C", 1e-4, embedding="fused"))
+            if not switches.interaction and config.model.interaction == "dot":
+                found.append(self._fix("interaction", "the interaction by C", 1e-4, interaction="fused"))
             if not switches.optimizer:
                 found.append(self._fix("optimizer", "one kernel for all dense parameters", 1e-4, optimizer="fused"))
             return tuple(found)

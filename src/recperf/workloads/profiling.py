@@ -173,7 +173,7 @@ def _try(
             together.append(fix)
     if len(together) < 2:
         return
-    say("trying " + " ".join(fix.switch for fix in together))
+    say(f"trying {_words(together)}")
     merged = _merged(config, together)
     facts = predictions.facts(found, parts, peaks) if parts is not None and peaks is not None else None
     if facts is not None:
@@ -185,13 +185,19 @@ def _try(
     whole = Fix(
         name="all together",
         title="every fix that kept the numbers",
-        switch=" ".join(fix.switch for fix in together),
+        switch=_words(together),
         config=merged,
         tolerance=sum(fix.tolerance for fix in together),
     )
     row = _suggested(whole, predicted, found)
     found["fixes"].append(row)
     _tried(workload, merged, whole.tolerance, row, base, losses)
+
+
+def _words(together: list[Fix]) -> str:
+    """The switches of several fixes, each once."""
+    pairs = [pair for fix in together for pair in zip(*[iter(fix.switch.split())] * 2)]
+    return " ".join(" ".join(pair) for pair in dict.fromkeys(pairs))
 
 
 def _merged(config: Any, together: list[Fix]) -> Any:

@@ -1,9 +1,9 @@
 """Embedding bags on a GPU: all tables in one launch, and an update that never writes a gradient of the table.
 
-The update sorts the ids of a batch by row, cuts the sorted ids into chunks and gives each chunk to two warps. A row
-whose ids lie in one chunk is updated there; what a chunk holds of a row that goes on in the next is kept aside and
-joined by a second kernel. Sums follow the sorted order, so that a repeat gives the same bits. `scatter_sgd` needs no
-sorting and is for SGD alone: it adds with atomics, whose order, and with it the last bit, varies.
+The update sorts the ids of a batch by row and cuts the sorted ids into chunks, each for a warp or a few. A row whose
+ids lie in one chunk is updated there; what a chunk holds of a row that goes on in the next is kept aside and joined by
+a second kernel. Sums follow the sorted order, so that a repeat gives the same bits. `scatter_sgd` needs no sorting and
+is for SGD alone: it adds with atomics, whose order, and with it the last bit, varies.
 
 A batch may be longer than its bags say (`offsets_B1[-1]` and on are ignored): a captured graph has fixed shapes.
 
@@ -87,10 +87,10 @@ def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tenso
     out = torch.empty(bags, dim, device=table_RD.device)
     width = triton.next_power_of_2(dim)
     if bags and ids_V.numel() < SHORT * bags:
-        together = max(1, min(16, 1024 // width))
+        together = max(1, min(32, 2048 // width))
         _sum_short_bags[(triton.cdiv(bags, together),)](
             table_RD, ids_V, offsets_B1, starts_F, out, bags, _bags_a_feature(bags, starts_F), dim,
-            WIDTH=width, BAGS=together, STACKED=starts_F is not None, num_warps=max(1, width // 512),
+            WIDTH=width, BAGS=together, STACKED=starts_F is not None, num_warps=1,
         )  # fmt: skip
     elif bags:
         _sum_bags[(bags,)](
@@ -105,6 +105,7 @@ def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tenso
 def _list_rows(
     ids, offsets, starts, keys, bags, bags_a_feature, BLOCK: tl.constexpr, STACKED: tl.constexpr
 ):  # fmt: skip
+    """The row and the bag of every id, a bag a program."""
     bag = tl.program_id(0)
     begin, end = tl.load(offsets + bag), tl.load(offsets + bag + 1)
     shift = tl.load(starts + bag // bags_a_feature) if STACKED else 0
@@ -113,6 +114,25 @@ def _list_rows(
         row = tl.load(ids + here, mask=here < end, other=0) + shift
         tl.store(keys + here, row.to(keys.dtype.element_ty), mask=here < end)
         tl.store(bags + here, bag, mask=here < end)
+
+
+@triton.jit
+def _list_short_rows(
+    ids, offsets, starts, keys, bags, count, bags_a_feature, BAGS: tl.constexpr, STACKED: tl.constexpr
+):  # fmt: skip
+    """The same where bags are short: several side by side, an id of each at a time."""
+    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    there = bag < count
+    begin = tl.load(offsets + bag, mask=there, other=0)
+    end = tl.load(offsets + bag + 1, mask=there, other=0)
+    shift = tl.zeros([BAGS], dtype=tl.int64)
+    if STACKED:
+        shift = tl.load(starts + bag // bags_a_feature, mask=there, other=0)
+    for turn in range(tl.max(end - begin, 0)):
+        here = begin + turn
+        row = tl.load(ids + here, mask=here < end, other=0) + shift
+        tl.store(keys + here, row.to(keys.dtype.element_ty), mask=here < end)
+        tl.store(bags + here, bag.to(tl.int32), mask=here < end)
 
 
 class Grouped:
@@ -125,7 +145,12 @@ class Grouped:
         keys_V = torch.full_like(ids_V, rows, dtype=torch.int32 if small else torch.int64)
         bags_V = torch.zeros_like(ids_V, dtype=torch.int32)
         bags = offsets_B1.numel() - 1
-        if bags:
+        if bags and ids_V.numel() < SHORT * bags:
+            _list_short_rows[(triton.cdiv(bags, 128),)](
+                ids_V, offsets_B1, starts_F, keys_V, bags_V, bags, _bags_a_feature(bags, starts_F),
+                BAGS=128, STACKED=starts_F is not None, num_warps=4,
+            )  # fmt: skip
+        elif bags:
             _list_rows[(bags,)](
                 ids_V, offsets_B1, starts_F, keys_V, bags_V, _bags_a_feature(bags, starts_F),
                 BLOCK=32, STACKED=starts_F is not None, num_warps=1,
@@ -161,7 +186,7 @@ def _apply(table, state, rates, key, row, grad, here, eps, decay, D, columns, wi
         each = tl.load(state + place, mask=mask, other=0.0) + grad * grad
         tl.store(state + place, each, mask=mask)
         step = step / (tl.sqrt(each) + eps)
-    tl.store(table + place, row * (1.0 - rate * decay) - step, mask=mask)
+    tl.store(table + place, row * (1.0 - rate * decay) - step, mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -250,9 +275,9 @@ def _join_chunks(
                 )  # fmt: skip
 
 
-def chunk_size(width: int) -> int:
-    """Ids two warps take at a time: as many as their registers hold gradients and table rows of."""
-    return max(2, min(16, 1024 // width))
+def chunk_size(width: int) -> tuple[int, int]:
+    """Ids of a chunk and warps for it: as many as their registers hold gradients and table rows of."""
+    return (min(32, 2048 // width), 1) if width <= 128 else (8, min(8, width // 128))
 
 
 def update(
@@ -271,14 +296,14 @@ def update(
     if not count:
         return
     width = triton.next_power_of_2(dim)
-    chunk = chunk_size(width)
+    chunk, warps = chunk_size(width)
     chunks = triton.cdiv(count, chunk)
     aside = torch.empty(2, chunks, dim, device=table_RD.device)
     rates = _on_device(rate, table_RD)
     shapes: dict[str, Any] = {"WIDTH": width, "C": chunk, "STATE": _state(state_R)}
     _update_chunks[(chunks,)](
         table_RD, state_R, grouped.sorted_V, grouped.bags_V, gradient_BD.contiguous(), aside[0], aside[1], rates,
-        count, grouped.rows, eps, decay, scale, dim, num_warps=2, **shapes,
+        count, grouped.rows, eps, decay, scale, dim, num_warps=warps, **shapes,
     )  # fmt: skip
     _join_chunks[(triton.cdiv(chunks, LOOKED_AT),)](
         table_RD, state_R, grouped.sorted_V, aside[0], aside[1], rates, count, grouped.rows, eps, decay, dim,

@@ -1,4 +1,5 @@
-"""The dot interaction: `reference` (plain torch, any device) and `triton` (a GPU, one kernel each way).
+"""The dot interaction: `reference` (plain torch, any device), `native` (C, a CPU) and `triton` (a GPU, one kernel
+each way).
 
 implementation, why = choose("auto", device)
 met_BW, saved = implementation.forward(dense_BD, sparse_FBD, diagonal=False)
@@ -14,21 +15,40 @@ import torch
 
 from ...errors import MachineError
 from ..triton_problem import problem
-from . import reference
+from . import native, reference
 
-Name = Literal["auto", "reference", "triton"]
+Name = Literal["auto", "reference", "native", "triton"]
 
 
 def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
     """The implementation and why; an explicit wish that cannot be met is an error."""
     if name == "reference":
         return reference, "reference: asked for"
-    # The interpreter is for tests that ask for it by name.
-    lack = f"the data is on {device.type}" if name == "auto" and device.type != "cuda" else problem(device)
+    wanted = name
+    if name == "auto":
+        wanted = "triton" if device.type == "cuda" else "native"
+    lack = _problem(wanted, device)
     if lack is None:
-        from . import triton
+        return _module(
+            wanted
+        ), f"{wanted}: asked for" if name != "auto" else f"{wanted}: the vectors are on {device.type}"
+    if name == "auto":
+        return reference, f"reference: {lack}"
+    raise MachineError(f"the {name} interaction cannot be used: {lack}", fix="--fast.interaction plain")
 
-        return triton, "triton: asked for" if name == "triton" else f"triton: the vectors are on {device.type}"
+
+def _module(name: Name) -> ModuleType:
+    if name == "native":
+        return native
+    from . import triton
+
+    return triton
+
+
+def _problem(name: Name, device: torch.device) -> str | None:
     if name == "triton":
-        raise MachineError(f"the Triton interaction cannot be used: {lack}", fix="--fast.interaction plain")
-    return reference, f"reference: {lack}"
+        return problem(device)
+    if device.type != "cpu":
+        return f"the vectors are on {device.type}"
+    found = native.library()
+    return found if isinstance(found, str) else None
