@@ -7,7 +7,7 @@ import torch
 
 from recperf.errors import MachineError
 from recperf.train.config import TrainConfig
-from recperf.train.device import SMALL_PRODUCT_FLOPS, applied, choose
+from recperf.train.device import LARGE_PRODUCT_FLOPS, SMALL_PRODUCT_FLOPS, applied, choose
 
 
 def test_small_products_run_on_one_thread_and_the_reason_is_kept() -> None:
@@ -21,6 +21,12 @@ def test_large_products_keep_torchs_choice() -> None:
     settings = choose(TrainConfig(device="cpu"), largest_product_flops=SMALL_PRODUCT_FLOPS)
     assert settings.threads == torch.get_num_threads()
     assert settings.onednn
+
+
+def test_products_that_fill_several_arm_cores_are_left_to_torchs_blas() -> None:
+    settings = choose(TrainConfig(device="cpu", threads=2), largest_product_flops=LARGE_PRODUCT_FLOPS)
+    assert settings.onednn == (platform.machine() not in ("aarch64", "arm64"))
+    assert choose(TrainConfig(device="cpu", threads=1), largest_product_flops=LARGE_PRODUCT_FLOPS).onednn
 
 
 def test_what_is_asked_for_is_taken() -> None:

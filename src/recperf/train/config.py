@@ -37,7 +37,8 @@ class TrainConfig:
     threads: int = 0
     """Threads inside an operator on a CPU; 0 means 1 for a model whose operators are too small to share."""
     onednn: Literal["auto", "on", "off"] = "auto"
-    """Whether torch may hand matrix products to oneDNN; auto says no on ARM when they are too small to gain."""
+    """Whether torch may hand matrix products to oneDNN; auto says no on ARM where they are too small,
+    or large and shared by threads, to gain."""
 
     def __post_init__(self) -> None:
         within(1, self.epochs, 1_000_000, "train.epochs")

@@ -14,6 +14,8 @@ from .config import TrainConfig
 
 SMALL_PRODUCT_FLOPS = 4_000_000
 """Below this oneDNN's call costs more than it saves on ARM; benchmarks/onednn_crossover.py measures it."""
+LARGE_PRODUCT_FLOPS = 500_000_000
+"""From here on torch's own BLAS with several threads is as fast there or faster; the same benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +44,16 @@ def choose(config: TrainConfig, *, largest_product_flops: int) -> Settings:
         threads, why_threads = 1, "products too small to share between threads"
     else:
         threads, why_threads = torch.get_num_threads(), "torch's own choice"
+    arm = platform.machine() in ("aarch64", "arm64")
     if config.onednn != "auto":
         onednn, why_onednn = config.onednn == "on", "asked for"
-    elif small and platform.machine() in ("aarch64", "arm64"):
+    elif small and arm:
         onednn, why_onednn = False, f"ARM, and no product reaches {SMALL_PRODUCT_FLOPS / 1e6:.0f} MFLOP"
+    elif threads > 1 and largest_product_flops >= LARGE_PRODUCT_FLOPS and platform.machine() in ("aarch64", "arm64"):
+        onednn, why_onednn = (
+            False,
+            f"ARM, several threads, and a product of {LARGE_PRODUCT_FLOPS / 1e9:g} GFLOP or more",
+        )
     else:
         onednn, why_onednn = True, "torch's own choice"
     reasons = {
