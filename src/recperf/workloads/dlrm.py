@@ -256,6 +256,9 @@ def prepare(config: DLRMWorkloadConfig) -> PreparedDLRM:
 
     if config.data.source == "criteo":
         require_criteo(config)
+    else:
+        # A profile that cannot be read is named here, before its digest is asked for.
+        check(config)
     return PreparedDLRM(config)
 
 

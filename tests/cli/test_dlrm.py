@@ -1,0 +1,229 @@
+"""dlrm as a user types it, on sizes of a moment."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.cli import main
+from recperf.data.random_config import write_profile
+from recperf.train import loop
+from recperf.workloads import WORKLOADS
+
+TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64"]
+TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device", "cpu", "--train.threads", "1"]
+KAGGLE = [
+    "--preset",
+    "criteo-kaggle",
+    "--model.row-scale",
+    "1e-5",
+    "--model.dim",
+    "4",
+    "--model.bottom",
+    "13",
+    "8",
+    "4",
+]
+KAGGLE += ["--model.top", "8", "1", "--train.batch-size", "64", "--train.device", "cpu", "--data.source", "criteo"]
+QUICKLY = ["--no-peaks", "--no-report", "--quiet"]
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        said = capfd.readouterr()
+        assert "Traceback" not in said.err, said.err
+        return code, said.out, said.err
+
+    return call
+
+
+def result(folder: str = "r") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(folder, "result.json").read_text())
+    return found
+
+
+def steps(folder: str = "r") -> list[int]:
+    events = [json.loads(line) for line in Path(folder, "events.jsonl").read_text().splitlines()]
+    return [event["step"] for event in events if event["kind"] == "step"]
+
+
+@pytest.mark.parametrize("preset", WORKLOADS["dlrm"].presets)
+def test_every_preset_can_be_shown_and_looked_at(call: Call, preset: str) -> None:
+    code, out, err = call("show", "dlrm", "--preset", preset, "--json")
+    assert code == 0, err
+    shown = json.loads(out)
+    assert shown["config"]["model"]["interaction"] in ("dot", "dcn")
+    scale = ["--model.row-scale", "0.001"] if preset == "criteo-kaggle" else []
+    code, _, err = call("run", "dlrm", "--preset", preset, *scale, "--dry-run", "--train.device", "cpu")
+    assert code == 0, err
+
+
+def test_show_names_every_switch(call: Call) -> None:
+    code, out, _ = call("show", "dlrm")
+    assert code == 0
+    for switch in ("input", "graph", "precision", "embedding", "interaction", "mlp", "optimizer", "deterministic"):
+        assert f"fast.{switch}" in out
+
+
+def test_a_run_leaves_a_result_with_its_switches(call: Call) -> None:
+    code, out, err = call("run", "dlrm", *TINY, "--run-dir", "r", "--no-peaks", "--no-report", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found == result()
+    assert found["data"]["synthetic"] is True
+    assert found["data"]["rows"] == (6 + 2) * 64
+    assert set(found["quality"]["baselines"]) == {"majority", "planted"}
+    settings = found["performance"]["settings"]
+    assert settings["graph"] == "off: no GPU"
+    assert settings["precision"] == "float32: a CPU"
+    assert sum(found["performance"]["budget"].values()) == pytest.approx(1)
+    assert steps() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--train.optimizer", "adagrad", "--train.loss", "bce"],
+        ["--train.optimizer", "rowwise-adagrad", "--train.loss", "wbce", "--train.loss-weights", "1", "3"],
+        ["--train.optimizer", "adamw", "--train.weight-decay", "0.1", "--train.learning-rate", "0.01"],
+        ["--train.micro-batches", "3"],
+        ["--train.schedule", "warmup-decay", "--train.warmup-steps", "2"],
+        ["--train.schedule", "warmup-decay", "--train.decay-start", "3", "--train.decay-steps", "3"],
+        ["--model.interaction", "concat"],
+        ["--model.interaction", "dcn", "--model.cross-rank", "2"],
+        ["--model.diagonal"],
+        ["--fast.embedding", "plain", "--fast.optimizer", "plain", "--fast.input", "pageable"],
+        ["--fast.mlp", "fused"],
+        ["--preset", "intended", "--model.row-scale", "1e-4", "--data.ids-per-bag", "9"],
+        ["--preset", "dcnv2", "--model.row-scale", "1e-6", "--model.bottom", "13", "8", "4", "--model.cross-rank", "2"],
+        ["--data.ids", "zipf", "--data.exponent", "1.5"],
+        ["--data.ids", "gaussian", "--data.no-distinct", "--data.fixed"],
+    ],
+    ids=" ".join,
+)
+def test_what_can_be_chosen_runs(call: Call, more: list[str]) -> None:
+    code, _, err = call("run", "dlrm", *TINY, *more, "--run-dir", "r", *QUICKLY)
+    assert code == 0, err
+    assert 0 <= result()["quality"]["metrics"]["auc"] <= 1
+
+
+def test_ids_are_replayed_from_a_profile(call: Call) -> None:
+    write_profile(Path("p.csv"), {"t1": {1: 5, 3: 1}, "t2": {0: 1}, "t3": {1: 2}})
+    words = ["--data.ids", "replay", "--data.profile", "p.csv"]
+    assert call("run", "dlrm", *TINY, *words, "--run-dir", "r", *QUICKLY)[0] == 0
+    assert result()["data"]["name"] == "made-up replay ids"
+    Path("p.csv").write_text("feature,id,count\nt1,9,1\n")
+    code, _, err = call("run", "dlrm", *TINY, *words, "--run-dir", "other", *QUICKLY)
+    assert code == 3
+    assert "id 9 of feature 't1' is outside its table of 4 rows" in " ".join(err.split())
+
+
+def test_a_click_log_is_converted_and_trained_on(call: Call) -> None:
+    assert call("data", "make", "criteo", "--path", "log", "--lines", "700")[0] == 0
+    code, _, err = call("run", "dlrm", *KAGGLE, "--data.path", "log", "--run-dir", "r", *QUICKLY)
+    assert code == 0, err
+    found = result()
+    assert found["data"]["rows"] == 700
+    assert found["data"]["train_rows"] + found["data"]["valid_rows"] == 700
+    assert set(found["quality"]["baselines"]) == {"majority"}
+    assert found["performance"]["settings"]["input"] == "pageable: rows are read from files"
+    assert len(steps()) == -(-found["data"]["train_rows"] // 64)
+
+
+def test_bad_lines_of_a_log_stop_or_are_left_out(call: Call) -> None:
+    assert call("data", "make", "criteo", "--path", "log", "--lines", "300")[0] == 0
+    lines = Path("log").read_bytes().split(b"\n")
+    lines[30] = b"1\tx"
+    Path("log").write_bytes(b"\n".join(lines))
+    words = ["run", "dlrm", *KAGGLE, "--data.path", "log", *QUICKLY]
+    code, _, err = call(*words, "--run-dir", "stopped")
+    assert code == 3
+    assert "log, line 31" in " ".join(err.split()) or "line 31" in err
+    code, _, err = call(*words, "--run-dir", "r", "--data.on-error", "skip")
+    assert code == 0, err
+    assert result()["data"]["rows"] == 299
+
+
+@pytest.mark.parametrize("source", ["random", "criteo"])
+@pytest.mark.parametrize("optimizer", ["rowwise-adagrad", "adamw"])
+def test_a_stopped_run_goes_on_to_the_same_result(
+    call: Call, monkeypatch: pytest.MonkeyPatch, source: str, optimizer: str
+) -> None:
+    words = ["run", "dlrm", *TINY, "--train.optimizer", optimizer]
+    if source == "criteo":
+        call("data", "make", "criteo", "--path", "log", "--lines", "500")
+        words = ["run", "dlrm", *KAGGLE, "--data.path", "log", "--train.optimizer", optimizer]
+    assert call(*words, "--run-dir", "straight", *QUICKLY)[0] == 0
+    straight, real = result("straight"), loop.take_step
+
+    def interrupted(recipe: Any, batches: Any, step: int) -> Any:
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return real(recipe, batches, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "take_step", interrupted)
+        assert call(*words, "--run-dir", "r", *QUICKLY)[0] == 75
+    assert not Path("r", "result.json").exists()
+    code, _, err = call("run", "--resume", "r", *QUICKLY)
+    assert code == 0, err
+    assert result()["quality"] == straight["quality"]
+    assert result()["provenance"]["resumes"] == 1
+
+
+def test_it_stops_at_a_target(call: Call) -> None:
+    words = ["--train.evaluate-steps", "2", "--train.stop-at-target", "--target.auc", "0.1"]
+    assert call("run", "dlrm", *TINY, *words, "--run-dir", "r", *QUICKLY)[0] == 0
+    assert result()["quality"]["seeds"][0]["stopped_early"] == 2
+    assert steps() == [1, 2]
+    assert call("run", "dlrm", *TINY, "--target.auc", "0.9999", "--run-dir", "missed", *QUICKLY)[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--model.dim", "5"], 3, "with dot a last width equal to model.dim (5)"),
+        (["--model.top", "8", "2"], 3, "a last width of 1"),
+        (["--model.rows"], 3, "at least one number"),
+        (["--model.row-scale", "0"], 3, "model.row_scale is 0.0"),
+        (["--model.interaction", "cross"], 2, "'dot', 'concat', 'dcn'"),
+        (["--data.source", "criteo"], 3, "a log with data.source criteo"),
+        (["--data.path", "x"], 3, "a log with data.source criteo"),
+        (["--data.source", "criteo", "--data.path", "x"], 3, "--preset criteo-kaggle"),
+        (["--data.ids", "replay"], 3, "a file with data.ids replay"),
+        (["--data.ids", "replay", "--data.profile", "nowhere.csv"], 3, "cannot read the profile of ids"),
+        (["--data.ids-per-bag", "9", "--model.rows", "20", "20"], 3, "more than 8 ids"),
+        (["--data.ids-per-feature", "1", "2"], 3, "one for each of the 3 features"),
+        (["--train.micro-batches", "65"], 3, "at most train.batch_size (64)"),
+        (["--train.weight-decay", "0.1"], 3, "with train.optimizer adamw"),
+        (["--train.loss-weights", "1", "2"], 3, "with train.loss wbce"),
+        (["--train.warmup-steps", "3"], 3, "with train.schedule warmup-decay"),
+        (["--train.stop-at-target"], 3, "no bound to meet"),
+        (["--model.rows", "1000000000000", "--data.ids-per-bag", "1"], 4, "GiB"),
+        (["--fast.graph", "on"], 4, "a step cannot be a CUDA graph: no GPU"),
+        (["--fast.precision", "tf32"], 4, "a CPU has no tf32"),
+        (["--fast.mlp", "quick"], 2, "'auto', 'fused', 'plain'"),
+    ],
+)
+def test_what_is_refused_says_why(call: Call, words: list[str], code: int, message: str) -> None:
+    got, _, err = call("run", "dlrm", *TINY, *words, "--run-dir", "r", *QUICKLY)
+    assert (got, message in " ".join(err.split())) == (code, True), err
+    assert not Path("r", "result.json").exists()
+
+
+def test_rows_of_a_log_are_not_drawn_on_a_device(call: Call) -> None:
+    call("data", "make", "criteo", "--path", "log", "--lines", "100")
+    words = ["--data.path", "log", "--fast.input", "device"]
+    code, _, err = call("run", "dlrm", *KAGGLE, *words, "--run-dir", "r", *QUICKLY)
+    assert code == 4
+    assert "--fast.input pinned" in err

@@ -1,0 +1,279 @@
+"""The workload dlrm built and trained in this process, on sizes of a moment."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.config import from_json, to_json
+from recperf.data.criteo.config import KEYS
+from recperf.data.random_config import write_profile
+from recperf.errors import ConfigError, DataError, MachineError
+from recperf.models.embeddings import StackedTables
+from recperf.models.tables import SparseTables
+from recperf.train.device import applied
+from recperf.train.fast_config import PLAIN, FastConfig
+from recperf.train.loop import take_step
+from recperf.workloads import WORKLOADS
+from recperf.workloads.dlrm import (
+    DLRMDataConfig,
+    DLRMModelConfig,
+    DLRMTrainConfig,
+    DLRMWorkloadConfig,
+    bounds,
+    check,
+    estimate,
+    expected_ids,
+    expected_unique,
+    most_ids,
+    prepare,
+)
+from recperf.workloads.dlrm_build import PreparedDLRM
+
+# A CPU without bfloat16 takes its products another way, and torch says so once.
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+PRESETS = WORKLOADS["dlrm"].presets
+OPTIMIZERS = ["sgd", "adagrad", "rowwise-adagrad", "adamw"]
+
+
+def made(
+    *, data: dict[str, Any] | None = None, model: dict[str, Any] | None = None, fast: FastConfig | None = None,
+    **train: Any,
+) -> DLRMWorkloadConfig:  # fmt: skip
+    fields = {"batch_size": 48, "learning_rate": 0.1, "eps": 1e-2} | train
+    return DLRMWorkloadConfig(
+        data=DLRMDataConfig(**({"ids_per_bag": 5, "batches": 8, "held_out_batches": 2} | (data or {}))),
+        model=DLRMModelConfig(**({"rows": (30, 4, 200), "dim": 4, "bottom": (6, 8, 4), "top": (8, 1)} | (model or {}))),
+        train=DLRMTrainConfig(epochs=1, device="cpu", threads=1, checkpoint_epochs=False, **fields),
+        fast=fast or FastConfig(),
+    )
+
+
+def trained(config: DLRMWorkloadConfig, steps: int = 6) -> tuple[Any, list[float]]:
+    prepared = PreparedDLRM(config)
+    with applied(prepared.settings):
+        trial = prepared.trial(1)
+        batches = trial.recipe.order.batches(0)
+        return trial, [float(take_step(trial.recipe, batches, step)[0]) for step in range(steps)]
+
+
+def close(one: tuple[Any, list[float]], other: tuple[Any, list[float]], tolerance: float = 1e-5) -> None:
+    assert one[1] == pytest.approx(other[1], rel=tolerance)
+    mine, theirs = one[0].model.state_dict(), other[0].model.state_dict()
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        torch.testing.assert_close(value, theirs[name], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_goes_through_json_and_is_estimated(name: str) -> None:
+    config = PRESETS[name]()
+    assert from_json(DLRMWorkloadConfig, to_json(config)) == config
+    found = estimate(config)
+    assert found.table_bytes == 4 * sum(config.dlrm.rows) * config.dlrm.dim
+    assert found.parameters["tables"] == sum(config.dlrm.rows) * config.dlrm.dim
+    assert sum(found.memory.values()) > found.table_bytes
+    assert found.total.flops > 0
+    assert check(config).startswith("made-up batches")
+
+
+def test_presets_are_what_they_say() -> None:
+    experiment, intended = PRESETS["experiment"](), PRESETS["intended"]()
+    assert experiment.model.rows == (4, 3, 2)
+    assert (experiment.model.bottom, experiment.model.top) == ((512, 512, 64), (1024, 1024, 1024, 1))
+    assert (experiment.train.batch_size, experiment.data.batches) == (2048, 100)
+    assert intended.model.rows == (1_000_000,) * 8
+    assert most_ids(intended) == (100,) * 8
+    kaggle, dcn = PRESETS["criteo-kaggle"](), PRESETS["dcnv2"]()
+    assert (kaggle.dlrm.dense, len(kaggle.dlrm.rows)) == (13, 26)
+    assert (sum(dcn.data.ids_per_feature), dcn.model.cross_layers, dcn.model.cross_rank) == (214, 3, 512)
+    assert max(dcn.dlrm.rows) == 400_000
+    assert min(dcn.dlrm.rows) == 2
+    for name in ("experiment", "intended"):
+        assert PRESETS[f"{name}-plain"]() == replace(PRESETS[name](), fast=PLAIN)
+
+
+@pytest.mark.parametrize(
+    "data", [{"ids_per_bag": 1}, {"ids_per_bag": 7}, {"ids_per_feature": (3, 1, 9)}, {"fixed": True}], ids=str
+)
+def test_expected_ids_are_those_of_drawn_batches(data: dict[str, Any]) -> None:
+    config = made(data=data | {"batches": 40}, batch_size=400)
+    drawn = PreparedDLRM(config).bags(1, "cpu")
+    counts = [batch.features.values_V for batch in drawn.batches(0)]
+    mean = sum(ids.numel() for ids in counts) / len(counts)
+    assert mean == pytest.approx(expected_ids(config), rel=0.01)
+    trial = PreparedDLRM(config).trial(1)
+    unique = sum(trial.rows_of(batch).unique().numel() for batch in drawn.batches(0)) / len(counts)
+    assert unique == pytest.approx(expected_unique(config, expected_ids(config)), rel=0.1)
+
+
+def test_rows_are_scaled_and_a_table_keeps_two() -> None:
+    assert DLRMModelConfig(rows=(1000, 3, 10), row_scale=0.1).dlrm().rows == (100, 2, 2)
+    assert DLRMModelConfig(rows=(1000, 1), row_scale=1.0).dlrm().rows == (1000, 1)
+    assert DLRMModelConfig(rows=(10, 3), row_scale=2.5).dlrm().rows == (25, 8)
+
+
+@pytest.mark.parametrize("interaction", ["dot", "concat", "dcn"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_model_learns_with_every_optimizer(optimizer: str, interaction: str) -> None:
+    rate = {"sgd": 0.5, "adamw": 0.02}.get(optimizer, 0.1)
+    model = {"interaction": interaction, "cross_layers": 1, "cross_rank": 3}
+    config = made(data={"batches": 60}, model=model, optimizer=optimizer, learning_rate=rate, batch_size=128)
+    trial, losses = trained(config, 60)
+    assert sum(losses[-10:]) < sum(losses[:10]) * 0.97
+    assert trial.score()["auc"] > 0.6
+    assert trial.model.training
+
+
+@pytest.mark.parametrize("loss", [{"loss": "mse"}, {"loss": "wbce", "loss_weights": (0.5, 2.0)}, {"loss": "bce"}])
+def test_every_loss_is_minimised(loss: dict[str, Any]) -> None:
+    _, losses = trained(made(data={"batches": 60}, batch_size=128, learning_rate=0.5, **loss), 60)
+    assert sum(losses[-10:]) < sum(losses[:10]) * 0.98
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("slices", [2, 5, 48])
+def test_slices_take_the_same_steps_as_whole_batches(slices: int, optimizer: str) -> None:
+    whole = trained(made(optimizer=optimizer))
+    parts = trained(made(optimizer=optimizer, micro_batches=slices))
+    close(parts, whole, 1e-4)
+
+
+CHANGES: dict[str, tuple[dict[str, Any], float]] = {
+    "input device": ({"input": "device"}, 0.0),
+    "embedding": ({"embedding": "fused"}, 1e-5),
+    "interaction": ({"interaction": "fused"}, 1e-5),
+    "mlp": ({"mlp": "fused"}, 1e-5),
+    "optimizer": ({"optimizer": "fused"}, 1e-5),
+    "bfloat16": ({"precision": "bfloat16"}, 2e-2),
+    "bfloat16, fused": ({"precision": "bfloat16", "mlp": "fused"}, 2e-2),
+}
+
+
+@pytest.mark.parametrize("interaction", ["dot", "concat", "dcn"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_switch_of_a_cpu_gives_the_plain_paths_numbers(name: str, interaction: str) -> None:
+    change, tolerance = CHANGES[name]
+    model = {"interaction": interaction, "cross_layers": 1, "cross_rank": 3, "top": (7, 1)}
+    found = trained(made(model=model, fast=replace(PLAIN, **change)))
+    plain = trained(made(model=model, fast=PLAIN))
+    close(found, plain, tolerance or 1e-9)
+    for field, value in change.items():
+        assert found[0].prepared.settings.reasons[field] == f"{value}: asked for"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_restored_trial_goes_on_to_the_same_bits(optimizer: str) -> None:
+    config = made(optimizer=optimizer)
+    whole, losses = trained(config, 8)
+    half, first = trained(config, 4)
+    prepared = PreparedDLRM(config)
+    with applied(prepared.settings):
+        trial = prepared.trial(1)
+        trial.restore(copy.deepcopy(half.state()))
+        batches = trial.recipe.order.batches(0, 4)
+        rest = [float(take_step(trial.recipe, batches, step)[0]) for step in range(4, 8)]
+    assert first + rest == losses
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(trial.model.state_dict()[name], value), name
+
+
+def test_adamw_has_dense_tables_and_says_why() -> None:
+    trial, _ = trained(made(optimizer="adamw"), 1)
+    assert isinstance(trial.model.embeddings, StackedTables)
+    assert trial.prepared.settings.reasons["bag"].startswith("torch: adamw updates every row")
+    trial, _ = trained(made(fast=PLAIN), 1)
+    assert isinstance(trial.model.embeddings, SparseTables)
+    assert trial.prepared.settings.reasons["bag"] == "reference: asked for"
+
+
+def test_the_planted_answer_is_a_baseline_above_guessing_and_scores_are_repeatable() -> None:
+    prepared = PreparedDLRM(made(data={"held_out_batches": 20}))
+    found = prepared.baselines()
+    assert found["majority"]["auc"] == 0.5
+    assert found["planted"]["auc"] > 0.7
+    trial = prepared.trial(1)
+    assert trial.score() == trial.score()
+    held_out = {tuple(batch.dense_BD.flatten().tolist()) for batch in prepared.held_out(1)}
+    assert held_out.isdisjoint(tuple(batch.dense_BD.flatten().tolist()) for batch in prepared.order(1).batches(0))
+
+
+def test_data_are_described_by_all_that_decides_them(tmp_path: Path) -> None:
+    profile = tmp_path / "p.csv"
+    digests = set()
+    for count in (1, 2):
+        write_profile(profile, {"t1": {0: count, 3: 1}, "t2": {1: 1}, "t3": {9: 4}})
+        config = made(data={"ids": "replay", "profile": profile})
+        assert check(config) == "made-up batches, replay ids (synthetic)"
+        digests.add(PreparedDLRM(config).data["digest"])
+        ids = {int(i) for batch in PreparedDLRM(config).order(1).batches(0) for i in batch.features["t1"][0]}
+        assert ids == {0, 3}
+    digests |= {PreparedDLRM(made(**change)).data["digest"] for change in ({}, {"batch_size": 49})}
+    assert len(digests) == 4
+    profile.write_text("feature,id,count\nt1,30,1\n")
+    with pytest.raises(DataError, match="id 30 of feature 't1' is outside its table of 30 rows"):
+        check(config)
+
+
+def test_rows_and_tables_are_those_of_the_stack() -> None:
+    trial, _ = trained(made(), 1)
+    assert trial.tables() == [("t1", 30), ("t2", 4), ("t3", 200)]
+    batch = next(trial.recipe.order.batches(0))
+    rows = trial.rows_of(batch)
+    assert torch.equal(rows[-5:], batch.features.values_V[-5:] + 34)
+    assert int(rows.max()) < 234
+
+
+def test_fixes_are_the_switches_that_are_not_on() -> None:
+    assert PreparedDLRM(made(fast=PLAIN)).fixes()
+    for fix in PreparedDLRM(made(fast=PLAIN)).fixes():
+        words = fix.switch.split()
+        assert len(words) % 2 == 0
+        assert fix.config != made(fast=PLAIN)
+        assert fix.name not in {left.name for left in PreparedDLRM(fix.config).fixes()}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "message"),
+    [
+        (lambda: made(fast=FastConfig(graph="on")), MachineError, "a step cannot be a CUDA graph: no GPU"),
+        (lambda: made(fast=FastConfig(precision="tf32")), MachineError, "a CPU has no tf32"),
+        (lambda: made(data={"distinct": True, "ids_per_bag": 9}), ConfigError, "more than 8 ids"),
+        (lambda: made(data={"ids_per_feature": (1, 2)}), ConfigError, "one for each of the 3 features"),
+        (lambda: made(model={"dim": 5}), ConfigError, "with dot a last width equal to model.dim"),
+        (lambda: made(model={"rows": ()}), ConfigError, "at least one number"),
+        (lambda: made(data={"source": "criteo"}), ConfigError, "a log with data.source criteo"),
+        (lambda: made(data={"path": Path("x")}), ConfigError, "a log with data.source criteo"),
+        (
+            lambda: made(data={"source": "criteo", "path": Path("x")}), ConfigError,
+            "Criteo has 13 dense features and 26 tables, the model 6 and 3",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(config: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        prepare(config())
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_made() -> None:
+    with pytest.raises(MachineError, match="GiB"):
+        PreparedDLRM(made(model={"rows": (1 << 40,)}))
+
+
+def test_columns_of_a_log_have_their_names() -> None:
+    kaggle = PRESETS["criteo-kaggle"]()
+    assert kaggle.dlrm.features[0] == "t1"
+    log = replace(kaggle, data=replace(kaggle.data, source="criteo", path=Path("log")))
+    assert log.dlrm.features == KEYS
+
+
+def test_the_target_is_none_unless_one_is_given() -> None:
+    config = made()
+    assert bounds(config) == {"beat": None, "accuracy": None, "auc": None}
+    asked = replace(config, target=replace(config.target, beat="bias", auc=0.7))
+    assert bounds(asked) == {"beat": "majority", "accuracy": None, "auc": 0.7}
