@@ -20,7 +20,7 @@ class Lanes:
         self.on = on
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._open: set[str] = set()
-        self._kept: list[Tensor] = []
+        self._kept: list[object] = []
 
     @contextmanager
     def aside(self, name: str, *reads: Tensor) -> Iterator[None]:
@@ -37,6 +37,11 @@ class Lanes:
         self._kept += reads
         with torch.cuda.stream(stream):
             yield
+
+    def keep(self, *things: object) -> None:
+        """Hold on to what a lane reads until `join`, where whoever owns it lets go of it before."""
+        if self._open:
+            self._kept += things
 
     def join(self, name: str) -> None:
         """The current queue waits for a lane."""

@@ -71,6 +71,7 @@ class SparseGradients(Embeddings):
         return self._grouped, used.gradient_ND
 
     def forget(self) -> None:
+        self.lanes.keep(self.used, self._grouped)
         self.used, self._grouped = [], None
 
     def dense_gradient(self) -> Tensor:
