@@ -52,9 +52,9 @@ class Way:
         return f"bag {self.bag}, dot {self.dot}, relu {self.relu}" + (", lanes" if self.lanes else "")
 
 
-def ways(bags: tuple[str, ...], *, lanes: bool = False) -> list[Way]:
-    """All combinations with the given bags."""
-    dots, relus = ("reference", "triton"), ("plain", "reference", "triton", "copies")
+def ways(bags: tuple[str, ...], *, dots: tuple[str, ...] = ("reference", "triton"), lanes: bool = False) -> list[Way]:
+    """All combinations with the given bags and interactions."""
+    relus = ("plain", "reference", "triton", "copies")
     return [Way(bag, dot, relu, lanes) for bag, dot, relu in product(bags, dots, relus)]
 
 

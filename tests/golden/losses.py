@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from recperf.train.device import applied
+from recperf.train.fast_config import PLAIN
 from recperf.train.loop import Position, train
 from recperf.workloads import WORKLOADS
 
@@ -44,7 +45,7 @@ def losses(name: str) -> list[float]:
         # The default's data and steps on a model small enough for a test; plain torch, whatever compiler there is.
         model = replace(config.model, dim=16, bottom=(64, 64, 16), top=(128, 64, 1))
         config = replace(config, train=replace(config.train, batch_size=256, threads=1))
-        config = replace(config, model=model, fast=replace(config.fast, embedding="plain"))
+        config = replace(config, model=model, fast=PLAIN)
     else:
         config = replace(config, data=replace(config.data, source="embedded"))
     if name == "micro-dlrm-dram":

@@ -31,6 +31,7 @@ if INTERPRETED:
 CASES = [pytest.param(path, id=path.stem) for path in paths.CASES] or [
     pytest.param(None, marks=pytest.mark.skip(f"no golden numbers at {paths.FOLDER}; set RECPERF_GOLDEN"))
 ]
+BODIES = ("reference", "native", "triton")
 PLAIN = paths.Way("stacked", "reference", "plain")
 SPARSE = paths.Way("reference", "reference", "plain")
 
@@ -55,7 +56,7 @@ def test_there_are_cases(golden: Path) -> None:
     assert len(paths.CASES) >= 3
 
 
-@pytest.mark.parametrize("way", paths.ways(("stacked", "reference", "native", "triton")), ids=str)
+@pytest.mark.parametrize("way", paths.ways(("stacked", *BODIES), dots=BODIES), ids=str)
 @pytest.mark.parametrize("path", CASES)
 def test_every_way_gives_the_public_dlrms_numbers(path: Path, way: object) -> None:
     problem = lack(way)

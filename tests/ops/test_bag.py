@@ -211,7 +211,7 @@ def test_one_row_that_everything_uses_is_summed_over_many_chunks(
 ) -> None:
     """Longer than the chunks that are joined at a time, alone and between other rows."""
     if implementation == "triton":
-        monkeypatch.setattr(body("triton"), "chunk_size", lambda width: chunk)
+        monkeypatch.setattr(body("triton"), "chunk_size", lambda width: (chunk, 1))
     for ids in (torch.full((18 * chunk + 1,), 2), torch.tensor([0] * 3 + [1] * (9 * chunk) + [2] * chunk + [4])):
         offsets = torch.arange(0, ids.numel() + 1)
         gradient = torch.randn(ids.numel(), 2, generator=torch.Generator().manual_seed(0))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recperf.errors import MachineError
-from recperf.ops.dot import choose, reference
+from recperf.ops.dot import choose, native, reference
 
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 if INTERPRETED:
@@ -20,7 +20,8 @@ if INTERPRETED:
         importlib.import_module("recperf.ops.dot.triton")
 
 needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-ALL = ["reference", pytest.param("triton", marks=needs_triton)]
+needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
+ALL = ["reference", pytest.param("native", marks=needs_native), pytest.param("triton", marks=needs_triton)]
 SHAPES = [(1, 1, 1), (1, 4, 3), (3, 7, 5), (3, 64, 2), (26, 16, 2), (26, 33, 1), (15, 3, 4), (16, 5, 3)]
 """Sparse vectors, width, samples: also exactly and just over a power of two vectors."""
 
@@ -90,13 +91,13 @@ def test_zeros_fill_the_output_up_to_a_width_and_their_gradient_goes_nowhere(
         assert torch.equal(mine, theirs)
 
 
-@needs_triton
 @pytest.mark.usefixtures("poisoned")
-def test_the_kernels_take_tensors_that_are_views() -> None:
+@pytest.mark.parametrize("implementation", ALL[1:])
+def test_tensors_may_be_views(implementation: str) -> None:
     dense, sparse = vectors(3, 8, 4)
     gradient = torch.randn(14, 4, generator=torch.Generator().manual_seed(1)).t()
     found = []
-    for name in ("reference", "triton"):
+    for name in ("reference", implementation):
         met, saved = body(name).forward(
             dense.t().contiguous().t(), sparse.transpose(0, 1).contiguous().transpose(0, 1), diagonal=False
         )
@@ -108,18 +109,19 @@ def test_the_kernels_take_tensors_that_are_views() -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("implementation", ALL)
 def test_a_bfloat16_layer_meets_float32_tables(implementation: str) -> None:
-    """The output has the layer's type, the gradient of the tables theirs; sums are taken in float32."""
+    """The output has the layer's type (float32 from C), the gradient of the tables theirs; sums are in float32."""
     dense, sparse = vectors(3, 8, 4)
     low = dense.to(torch.bfloat16)
     it = body(implementation)
     met, saved = it.forward(low, sparse, diagonal=False)
     expected = pair_by_pair(low.float(), sparse, diagonal=False)
-    assert met.dtype == torch.bfloat16
+    kind = torch.float32 if implementation == "native" else torch.bfloat16
+    assert met.dtype == kind
     # Half a bit by rounding; the interpreter cuts off instead, which costs a whole one.
     torch.testing.assert_close(met.float(), expected, rtol=2**-7, atol=1e-6)
     gradient = torch.randn(met.shape, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     to_dense, to_sparse = it.backward(saved, gradient, diagonal=False)
-    assert (to_dense.dtype, to_sparse.dtype) == (torch.bfloat16, torch.float32)
+    assert (to_dense.dtype, to_sparse.dtype) == (kind, torch.float32)
     _, exact = reference.forward(low.float(), sparse, diagonal=False)
     wanted_dense, wanted_sparse = reference.backward(exact, gradient.float(), diagonal=False)
     torch.testing.assert_close(to_dense.float(), wanted_dense, rtol=2**-7, atol=1e-6)
@@ -144,8 +146,35 @@ def test_indices_of_pairs_are_kept() -> None:
 def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     assert choose("reference", cpu) == (reference, "reference: asked for")
-    assert choose("auto", cpu) == (reference, "reference: the data is on cpu")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(MachineError, match="the Triton interaction cannot be used: ") as caught:
+    with pytest.raises(MachineError, match="the triton interaction cannot be used: ") as caught:
         choose("triton", cpu)
     assert caught.value.fix == "--fast.interaction plain"
+    with pytest.raises(MachineError, match="the native interaction cannot be used: the vectors are on cuda"):
+        choose("native", torch.device("cuda"))
+
+
+@needs_native
+def test_a_cpu_takes_c_and_any_number_of_threads_gives_the_same_bits() -> None:
+    assert choose("auto", torch.device("cpu")) == (native, "native: the vectors are on cpu")
+    dense, sparse = vectors(3, 7, native.SMALL + 3)
+    gradient = torch.randn(native.SMALL + 3, 13, generator=torch.Generator().manual_seed(1))
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            met, saved = native.forward(dense, sparse, diagonal=False)
+            found.append((met, *native.backward(saved, gradient, diagonal=False)))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other))
+
+
+def test_without_a_compiler_the_reference_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    native.library.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    try:
+        assert choose("auto", torch.device("cpu")) == (reference, "reference: no C compiler on this machine")
+    finally:
+        native.library.cache_clear()

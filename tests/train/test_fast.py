@@ -39,14 +39,14 @@ def switched(
 def test_a_cpu_takes_what_pays_there_and_says_why() -> None:
     found = switched(CPU)
     assert asdict(found) == {
-        "input": "device", "graph": False, "precision": "float32", "embedding": True, "interaction": False,
+        "input": "device", "graph": False, "precision": "float32", "embedding": True, "interaction": True,
         "mlp": False, "optimizer": True, "scatter": False,
         "reasons": {
             "input": "device: batches are made up where they are used",
             "graph": "off: no GPU",
             "precision": "float32: a CPU",
             "embedding": "fused: on cpu",
-            "interaction": "plain: no gain on a CPU",
+            "interaction": "fused: on cpu",
             "mlp": "plain: no gain on a CPU",
             "optimizer": "fused: on cpu",
             "deterministic": "yes: asked for",
