@@ -1,0 +1,105 @@
+"""Triton's kernels compiled for a GPU, against torch, on memory that holds NaN before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.ops import bag, dot, relu
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that a kernel should write holds NaN before."""
+
+    def filled(make: Any) -> Any:
+        def call(*sizes: Any, **more: Any) -> torch.Tensor:
+            room = make(*sizes, **more)
+            return room.fill_(torch.nan) if room.is_floating_point() else room
+
+        return call
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+
+
+@pytest.mark.parametrize("state", ["none", "row", "number"])
+@pytest.mark.parametrize(("rows", "samples", "most"), [(1, 3000, 20), (3, 500, 9), (5000, 700, 6), (40, 1, 1)])
+@pytest.mark.parametrize("dim", [1, 7, 64, 128, 600])
+@pytest.mark.usefixtures("poisoned")
+def test_the_bag_kernels_agree_with_torch(dim: int, rows: int, samples: int, most: int, state: str) -> None:
+    draw = torch.Generator("cuda").manual_seed(dim + rows)
+    of: dict[str, Any] = {"device": "cuda", "generator": draw}
+    tables, bags = 3, 3 * samples
+    lengths = torch.randint(0, most + 1, (bags,), **of)
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    used = int(offsets[-1])
+    ids, starts = torch.randint(0, rows, (used + 5,), **of), torch.arange(0, 3 * rows, rows, device="cuda")
+    table, gradient = torch.randn(tables * rows, dim, **of), torch.randn(bags, dim, **of)
+    shapes = {"none": None, "row": table.shape[:1], "number": table.shape}
+    found = []
+    for name in ("reference", "triton"):
+        body, _ = bag.choose(name, table)  # type: ignore[arg-type]
+        mine = ids if name == "triton" else ids[:used]
+        shape = shapes[state]
+        weights, seen = table.clone(), None if shape is None else torch.full(shape, 0.5, device="cuda")
+        grouped = body.Grouped(mine, offsets, tables * rows, starts)
+        for rate in (0.1, torch.full((1,), 0.05, device="cuda")):
+            body.update(weights, seen, grouped, gradient, rate=rate, eps=1e-3, decay=0.1, scale=0.5)
+        added = table.clone()
+        if name == "triton":
+            body.scatter_sgd(added, mine, offsets, gradient, rate=0.1, starts_F=starts)
+        else:
+            body.update(added, None, grouped, gradient, rate=0.1, eps=0.0, decay=0.0, scale=1.0)
+        assert grouped.unique == torch.unique(ids[:used] + starts.repeat_interleave(lengths.view(3, -1).sum(1))).numel()
+        found.append((body.bag_sum(table, mine, offsets, starts), weights, added, seen))
+    # Thousands of gradients of one row: what their order does to the sum grows with them, and squared once more.
+    crowd = max(1.0, (samples * most / rows) ** 0.5)
+    tolerance = {"rtol": 1e-5 * max(10.0, crowd), "atol": 1e-4 * crowd}
+    for expected, got in zip(*found):
+        torch.testing.assert_close(got, expected, **tolerance)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize(("features", "dim"), [(1, 4), (3, 64), (8, 128), (26, 16), (26, 128), (31, 33)])
+@pytest.mark.usefixtures("poisoned")
+def test_the_dot_kernels_agree_with_torch(features: int, dim: int, diagonal: bool, kind: torch.dtype) -> None:
+    draw = torch.Generator("cuda").manual_seed(features)
+    dense = torch.randn(65, dim, device="cuda", generator=draw).to(kind)
+    sparse = torch.randn(features, 65, dim, device="cuda", generator=draw)
+    found = []
+    for name in ("reference", "triton"):
+        body, _ = dot.choose(name, dense.device)  # type: ignore[arg-type]
+        met, saved = body.forward(dense, sparse, diagonal=diagonal, width=768)
+        gradient = torch.randn(met.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).to(kind)
+        found.append((met, *body.backward(saved, gradient, diagonal=diagonal)))
+    tolerance = 1e-4 if kind == torch.float32 else 2e-2
+    for expected, got in zip(*found):
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance * dim**0.5)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (63, 65), (64, 64), (2048, 1024), (777, 3)])
+@pytest.mark.usefixtures("poisoned")
+def test_the_relu_kernel_agrees_with_torch(shape: tuple[int, int], kind: torch.dtype) -> None:
+    draw = torch.Generator("cuda").manual_seed(3)
+    gradient, activation = (torch.randn(shape, device="cuda", generator=draw).to(kind) for _ in range(2))
+    activation = activation.clamp(min=0)
+    found = [
+        relu.choose(name, gradient.device)[0].backward(gradient, activation)  # type: ignore[arg-type]
+        for name in ("reference", "triton")
+    ]
+    assert torch.equal(found[1][0], found[0][0])
+    assert found[1][1].dtype == torch.float32
+    torch.testing.assert_close(found[1][1].sum(0), found[0][1].sum(0), rtol=1e-5, atol=1e-3)
+    outer = [
+        relu.choose(name, gradient.device)[0].outer_backward(gradient[:, :1], gradient[:1], activation)  # type: ignore[arg-type]
+        for name in ("reference", "triton")
+    ]
+    assert torch.equal(outer[1][0], outer[0][0])
+    torch.testing.assert_close(outer[1][1].sum(0), outer[0][1].sum(0), rtol=1e-5, atol=1e-3)
