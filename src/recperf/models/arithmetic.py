@@ -152,7 +152,8 @@ class FastArithmetic(Arithmetic):
                 gradient_BO, bias_SO = self.relu.outer_backward(gradient_BO, forth[index], activations[layer])
             else:
                 gradient_BO = self._input_gradient(mlp, index, gradient_BO)
-        return gradient_BO
+        # Without the columns that filled the input up.
+        return gradient_BO[:, : mlp.flat[0].shape[1]]
 
     def _keep(self, mlp: MLP, index: int, gradient_BO: Tensor, input_BI: Tensor, bias_SO: Tensor | None) -> None:
         """Add the gradients of a layer's weight and bias to theirs."""

@@ -99,9 +99,10 @@ def backward(saved: tuple[Tensor, Tensor], gradient_BW: Tensor, *, diagonal: boo
     features, batch, dim = sparse_FBD.shape
     to_dense, to_sparse = torch.empty_like(dense_BD), torch.empty_like(sparse_FBD)
     if batch:
-        gradient_BW = gradient_BW.contiguous()
+        # Rows may lie further apart than they are long: part of a wider product's result.
+        gradient_BW = gradient_BW if gradient_BW.stride(1) == 1 else gradient_BW.contiguous()
         _backward[(batch,)](
-            dense_BD, sparse_FBD, gradient_BW, to_dense, to_sparse, batch, features, dim, gradient_BW.shape[1],
+            dense_BD, sparse_FBD, gradient_BW, to_dense, to_sparse, batch, features, dim, gradient_BW.stride(0),
             **_shapes(features, dim, diagonal),
         )  # fmt: skip
     return to_dense, to_sparse
