@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
-from recperf.errors import DataError
+from recperf.errors import ConfigError, DataError
 from recperf.models import tables as module
 from recperf.models.config import DLRMConfig
 from recperf.models.convert import load_torchrec_parameters, torchrec_parameters
@@ -203,6 +203,12 @@ def test_the_public_names_are_views() -> None:
     named = public_parameters(model)
     named["emb_l.2.weight"].fill_(3.0)
     assert bool((model.embeddings.table("c") == 3).all())
-    named["emb_l.0.weight"] = torch.zeros(6, DIM)
-    with pytest.raises(ValueError, match=r"emb_l.0.weight has shape \(6, 4\), ours \(5, 4\)"):
-        load_public_parameters(model, named)
+    before = {name: value.clone() for name, value in named.items()}
+    wrong = {name: value + 1 for name, value in named.items()}
+    wrong["top_l.0.weight"] = torch.zeros(6, DIM)
+    with pytest.raises(ValueError, match=r"top_l.0.weight has shape \(6, 4\), ours"):
+        load_public_parameters(model, wrong)
+    for name, value in public_parameters(model).items():
+        assert torch.equal(value, before[name]), "nothing is copied where something does not fit"
+    with pytest.raises(ConfigError, match="no counterpart of interaction dcn"):
+        public_parameters(DLRM(replace(CONFIG, interaction="dcn", cross_layers=1, cross_rank=2)))

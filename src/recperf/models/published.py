@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import JaggedFeatures
+from ..errors import ConfigError
 from .config import DLRMConfig
 from .dlrm import DLRM
 from .embeddings import StackedTables
@@ -51,6 +52,8 @@ def jagged(keys: tuple[str, ...], indices: list[Tensor], offsets: list[Tensor]) 
 
 def public_parameters(model: DLRM) -> dict[str, Tensor]:
     """Our parameters under the public DLRM's names (`emb_l.0.weight`, `bot_l.0.weight`, ...), as views."""
+    if model.config.interaction == "dcn":
+        raise ConfigError("the public DLRM has no counterpart of interaction dcn", fix="models/convert.py: TorchRec's")
     assert isinstance(model.embeddings, StackedTables | SparseTables), "the public model has a table a feature"
     named = {f"emb_l.{i}.weight": model.embeddings.table(key) for i, key in enumerate(model.config.features)}
     for prefix, mlp in (("bot_l", model.bottom), ("top_l", model.top)):
@@ -62,11 +65,15 @@ def public_parameters(model: DLRM) -> dict[str, Tensor]:
 
 
 def load_public_parameters(model: DLRM, values: dict[str, Tensor]) -> None:
-    """Copy weights of the public DLRM into ours; both take the lower triangle row by row, so nothing is permuted."""
+    """Copy weights of the public DLRM into ours; both take the lower triangle row by row, so nothing is permuted.
+
+    Everything is checked before anything is copied.
+    """
     ours = public_parameters(model)
     if ours.keys() != values.keys():
         raise ValueError(f"parameters differ: {sorted(ours.keys() ^ values.keys())}")
     for name, tensor in ours.items():
         if tensor.shape != values[name].shape:
             raise ValueError(f"{name} has shape {tuple(values[name].shape)}, ours {tuple(tensor.shape)}")
+    for name, tensor in ours.items():
         tensor.copy_(values[name])
