@@ -103,17 +103,23 @@ def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tenso
 
 @triton.jit
 def _list_rows(
-    ids, offsets, starts, keys, bags, bags_a_feature, BLOCK: tl.constexpr, STACKED: tl.constexpr
+    ids, offsets, starts, keys, bags, count, bags_a_feature,
+    BAGS: tl.constexpr, BLOCK: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
-    """The row and the bag of every id, a bag a program."""
-    bag = tl.program_id(0)
-    begin, end = tl.load(offsets + bag), tl.load(offsets + bag + 1)
-    shift = tl.load(starts + bag // bags_a_feature) if STACKED else 0
-    for first in range(begin, end, BLOCK):
-        here = first + tl.arange(0, BLOCK)
-        row = tl.load(ids + here, mask=here < end, other=0) + shift
-        tl.store(keys + here, row.to(keys.dtype.element_ty), mask=here < end)
-        tl.store(bags + here, bag, mask=here < end)
+    """The row and the bag of every id, several bags side by side."""
+    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    there = bag < count
+    begin = tl.load(offsets + bag, mask=there, other=0)
+    end = tl.load(offsets + bag + 1, mask=there, other=0)
+    shift = tl.zeros([BAGS], dtype=tl.int64)
+    if STACKED:
+        shift = tl.load(starts + bag // bags_a_feature, mask=there, other=0)
+    for first in range(0, tl.max(end - begin, 0), BLOCK):
+        here = begin[:, None] + first + tl.arange(0, BLOCK)[None, :]
+        inside = here < end[:, None]
+        row = tl.load(ids + here, mask=inside, other=0) + shift[:, None]
+        tl.store(keys + here, row.to(keys.dtype.element_ty), mask=inside)
+        tl.store(bags + here, (bag[:, None] + here * 0).to(tl.int32), mask=inside)
 
 
 @triton.jit
@@ -140,9 +146,8 @@ class Grouped:
 
     def __init__(self, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None = None) -> None:
         self.ids_V, self.offsets_B1, self.rows, self.starts_F = ids_V, offsets_B1, rows, starts_F
-        small = rows < (1 << 31)
         # Places after the last bag keep a row number that no table has, and so end up last.
-        keys_V = torch.full_like(ids_V, rows, dtype=torch.int32 if small else torch.int64)
+        keys_V = torch.full_like(ids_V, rows, dtype=_narrowest(rows))
         bags_V = torch.zeros_like(ids_V, dtype=torch.int32)
         bags = offsets_B1.numel() - 1
         if bags and ids_V.numel() < SHORT * bags:
@@ -151,9 +156,9 @@ class Grouped:
                 BAGS=128, STACKED=starts_F is not None, num_warps=4,
             )  # fmt: skip
         elif bags:
-            _list_rows[(bags,)](
-                ids_V, offsets_B1, starts_F, keys_V, bags_V, _bags_a_feature(bags, starts_F),
-                BLOCK=32, STACKED=starts_F is not None, num_warps=1,
+            _list_rows[(triton.cdiv(bags, 16),)](
+                ids_V, offsets_B1, starts_F, keys_V, bags_V, bags, _bags_a_feature(bags, starts_F),
+                BAGS=16, BLOCK=32, STACKED=starts_F is not None, num_warps=4,
             )  # fmt: skip
         self.sorted_V, order_V = torch.sort(keys_V, stable=True)
         self.bags_V = bags_V.index_select(0, order_V)
@@ -164,6 +169,13 @@ class Grouped:
         """Different rows; waits for the device."""
         used = self.sorted_V[: int(self.offsets_B1[-1])]
         return int(torch.unique_consecutive(used).numel())
+
+
+def _narrowest(rows: int) -> torch.dtype:
+    """The type of row numbers, one past the last included: every byte of them is a pass of the sort."""
+    if rows < 1 << 15:
+        return torch.int16
+    return torch.int32 if rows < 1 << 31 else torch.int64
 
 
 @triton.jit
@@ -248,36 +260,36 @@ def _join_chunks(
     WIDTH: tl.constexpr, C: tl.constexpr, J: tl.constexpr, LOOK: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * LOOK
-    found = _starts_here(keys, first + tl.arange(0, LOOK), count, rows, C)
-    if tl.sum(found.to(tl.int32), 0) > 0:
-        columns = tl.arange(0, WIDTH)
-        wide = columns < D
-        one = tl.arange(0, 1)
-        for chunk in range(first, first + LOOK):
-            if _starts_here(keys, chunk, count, rows, C):
-                key = tl.load(keys + chunk * C + C - 1)
-                total = tl.load(tails + chunk * D + columns, mask=wide, other=0.0)
-                following = chunk + 1
-                joined = J
-                while joined == J:
-                    there = following + tl.arange(0, J)
-                    same = tl.load(keys + there * C, mask=there * C < count, other=rows) == key
-                    part = tl.load(
-                        heads + there[:, None] * D + columns[None, :], mask=same[:, None] & wide[None, :], other=0.0
-                    )
-                    total += tl.sum(part, 0)
-                    joined = tl.sum(same.to(tl.int32), 0)
-                    following += J
-                row = tl.load(table + key.to(tl.int64) * D + columns, mask=wide, other=0.0)
-                _apply(
-                    table, state, rates, key + one.to(key.dtype), row[None, :], total[None, :], one == 0, eps, decay,
-                    D, columns, wide, STATE,
-                )  # fmt: skip
+    lanes = tl.arange(0, LOOK)
+    left = _starts_here(keys, first + lanes, count, rows, C).to(tl.int32)
+    columns = tl.arange(0, WIDTH)
+    wide = columns < D
+    one = tl.arange(0, 1)
+    while tl.sum(left, 0) > 0:
+        which = tl.argmax(left, 0)
+        left = tl.where(lanes == which, 0, left)
+        chunk = first + which
+        key = tl.load(keys + chunk * C + C - 1)
+        total = tl.load(tails + chunk * D + columns, mask=wide, other=0.0)
+        following = chunk + 1
+        joined = J
+        while joined == J:
+            there = following + tl.arange(0, J)
+            same = tl.load(keys + there * C, mask=there * C < count, other=rows) == key
+            part = tl.load(heads + there[:, None] * D + columns[None, :], mask=same[:, None] & wide[None, :], other=0.0)
+            total += tl.sum(part, 0)
+            joined = tl.sum(same.to(tl.int32), 0)
+            following += J
+        row = tl.load(table + key.to(tl.int64) * D + columns, mask=wide, other=0.0)
+        _apply(
+            table, state, rates, key + one.to(key.dtype), row[None, :], total[None, :], one == 0, eps, decay, D,
+            columns, wide, STATE,
+        )  # fmt: skip
 
 
 def chunk_size(width: int) -> tuple[int, int]:
     """Ids of a chunk and warps for it: as many as their registers hold gradients and table rows of."""
-    return (min(32, 2048 // width), 1) if width <= 128 else (8, min(8, width // 128))
+    return (min(32, 2048 // width), 1) if width < 128 else (8, min(8, width // 128))
 
 
 def update(
