@@ -250,8 +250,13 @@ def test_stacked_tables_are_looked_up_each_in_its_own(
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize("implementation", ALL)
-def test_updates_of_stacked_tables_are_those_of_rows(implementation: str, kind: str) -> None:
+def test_updates_of_stacked_tables_are_those_of_rows(
+    implementation: str, side_by_side: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if implementation == "triton":
+        monkeypatch.setattr(body("triton"), "SHORT", 1000 if side_by_side else 0)
     table, ids, offsets, gradient, starts = stacked()
     rows = reference.stacked_rows(ids, offsets, starts)
     assert int(rows[6]) >= 5
@@ -274,6 +279,21 @@ def test_ids_after_the_last_bag_mean_nothing_to_the_kernels(kind: str, more: int
             assert torch.equal(mine, exact)
         else:
             assert mine == exact
+
+
+@needs_triton
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("rows", [32_766, 32_767, 32_768, 70_000])
+def test_the_last_rows_of_a_table_have_numbers_of_their_own(rows: int) -> None:
+    """Row numbers are kept in as few bytes as hold them and one more, which stands for no row."""
+    ids, offsets = torch.tensor([rows - 1, 0, rows - 1, rows - 2]), torch.tensor([0, 1, 2, 4])
+    gradient = torch.tensor([[1.0], [2.0], [4.0]])
+    padded = torch.cat([ids, torch.full((3,), 1 << 60)])
+    for kind in STATES:
+        got = updated("triton", kind, (torch.zeros(rows, 1), padded, offsets, gradient), decay=0.0)
+        expected = updated("reference", kind, (torch.zeros(rows, 1), ids, offsets, gradient), decay=0.0)
+        for mine, theirs in zip(got, expected):
+            torch.testing.assert_close(mine, theirs)
 
 
 @needs_triton
