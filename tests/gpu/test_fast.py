@@ -140,8 +140,8 @@ SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float]] = {
     "interaction": ({"interaction": "fused"}, {}, 1e-4, 1e-4),
     "mlp": ({"mlp": "fused"}, {}, 1e-4, 1e-4),
     "optimizer": ({"optimizer": "fused"}, {}, 1e-4, 1e-4),
-    "tf32": ({"precision": "tf32"}, {}, 1e-3, 2e-3),
-    "tf32 in fused products": ({"precision": "tf32"}, {"mlp": "fused"}, 1e-3, 2e-3),
+    "tf32": ({"precision": "tf32"}, {}, 5e-3, 1e-2),
+    "tf32 in fused products": ({"precision": "tf32"}, {"mlp": "fused"}, 5e-3, 1e-2),
     "bfloat16": ({"precision": "bfloat16"}, {}, 5e-3, 1e-2),
     "bfloat16 in fused products": ({"precision": "bfloat16"}, {"mlp": "fused"}, 5e-3, 1e-2),
 }
@@ -194,12 +194,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("precision", "loss", "weights"), [("float32", 1e-4, 1e-4), ("bfloat16", 5e-3, 1e-2)])
+@pytest.mark.parametrize(("precision", "loss", "weights"), [("float32", 1e-4, 1e-4), ("bfloat16", 1e-2, 0.1)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_shapes_give_the_plain_paths_numbers(shape: str, precision: Any, loss: float, weights: float) -> None:
     # Drawn on the device by both: what a power law draws may differ by an id between devices.
     expected = run(made(replace(PLAIN, input="device"), **SHAPES[shape]))
-    close(run(made(replace(FAST, precision=precision), **SHAPES[shape])), expected, loss=loss, weights=weights)
+    alike = close if precision == "float32" else near
+    alike(run(made(replace(FAST, precision=precision), **SHAPES[shape])), expected, loss=loss, weights=weights)
 
 
 def test_the_default_is_the_fast_path_and_says_why() -> None:

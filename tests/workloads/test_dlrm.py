@@ -113,7 +113,7 @@ def test_expected_ids_are_those_of_drawn_batches(data: dict[str, Any]) -> None:
 
 
 def test_rows_are_scaled_and_a_table_keeps_two() -> None:
-    assert DLRMModelConfig(rows=(1000, 3, 10), row_scale=0.1).dlrm().rows == (100, 2, 2)
+    assert DLRMModelConfig(rows=(40_000_000, 9000, 155, 3), row_scale=0.01).dlrm().rows == (400_000, 1000, 155, 3)
     assert DLRMModelConfig(rows=(1000, 1), row_scale=1.0).dlrm().rows == (1000, 1)
     assert DLRMModelConfig(rows=(10, 3), row_scale=2.5).dlrm().rows == (25, 8)
 

@@ -88,7 +88,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
         else:
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
             result = train(choice, config, options.peaks, record, stop, terminal)
-    except (ConfigError, DataError):
+    except (ConfigError, DataError, MachineError):
         if not choice.resume and not record.began:
             record.discard()
         raise

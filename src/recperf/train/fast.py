@@ -30,8 +30,8 @@ class Switches:
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
 
-def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int, sgd: bool) -> Switches:
-    """`drawn`: batches are made up, not read; `slices`: parts a batch is taken in; `sgd`: the tables' optimizer."""
+def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int, optimizer: str) -> Switches:
+    """`drawn`: batches are made up, not read; `slices`: parts a batch is taken in; `optimizer`: the tables'."""
     cuda = device.type == "cuda"
     reasons: dict[str, str] = {}
 
@@ -51,17 +51,20 @@ def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int,
     ways = {}
     for name in ("embedding", "interaction", "mlp", "optimizer"):
         ways[name] = _way(name, getattr(fast, name), device, decided)
-    graph = _graph(fast, cuda, slices, ways["embedding"], decided)
-    scatter = cuda and ways["embedding"] and sgd and not fast.deterministic
-    decided("deterministic", "no" if scatter else "yes", "asked for" if scatter else _why_deterministic(fast, sgd))
+    sparse = optimizer != "adamw"
+    graph = _graph(fast, cuda, slices, ways["embedding"], sparse, decided)
+    scatter = cuda and ways["embedding"] and optimizer == "sgd" and not fast.deterministic
+    decided("deterministic", *_deterministic(fast, cuda, ways["embedding"] and sparse, scatter, optimizer))
     return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=reasons, **ways)
 
 
-def _graph(fast: FastConfig, cuda: bool, slices: int, fused: bool, decided: object) -> bool:
+def _graph(fast: FastConfig, cuda: bool, slices: int, fused: bool, sparse: bool, decided: object) -> bool:
     assert callable(decided)
     lack = "" if cuda else "no GPU"
     if not lack and slices > 1:
         lack = "a batch is taken in slices"
+    if not lack and not sparse:
+        lack = "adamw keeps a dense gradient of the tables, whose lookups ask the host for sizes"
     if not lack and not fused:
         lack = "plain embeddings count a batch's different rows, which shapes cannot follow"
     if fast.graph == "on" and lack:
@@ -99,7 +102,14 @@ def _way(name: str, asked: str, device: torch.device, decided: object) -> bool:
     return bool(decided(name, "plain" if lack else "fused", lack or f"on {device.type}") == "fused")
 
 
-def _why_deterministic(fast: FastConfig, sgd: bool) -> str:
+def _deterministic(fast: FastConfig, cuda: bool, sorted_ids: bool, scatter: bool, optimizer: str) -> tuple[str, str]:
+    """Whether a repeat has equal bits, and why."""
+    if scatter:
+        return "no", "asked for: the tables' updates are added by atomics"
+    if cuda and not sorted_ids:
+        return "no", "torch adds up the tables' gradients by atomics; the fused embedding sorts ids instead"
     if fast.deterministic:
-        return "asked for"
-    return "no way here varies from run to run" if sgd else "Adagrad needs each row's whole gradient, hence sorted ids"
+        return "yes", "asked for"
+    if optimizer in ("adagrad", "rowwise-adagrad"):
+        return "yes", "Adagrad needs each row's whole gradient, hence sorted ids"
+    return "yes", "no way here varies from run to run"

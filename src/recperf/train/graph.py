@@ -31,8 +31,8 @@ class Feed(Protocol):
 
     batch: ClickBatch
 
-    def bring(self, batches: Iterator[Any]) -> None:
-        """Before a replay: the next batch, or where to draw it."""
+    def bring(self, batches: Iterator[Any]) -> ClickBatch | None:
+        """Before a replay: the next batch, or where to draw it. A batch that does not fill its place is given back."""
 
     def draw(self) -> None:
         """Inside the graph."""
@@ -88,15 +88,18 @@ class CopiedFeed:
     def __init__(self, room: ClickBatch, *, pinned: bool) -> None:
         self.batch, self.pinned = room, pinned
 
-    def bring(self, batches: Iterator[ClickBatch]) -> None:
+    def bring(self, batches: Iterator[ClickBatch]) -> ClickBatch | None:
         batch = next(batches)
         batch = batch.pin_memory() if self.pinned else batch
+        if len(batch) != len(self.batch):
+            return batch.to(self.batch.labels_B.device, non_blocking=self.pinned)
         ours, theirs = self.batch, batch
         ids = theirs.features.values_V
         ours.dense_BD.copy_(theirs.dense_BD, non_blocking=self.pinned)
         ours.labels_B.copy_(theirs.labels_B, non_blocking=self.pinned)
         ours.features.offsets_FB1.copy_(theirs.features.offsets_FB1, non_blocking=self.pinned)
         ours.features.values_V[: ids.numel()].copy_(ids, non_blocking=self.pinned)
+        return None
 
     def draw(self) -> None:
         """Nothing: the batch is there."""
@@ -120,9 +123,9 @@ class GraphStep:
         if self._graph is None:
             self._graph = self._captured(None)
         with span("data"):
-            self.feed.bring(batches)
+            odd = self.feed.bring(batches)
         with span("graph"):
-            return self._replay(self._graph, rate)
+            return self._replay(self._graph, rate) if odd is None else self._apart(odd, rate)
 
     def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:
         """One step with a clock inside: its time and its parts, in ns, as the device lived through them."""
@@ -142,6 +145,13 @@ class GraphStep:
         parts["data"] = parts.get("data", 0) + around.get("data", 0)
         parts["other"] = parts.get("other", 0) + max(0, wall - whole - around.get("data", 0))
         return sum(parts.values()), parts
+
+    def _apart(self, batch: ClickBatch, rate: float) -> tuple[Tensor, int]:
+        """A step on a batch of another size than the graph's, as the last of a log may be."""
+        loss = self.model.loss(batch)
+        loss.backward()
+        self.optimizer.step(torch.full_like(self.rate_1, rate))
+        return loss.detach(), len(batch)
 
     def _replay(self, graph: torch.cuda.CUDAGraph, rate: float) -> tuple[Tensor, int]:
         if rate != self._rate:

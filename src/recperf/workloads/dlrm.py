@@ -32,6 +32,8 @@ DCNV2_ROWS = (
 )  # fmt: skip
 DCNV2_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """Ids a sample has in each table of MLPerf's DLRM-DCNv2: 214 in all."""
+SMALL_TABLE = 1000
+"""Rows that scaling leaves a table: less would change how many different ids a bag can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class DLRMModelConfig:
     rows: tuple[int, ...] = (4, 3, 2)
     """Rows of each table; as many tables as numbers."""
     row_scale: float = 1.0
-    """Rows are multiplied by this, so that a large model fits a smaller machine; each table keeps at least 2."""
+    """Rows are multiplied by this, so that a large model fits a smaller machine; tables of up to 1,000 rows stay."""
     dim: int = 64
     """Width of a table row."""
     bottom: tuple[int, ...] = (512, 512, 64)
@@ -64,7 +66,9 @@ class DLRMModelConfig:
 
     def dlrm(self, features: tuple[str, ...] | None = None) -> DLRMConfig:
         """The model as the family describes it, rows scaled."""
-        scaled = self.rows if self.row_scale == 1 else tuple(max(2, round(r * self.row_scale)) for r in self.rows)
+        scaled = self.rows
+        if self.row_scale != 1:
+            scaled = tuple(max(min(rows, SMALL_TABLE), round(rows * self.row_scale)) for rows in self.rows)
         return DLRMConfig(
             features=features or tuple(f"t{index}" for index in range(1, len(scaled) + 1)),
             rows=scaled,

@@ -69,9 +69,12 @@ class PreparedDLRM:
             settings.device,
             drawn=self.drawn,
             slices=config.train.micro_batches,
-            sgd=config.train.optimizer == "sgd",
+            optimizer=config.train.optimizer,
         )
         reasons = {**settings.reasons, **self.switches.reasons}
+        if settings.device.type == "cpu" and self.switches.precision == "bfloat16":
+            reasons["onednn"] = "off: it warns of every bfloat16 product on a CPU without them"
+            settings = replace(settings, onednn=False)
         self.settings: Settings = replace(settings, precision=self.switches.precision, reasons=reasons)
         self.store: Any = None
         if not self.drawn:
@@ -186,10 +189,11 @@ class PreparedDLRM:
             if not switches.optimizer:
                 found.append(self._fix("optimizer", "one kernel for all dense parameters", 1e-4, optimizer="fused"))
             return tuple(found)
+        capturable = config.train.micro_batches == 1 and config.train.optimizer != "adamw"
         wanted: dict[str, tuple[bool, str, float, str]] = {
             "input": (self.drawn and switches.input != "device", "batches drawn on the device", 2e-3, "device"),
             "pinned": (switches.input == "pageable", "batches copied from pinned memory", 1e-4, "pinned"),
-            "graph": (not switches.graph and config.train.micro_batches == 1, "the step as one CUDA graph", 1e-4, "on"),
+            "graph": (not switches.graph and capturable, "the step as one CUDA graph", 1e-4, "on"),
             "precision": (switches.precision == "float32", "products in tf32", 5e-3, "tf32"),
             "bfloat16": (switches.precision != "bfloat16", "products in bfloat16", 2e-2, "bfloat16"),
             "embedding": (not switches.embedding, "one kernel for the lookups of all tables", 1e-4, "fused"),
@@ -277,7 +281,8 @@ class DLRMTrial(KeptTrial):
         model = self.prepared.model
         if model.interaction != "dot":
             return make_interaction(model)
-        body, _ = dot.choose("auto" if self.prepared.switches.interaction else "reference", device)
+        body, why = dot.choose("auto" if self.prepared.switches.interaction else "reference", device)
+        self.prepared.settings.reasons["dot"] = why
         return Dot(model.vectors, diagonal=model.diagonal, body=body)
 
     def _arithmetic(self, device: torch.device, lanes: Lanes) -> Arithmetic:
