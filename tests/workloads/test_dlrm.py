@@ -93,7 +93,8 @@ def test_presets_are_what_they_say() -> None:
     assert (kaggle.dlrm.dense, len(kaggle.dlrm.rows)) == (13, 26)
     assert (sum(dcn.data.ids_per_feature), dcn.model.cross_layers, dcn.model.cross_rank) == (214, 3, 512)
     assert max(dcn.dlrm.rows) == 400_000
-    assert min(dcn.dlrm.rows) == 2
+    assert min(dcn.dlrm.rows) == 3
+    assert most_ids(dcn) == dcn.data.ids_per_feature
     for name in ("experiment", "intended"):
         assert PRESETS[f"{name}-plain"]() == replace(PRESETS[name](), fast=PLAIN)
 

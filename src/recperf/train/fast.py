@@ -89,12 +89,7 @@ def _way(name: str, asked: str, device: torch.device, decided: object) -> bool:
     """Whether a part is fused."""
     assert callable(decided)
     cpu = device.type == "cpu"
-    if cpu and name in ("embedding", "interaction", "optimizer"):
-        lack = None
-    elif cpu:
-        lack = "no gain on a CPU"
-    else:
-        lack = problem(device)
+    lack = None if cpu else problem(device)
     if asked == "fused" and lack and not cpu:
         raise MachineError(f"the fused {name} cannot be used: {lack}", fix=f"--fast.{name} plain")
     if asked != "auto":

@@ -289,7 +289,8 @@ class DLRMTrial(KeptTrial):
         switches = self.prepared.switches
         if not switches.mlp and switches.precision != "bfloat16":
             return Arithmetic()
-        body, _ = relu.choose("auto" if switches.mlp else "reference", device)
+        body, why = relu.choose("auto" if switches.mlp else "reference", device)
+        self.prepared.settings.reasons["relu"] = why
         copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
         return FastArithmetic(relu=body, low=switches.low, copies=copies, lanes=lanes)
 

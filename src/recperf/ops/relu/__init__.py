@@ -1,4 +1,5 @@
-"""The backward pass of a linear layer's ReLU with the gradient of its bias: `reference` (plain torch) and `triton`.
+"""The backward pass of a linear layer's ReLU with the gradient of its bias: `reference` (plain torch), `native`
+(C, a CPU, in place) and `triton` (a GPU).
 
 implementation, why = choose("auto", device)
 gradient_BN, bias_SN = implementation.backward(gradient_BN, activation_BN)      # bias_SN.sum(0) is the bias gradient
@@ -14,21 +15,39 @@ import torch
 
 from ...errors import MachineError
 from ..triton_problem import problem
-from . import reference
+from . import native, reference
 
-Name = Literal["auto", "reference", "triton"]
+Name = Literal["auto", "reference", "native", "triton"]
 
 
 def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
     """The implementation and why; an explicit wish that cannot be met is an error."""
     if name == "reference":
         return reference, "reference: asked for"
-    # The interpreter is for tests that ask for it by name.
-    lack = f"the data is on {device.type}" if name == "auto" and device.type != "cuda" else problem(device)
+    wanted = name
+    if name == "auto":
+        wanted = "triton" if device.type == "cuda" else "native"
+    lack = _problem(wanted, device)
     if lack is None:
-        from . import triton
+        why = f"the layers are on {device.type}" if name == "auto" else "asked for"
+        return _module(wanted), f"{wanted}: {why}"
+    if name == "auto":
+        return reference, f"reference: {lack}"
+    raise MachineError(f"the {name} ReLU cannot be used: {lack}", fix="--fast.mlp plain")
 
-        return triton, "triton: asked for" if name == "triton" else f"triton: the layers are on {device.type}"
+
+def _module(name: Name) -> ModuleType:
+    if name == "native":
+        return native
+    from . import triton
+
+    return triton
+
+
+def _problem(name: Name, device: torch.device) -> str | None:
     if name == "triton":
-        raise MachineError(f"the Triton ReLU cannot be used: {lack}", fix="--fast.mlp plain")
-    return reference, f"reference: {lack}"
+        return problem(device)
+    if device.type != "cpu":
+        return f"the layers are on {device.type}"
+    found = native.library()
+    return found if isinstance(found, str) else None
