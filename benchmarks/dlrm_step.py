@@ -96,7 +96,7 @@ def ways(fast: FastConfig, device: str) -> dict[str, FastConfig]:
         found["recperf, plain path"] = PLAIN
         for precision in ("tf32", "bfloat16", "float32"):
             for repeats in (True, False):
-                if precision != "tf32" or not repeats:
+                if precision != "bfloat16" or not repeats:
                     name = f"recperf, {precision}, {'equal' if repeats else 'unequal'} bits"
                     found[name] = replace(fast, precision=precision, deterministic=repeats)
     return found

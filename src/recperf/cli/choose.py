@@ -25,6 +25,8 @@ class Choice:
     resume: Path | None
     rest: list[str]
     """The words that are left: overrides and options."""
+    preset: str | None = None
+    """The one named, or the workload's first; none for a saved config."""
 
 
 def choose(words: list[str], *, default: str = DEFAULT) -> Choice:
@@ -35,7 +37,8 @@ def choose(words: list[str], *, default: str = DEFAULT) -> Choice:
     saved = chosen.get("--config") or chosen.get("--resume")
     if saved is None:
         workload = find(name or default)
-        return Choice(workload, _preset(workload, chosen.get("--preset")), None, rest)
+        preset = chosen.get("--preset") or next(iter(workload.presets))
+        return Choice(workload, _preset(workload, preset), None, rest, preset)
     path = Path(saved)
     if "--resume" in chosen and not path.is_dir():
         raise DataError("no run there", where={"folder": path}, fix="recperf run --resume runs/<name of the run>")
@@ -50,9 +53,7 @@ def choose(words: list[str], *, default: str = DEFAULT) -> Choice:
     return Choice(workload, config, path if "--resume" in chosen else None, rest)
 
 
-def _preset(workload: Workload, name: str | None) -> Any:
-    if name is None:
-        return next(iter(workload.presets.values()))()
+def _preset(workload: Workload, name: str) -> Any:
     if name not in workload.presets:
         guess = closest(name, workload.presets)
         raise UsageError(

@@ -93,7 +93,7 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
             steps=options.steps,
         )
         found = profile(choice.workload, config, peaks, wish, terminal.notice)
-        found["preset"] = options.preset
+        found["preset"] = choice.preset
         if options.stalls:
             found["stalls"] = stalls(found, folder, terminal)
         run.write("profile.json", found)

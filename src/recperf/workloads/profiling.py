@@ -157,9 +157,15 @@ def _try(
     parts: list[dict[str, Any]] | None,
     say: Callable[[str], None],
 ) -> None:
-    """Each fix alone, then all that held; predicted gains beside measured ones."""
+    """Each fix alone, then all that held; predicted gains beside measured ones.
+
+    Predictions are made anew from the pace of unmeasured steps, against which the fixes are measured too.
+    """
     say("trying fixes: what the step costs and gives without any")
     base, losses = _measured(workload, config)
+    paced = {**found, "overhead": {**found["overhead"], "plain_ms": base}}
+    ranked = predictions.ranked([fix for fix, _ in ranked], paced, parts, peaks, os.cpu_count() or 1)
+    found["fixes"] = [_suggested(fix, predicted, paced) for fix, predicted in ranked]
     held: list[Fix] = []
     for (fix, _), row in zip(ranked, found["fixes"]):
         say(f"trying {fix.switch}")
@@ -175,13 +181,12 @@ def _try(
         return
     say(f"trying {_words(together)}")
     merged = _merged(config, together)
-    facts = predictions.facts(found, parts, peaks) if parts is not None and peaks is not None else None
+    facts = predictions.facts(paced, parts, peaks) if parts is not None and peaks is not None else None
     if facts is not None:
         predicted = predictions.predict(facts, [name for fix in together for name in (fix.name, *fix.implies)])
     else:
-        step = found["overhead"]["plain_ms"]
-        gains = [step - row["predicted_ms"] for row in found["fixes"] if row["name"] in {f.name for f in together}]
-        predicted = max(0.05 * step, step - sum(gains))
+        gains = [base - row["predicted_ms"] for row in found["fixes"] if row["name"] in {f.name for f in together}]
+        predicted = max(0.05 * base, base - sum(gains))
     whole = Fix(
         name="all together",
         title="every fix that kept the numbers",
@@ -189,7 +194,7 @@ def _try(
         config=merged,
         tolerance=sum(fix.tolerance for fix in together),
     )
-    row = _suggested(whole, predicted, found)
+    row = _suggested(whole, predicted, paced)
     found["fixes"].append(row)
     _tried(workload, merged, whole.tolerance, row, base, losses)
 
