@@ -53,8 +53,8 @@ class Way:
 
 
 def ways(bags: tuple[str, ...], *, dots: tuple[str, ...] = ("reference", "triton"), lanes: bool = False) -> list[Way]:
-    """All combinations with the given bags and interactions."""
-    relus = ("plain", "reference", "triton", "copies")
+    """All combinations with the given bags and interactions; the bodies of a ReLU run where those of dots do."""
+    relus = dict.fromkeys(("plain", "reference", *dots, "copies"))
     return [Way(bag, dot, relu, lanes) for bag, dot, relu in product(bags, dots, relus)]
 
 

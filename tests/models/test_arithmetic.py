@@ -13,7 +13,7 @@ from recperf.models.arithmetic import Arithmetic, FastArithmetic, weight_gradien
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.mlp import MLP
-from recperf.ops.relu import reference
+from recperf.ops.relu import native
 
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 if INTERPRETED:
@@ -25,7 +25,8 @@ if INTERPRETED:
 # A CPU without bfloat16 takes its products another way, and torch says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-BODIES = ["reference", pytest.param("triton", marks=needs_triton)]
+needs_c = pytest.mark.skipif(isinstance(native.library(), str), reason=f"no C: {native.library()}")
+BODIES = ["reference", pytest.param("native", marks=needs_c), pytest.param("triton", marks=needs_triton)]
 WIDTHS = [(5, 7, 3), (16, 8, 1), (1, 1), (13, 32, 16, 8)]
 
 
@@ -146,7 +147,9 @@ def test_only_products_that_want_even_widths_get_them(copies: bool) -> None:
 
 @pytest.mark.parametrize("interaction", ["dot", "concat", "dcn"])
 @pytest.mark.parametrize(("low", "copies"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)])
-def test_a_whole_step_is_the_plain_one(low: torch.dtype, copies: bool, interaction: str) -> None:
+@pytest.mark.parametrize("body", BODIES[:2])
+def test_a_whole_step_is_the_plain_one(body: str, low: torch.dtype, copies: bool, interaction: str) -> None:
+    """Also where the ReLU's body overwrites the gradient it is given."""
     config = DLRMConfig(
         features=("a", "b"), rows=(5, 7), dim=3, bottom=(5, 6, 3), top=(9, 1), interaction=interaction,
         cross_layers=2, cross_rank=2, table_init_std=0.5,
@@ -157,7 +160,7 @@ def test_a_whole_step_is_the_plain_one(low: torch.dtype, copies: bool, interacti
         torch.randn(4, 5, generator=draw), JaggedFeatures.from_bags(("a", "b"), bags), torch.tensor([1.0, 0, 1, 0])
     )
     found = []
-    for how in (Arithmetic(), FastArithmetic(relu=reference, low=low, copies=copies)):
+    for how in (Arithmetic(), fast(body, low, copies=copies)):
         model = DLRM(config, seed=1, arithmetic=how)
         loss = model.loss(batch)
         loss.backward()
