@@ -70,8 +70,9 @@ def number(value: float) -> str:
 
 
 def scaled(value: float, unit: str) -> str:
-    for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
+    for limit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        # What three digits would round up to the next prefix belongs to it.
+        if abs(value) >= 0.9995 * limit:
             return f"{value / limit:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}"
 
