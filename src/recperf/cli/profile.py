@@ -42,16 +42,18 @@ class Options(WorkloadOptions[C]):
 
 
 def command(words: list[str]) -> int:
-    choice = choose(words, default="dlrm")
-    if choice.resume:
+    if any(word.partition("=")[0] == "--resume" for word in words):
         raise UsageError("a profile has nothing to resume", fix="--config takes the config of a run")
+    choice = choose(words, default="dlrm")
     options: Options[Any] = read_options(Options, choice, verb="profile", description=DESCRIPTION)
-    if options.trace_mb <= 0:
+    if not options.trace_mb > 0:
         raise UsageError(f"--trace-mb is {options.trace_mb:g}; it must be above 0")
     if options.steps < 5:
         raise UsageError(f"--steps is {options.steps}; fewer than 5 say nothing")
     if options.mode == "budget" and (options.trace or options.stalls):
         raise UsageError("--trace and --stalls need --mode full")
+    if options.try_fixes and not options.peaks:
+        raise UsageError("fixes are predicted from this machine's ceilings", fix="--try-fixes without --no-peaks")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     try:
         found, folder = take(choice, options, terminal)

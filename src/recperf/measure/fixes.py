@@ -17,6 +17,8 @@ KERNEL_MS = 0.0025
 """A small kernel inside a graph, its gap included."""
 OF_MEMORY, OF_PRODUCTS = 0.6, 0.35
 """Shares of the ceilings that kernels of such shapes reach: streams of a few MB, products of a few GFLOP."""
+LEAST = 0.05
+"""Of a CPU's step that no fix is said to go below."""
 FUSED_KERNELS = {"embedding": 1, "embedding_backward": 8, "sparse_update": 2, "interaction": 1,
                  "interaction_backward": 1, "dense_update": 2, "data": 5}  # fmt: skip
 PARTS = {
@@ -113,7 +115,7 @@ def predict(found: Facts, names: Sequence[str]) -> float:
         input_ms = 0.0 if "graph" in names else outside
     elif "pinned" in names:
         slow, fast = (found.gpu["transfer"][f"host_to_device_{kind}"]["p50"] for kind in ("pageable", "pinned"))
-        input_ms -= found.batch_bytes * (1 / slow - 1 / fast) * 1e3
+        input_ms = max(0.0, input_ms - found.batch_bytes * (1 / slow - 1 / fast) * 1e3)
     device = sum(part.device_ms for part in parts.values())
     if "graph" in names:
         work = sum(max(part.device_ms, part.kernels * KERNEL_MS) for part in parts.values())
@@ -141,7 +143,12 @@ def _changed(found: Facts, fix: str, name: str, part: Part, precision: str) -> P
 
 def on_a_cpu(profile: dict[str, Any], name: str, peaks: dict[str, Any] | None, cores: int) -> float:
     """ms a step with a fix on, where there is no device to wait for."""
+    # Parts are clocked, the step is not: a part may seem to take longer than the step it is in.
     step = float(profile["overhead"]["plain_ms"])
+    return max(LEAST * step, _on_a_cpu(profile, step, name, peaks, cores))
+
+
+def _on_a_cpu(profile: dict[str, Any], step: float, name: str, peaks: dict[str, Any] | None, cores: int) -> float:
     budget = {part["name"]: part for part in profile["components"]}
     limits = ceilings(profile, peaks)
     if name == "threads":

@@ -125,8 +125,19 @@ def embeddings(
         "unique_ratio": unique / lookups if lookups else 0.0,
         "gb_per_s": _rates(profile),
         "cached": _cached(profile, peaks),
-        "skew": {"largest_table_share": max(t["lookups"] for t in found) / lookups if lookups else 0.0},
+        "skew": {
+            "largest_table_share": max(t["lookups"] for t in found) / lookups if lookups else 0.0,
+            "gini": _gini([t["lookups"] for t in found]),
+        },
     }
+
+
+def _gini(values: list[float]) -> float:
+    """How unevenly a sum is shared: 0 for equal parts, towards 1 where one of many has all."""
+    count, whole = len(values), sum(values)
+    if not whole:
+        return 0.0
+    return 2 * sum(rank * value for rank, value in enumerate(sorted(values), 1)) / (count * whole) - 1 - 1 / count
 
 
 def _rates(profile: dict[str, Any]) -> dict[str, float | None]:

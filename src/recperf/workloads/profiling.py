@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import platform
 import subprocess
@@ -186,7 +187,7 @@ def _try(
         predicted = predictions.predict(facts, [name for fix in together for name in (fix.name, *fix.implies)])
     else:
         gains = [base - row["predicted_ms"] for row in found["fixes"] if row["name"] in {f.name for f in together}]
-        predicted = max(0.05 * base, base - sum(gains))
+        predicted = max(predictions.LEAST * base, base - sum(gains))
     whole = Fix(
         name="all together",
         title="every fix that kept the numbers",
@@ -230,19 +231,28 @@ def _tried(
     except Exception as error:  # A fix that does not run here is a finding, not the end of the profile.
         row |= {"status": "not applicable", "note": f"{type(error).__name__}: {error}".splitlines()[0]}
         return False
-    difference = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, ours))
-    same = difference <= tolerance
+    note, difference = None, _difference(losses, ours)
+    same = difference is not None and difference <= tolerance
+    if difference is None:
+        note = "a loss is not a finite number"
+    elif not same:
+        note = f"a loss differs by {difference:.2g}, more than the {tolerance:g} its arithmetic excuses"
     row |= {
         "measured_ms": step,
         "measured_gain": base / step,
         "same_numbers": same,
         "largest_difference": difference,
         "status": "tried" if same else "rejected",
-        "note": None
-        if same
-        else f"a loss differs by {difference:.2g}, more than the {tolerance:g} its arithmetic excuses",
+        "note": note,
     }
     return same
+
+
+def _difference(losses: list[float], ours: list[float]) -> float | None:
+    """The largest relative one; none where a loss is no number, which compares with nothing."""
+    if not all(map(math.isfinite, [*losses, *ours])):
+        return None
+    return max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, ours))
 
 
 def _measured(workload: Workload, config: Any) -> tuple[float, list[float]]:
