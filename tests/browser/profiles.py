@@ -51,6 +51,7 @@ def base(parts: dict[str, float], device: str) -> dict[str, Any]:
         "batch_size": 2048,
         "operators": 312,
         "threads": 2,
+        "precision": "float32" if device == "cpu" else "tf32",
         "step_ms": spread(wall),
         "overhead": {"plain_ms": wall * 0.97, "clocked_ms": wall, "share": 1 / 0.97 - 1},
         "components": [
@@ -101,7 +102,7 @@ def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **se
             "seed": 42,
             "versions": {"torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "python": "3.11.7"},
             "clocks": {"sm_mhz": 1980, "mem_mhz": 3201, "power_w": 231.0},
-            "company": None,
+            "company": {"share": 0.02},
             "not_measured": ["stall reasons: ask with --stalls"],
         },
         "trace": None,

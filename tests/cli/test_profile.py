@@ -1,0 +1,301 @@
+"""recperf profile as a user types it, on sizes of a moment."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from recperf.cli import main
+from recperf.cli import profile as command
+from recperf.measure import peaks
+from recperf.measure.peaks import measure_with
+from recperf.measure.peaks.sampling import TINY as LITTLE
+from recperf.workloads import profiling
+
+
+def _beside(*parts: str) -> ModuleType:
+    path = Path(__file__).parents[1].joinpath(*parts)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+layout = _beside("runs", "test_profile_text.py")
+
+TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64"]
+TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device", "cpu", "--train.threads", "1"]
+SMALL = ["--model.rows", "20000", "--model.dim", "16", "--data.batches", "12", "--data.ids-per-bag", "4"]
+SMALL += ["--train.batch-size", "128", "--train.device", "cpu", "--data.held-out-batches", "2"]
+WORDS = {"dlrm": TINY, "micro-dlrm": ["--train.device", "cpu"], "micro-dlrm-dram": SMALL}
+FILES = {"config.json", "events.jsonl", "machine.json", "peaks.json", "profile.html", "profile.json", ".lock"}
+TABLES = ("operator_table", "kernels", "idle", "transfers")
+QUICKLY = ["--steps", "5", "--mode", "budget", "--no-report", "--quiet"]
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def ceilings() -> dict[str, Any]:
+    return measure_with(LITTLE, quick=True, say=lambda text: None)
+
+
+@pytest.fixture
+def call(
+    ceilings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Call:
+    monkeypatch.chdir(tmp_path)
+    peaks.save(ceilings)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def read(name: str = "profile.json", folder: str = "r") -> Any:
+    return json.loads(Path(folder, name).read_text())
+
+
+def report(out: str) -> str:
+    """What was said, without the notes before it and the places of files after it."""
+    lines = [line for line in out.split("\n\n  profile  ")[0].splitlines() if not line.startswith("note: ")]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("workload", WORDS)
+def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
+    code, out, err = call("profile", workload, *WORDS[workload], "--run-dir", "r", "--steps", "16")
+    assert code == 0, err
+    assert {path.name for path in Path("r").iterdir()} == FILES
+    found = read()
+    assert (found["kind"], found["workload"], found["mode"]) == ("profile", workload, "full")
+    assert read("config.json")["workload"] == workload
+    assert read("machine.json")["torch"]
+    assert list(layout.sections(report(out))) == layout.TITLES
+    assert "profile  r/profile.json" in out
+    assert "page     r/profile.html" in out
+    page = Path("r", "profile.html").read_text()
+    assert found["verdict"]["name"].split("-")[0] in page
+    assert "<script" not in page
+
+    assert layout._fields(found) - layout._described() == set()
+    # What a profile of this machine lacks is what has no device, was not asked for, or could not be measured.
+    absent = {path for path in layout._described() - layout._fields(found) if not _holds(found, path)}
+    allowed = ("kernels.", "idle.", "transfers.", "stalls.", "trace.", "trust.clocks.")
+    assert [path for path in absent if not path.startswith(allowed)] == []
+
+    assert sum(part["share"] for part in found["components"]) == pytest.approx(1)
+    # Medians of parts need not sum to the median of the whole, but they are not far from it.
+    assert sum(part["ms"]["p50"] for part in found["components"]) == pytest.approx(found["step_ms"]["p50"], rel=0.3)
+    assert found["overhead"]["share"] == pytest.approx(
+        found["overhead"]["clocked_ms"] / found["overhead"]["plain_ms"] - 1
+    )
+    assert re.search(r"cost of measuring \(budget\) .+: a step takes .+ without, .+ with it", out)
+    assert found["operator_table"]["steps"] == profiling.TRACED
+    assert found["operator_table"]["rows"]
+    for name in TABLES[1:]:
+        assert found[name] == {"missing": "no device in this trace"}
+    assert [fix["status"] for fix in found["fixes"]] == ["suggested"] * len(found["fixes"])
+    assert found["precision"] == "float32"
+    assert found["trust"]["seed"] == 42
+
+
+def _holds(value: Any, path: str) -> bool:
+    """Whether there is something at a described path, be it a table or a name of its own."""
+    for name in path.split("."):
+        if name == "*":
+            value = next(iter(value.values() if isinstance(value, dict) else value), None)
+        elif isinstance(value, dict) and name in value:
+            value = value[name]
+        else:
+            return False
+    return True
+
+
+def test_dlrm_is_what_is_profiled_by_default_and_the_preset_is_named(call: Call) -> None:
+    code, out, err = call("profile", *TINY, "--run-dir", "r", "--steps", "5", "--mode", "budget", "--no-report")
+    assert code == 0, err
+    assert (read()["workload"], read()["preset"]) == ("dlrm", "experiment")
+    assert report(out).startswith("dlrm (experiment) on cpu: ")
+    assert call("profile", "--config", "r", "--run-dir", "again", *QUICKLY)[0] == 0
+    assert read(folder="again")["preset"] is None
+    assert read("config.json", "again") == read("config.json")
+
+
+def test_budget_mode_has_no_tables_and_says_why(call: Call) -> None:
+    code, out, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--mode", "budget", "--steps", "5")
+    assert code == 0, err
+    found = read()
+    assert found["mode"] == "budget"
+    for name in TABLES:
+        assert found[name] == {"missing": profiling.BUDGET_MODE}
+    assert f"operator_table: {profiling.BUDGET_MODE}" in found["trust"]["not_measured"]
+    assert found["trust"]["profiling"]["full"] is None
+    assert "--mode full records it" in " ".join(out.split())
+    for name in ("components", "roofline", "fixes"):
+        assert found[name], name
+    assert found["embeddings"]["tables"]
+    assert "note: recording" not in out
+
+
+def test_json_is_one_object_and_nothing_else_on_stdout(call: Call) -> None:
+    code, out, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--steps", "5", "--mode", "budget", "--json")
+    assert code == 0
+    assert json.loads(out) == read()
+    assert "Verdict" in err
+    code, out, err = call("profile", "dlrm", *TINY, "--run-dir", "quiet", *QUICKLY)
+    assert (code, out, err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--trace-mb", "0"], "--trace-mb is 0"),
+        (["--trace-mb", "-3"], "--trace-mb is -3"),
+        (["--trace-mb", "nan"], "--trace-mb is nan"),
+        (["--steps", "2"], "fewer than 5 say nothing"),
+        (["--mode", "budget", "--trace"], "need --mode full"),
+        (["--mode", "budget", "--stalls"], "need --mode full"),
+        (["--mode", "some"], "'full', 'budget'"),
+        (["--resume", "nowhere"], "nothing to resume"),
+        (["--resume=nowhere"], "nothing to resume"),
+        (["--try-fixes", "--no-peaks"], "--try-fixes without --no-peaks"),
+        (["--preset", "none-such"], "has no preset"),
+        (["--stepz", "9"], "--stepz"),
+    ],
+    ids=" ".join,
+)
+def test_bad_words_are_refused_before_anything_is_measured(call: Call, words: list[str], message: str) -> None:
+    code, out, err = call("profile", "dlrm", *TINY, *words, "--run-dir", "r")
+    assert (code, out) == (2, ""), err
+    assert message in " ".join(err.split())
+    assert not Path("r").exists()
+
+
+def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
+    words = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--trace")
+    assert call(*words, "--run-dir", "r")[0] == 0
+    said = read()["trace"]
+    assert said["file"] == "trace.json.gz"
+    assert said["bytes"] == Path("r", "trace.json.gz").stat().st_size
+    assert said["steps_kept"] == said["steps_recorded"] == profiling.TRACED
+    code, out, err = call("trace", "info", "r/trace.json.gz")
+    assert code == 0, err
+    assert re.search(r"steps +8\b", out)
+    assert "embedding" in out
+
+    half = said["bytes"] / 2e6
+    assert call(*words, "--run-dir", "half", "--trace-mb", str(half))[0] == 0
+    cut = read(folder="half")["trace"]
+    assert 1 <= cut["steps_kept"] < cut["steps_recorded"] == profiling.TRACED
+    assert cut["bytes"] <= half * 1e6
+    assert call("trace", "info", "half/trace.json.gz", "--json")[0] == 0
+
+    code, _, err = call(*words, "--run-dir", "none", "--trace-mb", "0.0001")
+    assert code == 3
+    assert "more than the 0.0001 MB it may have" in " ".join(err.split())
+    assert not Path("none").exists()
+
+
+def test_stalls_say_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--steps", "5", "--stalls", "--no-peaks")
+    assert code == 0, err
+    assert read()["stalls"] == {"missing": "no kernels to look at: no device in this trace"}
+
+    class Silent:
+        def notice(self, text: str) -> None: ...
+
+    monkeypatch.setenv("PATH", "/nonexistent")
+    kernels = {"kernels": {"rows": [{"name": "_bag_forward"}]}}
+    missing = command.stalls(kernels, Path("r"), Silent())  # type: ignore[arg-type]
+    assert missing["missing"].startswith("ncu, the command of Nsight Compute, is not on PATH")
+
+
+def test_the_heaviest_kernels_are_looked_at_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("recperf.measure.stalls.stalls", lambda words, names: asked.append((words, names)) or {})
+    rows = [{"name": name} for name in "aabcbdefg"]
+    silent: Any = type("Silent", (), {"notice": lambda self, text: None})()
+    command.stalls({"kernels": {"rows": rows}}, Path("there"), silent)
+    assert asked == [(profiling.stall_command(Path("there/config.json")), ["a", "b", "c", "d", "e"])]
+
+
+def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(call: Call) -> None:
+    assert call("profile", "dlrm", *TINY, "--run-dir", "r", *QUICKLY)[0] == 0
+    before = {path.name: path.read_bytes() for path in Path("r").iterdir()}
+    code, _, err = call("profile", "dlrm", *TINY, "--run-dir", "r", *QUICKLY)
+    assert code == 2
+    assert "already holds a run" in err
+    assert {path.name: path.read_bytes() for path in Path("r").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["--fast.graph", "on"], 4), (["--model.rows", "1000000000000", "--data.ids-per-bag", "1"], 4),
+     (["--data.ids", "replay", "--data.profile", "nowhere.csv"], 3)],
+)  # fmt: skip
+def test_a_workload_that_cannot_run_leaves_no_folder(call: Call, words: list[str], code: int) -> None:
+    got, out, err = call("profile", "dlrm", *TINY, *words, "--run-dir", "r", "--quiet")
+    assert (got, out) == (code, ""), err
+    assert "Traceback" not in err
+    assert not Path("r").exists()
+
+
+@pytest.mark.parametrize("where", ["measure_window", "_touched", "record", "write_cut"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError], ids=["interrupt", "fault"])
+def test_whatever_ends_a_profile_leaves_no_half_folder(
+    call: Call, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str
+) -> None:
+    def ends(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(profiling, where, ends)
+    words = ("profile", "dlrm", *TINY, "--steps", "5", "--trace", "--quiet", "--run-dir")
+    assert call(*words, "r")[0] == (130 if error is KeyboardInterrupt else 1)
+    assert not Path("r").exists()
+    # A folder that was there stays, with what was in it.
+    Path("mine").mkdir()
+    Path("mine", "notes").write_text("kept")
+    assert call(*words, "mine")[0] != 0
+    assert [path.name for path in Path("mine").iterdir()] == ["notes"]
+
+
+def test_two_profiles_of_one_config_can_be_compared(call: Call) -> None:
+    for name in ("old", "new"):
+        assert call("profile", "dlrm", *TINY, "--run-dir", name, "--steps", "8", "--no-report", "--quiet")[0] == 0
+    code, out, err = call("diff", "old", "new")
+    assert code == 0, err
+    assert "WARNING" not in out
+    assert re.search(r"^ *step .* ms", out, re.M)
+    assert re.search(r"^ *data ", out, re.M)
+    code, out, _ = call("diff", "old", "new", "--json")
+    assert code == 0
+    assert json.loads(out)
+    assert call("diff", "old", "new", "--gate", "100000%")[0] == 0
+
+
+def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call) -> None:
+    words = ["--preset", "experiment-plain", *TINY, "--train.threads", "2", "--train.onednn", "on"]
+    code, out, err = call(
+        "profile", "dlrm", *words, "--run-dir", "r", "--steps", "5", "--mode", "budget", "--try-fixes"
+    )
+    assert code == 0, err
+    fixes = read()["fixes"]
+    assert {"embedding", "interaction", "optimizer"} <= {fix["name"] for fix in fixes}
+    assert fixes[-1]["name"] == "all together"
+    assert {fix["status"] for fix in fixes} == {"tried"}
+    assert "note: trying --fast.embedding fused\n" in out
+    ranked = "\n".join(layout.sections(report(out))["Fixes ranked"])
+    assert ranked.count("tried") == len(fixes)
+    assert re.search(r"every fix that kept the numbers .* x .* x +yes", ranked)

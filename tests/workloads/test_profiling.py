@@ -1,0 +1,253 @@
+"""Profiling a workload: what it costs, which fixes hold, and which are turned away."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from recperf.config import to_json
+from recperf.measure.peaks import measure_with
+from recperf.measure.peaks.sampling import TINY
+from recperf.workloads import WORKLOADS, few_steps, profiling
+from recperf.workloads.base import Fix
+from recperf.workloads.dlrm import experiment, experiment_plain
+from recperf.workloads.dlrm_build import PreparedDLRM
+
+DLRM = WORKLOADS["dlrm"]
+REAL = PreparedDLRM.fixes
+BUDGET = profiling.Wish(full=False, steps=8)
+
+
+@pytest.fixture(scope="module")
+def peaks() -> dict[str, Any]:
+    return measure_with(TINY, quick=True, say=lambda text: None)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixes are compared as ever, and timed with a single step."""
+
+    def round_of_one(recipe: Any, sync: Any) -> list[float]:
+        began = perf_counter()
+        profiling.take_step(recipe, profiling.endless(recipe.order, profiling.TRIED_LATER), recipe.steps - 1)
+        return [(perf_counter() - began) * 1e3]
+
+    monkeypatch.setattr(profiling, "_rounds", round_of_one)
+
+
+@contextmanager
+def of(fixes: Any) -> Iterator[None]:
+    """What a prepared dlrm has to suggest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreparedDLRM, "fixes", fixes)
+        yield
+
+
+def tiny(config: Any = None, *, widths: int = 8, batch: int = 64) -> Any:
+    config = config or experiment_plain()
+    return replace(
+        config,
+        model=replace(config.model, bottom=(widths, widths, 4), dim=4, top=(widths, 1)),
+        data=replace(config.data, batches=6, held_out_batches=1),
+        train=replace(config.train, batch_size=batch, device="cpu", threads=1, onednn="on"),
+    )
+
+
+def tried(peaks: dict[str, Any], fixes: Any = None, config: Any = None, **wish: Any) -> dict[str, Any]:
+    """A profile with its fixes tried: all of dlrm's own, or what a function makes of a prepared one."""
+    said: list[str] = []
+    with of(fixes or PreparedDLRM.fixes):
+        found = profiling.profile(DLRM, config or tiny(), peaks, replace(BUDGET, try_fixes=True, **wish), said.append)
+    assert said[0].startswith("measuring up to 8 steps")
+    assert [line for line in said if line.startswith("trying --")] == [
+        f"trying {fix['switch']}" for fix in found["fixes"]
+    ]
+    return found
+
+
+def made(name: str, config: Any, tolerance: float = 1e-4) -> Fix:
+    switch = f"--fast.{name} fused"
+    return Fix(name=name, title=f"a made-up {name}", switch=switch, config=config, tolerance=tolerance)
+
+
+def real(prepared: PreparedDLRM, *names: str) -> tuple[Fix, ...]:
+    return tuple(fix for fix in REAL(prepared) if fix.name in names)
+
+
+def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: dict[str, Any]) -> None:
+    found = tried(peaks)
+    rows = {fix["name"]: fix for fix in found["fixes"]}
+    assert {"embedding", "interaction", "optimizer"} <= rows.keys()
+    assert list(rows)[-1] == "all together"
+    for fix in rows.values():
+        assert fix["status"] == "tried", fix
+        assert fix["same_numbers"] is True
+        assert fix["note"] is None
+        assert 0 <= fix["largest_difference"] <= 1e-4 * len(rows)
+        assert fix["measured_ms"] > 0
+        assert fix["predicted_ms"] > 0
+    alone = list(rows.values())[:-1]
+    gains = [fix["predicted_gain"] for fix in alone]
+    assert gains == sorted(gains, reverse=True)
+    together = rows["all together"]
+    assert together["predicted_gain"] >= max(gains)
+    assert set(together["switch"].split()) == {word for fix in alone for word in fix["switch"].split()}
+    base = {round(fix["measured_ms"] * fix["measured_gain"], 9) for fix in rows.values()}
+    assert len(base) == 1, "all are measured against one step"
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda config: replace(config, seed=7), "more than the 0.0001 its arithmetic excuses"),
+        (lambda config: replace(config, train=replace(config.train, learning_rate=2.0)), "a loss differs by"),
+    ],
+    ids=["seed", "rate"],
+)
+def test_a_fix_that_changes_the_numbers_is_rejected_and_left_out(peaks: dict[str, Any], change: Any, why: str) -> None:
+    def fixes(prepared: PreparedDLRM) -> tuple[Fix, ...]:
+        wrong = made("mlp", change(prepared.config))
+        return (wrong, *real(prepared, "interaction", "optimizer"))
+
+    found = tried(peaks, fixes)
+    json.dumps(found, allow_nan=False)
+    rows = {fix["name"]: fix for fix in found["fixes"]}
+    wrong = rows["mlp"]
+    assert (wrong["status"], wrong["same_numbers"]) == ("rejected", False)
+    assert why in wrong["note"]
+    assert wrong["measured_ms"] > 0
+    together = rows["all together"]
+    assert together["status"] == "tried"
+    assert "--fast.mlp" not in together["switch"]
+    assert {"--fast.interaction", "--fast.optimizer"} <= set(together["switch"].split())
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_fix_that_does_not_run_is_not_applicable_and_left_out(peaks: dict[str, Any]) -> None:
+    def fixes(prepared: PreparedDLRM) -> tuple[Fix, ...]:
+        graph = replace(prepared.config, fast=replace(prepared.config.fast, graph="on"))
+        return (made("mlp", graph), *real(prepared, "interaction", "optimizer"))
+
+    rows = {fix["name"]: fix for fix in tried(peaks, fixes)["fixes"]}
+    assert rows["mlp"]["status"] == "not applicable"
+    assert rows["mlp"]["note"].startswith("MachineError: a step cannot be a CUDA graph")
+    assert (rows["mlp"]["measured_ms"], rows["mlp"]["same_numbers"]) == (None, None)
+    assert rows["all together"]["status"] == "tried"
+    assert "--fast.mlp" not in rows["all together"]["switch"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_one_fix_that_holds_is_not_combined_with_itself(peaks: dict[str, Any]) -> None:
+    found = tried(peaks, lambda prepared: real(prepared, "optimizer"))
+    assert [fix["name"] for fix in found["fixes"]] == ["optimizer"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_two_positions_of_one_switch_exclude_each_other(peaks: dict[str, Any]) -> None:
+    def fixes(prepared: PreparedDLRM) -> tuple[Fix, ...]:
+        (one,) = real(prepared, "embedding")
+        return (one, replace(one, name="mlp", title="another position"), *real(prepared, "optimizer"))
+
+    *alone, together = tried(peaks, fixes)["fixes"]
+    assert len(alone) == 3
+    assert together["switch"].split().count("--fast.embedding") == 1
+
+
+def test_a_combination_has_what_each_fix_changed_and_nothing_else() -> None:
+    config = tiny()
+    one = replace(config, fast=replace(config.fast, embedding="fused"))
+    two = replace(config, fast=replace(config.fast, optimizer="fused"), train=replace(config.train, threads=2))
+    fixes = [made("embedding", one), made("optimizer", two)]
+    merged = profiling._merged(config, fixes)
+    expected = replace(
+        config, fast=replace(config.fast, embedding="fused", optimizer="fused"), train=replace(config.train, threads=2)
+    )
+    assert merged == expected
+    assert to_json(config) == to_json(tiny())
+    assert profiling._words(fixes) == "--fast.embedding fused --fast.optimizer fused"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "expected"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.0], [1.1, 2.0], pytest.approx(0.1)),
+        ([1.0, 2.0], [1.0, math.nan], None),
+        ([1.0, math.inf], [1.0, math.inf], None),
+        ([0.0], [0.0], 0.0),
+    ],
+)
+def test_differences_are_relative_and_nothing_equals_what_is_no_number(
+    theirs: list[float], ours: list[float], expected: float | None
+) -> None:
+    assert profiling._difference(theirs, ours) == expected
+
+
+def test_a_fix_that_makes_a_loss_no_number_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not-a-number is neither more nor less than a tolerance, wherever it stands among the losses."""
+    for losses in ([math.nan, 1.0], [1.0, math.nan], [1.0, math.inf]):
+        monkeypatch.setattr(profiling, "_measured", lambda *_, losses=losses: (2.0, losses))
+        row: dict[str, Any] = {}
+        assert profiling._tried(DLRM, None, 0.5, row, 4.0, [1.0, 1.0]) is False
+        assert (row["status"], row["same_numbers"], row["measured_gain"]) == ("rejected", False, 2.0)
+        assert (row["largest_difference"], row["note"]) == (None, "a loss is not a finite number")
+
+
+def test_an_interrupt_is_not_a_fix_that_failed(peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profiling, "_rounds", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tried(peaks)
+
+
+def test_a_profile_without_ceilings_guesses_no_fixes() -> None:
+    found = profiling.profile(DLRM, tiny(), None, BUDGET, lambda text: None)
+    assert found["fixes"] == []
+    assert "missing" in found["roofline"]
+    assert found["verdict"]["confidence"] == "low"
+    assert any(text.startswith("roofline: no ceilings") for text in found["trust"]["not_measured"])
+
+
+def test_tables_are_those_of_the_model_and_their_lookups_those_of_the_window(peaks: dict[str, Any]) -> None:
+    found = profiling.profile(DLRM, tiny(), peaks, replace(BUDGET, steps=5), lambda text: None)
+    assert found["steps"] == 5
+    assert found["embeddings"]["lookups"] == pytest.approx(found["ids"]["lookups"], rel=0.2)
+    assert [table["rows"] for table in found["embeddings"]["tables"]] == [4, 3, 2]
+
+
+def test_a_few_steps_of_a_saved_config_run_in_a_process_of_their_own(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"schema": 1, "workload": "dlrm", "config": to_json(tiny())}))
+    assert profiling.stall_command(path)[1:] == ["-m", "recperf.workloads.few_steps", str(path)]
+    steps: list[int] = []
+    monkeypatch.setattr("recperf.train.loop.take_step", lambda recipe, batches, step: steps.append(step))
+    few_steps.main(path)
+    assert steps == [0, 1, 2, 3]
+
+
+def test_measuring_in_budget_mode_costs_less_than_a_tenth_of_a_step() -> None:
+    """Of a step of at least 5 ms. The best of three: what a shared machine adds is not measuring's doing."""
+    costs: list[float] = []
+    batch = 1024
+    while len(costs) < 3:
+        config = tiny(experiment(), widths=256, batch=batch)
+        found = profiling.profile(DLRM, config, None, replace(BUDGET, steps=24), lambda text: None)
+        assert found["trust"]["profiling"] == {"budget": found["overhead"], "full": None}
+        if found["overhead"]["plain_ms"] < 5:
+            batch *= 2
+            continue
+        costs.append(found["overhead"]["share"])
+        if costs[-1] < 0.1:
+            return
+    pytest.fail(f"clocking cost {[f'{cost:.1%}' for cost in costs]} of a step")
