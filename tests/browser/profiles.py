@@ -221,7 +221,13 @@ def eager() -> dict[str, Any]:
                fix("bf16", "bf16 products", 4.5, wall, 4.6, same_numbers=False, largest_difference=0.02,
                    status="rejected", note="numbers differ beyond 1e-3"),
                fix("pin", "pinned input", 4.7, wall), fix("all", "all together", 0.9, wall, 1.0)],
-        stalls={"kernels": [{"name": CUTLASS, "samples": 12000, "reasons": {"long scoreboard": 0.6, "barrier": 0.1}}]},
+        stalls={
+            "kernels": [
+                {"name": CUTLASS, "launches": 3, "samples": 12000, "sm_percent": 61.0, "dram_percent": 22.5,
+                 "reasons": {"long scoreboard": 0.6, "barrier": 0.1}}
+            ],
+            "not_seen": [ADD],
+        },
         trace={"file": "trace.json", "bytes": 41_000_000, "steps_kept": 6, "steps_recorded": 8},
     )  # fmt: skip
 

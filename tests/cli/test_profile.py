@@ -202,10 +202,12 @@ def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
     assert cut["bytes"] <= half * 1e6
     assert call("trace", "info", "half/trace.json.gz", "--json")[0] == 0
 
-    code, _, err = call(*words, "--run-dir", "none", "--trace-mb", "0.0001")
-    assert code == 3
+    loud = [word for word in words if word != "--quiet"]
+    code, _, err = call(*loud, "--run-dir", "none", "--trace-mb", "0.0001")
+    assert code == 0, "a trace that is too large does not cost the profile"
     assert "more than the 0.0001 MB it may have" in " ".join(err.split())
-    assert not Path("none").exists()
+    assert read(folder="none")["trace"] is None
+    assert not Path("none", "trace.json.gz").exists()
 
 
 def test_stalls_say_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +287,8 @@ def test_two_profiles_of_one_config_can_be_compared(call: Call) -> None:
     assert call("diff", "old", "new", "--gate", "100000%")[0] == 0
 
 
-def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call) -> None:
+def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "WORTH", 0.0)
     words = ["--preset", "experiment-plain", *TINY, "--train.threads", "2", "--train.onednn", "on"]
     code, out, err = call(
         "profile", "dlrm", *words, "--run-dir", "r", "--steps", "5", "--mode", "budget", "--try-fixes"
@@ -298,4 +301,4 @@ def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call) -> None:
     assert "note: trying --fast.embedding fused\n" in out
     ranked = "\n".join(layout.sections(report(out))["Fixes ranked"])
     assert ranked.count("tried") == len(fixes)
-    assert re.search(r"every fix that kept the numbers .* x .* x +yes", ranked)
+    assert re.search(r"every fix that was faster .* x .* x +yes", ranked)

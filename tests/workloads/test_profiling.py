@@ -61,6 +61,12 @@ def tiny(config: Any = None, *, widths: int = 8, batch: int = 64) -> Any:
     )
 
 
+@pytest.fixture(autouse=True)
+def any_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of these tiny steps is faster is chance; what is combined must not be."""
+    monkeypatch.setattr(profiling, "WORTH", 0.0)
+
+
 def tried(peaks: dict[str, Any], fixes: Any = None, config: Any = None, **wish: Any) -> dict[str, Any]:
     """A profile with its fixes tried: all of dlrm's own, or what a function makes of a prepared one."""
     said: list[str] = []
@@ -149,6 +155,16 @@ def test_a_fix_that_does_not_run_is_not_applicable_and_left_out(peaks: dict[str,
 def test_one_fix_that_holds_is_not_combined_with_itself(peaks: dict[str, Any]) -> None:
     found = tried(peaks, lambda prepared: real(prepared, "optimizer"))
     assert [fix["name"] for fix in found["fixes"]] == ["optimizer"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_fixes_that_were_slower_on_a_cpu_are_not_combined(
+    peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "WORTH", 1e9)
+    found = tried(peaks, lambda prepared: real(prepared, "interaction", "optimizer"))
+    assert {fix["name"] for fix in found["fixes"]} == {"interaction", "optimizer"}
+    assert {fix["status"] for fix in found["fixes"]} == {"tried"}
 
 
 @pytest.mark.usefixtures("at_once")

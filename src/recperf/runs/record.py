@@ -63,6 +63,12 @@ class Run:
     def open(cls, folder: Path) -> Run:
         """An existing run, to go on with."""
         read_config(folder / "config.json")
+        if (folder / "profile.json").exists() and not (folder / "progress.json").exists():
+            raise UsageError(
+                "this folder holds a profile, not a run",
+                where={"folder": folder},
+                fix=f"recperf run --config {folder} trains with its config",
+            )
         return cls(folder)
 
     def _hold(self) -> int:
