@@ -203,9 +203,9 @@ def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
     assert call("trace", "info", "half/trace.json.gz", "--json")[0] == 0
 
     loud = [word for word in words if word != "--quiet"]
-    code, _, err = call(*loud, "--run-dir", "none", "--trace-mb", "0.0001")
+    code, out, _ = call(*loud, "--run-dir", "none", "--trace-mb", "0.0001")
     assert code == 0, "a trace that is too large does not cost the profile"
-    assert "more than the 0.0001 MB it may have" in " ".join(err.split())
+    assert "more than the 0.0001 MB it may have" in " ".join(out.split())
     assert read(folder="none")["trace"] is None
     assert not Path("none", "trace.json.gz").exists()
 

@@ -158,9 +158,7 @@ def test_one_fix_that_holds_is_not_combined_with_itself(peaks: dict[str, Any]) -
 
 
 @pytest.mark.usefixtures("at_once")
-def test_fixes_that_were_slower_on_a_cpu_are_not_combined(
-    peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fixes_slower_on_a_cpu_are_not_combined(peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "WORTH", 1e9)
     found = tried(peaks, lambda prepared: real(prepared, "interaction", "optimizer"))
     assert {fix["name"] for fix in found["fixes"]} == {"interaction", "optimizer"}
