@@ -202,7 +202,7 @@ def test_it_stops_at_a_target(call: Call) -> None:
         (["--data.source", "criteo", "--data.path", "x"], 3, "--preset criteo-kaggle"),
         (["--data.ids", "replay"], 3, "a file with data.ids replay"),
         (["--data.ids", "replay", "--data.profile", "nowhere.csv"], 3, "cannot read the profile of ids"),
-        (["--data.ids-per-bag", "9", "--model.rows", "20", "20"], 3, "more than 8 ids"),
+        (["--data.ids-per-bag", "9", "--model.rows", "20", "20"], 3, "at most 8 can be compared"),
         (["--data.ids-per-feature", "1", "2"], 3, "one for each of the 3 features"),
         (["--train.micro-batches", "65"], 3, "at most train.batch_size (64)"),
         (["--train.weight-decay", "0.1"], 3, "with train.optimizer adamw"),

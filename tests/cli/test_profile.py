@@ -37,7 +37,16 @@ TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device"
 SMALL = ["--model.rows", "20000", "--model.dim", "16", "--data.batches", "12", "--data.ids-per-bag", "4"]
 SMALL += ["--train.batch-size", "128", "--train.device", "cpu", "--data.held-out-batches", "2"]
 WORDS = {"dlrm": TINY, "micro-dlrm": ["--train.device", "cpu"], "micro-dlrm-dram": SMALL}
-FILES = {"config.json", "events.jsonl", "machine.json", "peaks.json", "profile.html", "profile.json", ".lock"}
+FILES = {
+    "config.json",
+    "events.jsonl",
+    "machine.json",
+    "peaks.json",
+    "profile.html",
+    "profile.json",
+    ".lock",
+    ".profile",
+}
 TABLES = ("operator_table", "kernels", "idle", "transfers")
 QUICKLY = ["--steps", "5", "--mode", "budget", "--no-report", "--quiet"]
 Call = Callable[..., tuple[int, str, str]]
@@ -75,7 +84,9 @@ def report(out: str) -> str:
 
 @pytest.mark.parametrize("workload", WORDS)
 def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
-    code, out, err = call("profile", workload, *WORDS[workload], "--run-dir", "r", "--steps", "16")
+    # Switched back by hand, so that there is a fix to describe.
+    words = (*WORDS[workload], "--train.threads", "1", "--train.onednn", "off")
+    code, out, err = call("profile", workload, *words, "--run-dir", "r", "--steps", "16")
     assert code == 0, err
     assert {path.name for path in Path("r").iterdir()} == FILES
     found = read()
@@ -238,7 +249,7 @@ def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(call: Call) -> None:
     before = {path.name: path.read_bytes() for path in Path("r").iterdir()}
     code, _, err = call("profile", "dlrm", *TINY, "--run-dir", "r", *QUICKLY)
     assert code == 2
-    assert "already holds a run" in err
+    assert "already holds a profile" in err
     assert {path.name: path.read_bytes() for path in Path("r").iterdir()} == before
 
 
@@ -302,3 +313,15 @@ def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypa
     ranked = "\n".join(layout.sections(report(out))["Fixes ranked"])
     assert ranked.count("tried") == len(fixes)
     assert re.search(r"every fix that was faster .* x .* x +yes", ranked)
+
+
+def test_a_profile_is_not_taken_for_a_run(call: Call) -> None:
+    words = ("profile", "dlrm", *TINY, "--steps", "5", "--mode", "budget", "--no-report", "--quiet", "--no-peaks")
+    assert call(*words, "--run-dir", "runs/p")[0] == 0
+    for other in (("run", "--resume", "runs/p"), ("report", "runs/p"), ("check", "--all", "runs")):
+        code, _, err = call(*other)
+        assert code in (2, 3), other
+        assert "profile" in err or "no runs" in err
+    Path("runs/p/profile.json").unlink()
+    code, _, err = call(*words, "--run-dir", "runs/p")
+    assert code == 0, f"what a killed profile left does not stand in the way: {err}"

@@ -138,7 +138,7 @@ def test_distinct_drops_repeats_and_nothing_else(ids: str, profile: Path) -> Non
 
 def test_distinct_bags_are_short() -> None:
     assert bags(distinct=True, ids_per_bag=100, rows=(8, 3, 2)).batch(0, 0)
-    with pytest.raises(ConfigError, match="more than 8 ids; here up to 9"):
+    with pytest.raises(ConfigError, match="may have 9 ids; at most 8 can be compared"):
         bags(distinct=True, ids_per_bag=9)
 
 

@@ -96,7 +96,7 @@ def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: dict[st
     for fix in rows.values():
         assert fix["status"] == "tried", fix
         assert fix["same_numbers"] is True
-        assert fix["note"] is None
+        assert fix["note"] is None or fix["note"].startswith("unsure")
         assert 0 <= fix["largest_difference"] <= 1e-4 * len(rows)
         assert fix["measured_ms"] > 0
         assert fix["predicted_ms"] > 0
@@ -106,8 +106,6 @@ def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: dict[st
     together = rows["all together"]
     assert together["predicted_gain"] >= max(gains)
     assert set(together["switch"].split()) == {word for fix in alone for word in fix["switch"].split()}
-    base = {round(fix["measured_ms"] * fix["measured_gain"], 9) for fix in rows.values()}
-    assert len(base) == 1, "all are measured against one step"
 
 
 @pytest.mark.usefixtures("at_once")
@@ -211,8 +209,9 @@ def test_a_fix_that_makes_a_loss_no_number_is_rejected(monkeypatch: pytest.Monke
     for losses in ([math.nan, 1.0], [1.0, math.nan], [1.0, math.inf]):
         monkeypatch.setattr(profiling, "_measured", lambda *_, losses=losses: (2.0, losses))
         row: dict[str, Any] = {}
-        assert profiling._tried(DLRM, None, 0.5, row, 4.0, [1.0, 1.0]) is False
-        assert (row["status"], row["same_numbers"], row["measured_gain"]) == ("rejected", False, 2.0)
+        same, after = profiling._tried(DLRM, None, made("mlp", None, 0.5), row, 4.0, [1.0, 1.0])
+        assert (same, after) == (False, 2.0)
+        assert (row["status"], row["same_numbers"], row["measured_gain"]) == ("rejected", False, 1.5)
         assert (row["largest_difference"], row["note"]) == (None, "a loss is not a finite number")
 
 
@@ -265,3 +264,14 @@ def test_measuring_in_budget_mode_costs_less_than_a_tenth_of_a_step() -> None:
         if costs[-1] < 0.1:
             return
     pytest.fail(f"clocking cost {[f'{cost:.1%}' for cost in costs]} of a step")
+
+
+def test_a_machine_that_drifts_is_not_credited_to_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step without the fix was 4 ms before it and 2 after: of a fixed step of 2, half the gain is the machine's."""
+    monkeypatch.setattr(profiling, "_measured", lambda *_: (2.0, [1.0]))
+    row: dict[str, Any] = {}
+    same, after = profiling._tried(DLRM, None, made("mlp", None), row, 4.0, [1.0])
+    assert (same, after, row["measured_gain"]) == (True, 2.0, 1.5)
+    assert row["note"] == "unsure: without it a step took 4 ms before and 2 ms after"
+    profiling._tried(DLRM, None, made("mlp", None), row, 2.1, [1.0])
+    assert row["note"] is None

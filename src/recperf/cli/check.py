@@ -11,7 +11,7 @@ import tyro
 from ..config import from_json
 from ..errors import DataError, GateFailed, RecperfError, UsageError
 from ..runs.contract import ALWAYS, Claim, Evidence, Finding, NoEvidence, check_run
-from ..runs.record import read_config
+from ..runs.record import PROFILE_MARK, read_config
 from ..runs.seal import NAME as SEAL
 from ..runs.seal import printable
 from ..workloads import WORKLOADS
@@ -74,7 +74,10 @@ def chosen(options: Options) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    return folder.is_dir() and any((folder / name).exists() for name in MARKS)
+    """A folder that claims something; a profile claims nothing."""
+    if not folder.is_dir() or (folder / PROFILE_MARK).exists():
+        return False
+    return any((folder / name).exists() for name in MARKS)
 
 
 def report(folder: Path) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +13,8 @@ from typing import Any, Literal
 
 from ..config import to_json, with_absolute_paths
 from ..errors import MachineError, UsageError
-from ..runs.record import Run, read_json
+from ..files import write_atomic
+from ..runs.record import PROFILE_MARK, Run, read_json
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json
 
@@ -56,7 +60,8 @@ def command(words: list[str]) -> int:
         raise UsageError("fixes are predicted from this machine's ceilings", fix="--try-fixes without --no-peaks")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     try:
-        found, folder = take(choice, options, terminal)
+        with ended_by_signal():
+            found, folder = take(choice, options, terminal)
     finally:
         terminal.close()
     from ..runs.profile_text import text
@@ -70,6 +75,20 @@ def command(words: list[str]) -> int:
     return 0
 
 
+@contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """Let SIGTERM unwind as Ctrl-C does, so that nothing half-done stays: a profile cannot be resumed."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dict[str, Any], Path]:
     """Profile into a folder of its own."""
     config = with_absolute_paths(options.values)
@@ -78,6 +97,7 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         folder = Path("runs") / f"{choice.workload.name}-profile-{stamp}-{secrets.token_hex(3)}"
     run = Run.create(choice.workload.name, to_json(config), folder=folder)
+    write_atomic(folder / PROFILE_MARK, b"")
     try:
         from ..runs.provenance import machine
         from ..workloads.profiling import Wish, profile
@@ -101,7 +121,7 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
         run.write("profile.json", found)
     except BaseException:
         if not (folder / "profile.json").exists():
-            run.discard("peaks.json", "trace.json.gz")
+            run.discard("peaks.json", "trace.json.gz", PROFILE_MARK)
         raise
     finally:
         run.close()

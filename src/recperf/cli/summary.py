@@ -19,6 +19,7 @@ def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None
         "",
         f"{result['workload']} on {data['name']}{made_up}, split {data['split']}: "
         f"{data['train_rows']:,} rows to train on, {data['valid_rows']:,} scored, {which}",
+        *_skipped(data),
         "",
         _quality_table(result),
         f"  target: {_target(quality)}: {'met' if quality['met'] else 'MISSED'}",
@@ -26,6 +27,14 @@ def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None
     ]
     limit = [f"  limit   {_limit(profile['regime'])}"] if profile else []
     return "\n".join([*lines, *_performance(result["performance"]), *limit, f"  run     {folder}"])
+
+
+def _skipped(data: dict[str, Any]) -> list[str]:
+    kinds = data.get("skipped") or {}
+    if not kinds:
+        return []
+    each = ", ".join(f"{name} {count:,}" for name, count in kinds.items())
+    return [f"left out of the log: {sum(kinds.values()):,} lines ({each})"]
 
 
 def _limit(regime: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config import require, within
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..files import write_atomic
 
 Counts = Mapping[str, Mapping[int, int]]
@@ -74,12 +74,12 @@ class RandomBagsConfig:
             f"{len(rows)} features",
         )  # fmt: skip
         most = tuple(min(ids, table) for ids, table in zip(wanted, rows))
-        require(
-            not self.distinct or max(most) <= MOST_DISTINCT,
-            "data.distinct",
-            self.distinct,
-            f"false where a bag may have more than {MOST_DISTINCT} ids; here up to {max(most)}",
-        )
+        if self.distinct and max(most) > MOST_DISTINCT:
+            raise ConfigError(
+                f"data.distinct is true, and a bag may have {max(most)} ids; at most {MOST_DISTINCT} can be compared",
+                where={"field": "data.distinct"},
+                fix=f"--data.no-distinct, or --data.ids-per-bag {MOST_DISTINCT}",
+            )
         return most
 
 

@@ -21,6 +21,8 @@ from ..errors import DataError, MachineError, UsageError
 from ..files import write_json, writing
 
 CONFIG_SCHEMA = 1
+PROFILE_MARK = ".profile"
+"""In a folder that a profile is, or was to be, written to."""
 OWN_FILES = ("config.json", "progress.json", "data.json", "machine.json", "baselines.json", "events.jsonl", ".lock")
 """What a run writes before it trains."""
 
@@ -46,7 +48,11 @@ class Run:
         if folder is None:
             stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
             folder = Path("runs") / f"{workload}-{stamp}-{secrets.token_hex(3)}"
-        if (folder / "config.json").exists():
+        if (folder / PROFILE_MARK).exists() and (folder / "profile.json").exists():
+            raise UsageError(
+                "the folder already holds a profile", where={"folder": folder}, fix="choose another --run-dir"
+            )
+        if (folder / "config.json").exists() and not (folder / PROFILE_MARK).exists():
             raise UsageError(
                 "the run folder already holds a run",
                 where={"folder": folder},
@@ -63,7 +69,7 @@ class Run:
     def open(cls, folder: Path) -> Run:
         """An existing run, to go on with."""
         read_config(folder / "config.json")
-        if (folder / "profile.json").exists() and not (folder / "progress.json").exists():
+        if (folder / PROFILE_MARK).exists():
             raise UsageError(
                 "this folder holds a profile, not a run",
                 where={"folder": folder},

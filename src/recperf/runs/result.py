@@ -70,6 +70,8 @@ FIELDS = (
     Field("data.valid_rows", "integer", "rows scored"),
     Field("data.split", "string", "how they were divided"),
     Field("data.synthetic", "boolean", "true when the data is made up"),
+    Field("data.skipped", "object or absent", "lines of a log that were left out; only where some were"),
+    Field("data.skipped.*", "integer", "how many for that reason"),
     Field("provenance", "object", "where the result comes from"),
     Field("provenance.commit", "string or null", "commit of the checkout; null outside one"),
     Field("provenance.dirty", "boolean or null", "whether files differed from the commit"),

@@ -112,14 +112,17 @@ class Prepared(Protocol):
         ...
 
 
-def require_memory(found: Estimate, *, tables: float = 1.0) -> None:
+SMALLER = "smaller tables (--model.rows, --model.dim) or a smaller --train.batch-size"
+
+
+def require_memory(found: Estimate, *, tables: float = 1.0, fix: str = SMALLER) -> None:
     """Refuse what memory cannot hold before anything is allocated; `tables` is how many copies will be made."""
     needed = sum(found.memory.values()) + (tables - 1) * found.table_bytes
     available = available_bytes()
     if needed > available:
         raise MachineError(
             f"{needed / 2**30:,.1f} GiB are needed, {available / 2**30:,.1f} GiB are free",
-            fix="smaller tables (--model.rows, --model.dim) or a smaller --train.batch-size",
+            fix=fix,
         )
 
 

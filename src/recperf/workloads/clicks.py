@@ -66,18 +66,19 @@ class PreparedClicks:
 
 
 def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
-    """What any click workload on a CPU can switch: its threads, and who multiplies."""
+    """What any click workload on a CPU can switch back: threads and oneDNN that were set by hand."""
     if settings.device.type != "cpu":
         return ()
     found = []
     cores = os.cpu_count() or 1
-    if settings.threads < cores:
+    # Only what the user set: auto has its reasons, which the run records.
+    if 0 < config.train.threads < cores:
         changed = replace(config, train=replace(config.train, threads=cores))
         title = f"{cores} threads inside an operator in place of {settings.threads}"
         found.append(
             Fix(name="threads", title=title, switch=f"--train.threads {cores}", config=changed, tolerance=1e-4)
         )
-    if not settings.onednn:
+    if config.train.onednn == "off":
         changed = replace(config, train=replace(config.train, onednn="on"))
         title = "matrix products by oneDNN"
         found.append(Fix(name="onednn", title=title, switch="--train.onednn on", config=changed, tolerance=1e-4))

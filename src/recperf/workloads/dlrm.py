@@ -16,7 +16,7 @@ from ..models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlr
 from ..runs.contract import Claim, budget_sums, known_machine, quality_target
 from ..train.config import DLRMTrainConfig, TargetConfig
 from ..train.fast_config import PLAIN, FastConfig
-from .base import Estimate, TrialsConfig, Workload
+from .base import Estimate, TrialsConfig, Workload, require_memory
 
 if TYPE_CHECKING:
     from .dlrm_build import PreparedDLRM
@@ -32,6 +32,8 @@ DCNV2_ROWS = (
 )  # fmt: skip
 DCNV2_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """Ids a sample has in each table of MLPerf's DLRM-DCNv2: 214 in all."""
+LESS = "a smaller --model.row-scale, --model.dim or --train.batch-size, or --train.optimizer rowwise-adagrad"
+"""What helps where memory is short."""
 SMALL_TABLE = 1000
 """Rows that scaling leaves a table: less would change how many different ids a bag can hold."""
 
@@ -126,6 +128,11 @@ class DLRMWorkloadConfig(TrialsConfig):
     train: DLRMTrainConfig = field(default_factory=DLRMTrainConfig)
     fast: FastConfig = field(default_factory=FastConfig)
     target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="none"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.source == "random":
+            self.data.most_ids(self.dlrm.rows)
 
     @property
     def dlrm(self) -> DLRMConfig:
@@ -229,9 +236,10 @@ def estimate(config: DLRMWorkloadConfig) -> Estimate:
 
 
 def check(config: DLRMWorkloadConfig) -> str:
-    """Look at the data without reading all of it."""
+    """Look at the data without reading all of it, and at the memory where a CPU will train."""
+    if config.train.device == "cpu" or not Path("/dev/nvidia0").exists():
+        require_memory(estimate(config), fix=LESS)
     if config.data.source == "random":
-        config.data.most_ids(config.dlrm.rows)
         if config.data.profile is not None:
             from ..data.random_config import read_profile
 

@@ -36,7 +36,7 @@ from ..train.schedule import make as make_schedule
 from ..train.sparse import SparseRows, SplitOptimizer
 from .base import Fix, Trial, require_memory
 from .clicks import KeptTrial, cpu_fixes, largest_product
-from .dlrm import DLRMWorkloadConfig, bounds, estimate, most_ids
+from .dlrm import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ class PreparedDLRM:
             settings = replace(settings, onednn=False)
         self.settings: Settings = replace(settings, precision=self.switches.precision, reasons=reasons)
         self.store: Any = None
+        if not self.drawn and config.data.ids_per_feature:
+            reasons["ids"] = "1 a table: a column of the log has one category; data.ids_per_feature is for made-up data"
         if not self.drawn:
             from ..data.criteo.store import CriteoStore
 
@@ -88,13 +90,13 @@ class PreparedDLRM:
         """Refuse what the memory that trains cannot hold."""
         found = estimate(self.config)
         if device.type == "cpu":
-            require_memory(found)
+            require_memory(found, fix=LESS)
             return
         needed, free = sum(found.memory.values()), torch.cuda.mem_get_info()[0]
         if needed > free:
             raise MachineError(
                 f"{needed / 2**30:,.1f} GiB are needed, {free / 2**30:,.1f} GiB are free on the GPU",
-                fix="a smaller --model.row-scale, --model.dim or --train.batch-size",
+                fix=LESS,
             )
 
     def _describe(self) -> dict[str, Any]:
@@ -186,6 +188,8 @@ class PreparedDLRM:
                 found.append(self._fix("embedding", "lookups and sparse updates by C", 1e-4, embedding="fused"))
             if not switches.interaction and config.model.interaction == "dot":
                 found.append(self._fix("interaction", "the interaction by C", 1e-4, interaction="fused"))
+            if not switches.mlp:
+                found.append(self._fix("mlp", "ReLU's and the bias gradient in one pass by C", 1e-4, mlp="fused"))
             if not switches.optimizer:
                 found.append(self._fix("optimizer", "one kernel for all dense parameters", 1e-4, optimizer="fused"))
             return tuple(found)

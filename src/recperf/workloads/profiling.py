@@ -39,6 +39,8 @@ TRACED_LATER, TABLES_LATER, TRIED_LATER = 2000, 3000, 4000
 """Epochs whose batches nothing else in a profile uses."""
 COMPARED = 5
 """Steps whose losses tell whether a fix changes the numbers."""
+DRIFT = 1.15
+"""Ratio of the steps before and after a fix above which its gain is unsure."""
 WORTH = 1.0
 """Measured gain below which a fix on a CPU is left out of the combination."""
 BUDGET_MODE = "not recorded in budget mode; --mode full records it"
@@ -182,9 +184,10 @@ def _try(
     ranked = predictions.ranked([fix for fix, _ in ranked], paced, parts, peaks, os.cpu_count() or 1)
     found["fixes"] = [_suggested(fix, predicted, paced) for fix, predicted in ranked]
     held: list[Fix] = []
+    before = base
     for (fix, _), row in zip(ranked, found["fixes"]):
         say(f"trying {fix.switch}")
-        same = _tried(workload, fix.config, fix.tolerance, row, base, losses)
+        same, before = _tried(workload, config, fix, row, before, losses)
         # On a GPU a fix to a kernel may show only once launches no longer set the pace; on a CPU nothing hides it.
         if same and (found["device"] != "cpu" or row["measured_gain"] >= WORTH):
             held.append(fix)
@@ -213,7 +216,7 @@ def _try(
     )
     row = _suggested(whole, predicted, paced)
     found["fixes"].append(row)
-    _tried(workload, merged, whole.tolerance, row, base, losses)
+    _tried(workload, config, whole, row, before, losses)
 
 
 def _words(together: list[Fix]) -> str:
@@ -239,29 +242,35 @@ def _merged(config: Any, together: list[Fix]) -> Any:
 
 
 def _tried(
-    workload: Workload, config: Any, tolerance: float, row: dict[str, Any], base: float, losses: list[float]
-) -> bool:
-    """Measure a fix into its row; false when it changes the numbers."""
+    workload: Workload, config: Any, fix: Fix, row: dict[str, Any], before: float, losses: list[float]
+) -> tuple[bool, float]:
+    """Measure a fix into its row, the step without it before and after: a machine that drifts must not be credited.
+
+    Whether the numbers stayed, and the step without the fix as it is now.
+    """
     try:
-        step, ours = _measured(workload, config)
+        step, ours = _measured(workload, fix.config)
     except Exception as error:  # A fix that does not run here is a finding, not the end of the profile.
         row |= {"status": "not applicable", "note": f"{type(error).__name__}: {error}".splitlines()[0]}
-        return False
+        return False, before
+    after, _ = _measured(workload, config)
     note, difference = None, _difference(losses, ours)
-    same = difference is not None and difference <= tolerance
+    same = difference is not None and difference <= fix.tolerance
     if difference is None:
         note = "a loss is not a finite number"
     elif not same:
-        note = f"a loss differs by {difference:.2g}, more than the {tolerance:g} its arithmetic excuses"
+        note = f"a loss differs by {difference:.2g}, more than the {fix.tolerance:g} its arithmetic excuses"
+    elif max(before, after) > DRIFT * min(before, after):
+        note = f"unsure: without it a step took {before:.3g} ms before and {after:.3g} ms after"
     row |= {
         "measured_ms": step,
-        "measured_gain": base / step,
+        "measured_gain": (before + after) / 2 / step,
         "same_numbers": same,
         "largest_difference": difference,
         "status": "tried" if same else "rejected",
         "note": note,
     }
-    return same
+    return same, after
 
 
 def _difference(losses: list[float], ours: list[float]) -> float | None:

@@ -115,7 +115,8 @@ def refusal(path: Path, bad: dict[str, Any]) -> DataError:
     return DataError(
         f"line {bad['line']:,} cannot be used: {bad['what']}",
         where={"file": path, "line": bad["line"]},
-        fix=f"recperf data check criteo --path {path}, or leave such lines out with --on-error skip",
+        fix=f"recperf data check criteo --path {path}; --on-error skip (of a run: --data.on-error skip) leaves such "
+        "lines out",
     )
 
 

@@ -56,7 +56,7 @@ class CriteoStore:
             raise DataError(
                 f"{self.rows:,} rows leave nothing to train or nothing to validate",
                 where={"path": conversion.log.path},
-                fix="a longer log, or another --data.criteo.holdout",
+                fix="a longer log, or another --data.holdout",
             )
 
     @staticmethod
@@ -94,6 +94,7 @@ class CriteoStore:
 def describe(store: CriteoStore) -> dict[str, Any]:
     """What a result says of the data."""
     manifest = store.conversion.manifest
+    skipped = store.conversion.skipped
     return {
         "name": "criteo-like" if manifest["synthetic"] else f"criteo-{manifest['layout']}",
         "digest": manifest["digest"],
@@ -102,6 +103,7 @@ def describe(store: CriteoStore) -> dict[str, Any]:
         "valid_rows": store.rows - store.train_rows,
         "split": store.split,
         "synthetic": manifest["synthetic"],
+        **({"skipped": skipped} if skipped else {}),
     }
 
 

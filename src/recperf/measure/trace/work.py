@@ -74,12 +74,12 @@ def _product(name: str, shapes: Shapes | None) -> tuple[int, int, int, int] | No
     if shapes is None:
         return None
     dims = shapes.dims
-    if name in ("aten::addmm", "aten::baddbmm"):
+    if name in ("aten::addmm", "aten::_addmm_activation", "aten::baddbmm"):
         dims = dims[1:]
     if len(dims) < 2:
         return None
     left, right = dims[0], dims[1]
-    if name in ("aten::mm", "aten::addmm") and len(left) == len(right) == 2:
+    if name in ("aten::mm", "aten::addmm", "aten::_addmm_activation") and len(left) == len(right) == 2:
         return 1, left[0], left[1], right[1]
     if name in ("aten::bmm", "aten::baddbmm") and len(left) == len(right) == 3:
         return left[0], left[1], left[2], right[2]

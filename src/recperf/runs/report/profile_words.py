@@ -13,6 +13,9 @@ NONE = "–"
 
 ABSENT = "this profile has no such section; recperf profile WORKLOAD measures it"
 
+BUSY = 0.1
+"""Share of the cores that others used above which times deserve a warning."""
+
 
 def three(value: float) -> str:
     """Three digits that matter, never in powers of ten above one."""
@@ -256,9 +259,12 @@ def trust_rows(profile: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("clocks", ", ".join(said) or "not measured"))
     versions = trust.get("versions") or {}
     rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items() if v) or "not recorded"))
-    for name in ("seed", "company"):
-        if trust.get(name) is not None:
-            rows.append(({"company": "other work meanwhile"}.get(name, name), _said(trust[name])))
+    if trust.get("seed") is not None:
+        rows.append(("seed", _said(trust["seed"])))
+    share = (trust.get("company") or {}).get("share")
+    if share is not None:
+        doubt = "; too much for times to be trusted" if share > BUSY else ""
+        rows.append(("other work meanwhile", f"{share:.0%} of all cores{doubt}"))
     rows += [(f"switch {name}", plain(why)) for name, why in (profile.get("switches") or {}).items()]
     trace = profile.get("trace")
     if trace:

@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import DataError
 from ...measure.peaks import faults as peaks_faults
 from ...measure.peaks import require_own
-from ..record import read_config, read_json
+from ..record import PROFILE_MARK, read_config, read_json
 from ..result import FIELDS, SCHEMA, Field, faults
 from .words import ORDER, PHASES
 
@@ -135,6 +135,12 @@ def read(folder: Path) -> Reading:
 
 def _result(folder: Path, workload: str) -> dict[str, Any]:
     path = folder / "result.json"
+    if not path.exists() and (folder / PROFILE_MARK).exists():
+        raise DataError(
+            "this folder holds a profile, not a run",
+            where={"folder": folder},
+            fix="its page is profile.html; recperf diff compares two profiles",
+        )
     if not path.exists():
         raise DataError(
             "the run is not finished: result.json is missing",
