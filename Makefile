@@ -27,8 +27,9 @@ lint: $(VENV)/.test-ready ## ruff
 types: $(VENV)/.test-ready ## mypy
 	$(BIN)/mypy
 
-bench: $(VENV)/.run-ready ## every benchmark, rows appended under benchmarks/results
-	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+bench: $(VENV)/.run-ready ## every benchmark, rows appended; a missed goal does not stop it
+	@for script in benchmarks/[a-z]*.py; do case $$script in *_peer.py) continue;; esac; \
+	  echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 5 ] || exit 1; done
 
 clean: ## remove the virtual environment and caches; runs stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
