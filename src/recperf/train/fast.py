@@ -30,15 +30,21 @@ class Switches:
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
 
+class _Decisions:
+    """Remembers why."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    def __call__(self, name: str, value: str, why: str) -> str:
+        self.reasons[name] = f"{value}: {why}"
+        return value
+
+
 def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int, optimizer: str) -> Switches:
     """`drawn`: batches are made up, not read; `slices`: parts a batch is taken in; `optimizer`: the tables'."""
     cuda = device.type == "cuda"
-    reasons: dict[str, str] = {}
-
-    def decided(name: str, value: str, why: str) -> str:
-        reasons[name] = f"{value}: {why}"
-        return value
-
+    decided = _Decisions()
     if fast.input != "auto":
         if fast.input == "device" and not drawn:
             raise MachineError("rows of a file cannot be drawn on the device", fix="--fast.input pinned")
@@ -55,11 +61,10 @@ def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int,
     graph = _graph(fast, cuda, slices, ways["embedding"], sparse, decided)
     scatter = cuda and ways["embedding"] and optimizer == "sgd" and not fast.deterministic
     decided("deterministic", *_deterministic(fast, cuda, ways["embedding"] and sparse, scatter, optimizer))
-    return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=reasons, **ways)
+    return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=decided.reasons, **ways)
 
 
-def _graph(fast: FastConfig, cuda: bool, slices: int, fused: bool, sparse: bool, decided: object) -> bool:
-    assert callable(decided)
+def _graph(fast: FastConfig, cuda: bool, slices: int, fused: bool, sparse: bool, decided: _Decisions) -> bool:
     lack = "" if cuda else "no GPU"
     if not lack and slices > 1:
         lack = "a batch is taken in slices"
@@ -70,31 +75,29 @@ def _graph(fast: FastConfig, cuda: bool, slices: int, fused: bool, sparse: bool,
     if fast.graph == "on" and lack:
         raise MachineError(f"a step cannot be a CUDA graph: {lack}", fix="--fast.graph off")
     if fast.graph != "auto":
-        return bool(decided("graph", fast.graph, "asked for") == "on")
-    return bool(decided("graph", "off" if lack else "on", lack or "a GPU, and shapes that do not change") == "on")
+        return decided("graph", fast.graph, "asked for") == "on"
+    return decided("graph", "off" if lack else "on", lack or "a GPU, and shapes that do not change") == "on"
 
 
-def _precision(fast: FastConfig, cuda: bool, decided: object) -> str:
-    assert callable(decided)
+def _precision(fast: FastConfig, cuda: bool, decided: _Decisions) -> str:
     if fast.precision != "auto":
         if fast.precision == "tf32" and not cuda:
             raise MachineError("a CPU has no tf32", fix="--fast.precision float32")
-        return str(decided("precision", fast.precision, "asked for"))
+        return decided("precision", fast.precision, "asked for")
     if cuda and torch.cuda.get_device_capability()[0] >= 8:
-        return str(decided("precision", "bfloat16", "a GPU that has it; sums, weights and their gradients in float32"))
-    return str(decided("precision", "float32", "a CPU" if not cuda else "a GPU without bfloat16"))
+        return decided("precision", "bfloat16", "a GPU that has it; sums, weights and their gradients in float32")
+    return decided("precision", "float32", "a CPU" if not cuda else "a GPU without bfloat16")
 
 
-def _way(name: str, asked: str, device: torch.device, decided: object) -> bool:
+def _way(name: str, asked: str, device: torch.device, decided: _Decisions) -> bool:
     """Whether a part is fused."""
-    assert callable(decided)
     cpu = device.type == "cpu"
     lack = None if cpu else problem(device)
     if asked == "fused" and lack and not cpu:
         raise MachineError(f"the fused {name} cannot be used: {lack}", fix=f"--fast.{name} plain")
     if asked != "auto":
-        return bool(decided(name, asked, "asked for") == "fused")
-    return bool(decided(name, "plain" if lack else "fused", lack or f"on {device.type}") == "fused")
+        return decided(name, asked, "asked for") == "fused"
+    return decided(name, "plain" if lack else "fused", lack or f"on {device.type}") == "fused"
 
 
 def _deterministic(fast: FastConfig, cuda: bool, sorted_ids: bool, scatter: bool, optimizer: str) -> tuple[str, str]:

@@ -298,7 +298,7 @@ class DLRMTrial(KeptTrial):
         copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
         return FastArithmetic(relu=body, low=switches.low, copies=copies, lanes=lanes)
 
-    def _optimizer(self, lanes: Lanes) -> Any:
+    def _optimizer(self, lanes: Lanes) -> Optimizer:
         train, switches = self.prepared.config.train, self.prepared.switches
         groups = [(self.model.dense_parameters(), train.weight_decay)]
         tables = self.model.embeddings
@@ -319,10 +319,10 @@ class DLRMTrial(KeptTrial):
     def _graph(self, order: Order) -> tuple[Order, GraphStep]:
         """The step as one graph, and the order that feeds it."""
         if isinstance(order, RandomBags):
-            return Tickets(order), GraphStep(self.model, _rated(self.optimizer), DrawnFeed(order))
+            return Tickets(order), GraphStep(self.model, self.optimizer, DrawnFeed(order))
         assert isinstance(order, Moved)
         feed = CopiedFeed(self._room(), pinned=order.pinned)
-        return order.order, GraphStep(self.model, _rated(self.optimizer), feed)
+        return order.order, GraphStep(self.model, self.optimizer, feed)
 
     def _room(self) -> ClickBatch:
         """Memory for any batch, on the device."""
@@ -356,8 +356,3 @@ class DLRMTrial(KeptTrial):
         tables = self.model.embeddings
         assert isinstance(tables, SparseTables | StackedTables)
         return tables.rows_of(batch.features.to(self.prepared.settings.device))
-
-
-def _rated(optimizer: Any) -> Optimizer:
-    rated: Optimizer = optimizer
-    return rated
