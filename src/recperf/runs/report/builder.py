@@ -16,8 +16,8 @@ from .svg import family, require_matplotlib
 from .words import MEASURE, NOT_MEASURED, between, component, count, metric, ms, percent, shown
 
 
-def page(runs: list[Reading]) -> str:
-    """The whole page as text."""
+def environment() -> Any:
+    """Jinja as every page uses it: escaping all text, refusing names that mean nothing."""
     require_matplotlib()
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -25,18 +25,24 @@ def page(runs: list[Reading]) -> str:
         raise MachineError("the report needs matplotlib and jinja2", fix="pip install 'recperf[report]'") from None
     from markupsafe import Markup
 
-    environment = Environment(
+    found = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["svg"] = Markup
+    found.filters["svg"] = Markup
+    return found
+
+
+def page(runs: list[Reading]) -> str:
+    """The whole page as text."""
+    pages = environment()
     several = len(runs) > 1
     compared = compare(runs) if several else None
     views = [view(run, f"r{index}", short=several) for index, run in enumerate(runs, 1)]
-    return environment.get_template("template.html.j2").render(
+    text: str = pages.get_template("template.html.j2").render(
         title=f"{_listed(runs)} compared" if several else f"{runs[0].workload}: {runs[0].name}",
         comparison=comparison(runs, compared) if compared else None,
         summary=summary(compared) if compared else None,
@@ -44,6 +50,7 @@ def page(runs: list[Reading]) -> str:
         several=several,
         version=__version__,
     )
+    return text
 
 
 def _listed(runs: list[Reading]) -> str:

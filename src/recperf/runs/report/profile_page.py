@@ -17,8 +17,8 @@ from ...files import write_atomic, writing
 from . import profile_sections as sections
 from . import profile_words as say
 from .blocks import Badge, RunView, Section, Text, Tile
+from .builder import environment
 from .profile_sections import Page
-from .svg import require_matplotlib
 from .words import component
 
 CONFIDENCE = {"high": "good", "medium": "plain", "low": "warning"}
@@ -56,23 +56,9 @@ def write_profile(
 
 def page(profile: dict[str, Any], peaks: dict[str, Any] | None, machine: dict[str, Any] | None) -> str:
     """The whole page as text."""
-    require_matplotlib()
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError:
-        raise MachineError("the report needs matplotlib and jinja2", fix="pip install 'recperf[report]'") from None
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["svg"] = Markup
+    pages = environment()
     shown = view(Page(say.clean(profile), say.clean(peaks), say.clean(machine)))
-    return environment.get_template("template.html.j2").render(
+    text: str = pages.get_template("template.html.j2").render(
         title=f"{shown.title}: profile",
         comparison=None,
         summary=None,
@@ -80,6 +66,7 @@ def page(profile: dict[str, Any], peaks: dict[str, Any] | None, machine: dict[st
         several=False,
         version=__version__,
     )
+    return text
 
 
 def view(of: Page) -> RunView:
