@@ -208,3 +208,17 @@ def test_a_part_that_seems_longer_than_its_step_predicts_no_step_of_nothing() ->
 def test_on_a_cpu_fixes_are_ranked_without_a_trace() -> None:
     rows = ranked([Named("threads"), Named("interaction"), Named("embedding")], profile("cpu"), None, PEAKS, 2)
     assert [fix.name for fix, _ in rows] == ["embedding", "interaction", "threads"]
+
+
+def test_a_part_keeps_its_arithmetic_on_a_cpu() -> None:
+    """100 ms of products whose FLOPs alone take 90 cannot be fixed by more than 10, however few bytes they move."""
+    peaks = {
+        "machine": {"caches": {}},
+        "gemm": {"float32": {"p50": 1e9}},
+        "copy": {"p50": 1e12},
+        "dispatch": {"op": {"p50": 1.0}},
+        "gather": {"dram": {"rows": []}},
+    }
+    part = {"name": "top", "ms": {"p20": 100.0, "p50": 100.0, "p80": 100.0}, "flops": 9e7, "bytes": 1e3, "share": 1.0}
+    profile = {"device": "cpu", "threads": 2, "overhead": {"plain_ms": 100.0}, "components": [part]}
+    assert on_a_cpu(profile, "mlp", peaks, 2) == pytest.approx(90.0)

@@ -163,7 +163,9 @@ def _on_a_cpu(profile: dict[str, Any], step: float, name: str, peaks: dict[str, 
         gained = 0.0
         for part in PARTS[name]:
             if part in budget:
-                least = (budget[part]["bytes"] or 0) / (0.5 * limits.bytes_per_s) * 1e3
+                # No fix takes a part below its bytes at half the copy bandwidth or its FLOPs at the product's rate.
+                moved, flops = budget[part]["bytes"] or 0, budget[part]["flops"] or 0
+                least = max(moved / (0.5 * limits.bytes_per_s), flops / limits.flops_per_s) * 1e3
                 gained += max(0.0, budget[part]["ms"]["p50"] - least)
         return step - gained
     return step
