@@ -228,7 +228,7 @@ def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monke
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(MachineError, match="the triton draw cannot be used: "):
         choose("triton", "cpu")
-    with pytest.raises(MachineError, match="the native draw cannot be used: batches are made on cuda"):
+    with pytest.raises(MachineError, match="the native draw cannot be used: the batches are on cuda"):
         choose("native", "cuda")
 
 

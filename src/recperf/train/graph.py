@@ -137,7 +137,10 @@ class GraphStep:
         torch.cuda.synchronize()
         outside.begin()
         with span("data"):
-            self.feed.bring(batches)
+            odd = self.feed.bring(batches)
+        if odd is not None:
+            self._apart(odd, rate)
+            return outside.end()
         self._replay(graph, rate)
         wall, around = outside.end()
         whole, parts = inside.read()

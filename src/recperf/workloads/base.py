@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -110,6 +112,19 @@ class Prepared(Protocol):
     def pair(self, trial: Trial) -> dict[str, Recipe] | None:
         """The recipes of a matched pair, hot and cold, on one trained model; none where ids cannot be varied."""
         ...
+
+
+def describe_made_up(name: str, data: Any, batch: int, parts: dict[str, Any]) -> dict[str, Any]:
+    """What a result says of batches that are drawn; `parts` is all that decides them."""
+    return {
+        "name": name,
+        "digest": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
+        "rows": (data.batches + data.held_out_batches) * batch,
+        "train_rows": data.batches * batch,
+        "valid_rows": data.held_out_batches * batch,
+        "split": "held-out stream",
+        "synthetic": True,
+    }
 
 
 SMALLER = "smaller tables (--model.rows, --model.dim) or a smaller --train.batch-size"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +33,7 @@ from ..train.metrics import binary_metrics
 from ..train.optim import make_dense
 from ..train.schedule import make as make_schedule
 from ..train.sparse import SparseRows, SplitOptimizer
-from .base import Fix, Trial, require_memory
+from .base import Fix, Trial, describe_made_up, require_memory
 from .clicks import KeptTrial, cpu_fixes, largest_product
 from .dlrm import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids
 
@@ -108,15 +107,7 @@ class PreparedDLRM:
         parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch, "rows": self.model.rows}
         if data.profile is not None:
             parts["profile"] = hashlib.sha256(data.profile.read_bytes()).hexdigest()
-        return {
-            "name": f"made-up {data.ids} ids",
-            "digest": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
-            "rows": (data.batches + data.held_out_batches) * batch,
-            "train_rows": data.batches * batch,
-            "valid_rows": data.held_out_batches * batch,
-            "split": "held-out stream",
-            "synthetic": True,
-        }
+        return describe_made_up(f"made-up {data.ids} ids", data, batch, parts)
 
     def bags(self, seed: int, device: torch.device | str) -> RandomBags:
         return RandomBags(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -25,7 +23,7 @@ from ..train.loop import Order, Recipe
 from ..train.metrics import binary_metrics
 from ..train.optim import AdamW
 from ..train.sparse import SparseRows, SplitOptimizer
-from .base import Fix, Trial
+from .base import Fix, Trial, describe_made_up
 from .clicks import SCORING_BATCH, KeptTrial, cpu_fixes, largest_product, movielens_samples, one_cycle_recipe
 from .micro_dlrm_dram import MicroDLRMDramConfig, bounds, hot_ids, resolved_rows
 
@@ -50,15 +48,7 @@ class PreparedDram:
     def _describe(self) -> dict[str, Any]:
         data, batch = self.config.data, self.config.train.batch_size
         parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch}
-        return {
-            "name": f"virtual {data.ids} ids",
-            "digest": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
-            "rows": (data.batches + data.held_out_batches) * batch,
-            "train_rows": data.batches * batch,
-            "valid_rows": data.held_out_batches * batch,
-            "split": "held-out stream",
-            "synthetic": True,
-        }
+        return describe_made_up(f"virtual {data.ids} ids", data, batch, parts)
 
     def order(self, seed: int, *, span: int | None = None) -> Order:
         """The batches of a training; with a span, virtual ids come from the first so many only."""
