@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -25,14 +26,44 @@ _CAUSES = {
 }
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an operating system's refusal to write into an error that says which file and what to do."""
+def writing(path: Path, *, fix: str | None = None) -> Iterator[None]:
+    """Turn an operating system's refusal to write into an error that says which file and what to do.
+
+    `fix` says what to do where that is not to choose another run folder.
+    """
     try:
         yield
     except OSError as error:
-        cause, fix = _CAUSES.get(error.errno or 0, (error.strerror or str(error), "check the folder"))
-        raise MachineError(f"cannot write {path.name}: {cause}", where={"file": path}, fix=fix) from error
+        cause, usual = _CAUSES.get(error.errno or 0, (error.strerror or str(error), "check the folder"))
+        if fix is not None:
+            usual = f"free some space; {fix}" if error.errno in _FULL else f"check the folder; {fix}"
+        raise MachineError(f"cannot write {path.name}: {cause}", where={"file": path}, fix=usual) from error
+
+
+@contextmanager
+def alone(folder: Path, *, what: str, again: str | None = None) -> Iterator[None]:
+    """Make a folder and hold its lock: two processes must not write the same files."""
+    with writing(folder, fix=again):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("wb")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MachineError(
+                f"another process is {what}", where={"folder": folder}, fix="wait until it is done"
+            ) from None
+        except OSError:
+            # Some network file systems know no locks; being alone there is up to the user.
+            pass
+        for draft in folder.glob(".*.tmp"):
+            # A process killed while it wrote a file could not take its draft away.
+            draft.unlink()
+        yield
 
 
 def require_writable(folder: Path) -> None:

@@ -5,8 +5,10 @@ Shapes: B samples, F sparse features, D dense features, V ids in the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,3 +130,54 @@ class ClickBatch:
     @property
     def nbytes(self) -> int:
         return self.dense_BD.nbytes + self.features.nbytes + self.labels_B.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class HistoryBatch:
+    """What B users did before, and whether each then listened to one candidate item.
+
+    T events of history in the batch, sample after sample. `features` holds ids to look up: context features and those
+    of the candidate with one id a sample, and item, artist and album of every event of the history.
+    """
+
+    features: JaggedFeatures
+    history_offsets_B1: Tensor
+    """Where each sample's history begins in the arrays of T."""
+    actions_T: Tensor
+    """What was done, as bits: 1 listened, 2 liked, 4 skipped."""
+    times_T: Tensor
+    """When, in seconds."""
+    query_times_B: Tensor
+    """Time of the last event of the history; the candidate's own where there is no history."""
+    labels_B: Tensor
+    """1.0 where the candidate was listened to, else 0.0."""
+
+    def __len__(self) -> int:
+        return self.labels_B.shape[0]
+
+    def slice(self, start: int, stop: int) -> HistoryBatch:
+        start, stop, _ = slice(start, stop).indices(len(self))
+        stop = max(start, stop)
+        offsets_B1 = self.history_offsets_B1[start : stop + 1]
+        first, last = int(offsets_B1[0]), int(offsets_B1[-1])
+        return HistoryBatch(
+            self.features.slice(start, stop),
+            offsets_B1 - first,
+            self.actions_T[first:last],
+            self.times_T[first:last],
+            self.query_times_B[start:stop],
+            self.labels_B[start:stop],
+        )
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> HistoryBatch:
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> HistoryBatch:
+        return self._each(lambda part: part.pin_memory())
+
+    def _each(self, change: Callable[[Any], Any]) -> HistoryBatch:
+        return HistoryBatch(*(change(getattr(self, part.name)) for part in fields(self)))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, part.name).nbytes for part in fields(self))

@@ -18,6 +18,7 @@ from recperf.data.criteo import convert, lines, source, synthesize
 from recperf.data.criteo.config import CriteoConfig
 from recperf.data.criteo.store import CriteoStore, describe
 from recperf.errors import ConfigError, DataError, MachineError
+from recperf.files import alone
 
 LINES = 300
 SMALL = {"piece": 64, "block": 5000}
@@ -334,7 +335,10 @@ def test_arrays_that_were_cut_are_not_read(log: Path) -> None:
 
 
 def test_two_at_once_are_refused(log: Path) -> None:
-    with convert._alone(convert.find(config(log)).folder), pytest.raises(MachineError, match="another process"):
+    with (
+        alone(convert.find(config(log)).folder, what="converting"),
+        pytest.raises(MachineError, match="another process"),
+    ):
         convert.convert(config(log))
 
 

@@ -8,14 +8,11 @@ the same bytes as one which was not.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +20,7 @@ from typing import IO, Any
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
-from ...files import write_json
+from ...files import alone, write_json, writing
 from . import lines, source, synthesize
 from .config import DENSE, SPARSE, CriteoConfig
 from .parse import Parsed, Parser
@@ -102,7 +99,7 @@ def convert(
     """The whole log as arrays; what is there already is used, and a conversion that was stopped goes on."""
     found = find(config)
     if not found.complete:
-        with _alone(found.folder):
+        with alone(found.folder, what="converting this log", again=_AGAIN):
             found = find(config)
             _Converting(config, found, progress or _silent, piece, block).run()
     for bad in found.first_bad if config.on_error == "stop" else ():
@@ -219,7 +216,7 @@ class _Columns:
 
     def __enter__(self) -> _Columns:
         for name, path in self.paths.items():
-            with _keeping(path):
+            with writing(path, fix=_AGAIN):
                 self.files[name] = path.open("ab")
                 kept = self.rows * WIDTHS[name]
                 if self.files[name].tell() < kept:
@@ -244,13 +241,13 @@ class _Columns:
         for name, array in arrays.items():
             content = array.tobytes()
             self.digests[name].update(content)
-            with _keeping(self.paths[name]):
+            with writing(self.paths[name], fix=_AGAIN):
                 self.files[name].write(content)
 
     def commit(self, chain: str) -> str:
         """Make what was written last, and fold its digests into those of the pieces before."""
         for name, file in self.files.items():
-            with _keeping(self.paths[name]):
+            with writing(self.paths[name], fix=_AGAIN):
                 file.flush()
                 os.fsync(file.fileno())
         folded = hashlib.sha256(chain.encode())
@@ -315,40 +312,6 @@ def _require_unchanged(one: Source) -> None:
         raise DataError(
             f"{one.path.name} changed while it was read", where={"file": one.path}, fix="convert it when it is whole"
         )
-
-
-@contextmanager
-def _keeping(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        cause = "the disk is full" if full else error.strerror or str(error)
-        fix = "free some space" if full else "check the folder, or choose another with --cache"
-        what = f"cannot write {path.name}: {cause}"
-        raise MachineError(what, where={"file": path}, fix=f"{fix}; {_AGAIN}") from error
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two processes must not write the same arrays."""
-    with _keeping(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("wb")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MachineError(
-                "another process is converting this log", where={"folder": folder}, fix="wait until it is done"
-            ) from None
-        except OSError:
-            # Some network file systems know no locks; converting alone there is up to the user.
-            pass
-        for draft in folder.glob(f".{MANIFEST}.*.tmp"):
-            # A process killed while it wrote the manifest could not take its draft away.
-            draft.unlink()
-        yield
 
 
 def _silent(done: int, total: int, rows: int) -> None:

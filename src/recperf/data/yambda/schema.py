@@ -1,0 +1,57 @@
+"""Yambda in names and numbers: its files, its columns, and what DLRMv4 reads from them. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Final
+
+REPOSITORY: Final = "yandex/yambda"
+REVISION: Final = "dd6f3a19eef5866e346c3270e098baa641a44948"
+SIZES: Final = ("50m", "500m", "5b")
+EVENTS_FILE: Final = "multi_event.parquet"
+ARTISTS_FILE: Final = "artist_item_mapping.parquet"
+ALBUMS_FILE: Final = "album_item_mapping.parquet"
+LICENCE: Final = "Yandex, Apache-2.0; cite arXiv 2505.22238"
+MADE_UP_LICENCE: Final = "made up by recperf; no restrictions, and no real people or songs in it"
+
+COLUMNS: Final = {
+    "uid": "uint32",
+    "timestamp": "uint32",
+    "item_id": "uint32",
+    "is_organic": "uint8",
+    "played_ratio_pct": "uint16",
+    "track_length_seconds": "uint32",
+    "event_type": "string",
+}
+NULLABLE: Final = ("played_ratio_pct", "track_length_seconds")
+EVENT_TYPES: Final = ("listen", "like", "dislike", "unlike", "undislike")
+"""An event's type is its place here."""
+
+TICK_S: Final = 5
+DAY_S: Final = 86_400
+TRAIN_DAYS, GAP_MINUTES, TEST_DAYS, SESSION_GAP_S = 300, 30, 1, 1800
+
+LISTEN_PLUS, LIKE, SKIP = 1, 2, 4
+"""The pools an event can be in, as bits: what a model sees as its action."""
+POOLS: Final = LISTEN_PLUS | LIKE | SKIP
+LISTENS: Final = LISTEN_PLUS | SKIP
+LEAST_PLAYED: Final = 50
+"""A listen counts as listen-plus from this played ratio on, in percent; below it is a skip."""
+
+ORGANIC: Final = 8
+TYPE_SHIFT: Final = 4
+"""A kind is one byte: pools in bits 0 to 2, organic in bit 3, the event type from bit 4 on."""
+
+CROSSES: Final = {
+    "user_x_artist": (("uid", "artist"), 100_000_000),
+    "user_x_album": (("uid", "album"), 40_000_000),
+    "user_x_hour": (("uid", "hour"), 24_000_000),
+    "item_x_hour": (("item", "hour"), 40_000_000),
+    "artist_x_hour": (("artist", "hour"), 32_000_000),
+    "user_x_is_organic": (("uid", "organic"), 2_000_000),
+    "user_x_artist_x_hour": (("uid", "artist", "hour"), 40_000_000),
+}
+"""Cross features: what is hashed together, and the rows the hash is taken modulo of."""
+
+CONTEXT: Final = ("uid", *CROSSES)
+HISTORY: Final = ("item_id", "artist_id", "album_id")
+CANDIDATE: Final = ("item_candidate_id", "item_candidate_artist_id", "item_candidate_album_id")

@@ -1,0 +1,242 @@
+"""The event store: events as memory-mapped columns, user-major, then in the order of time.
+
+Shapes: E events, U users, I items of the catalogue.
+
+A store is a folder with one file a column and `store.json`, which is written last; a folder without it, or whose files
+do not have the lengths it states, is never opened. Files are mapped shared and read-only, so that any number of
+processes share one copy in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from .schema import LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
+
+FORMAT, VERSION = "recperf-events", 1
+MANIFEST = "store.json"
+EVENT_COLUMNS = {"items": "<u4", "times": "<u4", "kinds": "|u1", "ratios": "<u2"}
+"""One value an event each: 11 bytes in all. Ratios are only for describing and exporting; training never reads them."""
+USER_COLUMNS = {"user_ids": "<u4", "user_first": "<i8"}
+CATALOGUE = "catalogue"
+COLUMNS = {**EVENT_COLUMNS, **USER_COLUMNS, CATALOGUE: "<u4"}
+EVENT_BYTES = sum(np.dtype(kind).itemsize for kind in EVENT_COLUMNS.values())
+DIGEST_BLOCK = 64 << 20
+"""Digests are kept for blocks of this many bytes, so that damage is found at a place."""
+
+Words = NDArray[np.uint32] | NDArray[np.int64]
+Which = slice | NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EventStore:
+    """Columns of events, read where they lie. `layout` says who wrote them: recperf, or the MLPerf reference."""
+
+    folder: Path
+    layout: Literal["packed", "reference"]
+    user_ids_U: NDArray[np.int64]
+    """Ids of the users, ascending."""
+    user_first_U1: NDArray[np.int64]
+    """Position of each user's first event; the last entry is the number of events."""
+    items_E: Words
+    times_E: Words
+    """Seconds since the dataset's origin."""
+    catalogue_I2: NDArray[np.uint32]
+    """Artist and album of every item; 0 where unknown."""
+    packed_kinds_E: NDArray[np.uint8] | None = None
+    """With layout packed: pools, organic and type of every event in one byte, see schema.py."""
+    flags: tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int8]] | None = None
+    """With layout reference: listen-plus, like, skip, organic."""
+    types_E: NDArray[np.int64] | None = None
+    """With layout reference: event types."""
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def events(self) -> int:
+        return len(self.times_E)
+
+    @property
+    def users(self) -> int:
+        return len(self.user_ids_U)
+
+    @property
+    def items(self) -> int:
+        """Length of the catalogue; ids run from 0 to one less."""
+        return len(self.catalogue_I2)
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest.get("name", self.folder.name))
+
+    @property
+    def synthetic(self) -> bool:
+        return bool(self.manifest.get("synthetic", False))
+
+    @property
+    def digest(self) -> str:
+        """A digest of the content, as `data check` proves it; of a reference cache, of what identifies it."""
+        return str(self.manifest["digest"])
+
+    @cached_property
+    def users_by_position(self) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+        """From positions of events to places of their users in `user_ids_U`."""
+        first_U = self.user_first_U1[:-1]
+        return lambda positions: np.searchsorted(first_U, positions, side="right") - 1
+
+    def kinds(self, which: Which) -> NDArray[np.uint8]:
+        """Kinds of some events, by a slice or by positions."""
+        if self.packed_kinds_E is not None:
+            return self.packed_kinds_E[which]
+        assert self.flags is not None
+        plus, like, skip, organic = (column[which].astype(np.uint8) for column in self.flags)
+        kinds = plus * LISTEN_PLUS | like * LIKE | skip * SKIP | (organic != 0) * np.uint8(ORGANIC)
+        if self.types_E is not None:
+            kinds |= (self.types_E[which] << TYPE_SHIFT).astype(np.uint8)
+        return np.asarray(kinds, dtype=np.uint8)
+
+
+def open_store(folder: Path) -> EventStore:
+    """A complete store; anything else is an error."""
+    folder = folder.expanduser()
+    manifest = read_manifest(folder)
+    mapped = {name: _mapped(folder, name, manifest) for name in COLUMNS}
+    return EventStore(
+        folder=folder,
+        layout="packed",
+        user_ids_U=mapped["user_ids"].astype(np.int64),
+        user_first_U1=mapped["user_first"],
+        items_E=mapped["items"],
+        times_E=mapped["times"],
+        packed_kinds_E=mapped["kinds"],
+        catalogue_I2=mapped[CATALOGUE].reshape(-1, 2),
+        manifest=manifest,
+    )
+
+
+def ratios(store: EventStore) -> NDArray[np.uint16]:
+    """Played ratios in percent, 0 where there was none."""
+    return _mapped(store.folder, "ratios", store.manifest)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        begun = folder.with_name(folder.name + ".building").is_dir()
+        raise DataError(
+            "this store is not complete: preparing it was stopped" if begun else "there is no event store here",
+            where={"folder": folder},
+            fix="the command that began it goes on where it stopped" if begun else "recperf data prepare --help",
+        )
+    try:
+        manifest = json.loads(path.read_bytes())
+        seal = manifest.pop("seal")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise _damaged(path, "cannot be read") from None
+    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+        raise DataError(
+            f"this store has format {manifest.get('format')} {manifest.get('version')}; this recperf reads {FORMAT} "
+            f"{VERSION}",
+            where={"file": path},
+            fix="prepare it again with this version",
+        )
+    if seal != seal_of(manifest):
+        raise _damaged(path, "was changed after it was written")
+    return dict(manifest)
+
+
+def seal_of(manifest: dict[str, Any]) -> str:
+    content = {key: value for key, value in manifest.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def content_digest(columns: dict[str, Any]) -> str:
+    """One digest of all columns, from those of their blocks."""
+    content = [[name, columns[name]["bytes"], columns[name]["blocks"]] for name in sorted(columns)]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def file_of(folder: Path, name: str) -> Path:
+    return folder / f"{name}.{np.dtype(COLUMNS[name]).str[1:]}"
+
+
+def block_digests(path: Path) -> Iterator[str]:
+    """SHA-256 of each block of a file."""
+    with path.open("rb") as file:
+        while block := file.read(DIGEST_BLOCK):
+            yield hashlib.sha256(block).hexdigest()
+
+
+def verify(store: EventStore, progress: Callable[[int, int], None] | None = None) -> None:
+    """Read every byte of a packed store and hold it against its digests; the first difference is an error."""
+    columns = store.manifest["columns"]
+    total, done = sum(column["bytes"] for column in columns.values()), 0
+    for name in COLUMNS:
+        path, expected = file_of(store.folder, name), columns[name]["blocks"]
+        found = 0
+        for index, digest in enumerate(block_digests(path)):
+            if index >= len(expected) or digest != expected[index]:
+                raise _damaged(path, f"differs from its checksum in block {index} (from byte {index * DIGEST_BLOCK:,})")
+            found += 1
+            done = min(total, done + DIGEST_BLOCK)
+            if progress:
+                progress(done, total)
+        if found != len(expected):
+            raise _damaged(path, "is shorter than its checksums")
+    if content_digest(columns) != store.manifest["digest"]:
+        raise _damaged(store.folder / MANIFEST, "does not agree with itself")
+
+
+def map_file(path: Path, dtype: str, bytes_: int | None = None) -> NDArray[Any]:
+    """A file as an array, mapped shared and read-only: numpy's own mode "r" maps privately, which counts against the
+    memory of machines that do not overcommit."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if bytes_ is not None and size != bytes_:
+                raise _damaged(path, f"has {size:,} bytes, not the {bytes_:,} its manifest states")
+            if size == 0:
+                return np.empty(0, dtype)
+            return np.frombuffer(mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ), dtype)
+    except FileNotFoundError:
+        raise _damaged(path, "is missing") from None
+
+
+def _mapped(folder: Path, name: str, manifest: dict[str, Any]) -> NDArray[Any]:
+    try:
+        length = int(manifest["columns"][name]["bytes"])
+    except (KeyError, TypeError, ValueError):
+        raise _damaged(folder / MANIFEST, f"says nothing of {name}") from None
+    return map_file(file_of(folder, name), COLUMNS[name], length)
+
+
+def _damaged(path: Path, how: str) -> DataError:
+    return DataError(
+        f"the event store is damaged: {path.name} {how}",
+        where={"file": path},
+        fix=f"remove {path.parent} and prepare it again",
+    )
+
+
+def kinds_of(
+    types: NDArray[np.uint8], ratios_pct: NDArray[np.uint16], organic: NDArray[np.bool_] | NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """The kind byte of events from their type, played ratio (0 for none) and whether they were organic."""
+    listen = types == 0
+    plus = listen & (ratios_pct >= LEAST_PLAYED)
+    kinds = plus.astype(np.uint8) * np.uint8(LISTEN_PLUS)
+    kinds |= (listen & ~plus).astype(np.uint8) * np.uint8(SKIP)
+    kinds |= (types == 1).astype(np.uint8) * np.uint8(LIKE)
+    kinds |= (organic != 0).astype(np.uint8) * np.uint8(ORGANIC)
+    kinds |= types << np.uint8(TYPE_SHIFT)
+    return np.asarray(kinds, dtype=np.uint8)
