@@ -93,11 +93,13 @@ def close(one: Outcome, other: Outcome, *, loss: float = 1e-4, weights: float = 
 
 
 def near(one: Outcome, other: Outcome, *, loss: float, weights: float) -> None:
-    """Each tensor as a whole, not number by number."""
+    """Each tensor as a whole, not number by number. A bias that sums cancelling gradients to nearly nothing, the last
+    layer's single number above all, is held against a typical size instead of its own."""
     assert one.losses == pytest.approx(other.losses, rel=loss)
     for name, value in one.state.items():
         expected = other.state[name].float()
-        assert float((value.float() - expected).norm()) <= weights * float(expected.norm()), name
+        size = float(expected.norm()) + 0.03 * expected.numel() ** 0.5
+        assert float((value.float() - expected).norm()) <= weights * size, name
 
 
 def is_on(name: str, found: Outcome) -> bool:
