@@ -1,0 +1,74 @@
+"""NumPy's .npy files one block at a time: mapped where they lie, and written without ever holding a whole column."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from .store import map_file
+
+DRAFT = ".{}.tmp"
+"""Name of a file while it is written, beside its final place."""
+
+
+def header(dtype: str, length: int) -> bytes:
+    """What numpy.save writes before a one-dimensional array. Its size is the same for every length."""
+    text = io.BytesIO()
+    described = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(text, described)
+    return text.getvalue()
+
+
+def map_npy(path: Path, dtype: str, length: int | None = None, *, of: str, fix: str) -> NDArray[Any]:
+    """A one-dimensional .npy file, mapped shared and read-only; any other content is an error that calls it `of`."""
+
+    def wrong(how: str) -> DataError:
+        return DataError(f"{of} cannot be used: {path.name} {how}", where={"file": path}, fix=fix)
+
+    if not path.is_file():
+        raise wrong("is missing")
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, found = read(file)
+            offset = file.tell()
+    except (ValueError, EOFError, SyntaxError):
+        raise wrong("does not begin as a .npy file does") from None
+    if found != np.dtype(dtype) or len(shape) != 1:
+        raise wrong(f"holds {found} {list(shape)}, not one column of {np.dtype(dtype)}")
+    if length is not None and shape[0] != length:
+        raise wrong(f"holds {shape[0]:,} values, not {length:,}")
+    size, expected = path.stat().st_size, offset + shape[0] * found.itemsize
+    if size != expected:
+        raise wrong(f"has {size:,} bytes, not the {expected:,} its header states")
+    return map_file(path, "|u1", expected)[offset:].view(found)
+
+
+def save_blocks(path: Path, dtype: str, blocks: Iterable[NDArray[Any]]) -> int:
+    """Write a .npy file from its blocks; it appears under its name when it is whole and on the disk. Its length."""
+    length = 0
+    beside = path.with_name(DRAFT.format(path.name))
+    with beside.open("wb") as file:
+        file.write(header(dtype, 0))
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, dtype).data)
+            length += len(block)
+        file.seek(0)
+        file.write(header(dtype, length))
+        settle(file, path)
+    return length
+
+
+def settle(file: BinaryIO, path: Path) -> None:
+    """Give a draft that is written to its end its final name."""
+    file.flush()
+    os.fsync(file.fileno())
+    os.replace(path.with_name(DRAFT.format(path.name)), path)

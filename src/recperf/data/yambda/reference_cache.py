@@ -1,0 +1,226 @@
+"""The flat-event cache of the MLPerf reference, opened as it is: nothing is copied or converted.
+
+Shapes: E events, U users, I items of the catalogue.
+
+The reference keeps one .npy file a column, 40 bytes an event, in `<root>/processed_<size>/hstu_cache_L<length>/`, and
+the catalogue as two maps in `<root>/shared_metadata/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from .npy import map_npy
+from .schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
+from .store import MANIFEST, EventStore, open_store
+
+READY, CACHE_META = "_READY", "store_meta.json"
+POPULARITY, SPLIT_META = "item_popularity.npy", "split_meta.json"
+SHARED_MAPS = "shared_metadata"
+NOTES = ".recperf.json"
+"""Beside the reference's own files where recperf wrote them: which are finished, and what they were written from."""
+
+FLAT_COLUMNS = {
+    "flat_uid": "<i8",
+    "flat_item_ids": "<i8",
+    "flat_timestamps": "<i8",
+    "flat_event_types": "<i8",
+    "flat_played_ratio": "<f4",
+    "flat_is_organic": "|i1",
+    "flat_is_listen_plus": "|b1",
+    "flat_is_like": "|b1",
+    "flat_is_skip": "|b1",
+}
+USER_COLUMNS = {"unique_uids": "<i8", "user_start": "<i8", "user_end": "<i8"}
+
+_FIX = "build the cache again, or fetch this file from where the cache came from"
+_STRIDE = 1 << 22
+_PIECE, _PIECES = 4096, 8
+_USERS_LOOKED_AT = 1024
+
+
+def open_events(path: Path) -> EventStore:
+    """A store of either kind, by what is in the folder."""
+    path = path.expanduser()
+    if (path / MANIFEST).exists() or path.with_name(path.name + ".building").is_dir():
+        return open_store(path)
+    if (path / READY).exists() or (path / CACHE_META).exists() or path.name.startswith("hstu_cache_L"):
+        return open_reference(path)
+    caches = sorted(folder for folder in path.glob("hstu_cache_L*") if folder.is_dir())
+    if len(caches) == 1:
+        return open_reference(caches[0])
+    if caches:
+        raise DataError(
+            f"there are {len(caches)} caches here: {', '.join(folder.name for folder in caches)}",
+            where={"folder": path},
+            fix="give the folder of one of them",
+        )
+    raise DataError(
+        f"there are no events here: neither {MANIFEST} of an event store, nor {READY} of a reference cache, nor a "
+        "folder hstu_cache_L* with one" + ("" if path.is_dir() else "; the folder does not exist"),
+        where={"folder": path},
+        fix="recperf data prepare --help",
+    )
+
+
+def open_reference(cache_folder: Path, maps: Path | None = None) -> EventStore:
+    """A complete cache of the reference. `maps` is the folder of the two maps where they are not at their usual place.
+
+    The digest identifies a cache by its sizes and a sample of its bytes; unlike that of a store, it proves nothing.
+    """
+    folder = cache_folder.expanduser()
+    events, users = _counts(folder)
+    flat = {name: _column(folder, name, kind, events) for name, kind in FLAT_COLUMNS.items()}
+    for path in sorted([*folder.glob("positions_L*.npy"), *folder.glob("anchor_ts_L*.npy")]):
+        map_npy(path, "<i8", of="the reference cache", fix=_FIX)
+    user_ids_U, user_first_U1 = _users(folder, flat["flat_uid"], users)
+    catalogue_I2 = _catalogue(folder, maps, flat["flat_item_ids"])
+    return EventStore(
+        folder=folder,
+        layout="reference",
+        user_ids_U=user_ids_U,
+        user_first_U1=user_first_U1,
+        items_E=flat["flat_item_ids"],
+        times_E=flat["flat_timestamps"],
+        catalogue_I2=catalogue_I2,
+        flags=(flat["flat_is_listen_plus"], flat["flat_is_like"], flat["flat_is_skip"], flat["flat_is_organic"]),
+        types_E=flat["flat_event_types"],
+        manifest=_described(folder, events, users),
+    )
+
+
+def reference_ratios(store: EventStore) -> NDArray[np.float32]:
+    """Played ratios of a reference cache in percent, 0 where there was none."""
+    return _column(store.folder, "flat_played_ratio", FLAT_COLUMNS["flat_played_ratio"], store.events)
+
+
+def _wrong(path: Path, how: str, fix: str = _FIX) -> DataError:
+    return DataError(f"the reference cache cannot be used: {path.name} {how}", where={"file": path}, fix=fix)
+
+
+def _column(folder: Path, name: str, kind: str, length: int | None = None) -> NDArray[Any]:
+    return map_npy(folder / f"{name}.npy", kind, length, of="the reference cache", fix=_FIX)
+
+
+def _counts(folder: Path) -> tuple[int, int]:
+    """Events and users, as the cache itself counts them."""
+    if not (folder / READY).is_file():
+        raise DataError(
+            f"there is no complete reference cache here: {READY}, which is written last, is missing",
+            where={"folder": folder},
+            fix="let whoever writes the cache finish it, or check the path",
+        )
+    path = folder / CACHE_META
+    try:
+        meta = json.loads(path.read_bytes())
+        events, users = int(meta["total_events"]), int(meta["num_users"])
+    except FileNotFoundError:
+        raise _wrong(path, "is missing") from None
+    except (ValueError, KeyError, TypeError):
+        raise _wrong(path, "does not state total_events and num_users") from None
+    if events < 1 or users < 1:
+        raise _wrong(path, f"states {events} events of {users} users")
+    return events, users
+
+
+def _users(folder: Path, uid_E: NDArray[np.int64], users: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ids of the users and where their events begin, once the three tables of the cache agree with each other."""
+    ids_U = _column(folder, "unique_uids", USER_COLUMNS["unique_uids"], users)
+    start, end = (_column(folder, name, USER_COLUMNS[name]) for name in ("user_start", "user_end"))
+    if ids_U[0] < 0 or (np.diff(ids_U) <= 0).any():
+        raise _wrong(folder / "unique_uids.npy", "does not hold ascending ids")
+    for name, table in (("user_start", start), ("user_end", end)):
+        if len(table) <= ids_U[-1]:
+            raise _wrong(folder / f"{name}.npy", f"ends before user {ids_U[-1]:,}")
+    first_U1 = np.append(start[ids_U], len(uid_E))
+    if first_U1[0] != 0 or (np.diff(first_U1) <= 0).any():
+        raise _wrong(folder / "user_start.npy", "does not divide the events among the users in their order")
+    if (end[ids_U] != first_U1[1:]).any():
+        raise _wrong(folder / "user_end.npy", "does not end each user where the next begins")
+    # All of them would read a page of the largest file for every user.
+    some = np.unique(np.linspace(0, users - 1, _USERS_LOOKED_AT).astype(np.int64))
+    if (uid_E[first_U1[some]] != ids_U[some]).any() or (uid_E[first_U1[some + 1] - 1] != ids_U[some]).any():
+        raise _wrong(folder / "flat_uid.npy", "does not belong to the table of users")
+    return np.array(ids_U), first_U1
+
+
+def _catalogue(folder: Path, maps: Path | None, items_E: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Artists and albums, once it is known that every event's item has its row."""
+    from .raw import catalogue
+
+    place = (maps or folder.absolute().parents[1] / SHARED_MAPS).expanduser()
+    for name in (ARTISTS_FILE, ALBUMS_FILE):
+        if not (place / name).is_file():
+            raise DataError(
+                f"the reference cache needs the catalogue's maps; {name} is missing",
+                where={"folder": place},
+                fix="put the maps of the dataset there",
+            )
+    catalogue_I2 = catalogue(place / ARTISTS_FILE, place / ALBUMS_FILE)
+    popularity = folder.absolute().parent / POPULARITY
+    if popularity.is_file():
+        count_I = map_npy(popularity, "<i8", of="the reference cache", fix=_FIX)
+        if int(count_I.sum()) != len(items_E):
+            raise _wrong(popularity, f"counts {int(count_I.sum()):,} events; the cache has {len(items_E):,}")
+        items = len(count_I)
+    else:
+        items = 1 + max(int(items_E[start : start + _STRIDE].max()) for start in range(0, len(items_E), _STRIDE))
+    # The reference wants equal lengths. A catalogue that goes on after the last item played is harmless, and usual:
+    # all sizes of Yambda share one.
+    if items > len(catalogue_I2):
+        raise DataError(
+            f"the maps end at item {len(catalogue_I2) - 1:,}; the cache has events of item {items - 1:,}",
+            where={"maps": place, "cache": folder},
+            fix="use the maps that came with these events",
+        )
+    return catalogue_I2
+
+
+def _described(folder: Path, events: int, users: int) -> dict[str, Any]:
+    processed = folder.absolute().parent
+    manifest: dict[str, Any] = {
+        "name": processed.name.replace("processed_", "yambda-", 1),
+        "synthetic": False,
+        "licence": LICENCE,
+        "events": events,
+        "users": users,
+        "digest": _identification(folder),
+    }
+    split = _read_json(processed / SPLIT_META)
+    if split:
+        manifest["split"] = split
+    written = _read_json(processed / NOTES).get("facts")
+    return manifest | (written if isinstance(written, dict) else {})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """What a file beside the cache says; the cache can be used without it."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _identification(folder: Path) -> str:
+    """SHA-256 of the counts, and of the size and a few evenly spread pieces of every column.
+
+    Anchors are left out: the reference adds files of them to a finished cache.
+    """
+    digest = hashlib.sha256((folder / CACHE_META).read_bytes())
+    for name in (*FLAT_COLUMNS, *USER_COLUMNS):
+        path = folder / f"{name}.npy"
+        size = path.stat().st_size
+        digest.update(f"{name} {size}\n".encode())
+        with path.open("rb") as file:
+            for piece in range(_PIECES):
+                file.seek(max(0, size - _PIECE) * piece // (_PIECES - 1))
+                digest.update(file.read(_PIECE))
+    return digest.hexdigest()
