@@ -42,7 +42,7 @@ def make_events() -> Callable[..., Events]:
 
 @pytest.fixture
 def write_raw() -> Callable[..., Path]:
-    """`write_raw(folder, events, size="50m", catalogue_I2=None, layout="hub", **how) -> folder`: raw files as published.
+    """`write_raw(folder, events, size="50m", catalogue_I2=None, layout="hub", **how)` makes raw files.
 
     `catalogue_I2` holds artist and album of every item, 0 for no row; without it one is made up. `layout` is hub
     (`flat/<size>/`), raw (`raw/<size>/` and `shared_metadata/`) or plain (all files in the folder). `how` goes to
@@ -58,10 +58,9 @@ def _make_events(
     ids = np.sort(draw.choice(np.arange(1, 2 * users + 1), users, replace=False))
     uids = np.sort(np.concatenate([ids, draw.choice(ids, max(0, events - users))]))[:events]
     # Half of the times are drawn from few values, so that ties are common.
-    few = draw.integers(0, days * 86_400 // tick, max(1, events // 20))
-    times = np.where(
-        draw.random(events) < 0.5, draw.choice(few, events), draw.integers(0, days * 86_400 // tick, events)
-    )
+    ticks = days * 86_400 // tick
+    few = draw.integers(0, ticks, max(1, events // 20))
+    times = np.where(draw.random(events) < 0.5, draw.choice(few, events), draw.integers(0, ticks, events))
     order = np.lexsort((times, uids))
     types = draw.choice(len(EVENT_TYPES), events, p=(0.85, 0.08, 0.03, 0.02, 0.02))
     listen = types == 0
