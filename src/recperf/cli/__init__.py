@@ -25,7 +25,7 @@ COMMANDS = {
     "ladder": "ways to make a table faster: predicted, measured, checked",
     "pair": "one model with hot and with cold ids: does memory set the pace?",
     "peaks": "measure this machine's ceilings: FLOP/s, bandwidths, the knee of its caches",
-    "data": "get, check, convert, make or describe a dataset",
+    "data": "get, check, prepare, convert, import, make or describe a dataset",
     "doctor": "what works on this machine, and how to fix what does not",
 }
 
