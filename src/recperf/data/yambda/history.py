@@ -1,0 +1,176 @@
+"""From anchors to batches: what a user did before, and one item they then met.
+
+Shapes: B samples, T events of history in the batch, F features, X context features, C crosses, V ids in the batch.
+
+A history is made of events at positions before the anchor's, of the same user, and of no others. Of the anchor itself
+a batch holds the item with its artist and album, the label, and the hour and origin that enter the crosses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import DataError, MachineError
+from ...ops.history import Name, Room, Rule, choose
+from ...ops.history.rule import MOST_ID, large_id, unknown_item
+from ..batch import HistoryBatch, JaggedFeatures
+from ..xxh64 import xxh64
+from .config import HistoryConfig
+from .schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, ORGANIC, POOLS, SKIP
+from .store import EventStore
+
+KEYS = (*CONTEXT, *HISTORY, *CANDIDATE)
+HOUR_S, DAY_HOURS = 3600, 24
+
+Words = NDArray[np.int64]
+
+
+def rule_of(config: HistoryConfig) -> Rule:
+    """The strategy in the terms of the op that carries it out."""
+    if config.strategy == "interleaved":
+        return Rule(pools=(LISTEN_PLUS, LIKE, SKIP), cap=config.pool_length, most=config.most)
+    return Rule(pools=(POOLS,), cap=config.length, most=config.most)
+
+
+class Histories:
+    """Batches of a store's anchors. Any number of threads may ask at once; one call works on one thread.
+
+    `why` says which implementation gathers and for what reason. With `pin` the batches lie in page-locked memory.
+    """
+
+    def __init__(self, store: EventStore, config: HistoryConfig, *, impl: Name = "auto", pin: bool = False) -> None:
+        if pin and not torch.cuda.is_available():
+            raise MachineError("memory is pinned for a GPU, and torch sees none", fix="gather without pinning")
+        _check(store)
+        self.store, self.config, self.pin = store, config, pin
+        self.rule = rule_of(config)
+        self._body, self.why = choose(impl)
+
+    def batch(self, positions_B: Words) -> HistoryBatch:
+        """The samples of these anchors, in their order. An anchor is the position of an event."""
+        positions_B = self._checked(positions_B)
+        users_B, begin_B = self._scans(positions_B)
+        offsets_B1, places_T = self._body.pick(self.store, begin_B, positions_B, self.rule)
+        batch, total = len(positions_B), int(offsets_B1[-1])
+        lengths_FB = np.ones((len(KEYS), batch), np.int64)
+        lengths_FB[len(CONTEXT) : -len(CANDIDATE)] = np.diff(offsets_B1)
+
+        values_V = self._empty(len(CONTEXT) * batch + len(HISTORY) * total + len(CANDIDATE) * batch, torch.int32)
+        actions_T, times_T = self._empty(total, torch.uint8), self._empty(total, torch.int64)
+        context, history, candidate = np.split(
+            values_V.numpy(), [len(CONTEXT) * batch, len(values_V) - len(CANDIDATE) * batch]
+        )
+        items_T, artists_T, albums_T = history.reshape(len(HISTORY), total)
+        room = Room(
+            items_T=items_T,
+            artists_T=artists_T,
+            albums_T=albums_T,
+            actions_T=actions_T.numpy(),
+            times_T=times_T.numpy(),
+        )
+        self._body.fill(self.store, begin_B, offsets_B1, places_T, room)
+
+        kinds_B, target_times_B = self.store.kinds(positions_B), self.store.times_E[positions_B].astype(np.int64)
+        target = self._target(positions_B, users_B, kinds_B, target_times_B)
+        context_XB = context.reshape(len(CONTEXT), batch)
+        context_XB[0] = target["uid"]
+        crosses(target, context_XB[1:])
+        candidate.reshape(len(CANDIDATE), batch)[:] = [target[part] for part in ("item", "artist", "album")]
+        return HistoryBatch(
+            JaggedFeatures(KEYS, values_V, self._kept(np.concatenate([[0], np.cumsum(lengths_FB)]))),
+            self._kept(offsets_B1),
+            actions_T,
+            times_T,
+            self._kept(_query_times(offsets_B1, room.times_T, target_times_B)),
+            self._kept(((kinds_B & LISTEN_PLUS) > 0).astype(np.float32)),
+        )
+
+    def _checked(self, positions_B: Words) -> Words:
+        positions_B = np.asarray(positions_B)
+        if positions_B.ndim != 1 or positions_B.dtype.kind not in "iu":
+            raise ValueError(f"anchors are a row of integers, not {positions_B.dtype} of shape {positions_B.shape}")
+        outside = (positions_B < 0) | (positions_B >= self.store.events)
+        if outside.any():
+            raise DataError(
+                f"anchor {int(positions_B[outside][0])} is not the position of an event; there are "
+                f"{self.store.events:,}",
+                where={"store": self.store.folder},
+                fix="anchors must be of this very store: find them again",
+            )
+        return np.ascontiguousarray(positions_B, np.int64)
+
+    def _scans(self, positions_B: Words) -> tuple[Words, Words]:
+        """The users of the anchors, and the first event to look at for each."""
+        users_B = self.store.users_by_position(positions_B)
+        first_B = self.store.user_first_U1[users_B].astype(np.int64)
+        if ((first_B < 0) | (first_B > positions_B)).any():
+            raise _damaged(self.store, "its users are out of order")
+        return users_B, np.maximum(first_B, positions_B - self.config.scan)
+
+    def _target(
+        self, positions_B: Words, users_B: Words, kinds_B: NDArray[np.uint8], times_B: Words
+    ) -> dict[str, Words]:
+        """What the crosses are made of, by the names schema.py gives it."""
+        item_B = self.store.items_E[positions_B].astype(np.int64)
+        if ((item_B < 0) | (item_B >= self.store.items)).any():
+            raise unknown_item(self.store)
+        artist_B, album_B = self.store.catalogue_I2[item_B].T.astype(np.int64)
+        if max(artist_B.max(initial=0), album_B.max(initial=0)) > MOST_ID:
+            raise large_id(self.store)
+        return {
+            "uid": self.store.user_ids_U[users_B].astype(np.int64),
+            "item": item_B,
+            "artist": artist_B,
+            "album": album_B,
+            "hour": times_B // HOUR_S % DAY_HOURS,
+            "organic": ((kinds_B & ORGANIC) > 0).astype(np.int64),
+        }
+
+    def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(count, dtype=dtype, pin_memory=self.pin)
+
+    def _kept(self, array: NDArray[Any]) -> Tensor:
+        """A small array as a tensor of the batch."""
+        kept = self._empty(len(array), torch.from_numpy(array).dtype)
+        kept.numpy()[:] = array
+        return kept
+
+
+def crosses(target: dict[str, Words], out_CB: NDArray[np.int32]) -> None:
+    """The cross features, in the order of schema.py; those of as many words are hashed in one go."""
+    parts, rows_C = [parts for parts, _ in CROSSES.values()], np.array([rows for _, rows in CROSSES.values()])
+    for words in sorted({len(names) for names in parts}):
+        which = [place for place, names in enumerate(parts) if len(names) == words]
+        keys = [np.stack([target[parts[place][word]] for place in which]) for word in range(words)]
+        out_CB[which] = xxh64(keys) % rows_C[which, None].astype(np.uint64)
+
+
+def _query_times(offsets_B1: Words, times_T: Words, target_times_B: Words) -> Words:
+    """The time of the last event of each history; the target's own where there is none."""
+    times_B = target_times_B.copy()
+    some_B = offsets_B1[1:] > offsets_B1[:-1]
+    times_B[some_B] = times_T[offsets_B1[1:][some_B] - 1]
+    return times_B
+
+
+def _check(store: EventStore) -> None:
+    """What gathering relies on and would otherwise read past the end of a column for."""
+    columns = [store.items_E, store.times_E, *([] if store.packed_kinds_E is None else [store.packed_kinds_E])]
+    if any(len(column) != store.events for column in (*columns, *(store.flags or ()))):
+        raise _damaged(store, "its columns differ in length")
+    first = store.user_first_U1
+    if len(first) != store.users + 1 or first[0] != 0 or first[-1] != store.events:
+        raise _damaged(store, "its users do not cover its events")
+    if max(store.items - 1, int(store.user_ids_U.max(initial=0))) > MOST_ID:
+        raise _damaged(store, f"it has a user or item id above {MOST_ID:,}")
+
+
+def _damaged(store: EventStore, how: str) -> DataError:
+    return DataError(
+        f"this store cannot be read: {how}", where={"store": store.folder}, fix="prepare it again, or open another"
+    )

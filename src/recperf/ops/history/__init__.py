@@ -1,0 +1,29 @@
+"""Which events make a sample's history, and what they hold: `reference` (numpy, anywhere) and `native` (C).
+
+implementation, why = choose("auto")
+offsets_B1, places_T = implementation.pick(store, begin_B, positions_B, rule)
+implementation.fill(store, begin_B, offsets_B1, places_T, room)
+
+A place is a distance from the first event that is looked through, which `begin_B` gives for each sample.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Literal
+
+import torch
+
+from .. import choice
+from .rule import Room, Rule
+
+Name = Literal["auto", "reference", "native"]
+
+__all__ = ["Name", "Room", "Rule", "choose"]
+
+
+def choose(name: Name) -> tuple[ModuleType, str]:
+    """The implementation and why; an explicit wish that cannot be met is an error."""
+    fix = "gather with reference"
+    place = torch.device("cpu")
+    return choice.choose(__name__, name, place, what="gathering of histories", subject="the events", fix=fix)

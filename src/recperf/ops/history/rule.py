@@ -1,0 +1,56 @@
+"""What every implementation is given, and the errors they share.
+
+Shapes: T events of history in a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...data.yambda.store import EventStore
+from ...errors import DataError
+
+MOST_ID = (1 << 31) - 1
+"""Batches hold ids as int32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A history is the last `cap` events of each pool, merged in their order; of these the newest `most`."""
+
+    pools: tuple[int, ...]
+    """Up to three; an event is in a pool when its kind has one of the pool's bits."""
+    cap: int
+    most: int
+
+    @property
+    def longest(self) -> int:
+        """Events that can be picked before the cut to `most`."""
+        return self.cap * len(self.pools)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Room:
+    """Where the events of a batch's histories are written."""
+
+    items_T: NDArray[np.int32]
+    artists_T: NDArray[np.int32]
+    albums_T: NDArray[np.int32]
+    actions_T: NDArray[np.uint8]
+    times_T: NDArray[np.int64]
+
+
+def unknown_item(store: EventStore) -> DataError:
+    return _damaged(store, f"an event has an item outside the catalogue of {store.items:,} items")
+
+
+def large_id(store: EventStore) -> DataError:
+    return _damaged(store, f"the catalogue has an artist or album id above {MOST_ID:,}")
+
+
+def _damaged(store: EventStore, what: str) -> DataError:
+    fix = f"recperf data check {store.name}; if it is damaged, prepare it again"
+    return DataError(what, where={"store": store.folder}, fix=fix)
