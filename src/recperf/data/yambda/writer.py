@@ -1,49 +1,64 @@
 """Writing an event store so that it can be stopped at any moment and is never seen half done.
 
-Columns grow in a folder beside the final one. A commit syncs them and then notes in a journal how long they are and
-where the source was; whoever goes on cuts the columns to those lengths and starts there. The last act is a rename.
+Columns grow in a folder beside the final one. A commit syncs them and then notes in a journal how long they are, what
+was counted in them and where the source was; whoever goes on cuts the columns to those lengths and starts there. The
+last act is a rename. Counts and digests are taken from what is written as it passes: reading billions of events back
+would take minutes, and mapped pages would count as this process's memory.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
+from ...errors import DataError, MachineError
 from ...files import alone, sync_folder, write_json, writing
 from .schema import EVENT_TYPES, LIKE, LISTEN_PLUS, SKIP, TYPE_SHIFT
 from .store import (
     CATALOGUE,
     COLUMNS,
+    DIGEST_BLOCK,
     EVENT_COLUMNS,
     FORMAT,
     MANIFEST,
     USER_COLUMNS,
     VERSION,
-    block_digests,
     content_digest,
     file_of,
-    map_file,
+    read_manifest,
     seal_of,
 )
 
 JOURNAL = "journal.json"
-_STRIDE = 1 << 22
-_START: dict[str, Any] = {"events": 0, "users": 0, "last_user": -1, "bookmark": None}
+_GROWING = (*EVENT_COLUMNS, *USER_COLUMNS)
+_START: dict[str, Any] = {
+    "events": 0,
+    "users": 0,
+    "last_user": -1,
+    "first_time": 1 << 32,
+    "last_time": -1,
+    "largest_item": -1,
+    "by_kind": [0] * 256,
+    "blocks": {name: [] for name in _GROWING},
+    "bookmark": None,
+}
 
 
 class StoreWriter:
     """A store being written. `identity` names the source: a journal of another source is not gone on with.
 
     `bookmark` is what the last commit was given, or None at the start: where the source is to be read from.
+    `anew` says that something begun from another source was thrown away.
     """
 
     def __init__(self, folder: Path, *, identity: dict[str, Any], again: str = "the same command") -> None:
@@ -51,9 +66,10 @@ class StoreWriter:
         self.draft = self.folder.with_name(self.folder.name + ".building")
         self.identity = json.loads(json.dumps(identity))
         self.again = f"{again} goes on where it stopped"
+        self.anew = False
         self._open = ExitStack()
-        self._files: dict[str, IO[bytes]] = {}
-        self._state = dict(_START)
+        self._columns: dict[str, _Column] = {}
+        self._state = deepcopy(_START)
 
     @property
     def bookmark(self) -> Any:
@@ -63,26 +79,28 @@ class StoreWriter:
     def events(self) -> int:
         return int(self._state["events"])
 
+    @property
+    def last_user(self) -> int:
+        """The user of the last event, -1 before the first."""
+        return int(self._state["last_user"])
+
     def __enter__(self) -> StoreWriter:
-        if (self.folder / MANIFEST).exists():
-            raise DataError(
-                "there is a store already", where={"folder": self.folder}, fix="choose another with --store"
-            )
+        self._require_no_other()
         with self._open:
             self._open.enter_context(alone(self.draft, what="preparing this store", again=self.again))
+            # Whoever held the lock a moment ago may have finished the store since.
+            self._require_no_other()
             self._go_on()
-            for name in (*EVENT_COLUMNS, *USER_COLUMNS):
-                self._files[name] = self._grown(name)
+            with writing(self.draft, fix=self.again):
+                for name in _GROWING:
+                    rows = self._state["events"] if name in EVENT_COLUMNS else self._state["users"]
+                    column = _Column(self.draft, name, rows, self._state["blocks"][name])
+                    self._open.callback(column.close)
+                    self._columns[name] = column
             self._open = self._open.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        for file in self._files.values():
-            try:
-                file.close()
-            except OSError:
-                # What could not be written lies beyond what the journal counts; the reason was raised already.
-                continue
         self._open.close()
 
     def append(
@@ -97,99 +115,103 @@ class StoreWriter:
         """Events in the order of the store: users ascending, a user's events by time."""
         if not len(uids):
             return
-        new = np.flatnonzero(np.diff(uids.astype(np.int64), prepend=self._state["last_user"]))
+        new = np.flatnonzero(uids[1:] != uids[:-1]) + 1
+        if int(uids[0]) != self.last_user:
+            new = np.concatenate([[0], new])
         starting = uids[new].astype(np.int64)
-        if len(starting) and (starting[0] <= self._state["last_user"] or (np.diff(starting) <= 0).any()):
+        if len(starting) and (starting[0] <= self.last_user or (np.diff(starting) <= 0).any()):
             raise ValueError("users must come in ascending order, each once")
         arrays = {"items": items, "times": times, "kinds": kinds, "ratios": ratios}
+        arrays |= {"user_ids": starting, "user_first": new + self.events}
         for name, array in arrays.items():
-            self._write(name, array)
-        self._write("user_ids", starting)
-        self._write("user_first", new + self._state["events"])
-        self._state["events"] += len(uids)
-        self._state["users"] += len(starting)
-        self._state["last_user"] = int(uids[-1])
+            with writing(file_of(self.draft, name), fix=self.again):
+                self._columns[name].write(array)
+        state = self._state
+        state["events"] += len(uids)
+        state["users"] += len(starting)
+        state["last_user"] = int(uids[-1])
+        state["first_time"] = min(state["first_time"], int(times.min()))
+        state["last_time"] = max(state["last_time"], int(times.max()))
+        state["largest_item"] = max(state["largest_item"], int(items.max()))
+        state["by_kind"] = (np.bincount(kinds, minlength=256) + state["by_kind"]).tolist()
 
     def commit(self, bookmark: Any) -> None:
         """Everything appended is safe after this."""
-        for name, file in self._files.items():
+        for name, column in self._columns.items():
             with writing(file_of(self.draft, name), fix=self.again):
-                file.flush()
-                os.fsync(file.fileno())
+                column.sync()
+            self._state["blocks"][name] = list(column.blocks)
         self._state["bookmark"] = bookmark
-        write_json(self.draft / JOURNAL, {"identity": self.identity, **self._state})
+        self._note(JOURNAL, {"version": VERSION, "identity": self.identity, **self._state})
 
     def finish(self, catalogue_I2: NDArray[np.uint32], facts: dict[str, Any]) -> Path:
-        """Close the columns, take their digests from the disk, and give the store its name."""
+        """Close the columns and give the store its name."""
         if not self.events:
             raise DataError("there is no event to train on", where={"folder": self.folder}, fix="check the source")
+        if self._state["largest_item"] >= len(catalogue_I2):
+            raise DataError(
+                f"an event has item {self._state['largest_item']:,}; the catalogue ends at {len(catalogue_I2) - 1:,}",
+                where={"folder": self.draft},
+                fix="the catalogue must hold every item that has events",
+            )
         # The journal's lengths are still those of the last commit: killed from here on, this part is done again.
-        with writing(file_of(self.draft, "user_first"), fix=self.again):
-            self._files["user_first"].write(np.array([self.events], COLUMNS["user_first"]).tobytes())
-            for file in self._files.values():
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-            self._files = {}
-            with file_of(self.draft, CATALOGUE).open("wb") as file:
-                file.write(np.ascontiguousarray(catalogue_I2, COLUMNS[CATALOGUE]).tobytes())
-                file.flush()
-                os.fsync(file.fileno())
+        with writing(self.draft, fix=self.again):
+            self._columns["user_first"].write(np.array([self.events]))
+            self._columns[CATALOGUE] = _Column(self.draft, CATALOGUE, 0, [])
+            self._open.callback(self._columns[CATALOGUE].close)
+            self._columns[CATALOGUE].write(catalogue_I2)
+            for column in self._columns.values():
+                column.sync()
         manifest = self._described(len(catalogue_I2), facts)
-        write_json(self.draft / MANIFEST, manifest | {"seal": seal_of(manifest)})
+        self._note(MANIFEST, manifest | {"seal": seal_of(manifest)})
         with writing(self.folder, fix=self.again):
             os.rename(self.draft, self.folder)
             sync_folder(self.folder.parent)
-            for name in (JOURNAL, "lock"):
-                (self.folder / name).unlink(missing_ok=True)
+            _tidy(self.folder)
         return self.folder
+
+    def _require_no_other(self) -> None:
+        """A rename onto something else would fail at the very end."""
+        if (self.folder / MANIFEST).exists():
+            raise DataError(
+                "there is a store already", where={"folder": self.folder}, fix="choose another with --store"
+            )
+        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise DataError(
+                "there is something else where the store is to be",
+                where={"folder": self.folder},
+                fix="choose another with --store, or remove it",
+            )
 
     def _go_on(self) -> None:
         """Take up the journal of the same source, or begin anew."""
         (self.draft / MANIFEST).unlink(missing_ok=True)
         try:
             journal = json.loads((self.draft / JOURNAL).read_bytes())
-            if journal.pop("identity") == self.identity and journal.keys() == _START.keys():
+            same = journal.pop("version") == VERSION and journal.pop("identity") == self.identity
+            if same and journal.keys() == _START.keys():
                 self._state = journal
                 return
+            self.anew = True
         except (OSError, ValueError, AttributeError, KeyError):
             pass
         for path in self.draft.iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _grown(self, name: str) -> IO[bytes]:
-        path = file_of(self.draft, name)
-        rows = self._state["events"] if name in EVENT_COLUMNS else self._state["users"]
-        kept = rows * np.dtype(COLUMNS[name]).itemsize
-        with writing(path, fix=self.again):
-            file = path.open("ab")
-            if file.tell() < kept:
-                file.close()
-                raise DataError(
-                    f"{path.name} is shorter than its journal says",
-                    where={"file": path},
-                    fix=f"remove {self.draft} and begin again",
-                )
-            file.truncate(kept)
-        return file
-
-    def _write(self, name: str, array: NDArray[Any]) -> None:
-        with writing(file_of(self.draft, name), fix=self.again):
-            self._files[name].write(np.ascontiguousarray(array, COLUMNS[name]).tobytes())
+    def _note(self, name: str, value: dict[str, Any]) -> None:
+        try:
+            write_json(self.draft / name, value)
+        except MachineError as error:
+            # Its usual advice is about run folders.
+            raise MachineError(error.what, where=dict(error.where), fix=f"check the disk; {self.again}") from error
 
     def _described(self, items: int, facts: dict[str, Any]) -> dict[str, Any]:
-        counts = self._counts()
-        if counts["largest_item"] >= items:
-            raise DataError(
-                f"an event has item {counts['largest_item']:,}; the catalogue ends at {items - 1:,}",
-                where={"folder": self.draft},
-                fix="the catalogue must hold every item that has events",
-            )
-        columns = {}
-        for name in COLUMNS:
-            path = file_of(self.draft, name)
-            columns[name] = {"bytes": path.stat().st_size, "dtype": COLUMNS[name], "blocks": [*block_digests(path)]}
+        by_kind, kinds = np.array(self._state["by_kind"]), np.arange(256)
+        columns = {
+            name: {"bytes": column.length, "dtype": COLUMNS[name], "blocks": column.all_blocks()}
+            for name, column in sorted(self._columns.items())
+        }
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -198,28 +220,7 @@ class StoreWriter:
             "events": self.events,
             "users": self._state["users"],
             "items": items,
-            **counts,
-            "columns": columns,
-            "digest": content_digest(columns),
-        }
-
-    def _counts(self) -> dict[str, Any]:
-        """What is in the columns, read back from the disk in bounded memory."""
-        events = self.events
-        mapped = {name: map_file(file_of(self.draft, name), kind) for name, kind in EVENT_COLUMNS.items()}
-        by_kind = np.zeros(256, np.int64)
-        first, last, largest = 1 << 63, -1, -1
-        for start in range(0, events, _STRIDE):
-            part = slice(start, min(events, start + _STRIDE))
-            by_kind += np.bincount(mapped["kinds"][part], minlength=256)
-            first = min(first, int(mapped["times"][part].min()))
-            last = max(last, int(mapped["times"][part].max()))
-            largest = max(largest, int(mapped["items"][part].max()))
-        kinds = np.arange(256)
-        return {
-            "first_time": first,
-            "last_time": last,
-            "largest_item": largest,
+            **{name: self._state[name] for name in ("first_time", "last_time", "largest_item")},
             "by_type": {
                 name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)
             },
@@ -227,4 +228,83 @@ class StoreWriter:
                 name: int(by_kind[(kinds & bit) > 0].sum())
                 for name, bit in (("listen_plus", LISTEN_PLUS), ("like", LIKE), ("skip", SKIP))
             },
+            "columns": columns,
+            "digest": content_digest(columns),
         }
+
+
+class _Column:
+    """The file of a column, and the digests of its blocks as they fill."""
+
+    def __init__(self, folder: Path, name: str, rows: int, blocks: list[str]) -> None:
+        self.path, self.kind = file_of(folder, name), np.dtype(COLUMNS[name])
+        self.blocks = list(blocks)
+        self.length = len(blocks) * DIGEST_BLOCK
+        self._hash = hashlib.sha256()
+        kept = rows * self.kind.itemsize
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if os.fstat(self._file).st_size < kept or self.length > kept:
+                raise DataError(
+                    f"{self.path.name} is shorter than its journal says",
+                    where={"file": self.path},
+                    fix=f"remove {folder} and begin again",
+                )
+            os.ftruncate(self._file, kept)
+            os.lseek(self._file, self.length, os.SEEK_SET)
+            while self.length < kept:
+                self._count(memoryview(os.read(self._file, 1 << 20)))
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, array: NDArray[Any]) -> None:
+        content = np.ascontiguousarray(array, self.kind).reshape(-1).view(np.uint8).data
+        # A disk that is about to be full takes a part and says so only the next time.
+        rest = content
+        while len(rest):
+            rest = rest[os.write(self._file, rest) :]
+        self._count(content)
+
+    def sync(self) -> None:
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def all_blocks(self) -> list[str]:
+        """Digests of all blocks, the unfilled last one included."""
+        return self.blocks + ([self._hash.hexdigest()] if self.length % DIGEST_BLOCK else [])
+
+    def _count(self, content: memoryview) -> None:
+        while len(content):
+            part = content[: DIGEST_BLOCK - self.length % DIGEST_BLOCK]
+            self._hash.update(part)
+            self.length += len(part)
+            if self.length % DIGEST_BLOCK == 0:
+                self.blocks.append(self._hash.hexdigest())
+                self._hash = hashlib.sha256()
+            content = content[len(part) :]
+
+
+def finished(folder: Path, identity: dict[str, Any]) -> bool:
+    """Whether the store of this source is there already; a store of another source in its place is an error."""
+    folder = folder.expanduser()
+    if not (folder / MANIFEST).is_file():
+        return False
+    if read_manifest(folder)["identity"] != json.loads(json.dumps(identity)):
+        raise DataError(
+            "there is a store here already, of another source",
+            where={"folder": folder},
+            fix="choose another with --store, or remove it",
+        )
+    with writing(folder):
+        _tidy(folder)
+    return True
+
+
+def _tidy(folder: Path) -> None:
+    for name in (JOURNAL, "lock"):
+        (folder / name).unlink(missing_ok=True)
