@@ -1,0 +1,242 @@
+"""Building the index of windows: one pass over the events, in bounded memory, kept on disk.
+
+Shapes: E events, U users, W windows, R rows of the index, S stretches of a chunk.
+
+Events lie user after user, each user's in the order of time, so that a user's events of one window are one stretch. The
+index has one row for every stretch that holds an anchor. The pass finds rows user by user; a counting sort by window
+then puts them where they belong.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ConfigError, DataError
+from ...files import write_json, writing
+from .schema import LISTENS
+from .store import EventStore, seal_of
+
+FORMAT, VERSION = "recperf-windows", 1
+MANIFEST = "index.json"
+OFFSETS = "offsets"
+ROW_COLUMNS = {"users": "<u4", "first": "<i8", "events": "<u4", "anchors": "<u4"}
+COLUMNS = {OFFSETS: "<i8", **ROW_COLUMNS}
+MOST_WINDOWS = 1 << 26
+
+_ROW = np.dtype([("window", "<u4"), *ROW_COLUMNS.items()])
+_DRAFT = "rows"
+_CHUNK = 1 << 20
+_STEPS = 32
+_FIX = "the index is built again at the next start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Users that have anchors, where those begin and end, and what follows from it."""
+
+    users: NDArray[np.int64]
+    start: NDArray[np.int64]
+    """Position of a user's first anchor."""
+    stop: NDArray[np.int64]
+    """One more than the position of its last."""
+    t_min: int
+    t_max: int
+
+    def windows(self, seconds: int) -> int:
+        return -(-(self.t_max - self.t_min + 1) // seconds)
+
+
+def is_listen(store: EventStore, which: slice | NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.asarray((store.kinds(which) & np.uint8(LISTENS)) != 0)
+
+
+def anchor_chunks(store: EventStore, min_history: int, chunk: int = _CHUNK) -> Iterator[NDArray[np.int64]]:
+    """Positions of all anchors, ascending, a bounded number at a time."""
+    first_U, next_U = store.user_first_U1[:-1], store.user_first_U1[1:]
+    edges = np.stack([first_U, np.minimum(first_U + min_history, next_U)], axis=1).reshape(-1)
+    for begin in range(0, store.events, chunk):
+        end = min(store.events, begin + chunk)
+        low, high = np.searchsorted(edges, [begin, end], side="right")
+        inside = np.concatenate([[begin], edges[low:high], [end]])
+        # Between edges users' first events, which cannot be anchors, take turns with the rest.
+        late = np.repeat(np.arange(low, high + 1) % 2 == 0, np.diff(inside))
+        yield np.flatnonzero(late & is_listen(store, slice(begin, end))) + begin
+
+
+def spans(store: EventStore, min_history: int) -> Span:
+    """Where each user's anchors begin and end, by looking at few events of each user."""
+    low_U, high_U = store.user_first_U1[:-1] + min_history, store.user_first_U1[1:]
+    start_U = _outermost(store, low_U, high_U, 1)
+    users = np.flatnonzero(start_U >= 0)
+    if not len(users):
+        longest = int(np.diff(store.user_first_U1).max(initial=0))
+        raise DataError(
+            f"no listen has {min_history:,} events of its user before it; the longest user has {longest:,} events",
+            where={"store": store.folder},
+            fix="lower window.min_history, or take a larger dataset",
+        )
+    start = start_U[users]
+    last = _outermost(store, low_U[users], high_U[users], -1)
+    t_min, t_max = int(store.times_E[start].min()), int(store.times_E[last].max())
+    return Span(users=users, start=start, stop=last + 1, t_min=t_min, t_max=t_max)
+
+
+def _outermost(store: EventStore, low_U: NDArray[np.int64], high_U: NDArray[np.int64], step: int) -> NDArray[np.int64]:
+    """The first (step 1) or last (step -1) listen of every user between low and high; -1 where there is none."""
+    found_U = np.full(len(low_U), -1, np.int64)
+    place_U = (low_U if step > 0 else high_U - 1).copy()
+    left = np.flatnonzero(low_U < high_U)
+    # Nearly every event is a listen: a few steps, each for all users at once, leave hardly anybody.
+    for _ in range(_STEPS):
+        hit = is_listen(store, place_U[left])
+        found_U[left[hit]] = place_U[left[hit]]
+        left = left[~hit]
+        place_U[left] += step
+        left = left[(low_U[left] <= place_U[left]) & (place_U[left] < high_U[left])]
+        if not len(left):
+            return found_U
+    for user in left.tolist():
+        found_U[user] = _scan(store, int(low_U[user]), int(high_U[user]), step)
+    return found_U
+
+
+def _scan(store: EventStore, low: int, high: int, step: int) -> int:
+    blocks = range(low, high, _CHUNK)
+    for begin in blocks if step > 0 else reversed(blocks):
+        hits = np.flatnonzero(is_listen(store, slice(begin, min(high, begin + _CHUNK))))
+        if len(hits):
+            return begin + int(hits[0] if step > 0 else hits[-1])
+    return -1
+
+
+def rows_by_user(store: EventStore, span: Span, seconds: int, chunk: int = _CHUNK) -> Iterator[NDArray[Any]]:
+    """Rows of the index, users ascending and windows ascending in each."""
+    begin, end = int(span.start[0]), int(span.stop[-1])
+    held = np.empty(0, _ROW)
+    for position in range(begin, end, chunk):
+        rows = np.concatenate([held, _stretches(store, span, seconds, position, min(end, position + chunk))])
+        rows = _joined(rows, len(held))
+        same = rows["users"][1:] == rows["users"][:-1]
+        if (same & (rows["window"][1:] <= rows["window"][:-1])).any():
+            raise DataError(
+                "events of a user are not in the order of time",
+                where={"store": store.folder},
+                fix="recperf data check names the place; prepare the data again",
+            )
+        # The last stretch may go on in the next chunk.
+        held, rows = rows[-1:], rows[:-1]
+        yield rows[rows["anchors"] > 0]
+    yield held[held["anchors"] > 0]
+
+
+def _stretches(store: EventStore, span: Span, seconds: int, begin: int, end: int) -> NDArray[Any]:
+    """Stretches of one user and one window between two positions."""
+    around = slice(np.searchsorted(span.stop, begin, side="right"), np.searchsorted(span.start, end))
+    start, stop = span.start[around], span.stop[around]
+    if not len(start):
+        return np.empty(0, _ROW)
+    window_C = _windows_of(store.times_E[begin:end], span, seconds)
+    changes = np.flatnonzero(window_C[1:] != window_C[:-1]) + 1
+    ends = stop[stop < end] - begin
+    edges_S = np.unique(np.concatenate([[0], changes, np.maximum(start - begin, 0), ends]))
+    owner_S = np.searchsorted(start, edges_S + begin, side="right") - 1
+    inside_S = (owner_S >= 0) & (edges_S + begin < stop[owner_S])
+    rows = np.empty(len(edges_S), _ROW)
+    rows["window"] = window_C[edges_S]
+    rows["users"] = span.users[around][owner_S]
+    rows["first"] = edges_S + begin
+    rows["events"] = np.diff(edges_S, append=end - begin)
+    listens_C = is_listen(store, slice(begin, end)).view(np.uint8)
+    rows["anchors"] = np.add.reduceat(listens_C, edges_S, dtype=np.uint32)
+    return rows[inside_S]
+
+
+def _windows_of(times_C: NDArray[Any], span: Span, seconds: int) -> NDArray[Any]:
+    if span.windows(seconds) == 1:
+        return np.zeros(len(times_C), np.uint32)
+    # Times outside of the span wrap around here; their stretches belong to nobody and are dropped.
+    kind = times_C.dtype.type
+    return np.asarray((times_C - kind(span.t_min)) // kind(seconds))
+
+
+def _joined(rows: NDArray[Any], held: int) -> NDArray[Any]:
+    """Rows with the held one joined to the first where both are the same stretch."""
+    if not held or len(rows) < 2 or rows["users"][0] != rows["users"][1] or rows["window"][0] != rows["window"][1]:
+        return rows
+    rows["first"][1] = rows["first"][0]
+    for name in ("events", "anchors"):
+        rows[name][1] += rows[name][0]
+    return rows[1:]
+
+
+def build(store: EventStore, folder: Path, facts: dict[str, Any], chunk: int = _CHUNK) -> None:
+    """Write the index of a store into an empty folder; `facts` go into its manifest."""
+    seconds, span = facts["seconds"], spans(store, facts["min_history"])
+    windows = span.windows(seconds)
+    if windows > MOST_WINDOWS:
+        raise ConfigError(
+            f"window.seconds is {seconds:,}, which makes {windows:,} windows; at most {MOST_WINDOWS:,} are possible",
+            where={"field": "window.seconds"},
+            fix="choose a longer window",
+        )
+    count_W, anchors = np.zeros(windows, np.int64), 0
+    draft = folder / _DRAFT
+    with writing(draft, fix=_FIX), draft.open("wb") as file:
+        for rows in rows_by_user(store, span, seconds, chunk):
+            np.add.at(count_W, rows["window"], 1)
+            anchors += int(rows["anchors"].sum(dtype=np.int64))
+            file.write(rows.tobytes())
+    offsets_W1 = np.concatenate([[0], np.cumsum(count_W)])
+    with writing(folder, fix=_FIX):
+        _scatter(draft, folder, offsets_W1, chunk)
+        draft.unlink()
+    manifest = {
+        **facts,
+        "t_min": span.t_min,
+        "t_max": span.t_max,
+        "windows": windows,
+        "rows": int(offsets_W1[-1]),
+        "anchors": anchors,
+        "columns": {name: (folder / name).stat().st_size for name in COLUMNS},
+    }
+    write_json(folder / MANIFEST, manifest | {"seal": seal_of(manifest)})
+
+
+def _scatter(draft: Path, folder: Path, offsets_W1: NDArray[np.int64], chunk: int) -> None:
+    """The counting sort: rows in the order they were found to columns grouped by window."""
+    rows_R, next_W = int(offsets_W1[-1]), offsets_W1[:-1].copy()
+    key = np.uint16 if len(next_W) <= 1 << 16 else np.uint32
+    columns = {name: _mapped(folder / name, kind, rows_R) for name, kind in ROW_COLUMNS.items()}
+    with draft.open("rb") as file:
+        while len(rows := np.frombuffer(file.read(chunk * _ROW.itemsize), _ROW)):
+            # numpy sorts 16-bit keys by radix, which makes this a fraction of the pass.
+            order = np.argsort(rows["window"].astype(key), kind="stable")
+            window = rows["window"][order]
+            begins = np.flatnonzero(np.diff(window, prepend=np.uint32(window[0] + 1)))
+            lengths = np.diff(begins, append=len(window))
+            target = np.arange(len(window)) + np.repeat(next_W[window[begins]] - begins, lengths)
+            next_W[window[begins]] += lengths
+            for name, column in columns.items():
+                column[target] = rows[name][order]
+    offsets = _mapped(folder / OFFSETS, COLUMNS[OFFSETS], len(offsets_W1))
+    offsets[:] = offsets_W1
+    del columns, offsets
+    for name in COLUMNS:
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _mapped(path: Path, kind: str, length: int) -> NDArray[Any]:
+    bytes_ = length * np.dtype(kind).itemsize
+    with path.open("w+b") as file:
+        # Space is taken at once: on a full disk, writing to a mapped hole would end the process without a word.
+        os.posix_fallocate(file.fileno(), 0, bytes_)
+        return np.frombuffer(mmap.mmap(file.fileno(), bytes_), kind)

@@ -1,0 +1,298 @@
+"""Windows of time over an event store: which anchors each has, looked up without reading the timeline.
+
+Shapes: U users, W windows, R rows of the index, N positions.
+
+An anchor is a listen with at least `min_history` events of its user before it. Window w holds the anchors from
+t_min + w * seconds on, where t_min is the time of the earliest anchor. The index (window_build.py) has one row for
+every user and window with an anchor: where the user's events of that window begin, how many there are, how many are
+anchors.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ConfigError, DataError, MachineError
+from ...files import require_writable, sync_folder, writing
+from ...places import home
+from .config import WindowConfig
+from .store import EventStore, map_file, seal_of
+from .window_build import COLUMNS, FORMAT, MANIFEST, OFFSETS, VERSION, anchor_chunks, build, is_listen
+
+Users = Literal["all", "train", "held-out"]
+
+_BLOCK = 1 << 18
+"""Events looked at in one call: no call keeps other threads waiting for long."""
+_STRIDE = 1 << 22
+_GOLDEN = 0x9E3779B97F4A7C15
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+
+
+def unit(uids: NDArray[Any], salt: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for each user: the top 53 bits of splitmix64's finaliser of id + increment + salt."""
+    words = np.asarray(uids).astype(np.int64).view(np.uint64) + np.uint64((_GOLDEN + salt) % (1 << 64))
+    for shift, factor in _ROUNDS:
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+    words ^= words >> np.uint64(31)
+    return (words >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+
+
+def train_user(uids: NDArray[Any], share: float, salt: int) -> NDArray[np.bool_]:
+    """Whether each user trains; the others are held out."""
+    return unit(uids, salt) < share
+
+
+def shuffled(positions_N: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.int64]:
+    """Positions shuffled inside consecutive blocks of that fraction of them, by numpy's PCG64.
+
+    The stream of `default_rng` is numpy's to change between versions; a test pins what these give.
+    """
+    count = len(positions_N)
+    block = count if fraction >= 1 else round(fraction * count)
+    if block < 2:
+        return positions_N
+    draw, result = np.random.default_rng(seed), positions_N.copy()
+    for start in range(0, count, block):
+        draw.shuffle(result[start : start + block])
+    return result
+
+
+def refuse_overlap(train: range, holdout: range) -> None:
+    """Refuse hold-out windows that are trained on as well."""
+    first = max(train.start, holdout.start)
+    if first < min(train.stop, holdout.stop):
+        raise ConfigError(
+            f"hold-out windows {holdout.start} to {holdout.stop - 1} are trained on: training takes windows "
+            f"{train.start} to {train.stop - 1} (first shared: {first})",
+            fix="hold out later windows, train on fewer, or hold out users with window.train_share",
+        )
+
+
+def all_anchors(store: EventStore, min_history: int) -> NDArray[np.int64]:
+    """Positions of all anchors, ascending; `anchor_chunks` of window_build.py gives them piece by piece."""
+    return np.concatenate([*anchor_chunks(store, min_history)])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WindowIndex:
+    """From a window to its anchors."""
+
+    store: EventStore
+    config: WindowConfig
+    folder: Path
+    """Where the index is kept."""
+    windows: int
+    t_min: int
+    """Time of the earliest anchor."""
+    t_max: int
+    """Time of the latest."""
+    offsets_W1: NDArray[np.int64]
+    """First row of each window."""
+    users_R: NDArray[np.uint32]
+    """Places of users in the store, ascending in a window."""
+    first_R: NDArray[np.int64]
+    events_R: NDArray[np.uint32]
+    anchors_R: NDArray[np.uint32]
+    _counted: dict[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def open(store: EventStore, config: WindowConfig, *, cache: Path | None = None) -> WindowIndex:
+        """The index of a store, built when there is none that fits.
+
+        It is kept in `cache`; else beside the columns of the store, or in the user's cache folder where the store
+        cannot be written or is another program's.
+        """
+        facts = {
+            "format": FORMAT,
+            "version": VERSION,
+            "store": store.digest,
+            "seconds": config.seconds,
+            "min_history": config.min_history,
+        }
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+        own = [store.folder / "windows"] if store.layout == "packed" else []
+        places = [cache.expanduser()] if cache is not None else [*own, home() / "windows"]
+        for place in places:
+            if (found := _read(place / key, store, config, facts)) is not None:
+                return found
+        place = _first_writable(places)
+        with _turn(place / f"{key}.lock"):
+            if (found := _read(place / key, store, config, facts)) is None:
+                _write(place / key, store, facts)
+                found = _read(place / key, store, config, facts)
+        if found is None:
+            raise MachineError(
+                "the index of windows cannot be read back after it was written",
+                where={"folder": place / key},
+                fix="check the disk",
+            )
+        return found
+
+    @cached_property
+    def trains_U(self) -> NDArray[np.bool_]:
+        """Whether each user of the store trains."""
+        return train_user(self.store.user_ids_U, self.config.train_share, self.config.split_salt)
+
+    def counts(self, users: Users = "all") -> NDArray[np.int64]:
+        """Anchors of every window."""
+        if users not in self._counted:
+            counted_W = self._count(users)
+            counted_W.setflags(write=False)
+            self._counted[users] = counted_W
+        return self._counted[users]
+
+    def anchors(self, window: int, users: Users = "all") -> NDArray[np.int64]:
+        """Positions of a window's anchors, ascending: user by user, each user's by time."""
+        rows = self._rows(window, users)
+        first, events = self.first_R[rows], self.events_R[rows].astype(np.int64)
+        expected, ends = int(self.anchors_R[rows].sum(dtype=np.int64)), np.cumsum(events)
+        if len(first) and (first.min() < 0 or int((first + events).max()) > self.store.events):
+            raise self._damaged()
+        positions, done, begin = np.empty(expected, np.int64), 0, 0
+        while begin < len(first):
+            base = int(ends[begin - 1]) if begin else 0
+            stop = max(begin + 1, int(np.searchsorted(ends, base + _BLOCK, side="right")))
+            inside = np.repeat(first[begin:stop] - ends[begin:stop] + events[begin:stop] + base, events[begin:stop])
+            inside += np.arange(len(inside))
+            found = inside[is_listen(self.store, inside)]
+            if done + len(found) > expected:
+                raise self._damaged()
+            positions[done : done + len(found)] = found
+            done, begin = done + len(found), stop
+        if done != expected:
+            raise self._damaged()
+        return positions
+
+    def order(self, window: int, users: Users = "all") -> NDArray[np.int64]:
+        """A window's anchors as they are trained on: a pure function of the config's seed and the window."""
+        return shuffled(self.anchors(window, users), self.config.shuffle, self.config.shuffle_seed + window)
+
+    def holdout(self, first: int, windows: int = 1, users: Users = "held-out") -> NDArray[np.int64]:
+        """Positions of the anchors to score with, ascending over all these windows.
+
+        Where every user trains there is nobody to hold out, and held-out means everybody.
+        """
+        if users == "held-out" and self.config.train_share >= 1:
+            users = "all"
+        parts = [self.anchors(window, users) for window in range(first, first + windows)]
+        return np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
+
+    def _rows(self, window: int, users: Users) -> slice | NDArray[np.int64]:
+        if not 0 <= window < self.windows:
+            raise DataError(
+                f"there is no window {window}: the data has windows 0 to {self.windows - 1}",
+                where={"store": self.store.folder},
+                fix="choose windows inside of that range",
+            )
+        begin, end = int(self.offsets_W1[window]), int(self.offsets_W1[window + 1])
+        if users == "all":
+            return slice(begin, end)
+        return np.flatnonzero(self._chosen(slice(begin, end), users)) + begin
+
+    def _chosen(self, rows: slice, users: Users) -> NDArray[np.bool_]:
+        users_R = self.users_R[rows]
+        if len(users_R) and users_R.max() >= self.store.users:
+            raise self._damaged()
+        trains = self.trains_U[users_R]
+        return trains if users == "train" else ~trains
+
+    def _count(self, users: Users) -> NDArray[np.int64]:
+        """Sums of the index's rows by window, a bounded number of rows at a time."""
+        before_W1, total, rows = np.zeros(self.windows + 1, np.int64), 0, len(self.anchors_R)
+        for begin in range(0, rows, _STRIDE):
+            part = slice(begin, min(rows, begin + _STRIDE))
+            values = self.anchors_R[part]
+            if users != "all":
+                values = values * self._chosen(part, users)
+            running = np.cumsum(values, dtype=np.int64)
+            low, high = np.searchsorted(self.offsets_W1, [begin, part.stop], side="right")
+            before_W1[low:high] = total + running[self.offsets_W1[low:high] - begin - 1]
+            total += int(running[-1])
+        return np.diff(before_W1)
+
+    def _damaged(self) -> DataError:
+        return DataError(
+            "the index of windows does not fit its events",
+            where={"index": self.folder, "store": self.store.folder},
+            fix=f"remove {self.folder}; it is built again at the next start",
+        )
+
+
+def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str, Any]) -> WindowIndex | None:
+    """An index that is whole and belongs to this store; None where there is none or it is damaged."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if manifest.pop("seal") != seal_of(manifest) or any(manifest[name] != facts[name] for name in facts):
+            return None
+        columns = {name: map_file(folder / name, kind, manifest["columns"][name]) for name, kind in COLUMNS.items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, DataError):
+        return None
+    offsets_W1, windows, rows = columns[OFFSETS], manifest["windows"], manifest["rows"]
+    fits = len(offsets_W1) == windows + 1 and offsets_W1[0] == 0 and offsets_W1[-1] == rows
+    if not fits or (offsets_W1[1:] < offsets_W1[:-1]).any():
+        return None
+    return WindowIndex(
+        store=store,
+        config=config,
+        folder=folder,
+        windows=windows,
+        t_min=manifest["t_min"],
+        t_max=manifest["t_max"],
+        offsets_W1=offsets_W1,
+        users_R=columns["users"],
+        first_R=columns["first"],
+        events_R=columns["events"],
+        anchors_R=columns["anchors"],
+    )
+
+
+def _write(folder: Path, store: EventStore, facts: dict[str, Any]) -> None:
+    """Build beside and rename; what a killed or damaged one left is taken away."""
+    draft = folder.with_name(folder.name + ".building")
+    for left in (draft, folder):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        with writing(draft):
+            draft.mkdir(parents=True)
+        build(store, draft, facts)
+        with writing(folder):
+            os.rename(draft, folder)
+            sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _first_writable(places: list[Path]) -> Path:
+    for place in places[:-1]:
+        with suppress(MachineError):
+            require_writable(place)
+            return place
+    require_writable(places[-1])
+    return places[-1]
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Wait for others that build the same index: of many processes that start together one does the work."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("wb")
+    with lock:
+        # Some network file systems know no locks; the rename still keeps half an index from being seen.
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
