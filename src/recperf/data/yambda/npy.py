@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...files import sync_folder, writing
 from .store import map_file
-
-DRAFT = ".{}.tmp"
-"""Name of a file while it is written, beside its final place."""
 
 
 def header(dtype: str, length: int) -> bytes:
@@ -52,23 +51,31 @@ def map_npy(path: Path, dtype: str, length: int | None = None, *, of: str, fix: 
     return map_file(path, "|u1", expected)[offset:].view(found)
 
 
-def save_blocks(path: Path, dtype: str, blocks: Iterable[NDArray[Any]]) -> int:
-    """Write a .npy file from its blocks; it appears under its name when it is whole and on the disk. Its length."""
+def save_blocks(path: Path, dtype: str, blocks: Iterable[NDArray[Any]], *, fix: str) -> int:
+    """Write a .npy file from its blocks, however many they turn out to be. The number of values."""
     length = 0
-    beside = path.with_name(DRAFT.format(path.name))
-    with beside.open("wb") as file:
+    with drafted(path, fix=fix) as file:
         file.write(header(dtype, 0))
         for block in blocks:
             file.write(np.ascontiguousarray(block, dtype).data)
             length += len(block)
         file.seek(0)
         file.write(header(dtype, length))
-        settle(file, path)
     return length
 
 
-def settle(file: BinaryIO, path: Path) -> None:
-    """Give a draft that is written to its end its final name."""
-    file.flush()
-    os.fsync(file.fileno())
-    os.replace(path.with_name(DRAFT.format(path.name)), path)
+@contextmanager
+def drafted(path: Path, *, fix: str) -> Iterator[BinaryIO]:
+    """A file being written: it gets its name when it is whole and on the disk, or nothing of it remains."""
+    beside = path.with_name(f".{path.name}.tmp")
+    with writing(path, fix=fix):
+        try:
+            with beside.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from .npy import map_npy
+from .raw import catalogue
 from .schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
 from .store import MANIFEST, EventStore, open_store
 
@@ -153,8 +154,6 @@ def _users(folder: Path, uid_E: NDArray[np.int64], users: int) -> tuple[NDArray[
 
 def _catalogue(folder: Path, maps: Path | None, items_E: NDArray[np.int64]) -> NDArray[np.uint32]:
     """Artists and albums, once it is known that every event's item has its row."""
-    from .raw import catalogue
-
     place = (maps or folder.absolute().parents[1] / SHARED_MAPS).expanduser()
     for name in (ARTISTS_FILE, ALBUMS_FILE):
         if not (place / name).is_file():
