@@ -181,14 +181,14 @@ class WindowIndex:
         return shuffled(self.anchors(window, users), self.config.shuffle, self.config.shuffle_seed + window)
 
     def holdout(self, first: int, windows: int = 1, users: Users = "held-out") -> NDArray[np.int64]:
-        """Positions of the anchors to score with, ascending over all these windows.
+        """Positions of the anchors to score with, window after window, ascending in each.
 
         Where every user trains there is nobody to hold out, and held-out means everybody.
         """
         if users == "held-out" and self.config.train_share >= 1:
             users = "all"
         parts = [self.anchors(window, users) for window in range(first, first + windows)]
-        return np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
     def _rows(self, window: int, users: Users) -> slice | NDArray[np.int64]:
         if not 0 <= window < self.windows:
