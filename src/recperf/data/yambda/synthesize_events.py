@@ -1,0 +1,293 @@
+"""Made-up listening events, a block of users at a time.
+
+Shapes: U users of a block, S sessions, L listens, E events (listens and what follows from them), K genres a user is
+fond of at a time.
+
+The story: a user is fond of K genres and, in each, of a few artists. Each genre is given up for another at its own
+time, once in `drift_days`. Most listens go to those favourites, some to other artists of the genres, some anywhere.
+Every pair of a user and an artist is a match or none, which changes at its own time too. Whether a listen is played to
+the half depends on the match, on the genre being in favour, on the mood of the session, and a little on user, song and
+hour. So what a user lately did with an artist tells what comes next, and what was done long ago misleads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, TICK_S
+from .synthesize_config import YambdaLike
+from .synthesize_draws import (
+    GOLDEN,
+    ODD,
+    Catalogue,
+    Ints,
+    Words,
+    bits,
+    counted,
+    either_way,
+    key,
+    make_catalogue,
+    mix_,
+    parts,
+    scattered,
+    skewed,
+    unit,
+)
+
+BLOCK_LISTENS = 1 << 16
+"""Listens made at a time: their arrays stay in a core's cache."""
+_STRIDE = 1 << 12
+_DAY_TICKS = DAY_S // TICK_S
+_QUARTERS = 4
+
+_LISTENS_PER_EVENT = 0.972
+_ACTIVITY_GAP, _ACTIVITY_SLOPE, _ACTIVITY_MEAN = 0.09, 0.577, 2.0071
+"""Activity is u / (1 + gap - u) + slope u for u spread over 0..1, which has this mean; the median and the most active
+are then where the real ones are, 0.566 and 5.82 of the mean."""
+_SESSION_LISTENS = 12
+_LATE_SHARE, _LATEST_SHARE = 0.25, 0.6
+_AT_PEAK, _PEAK_TICKS = 0.75, 3 * 3600 // TICK_S
+_SLOTS, _FIRST_SLOT, _FIRST_TWO_SLOTS = 3, 0.5, 0.8
+_FAVOURITE, _SAME_GENRE = 0.66, 0.84
+"""Below the first a draw goes to a favourite artist, below the second to any artist of a genre in favour."""
+_ARTIST_TAIL, _SONG_TAIL, _FAVOURITE_TAIL = 50.0, 3.0, 2.0
+_ORGANIC, _ORGANIC_ELSEWHERE = 0.82, 0.28
+_MATCH = 0.62
+_BASE, _MATCH_GAIN, _GENRE_GAIN = 0.16, 0.58, 0.15
+_MOOD, _KINDNESS, _HOUR = 0.15, 0.10, 0.05
+_LEAST, _MOST = 0.03, 0.97
+_LIKE, _LIKE_ANYWAY, _DISLIKE = 0.036, 0.012, 0.012
+_UNLIKE, _UNDISLIKE = 0.33, 0.2
+_LIKE_TYPE, _DISLIKE_TYPE = EVENT_TYPES.index("like"), EVENT_TYPES.index("dislike")
+_TAKEN_BACK = EVENT_TYPES.index("unlike") - _LIKE_TYPE
+"""From the type of a like or a dislike to that of taking it back."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Block:
+    """Events of some users in the order of the data, test day included, and what only their maker knows."""
+
+    uids_E: NDArray[np.uint32]
+    items_E: NDArray[np.uint32]
+    times_E: NDArray[np.uint32]
+    types_E: NDArray[np.uint8]
+    ratios_E: NDArray[np.uint16]
+    """Played percent; 0 where the event is no listen."""
+    organic_E: NDArray[np.uint8]
+    lengths_E: NDArray[np.uint16]
+    """Length of the song in seconds."""
+    chances_E: NDArray[np.uint16]
+    """What chance the listen had to become a listen-plus, in 65,536ths; 0 where the event is no listen."""
+
+    def __len__(self) -> int:
+        return len(self.uids_E)
+
+    def where(self, kept_E: NDArray[np.bool_]) -> Block:
+        if kept_E.all():
+            return self
+        return Block(**{part.name: getattr(self, part.name)[kept_E] for part in fields(self)})
+
+
+class Generator:
+    """Events for a config, from any user on. An event does not depend on the block it is made in."""
+
+    def __init__(self, config: YambdaLike) -> None:
+        self.config = config
+        self.catalogue = make_catalogue(config)
+        self._ratios = _ratio_table()
+        self._users, self._listens, self._more, self._pairs = (key(config.seed, purpose) for purpose in range(16, 20))
+        self._activity = key(config.seed, 3)
+        genre_quarters = counted(np.arange(self.catalogue.genres * _QUARTERS), key(config.seed, 4))
+        self._genre_quarters = either_way(genre_quarters, 0, _HOUR)
+
+    def listens(self, users: Ints) -> Ints:
+        """Listens of each user. Steps of the golden ratio fill 0..1 evenly, so that the total comes out as asked."""
+        place = unit(users.astype(np.uint64) * np.uint64(GOLDEN) + self._activity, 11, 53)
+        activity = place / (1.0 + _ACTIVITY_GAP - place) + _ACTIVITY_SLOPE * place
+        scale = self.config.events_per_user * _LISTENS_PER_EVENT / _ACTIVITY_MEAN
+        return np.maximum(1, (scale * activity + 0.5).astype(np.int64))
+
+    def blocks(self, first_user: int = 0, listens: int = BLOCK_LISTENS) -> Iterator[tuple[Block, int]]:
+        """Blocks of about so many listens from a user on (counted from 0), each with the user the next begins at."""
+        user = first_user
+        while user < self.config.users:
+            counts = self.listens(np.arange(user, min(self.config.users, user + _STRIDE)))
+            taken = max(1, int(np.searchsorted(np.cumsum(counts), listens, side="right")))
+            block = self._block(user, counts[:taken])
+            user += taken
+            yield block, user
+
+    def _block(self, first_user: int, listens_U: Ints) -> Block:
+        keys_U = counted(np.arange(first_user, first_user + len(listens_U)), self._users)
+        first_U = np.cumsum(listens_U) - listens_U
+        draws_L = np.arange(int(listens_U.sum()), dtype=np.uint64) * ODD
+        draws_L += np.repeat(keys_U + self._listens - first_U.astype(np.uint64) * ODD, listens_U)
+        mix_(draws_L)
+        more_L = mix_(draws_L + self._more)
+        sessions = _Sessions(self.config, self.catalogue, keys_U, first_U, draws_L)
+        favourite_L = bits(draws_L, 20, 16) < parts(_FAVOURITE)
+        genre_L, artist_L = self._artists(sessions, favourite_L, draws_L, more_L)
+        first_L = self.catalogue.first_A1[artist_L]
+        songs_L = self.catalogue.first_A1[artist_L + 1] - first_L
+        item_L = first_L + skewed(songs_L, unit(draws_L, 48, 16), _SONG_TAIL)
+        match_L = self._matches(np.repeat(keys_U, listens_U), artist_L, sessions)
+        chance_L = self._chances(sessions, genre_L, item_L, match_L)
+        plus_L = bits(more_L, 0, 16) < chance_L
+        ratio_L = self._ratios[bits(more_L, 16, 10) + plus_L * 1024]
+        length_L = self.catalogue.lengths_I[item_L]
+        played_L = (length_L * ratio_L.astype(np.int64) + TICK_S * 50) // (TICK_S * 100)
+        organic_L = bits(draws_L, 0, 8) < np.where(favourite_L, int(_ORGANIC * 256), int(_ORGANIC_ELSEWHERE * 256))
+        listens = {
+            "uids_E": np.repeat(np.arange(first_user + 1, first_user + 1 + len(listens_U), dtype=np.uint32), listens_U),
+            "items_E": scattered(item_L, self.catalogue.items).astype(np.uint32),
+            "times_E": sessions.times(played_L).astype(np.uint32),
+            "ratios_E": ratio_L,
+            "organic_E": organic_L.view(np.uint8),
+            "lengths_E": length_L,
+            "chances_E": chance_L.astype(np.uint16),
+        }
+        return self._ended(_with_reactions(listens, played_L, more_L, plus_L, match_L), first_user)
+
+    def _artists(
+        self, sessions: _Sessions, favourite_L: NDArray[np.bool_], draws_L: Words, more_L: Words
+    ) -> tuple[Ints, Ints]:
+        """Genre and artist of each listen."""
+        draw_L = bits(draws_L, 36, 12)
+        slot_L = (draw_L >= int(_FIRST_SLOT * 4096)).view(np.int8) + (draw_L >= int(_FIRST_TWO_SLOTS * 4096))
+        place_L = sessions.repeat(np.arange(0, sessions.count * _SLOTS, _SLOTS)) + slot_L
+        words_L = skewed(self.config.favourites, unit(more_L, 52, 12), _FAVOURITE_TAIL).view(np.uint64)
+        words_L *= ODD
+        words_L += sessions.slots_SK.reshape(-1)[place_L]
+        words_L = mix_(np.where(favourite_L, words_L, draws_L))
+        same_L = bits(draws_L, 20, 16) < parts(_SAME_GENRE)
+        anywhere_L = bits(words_L, 0, 16) * self.catalogue.genres >> 16
+        genre_L = np.where(same_L, sessions.genres_SK.reshape(-1)[place_L], anywhere_L)
+        rank_L = skewed(self.catalogue.artists_per_genre, unit(words_L, 32, 32), _ARTIST_TAIL)
+        return genre_L, rank_L * self.catalogue.genres + genre_L
+
+    def _matches(self, keys_L: Words, artist_L: Ints, sessions: _Sessions) -> NDArray[np.bool_]:
+        """Whether user and artist go together on that day."""
+        pairs_L = counted(artist_L, keys_L + self._pairs)
+        periods_L = _period(sessions.repeat(sessions.day_S), pairs_L, self.config.drift_days)
+        return bits(counted(periods_L, pairs_L), 0, 16) < parts(_MATCH)
+
+    def _chances(self, sessions: _Sessions, genre_L: Ints, item_L: Ints, match_L: NDArray[np.bool_]) -> Ints:
+        """Chance of a listen-plus, in parts."""
+        chance_L: Ints = sessions.repeat(sessions.bias_S)
+        chance_L += self.catalogue.quality_I[item_L]
+        chance_L += self._genre_quarters[genre_L * _QUARTERS + sessions.repeat(sessions.quarter_S)]
+        chance_L += match_L * parts(_MATCH_GAIN)
+        in_favour_L = sessions.repeat(sessions.fond_S) >> genre_L & 1
+        chance_L += in_favour_L * parts(_GENRE_GAIN)
+        return np.clip(chance_L, parts(_LEAST), parts(_MOST), out=chance_L)
+
+    def _ended(self, block: Block, first_user: int) -> Block:
+        """Without what lies after the end, in seconds. The first user's last event is at the very end, so that the
+        split of the data is known before all of it is made."""
+        block = block.where(block.times_E <= self.config.end_tick)
+        if first_user == 0:
+            block.times_E[np.searchsorted(block.uids_E, 1, side="right") - 1] = self.config.end_tick
+        np.multiply(block.times_E, np.uint32(TICK_S), out=block.times_E)
+        return block
+
+
+class _Sessions:
+    """When a block's users listen, and what they are fond of then."""
+
+    def __init__(self, config: YambdaLike, catalogue: Catalogue, keys_U: Words, first_U: Ints, draws_L: Words) -> None:
+        opens_L = bits(draws_L, 8, 12) < 4096 // _SESSION_LISTENS
+        opens_L[first_U] = True
+        self.first_S = np.flatnonzero(opens_L)
+        self.count = len(self.first_S)
+        self.lengths_S = np.diff(self.first_S, append=len(draws_L))
+        self.user_S = np.searchsorted(first_U, self.first_S, side="right") - 1
+        keys_S = keys_U[self.user_S]
+        draws_S = mix_(draws_L[self.first_S] + key(config.seed, 32))
+        self.start_S = self._starts(config.days, keys_S, draws_S)
+        self.day_S = self.start_S // _DAY_TICKS
+        self.quarter_S = self.start_S % _DAY_TICKS * _QUARTERS // _DAY_TICKS
+        by_quarter_S = counted(self.quarter_S, keys_S + key(config.seed, 33))
+        mood_S = (bits(draws_S, 63, 1) * 2 - 1) * parts(_MOOD)
+        self.bias_S = parts(_BASE) + mood_S + either_way(keys_S, 0, _KINDNESS) + either_way(by_quarter_S, 0, _HOUR)
+        # Which of the genres comes first depends on the time of day.
+        turn_S = bits(by_quarter_S, 16, 16) * _SLOTS >> 16
+        slot_SK = (turn_S[:, None] + np.arange(_SLOTS)) % _SLOTS
+        words_SK = counted(slot_SK, (keys_S + key(config.seed, 34))[:, None])
+        self.slots_SK = counted(_period(self.day_S[:, None], words_SK, config.drift_days), words_SK)
+        self.genres_SK = bits(self.slots_SK, 32, 31) * catalogue.genres >> 31
+        self.fond_S = np.bitwise_or.reduce(1 << self.genres_SK, axis=1)
+
+    def repeat(self, values_S: NDArray[Any]) -> NDArray[Any]:
+        """From sessions to their listens."""
+        return np.repeat(values_S, self.lengths_S)
+
+    def times(self, played_L: Ints) -> Ints:
+        """Ticks of the listens. One begins where the one before it ended; a session that would begin before the last
+        one ended waits for it."""
+        before_L = np.cumsum(played_L) - played_L
+        before_S = before_L[self.first_S]
+        # The largest so far of (planned start - time played before): users apart, one pass does them all.
+        apart_S = self.user_S << 40
+        shift_S = np.maximum.accumulate(self.start_S - before_S + apart_S) - apart_S
+        return np.asarray(before_L + self.repeat(shift_S))
+
+    def _starts(self, days: int, keys_S: Words, draws_S: Words) -> Ints:
+        """Planned ticks, ascending within a user. A user has a favourite time of day; some come late to the service."""
+        late_S = bits(keys_S, 16, 16) < parts(_LATE_SHARE)
+        joined_S = late_S * (bits(keys_S, 32, 16) * int(days * _LATEST_SHARE) >> 16)
+        day_S = joined_S + (bits(draws_S, 0, 24) * (days + 1 - joined_S) >> 24)
+        about_S = (bits(draws_S, 24, 8) + bits(draws_S, 32, 8) - 255) * _PEAK_TICKS // 255
+        peak_S = (bits(keys_S, 48, 16) * _DAY_TICKS >> 16) + about_S
+        tick_S = np.where(
+            bits(draws_S, 40, 4) < int(_AT_PEAK * 16), peak_S % _DAY_TICKS, bits(draws_S, 44, 16) * _DAY_TICKS >> 16
+        )
+        return np.sort((self.user_S << 32) + day_S * _DAY_TICKS + tick_S) & 0xFFFFFFFF
+
+
+def _period(days: Ints, words: Words, drift_days: int) -> Ints:
+    """Which liking a day falls in; each thing liked changes on days of its own."""
+    return (days + (bits(words, 48, 15) * drift_days >> 15)) // drift_days
+
+
+def _ratio_table() -> NDArray[np.uint16]:
+    """1,024 played ratios of a skip, then as many of a listen-plus: most of these play to the end, some go on."""
+    place = np.arange(1024)
+    skips = skewed(LEAST_PLAYED, place / 1024.0, 3.0)
+    plus = np.full(1024, 100)
+    plus[:240] = LEAST_PLAYED + place[:240] * 50 // 240
+    plus[960:] = 101 + skewed(200, place[:64] / 64.0, 6.0)
+    return np.concatenate([skips, plus]).astype(np.uint16)
+
+
+def _with_reactions(
+    listens: dict[str, NDArray[Any]],
+    played_L: Ints,
+    more_L: Words,
+    plus_L: NDArray[np.bool_],
+    match_L: NDArray[np.bool_],
+) -> Block:
+    """Listens and, after some of them, a like or a dislike of the song while it plays, sometimes taken back."""
+    chances = np.array([parts(_DISLIKE), 0, parts(_LIKE_ANYWAY), parts(_LIKE)])
+    reacts = np.flatnonzero(bits(more_L, 26, 16) < chances[plus_L * 2 + match_L])
+    liked = plus_L[reacts]
+    back = bits(more_L[reacts], 42, 10) < np.where(liked, int(_UNLIKE * 1024), int(_UNDISLIKE * 1024))
+    copies_L = np.ones(len(played_L), np.int64)
+    copies_L[reacts] += 1 + back
+    source_E = np.repeat(np.arange(len(played_L)), copies_L)
+    columns = {name: column[source_E] for name, column in listens.items()}
+    place = reacts + np.cumsum(1 + back) - back
+    undo = place[back] + 1
+    types_E = np.zeros(len(source_E), np.uint8)
+    types_E[place] = np.where(liked, _LIKE_TYPE, _DISLIKE_TYPE)
+    types_E[undo] = types_E[undo - 1] + _TAKEN_BACK
+    for at in (place, undo):
+        columns["ratios_E"][at] = 0
+        columns["chances_E"][at] = 0
+    columns["times_E"][place] += (played_L[reacts] // 2).astype(np.uint32)
+    columns["times_E"][undo] += played_L[reacts[back]].astype(np.uint32)
+    return Block(types_E=types_E, **columns)
