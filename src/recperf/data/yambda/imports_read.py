@@ -1,0 +1,251 @@
+"""A file of someone's events as batches of the columns that were asked for: CSV, TSV, either in gzip, or parquet.
+
+What a file is, its first bytes tell, not its name. Rows are counted from 1, a header and empty lines not among them.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import DataError, MachineError, UsageError, closest
+
+Header = Literal["auto", "yes", "no"]
+_DELIMITERS = ("\t", ",", ";", "|")
+_LONGEST_LINE = 1 << 20
+_ROWS = 1 << 18
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 20, 16 << 20
+
+
+def arrow(part: str = "") -> Any:
+    """pyarrow or a part of it."""
+    try:
+        return import_module(f"pyarrow{part}")
+    except ImportError:
+        raise MachineError("reading events needs the package pyarrow", fix="pip install 'recperf[yambda]'") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    first: int
+    """Rows before this batch."""
+    columns: dict[str, Any]
+    """A pyarrow array for each role."""
+    read: int
+    """Bytes of the file behind the reader; of parquet, the share of its rows in bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file that was looked at: its kind, and where each column is. `places` says which column serves which role."""
+
+    path: Path
+    bytes: int
+    kind: Literal["text", "gzip", "parquet"]
+    places: dict[str, int]
+    width: int
+    delimiter: str = ","
+    header_lines: int = 0
+
+    def batches(self, memory: int) -> Iterator[Batch]:
+        """All rows in the order of the file, in a small part of `memory`."""
+        yield from self._parquet() if self.kind == "parquet" else self._text(memory)
+
+    def _text(self, memory: int) -> Iterator[Batch]:
+        pa, text = arrow(), arrow(".csv")
+        bad: list[Any] = []
+
+        def note(row: Any) -> str:
+            bad.append(row)
+            return "error"
+
+        names = {role: f"c{place}" for role, place in self.places.items()}
+        read = text.ReadOptions(
+            # One thread: the row of a fault is known, and no blocks pile up ahead of the sort.
+            use_threads=False,
+            block_size=min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, memory // 64)),
+            skip_rows=self.header_lines,
+            column_names=[f"c{place}" for place in range(self.width)],
+        )
+        parse = text.ParseOptions(delimiter=self.delimiter[0], invalid_row_handler=note)
+        convert = text.ConvertOptions(
+            column_types=dict.fromkeys(names.values(), pa.string()),
+            include_columns=list(names.values()),
+            strings_can_be_null=False,
+        )
+        first = 0
+        with pa.OSFile(str(self.path)) as raw:
+            try:
+                stream = pa.CompressedInputStream(raw, "gzip") if self.kind == "gzip" else raw
+                for batch in text.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
+                    columns = {role: batch.column(name) for role, name in names.items()}
+                    yield Batch(first=first, columns=columns, read=raw.tell())
+                    first += len(batch)
+            except pa.ArrowInvalid as error:
+                raise self._malformed(str(error), bad) from None
+            except OSError as error:
+                raise _unreadable(self.path, error) from None
+
+    def _parquet(self) -> Iterator[Batch]:
+        pa = arrow()
+        try:
+            with arrow(".parquet").ParquetFile(str(self.path), buffer_size=1 << 20) as file:
+                rows, first = max(1, file.metadata.num_rows), 0
+                names = {role: file.schema_arrow.names[place] for role, place in self.places.items()}
+                for batch in file.iter_batches(batch_size=_ROWS, columns=list(names.values()), use_threads=False):
+                    columns = {role: batch.column(name) for role, name in names.items()}
+                    done = first + len(batch)
+                    yield Batch(first=first, columns=columns, read=self.bytes * done // rows)
+                    first = done
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(self.path, error) from None
+
+    def _malformed(self, message: str, bad: list[Any]) -> DataError:
+        if bad:
+            row = f"row {bad[0].number - self.header_lines:,}" if bad[0].number else "a row"
+            what = f"{row} has {bad[0].actual_columns} columns; the first line has {bad[0].expected_columns}"
+            return DataError(what, where={"file": self.path}, fix="repair that row, or set --delimiter")
+        if "UTF8" in message:
+            found = re.search(r"Row #(\d+)", message)
+            row = f"row {int(found[1]) - self.header_lines:,}" if found else "a row"
+            return DataError(f"{row} is not UTF-8 text", where={"file": self.path}, fix="convert the file to UTF-8")
+        if "straddl" in message:
+            what = "a row does not end: a quote is left open, or the row is longer than a block"
+            return DataError(what, where={"file": self.path}, fix="look for a quote without its pair")
+        return _unreadable(self.path, message)
+
+
+def look(path: Path, columns: Mapping[str, str], *, delimiter: str | None = None, header: Header = "auto") -> Source:
+    """Find out what a file is and where its columns are. `columns` names the column of each role."""
+    path = path.expanduser()
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+            size = file.seek(0, 2)
+    except IsADirectoryError:
+        raise DataError("the events are a folder, not a file", where={"path": path}, fix="name one file") from None
+    except FileNotFoundError:
+        raise DataError("the file of events does not exist", where={"file": path}, fix="check the path") from None
+    except OSError as error:
+        what = f"the file of events cannot be opened: {error.strerror}"
+        raise MachineError(what, where={"file": path}, fix="check who may read it") from None
+    if not size:
+        raise DataError("the file of events is empty", where={"file": path}, fix="name a file with events")
+    if start == b"PAR1":
+        names = _parquet_names(path)
+        places = _places(path, columns, names)
+        return Source(path=path, bytes=size, kind="parquet", places=places, width=len(names))
+    if path.suffix in (".parquet", ".pq"):
+        raise DataError("this is not a parquet file", where={"file": path}, fix="name it .csv if it is text")
+    return _look_at_text(path, size, "gzip" if start[:2] == b"\x1f\x8b" else "text", columns, delimiter, header)
+
+
+def _look_at_text(
+    path: Path,
+    size: int,
+    kind: Literal["text", "gzip"],
+    columns: Mapping[str, str],
+    delimiter: str | None,
+    header: Header,
+) -> Source:
+    line = _first_line(path, kind)
+    delimiter = delimiter or _guess_delimiter(path, line)
+    fields = next(csv.reader([line], delimiter=delimiter[0]), [])
+    # "::" is ":" with an empty column between any two.
+    names = [field.strip() for field in (fields[::2] if len(delimiter) == 2 else fields)]
+    by_number = all(column.isdecimal() for column in columns.values())
+    if header == "auto":
+        header = "no" if by_number and not set(columns.values()) <= set(names) else "yes"
+    if header == "no" and not by_number:
+        named = next(column for column in columns.values() if not column.isdecimal())
+        what = f"a file without a header has no column {named!r}"
+        raise UsageError(what, where={"file": path}, fix=f"give columns by number, 1 to {len(names)}")
+    places = _places(path, columns, names if header == "yes" else [""] * len(names))
+    return Source(
+        path=path,
+        bytes=size,
+        kind=kind,
+        places={role: place * len(delimiter) for role, place in places.items()},
+        width=len(fields),
+        delimiter=delimiter,
+        header_lines=int(header == "yes"),
+    )
+
+
+def _first_line(path: Path, kind: str) -> str:
+    try:
+        with gzip.open(path) if kind == "gzip" else path.open("rb") as file:
+            line = file.readline(_LONGEST_LINE)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, error) from None
+    if b"\0" in line or len(line) == _LONGEST_LINE:
+        raise DataError("this is not a text file", where={"file": path}, fix="give CSV, TSV, .gz of them, or parquet")
+    try:
+        text = line.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError:
+        what = "the first line is not UTF-8 text"
+        raise DataError(what, where={"file": path}, fix="convert the file to UTF-8") from None
+    if not text.strip():
+        raise DataError("the first line is empty", where={"file": path}, fix="begin with a header or an event")
+    return text
+
+
+def _guess_delimiter(path: Path, line: str) -> str:
+    if ".tsv" in path.suffixes and "\t" in line:
+        return "\t"
+    if "::" in line:
+        return "::"
+    return max(_DELIMITERS, key=lambda mark: (line.count(mark), mark == ","))
+
+
+def _parquet_names(path: Path) -> list[str]:
+    pa = arrow()
+    try:
+        with arrow(".parquet").ParquetFile(str(path)) as file:
+            return [str(name) for name in file.schema_arrow.names]
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _places(path: Path, columns: Mapping[str, str], names: list[str]) -> dict[str, int]:
+    places: dict[str, int] = {}
+    for role, column in columns.items():
+        place = _place(path, role, column, names)
+        taken = next((other for other, used in places.items() if used == place), None)
+        if taken is not None:
+            what = f"column {column!r} is given as {taken} and as {role}"
+            raise UsageError(what, where={"file": path}, fix="give each column once")
+        places[role] = place
+    return places
+
+
+def _place(path: Path, role: str, column: str, names: list[str]) -> int:
+    if names.count(column) == 1:
+        return names.index(column)
+    if column in names and column:
+        what = f"the file has {names.count(column)} columns named {column!r}"
+        raise DataError(what, where={"file": path}, fix=f"give the {role} by its number")
+    if column.isdecimal() and 1 <= int(column) <= len(names):
+        return int(column) - 1
+    shown = ", ".join(names) if any(names) else f"1 to {len(names)}"
+    guess = closest(column, names)
+    raise DataError(
+        f"there is no column {column!r} for the {role}; "
+        + (f"did you mean {guess!r}?" if guess else f"known: {shown}"),
+        where={"file": path, "columns": shown},
+        fix=f"give the {role} one of those",
+    )
+
+
+def _unreadable(path: Path, error: Exception | str) -> DataError:
+    reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+    return DataError(
+        f"the file of events is damaged or cut short: {reason}", where={"file": path}, fix="fetch or write it again"
+    )
