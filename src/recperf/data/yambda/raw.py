@@ -122,7 +122,7 @@ class RawEvents:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _reading(path), self._file() as file:
+        with _reading(path), self._file(()) as file:
             self._metadata = file.metadata
             self._arrow_schema = file.schema_arrow
         self.rows = int(self._metadata.num_rows)
@@ -179,10 +179,10 @@ class RawEvents:
         if row != max(start_row, self.rows):
             raise _broken(self.path, f"its footer promises {self.rows:,} rows, it holds {row:,}")
 
-    def _file(self) -> Any:
+    def _file(self, as_dictionary: tuple[str, ...] = ("event_type",)) -> Any:
         return need_pyarrow().parquet.ParquetFile(
             self.path,
-            read_dictionary=["event_type"],
+            read_dictionary=list(as_dictionary),
             buffer_size=READ_AHEAD,
             pre_buffer=False,
             page_checksum_verification=True,
@@ -201,13 +201,14 @@ class RawEvents:
         types = need_pyarrow().types
         kinds = dict(zip(self._arrow_schema.names, self._arrow_schema.types))
         missing = [name for name in COLUMNS if name not in kinds]
+        twice = [f"{name} is there twice" for name in COLUMNS if self._arrow_schema.names.count(name) > 1]
         wrong = [
             f"{name} is {kinds[name]}, not {wanted}"
             for name, wanted in COLUMNS.items()
             if name in kinds and not (types.is_integer(kinds[name]) or (name == "event_type" and _is_text(kinds[name])))
         ]
-        if missing or wrong:
-            faults = ([f"there is no {', '.join(missing)}"] if missing else []) + wrong
+        if missing or twice or wrong:
+            faults = ([f"there is no {', '.join(missing)}"] if missing else []) + twice + wrong
             raise DataError(
                 f"the event file does not have Yambda's columns: {'; '.join(faults)}",
                 where={"file": self.path, "columns": ", ".join(kinds)},

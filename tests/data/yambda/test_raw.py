@@ -1,0 +1,295 @@
+"""Raw Yambda is found, read whole whatever the pieces, and refused with a row number where a value is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recperf.data.yambda.raw import RawEvents, catalogue, locate
+from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENT_TYPES, EVENTS_FILE
+from recperf.errors import DataError, MachineError, RecperfError, UsageError
+
+Make = Callable[..., Any]
+
+
+def read(path: Path, **how: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """All chunks joined, in the form of `make_events`."""
+    chunks = list(RawEvents(path).chunks(**how))
+    joined = {
+        name: np.concatenate([getattr(chunk, name) for chunk in chunks])
+        for name in ("uids", "items", "times", "types", "organic", "ratios", "lengths", "ratio_null", "length_null")
+    }
+    if len(joined["lengths"]):
+        joined["lengths"] = np.where(joined.pop("length_null"), -1, joined["lengths"].astype(np.int64))
+    joined["ratios"] = np.where(joined.pop("ratio_null"), -1, joined["ratios"].astype(np.int32))
+    return joined
+
+
+@pytest.mark.parametrize("layout", ["hub", "raw", "plain"])
+def test_files_are_found_in_every_layout(layout: str, tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    write_raw(tmp_path, make_events(), size="500m", layout=layout)
+    files = locate(tmp_path, "500m")
+    assert (files.events.name, files.artists.name, files.albums.name) == (EVENTS_FILE, ARTISTS_FILE, ALBUMS_FILE)
+    assert all(path.is_file() for path in (files.events, files.artists, files.albums))
+    assert files.size == "500m"
+    assert locate(tmp_path, None).events == files.events
+    assert locate(files.events, None) == locate(files.events.parent, None)
+    assert locate(files.events, None).albums == files.albums
+
+
+def test_the_size_is_said_where_there_are_several(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    for size in ("50m", "500m"):
+        write_raw(tmp_path, make_events(), size=size)
+    assert locate(tmp_path, "50m").events.parent.name == "50m"
+    with pytest.raises(UsageError, match="500m, 50m"):
+        locate(tmp_path, None)
+
+
+def test_missing_files_are_named(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    with pytest.raises(DataError, match=EVENTS_FILE):
+        locate(tmp_path, "5b")
+    write_raw(tmp_path, make_events())
+    with pytest.raises(DataError, match=EVENTS_FILE):
+        locate(tmp_path, "5b")
+    (tmp_path / ALBUMS_FILE).unlink()
+    with pytest.raises(DataError, match=ALBUMS_FILE) as caught:
+        locate(tmp_path, "50m")
+    assert str(tmp_path) in caught.value.where["looked in"]
+
+
+@pytest.mark.parametrize("group", [4, 7, 45, 5000])
+@pytest.mark.parametrize("rows", [7, 64, 4096])
+def test_chunks_are_the_file_whatever_its_cut(
+    group: int, rows: int, tmp_path: Path, make_events: Make, write_raw: Make
+) -> None:
+    events = make_events(seed=group, events=90)
+    write_raw(tmp_path, events, row_group_size=group, data_page_size=512)
+    path = locate(tmp_path).events
+    raw = RawEvents(path)
+    assert raw.rows == 90
+    for start in (0, 6, 7, 46, 89, 90):
+        found = list(raw.chunks(start, rows))
+        assert all(len(chunk) <= rows for chunk in found)
+        assert [chunk.first_row for chunk in found] == list(np.cumsum([start] + [len(chunk) for chunk in found])[:-1])
+        assert sum(map(len, found)) == 90 - start
+        if start < 90:
+            joined = read(path, start_row=start, rows=rows)
+            for name, array in joined.items():
+                np.testing.assert_array_equal(array, events[name][start:], name)
+
+
+def test_lengths_are_read_only_when_asked_for(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    events = make_events()
+    path = locate(write_raw(tmp_path, events)).events
+    without = read(path, lengths=False)
+    assert without.pop("lengths").size == without.pop("length_null").size == 0
+    for name, array in without.items():
+        np.testing.assert_array_equal(array, events[name], name)
+
+
+@pytest.mark.parametrize(
+    "kind", ["string", "large_string", "string_view", "dictionary", "codes8", "codes64", "wide", "one dictionary each"]
+)
+def test_columns_saved_by_other_tools_are_read(kind: str, tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    events = make_events()
+    words = pa.array([EVENT_TYPES[code] for code in events["types"]])
+    # Categories no row has, and an order of their own.
+    categories = pa.array(["never seen", *EVENT_TYPES[::-1]])
+    columns: dict[str, Any] = {
+        "string": lambda: {"event_type": words},
+        "large_string": lambda: {"event_type": words.cast(pa.large_string())},
+        "string_view": lambda: {"event_type": words.cast(pa.string_view())},
+        "dictionary": lambda: {
+            "event_type": pa.DictionaryArray.from_arrays(pa.array(5 - events["types"].astype(np.uint32)), categories)
+        },
+        "codes8": lambda: {"event_type": pa.array(events["types"])},
+        "codes64": lambda: {"event_type": pa.array(events["types"].astype(np.int64))},
+        "wide": lambda: {
+            "uid": pa.array(events["uids"].astype(np.int64)),
+            "timestamp": pa.array(events["times"].astype(np.uint64)),
+            "item_id": pa.array(events["items"].astype(np.int32)),
+            "is_organic": pa.array(events["organic"].astype(np.int64)),
+            "played_ratio_pct": pa.array(events["ratios"].astype(np.int64), mask=events["ratios"] < 0),
+            "track_length_seconds": pa.array(events["lengths"], mask=events["lengths"] < 0),
+        },
+        "one dictionary each": lambda: {"event_type": words},
+    }[kind]()
+    how = {"row_group_size": 100} if kind == "one dictionary each" else {}
+    path = locate(write_raw(tmp_path, events, columns=columns, **how)).events
+    assert RawEvents(path).time_range() == (events["times"].min(), events["times"].max())
+    for name, array in read(path, rows=130).items():
+        np.testing.assert_array_equal(array, events[name], name)
+
+
+def changed(events: dict[str, Any], name: str, row: int, value: Any) -> dict[str, Any]:
+    kinds = {"uids": "uid", "times": "timestamp", "items": "item_id", "organic": "is_organic", "types": "event_type"}
+    source = [EVENT_TYPES[code] for code in events["types"]] if name == "types" else events[name].tolist()
+    source[row] = value
+    return {kinds[name]: pa.array(source, pa.string() if name == "types" else pa.int64())}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("uids", None, "uid is null"),
+        ("uids", -4, "uid is -4"),
+        ("uids", 0, "user 0 comes after user"),
+        ("items", None, "item_id is null"),
+        ("items", 1 << 32, "item_id is 4294967296"),
+        ("times", None, "timestamp is null"),
+        ("times", -5, "timestamp is -5"),
+        ("organic", None, "is_organic is null"),
+        ("organic", 2, "is_organic is 2"),
+        ("types", None, "event_type is null"),
+        ("types", "shazam", "event_type is 'shazam'"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_row(
+    name: str, value: Any, says: str, tmp_path: Path, make_events: Make, write_raw: Make
+) -> None:
+    events = make_events()
+    write_raw(tmp_path, events, columns=changed(events, name, 617, value), row_group_size=300)
+    with pytest.raises(DataError, match=f"row 617 of the event file: {says}") as caught:
+        read(locate(tmp_path).events, rows=128)
+    assert caught.value.exit_code == 3
+    assert caught.value.where == {"file": str(locate(tmp_path).events), "row": "617"}
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_time_going_back_is_refused_also_between_pieces(
+    rows: int, tmp_path: Path, make_events: Make, write_raw: Make
+) -> None:
+    events = make_events(users=1, events=10)
+    events["times"] = np.array([5, 5, 10, 20, 30, 30, 25, 40, 50, 60], np.uint32)
+    path = locate(write_raw(tmp_path, events)).events
+    user = events["uids"][0]
+    with pytest.raises(DataError, match=f"row 6 .* time goes back from 30 to 25 within user {user}"):
+        read(path, rows=rows)
+    with pytest.raises(DataError, match=r"row 6 .* time goes back from 30 to 25"):
+        read(path, start_row=6, rows=rows, after=(int(user), 30))
+
+
+def test_codes_beyond_the_event_types_are_refused(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    events = make_events()
+    codes = events["types"].copy()
+    codes[40] = 5
+    path = locate(write_raw(tmp_path, events, columns={"event_type": pa.array(codes)})).events
+    with pytest.raises(DataError, match=r"row 40 .* event_type is 5"):
+        read(path)
+
+
+def test_missing_and_differing_columns_are_listed_at_once(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    events = make_events()
+    floats = pa.array(events["uids"].astype(np.float64))
+    write_raw(tmp_path, events, columns={"item_id": None, "event_type": None, "uid": floats})
+    with pytest.raises(DataError, match="there is no item_id, event_type; uid is double, not uint32"):
+        RawEvents(locate(tmp_path).events)
+
+
+@pytest.mark.parametrize("statistics", [True, False, ["uid"]])
+def test_the_time_range_needs_no_statistics(
+    statistics: Any, tmp_path: Path, make_events: Make, write_raw: Make
+) -> None:
+    events = make_events()
+    raw = RawEvents(locate(write_raw(tmp_path, events, write_statistics=statistics, row_group_size=90)).events)
+    assert raw.time_range() == (int(events["times"].min()), int(events["times"].max()))
+
+
+def test_an_empty_file_is_refused(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    write_raw(tmp_path, make_events(users=0, events=0))
+    with pytest.raises(DataError, match="no rows"):
+        RawEvents(locate(tmp_path).events)
+
+
+def test_identity_tells_files_apart(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    one = RawEvents(locate(write_raw(tmp_path / "a", make_events(seed=1))).events)
+    same = RawEvents(locate(write_raw(tmp_path / "b", make_events(seed=1))).events)
+    other = RawEvents(locate(write_raw(tmp_path / "c", make_events(seed=2))).events)
+    assert one.identity == same.identity
+    assert one.identity["sha256"] != other.identity["sha256"]
+
+
+def test_a_truncated_file_is_one_clear_error(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    path = locate(write_raw(tmp_path, make_events())).events
+    content = path.read_bytes()
+    for length in (0, 1, 3, 8, 11, 500, len(content) // 2, len(content) - 9, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(DataError, match=EVENTS_FILE) as caught:
+            read(path)
+        assert caught.value.where["file"] == str(path)
+    path.unlink()
+    with pytest.raises(DataError, match="missing"):
+        RawEvents(path)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "none"])
+def test_flipped_bytes_never_end_in_a_traceback(
+    compression: str, tmp_path: Path, make_events: Make, write_raw: Make
+) -> None:
+    path = locate(
+        write_raw(tmp_path, make_events(), compression=compression, write_page_checksum=True, row_group_size=400)
+    ).events
+    content = path.read_bytes()
+    refused = 0
+    places = np.random.default_rng(3).integers(0, len(content), 60)
+    for place in places.tolist():
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x5A]) + content[place + 1 :])
+        try:
+            RawEvents(path).time_range()
+            read(path)
+        except RecperfError:
+            refused += 1
+    # Most of the file is pages, and their checksums see every flip.
+    assert refused > 30
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MachineError) as caught:
+        RawEvents(tmp_path / EVENTS_FILE)
+    assert caught.value.fix == "pip install 'recperf[yambda]'"
+
+
+def write_maps(folder: Path, artists: dict[str, Any], albums: dict[str, Any]) -> tuple[Path, Path]:
+    pq.write_table(pa.table(artists), folder / ARTISTS_FILE)
+    pq.write_table(pa.table(albums), folder / ALBUMS_FILE)
+    return folder / ARTISTS_FILE, folder / ALBUMS_FILE
+
+
+def test_the_last_row_of_an_item_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows in (1, 2, 100):
+        monkeypatch.setattr("recperf.data.yambda.raw.MAP_ROWS", rows)
+        maps = write_maps(
+            tmp_path,
+            {"artist_id": [7, 8, 9], "item_id": [2, 3, 2]},
+            {"item_id": [5, 1, 5, 5], "album_id": [1, 2, 3, 4]},
+        )
+        assert catalogue(*maps).tolist() == [[0, 0], [0, 2], [9, 0], [8, 0], [0, 0], [0, 4]]
+
+
+@pytest.mark.parametrize(
+    ("artists", "says"),
+    [
+        ({"artist_id": [1, None], "item_id": [1, 2]}, "row 1: artist_id is None"),
+        ({"artist_id": [1, 2, 3], "item_id": [1, 2, -7]}, "row 2: item_id is -7"),
+        ({"artist_id": ["a"], "item_id": [1]}, "column artist_id is string"),
+        ({"item_id": [1]}, "column artist_id is missing"),
+        ({"artist_id": pa.array([], pa.uint32()), "item_id": pa.array([], pa.uint32())}, "no items"),
+    ],
+)
+def test_a_broken_map_is_refused(artists: dict[str, Any], says: str, tmp_path: Path) -> None:
+    maps = write_maps(tmp_path, artists, {"item_id": [1], "album_id": [1]})
+    with pytest.raises(DataError, match=says) as caught:
+        catalogue(*maps)
+    assert caught.value.where["file"] == str(maps[0])
+    maps[1].write_bytes(b"PAR1 but nothing more PAR1")
+    with pytest.raises(DataError):
+        catalogue(maps[1], maps[1])
