@@ -1,0 +1,170 @@
+"""A store is opened whole or not at all, mapped shared and read-only, and damage is found at a place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recperf.data.yambda import store as store_module
+from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
+from recperf.data.yambda.store import COLUMNS, MANIFEST, EventStore, file_of, kinds_of, open_store, ratios, verify
+from recperf.data.yambda.writer import StoreWriter
+from recperf.errors import DataError
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def events(make_events: Make) -> dict[str, Any]:
+    made = make_events(events=500)
+    made["ratios"] = made["ratios"].clip(0).astype(np.uint16)
+    made["kinds"] = kinds_of(made["types"], made["ratios"], made["organic"])
+    return made
+
+
+@pytest.fixture
+def folder(events: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for module in ("store", "writer"):
+        monkeypatch.setattr(f"recperf.data.yambda.{module}.DIGEST_BLOCK", 300)
+    with StoreWriter(tmp_path / "s", identity={"a": 1}) as writer:
+        writer.append(**{name: events[name] for name in ("uids", "items", "times", "kinds", "ratios")})
+        catalogue_I2 = np.arange(2 * 51, dtype=np.uint32).reshape(-1, 2)
+        return writer.finish(catalogue_I2, {"name": "t", "synthetic": True, "licence": "none"})
+
+
+def test_a_store_gives_back_what_was_written(folder: Path, events: dict[str, Any]) -> None:
+    store = open_store(folder)
+    np.testing.assert_array_equal(store.items_E, events["items"])
+    np.testing.assert_array_equal(store.times_E, events["times"])
+    np.testing.assert_array_equal(ratios(store), events["ratios"])
+    np.testing.assert_array_equal(store.kinds(slice(None)), events["kinds"])
+    positions = np.array([499, 3, 3, 77])
+    np.testing.assert_array_equal(store.kinds(positions), events["kinds"][positions])
+    ids, counts = np.unique(events["uids"], return_counts=True)
+    np.testing.assert_array_equal(store.user_ids_U, ids)
+    np.testing.assert_array_equal(store.user_first_U1, np.concatenate([[0], np.cumsum(counts)]))
+    np.testing.assert_array_equal(store.user_ids_U[store.users_by_position(np.arange(500))], events["uids"])
+    assert (store.events, store.users, store.items) == (500, len(ids), 51)
+    assert store.catalogue_I2[50].tolist() == [100, 101]
+    assert (store.name, store.synthetic) == ("t", True)
+    verify(store)
+
+
+def test_the_manifest_counts_what_is_there(folder: Path, events: dict[str, Any]) -> None:
+    manifest = open_store(folder).manifest
+    types, listen = events["types"], events["types"] == 0
+    assert manifest["by_type"] == {name: int((types == code).sum()) for code, name in enumerate(EVENT_TYPES)}
+    assert manifest["by_pool"] == {
+        "listen_plus": int((listen & (events["ratios"] >= 50)).sum()),
+        "like": int((types == 1).sum()),
+        "skip": int((listen & (events["ratios"] < 50)).sum()),
+    }
+    assert (manifest["first_time"], manifest["last_time"]) == (events["times"].min(), events["times"].max())
+    assert manifest["largest_item"] == events["items"].max()
+
+
+def test_an_event_takes_eleven_bytes(folder: Path) -> None:
+    parts = ("items", "times", "kinds", "ratios")
+    assert sum(file_of(folder, name).stat().st_size for name in parts) == 500 * 11 == 500 * store_module.EVENT_BYTES
+
+
+def test_columns_are_mapped_shared_and_cannot_be_written(folder: Path) -> None:
+    store = open_store(folder)
+    maps = Path("/proc/self/maps")
+    if maps.is_file():
+        mine = [line.split() for line in maps.read_text().splitlines() if str(folder) in line]
+        assert {line[5].rpartition("/")[2] for line in mine} >= {"items.u4", "times.u4", "kinds.u1", "catalogue.u4"}
+        assert {line[1] for line in mine} == {"r--s"}
+    with pytest.raises(ValueError, match="read-only"):
+        store.items_E[0] = 1
+
+
+@pytest.mark.parametrize("name", list(COLUMNS))
+def test_a_flipped_bit_is_found_in_its_block(name: str, folder: Path) -> None:
+    path = file_of(folder, name)
+    content = bytearray(path.read_bytes())
+    place = len(content) * 2 // 3
+    content[place] ^= 1
+    path.write_bytes(content)
+    seen: list[tuple[int, int]] = []
+    with pytest.raises(DataError, match=f"{path.name} differs from its checksum in block {place // 300} "):
+        verify(open_store(folder), lambda done, total: seen.append((done, total)))
+    assert all(done <= total for done, total in seen)
+
+
+@pytest.mark.parametrize("name", list(COLUMNS))
+@pytest.mark.parametrize("how", ["shorter", "longer", "missing"])
+def test_a_column_of_another_length_is_never_opened(name: str, how: str, folder: Path) -> None:
+    path = file_of(folder, name)
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-1] if how == "shorter" else content + b"\0")
+    with pytest.raises(DataError, match=f"damaged: {path.name} ") as caught:
+        open_store(folder)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: m | {"events": 499}, "was changed"),
+        (lambda m: m | {"synthetic": False}, "was changed"),
+        (lambda m: m | {"version": 2}, "format recperf-events 2; this recperf reads recperf-events 1"),
+        (lambda m: m | {"format": "other"}, "format other 1"),
+        (lambda m: [m], "cannot be read"),
+        (lambda m: {key: value for key, value in m.items() if key != "seal"}, "cannot be read"),
+    ],
+)
+def test_a_changed_manifest_is_refused(change: Make, says: str, folder: Path) -> None:
+    path = folder / MANIFEST
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(DataError, match=says):
+        open_store(folder)
+    path.write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        open_store(folder)
+
+
+def test_a_folder_without_a_manifest_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no event store"):
+        open_store(tmp_path)
+    with StoreWriter(tmp_path / "s", identity={}):
+        pass
+    with pytest.raises(DataError, match="preparing it was stopped"):
+        open_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize("organic", [0, 1])
+def test_kinds_follow_the_definition_of_the_pools(organic: int) -> None:
+    cases = {
+        (0, 0): SKIP, (0, 49): SKIP, (0, 50): LISTEN_PLUS, (0, 300): LISTEN_PLUS,
+        (1, 0): LIKE, (1, 99): LIKE, (2, 99): 0, (3, 0): 0, (4, 50): 0,
+    }  # fmt: skip
+    types, played = (np.array(part) for part in zip(*cases))
+    kinds = kinds_of(types.astype(np.uint8), played.astype(np.uint16), np.full(len(cases), organic, np.uint8))
+    expected = [pool | organic * ORGANIC | code << TYPE_SHIFT for (code, _), pool in cases.items()]
+    assert kinds.tolist() == expected
+
+
+def test_flags_of_a_reference_cache_become_the_same_kinds(folder: Path, events: dict[str, Any]) -> None:
+    kinds = events["kinds"]
+    store = EventStore(
+        folder=folder,
+        layout="reference",
+        user_ids_U=np.array([1]),
+        user_first_U1=np.array([0, 500]),
+        items_E=events["items"],
+        times_E=events["times"],
+        catalogue_I2=np.zeros((51, 2), np.uint32),
+        flags=(kinds & LISTEN_PLUS > 0, kinds & LIKE > 0, kinds & SKIP > 0, events["organic"].astype(np.int8)),
+        types_E=events["types"].astype(np.int64),
+    )
+    np.testing.assert_array_equal(store.kinds(slice(10, 400)), kinds[10:400])
+    assert store.kinds(np.array([7, 5])).tolist() == kinds[[7, 5]].tolist()
