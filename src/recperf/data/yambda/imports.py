@@ -65,7 +65,8 @@ class _Import:
         self.spool = Spool(writer.draft / "sorting", fix=_AGAIN)
 
     def run(self) -> Path:
-        self._read()
+        with self.spool:
+            self._read()
         users_C, items = self.ids["user"].final(), self.ids["item"].final()
         catalogue_I2 = self._catalogue(items)
         late = write_sorted(
@@ -92,7 +93,6 @@ class _Import:
             self._check_memory()
             expected = self.spool.events * self.source.bytes // max(1, min(batch.read, self.source.bytes))
             self.progress(int(_READING * self.spool.events), expected)
-        self.spool.close()
         if not self.spool.events:
             only = "a header and no events" if self.source.header_lines else "no events"
             raise DataError(f"the file has {only}", where={"file": self.source.path}, fix="name a file with events")

@@ -50,7 +50,7 @@ class Ids:
 
     def codes(self, column: Any) -> NDArray[np.uint32]:
         """Each row's code; new ids get the next ones."""
-        values, places_B = encoded(column)
+        values, places_B = encoded(column, self.role)
         if not self.optional and (places_B < 0).any():
             raise BadValue(int(np.argmax(places_B < 0)), f"no {self.role}")
         used = np.flatnonzero(np.bincount(places_B + 1, minlength=len(values) + 1)[1:])
@@ -90,6 +90,9 @@ class Ids:
         return {"file": path.name, "lines": len(self), "kind": kind, "sha256": digest.hexdigest()}
 
     def _code(self, values: Any) -> NDArray[np.uint32]:
+        if not len(values):
+            # A column that is empty everywhere has no type to judge.
+            return np.empty(0, np.uint32)
         numbers = self._as_numbers(values)
         if numbers is None or self._text is not None:
             return self._code_text([str(value) for value in (values.to_pylist() if numbers is None else numbers)])

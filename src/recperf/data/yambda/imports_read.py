@@ -96,7 +96,8 @@ class Source:
     def _parquet(self) -> Iterator[Batch]:
         pa = arrow()
         try:
-            with arrow(".parquet").ParquetFile(str(self.path), buffer_size=1 << 20) as file:
+            opened = arrow(".parquet").ParquetFile(str(self.path), buffer_size=1 << 20, page_checksum_verification=True)
+            with opened as file:
                 rows, first = max(1, file.metadata.num_rows), 0
                 names = {role: file.schema_arrow.names[place] for role, place in self.places.items()}
                 for batch in file.iter_batches(batch_size=_ROWS, columns=list(names.values()), use_threads=False):
@@ -162,7 +163,7 @@ def _look_at_text(
     names = [field.strip() for field in (fields[::2] if len(delimiter) == 2 else fields)]
     by_number = all(column.isdecimal() for column in columns.values())
     if header == "auto":
-        header = "no" if by_number and not set(columns.values()) <= set(names) else "yes"
+        header = "no" if by_number else "yes"
     if header == "no" and not by_number:
         named = next(column for column in columns.values() if not column.isdecimal())
         what = f"a file without a header has no column {named!r}"

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
+from ...errors import DataError, MachineError
 from ...files import writing
 from .writer import StoreWriter
 
@@ -34,9 +35,21 @@ class Spool:
         self.path = folder / "events"
         self.events = 0
         self._counts = np.zeros(0, np.int64)
-        with writing(self.path, fix=fix):
-            folder.mkdir()
+
+    def __enter__(self) -> Spool:
+        with writing(self.path, fix=self.fix):
+            self.folder.mkdir()
             self._file = self.path.open("wb")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            with writing(self.path, fix=self.fix):
+                self._file.close()
+        except MachineError:
+            # The error that led here says more than that its rest could not be written either.
+            if error is None:
+                raise
 
     def append(self, records_N: Records) -> None:
         counts = np.bincount(records_N["user"])
@@ -47,10 +60,6 @@ class Spool:
         self.events += len(records_N)
         with writing(self.path, fix=self.fix):
             self._file.write(records_N.tobytes())
-
-    def close(self) -> None:
-        with writing(self.path, fix=self.fix):
-            self._file.close()
 
     def counts(self, users: int) -> NDArray[np.int64]:
         return self._counts[:users]

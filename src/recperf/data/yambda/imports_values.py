@@ -31,12 +31,14 @@ class BadValue(Exception):
         self.row, self.what, self.fix = row, what, fix
 
 
-def encoded(column: Any) -> tuple[Any, NDArray[np.int64]]:
+def encoded(column: Any, role: str) -> tuple[Any, NDArray[np.int64]]:
     """The distinct values of a column and each row's place among them, -1 where there is none. Text loses the blanks
     around it; empty text is no value."""
     pa, compute = arrow(), arrow(".compute")
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if pa.types.is_nested(column.type):
+        raise BadValue(0, f"the {role} is of type {column.type}, which is more than one value")
     if is_text(column.type):
         column = column.cast(pa.string())
     found = column.dictionary_encode()
@@ -84,7 +86,7 @@ def times(column: Any, unit: TimeUnit) -> NDArray[np.uint32]:
 def signals(column: Any, kind: Signal, positive_from: float, needed_B: NDArray[np.bool_]) -> NDArray[np.uint16]:
     """Played ratios in percent. Ratings and labels become 100 or 0; rows that do not need a value have 0."""
     rows = np.flatnonzero(needed_B)
-    values, places = encoded(column.take(arrow().array(rows)) if len(rows) < len(column) else column)
+    values, places = encoded(column.take(arrow().array(rows)) if len(rows) < len(column) else column, kind)
     if (places < 0).any():
         raise BadValue(int(rows[np.argmax(places < 0)]), f"no {kind}")
     try:
@@ -104,7 +106,7 @@ def signals(column: Any, kind: Signal, positive_from: float, needed_B: NDArray[n
 
 def types(column: Any) -> NDArray[np.uint8]:
     """Event types by their place in the schema."""
-    values, places_B = encoded(column)
+    values, places_B = encoded(column, "type")
     missing = np.flatnonzero(places_B < 0)
     if len(missing):
         raise BadValue(int(missing[0]), "no type")
