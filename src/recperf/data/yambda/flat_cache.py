@@ -67,7 +67,8 @@ def anchors(store: EventStore, min_history: int, block: int, tick: Tick) -> Bloc
 
 def anchor_times(store: EventStore, min_history: int, block: int, tick: Tick) -> Blocks:
     blocks = anchors(store, min_history, block, tick)
-    for (start, stop), positions_A in zip(_ranges(store, block), blocks):
+    # Anchors first: zip then also asks for the one after the last, which is when the last block is ticked off.
+    for positions_A, (start, stop) in zip(blocks, _ranges(store, block)):
         yield read_block(store, "times", start, stop)[positions_A - start].astype(np.int64)
 
 

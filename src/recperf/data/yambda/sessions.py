@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...files import writing
 from .flat_cache import read_block, uids_of
 from .npy import drafted
 from .prepare import Split
@@ -229,7 +230,9 @@ def _parquet(path: Path, name: str, group_bytes: int, fix: str) -> Iterator[Writ
     def flush() -> None:
         if waiting:
             table = arrow.Table.from_batches(waiting)
-            writer.write_table(table, row_group_size=len(table))
+            # Here, because further out a full disk would be blamed on whichever of the files is closed first.
+            with writing(path, fix=fix):
+                writer.write_table(table, row_group_size=len(table))
             waiting.clear()
 
     def write(columns: dict[str, Any]) -> None:
