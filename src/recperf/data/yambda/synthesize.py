@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...config import to_json
-from .schema import MADE_UP_LICENCE
+from ...errors import DataError
+from ...files import alone, sync_folder, writing
+from .raw import need_pyarrow
+from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, MADE_UP_LICENCE, NULLABLE
 from .store import kinds_of
 from .synthesize_config import YambdaLike, default, of_size
-from .synthesize_events import BLOCK_LISTENS, Generator
-from .writer import StoreWriter
+from .synthesize_events import BLOCK_LISTENS, Block, Generator
+from .writer import StoreWriter, finished
 
-__all__ = ["NAME", "YambdaLike", "default", "of_size", "write_store"]
+__all__ = ["MADE_UP_KEY", "NAME", "YambdaLike", "default", "key", "of_size", "write_raw", "write_store"]
 
 NAME = "yambda-like"
 STREAM = 1
 """Another number means that the same config gives other events."""
-_COMMIT_EVENTS = 1 << 23
+MADE_UP_KEY = b"recperf.made_up"
+"""Key in the metadata of parquet files written here: they must never pass for the real ones."""
+COMMIT_EVENTS = 1 << 23
+"""Events between two commits: what a kill costs at most."""
+GROUP_ROWS = 1 << 20
 
 Progress = Callable[[int, int], None]
+
+
+def identity_of(config: YambdaLike) -> dict[str, Any]:
+    return {"made": NAME, "stream": STREAM, "config": to_json(config)}
+
+
+def key(config: YambdaLike) -> str:
+    """A short name for what a config gives."""
+    return hashlib.sha256(json.dumps(identity_of(config), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def write_store(
@@ -31,8 +53,10 @@ def write_store(
 
     Stopped at any moment, the same call goes on. `progress` is told the events done and about how many there will be.
     """
+    identity = identity_of(config)
+    if finished(folder, identity):
+        return folder.expanduser()
     generator, train_end = Generator(config), np.uint32(config.split["train_end"])
-    identity = {"made": NAME, "stream": STREAM, "config": to_json(config)}
     with StoreWriter(folder, identity=identity) as writer:
         committed = writer.events
         for block, next_user in generator.blocks(int(writer.bookmark or 0), block_listens):
@@ -44,18 +68,102 @@ def write_store(
                 kinds=kinds_of(part.types_E, part.ratios_E, part.organic_E),
                 ratios=part.ratios_E,
             )
-            if writer.events - committed >= _COMMIT_EVENTS:
+            if writer.events - committed >= COMMIT_EVENTS:
                 writer.commit(next_user)
                 committed = writer.events
             if progress:
                 progress(writer.events, max(writer.events, config.events))
-        return writer.finish(
-            generator.catalogue.columns(),
-            {
-                "name": NAME,
-                "synthetic": True,
-                "licence": MADE_UP_LICENCE,
-                "split": config.split,
-                "config": to_json(config),
-            },
-        )
+        facts = {"name": NAME, "synthetic": True, "licence": MADE_UP_LICENCE, "split": config.split}
+        return writer.finish(generator.catalogue.columns(), facts | {"config": to_json(config)})
+
+
+def write_raw(
+    config: YambdaLike, folder: Path, *, size: str = "like", progress: Progress | None = None
+) -> dict[str, Any]:
+    """All events, test day included, and the catalogue's two maps as parquet files laid out as the real ones.
+
+    The event file takes its name last. Answers with counts of what was written.
+    """
+    parquet = need_pyarrow().parquet
+    folder = folder.expanduser()
+    target = folder / "flat" / size / EVENTS_FILE
+    if target.exists():
+        raise DataError("there are events already", where={"file": target}, fix="choose another folder with --path")
+    again = "the same command begins again"
+    with alone(folder, what="writing these files", again=again):
+        generator, draft = Generator(config), folder / f".{EVENTS_FILE}.tmp"
+        catalogue_I2 = generator.catalogue.columns()
+        events = users = 0
+        with writing(target, fix=again):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for column, (name, file) in enumerate((("artist_id", ARTISTS_FILE), ("album_id", ALBUMS_FILE))):
+                _write_map(folder, file, name, catalogue_I2[1:, column])
+            with parquet.ParquetWriter(draft, _schema(), compression="zstd", compression_level=1) as file:
+                for group in _groups(generator):
+                    file.write_table(_table(group), row_group_size=GROUP_ROWS)
+                    events += len(group)
+                    users = int(group.uids_E[-1])
+                    if progress:
+                        progress(events, max(events, config.events))
+            _settle(draft, target)
+        (folder / "lock").unlink(missing_ok=True)
+    return {"events": events, "users": users, "items": len(catalogue_I2), "file": str(target)}
+
+
+def _groups(generator: Generator) -> Iterator[Block]:
+    """Blocks put together to the size of a row group."""
+    waiting: list[Block] = []
+    for block, _ in generator.blocks():
+        waiting.append(block)
+        if sum(map(len, waiting)) >= GROUP_ROWS:
+            yield _joined(waiting)
+            waiting = []
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(blocks: list[Block]) -> Block:
+    return Block(**{part.name: np.concatenate([getattr(one, part.name) for one in blocks]) for part in fields(Block)})
+
+
+def _schema() -> Any:
+    arrow = need_pyarrow()
+    kinds: dict[str, Any] = {name: getattr(arrow, kind)() for name, kind in COLUMNS.items()}
+    kinds["event_type"] = arrow.dictionary(arrow.int8(), arrow.string())
+    columns = [arrow.field(name, kind) for name, kind in kinds.items()]
+    return arrow.schema(columns, metadata={MADE_UP_KEY: NAME.encode()})
+
+
+def _table(block: Block) -> Any:
+    arrow = need_pyarrow()
+    no_listen_E = block.types_E != 0
+    types = arrow.DictionaryArray.from_arrays(block.types_E.astype(np.int8), list(EVENT_TYPES))
+    arrays: dict[str, Any] = {
+        "uid": block.uids_E,
+        "timestamp": block.times_E,
+        "item_id": block.items_E,
+        "is_organic": block.organic_E,
+        "played_ratio_pct": block.ratios_E,
+        "track_length_seconds": block.lengths_E.astype(np.uint32),
+        "event_type": types,
+    }
+    for name in NULLABLE:
+        arrays[name] = arrow.array(arrays[name], mask=no_listen_E)
+    return arrow.table([arrays[name] for name in COLUMNS], schema=_schema())
+
+
+def _write_map(folder: Path, file: str, name: str, values_I: NDArray[np.uint32]) -> None:
+    arrow = need_pyarrow()
+    items_I = np.arange(1, len(values_I) + 1, dtype=np.uint32)
+    table = arrow.table({name: values_I, "item_id": items_I}).replace_schema_metadata({MADE_UP_KEY: NAME.encode()})
+    draft = folder / f".{file}.tmp"
+    arrow.parquet.write_table(table, draft, compression="zstd")
+    _settle(draft, folder / file)
+
+
+def _settle(draft: Path, target: Path) -> None:
+    """Give a written file its name, so that not even a power cut leaves half of it there."""
+    with draft.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(draft, target)
+    sync_folder(target.parent)

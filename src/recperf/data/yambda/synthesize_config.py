@@ -25,7 +25,7 @@ class YambdaLike:
     """Songs in the catalogue; about 7 share an artist and 3 an album."""
     genres: int = 24
     """Hidden groups of artists: a user likes a few of them at a time."""
-    favourites: int = 4
+    favourites: int = 3
     """Artists of a genre a user comes back to while the genre is in favour."""
     days: int = TRAIN_DAYS
     """Days to train on; half an hour's gap and one day for tests follow."""
@@ -92,6 +92,6 @@ def of_size(events: int, *, seed: int = 7) -> YambdaLike:
         # learnable.
         items=max(100, min(_REAL_ITEMS, root * 133, events // 50)),
         genres=24 if events < 10_000_000 else MOST_GENRES,
-        favourites=max(4, min(24, per_user // 80)),
+        favourites=max(3, min(24, per_user // 100)),
         seed=seed,
     )

@@ -26,7 +26,7 @@ ODD = np.uint64(0xD1342543DE82EF95)
 ONE = 1 << 16
 """Chances are whole numbers of this many parts."""
 _WORD = (1 << 64) - 1
-_QUALITY = 0.07
+_QUALITY = 0.1
 _ARTIST_MOST, _ARTIST_TAIL = 100, 40.0
 _ALBUM_OPENS = 0.26
 

@@ -12,6 +12,7 @@ hour. So what a user lately did with an artist tells what comes next, and what w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -53,13 +54,13 @@ _SESSION_LISTENS = 12
 _LATE_SHARE, _LATEST_SHARE = 0.25, 0.6
 _AT_PEAK, _PEAK_TICKS = 0.75, 3 * 3600 // TICK_S
 _SLOTS, _FIRST_SLOT, _FIRST_TWO_SLOTS = 3, 0.5, 0.8
-_FAVOURITE, _SAME_GENRE = 0.66, 0.84
+_FAVOURITE, _SAME_GENRE = 0.7, 0.85
 """Below the first a draw goes to a favourite artist, below the second to any artist of a genre in favour."""
-_ARTIST_TAIL, _SONG_TAIL, _FAVOURITE_TAIL = 50.0, 3.0, 2.0
+_SONG_TAIL, _FAVOURITE_TAIL = 3.0, 2.0
 _ORGANIC, _ORGANIC_ELSEWHERE = 0.82, 0.28
 _MATCH = 0.62
-_BASE, _MATCH_GAIN, _GENRE_GAIN = 0.16, 0.58, 0.15
-_MOOD, _KINDNESS, _HOUR = 0.15, 0.10, 0.05
+_BASE, _MATCH_GAIN, _GENRE_GAIN = 0.12, 0.56, 0.21
+_MOOD, _KINDNESS, _HOUR = 0.15, 0.12, 0.06
 _LEAST, _MOST = 0.03, 0.97
 _LIKE, _LIKE_ANYWAY, _DISLIKE = 0.036, 0.012, 0.012
 _UNLIKE, _UNDISLIKE = 0.33, 0.2
@@ -99,6 +100,8 @@ class Generator:
     def __init__(self, config: YambdaLike) -> None:
         self.config = config
         self.catalogue = make_catalogue(config)
+        # Half of the plays go to about as many artists as the root of their number, in small catalogues and large.
+        self._artist_tail = float(math.isqrt(self.catalogue.artists_per_genre))
         self._ratios = _ratio_table()
         self._users, self._listens, self._more, self._pairs = (key(config.seed, purpose) for purpose in range(16, 20))
         self._activity = key(config.seed, 3)
@@ -167,7 +170,7 @@ class Generator:
         same_L = bits(draws_L, 20, 16) < parts(_SAME_GENRE)
         anywhere_L = bits(words_L, 0, 16) * self.catalogue.genres >> 16
         genre_L = np.where(same_L, sessions.genres_SK.reshape(-1)[place_L], anywhere_L)
-        rank_L = skewed(self.catalogue.artists_per_genre, unit(words_L, 32, 32), _ARTIST_TAIL)
+        rank_L = skewed(self.catalogue.artists_per_genre, unit(words_L, 32, 32), self._artist_tail)
         return genre_L, rank_L * self.catalogue.genres + genre_L
 
     def _matches(self, keys_L: Words, artist_L: Ints, sessions: _Sessions) -> NDArray[np.bool_]:
