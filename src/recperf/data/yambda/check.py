@@ -1,0 +1,117 @@
+"""Reading everything once: whether raw files and stores are what they should be. The first fault is an error.
+
+Shapes: E events, U users, N events of a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from .raw import RawEvents, RawFiles, catalogue
+from .schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
+from .store import EventStore, verify
+
+Progress = Callable[[int, int], None]
+_STRIDE = 1 << 22
+
+
+def check_raw(files: RawFiles, progress: Progress) -> dict[str, Any]:
+    """Schema, values and order of raw files."""
+    raw = RawEvents(files.events)
+    items = len(catalogue(files.artists, files.albums))
+    by_type = np.zeros(len(EVENT_TYPES), np.int64)
+    users, last_user, largest = 0, -1, -1
+    for chunk in raw.chunks(0, _STRIDE):
+        by_type += np.bincount(chunk.types, minlength=len(EVENT_TYPES))
+        users += int(np.count_nonzero(np.diff(chunk.uids.astype(np.int64), prepend=last_user)))
+        last_user = int(chunk.uids[-1])
+        outside = np.flatnonzero(chunk.items >= items)
+        if len(outside):
+            row = chunk.first_row + int(outside[0])
+            raise DataError(
+                f"row {row:,} has item {int(chunk.items[outside[0]]):,}; the catalogue ends at {items - 1:,}",
+                where={"file": files.events, "row": row},
+                fix="get the three files of one dataset together",
+            )
+        largest = max(largest, int(chunk.items.max()))
+        progress(chunk.first_row + len(chunk), raw.rows)
+    first, last = raw.time_range()
+    return {
+        "file": str(files.events),
+        "events": raw.rows,
+        "users": users,
+        "items": items,
+        "largest_item": largest,
+        "first_time": first,
+        "last_time": last,
+        "by_type": dict(zip(EVENT_TYPES, map(int, by_type))),
+        "footer_sha256": raw.identity["sha256"],
+    }
+
+
+def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
+    """Digests where there are any, then what they cannot know: order, ranges, and that columns fit each other."""
+    if store.layout == "packed":
+        verify(store, progress)
+    _check_users(store)
+    for start in range(0, store.events, _STRIDE):
+        part = slice(start, min(store.events, start + _STRIDE))
+        _check_values(store, part)
+        progress(part.stop, store.events)
+    return {
+        "folder": str(store.folder),
+        "layout": store.layout,
+        "events": store.events,
+        "users": store.users,
+        "items": store.items,
+        "digest": store.digest,
+    }
+
+
+def _check_users(store: EventStore) -> None:
+    first_U1 = store.user_first_U1
+    if len(first_U1) != store.users + 1 or first_U1[0] != 0 or first_U1[-1] != store.events:
+        raise _wrong(store.folder, "the table of users does not cover the events")
+    if (np.diff(first_U1) <= 0).any():
+        raise _wrong(store.folder, "a user has no event")
+    if (np.diff(store.user_ids_U) <= 0).any():
+        raise _wrong(store.folder, "users are not in ascending order")
+
+
+def _check_values(store: EventStore, part: slice) -> None:
+    items_N, kinds_N = store.items_E[part], store.kinds(part)
+    # One event more, so that the step into the next piece is looked at too.
+    times_N = store.times_E[part.start : part.stop + 1].astype(np.int64)
+    backwards_N = np.flatnonzero(np.diff(times_N) < 0) + part.start + 1
+    first_U = store.user_first_U1[:-1]
+    starts = first_U[np.minimum(np.searchsorted(first_U, backwards_N), len(first_U) - 1)]
+    for found, what in (
+        (backwards_N[starts != backwards_N], "is earlier than the one before it"),
+        (_where(items_N >= store.items, part), "has an item outside the catalogue"),
+        (_where(_impossible(kinds_N), part), "is of a kind that cannot be"),
+    ):
+        if len(found):
+            raise _wrong(store.folder, f"event {int(found[0]):,} {what}")
+
+
+def _where(bad_N: NDArray[np.bool_], part: slice) -> NDArray[np.int64]:
+    return np.asarray(np.flatnonzero(bad_N) + part.start, np.int64)
+
+
+def _impossible(kinds_N: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """A listen is in exactly one of its two pools, a like in its own, all others in none."""
+    kinds = np.arange(256)
+    types, pools = kinds >> TYPE_SHIFT, kinds & POOLS
+    listens = (types == 0) & ((pools == LISTEN_PLUS) | (pools == SKIP))
+    possible = listens | ((types == 1) & (pools == LIKE)) | ((types > 1) & (types < len(EVENT_TYPES)) & (pools == 0))
+    return np.asarray(~possible[kinds_N])
+
+
+def _wrong(folder: Path, what: str) -> DataError:
+    return DataError(f"this store cannot be used: {what}", where={"folder": folder}, fix="prepare it again")

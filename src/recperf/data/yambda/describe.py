@@ -1,0 +1,136 @@
+"""What is in a store of events: counts, shares, lengths, windows and anchors, in bounded memory.
+
+Shapes: E events, U users, I items, W windows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import HistoryConfig, WindowConfig
+from .schema import DAY_S, EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
+from .store import EVENT_BYTES, EventStore
+from .windows import WindowIndex
+
+_STRIDE = 1 << 22
+_SAMPLED = 512
+"""Anchors whose histories are gathered to tell how long they are."""
+
+
+def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -> dict[str, Any]:
+    """Everything `data info` says; the arrays a plot needs are under `plot`."""
+    events_I, events_by_day, by_kind = _tallies(store)
+    lengths_U = np.diff(store.user_first_U1)
+    seen = np.sort(events_I[events_I > 0])[::-1]
+    first, last = _time_range(store)
+    kinds = np.arange(256)
+    types = {name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)}
+    pools = {"listen_plus": LISTEN_PLUS, "skip": SKIP, "like": LIKE}
+    shares = {name: float(by_kind[(kinds & bit) > 0].sum() / store.events) for name, bit in pools.items()}
+    index = WindowIndex.open(store, windows)
+    anchors_W = index.counts()
+    return {
+        "name": store.name,
+        "synthetic": store.synthetic,
+        "layout": store.layout,
+        "folder": str(store.folder),
+        "licence": store.manifest.get("licence", "that of the source"),
+        "digest": store.digest,
+        "users": store.users,
+        "items": store.items,
+        "items_with_events": len(seen),
+        "artists": _distinct(store.catalogue_I2[:, 0]),
+        "albums": _distinct(store.catalogue_I2[:, 1]),
+        "events": store.events,
+        "bytes_an_event": EVENT_BYTES if store.layout == "packed" else 47,
+        "days": round((last - first) / DAY_S, 2),
+        "first_time": first,
+        "last_time": last,
+        "by_type": types,
+        "shares": {**shares, "other": 1.0 - sum(shares.values())},
+        "organic_share": float(by_kind[(kinds & ORGANIC) > 0].sum() / store.events),
+        "events_per_user": _spread(lengths_U),
+        "events_per_item": _spread(seen),
+        "top_items_share": float(seen[: max(1, len(seen) // 100)].sum() / store.events),
+        "user_lengths": _powers(lengths_U),
+        "windows": {
+            "seconds": windows.seconds,
+            "count": index.windows,
+            "first_anchor": index.t_min if index.windows else None,
+            "last_anchor": index.t_max if index.windows else None,
+        },
+        "anchors": {
+            "min_history": windows.min_history,
+            "total": int(anchors_W.sum()),
+            "in_the_last_window": int(anchors_W[-1]) if len(anchors_W) else 0,
+            "a_window": _spread(anchors_W) if len(anchors_W) else None,
+            "users_with_enough": int((lengths_U > windows.min_history).sum()),
+        },
+        "history": _histories(store, index, history),
+        "plot": {
+            "user_lengths": lengths_U,
+            "item_events": seen,
+            "events_by_day": events_by_day,
+            "anchors_by_window": anchors_W,
+        },
+    }
+
+
+def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Events of each item, of each day, and of each kind, in one pass."""
+    events_I = np.zeros(store.items, np.int64)
+    by_kind = np.zeros(256, np.int64)
+    by_day = np.zeros(1, np.int64)
+    origin = _time_range(store)[0]
+    for start in range(0, store.events, _STRIDE):
+        part = slice(start, start + _STRIDE)
+        counted = np.bincount(store.items_E[part], minlength=store.items)
+        events_I += counted[: store.items]
+        by_kind += np.bincount(store.kinds(part), minlength=256)
+        days = np.bincount((store.times_E[part].astype(np.int64) - origin) // DAY_S)
+        if len(days) > len(by_day):
+            by_day = np.pad(by_day, (0, len(days) - len(by_day)))
+        by_day[: len(days)] += days
+    return events_I, by_day, by_kind
+
+
+def _time_range(store: EventStore) -> tuple[int, int]:
+    """Users' events are in the order of time, so that only each user's first and last are to be read."""
+    first_U, last_U = store.user_first_U1[:-1], store.user_first_U1[1:] - 1
+    return int(store.times_E[first_U].min()), int(store.times_E[last_U].max())
+
+
+def _distinct(ids_I: NDArray[np.uint32]) -> int:
+    return int(np.count_nonzero(np.unique(ids_I)))
+
+
+def _spread(counts: NDArray[np.int64]) -> dict[str, float]:
+    p20, p50, p80 = (float(value) for value in np.percentile(counts, [20, 50, 80]))
+    return {"p20": p20, "p50": p50, "p80": p80, "mean": float(counts.mean()), "max": float(counts.max())}
+
+
+def _powers(lengths_U: NDArray[np.int64]) -> dict[str, int]:
+    """How many users have so many events, in steps of a factor of two."""
+    powers = np.bincount(np.int64(np.log2(lengths_U)))
+    return {f"{1 << power:,} to {(2 << power) - 1:,}": int(users) for power, users in enumerate(powers) if users}
+
+
+def _histories(store: EventStore, index: WindowIndex, config: HistoryConfig) -> dict[str, Any] | None:
+    """Lengths of the histories of anchors taken at even distances over all windows."""
+    counts_W = index.counts()
+    total = int(counts_W.sum())
+    if not total:
+        return None
+    from .history import Histories
+
+    chosen = np.linspace(0, total - 1, min(total, _SAMPLED)).astype(np.int64)
+    edges_W1 = np.concatenate([[0], np.cumsum(counts_W)])
+    window_of = np.searchsorted(edges_W1, chosen, side="right") - 1
+    positions = np.concatenate(
+        [index.anchors(int(window))[chosen[window_of == window] - edges_W1[window]] for window in np.unique(window_of)]
+    )
+    lengths = np.diff(Histories(store, config).batch(positions).history_offsets_B1.numpy())
+    return {"length": config.length, "strategy": config.strategy, "sampled": len(positions), **_spread(lengths)}

@@ -1,0 +1,108 @@
+"""A store of events as one picture: who listens how much, to what, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import MachineError, UsageError
+from ...files import writing
+
+SUFFIXES = (".svg", ".png", ".pdf")
+_INK, _BAR, _LINE = "#1f2933", "#3b7dd8", "#c8d0d9"
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Four panels of what `describe` found, written as the file's suffix says."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"cannot draw {path.name}: a plot is one of {', '.join(SUFFIXES)}", fix="--plot events.svg")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MachineError("the plot needs matplotlib", fix="pip install 'recperf[report]'") from None
+    settings: Any = {
+        "svg.fonttype": "none", "svg.hashsalt": "recperf", "font.size": 9, "axes.edgecolor": _LINE,
+        "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK, "text.color": _INK,
+        "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False,
+    }  # fmt: skip
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(10, 6.4), layout="constrained")
+        made_up = ", made up" if found["synthetic"] else ""
+        figure.suptitle(
+            f"{found['name']}{made_up}: {found['events']:,} events of {found['users']:,} users, "
+            f"{found['items_with_events']:,} items",
+            fontsize=12,
+        )
+        panels = figure.subplots(2, 2)
+        _users(panels[0, 0], found)
+        _items(panels[0, 1], found)
+        _days(panels[1, 0], found)
+        _anchors(panels[1, 1], found)
+        with writing(path, fix="choose another file with --plot"):
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
+
+
+def _plain(axis: Any) -> None:
+    """Powers of ten as numbers; matplotlib's own labels need its math text, which is off for the sake of names."""
+
+    def words(value: float, _: int) -> str:
+        for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if value >= limit:
+                return f"{value / limit:g} {unit}"
+        return f"{value:g}"
+
+    axis.set_major_formatter(words)
+    axis.set_minor_formatter(lambda value, _: "")
+
+
+def _users(axes: Any, found: dict[str, Any]) -> None:
+    lengths = found["plot"]["user_lengths"]
+    edges = np.geomspace(1, max(2, lengths.max() + 1), 40)
+    axes.hist(lengths, bins=edges, color=_BAR)
+    axes.set(xscale="log", title="How long users' streams are", xlabel="events of a user", ylabel="users")
+    axes.margins(y=0.25)
+    _plain(axes.xaxis)
+    _plain(axes.yaxis)
+    least = found["anchors"]["min_history"]
+    if 0 < least < lengths.max():
+        axes.axvline(least, color=_INK, linewidth=1, linestyle="--")
+        axes.annotate(
+            f"{found['anchors']['users_with_enough']:,} users past {least:,}",
+            (least, 0.97), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points", va="top",
+        )  # fmt: skip
+
+
+def _items(axes: Any, found: dict[str, Any]) -> None:
+    counts = found["plot"]["item_events"]
+    # A point for each of so many ranks: millions would only make the file large.
+    ranks = np.unique(np.geomspace(1, len(counts), 400).astype(np.int64))
+    axes.plot(ranks, counts[ranks - 1], color=_BAR)
+    share = found["top_items_share"]
+    axes.set(
+        xscale="log", yscale="log", xlabel="rank of the item", ylabel="events",
+        title=f"Items by popularity: the top 1 % have {100 * share:.0f} %",
+    )  # fmt: skip
+    _plain(axes.xaxis)
+    _plain(axes.yaxis)
+
+
+def _days(axes: Any, found: dict[str, Any]) -> None:
+    by_day = found["plot"]["events_by_day"]
+    axes.fill_between(np.arange(len(by_day)), by_day, step="post", color=_BAR, linewidth=0)
+    axes.set(title="Events a day", xlabel="day", ylabel="events", xlim=(0, max(1, len(by_day) - 1)), ylim=(0, None))
+    _plain(axes.yaxis)
+
+
+def _anchors(axes: Any, found: dict[str, Any]) -> None:
+    anchors = found["plot"]["anchors_by_window"]
+    total, least = found["anchors"]["total"], found["anchors"]["min_history"]
+    axes.fill_between(np.arange(len(anchors)), anchors, step="post", color=_BAR, linewidth=0)
+    axes.set(
+        title=f"{total:,} anchors with {least:,} events before them",
+        xlabel=f"window of {found['windows']['seconds']:,} s", ylabel="anchors",
+        xlim=(0, max(1, len(anchors) - 1)), ylim=(0, None),
+    )  # fmt: skip
+    _plain(axes.yaxis)
