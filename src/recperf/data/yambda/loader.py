@@ -92,14 +92,16 @@ class _Crew:
 _crews: weakref.WeakSet[_Crew] = weakref.WeakSet()
 
 
-@atexit.register
-def _end_all() -> None:
-    """No thread may still read mapped files while the interpreter takes them apart."""
-    crews = list(_crews)
-    for crew in crews:
+def _end(crews: weakref.WeakSet[_Crew]) -> None:
+    living = list(crews)
+    for crew in living:
         crew.stop()
-    for crew in crews:
+    for crew in living:
         crew.join()
+
+
+# No thread may still read mapped files while the interpreter takes them apart.
+atexit.register(_end, _crews)
 
 
 def _work(crew: _Crew) -> None:
@@ -143,15 +145,15 @@ class Loader:
         self.order, self.histories = order, histories
         self.workers, self.prefetch, self.start = workers, prefetch, start
         self.device = None if device is None else torch.device(device)
-        self._streams: weakref.WeakSet[_Stream] = weakref.WeakSet()
+        self._crews: weakref.WeakSet[_Crew] = weakref.WeakSet()
 
     def __len__(self) -> int:
         return len(self.order) - self.start
 
     def __iter__(self) -> _Stream:
-        stream = _Stream(self)
-        self._streams.add(stream)
-        return stream
+        crew = _Crew(self.order, self.histories, self.workers, self.device is not None and self.device.type == "cuda")
+        self._crews.add(crew)
+        return _Stream(self, crew)
 
     def __enter__(self) -> Loader:
         return self
@@ -160,28 +162,25 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """End every stream that is still open."""
-        for stream in list(self._streams):
-            stream.close()
+        """End every stream that is still open, and wait for the threads of those that were forgotten."""
+        _end(self._crews)
 
 
 class _Stream(Iterator[HistoryBatch]):
     """One pass over a loader's batches."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, crew: _Crew) -> None:
         self._order, self._device = loader.order, loader.device
         self._next, self._prefetch = loader.start, loader.prefetch
         self._jobs: deque[_Job] = deque()
-        self._open = True
         self._asked: int | None = None
-        pin = self._device is not None and self._device.type == "cuda"
-        self._crew = _Crew(loader.order, loader.histories, loader.workers, pin)
-        self._at_end = weakref.finalize(self, self._crew.stop)
+        self._crew = crew
+        self._at_end = weakref.finalize(self, crew.stop)
         self._at_end.atexit = False
         self._fill()
 
     def __next__(self) -> HistoryBatch:
-        if not self._open:
+        if self._crew.stopping.is_set():
             raise StopIteration
         try:
             self._fill()
@@ -199,7 +198,6 @@ class _Stream(Iterator[HistoryBatch]):
 
     def close(self) -> None:
         """End the threads and wait for them; what was made ahead is dropped."""
-        self._open = False
         self._at_end()
         self._crew.join()
         self._jobs.clear()

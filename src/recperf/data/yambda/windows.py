@@ -159,7 +159,9 @@ class WindowIndex:
         rows = self._rows(window, users)
         first, events = self.first_R[rows], self.events_R[rows].astype(np.int64)
         expected, ends = int(self.anchors_R[rows].sum(dtype=np.int64)), np.cumsum(events)
-        if len(first) and (first.min() < 0 or int((first + events).max()) > self.store.events):
+        if not len(first):
+            return np.empty(0, np.int64)
+        if first.min() < 0 or int((first + events).max()) > self.store.events or expected > ends[-1]:
             raise self._damaged()
         positions, done, begin = np.empty(expected, np.int64), 0, 0
         while begin < len(first):

@@ -1,0 +1,361 @@
+"""Batches made by threads: their order, their errors, and that nothing stays running."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from recperf.data.batch import HistoryBatch, JaggedFeatures
+from recperf.data.yambda import loader as loader_module
+from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.data.yambda.history import Histories
+from recperf.data.yambda.loader import Loader
+from recperf.data.yambda.order import StreamOrder
+from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, SKIP
+from recperf.data.yambda.store import EventStore
+from recperf.data.yambda.windows import WindowIndex
+from recperf.errors import ConfigError, DataError, MachineError
+
+Positions = NDArray[np.int64]
+
+
+class FakeIndex:
+    """Windows of given sizes; tells when one is looked up."""
+
+    def __init__(self, sizes: list[int], tell: Callable[[int], None] = lambda window: None) -> None:
+        self.sizes, self.windows, self.tell = sizes, len(sizes), tell
+
+    def counts(self, users: str) -> Positions:
+        return np.array(self.sizes, np.int64)
+
+    def order(self, window: int, users: str) -> Positions:
+        self.tell(window)
+        return np.arange(self.sizes[window]) + 1000 * window
+
+
+class FakeHistories:
+    """Batches whose query times are the positions; `meanwhile` is called first and may wait or fail."""
+
+    def __init__(self, meanwhile: Callable[[Positions], None] = lambda positions: None) -> None:
+        self.meanwhile = meanwhile
+
+    def batch(self, positions_B: Positions) -> HistoryBatch:
+        self.meanwhile(positions_B)
+        ids = torch.from_numpy(positions_B)
+        none = torch.zeros(0, dtype=torch.int64)
+        offsets = torch.zeros(len(ids) + 1, dtype=torch.int64)
+        features = JaggedFeatures.from_ids(("uid",), ids[None])
+        return HistoryBatch(features, offsets, none, none, ids, torch.zeros(len(ids)))
+
+
+def order_of(sizes: list[int], batch_size: int = 4, tell: Callable[[int], None] = lambda window: None) -> StreamOrder:
+    index = cast(WindowIndex, FakeIndex(sizes, tell))
+    return StreamOrder(index, windows=range(len(sizes)), batch_size=batch_size, leftover="keep")
+
+
+def told(batch: HistoryBatch) -> list[int]:
+    return batch.query_times_B.tolist()
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("recperf-loader")}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what other threads are about to do."""
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    assert not threads()
+    yield
+    gc.collect()
+    until(lambda: not threads())
+
+
+def late_ones_first(positions_B: Positions) -> None:
+    time.sleep(0.004 if positions_B[0] // 4 % 3 == 0 else 0)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+@pytest.mark.parametrize("prefetch", [1, 3, 20])
+def test_the_order_is_exact_whatever_the_number_of_threads(workers: int, prefetch: int) -> None:
+    order = order_of([9, 0, 4, 30, 1])
+    expected = [order.batch(number).tolist() for number in range(len(order))]
+    loader = Loader(order, FakeHistories(late_ones_first), workers=workers, prefetch=prefetch)
+    assert len(loader) == len(expected) == 13
+    assert [told(batch) for batch in loader] == expected
+    assert not threads()
+    assert [told(batch) for batch in loader] == expected
+
+
+def test_a_stream_begins_at_any_batch_and_reads_nothing_before_it() -> None:
+    asked: list[int] = []
+    order = order_of([8] * 10, tell=asked.append)
+    expected = [[1000 * window + 4 * half + number for number in range(4)] for window in range(10) for half in (0, 1)]
+    assert [told(batch) for batch in Loader(order, FakeHistories(), start=15)] == expected[15:]
+    assert sorted(asked) == [7, 8, 9]
+    assert [told(batch) for batch in Loader(order, FakeHistories(), start=20)] == []
+    for start in (-1, 21):
+        with pytest.raises(ConfigError, match=f"start is {start}"):
+            Loader(order, FakeHistories(), start=start)
+
+
+def test_no_more_is_made_ahead_than_asked() -> None:
+    made: list[int] = []
+    loader = Loader(order_of([400]), FakeHistories(lambda p: made.append(int(p[0]) // 4)), workers=3, prefetch=5)
+    stream = iter(loader)
+    for taken in range(1, 6):
+        next(stream)
+        until(lambda: len(made) >= taken + 5)  # noqa: B023
+        time.sleep(0.005)
+        assert sorted(made) == list(range(taken + 5))
+    stream.close()
+
+
+def test_batches_are_made_at_the_same_time() -> None:
+    together = threading.Barrier(3, timeout=20)
+    loader = Loader(order_of([24]), FakeHistories(lambda positions: together.wait() and None), workers=3, prefetch=3)
+    assert len([*loader]) == 6
+
+
+def test_the_next_window_is_found_before_it_is_needed() -> None:
+    asked: dict[int, str] = {}
+    order = order_of([80] * 3, tell=lambda window: asked.update({window: threading.current_thread().name}))
+    stream = iter(Loader(order, FakeHistories(), workers=1, prefetch=2))
+    next(stream)
+    until(lambda: 1 in asked)
+    assert asked[1] == "recperf-loader-windows"
+    assert 2 not in asked
+    # 20 batches a window: with 2 made ahead, no worker was anywhere near the second window.
+    for _ in range(19):
+        next(stream)
+    until(lambda: 2 in asked)
+    assert asked[2] == "recperf-loader-windows"
+    assert len([*stream]) == 40
+
+
+def fails_at(first: int, error: BaseException) -> Callable[[Positions], None]:
+    def meanwhile(positions: Positions) -> None:
+        if positions[0] == first:
+            raise error
+
+    return meanwhile
+
+
+@pytest.mark.parametrize("error", [ValueError("the moon"), SystemExit(3), KeyboardInterrupt(), MemoryError()])
+def test_a_failed_batch_is_told_at_its_place(error: BaseException) -> None:
+    loader = Loader(order_of([40]), FakeHistories(fails_at(12, error)), workers=3, prefetch=6)
+    stream = iter(loader)
+    assert [told(next(stream))[0] for _ in range(3)] == [0, 4, 8]
+    with pytest.raises(MachineError, match=f"batch 3 could not be made: {type(error).__name__}") as failure:
+        next(stream)
+    assert failure.value.__cause__ is error
+    assert failure.value.where == {"batch": "3"}
+    assert not threads()
+    assert [*stream] == []
+
+
+def test_an_error_that_explains_itself_keeps_its_words() -> None:
+    error = DataError("the store is damaged", where={"file": "items"}, fix="prepare it again")
+    with pytest.raises(DataError, match="the store is damaged") as failure:
+        _ = [*Loader(order_of([40]), FakeHistories(fails_at(12, error)))]
+    assert failure.value.where == {"file": "items", "batch": "3"}
+    assert failure.value.fix == "prepare it again"
+
+
+def test_a_window_that_cannot_be_found_is_told_by_its_first_batch() -> None:
+    def tell(window: int) -> None:
+        if window == 1:
+            raise DataError("the index does not fit")
+
+    stream = iter(Loader(order_of([8, 8], tell=tell), FakeHistories()))
+    assert [told(next(stream))[0] for _ in range(2)] == [0, 4]
+    with pytest.raises(DataError, match="does not fit") as failure:
+        next(stream)
+    assert failure.value.where["batch"] == "2"
+
+
+def test_threads_that_ended_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(loader_module, "_work", lambda crew: None)
+    with pytest.raises(MachineError, match="batch 0 was not made: a thread of the loader ended"):
+        next(iter(Loader(order_of([8]), FakeHistories())))
+    assert not threads()
+
+
+def test_a_thread_killed_between_batches_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(threading, "excepthook", lambda what: None)
+    stream = iter(Loader(order_of([400]), FakeHistories(), workers=1, prefetch=1))
+    next(stream)
+    (worker,) = (thread for thread in threads() if thread.name == "recperf-loader-0")
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(cast(int, worker.ident)), ctypes.py_object(SystemExit)
+    )
+    # The order to end arrives with the next batch: inside of it that batch fails, after it the thread is gone.
+    with pytest.raises(MachineError, match=r"batch \d+ (was not made|could not be made)"):
+        for _ in range(50):
+            next(stream)
+    assert not threads()
+
+
+def test_leaving_early_ends_everything() -> None:
+    with Loader(order_of([400]), FakeHistories()) as loader:
+        for number, _ in enumerate(loader):
+            if number == 3:
+                break
+        next(iter(loader))
+    assert not threads()
+
+
+def test_an_error_of_the_consumer_ends_everything() -> None:
+    with pytest.raises(ZeroDivisionError), Loader(order_of([400]), FakeHistories()) as loader:
+        for _ in loader:
+            _ = 1 / 0
+    assert not threads()
+
+
+def test_a_forgotten_stream_ends_its_threads() -> None:
+    stream = iter(Loader(order_of([400]), FakeHistories()))
+    next(stream)
+    assert threads()
+    del stream
+    until(lambda: not threads())
+
+
+def test_closing_waits_for_the_batch_in_the_making() -> None:
+    begun, finished = threading.Event(), threading.Event()
+
+    def slow(positions: Positions) -> None:
+        begun.set()
+        time.sleep(0.05)
+        finished.set()
+
+    stream = iter(Loader(order_of([400]), FakeHistories(slow), workers=1))
+    assert begun.wait(20)
+    stream.close()
+    assert finished.is_set()
+    assert not threads()
+    stream.close()
+    assert [*stream] == []
+
+
+def test_ctrl_c_while_waiting_ends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, real = threading.Event(), loader_module._Stream._taken
+
+    def taken(self: Any, job: Any) -> HistoryBatch:
+        if job.number == 2:
+            waiting.set()
+        return real(self, job)
+
+    def interrupting(positions: Positions) -> None:
+        if positions[0] == 8:
+            assert waiting.wait(20)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.05)
+
+    monkeypatch.setattr(loader_module._Stream, "_taken", taken)
+    stream = iter(Loader(order_of([400]), FakeHistories(interrupting), workers=1, prefetch=1))
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(3):
+            next(stream)
+    assert not threads()
+    assert [*stream] == []
+
+
+def test_a_process_ends_with_a_stream_open(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_loader import FakeHistories, Loader, late_ones_first, order_of
+kept = iter(Loader(order_of([4000]), FakeHistories(late_ones_first)))
+next(kept)
+print("done", flush=True)
+"""
+    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    finished = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "done\n", "")
+
+
+class FakeBatch:
+    """Notes what a device would ask of it."""
+
+    def __init__(self, pinned: bool) -> None:
+        self.calls: list[Any] = []
+        self.pinned = pinned
+        self.labels_B = self
+
+    def is_pinned(self) -> bool:
+        return self.pinned
+
+    def pin_memory(self) -> FakeBatch:
+        self.calls.append(("pin", threading.current_thread() is threading.main_thread()))
+        return self
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> FakeBatch:
+        self.calls.append(("to", str(device), non_blocking))
+        return self
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_for_a_gpu_are_pinned_by_the_threads_and_copied_without_waiting(pinned: bool) -> None:
+    class Gather:
+        def batch(self, positions_B: Positions) -> HistoryBatch:
+            return cast(HistoryBatch, FakeBatch(pinned))
+
+    batches = cast(list[FakeBatch], [*Loader(order_of([8]), Gather(), device="cuda:1")])
+    copied = ("to", "cuda:1", True)
+    assert [batch.calls for batch in batches] == [[copied] if pinned else [("pin", False), copied]] * 2
+    on_host = cast(list[FakeBatch], [*Loader(order_of([8]), Gather(), device="cpu")])
+    assert [batch.calls for batch in on_host] == [[("to", "cpu", True)]] * 2
+
+
+def test_wrong_numbers_are_refused() -> None:
+    for wrong in ({"workers": 0}, {"prefetch": 0}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is 0"):
+            Loader(order_of([8]), FakeHistories(), **wrong)
+
+
+def test_real_histories_by_threads_are_those_of_one_after_the_other(tmp_path: Path) -> None:
+    draw, users, events = np.random.default_rng(1), 6, 200
+    store = EventStore(
+        folder=tmp_path,
+        layout="packed",
+        user_ids_U=np.arange(users) + 1,
+        user_first_U1=np.arange(users + 1) * events,
+        items_E=draw.integers(0, 30, users * events).astype(np.uint32),
+        times_E=np.sort(draw.integers(0, 9000, (users, events)), axis=1).reshape(-1).astype(np.uint32),
+        packed_kinds_E=draw.choice(np.array([LISTEN_PLUS, SKIP, LIKE], np.uint8), users * events, p=[0.6, 0.3, 0.1]),
+        catalogue_I2=draw.integers(0, 9, (30, 2)).astype(np.uint32),
+        manifest={"digest": "h"},
+    )
+    index = WindowIndex.open(store, WindowConfig(seconds=1000, min_history=20, shuffle=0.5), cache=tmp_path)
+    order = StreamOrder(index, windows=range(index.windows), batch_size=16, leftover="carry")
+    histories = Histories(store, HistoryConfig(length=30, scan=100), impl="reference")
+    seen = 0
+    for number, batch in enumerate(Loader(order, histories, workers=3, prefetch=4, start=5), start=5):
+        alone = histories.batch(order.batch(number))
+        assert torch.equal(batch.features.values_V, alone.features.values_V)
+        assert torch.equal(batch.features.offsets_FB1, alone.features.offsets_FB1)
+        for name in ("history_offsets_B1", "actions_T", "times_T", "query_times_B", "labels_B"):
+            assert torch.equal(getattr(batch, name), getattr(alone, name))
+        seen += len(batch)
+    assert seen == order.samples - 5 * 16

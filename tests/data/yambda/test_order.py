@@ -1,0 +1,195 @@
+"""Streams of batches against the plain way: list every anchor, then cut."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from recperf.data.yambda import order as order_module
+from recperf.data.yambda.config import WindowConfig
+from recperf.data.yambda.order import Leftover, StreamOrder
+from recperf.data.yambda.schema import SKIP
+from recperf.data.yambda.store import EventStore
+from recperf.data.yambda.windows import WindowIndex
+from recperf.errors import ConfigError
+
+LEFTOVERS: tuple[Leftover, ...] = ("drop", "keep", "carry")
+
+
+class FakeIndex:
+    """Windows of given sizes whose anchors are numbered through, and a list of those that were asked for."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes, self.windows = sizes, len(sizes)
+        self.asked: list[int] = []
+
+    def counts(self, users: str) -> NDArray[np.int64]:
+        return np.array(self.sizes, np.int64)
+
+    def order(self, window: int, users: str) -> NDArray[np.int64]:
+        self.asked.append(window)
+        return np.arange(self.sizes[window]) + 1000 * window
+
+
+def stream(sizes: list[int], windows: Any = None, **how: Any) -> tuple[StreamOrder, FakeIndex]:
+    index = FakeIndex(sizes)
+    windows = range(len(sizes)) if windows is None else windows
+    return StreamOrder(cast(WindowIndex, index), windows=windows, **how), index
+
+
+def plain(sizes: list[int], windows: list[int], batch_size: int, leftover: Leftover) -> list[list[int]]:
+    lists = [[1000 * window + number for number in range(sizes[window])] for window in windows]
+    if leftover == "carry":
+        lists = [[anchor for part in lists for anchor in part]]
+    batches = [part[start : start + batch_size] for part in lists for start in range(0, len(part), batch_size)]
+    return [batch for batch in batches if leftover != "drop" or len(batch) == batch_size]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=8),
+    chosen=st.data(),
+    batch_size=st.integers(1, 9),
+    leftover=st.sampled_from(LEFTOVERS),
+)
+def test_every_batch_is_that_of_the_plain_way(
+    sizes: list[int], chosen: st.DataObject, batch_size: int, leftover: Leftover
+) -> None:
+    windows = chosen.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=8))
+    expected = plain(sizes, windows, batch_size, leftover)
+    order, _ = stream(sizes, windows, batch_size=batch_size, leftover=leftover)
+    assert len(order) == len(expected)
+    assert order.samples == sum(len(batch) for batch in expected)
+    for number in reversed(range(len(expected))):
+        assert order.batch(number).tolist() == expected[number]
+        place = order.last_place(number)
+        assert windows[place] == expected[number][-1] // 1000
+        # The next window any batch needs is where the first later batch with another window's anchors is.
+        later = [anchor // 1000 for batch in expected[number:] for anchor in batch]
+        upcoming = order.next_place(place)
+        if len(set(windows)) == len(windows):
+            rest = later[later.index(windows[place]) :]
+            others = [window for window in rest if windows.index(window) > place]
+            assert (None if upcoming is None else windows[upcoming]) == (others[0] if others else None)
+
+
+def test_leftovers_are_told() -> None:
+    sizes = [5, 0, 7, 3]
+    assert stream(sizes, batch_size=4, leftover="drop")[0].leftovers_S.tolist() == [1, 0, 3, 3]
+    assert stream(sizes, batch_size=4, leftover="keep")[0].leftovers_S.tolist() == [1, 0, 3, 3]
+    assert stream(sizes, batch_size=4, leftover="carry")[0].leftovers_S.tolist() == [1, 1, 0, 3]
+    assert [len(stream(sizes, batch_size=4, leftover=how)[0]) for how in LEFTOVERS] == [2, 5, 4]
+    assert [stream(sizes, batch_size=4, leftover=how)[0].samples for how in LEFTOVERS] == [8, 15, 15]
+
+
+@pytest.mark.parametrize("leftover", LEFTOVERS)
+def test_a_late_batch_asks_for_its_own_windows_only(leftover: Leftover) -> None:
+    order, index = stream([10] * 50, batch_size=4, leftover=leftover)
+    assert index.asked == []
+    number = len(order) - 3
+    touched = sorted({position // 1000 for position in order.batch(number).tolist()})
+    assert index.asked == touched
+    assert 1 <= len(touched) <= 2
+
+
+def test_windows_are_found_once_while_they_are_in_use() -> None:
+    order, index = stream([40] * 5, batch_size=4)
+    for number in range(len(order)):
+        order.batch(number)
+    assert index.asked == [0, 1, 2, 3, 4]
+
+
+def test_few_large_windows_and_more_small_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_module, "_SMALL", 100)
+    large, index = stream([60] * 10, batch_size=60)
+    for _ in range(2):
+        for number in range(4):
+            large.batch(number)
+    assert index.asked == [0, 1, 2, 3] * 2
+    small, index = stream([5] * 10, batch_size=5)
+    for _ in range(2):
+        for number in range(10):
+            small.batch(number)
+    assert index.asked == list(range(10))
+
+
+def test_threads_that_ask_together_find_a_window_once() -> None:
+    order, index = stream([400], batch_size=4)
+    barrier = threading.Barrier(8)
+    found: dict[int, list[int]] = {}
+
+    def ask(number: int) -> None:
+        barrier.wait()
+        found[number] = order.batch(number).tolist()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert index.asked == [0]
+    assert found == {number: list(range(4 * number, 4 * number + 4)) for number in range(8)}
+
+
+def test_a_batch_is_the_callers_own() -> None:
+    order, _ = stream([8, 8], batch_size=4)
+    order.batch(0)[:] = -1
+    assert order.batch(0).tolist() == [0, 1, 2, 3]
+    carried, _ = stream([8, 8], batch_size=4, leftover="carry")
+    carried.batch(0)[:] = -1
+    assert carried.batch(0).tolist() == [0, 1, 2, 3]
+
+
+def test_an_error_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, index = stream([8], batch_size=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "order", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            order.batch(0)
+    assert order.batch(0).tolist() == [0, 1, 2, 3]
+
+
+def test_wrong_wishes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="batch_size is 0"):
+        stream([3], batch_size=0)
+    with pytest.raises(ConfigError, match="leftover is 'share'"):
+        stream([3], batch_size=1, leftover="share")
+    for windows in ([0, 1], [-1]):
+        with pytest.raises(ConfigError, match="windows is"):
+            stream([3], windows, batch_size=1)
+    order, _ = stream([3], batch_size=2)
+    for number in (-1, 1):
+        with pytest.raises(IndexError, match=f"no batch {number}: the stream has 1"):
+            order.batch(number)
+
+
+def test_real_windows_in_their_order(tmp_path: Path) -> None:
+    store = EventStore(
+        folder=tmp_path,
+        layout="packed",
+        user_ids_U=np.arange(4),
+        user_first_U1=np.arange(5) * 50,
+        items_E=np.zeros(200, np.uint32),
+        times_E=np.tile(np.arange(50, dtype=np.uint32) * 10, 4),
+        packed_kinds_E=np.full(200, SKIP, np.uint8),
+        catalogue_I2=np.zeros((1, 2), np.uint32),
+        manifest={"digest": "d"},
+    )
+    config = WindowConfig(seconds=100, min_history=10, train_share=0.6, shuffle=1.0)
+    index = WindowIndex.open(store, config)
+    order = StreamOrder(index, windows=range(1, 4), batch_size=7, leftover="keep")
+    expected = np.concatenate([index.order(window, "train") for window in range(1, 4)])
+    assert 0 < len(expected) < 120
+    assert np.array_equal(np.concatenate([order.batch(number) for number in range(len(order))]), expected)

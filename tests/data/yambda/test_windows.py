@@ -1,0 +1,418 @@
+"""Windows against the golden counts, and against an index made the slow way from random streams."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recperf.data.yambda import window_build, windows
+from recperf.data.yambda.config import WindowConfig
+from recperf.data.yambda.reference_cache import open_reference
+from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, LISTENS, SKIP
+from recperf.data.yambda.store import EventStore
+from recperf.data.yambda.window_build import anchor_chunks, rows_by_user, spans
+from recperf.data.yambda.windows import (
+    WindowIndex,
+    all_anchors,
+    refuse_overlap,
+    shuffled,
+    train_user,
+    unit,
+)
+from recperf.errors import ConfigError, DataError, MachineError
+from recperf.places import home
+
+User = list[tuple[int, int]]
+"""Times and kinds of one user's events."""
+
+
+def store_of(users: list[User], folder: Path, layout: str = "packed", digest: str = "a") -> EventStore:
+    events = [event for user in users for event in sorted(user, key=lambda event: event[0])]
+    times, kinds = np.array([e[0] for e in events]), np.array([e[1] for e in events], np.uint8)
+    shared: dict[str, Any] = {
+        "folder": folder,
+        "user_ids_U": np.arange(len(users)) * 3 + 1,
+        "user_first_U1": np.concatenate([[0], np.cumsum([len(user) for user in users])]),
+        "catalogue_I2": np.zeros((2, 2), np.uint32),
+        "manifest": {"digest": digest},
+    }
+    if layout == "packed":
+        zeros = np.zeros(len(events), np.uint32)
+        return EventStore(
+            layout="packed", items_E=zeros, times_E=times.astype(np.uint32), packed_kinds_E=kinds, **shared
+        )
+    flags = tuple((kinds & bit) > 0 for bit in (LISTEN_PLUS, LIKE, SKIP))
+    return EventStore(
+        layout="reference",
+        items_E=np.zeros(len(events), np.int64),
+        times_E=times.astype(np.int64),
+        flags=(*flags, np.zeros(len(events), np.int8)),  # type: ignore[arg-type]
+        **shared,
+    )
+
+
+def slow_anchors(store: EventStore, min_history: int) -> list[int]:
+    found = []
+    for first, stop in zip(store.user_first_U1.tolist(), store.user_first_U1[1:].tolist()):
+        for position in range(first + min_history, stop):
+            if store.kinds(slice(position, position + 1))[0] & LISTENS:
+                found.append(position)
+    return found
+
+
+def some_users(seed: int = 0, users: int = 12, events: int = 60, span: int = 5000) -> list[User]:
+    draw = np.random.default_rng(seed)
+    kinds = draw.choice([LISTEN_PLUS, SKIP, LIKE, 0x20], (users, events), p=[0.5, 0.3, 0.1, 0.1])
+    times = draw.integers(0, span, (users, events)) * 5
+    return [list(zip(times[user].tolist(), kinds[user].tolist())) for user in range(users)]
+
+
+events = st.tuples(st.integers(0, 60), st.sampled_from([LISTEN_PLUS, SKIP, LIKE, 0x20]))
+streams = st.lists(st.lists(events, min_size=1, max_size=20), min_size=1, max_size=6)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    users=streams,
+    seconds=st.sampled_from([1, 2, 7, 30, 61, 1 << 20, 1 << 40]),
+    min_history=st.integers(0, 8),
+    chunk=st.sampled_from([1, 3, 16, 1 << 20]),
+    layout=st.sampled_from(["packed", "reference"]),
+    share=st.sampled_from([0.0, 0.4, 1.0]),
+    origin=st.sampled_from([0, 1000, (1 << 32) - 61]),
+)
+def test_any_stream_has_the_windows_of_the_slow_way(
+    users: list[User], seconds: int, min_history: int, chunk: int, layout: str, share: float, origin: int
+) -> None:
+    moved = [[(time + origin, kind) for time, kind in user] for user in users]
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "build", lambda *given: window_build.build(*given, chunk=chunk))
+        patch.setattr(windows, "_BLOCK", chunk)
+        patch.setattr(windows, "_STRIDE", chunk)
+        patch.setattr(window_build, "_STEPS", 2)
+        store = store_of(moved, Path(folder), layout)
+        config = WindowConfig(seconds=seconds, min_history=min_history, train_share=share, split_salt=5)
+        expected = slow_anchors(store, min_history)
+        assert np.concatenate([*anchor_chunks(store, min_history, chunk)]).tolist() == expected
+        if not expected:
+            with pytest.raises(DataError, match="no listen has"):
+                WindowIndex.open(store, config, cache=Path(folder))
+            return
+        index = WindowIndex.open(store, config, cache=Path(folder))
+        times = {position: int(store.times_E[position]) for position in expected}
+        assert (index.t_min, index.t_max) == (min(times.values()), max(times.values()))
+        assert index.windows == -(-(index.t_max - index.t_min + 1) // seconds)
+        trains = train_user(store.user_ids_U, share, 5)[store.users_by_position(np.array(expected))]
+        for who, chosen in (("all", [True] * len(expected)), ("train", trains), ("held-out", ~trains)):
+            counted = []
+            for window in range(index.windows):
+                inside = [
+                    position
+                    for position, mine in zip(expected, chosen)
+                    if mine and (times[position] - index.t_min) // seconds == window
+                ]
+                assert index.anchors(window, who).tolist() == inside  # type: ignore[arg-type]
+                counted.append(len(inside))
+            assert index.counts(who).tolist() == counted  # type: ignore[arg-type]
+
+
+def test_rows_do_not_depend_on_the_chunks(tmp_path: Path) -> None:
+    store = store_of(some_users(), tmp_path)
+    span = spans(store, 5)
+    whole = np.concatenate([*rows_by_user(store, span, 400)])
+    for chunk in (1, 7, 100):
+        assert np.array_equal(np.concatenate([*rows_by_user(store, span, 400, chunk)]), whole)
+
+
+def test_golden_windows(yambda_case: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    meta = json.loads((yambda_case / "expected_meta.json").read_text())
+    expected = np.load(yambda_case / "expected_samples.npz")
+    config = WindowConfig(
+        seconds=meta["window_seconds"],
+        min_history=meta["min_history"],
+        train_share=meta["train_split_percentage"],
+        split_salt=meta["split_salt"],
+    )
+    caches = [*yambda_case.glob("processed_*/hstu_cache_L*")]
+    assert caches
+    for cache in caches:
+        reference = open_reference(cache)
+        everything = slice(0, reference.events)
+        packed = replace(
+            reference,
+            layout="packed",
+            times_E=reference.times_E.astype(np.uint32),
+            packed_kinds_E=reference.kinds(everything),
+            flags=None,
+            types_E=None,
+        )
+        for store in (reference, packed):
+            index = WindowIndex.open(store, config, cache=tmp_path / store.layout)
+            anchors = all_anchors(store, config.min_history)
+            assert np.array_equal(anchors, expected["positions"])
+            assert np.array_equal(store.times_E[anchors], expected["anchor_ts"])
+            assert (index.t_min, index.t_max) == (int(expected["t_min"]), int(expected["t_max"]))
+            assert np.array_equal(index.counts(), expected["windows/count"])
+            assert np.array_equal(index.counts("train"), expected["windows/train_count"])
+            found = [index.anchors(window) for window in range(index.windows)]
+            assert [len(part) for part in found] == expected["windows/count"].tolist()
+            assert np.array_equal(np.sort(np.concatenate(found)), anchors)
+            first = expected["windows/holdout_first_global_index"]
+            held = index.holdout(meta["holdout_start"], meta["holdout_windows"])
+            assert np.array_equal(np.searchsorted(anchors, held)[: len(first)], first)
+
+
+def test_golden_hash(yambda_case: Path) -> None:
+    expected = np.load(yambda_case / "expected_samples.npz")
+    salts = [name for name in expected.files if name.startswith("hash/unit_salt")]
+    assert salts
+    for name in salts:
+        salt = int(name.removeprefix("hash/unit_salt"))
+        assert np.array_equal(unit(expected["hash/uid"], salt), expected[name])
+
+
+@given(uid=st.integers(0, (1 << 32) - 1), salt=st.integers(0, (1 << 63) - 1))
+def test_the_hash_is_splitmix(uid: int, salt: int) -> None:
+    word = (uid + 0x9E3779B97F4A7C15 + salt) % (1 << 64)
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) % (1 << 64)
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) % (1 << 64)
+    word ^= word >> 31
+    assert unit(np.array([uid], np.uint32), salt)[0] == (word >> 11) / (1 << 53)
+
+
+def test_the_share_of_users_is_about_what_was_asked() -> None:
+    uids = np.arange(100_000)
+    assert abs(train_user(uids, 0.8, 3).mean() - 0.8) < 0.01
+    assert train_user(uids, 1.0, 3).all()
+    assert not train_user(uids, 0.0, 3).any()
+
+
+def test_shuffles_are_those_of_numpy_and_stay_so() -> None:
+    positions = np.arange(100, 110)
+    assert shuffled(positions, 0.0, 3) is positions
+    assert shuffled(positions, 0.1, 3) is positions
+    # Values of numpy 2: a numpy that draws others would silently train on another order.
+    assert shuffled(positions, 1.0, 3).tolist() == np.random.default_rng(3).permutation(positions).tolist()
+    assert shuffled(positions, 1.0, 3).tolist() == [109, 106, 100, 102, 101, 104, 107, 105, 103, 108]
+    assert shuffled(positions, 0.4, 3).tolist() == [103, 102, 101, 100, 107, 105, 104, 106, 109, 108]
+    assert positions.tolist() == list(range(100, 110))
+
+
+@given(count=st.integers(0, 50), fraction=st.floats(0, 1), seed=st.integers(0, 1 << 53))
+def test_a_shuffle_stays_inside_its_blocks(count: int, fraction: float, seed: int) -> None:
+    positions = np.arange(count)
+    mixed = shuffled(positions, fraction, seed)
+    block = count if fraction >= 1 else round(fraction * count)
+    assert np.array_equal(mixed, shuffled(positions, fraction, seed))
+    for start in range(0, count, max(1, block)):
+        part = slice(start, start + max(1, block))
+        assert sorted(mixed[part].tolist()) == positions[part].tolist()
+
+
+def test_the_order_of_a_window_depends_on_seed_and_window_alone(tmp_path: Path) -> None:
+    store = store_of(some_users(), tmp_path)
+    config = WindowConfig(seconds=5000, min_history=5, shuffle=1.0, shuffle_seed=9)
+    index = WindowIndex.open(store, config, cache=tmp_path)
+    orders = [index.order(window).tolist() for window in range(index.windows)]
+    again = WindowIndex.open(store, config, cache=tmp_path)
+    assert [again.order(window).tolist() for window in reversed(range(index.windows))] == orders[::-1]
+    for window, order in enumerate(orders):
+        drawn = np.random.default_rng(9 + window).permutation(index.anchors(window))
+        assert order == drawn.tolist() != index.anchors(window).tolist()
+    plain = WindowIndex.open(store, replace(config, shuffle=0.0), cache=tmp_path)
+    assert plain.folder == index.folder
+    assert plain.order(1).tolist() == index.anchors(1).tolist()
+
+
+def test_where_all_users_train_all_are_scored(tmp_path: Path) -> None:
+    store = store_of(some_users(), tmp_path)
+    config = WindowConfig(seconds=5000, min_history=5)
+    index = WindowIndex.open(store, config, cache=tmp_path)
+    assert len(index.anchors(2, "held-out")) == 0
+    assert index.holdout(2).tolist() == index.anchors(2).tolist()
+    split = WindowIndex.open(store, replace(config, train_share=0.5), cache=tmp_path)
+    both = np.concatenate([split.anchors(window, "held-out") for window in (2, 3)])
+    assert split.holdout(2, 2).tolist() == both.tolist()
+    assert 0 < len(both) < len(index.holdout(2, 2))
+    assert len(split.holdout(2, 0)) == 0
+
+
+def test_windows_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    index = WindowIndex.open(store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5))
+    for window in (-1, index.windows):
+        with pytest.raises(DataError, match=f"no window {window}: the data has windows 0 to {index.windows - 1}"):
+            index.anchors(window)
+
+
+def test_windows_too_short_to_list_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_build, "MOST_WINDOWS", 100)
+    store = store_of(some_users(), tmp_path)
+    with pytest.raises(ConfigError, match=r"window.seconds is 1, which makes 24,\d{3} windows"):
+        WindowIndex.open(store, WindowConfig(seconds=1, min_history=5))
+    assert not [*tmp_path.glob("windows/*.building")]
+
+
+def test_users_without_order_are_refused(tmp_path: Path) -> None:
+    store = store_of([[(time, SKIP) for time in range(0, 1000, 100)]], tmp_path)
+    back = replace(store, times_E=store.times_E[[0, 1, 2, 8, 4, 5, 6, 7, 3, 9]])
+    with pytest.raises(DataError, match="not in the order of time"):
+        WindowIndex.open(back, WindowConfig(seconds=100, min_history=0))
+
+
+def test_long_runs_without_a_listen_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_build, "_CHUNK", 7)
+    quiet = [(time, LIKE) for time in range(100)]
+    store = store_of([[*quiet, (200, SKIP), (201, SKIP), *((300 + t, LIKE) for t in range(100))], quiet], tmp_path)
+    index = WindowIndex.open(store, WindowConfig(seconds=10, min_history=2))
+    assert (index.t_min, index.t_max, index.windows) == (200, 201, 1)
+    assert index.anchors(0).tolist() == [100, 101]
+
+
+def test_overlap_is_refused() -> None:
+    refuse_overlap(range(299), range(299, 300))
+    refuse_overlap(range(5, 5), range(3, 8))
+    refuse_overlap(range(10, 20), range(3, 10))
+    for train, holdout, first in ((range(10), range(9, 10), 9), (range(4, 6), range(90), 4)):
+        with pytest.raises(ConfigError, match=rf"first shared: {first}\)"):
+            refuse_overlap(train, holdout)
+
+
+def keeps(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders indexes are built in from now on."""
+    built: list[Path] = []
+    real = windows.build
+    monkeypatch.setattr(
+        windows, "build", lambda store, folder, facts: (built.append(folder), real(store, folder, facts))
+    )
+    return built
+
+
+def test_an_index_is_built_once_and_read_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = keeps(monkeypatch)
+    store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
+    first = WindowIndex.open(store, config)
+    second = WindowIndex.open(store, replace(config, train_share=0.5, shuffle=0.5, split_salt=3))
+    assert len(built) == 1
+    assert first.folder == second.folder
+    assert first.folder.parent == tmp_path / "windows"
+    assert {path.name for path in first.folder.iterdir()} == {window_build.MANIFEST, *window_build.COLUMNS}
+    for other in (replace(config, seconds=4999), replace(config, min_history=6)):
+        assert WindowIndex.open(store, other).folder != first.folder
+    assert WindowIndex.open(replace(store, manifest={"digest": "b"}), config).folder != first.folder
+    assert len(built) == 4
+
+
+@pytest.mark.parametrize("name", [window_build.MANIFEST, *window_build.COLUMNS])
+@pytest.mark.parametrize("how", ["missing", "short", "changed"])
+def test_a_damaged_index_is_built_again_or_refused(
+    name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = keeps(monkeypatch)
+    store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
+    index = WindowIndex.open(store, config)
+    expected = [index.anchors(window).tolist() for window in range(index.windows)]
+    path = index.folder / name
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "short":
+        path.write_bytes(content[:-4])
+    else:
+        path.write_bytes(content.replace(b"5000", b"5001") if name == window_build.MANIFEST else b"\xff" * len(content))
+    again = WindowIndex.open(replace(store), replace(config, train_share=0.5))
+    if how == "changed" and name in window_build.ROW_COLUMNS:
+        assert len(built) == 1
+        with pytest.raises(DataError, match="does not fit its events"):
+            again.anchors(0, "train")
+    else:
+        assert len(built) == 2
+        assert [again.anchors(window).tolist() for window in range(again.windows)] == expected
+
+
+def test_a_build_that_was_killed_leaves_nothing_that_is_opened(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_windows import some_users, store_of
+from recperf.data.yambda import windows
+from recperf.data.yambda.config import WindowConfig
+os.rename = lambda *_: os._exit(9)
+folder = Path(sys.argv[1])
+windows.WindowIndex.open(store_of(some_users(), folder), WindowConfig(seconds=5000, min_history=5))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
+    assert subprocess.run(command, check=False).returncode == 9
+    (left,) = (tmp_path / "windows").glob("*.building")
+    assert {path.name for path in left.iterdir()} == {window_build.MANIFEST, *window_build.COLUMNS}
+    store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
+    index = WindowIndex.open(store, config)
+    assert int(index.counts().sum()) == len(all_anchors(store, 5))
+    assert not left.exists()
+
+
+def test_a_full_disk_is_said_and_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(MachineError, match="the disk is full"):
+        WindowIndex.open(store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5))
+    assert [path.suffix for path in (tmp_path / "windows").iterdir()] == [".lock"]
+
+
+def test_a_store_that_cannot_be_written_keeps_its_index_at_home(tmp_path: Path) -> None:
+    real = os.access
+    store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(tmp_path)) and real(path, mode))
+        index = WindowIndex.open(store, config)
+    assert index.folder.parent == home() / "windows"
+    assert WindowIndex.open(store, config).folder == index.folder
+    assert not (tmp_path / "windows").exists()
+
+
+def test_nothing_is_written_into_the_folder_of_another_program(tmp_path: Path) -> None:
+    store = store_of(some_users(), tmp_path, "reference")
+    index = WindowIndex.open(store, WindowConfig(seconds=5000, min_history=5))
+    assert index.folder.parent == home() / "windows"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_processes_that_start_together_build_once(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_windows import some_users, store_of
+from recperf.data.yambda import windows
+from recperf.data.yambda.config import WindowConfig
+real = windows.build
+windows.build = lambda *given: (print("built"), real(*given))
+store = store_of(some_users(), Path(sys.argv[1]))
+index = windows.WindowIndex.open(store, WindowConfig(seconds=5000, min_history=5))
+print(index.counts().sum())
+"""
+    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    told = [process.communicate()[0].split() for process in running]
+    assert sorted(len(lines) for lines in told) == [1, 1, 2]
+    assert len({lines[-1] for lines in told}) == 1
+
+
+def test_no_torch_is_needed() -> None:
+    code = "import sys, recperf.data.yambda.windows; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
