@@ -80,7 +80,7 @@ def prepare(
         )
     with StoreWriter(folder, identity=identity) as writer:
         if writer.anew and say:
-            say("what was begun from another source is thrown away; preparing begins anew")
+            say("what was begun here is of another source or version: it is thrown away, and preparing begins anew")
         tally = _Tally(writer.bookmark)
         _require_room(writer, raw.rows - tally.row)
         for chunk in _committed(raw, rows, tally, writer):

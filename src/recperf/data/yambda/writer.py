@@ -58,7 +58,7 @@ class StoreWriter:
     """A store being written. `identity` names the source: a journal of another source is not gone on with.
 
     `bookmark` is what the last commit was given, or None at the start: where the source is to be read from.
-    `anew` says that something begun from another source was thrown away.
+    `anew` says that something begun before, of another source or by another version, was thrown away.
     """
 
     def __init__(self, folder: Path, *, identity: dict[str, Any], again: str = "the same command") -> None:
@@ -192,9 +192,9 @@ class StoreWriter:
             if same and journal.keys() == _START.keys():
                 self._state = journal
                 return
-            self.anew = True
-        except (OSError, ValueError, AttributeError, KeyError):
+        except (OSError, ValueError, AttributeError, KeyError, TypeError):
             pass
+        self.anew = (self.draft / JOURNAL).exists()
         for path in self.draft.iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

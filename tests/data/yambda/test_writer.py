@@ -1,0 +1,251 @@
+"""Writing a store: stopped anywhere it goes on to the same bytes, and nothing unfinished bears the store's name."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recperf.data.yambda import writer as writer_module
+from recperf.data.yambda.store import COLUMNS, MANIFEST, block_digests, file_of, kinds_of, open_store, verify
+from recperf.data.yambda.writer import JOURNAL, StoreWriter, finished
+from recperf.errors import DataError, MachineError
+
+FACTS = {"name": "t", "synthetic": True, "licence": "none"}
+CATALOGUE = np.arange(102, dtype=np.uint32).reshape(-1, 2)
+Events = dict[str, Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Any:
+    """Blocks of digests that a test fills many of."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("store", "writer"):
+            patch.setattr(f"recperf.data.yambda.{module}.DIGEST_BLOCK", 256)
+        yield
+
+
+@pytest.fixture
+def events(make_events: Callable[..., Any]) -> Events:
+    made = make_events(events=400)
+    ratios = made["ratios"].clip(0).astype(np.uint16)
+    kinds = kinds_of(made["types"], ratios, made["organic"])
+    return {**{name: made[name] for name in ("uids", "items", "times")}, "kinds": kinds, "ratios": ratios}
+
+
+def part(events: Events, start: int, stop: int) -> Events:
+    return {name: array[start:stop] for name, array in events.items()}
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def write(folder: Path, events: Events) -> Path:
+    with StoreWriter(folder, identity={"source": 1}) as writer:
+        writer.append(**events)
+        return writer.finish(CATALOGUE, FACTS)
+
+
+def test_digests_taken_in_passing_are_those_of_the_files(tmp_path: Path, events: Events) -> None:
+    store = open_store(write(tmp_path / "s", events))
+    for name in COLUMNS:
+        assert store.manifest["columns"][name]["blocks"] == [*block_digests(file_of(store.folder, name))]
+    assert len(store.manifest["columns"]["items"]["blocks"]) == -(-400 * 4 // 256)
+    verify(store)
+    assert sorted(contents(store.folder)) == sorted([MANIFEST, *(file_of(Path(), name).name for name in COLUMNS)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps=st.lists(st.tuples(st.integers(0, 150), st.sampled_from(["append", "commit", "drop"])), max_size=14))
+def test_any_history_of_appends_commits_and_stops_gives_the_same_bytes(
+    steps: list[tuple[int, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    draw = np.random.default_rng(5)
+    kinds = draw.integers(0, 80, 400).astype(np.uint8)
+    events = {
+        "uids": np.sort(draw.integers(1, 30, 400)).astype(np.uint32),
+        "items": draw.integers(1, 51, 400).astype(np.uint32),
+        "times": np.arange(400, dtype=np.uint32),
+        "kinds": kinds,
+        "ratios": draw.integers(0, 120, 400).astype(np.uint16),
+    }
+    place = tmp_path_factory.mktemp("stores")
+    straight = contents(write(place / "straight", events))
+    for count, then in [*steps, (400, "finish")]:
+        with StoreWriter(place / "s", identity={"source": 1}) as writer:
+            assert writer.bookmark == (writer.events or None)
+            for start in (writer.events, writer.events + count // 2):
+                stop = min(400, writer.events + count // 2 if start == writer.events else writer.events + count)
+                writer.append(**part(events, start, stop))
+            if then == "commit" and writer.events:
+                writer.commit(writer.events)
+            if then == "finish":
+                writer.append(**part(events, writer.events, 400))
+                assert contents(writer.finish(CATALOGUE, FACTS)) == straight
+
+
+def test_a_journal_of_another_source_is_thrown_away(tmp_path: Path, events: Events) -> None:
+    with StoreWriter(tmp_path / "s", identity={"source": 2}) as writer:
+        writer.append(**part(events, 100, 200))
+        writer.commit({"row": 100})
+    with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
+        assert (writer.anew, writer.bookmark, writer.events) == (True, None, 0)
+        writer.append(**events)
+        writer.commit({"row": 400})
+    with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
+        assert (writer.anew, writer.bookmark, writer.events) == (False, {"row": 400}, 400)
+        folder = writer.finish(CATALOGUE, FACTS)
+    assert contents(folder) == contents(write(tmp_path / "straight", events))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"identity": {"source": 1}}'])
+def test_a_journal_that_cannot_be_read_means_beginning_anew(content: str, tmp_path: Path, events: Events) -> None:
+    with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
+        writer.append(**part(events, 0, 200))
+        writer.commit(200)
+    (tmp_path / "s.building" / JOURNAL).write_text(content)
+    with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
+        assert (writer.anew, writer.events) == (True, 0)
+    folder = write(tmp_path / "s", events)
+    assert contents(folder) == contents(write(tmp_path / "straight", events))
+
+
+def test_a_column_shorter_than_its_journal_is_an_error(tmp_path: Path, events: Events) -> None:
+    with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
+        writer.append(**events)
+        writer.commit(400)
+    os.truncate(file_of(tmp_path / "s.building", "times"), 399 * 4)
+    with pytest.raises(DataError, match=r"times\.u4 is shorter than its journal says"):
+        StoreWriter(tmp_path / "s", identity={"source": 1}).__enter__()
+
+
+def test_two_writers_of_one_store_are_refused(tmp_path: Path, events: Events) -> None:
+    with (
+        StoreWriter(tmp_path / "s", identity={"source": 1}) as writer,
+        pytest.raises(MachineError, match="another process"),
+        StoreWriter(tmp_path / "s", identity={"source": 1}),
+    ):
+        pass
+    assert writer.events == 0
+
+
+def test_what_is_there_already_is_never_written_over(tmp_path: Path, events: Events) -> None:
+    folder = write(tmp_path / "s", events)
+    before = contents(folder)
+    with pytest.raises(DataError, match="there is a store already"):
+        write(folder, events)
+    other = tmp_path / "photos"
+    other.mkdir()
+    (other / "one.jpg").write_text("dear")
+    with pytest.raises(DataError, match="something else"):
+        write(other, events)
+    (tmp_path / "file").write_text("dear")
+    with pytest.raises(DataError, match="something else"):
+        write(tmp_path / "file", events)
+    assert contents(folder) == before
+    assert (other / "one.jpg").read_text() == "dear"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert contents(write(empty, events)) == before
+
+
+def test_finished_knows_its_source(tmp_path: Path, events: Events) -> None:
+    folder = tmp_path / "s"
+    assert not finished(folder, {"source": 1})
+    write(folder, events)
+    expected = contents(folder)
+    # A kill right after the rename leaves these behind.
+    (folder / JOURNAL).write_text("{}")
+    (folder / "lock").write_text("")
+    assert finished(folder, {"source": 1})
+    assert contents(folder) == expected
+    with pytest.raises(DataError, match="of another source"):
+        finished(folder, {"source": 2})
+
+
+@pytest.mark.parametrize("uids", [[3, 2], [1, 2, 1], [2, 2, 1]])
+def test_users_must_ascend(uids: list[int], tmp_path: Path) -> None:
+    words = np.array(uids, np.uint32)
+    rest = {"items": words, "times": words, "kinds": words.astype(np.uint8), "ratios": words}
+    with StoreWriter(tmp_path / "s", identity={}) as writer:
+        with pytest.raises(ValueError, match="ascending"):
+            writer.append(uids=words, **rest)
+        assert writer.events == 0
+        writer.append(uids=np.full(len(uids), 3, np.uint32), **rest)
+        with pytest.raises(ValueError, match="ascending"):
+            writer.append(uids=np.full(len(uids), 2, np.uint32), **rest)
+
+
+def test_nothing_to_train_on_and_items_beyond_the_catalogue(tmp_path: Path, events: Events) -> None:
+    with StoreWriter(tmp_path / "s", identity={}) as writer:
+        with pytest.raises(DataError, match="no event"):
+            writer.finish(CATALOGUE, FACTS)
+        writer.append(**events)
+        largest = int(events["items"].max())
+        with pytest.raises(DataError, match=f"an event has item {largest}; the catalogue ends at {largest - 1}"):
+            writer.finish(CATALOGUE[:largest], FACTS)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_full_disk_is_said_and_going_on_works(
+    tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for ever fewer bytes: the disk takes a part of a write and refuses the next."""
+    straight = contents(write(tmp_path / "straight", events))
+    real, room = os.write, 0
+
+    def write_some(handle: int, content: Any) -> int:
+        nonlocal room
+        if room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = real(handle, content[: min(room, 700)])
+        room -= taken
+        return taken
+
+    refused: list[MachineError] = []
+    monkeypatch.setattr(writer_module.os, "write", write_some)
+    for budget in range(0, 40_000, 450):
+        room = budget
+        try:
+            with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
+                for start in range(writer.events, 400, 40):
+                    writer.append(**part(events, start, start + 40))
+                    if budget % 4:
+                        writer.commit(writer.events)
+                folder = writer.finish(CATALOGUE, FACTS)
+                break
+        except MachineError as error:
+            refused.append(error)
+            with pytest.raises(DataError):
+                open_store(tmp_path / "s")
+    assert len(refused) >= 3
+    for error in refused:
+        assert error.exit_code == 4
+        assert "the disk is full" in error.what
+        assert "goes on where it stopped" in str(error.fix)
+    assert contents(folder) == straight
+
+
+def test_a_journal_that_cannot_be_written_is_said(
+    tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with StoreWriter(tmp_path / "s", identity={}) as writer:
+        writer.append(**events)
+        with monkeypatch.context() as patch, pytest.raises(MachineError, match="cannot write journal") as caught:
+            patch.setattr("recperf.files.os.replace", full)
+            writer.commit(400)
+    assert "--run-dir" not in str(caught.value.fix)
+    with StoreWriter(tmp_path / "s", identity={}) as writer:
+        assert writer.bookmark is None
