@@ -55,25 +55,19 @@ class Histories:
         """The samples of these anchors, in their order. An anchor is the position of an event."""
         positions_B = self._checked(positions_B)
         users_B, begin_B = self._scans(positions_B)
-        offsets_B1, places_T = self._body.pick(self.store, begin_B, positions_B, self.rule)
-        batch, total = len(positions_B), int(offsets_B1[-1])
+        picked = self._body.pick(self.store, begin_B, positions_B, self.rule)
+        batch, total = len(positions_B), len(picked.places_T)
         lengths_FB = np.ones((len(KEYS), batch), np.int64)
-        lengths_FB[len(CONTEXT) : -len(CANDIDATE)] = np.diff(offsets_B1)
+        lengths_FB[len(CONTEXT) : -len(CANDIDATE)] = np.diff(picked.offsets_B1)
 
         values_V = self._empty(len(CONTEXT) * batch + len(HISTORY) * total + len(CANDIDATE) * batch, torch.int32)
-        actions_T, times_T = self._empty(total, torch.uint8), self._empty(total, torch.int64)
+        times_T = self._empty(total, torch.int64)
         context, history, candidate = np.split(
             values_V.numpy(), [len(CONTEXT) * batch, len(values_V) - len(CANDIDATE) * batch]
         )
         items_T, artists_T, albums_T = history.reshape(len(HISTORY), total)
-        room = Room(
-            items_T=items_T,
-            artists_T=artists_T,
-            albums_T=albums_T,
-            actions_T=actions_T.numpy(),
-            times_T=times_T.numpy(),
-        )
-        self._body.fill(self.store, begin_B, offsets_B1, places_T, room)
+        room = Room(items_T=items_T, artists_T=artists_T, albums_T=albums_T, times_T=times_T.numpy())
+        self._body.fill(self.store, begin_B, picked, room)
 
         kinds_B, target_times_B = self.store.kinds(positions_B), self.store.times_E[positions_B].astype(np.int64)
         target = self._target(positions_B, users_B, kinds_B, target_times_B)
@@ -83,10 +77,10 @@ class Histories:
         candidate.reshape(len(CANDIDATE), batch)[:] = [target[part] for part in ("item", "artist", "album")]
         return HistoryBatch(
             JaggedFeatures(KEYS, values_V, self._kept(np.concatenate([[0], np.cumsum(lengths_FB)]))),
-            self._kept(offsets_B1),
-            actions_T,
+            self._kept(picked.offsets_B1),
+            self._kept(picked.actions_T),
             times_T,
-            self._kept(_query_times(offsets_B1, room.times_T, target_times_B)),
+            self._kept(_query_times(picked.offsets_B1, room.times_T, target_times_B)),
             self._kept(((kinds_B & LISTEN_PLUS) > 0).astype(np.float32)),
         )
 
@@ -135,7 +129,7 @@ class Histories:
         return torch.empty(count, dtype=dtype, pin_memory=self.pin)
 
     def _kept(self, array: NDArray[Any]) -> Tensor:
-        """A small array as a tensor of the batch."""
+        """An array as a tensor of the batch."""
         kept = self._empty(len(array), torch.from_numpy(array).dtype)
         kept.numpy()[:] = array
         return kept

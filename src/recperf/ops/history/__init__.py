@@ -1,10 +1,8 @@
 """Which events make a sample's history, and what they hold: `reference` (numpy, anywhere) and `native` (C).
 
 implementation, why = choose("auto")
-offsets_B1, places_T = implementation.pick(store, begin_B, positions_B, rule)
-implementation.fill(store, begin_B, offsets_B1, places_T, room)
-
-A place is a distance from the first event that is looked through, which `begin_B` gives for each sample.
+picked = implementation.pick(store, begin_B, positions_B, rule)     # among the events begin <= position < anchor
+implementation.fill(store, begin_B, picked, room)
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from typing import Literal
 import torch
 
 from .. import choice
-from .rule import Room, Rule
+from .rule import Picked, Room, Rule
 
 Name = Literal["auto", "reference", "native"]
 
-__all__ = ["Name", "Room", "Rule", "choose"]
+__all__ = ["Name", "Picked", "Room", "Rule", "choose"]
 
 
 def choose(name: Name) -> tuple[ModuleType, str]:

@@ -1,14 +1,15 @@
 /* Histories on a CPU: reference.py says what must come out. Callers split the work; nothing here starts threads.
  *
- * A kind is one byte an event, so that most of the work is counting and finding bytes: loops over them are kept in a form
- * the compiler turns into vector instructions. An event is only read when it is in the history, and its item's row of the
- * catalogue, which lies anywhere in tens of megabytes, is asked for well before it is needed. */
+ * A kind is one byte an event, so that picking is counting and finding bytes: loops over them are kept in a form the
+ * compiler turns into vector instructions. Of all else an event is only read when it is in the history. What takes the
+ * time is the catalogue, whose rows lie anywhere in tens of megabytes: that loop is kept so short that a core has as many
+ * of its turns under way as it can wait for. Asking for rows ahead of time made it slower on a Neoverse-N1. */
 #include <stdint.h>
 #include <string.h>
 
 enum { POOLS = 7, MOST_POOLS = 3 };
 enum { FINE, UNKNOWN_ITEM, LARGE_ID };
-enum { BLOCK = 128, AHEAD = 512 };
+enum { BLOCK = 128 };
 
 typedef struct {
     const void *items, *times;
@@ -25,50 +26,55 @@ typedef struct {
 
 typedef struct {
     int32_t *items, *artists, *albums;
-    uint8_t *actions;
     int64_t *times;
 } room;
 
+typedef struct {
+    uint32_t *places;
+    uint8_t *actions;
+} found;
+
 /* A block is short enough for its hits to be counted in one byte. */
 static inline uint8_t hits(const uint8_t *kinds, uint8_t pool) {
-    uint8_t found = 0;
-    for (int64_t i = 0; i < BLOCK; i++) found += (kinds[i] & pool) != 0;
-    return found;
+    uint8_t sum = 0;
+    for (int64_t i = 0; i < BLOCK; i++) sum = (uint8_t)(sum + ((kinds[i] & pool) != 0));
+    return sum;
 }
 
 /* Where the last `cap` events of a pool begin; 0 where there are fewer. */
 static int64_t edge_of(const uint8_t *kinds, int64_t count, uint8_t pool, int64_t cap) {
     while (count >= BLOCK) {
-        const uint8_t found = hits(kinds + count - BLOCK, pool);
-        if (found >= cap) break;
-        cap -= found;
+        const uint8_t more = hits(kinds + count - BLOCK, pool);
+        if (more >= cap) break;
+        cap -= more;
         count -= BLOCK;
     }
     while (count > 0 && cap > 0) cap -= (kinds[--count] & pool) != 0;
     return count;
 }
 
-/* The places of the events of some pools from first to last, appended; words without any are passed over. */
-static uint32_t *append(uint32_t *places, const uint8_t *kinds, int64_t first, int64_t last, uint8_t pools) {
+static inline found step(found to, const uint8_t *kinds, int64_t at, uint8_t pools) {
+    *to.places = (uint32_t)at;
+    *to.actions = kinds[at] & POOLS;
+    const int64_t hit = (kinds[at] & pools) != 0;
+    return (found){to.places + hit, to.actions + hit};
+}
+
+/* The events of some pools from first to last, appended; words without any are passed over. */
+static found append(found to, const uint8_t *kinds, int64_t first, int64_t last, uint8_t pools) {
     const uint64_t anywhere = 0x0101010101010101u * pools;
     for (; first + 8 <= last; first += 8) {
         uint64_t word;
         memcpy(&word, kinds + first, 8);
         if (!(word & anywhere)) continue;
-        for (int64_t i = first; i < first + 8; i++) {
-            *places = (uint32_t)i;
-            places += (kinds[i] & pools) != 0;
-        }
+        for (int64_t at = first; at < first + 8; at++) to = step(to, kinds, at, pools);
     }
-    for (; first < last; first++) {
-        *places = (uint32_t)first;
-        places += (kinds[first] & pools) != 0;
-    }
-    return places;
+    for (; first < last; first++) to = step(to, kinds, first, pools);
+    return to;
 }
 
 /* Between the edges of the pools, which events count does not change. */
-static uint32_t *picked(uint32_t *places, const uint8_t *kinds, int64_t count, const rule *r) {
+static found picked(found to, const uint8_t *kinds, int64_t count, const rule *r) {
     int64_t edges[MOST_POOLS + 1];
     uint8_t pools[MOST_POOLS];
     for (int64_t p = 0; p < r->count; p++) {
@@ -85,9 +91,9 @@ static uint32_t *picked(uint32_t *places, const uint8_t *kinds, int64_t count, c
     uint8_t open = 0;
     for (int64_t p = 0; p < r->count; p++) {
         open |= pools[p];
-        places = append(places, kinds, edges[p], edges[p + 1], open);
+        to = append(to, kinds, edges[p], edges[p + 1], open);
     }
-    return places;
+    return to;
 }
 
 /* Kinds of a scan; `space` is where those of three columns are put together. */
@@ -99,32 +105,20 @@ static const uint8_t *kinds_from(const events *e, int64_t begin, int64_t count, 
     return space;
 }
 
-/* Offsets of the samples' histories and the places of their events. There is room for one place more than are found. */
+/* Offsets of the samples' histories, and their events. There is room for one more than are found. */
 void pick(const events *e, const int64_t *begin, const int64_t *stop, int64_t samples, const rule *r, uint8_t *space,
-          int64_t *offsets, uint32_t *places) {
-    uint32_t *next = places;
+          int64_t *offsets, uint32_t *places, uint8_t *actions) {
     offsets[0] = 0;
     for (int64_t b = 0; b < samples; b++) {
         const int64_t count = stop[b] - begin[b];
-        uint32_t *end = picked(next, kinds_from(e, begin[b], count, space), count, r);
-        if (end - next > r->most) {
-            memmove(next, end - r->most, (size_t)r->most * sizeof *next);
-            end = next + r->most;
+        const found to = {places + offsets[b], actions + offsets[b]};
+        int64_t length = picked(to, kinds_from(e, begin[b], count, space), count, r).places - to.places;
+        if (length > r->most) {
+            memmove(to.places, to.places + length - r->most, (size_t)r->most * sizeof *places);
+            memmove(to.actions, to.actions + length - r->most, (size_t)r->most);
+            length = r->most;
         }
-        next = end;
-        offsets[b + 1] = next - places;
-    }
-}
-
-static void actions_of(const events *e, int64_t begin, const uint32_t *places, int64_t count, uint8_t *restrict actions) {
-    if (e->kinds) {
-        const uint8_t *kinds = e->kinds + begin;
-        for (int64_t i = 0; i < count; i++) actions[i] = kinds[places[i]] & POOLS;
-        return;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t at = begin + places[i];
-        actions[i] = (uint8_t)((e->plus[at] != 0) | (e->like[at] != 0) << 1 | (e->skip[at] != 0) << 2);
+        offsets[b + 1] = offsets[b] + length;
     }
 }
 
@@ -137,7 +131,6 @@ static void actions_of(const events *e, int64_t begin, const uint32_t *places, i
         for (int64_t i = 0; i < count; i++) {                                                                          \
             const word item = from_items[places[i]];                                                                   \
             strange |= (uint64_t)item >= (uint64_t)e->known;                                                           \
-            __builtin_prefetch(e->catalogue + 2 * (uint64_t)item);                                                     \
             items[i] = (int32_t)item;                                                                                  \
             times[i] = (int64_t)from_times[places[i]];                                                                 \
         }                                                                                                              \
@@ -147,30 +140,28 @@ WORDS_OF(narrow_words, uint32_t)
 WORDS_OF(wide_words, int64_t)
 
 /* Artists and albums of known items; their bits together. */
-static uint32_t rows_of(const uint32_t *catalogue, const int32_t *restrict items, int64_t count,
+static uint64_t rows_of(const uint32_t *catalogue, const int32_t *restrict items, int64_t count,
                         int32_t *restrict artists, int32_t *restrict albums) {
-    uint32_t seen = 0;
+    uint64_t seen = 0;
     for (int64_t i = 0; i < count; i++) {
-        const uint32_t *row = catalogue + 2 * (int64_t)items[i];
-        artists[i] = (int32_t)row[0];
-        albums[i] = (int32_t)row[1];
-        seen |= row[0] | row[1];
+        uint64_t row;
+        memcpy(&row, catalogue + 2 * (int64_t)items[i], sizeof row);
+        artists[i] = (int32_t)row;
+        albums[i] = (int32_t)(row >> 32);
+        seen |= row;
     }
     return seen;
 }
 
 int64_t fill(const events *e, const int64_t *begin, const int64_t *offsets, int64_t samples, const uint32_t *places,
              const room *to) {
-    uint32_t seen = 0;
+    uint64_t seen = 0;
     for (int64_t b = 0; b < samples; b++) {
-        for (int64_t at = offsets[b]; at < offsets[b + 1]; at += AHEAD) {
-            const int64_t left = offsets[b + 1] - at, count = left < AHEAD ? left : AHEAD;
-            const int known = e->wide ? wide_words(e, begin[b], places + at, count, to->items + at, to->times + at)
-                                      : narrow_words(e, begin[b], places + at, count, to->items + at, to->times + at);
-            if (!known) return UNKNOWN_ITEM;
-            actions_of(e, begin[b], places + at, count, to->actions + at);
-            seen |= rows_of(e->catalogue, to->items + at, count, to->artists + at, to->albums + at);
-        }
+        const int64_t at = offsets[b], count = offsets[b + 1] - at;
+        const int known = e->wide ? wide_words(e, begin[b], places + at, count, to->items + at, to->times + at)
+                                  : narrow_words(e, begin[b], places + at, count, to->items + at, to->times + at);
+        if (!known) return UNKNOWN_ITEM;
+        seen |= rows_of(e->catalogue, to->items + at, count, to->artists + at, to->albums + at);
     }
-    return seen >> 31 ? LARGE_ID : FINE;
+    return seen & 0x8000000080000000u ? LARGE_ID : FINE;
 }

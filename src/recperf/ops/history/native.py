@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...data.yambda.store import EventStore
 from ..compile import load
-from .rule import Room, Rule, large_id, unknown_item
+from .rule import Picked, Room, Rule, large_id, unknown_item
 
 SOURCE = Path(__file__).with_name("native.c")
 
@@ -44,7 +44,7 @@ class _Rule(ctypes.Structure):
 class _Room(ctypes.Structure):
     """The struct `room` of native.c."""
 
-    _fields_ = tuple((name, _PTR) for name in ("items", "artists", "albums", "actions", "times"))
+    _fields_ = tuple((name, _PTR) for name in ("items", "artists", "albums", "times"))
 
 
 @functools.cache
@@ -52,42 +52,38 @@ def library() -> ctypes.CDLL | str:
     """The compiled library, or why there is none."""
     loaded = load(SOURCE)
     if not isinstance(loaded, str):
-        loaded.pick.argtypes = [_PTR] * 3 + [_I64] + [_PTR] * 4
+        loaded.pick.argtypes = [_PTR] * 3 + [_I64] + [_PTR] * 5
         loaded.pick.restype = None
         loaded.fill.argtypes = [_PTR] * 3 + [_I64] + [_PTR] * 2
         loaded.fill.restype = _I64
     return loaded
 
 
-def pick(
-    store: EventStore, begin_B: Positions, positions_B: Positions, rule: Rule
-) -> tuple[Positions, NDArray[np.uint32]]:
-    """Where each sample's history begins among T, and the places of its events."""
+def pick(store: EventStore, begin_B: Positions, positions_B: Positions, rule: Rule) -> Picked:
+    """The events of each sample's history."""
     counts_B = positions_B - begin_B
     offsets_B1 = np.empty(len(positions_B) + 1, np.int64)
-    places = np.empty(int(np.minimum(counts_B, rule.longest).sum()) + 1, np.uint32)
+    room = int(np.minimum(counts_B, rule.longest).sum()) + 1
+    places, actions = np.empty(room, np.uint32), np.empty(room, np.uint8)
     space = np.empty(0 if store.packed_kinds_E is not None else int(counts_B.max(initial=0)), np.uint8)
     pools = _Rule((ctypes.c_uint8 * 3)(*rule.pools), len(rule.pools), rule.cap, rule.most)
     _loaded().pick(
         ctypes.byref(_facts(store)), _at(begin_B), _at(positions_B), len(positions_B), ctypes.byref(pools),
-        _at(space), _at(offsets_B1), _at(places),
+        _at(space), _at(offsets_B1), _at(places), _at(actions),
     )  # fmt: skip
-    return offsets_B1, places[: offsets_B1[-1]]
+    total = int(offsets_B1[-1])
+    return Picked(offsets_B1=offsets_B1, places_T=places[:total], actions_T=actions[:total])
 
 
-def fill(
-    store: EventStore, begin_B: Positions, offsets_B1: Positions, places_T: NDArray[np.uint32], room: Room
-) -> None:
+def fill(store: EventStore, begin_B: Positions, picked: Picked, room: Room) -> None:
     """Write what the picked events hold."""
-    to = _Room(
-        _at(room.items_T), _at(room.artists_T), _at(room.albums_T), _at(room.actions_T), _at(room.times_T)
-    )  # fmt: skip
-    found = _loaded().fill(
-        ctypes.byref(_facts(store)), _at(begin_B), _at(offsets_B1), len(begin_B), _at(places_T),
+    to = _Room(_at(room.items_T), _at(room.artists_T), _at(room.albums_T), _at(room.times_T))
+    fault = _loaded().fill(
+        ctypes.byref(_facts(store)), _at(begin_B), _at(picked.offsets_B1), len(begin_B), _at(picked.places_T),
         ctypes.byref(to),
     )  # fmt: skip
-    if found:
-        raise _FAULTS[found](store)
+    if fault:
+        raise _FAULTS[fault](store)
 
 
 def _loaded() -> ctypes.CDLL:

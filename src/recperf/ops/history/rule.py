@@ -1,6 +1,6 @@
 """What every implementation is given, and the errors they share.
 
-Shapes: T events of history in a batch.
+Shapes: B samples, T events of history in a batch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,24 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Picked:
+    """The events of a batch's histories, sample after sample."""
+
+    offsets_B1: NDArray[np.int64]
+    """Where each sample's history begins among T."""
+    places_T: NDArray[np.uint32]
+    """How far each event is from the first that was looked at for its sample."""
+    actions_T: NDArray[np.uint8]
+    """The pools each event is in, as bits."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Room:
-    """Where the events of a batch's histories are written."""
+    """Where what the events hold is written."""
 
     items_T: NDArray[np.int32]
     artists_T: NDArray[np.int32]
     albums_T: NDArray[np.int32]
-    actions_T: NDArray[np.uint8]
     times_T: NDArray[np.int64]
 
 
