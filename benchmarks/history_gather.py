@@ -153,8 +153,6 @@ def rate(work: Callable[[], object], samples: int) -> float:
 def measured(
     store: EventStore, config: HistoryConfig, order: str, positions: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
-    store: EventStore, config: HistoryConfig, order: str, positions: NDArray[np.int64]
-) -> list[dict[str, Any]]:
     ours, peer = Histories(store, config), PerSample(store, config)
     found: dict[str, list[float]] = {"ours": [], "peer": []}
     lengths = []

@@ -1,0 +1,224 @@
+"""Both implementations of the history against plain Python, and against each other on odd shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, ORGANIC, POOLS, SKIP, TYPE_SHIFT
+from recperf.data.yambda.store import EventStore
+from recperf.errors import DataError, MachineError
+from recperf.ops.history import Picked, Room, Rule, choose, native, reference
+
+needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
+BODIES = [
+    pytest.param(reference, id="reference"),
+    pytest.param(native, id="native", marks=needs_native),
+]
+INTERLEAVED, ANY = (LISTEN_PLUS, LIKE, SKIP), (POOLS,)
+ITEMS = 1000
+
+
+def store_of(kinds: NDArray[np.uint8], layout: str = "packed", **changes: Any) -> EventStore:
+    draw, events = np.random.default_rng(len(kinds)), len(kinds)
+    word = np.uint32 if layout == "packed" else np.int64
+    columns: dict[str, Any] = {
+        "folder": Path("nowhere"),
+        "layout": layout,
+        "user_ids_U": np.array([3]),
+        "user_first_U1": np.array([0, events]),
+        "items_E": draw.integers(0, ITEMS, events).astype(word),
+        "times_E": np.sort(draw.integers(0, 1 << 32, events)).astype(word),
+        "catalogue_I2": draw.integers(0, 1 << 31, (ITEMS, 2)).astype(np.uint32),
+    }
+    if layout == "packed":
+        columns["packed_kinds_E"] = kinds
+    else:
+        pools = [(kinds & bit) > 0 for bit in INTERLEAVED]
+        columns["flags"] = (*pools, ((kinds & ORGANIC) > 0).astype(np.int8))
+        columns["types_E"] = (kinds >> TYPE_SHIFT).astype(np.int64)
+    return EventStore(**columns | changes)
+
+
+def kinds_with(events: int, shares: tuple[float, ...], seed: int = 0) -> NDArray[np.uint8]:
+    """Kinds by the shares of listen-plus, like, skip and none, with an organic bit and a type that must not matter."""
+    draw = np.random.default_rng(seed)
+    pools = np.array([LISTEN_PLUS, LIKE, SKIP, 0], np.uint8)[draw.choice(4, events, p=shares)]
+    return np.asarray(pools | draw.integers(0, 32, events).astype(np.uint8) << 3, np.uint8)
+
+
+def filled(body: Any, store: EventStore, begin_B: NDArray[np.int64], picked: Picked) -> Room:
+    """Into rooms full of what no event holds, so that a place left out shows."""
+    total = len(picked.places_T)
+    room = Room(
+        items_T=np.full(total, -7, np.int32),
+        artists_T=np.full(total, -7, np.int32),
+        albums_T=np.full(total, -7, np.int32),
+        times_T=np.full(total, -7, np.int64),
+    )
+    body.fill(store, begin_B, picked, room)
+    return room
+
+
+def expected(kinds: NDArray[np.uint8], begin: int, position: int, rule: Rule) -> list[int]:
+    chosen: set[int] = set()
+    for pool in rule.pools:
+        chosen |= set([place for place in range(begin, position) if kinds[place] & pool][-rule.cap :])
+    return sorted(chosen)[-rule.most :]
+
+
+SHARES = {
+    "as in life": (0.61, 0.02, 0.36, 0.01),
+    "few": (0.004, 0.002, 0.004, 0.99),
+    "one pool": (0.0, 0.0, 1.0, 0.0),
+    "none": (0.0, 0.0, 0.0, 1.0),
+    "likes": (0.1, 0.8, 0.1, 0.0),
+}
+RULES = {
+    "cut": Rule(pools=INTERLEAVED, cap=40, most=50),
+    "long": Rule(pools=INTERLEAVED, cap=1000, most=4000),
+    "one each": Rule(pools=INTERLEAVED, cap=1, most=3),
+    "newest": Rule(pools=INTERLEAVED, cap=7, most=1),
+    "last": Rule(pools=ANY, cap=100, most=1000),
+    "last cut": Rule(pools=ANY, cap=129, most=128),
+    "last one": Rule(pools=ANY, cap=1, most=1),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
+@pytest.mark.parametrize("layout", ["packed", "reference"])
+@pytest.mark.parametrize("body", BODIES)
+def test_picks_and_fills_as_plain_python_does(body: Any, layout: str, shares: Any, rule: Rule) -> None:
+    kinds = kinds_with(1300, shares)
+    store = store_of(kinds, layout)
+    # Scans of every length around the blocks and words the fast one works in, at odd and even places.
+    counts = np.array([0, 1, 7, 8, 9, 127, 128, 129, 255, 256, 257, 391, 640, 1000, 1299])
+    positions_B = np.concatenate([counts, np.full(len(counts), 1299)])
+    begin_B = positions_B - np.concatenate([counts, counts])
+    picked = body.pick(store, begin_B, positions_B, rule)
+    room = filled(body, store, begin_B, picked)
+    assert picked.offsets_B1[0] == 0
+    assert picked.offsets_B1[-1] == len(picked.places_T) == len(picked.actions_T)
+    for sample, (begin, position) in enumerate(zip(begin_B.tolist(), positions_B.tolist())):
+        part = slice(*picked.offsets_B1[sample : sample + 2].tolist())
+        found = begin + picked.places_T[part].astype(np.int64)
+        assert found.tolist() == expected(kinds, begin, position, rule)
+        items = store.items_E[found].astype(np.int64)
+        assert picked.actions_T[part].tolist() == (kinds[found] & POOLS).tolist()
+        assert room.items_T[part].tolist() == items.tolist()
+        assert room.artists_T[part].tolist() == store.catalogue_I2[items, 0].tolist()
+        assert room.albums_T[part].tolist() == store.catalogue_I2[items, 1].tolist()
+        assert room.times_T[part].tolist() == store.times_E[found].tolist()
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("layout", ["packed", "reference"])
+def test_an_event_in_several_pools_counts_in_each_and_is_there_once(body: Any, layout: str) -> None:
+    kinds = np.random.default_rng(1).integers(0, 8, 700).astype(np.uint8)
+    store = store_of(kinds, layout)
+    rule = Rule(pools=INTERLEAVED, cap=60, most=150)
+    positions_B = np.array([700 - 1, 300])
+    begin_B = np.array([13, 0])
+    picked = body.pick(store, begin_B, positions_B, rule)
+    assert picked.places_T[picked.offsets_B1[1] :].tolist() == expected(kinds, 0, 300, rule)
+    assert (picked.places_T[: picked.offsets_B1[1]] + 13).tolist() == expected(kinds, 13, 699, rule)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("layout", ["packed", "reference"])
+def test_no_samples(body: Any, layout: str) -> None:
+    store, none = store_of(kinds_with(9, SHARES["likes"]), layout), np.empty(0, np.int64)
+    picked = body.pick(store, none, none, RULES["long"])
+    assert picked.offsets_B1.tolist() == [0]
+    assert len(filled(body, store, none, picked).items_T) == 0
+
+
+def test_the_reference_gives_the_same_in_any_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, rule = store_of(kinds_with(900, SHARES["as in life"])), RULES["cut"]
+    positions_B = np.arange(899)
+    begin_B = np.maximum(0, positions_B - 300)
+    whole = reference.pick(store, begin_B, positions_B, rule)
+    for part in (1, 1000, 123_456):
+        monkeypatch.setattr(reference, "PART", part)
+        again = reference.pick(store, begin_B, positions_B, rule)
+        assert np.array_equal(again.offsets_B1, whole.offsets_B1)
+        assert np.array_equal(again.places_T, whole.places_T)
+        assert np.array_equal(again.actions_T, whole.actions_T)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(("layout", "item"), [("packed", ITEMS), ("packed", (1 << 32) - 1), ("reference", -1)])
+def test_an_item_outside_the_catalogue_is_an_error(body: Any, layout: str, item: int) -> None:
+    store = store_of(np.full(300, LISTEN_PLUS, np.uint8), layout)
+    store.items_E[250] = item
+    begin_B, positions_B = np.array([0]), np.array([250])
+    filled(body, store, begin_B, body.pick(store, begin_B, positions_B, RULES["last"]))
+    with pytest.raises(DataError, match="an event has an item outside the catalogue of 1,000 items"):
+        filled(body, store, begin_B, body.pick(store, begin_B, positions_B + 1, RULES["last"]))
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("column", [0, 1])
+def test_an_id_that_does_not_fit_is_an_error(body: Any, column: int) -> None:
+    store = store_of(np.full(300, LISTEN_PLUS, np.uint8))
+    store.catalogue_I2[store.items_E[299], column] = 1 << 31
+    begin_B, positions_B = np.array([0]), np.array([300])
+    with pytest.raises(DataError, match="artist or album id above 2,147,483,647"):
+        filled(body, store, begin_B, body.pick(store, begin_B, positions_B, RULES["last"]))
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_positions_beyond_32_bits(body: Any, tmp_path: Path) -> None:
+    """Files with holes stand for columns of four billion events; only their ends take place on the disk."""
+    events, known = (1 << 32) + 700, 600
+    tails = {"kinds": kinds_with(known, SHARES["as in life"]), "items": np.arange(known, dtype=np.uint32) + 1}
+    tails["times"] = tails["items"] * 5
+    columns = {}
+    for name, tail in tails.items():
+        path = tmp_path / name
+        with path.open("wb") as file:
+            file.seek((events - known) * tail.itemsize)
+            file.write(tail.tobytes())
+        columns[name] = np.memmap(path, tail.dtype, "r")
+    names = {"packed_kinds_E": columns["kinds"], "items_E": columns["items"], "times_E": columns["times"]}
+    store = store_of(tails["kinds"], user_first_U1=np.array([0, events]), **names)
+    assert store.events == events
+    begin_B = np.array([events - known, events - 300])
+    picked = body.pick(store, begin_B, np.array([events - 1, events - 200]), RULES["cut"])
+    room = filled(body, store, begin_B, picked)
+    places = expected(tails["kinds"], 0, known - 1, RULES["cut"])
+    places += expected(tails["kinds"], known - 300, known - 200, RULES["cut"])
+    assert room.items_T.tolist() == [place + 1 for place in places]
+    assert room.times_T.tolist() == [place * 5 + 5 for place in places]
+
+
+@needs_native
+def test_columns_that_c_could_not_read_are_refused() -> None:
+    kinds = kinds_with(64, SHARES["likes"])
+    one = np.array([0]), np.array([32]), RULES["last"]
+    with pytest.raises(ValueError, match="contiguous uint8"):
+        native.pick(store_of(kinds[::2]), *one)
+    with pytest.raises(ValueError, match="contiguous uint32, not uint64"):
+        native.pick(store_of(kinds, times_E=np.zeros(64, np.uint64)), *one)
+
+
+def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose("reference") == (reference, "reference: asked for")
+    native.library.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    try:
+        assert choose("auto") == (reference, "reference: no C compiler on this machine")
+        with pytest.raises(MachineError, match="the native gathering of histories cannot be used: no C compiler"):
+            choose("native")
+    finally:
+        native.library.cache_clear()
+
+
+@needs_native
+def test_a_cpu_gathers_natively() -> None:
+    assert choose("auto") == (native, "native: the events are on cpu")
