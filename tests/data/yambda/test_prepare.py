@@ -1,0 +1,389 @@
+"""Preparing Yambda: the reference's numbers, the same bytes after any kill, bounded memory, and clear refusals."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recperf.data.yambda import prepare as prepare_module
+from recperf.data.yambda.prepare import Split, piece_rows, prepare, split_of
+from recperf.data.yambda.raw import locate
+from recperf.data.yambda.schema import ALBUMS_FILE, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
+from recperf.data.yambda.store import open_store, ratios, verify
+from recperf.errors import DataError, MachineError, UsageError
+
+Make = Callable[..., Any]
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of 64 rows and a commit after every third, so that a small file has many of both."""
+    for name, value in (("MOST_ROWS", 64), ("LEAST_ROWS", 1), ("COMMIT_ROWS", 150)):
+        monkeypatch.setattr(prepare_module, name, value)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("rows", [77, 1 << 20])
+def test_a_golden_case_gives_the_reference_s_events(
+    rows: int, yambda_case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "MOST_ROWS", rows)
+    monkeypatch.setattr(prepare_module, "LEAST_ROWS", 1)
+    for processed in sorted(yambda_case.glob("processed_*")):
+        size = processed.name.removeprefix("processed_")
+        store = open_store(prepare(locate(yambda_case, size), tmp_path / size, name=size))
+        verify(store)
+        [cache] = processed.glob("hstu_cache_L*")
+        flat = {path.stem: np.load(path) for path in cache.glob("*.npy")}
+        np.testing.assert_array_equal(
+            store.user_ids_U[store.users_by_position(np.arange(store.events))], flat["flat_uid"]
+        )
+        np.testing.assert_array_equal(store.items_E, flat["flat_item_ids"])
+        np.testing.assert_array_equal(store.times_E, flat["flat_timestamps"])
+        np.testing.assert_array_equal(ratios(store), flat["flat_played_ratio"])
+        kinds = store.kinds(slice(None))
+        np.testing.assert_array_equal(kinds >> TYPE_SHIFT, flat["flat_event_types"])
+        for bit, name in ((ORGANIC, "organic"), (LISTEN_PLUS, "listen_plus"), (LIKE, "like"), (SKIP, "skip")):
+            np.testing.assert_array_equal(kinds & bit > 0, flat[f"flat_is_{name}"].astype(bool), name)
+        np.testing.assert_array_equal(store.user_ids_U, flat["unique_uids"])
+        for name, positions in (("user_start", store.user_first_U1[:-1]), ("user_end", store.user_first_U1[1:])):
+            by_id = np.full(len(flat[name]), -1)
+            by_id[store.user_ids_U] = positions
+            np.testing.assert_array_equal(by_id, flat[name], name)
+        expected = json.loads((processed / "split_meta.json").read_text())
+        split = store.manifest["split"]
+        for name in ("t_min", "t_max", "train_start", "train_end", "test_start", "test_end"):
+            assert split[name] == expected[name]
+        assert split["train_events"] == store.events == expected["num_train_events"]
+        assert split["test_events"] == expected["num_test_events"]
+        assert store.users == expected["num_users"]
+
+
+def test_the_split_is_the_benchmark_s() -> None:
+    assert split_of(26_000_000) == Split(
+        train_start=-8_200, train_end=25_911_800, test_start=25_913_600, test_end=26_000_000
+    )
+
+
+def test_train_events_are_kept_in_the_file_s_order(
+    tmp_path: Path, make_events: Make, write_raw: Make, small_pieces: None
+) -> None:
+    events = make_events(events=2500, users=40)
+    write_raw(tmp_path, events, row_group_size=200)
+    told: list[tuple[int, int]] = []
+    done = prepare(locate(tmp_path), tmp_path / "s", name="mine", progress=lambda *now: told.append(now))
+    store = open_store(done)
+    split = split_of(int(events["times"].max()))
+    times = events["times"].astype(np.int64)
+    train = (times >= split.train_start) & (times < split.train_end)
+    assert 0 < train.sum() < 2500
+    np.testing.assert_array_equal(store.items_E, events["items"][train])
+    np.testing.assert_array_equal(store.times_E, events["times"][train])
+    np.testing.assert_array_equal(ratios(store), events["ratios"].clip(0)[train])
+    np.testing.assert_array_equal(store.user_ids_U, np.unique(events["uids"][train]))
+    test = (times >= split.test_start) & (times < split.test_end)
+    known = np.isin(events["uids"], events["uids"][train])
+    assert store.manifest["split"] == {
+        "t_min": times.min(),
+        "t_max": times.max(),
+        **asdict(split),
+        "raw_events": 2500,
+        "train_events": train.sum(),
+        "test_events": (test & known).sum(),
+        "test_events_of_unknown_users": (test & ~known).sum(),
+        "dropped_before": (times < split.train_start).sum(),
+        "dropped_gap": ((times >= split.train_end) & (times < split.test_start)).sum(),
+        "dropped_last": (times == times.max()).sum(),
+    }
+    assert store.name == "mine"
+    assert [total for _, total in told] == [2500] * len(told)
+    assert told == sorted(told)
+    assert told[-1] == (2500, 2500)
+
+
+def test_users_without_a_train_event_are_left_out(
+    tmp_path: Path, make_events: Make, write_raw: Make, small_pieces: None
+) -> None:
+    """A user seen only in the test day, before and after users who train."""
+    events = make_events(users=3, events=9)
+    events["uids"] = np.repeat([2, 5, 9], 3).astype(np.uint32)
+    day = 86_400
+    events["times"] = np.array(
+        [10 * day, 10 * day + 5, 10 * day + 10, 5, 10, 9 * day + 60, 9 * day + 60, 10 * day, 10 * day + 20], np.uint32
+    )
+    store = open_store(prepare(locate(write_raw(tmp_path, events)), tmp_path / "s", name="x"))
+    assert store.user_ids_U.tolist() == [5]
+    split = store.manifest["split"]
+    assert (split["test_events"], split["test_events_of_unknown_users"]) == (1, 5)
+    assert split["dropped_last"] == 1
+
+
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from recperf.data.yambda import prepare as module, store, writer
+from recperf.data.yambda.raw import locate
+from recperf.data.yambda.store import open_store, verify
+from recperf.errors import DataError
+import pyarrow.parquet
+
+module.MOST_ROWS, module.LEAST_ROWS, module.COMMIT_ROWS = 64, 1, 150
+store.DIGEST_BLOCK = writer.DIGEST_BLOCK = 256
+source, place = locate(Path(sys.argv[1])), Path(sys.argv[2])
+
+def prepare(folder, deadly=None):
+    "In a child; dies at its deadly-th call of the system, in the middle of it where it has one."
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    calls = 0
+    def counted(name):
+        real = getattr(os, name)
+        def call(*words, **more):
+            nonlocal calls
+            calls += 1
+            if calls == deadly:
+                if name == "write":
+                    real(words[0], words[1][: len(words[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            # A kill loses nothing the system was given; really syncing would only take time.
+            return None if name == "fsync" else real(*words, **more)
+        setattr(os, name, call)
+    for name in ("write", "fsync", "replace", "rename", "ftruncate", "unlink"):
+        counted(name)
+    module.prepare(source, folder, name="x")
+    os._exit(0)
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+assert prepare(place / "straight") == 0
+straight = contents(place / "straight")
+
+points = 0
+while True:
+    folder = place / f"at{points}"
+    status = prepare(folder, points + 1)
+    try:
+        verify(open_store(folder))
+        complete = True
+    except DataError:
+        complete = False
+        assert not folder.exists()
+    assert prepare(folder) == 0
+    assert contents(folder) == straight, points
+    shutil.rmtree(folder)
+    if status == 0:
+        assert complete
+        break
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    points += 1
+
+kills = 0
+while prepare(place / "chain", 45) != 0:
+    kills += 1
+assert contents(place / "chain") == straight
+print(points, kills)
+"""
+
+
+def test_a_kill_at_any_moment_costs_nothing_but_time(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    write_raw(tmp_path / "raw", make_events(events=500), row_group_size=210)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path / "raw", tmp_path], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    points, kills = map(int, done.stdout.split())
+    # Writes of every piece, syncs of every commit, and the renames.
+    assert points > 80
+    assert kills > 1
+
+
+def test_another_source_begins_anew_and_says_so(
+    tmp_path: Path, make_events: Make, write_raw: Make, small_pieces: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        write_raw(tmp_path / f"raw{number}", make_events(seed=number))
+    first, second = (locate(tmp_path / f"raw{number}") for number in (1, 2))
+    straight = contents(prepare(second, tmp_path / "straight", name="x"))
+
+    def stop(done: int, total: int) -> None:
+        if done > 400:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(first, tmp_path / "s", name="x", progress=stop)
+    said: list[str] = []
+    prepare(second, tmp_path / "s", name="x", say=said.append)
+    assert len(said) == 1
+    assert "begins anew" in said[0]
+    assert contents(tmp_path / "s") == straight
+
+
+def test_a_prepared_store_is_returned_at_once_and_not_replaced(
+    tmp_path: Path, make_events: Make, write_raw: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = locate(write_raw(tmp_path / "raw", make_events(seed=1)))
+    folder = prepare(files, tmp_path / "s", name="x")
+    before = contents(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "RawEvents", None)
+        assert prepare(files, tmp_path / "s", name="x") == folder
+    other = locate(write_raw(tmp_path / "other", make_events(seed=2), catalogue_I2=np.ones((51, 2), np.uint32)))
+    with pytest.raises(DataError, match="of another source"):
+        prepare(other, tmp_path / "s", name="x")
+    with pytest.raises(DataError, match="of another source"):
+        prepare(replace(files, albums=other.albums), tmp_path / "s", name="x")
+    assert contents(folder) == before
+
+
+def test_a_full_disk_in_the_middle_is_said_and_going_on_works(
+    tmp_path: Path, make_events: Make, write_raw: Make, small_pieces: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = locate(write_raw(tmp_path / "raw", make_events(events=900)))
+    straight = contents(prepare(files, tmp_path / "straight", name="x"))
+    real, left = os.write, 5_000
+
+    def full(handle: int, content: Any) -> int:
+        nonlocal left
+        if len(content) > left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left -= len(content)
+        return real(handle, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(MachineError, match="the disk is full") as caught:
+            prepare(files, tmp_path / "s", name="x")
+    assert caught.value.exit_code == 4
+    assert not (tmp_path / "s").exists()
+    with pytest.raises(DataError, match="preparing it was stopped"):
+        open_store(tmp_path / "s")
+    begun: list[int] = []
+    assert contents(prepare(files, tmp_path / "s", name="x", progress=lambda done, _: begun.append(done))) == straight
+    assert begun[0] > 64
+
+
+def test_a_disk_without_the_room_is_refused_before_the_work(
+    tmp_path: Path, make_events: Make, write_raw: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = locate(write_raw(tmp_path / "raw", make_events(events=1000)))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1 << 40, 1 << 40, 9_000))
+    told: list[Any] = []
+    with pytest.raises(MachineError, match="free; the store needs about") as caught:
+        prepare(files, tmp_path / "s", name="x", progress=lambda *now: told.append(now))
+    assert caught.value.exit_code == 4
+    assert told == []
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1 << 40, 1 << 40, 11_000))
+    assert open_store(prepare(files, tmp_path / "s", name="x")).events
+
+
+def test_bad_data_in_the_middle_leaves_nothing_that_opens(
+    tmp_path: Path, make_events: Make, write_raw: Make, small_pieces: None
+) -> None:
+    events = make_events()
+    catalogue_I2 = np.ones((40, 2), np.uint32)
+    events["items"] = events["items"] % 40
+    events["items"][700] = 40
+    write_raw(tmp_path, events, catalogue_I2=catalogue_I2)
+    with pytest.raises(DataError, match=r"row 700 .* item 40 is outside the catalogue, which ends at 39") as caught:
+        prepare(locate(tmp_path), tmp_path / "s", name="x")
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "s").exists()
+    # The repaired file is another source, so that nothing of the bad one survives.
+    events["items"][700] = 1
+    write_raw(tmp_path, events, catalogue_I2=catalogue_I2)
+    folder = prepare(locate(tmp_path), tmp_path / "s", name="x")
+    assert contents(folder) == contents(prepare(locate(tmp_path), tmp_path / "straight", name="x"))
+
+
+def test_order_is_checked_across_a_resume(
+    tmp_path: Path, make_events: Make, write_raw: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row that goes back is the first one after the commit it goes on from."""
+    for name, value in (("MOST_ROWS", 50), ("LEAST_ROWS", 1), ("COMMIT_ROWS", 50)):
+        monkeypatch.setattr(prepare_module, name, value)
+    events = make_events(users=1, events=200)
+    events["times"][100:] = np.sort(events["times"][100:] % 86_400)
+    files = locate(write_raw(tmp_path, events, row_group_size=50))
+    told: list[int] = []
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"row 100 .* time goes back"):
+            prepare(files, tmp_path / "s", name="x", progress=lambda done, _: told.append(done))
+    assert told == [50, 100]
+
+
+def test_statistics_that_lie_are_found_out(
+    tmp_path: Path, make_events: Make, write_raw: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = locate(write_raw(tmp_path, make_events()))
+    monkeypatch.setattr("recperf.data.yambda.raw.RawEvents.time_range", lambda _: (0, 26_000_000))
+    with pytest.raises(DataError, match="statistics say times 0 to 26,000,000; its rows have"):
+        prepare(files, tmp_path / "s", name="x")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_stream_shorter_than_what_is_set_aside_is_refused(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    files = locate(write_raw(tmp_path, make_events(days=1)))
+    with pytest.raises(DataError, match="no event to train on"):
+        prepare(files, tmp_path / "s", name="x")
+
+
+def test_a_missing_map_is_said(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    files = locate(write_raw(tmp_path, make_events()))
+    files.albums.unlink()
+    with pytest.raises(DataError, match="missing") as caught:
+        prepare(files, tmp_path / "s", name="x")
+    assert caught.value.where["file"].endswith(ALBUMS_FILE)
+
+
+def test_too_little_memory_is_refused_with_the_least(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        piece_rows(100 << 20, 75 << 20)
+    least = int("".join(filter(str.isdigit, str(caught.value.fix))))
+    assert piece_rows(least << 20, 75 << 20) >= prepare_module.LEAST_ROWS
+    with pytest.raises(UsageError):
+        piece_rows((least - 1) << 20, 75 << 20)
+
+
+MEASURED = """
+import sys
+from pathlib import Path
+from recperf.data.yambda.prepare import prepare
+from recperf.data.yambda.raw import locate
+prepare(locate(Path(sys.argv[1])), Path(sys.argv[2]), name="x", memory=int(sys.argv[3]))
+assert "torch" not in sys.modules
+[peak] = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(int(peak.split()[1]) << 10)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the peak is read from /proc")
+def test_memory_stays_within_the_setting(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    """Two million rows in one row group, at almost the least memory: all at once would take more than that."""
+    events = make_events(events=2_000_000, users=400, items=1000)
+    events["types"][:] = 0
+    files = write_raw(tmp_path / "raw", events, row_group_size=1 << 30, columns={"event_type": events["types"]})
+    memory = prepare_module.FIXED_BYTES + (4 << 20)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, files, tmp_path / "s", str(memory)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= memory
+    assert open_store(tmp_path / "s").events > 1_500_000
