@@ -1,0 +1,294 @@
+"""Fetching Yambda from the Hugging Face hub: three files of one pinned revision, each verified by its SHA-256.
+
+A transfer that breaks off stays beside its file and is gone on with, also by a later call: the hub's own library throws
+it away, and the largest file has tens of gigabytes. No token is read or sent, and nothing is reported to the hub.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ... import __version__, places
+from ...errors import DataError, MachineError, UsageError
+from ...files import alone, sha256, sync_folder, write_json, writing
+from .schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE, LICENCE, REPOSITORY, REVISION, SIZES
+
+Say = Callable[[str], None]
+
+RECORD = "fetched.json"
+PAGE = f"https://huggingface.co/datasets/{REPOSITORY}"
+_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Remote:
+    """What the hub says of a file."""
+
+    url: str
+    bytes: int
+    etag: str
+    """The SHA-256 of a large file."""
+
+
+def folder_of(size: str) -> Path:
+    return places.dataset_folder(f"yambda-{size}") / "raw"
+
+
+def files_of(size: str) -> tuple[str, ...]:
+    """Names in the hub's layout of what a size needs."""
+    return (ARTISTS_FILE, ALBUMS_FILE, f"flat/{size}/{EVENTS_FILE}")
+
+
+def get(
+    size: str, *, say: Say, offline: bool = False, endpoint: str | None = None, bars: bool | None = None
+) -> dict[str, Any]:
+    """Fetch what is not there yet, and say what there is. `endpoint` is another hub, `bars` by default a terminal's."""
+    if size not in SIZES:
+        raise UsageError(f"unknown size {size!r} of Yambda", fix=f"one of: {', '.join(SIZES)}")
+    folder = folder_of(size)
+    missing = [name for name in files_of(size) if not _complete(folder, name)]
+    if offline:
+        _require_there(size, folder)
+    elif missing:
+        say(f"yambda-{size}: {LICENCE}")
+        with alone(folder, what=f"fetching yambda-{size}"), _hub(sys.stderr.isatty() if bars is None else bars) as hub:
+            _fetch(hub, size, folder, missing, endpoint, say)
+        missing = []
+        say(f"yambda-{size} is in {folder}")
+    else:
+        say(f"yambda-{size} is already in {folder}")
+    return {
+        "folder": str(folder),
+        "revision": REVISION,
+        "licence": LICENCE,
+        "files": _recorded(folder),
+        "unverified": missing,
+        "bytes": sum((folder / name).stat().st_size for name in files_of(size)),
+    }
+
+
+def verify(size: str, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+    """Read what was fetched and hold it against its digests; a difference is an error. Files that came another way have
+    none, and are named as unverified."""
+    folder = folder_of(size)
+    recorded = _recorded(folder)
+    total, done = sum(entry["bytes"] for entry in recorded.values()), 0
+    for name, entry in recorded.items():
+        path = folder / name
+        if not path.is_file():
+            raise _changed(size, path, "is missing")
+        if path.stat().st_size != entry["bytes"]:
+            raise _changed(size, path, f"has {path.stat().st_size:,} bytes, not {entry['bytes']:,}")
+        if sha256(path) != entry["sha256"]:
+            raise _changed(size, path, "differs from the published file by checksum")
+        done += entry["bytes"]
+        if progress:
+            progress(done, total)
+    return {"verified": list(recorded), "unverified": [name for name in files_of(size) if name not in recorded]}
+
+
+def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | None, say: Say) -> None:
+    remotes = {name: _ask(hub, size, name, endpoint) for name in names}
+    for name in names:
+        if (folder / name).is_file() and not _adopted(folder, name, remotes[name]):
+            say(f"{name} is not the published file and will be replaced")
+    names = [name for name in names if not _complete(folder, name)]
+    needed = sum(remotes[name].bytes - _size(_part(folder, name, remotes[name])) for name in names)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise MachineError(
+            f"yambda-{size} needs {_gb(needed)} more, and {_gb(free)} are free",
+            where={"folder": folder},
+            fix="free some space, or set RECPERF_HOME to a folder with more",
+        )
+    for name in names:
+        begun = _size(_part(folder, name, remotes[name]))
+        say(f"fetching {name}, {_gb(remotes[name].bytes)}" + (f", of which {_gb(begun)} are here" if begun else ""))
+        _transfer(hub, size, folder, name, remotes[name])
+
+
+def _ask(hub: Any, size: str, name: str, endpoint: str | None) -> _Remote:
+    url = hub.hf_hub_url(REPOSITORY, name, repo_type="dataset", revision=REVISION, endpoint=endpoint)
+    try:
+        found = hub.get_hf_file_metadata(url, token=False)
+    except Exception as error:  # The library's errors are those of its HTTP client, which changed between its versions.
+        raise _failed(size, url, error) from None
+    if not found.etag or found.size is None:
+        what = f"{urlsplit(url).netloc} does not answer like the hub: no size or digest of {name}"
+        raise MachineError(what, where={"url": url}, fix="check the network: a proxy may answer in its place")
+    return _Remote(url=url, bytes=int(found.size), etag=str(found.etag))
+
+
+def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> None:
+    """Fetch one file to its part, verify the part, and only then give it its name."""
+    part, path = _part(folder, name, remote), folder / name
+    again = f"recperf data get yambda-{size} goes on where it stopped"
+    with writing(part, fix=again):
+        part.parent.mkdir(parents=True, exist_ok=True)
+        if _size(part) > remote.bytes:
+            part.unlink()
+        file = part.open("ab")
+    headers = hub.utils.build_hf_headers(token=False, library_name="recperf", library_version=__version__)
+    with file:
+        try:
+            hub.file_download.http_get(
+                remote.url,
+                file,
+                resume_size=file.tell(),
+                headers=headers,
+                expected_size=remote.bytes,
+                displayed_filename=name,
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        except Exception as error:  # As above.
+            if isinstance(error, OSError) and error.errno in _DISK_FAULTS:
+                with writing(part, fix=again):
+                    raise
+            raise _failed(size, remote.url, error, kept=file.tell()) from None
+    digest = sha256(part)
+    if _size(part) != remote.bytes or (_SHA256.fullmatch(remote.etag) and digest != remote.etag):
+        part.unlink()
+        raise DataError(
+            f"{name} came damaged: it is not the published file by checksum, and was removed",
+            where={"url": remote.url},
+            fix="try again; if it stays so, something between here and the hub changes the file",
+        )
+    with writing(path, fix=again):
+        os.replace(part, path)
+        sync_folder(path.parent)
+        for stale in path.parent.glob(f"{path.name}.*.incomplete"):
+            stale.unlink()
+    _note(folder, name, remote, digest)
+
+
+def _adopted(folder: Path, name: str, remote: _Remote) -> bool:
+    """Whether a file that came another way is the published one; then it is noted as if fetched."""
+    path = folder / name
+    if path.stat().st_size != remote.bytes:
+        return False
+    digest = sha256(path)
+    if digest != remote.etag:
+        return False
+    _note(folder, name, remote, digest)
+    return True
+
+
+def _complete(folder: Path, name: str) -> bool:
+    entry = _recorded(folder).get(name)
+    return entry is not None and (folder / name).is_file() and (folder / name).stat().st_size == entry["bytes"]
+
+
+def _recorded(folder: Path) -> dict[str, dict[str, Any]]:
+    """What was fetched of the pinned revision."""
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+        if record["repository"] != REPOSITORY or record["revision"] != REVISION:
+            return {}
+        return {
+            str(name): {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"]), "etag": str(entry["etag"])}
+            for name, entry in record["files"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _note(folder: Path, name: str, remote: _Remote, digest: str) -> None:
+    files = _recorded(folder) | {name: {"bytes": remote.bytes, "sha256": digest, "etag": remote.etag}}
+    write_json(folder / RECORD, {"repository": REPOSITORY, "revision": REVISION, "files": files})
+
+
+def _require_there(size: str, folder: Path) -> None:
+    recorded = _recorded(folder)
+    absent = []
+    for name in files_of(size):
+        there = (folder / name).is_file()
+        if not there or (name in recorded and not _complete(folder, name)):
+            absent.append(name)
+    if absent:
+        raise MachineError(
+            f"yambda-{size} is not complete on this machine: no {', '.join(absent)}",
+            where={"folder": folder},
+            fix=f"recperf data get yambda-{size}, without --offline",
+        )
+
+
+def _part(folder: Path, name: str, remote: _Remote) -> Path:
+    """Named after the content, so that the start of another version is never gone on with."""
+    path = folder / name
+    return path.with_name(f"{path.name}.{re.sub('[^0-9A-Za-z]', '', remote.etag)[:16]}.incomplete")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+
+
+def _failed(size: str, url: str, error: Exception, kept: int = 0) -> MachineError:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    kind = type(error).__name__
+    if status is not None:
+        reason = f"{urlsplit(url).netloc} answered {status}"
+    elif "Timeout" in kind:
+        reason = f"no answer from {urlsplit(url).netloc} in time"
+    elif "Connect" in kind:
+        reason = f"no connection to {urlsplit(url).netloc}"
+    else:
+        reason = f"{(str(error).strip() or kind).splitlines()[0].rstrip('.')}"
+    wanted = ", ".join(files_of(size))
+    goes_on = f"recperf data get yambda-{size} goes on at {_gb(kept)}" if kept else "try again"
+    return MachineError(
+        f"the download failed: {reason}",
+        where={"url": url},
+        fix=f"{goes_on}; or fetch {wanted} from {PAGE} another way and name their folder with --path",
+    )
+
+
+def _changed(size: str, path: Path, how: str) -> DataError:
+    what = f"{path.name} {how}"
+    return DataError(what, where={"file": path}, fix=f"remove that file, then: recperf data get yambda-{size}")
+
+
+@contextmanager
+def _hub(bars: bool) -> Iterator[Any]:
+    """The hub's library, silent, without telemetry and, off a terminal, without bars; all as before afterwards."""
+    try:
+        hub = import_module("huggingface_hub")
+        constants: Any
+        constants, bar = import_module("huggingface_hub.constants"), import_module("huggingface_hub.utils.tqdm")
+        import_module("huggingface_hub.file_download")
+    except ImportError:
+        what = "downloading Yambda needs the package huggingface_hub"
+        raise MachineError(what, fix="pip install 'recperf[yambda]'") from None
+    logger = logging.getLogger("huggingface_hub")
+    before = constants.HF_HUB_DISABLE_TELEMETRY, logger.level, bar.are_progress_bars_disabled()
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    logger.setLevel(logging.ERROR)
+    if not bars:
+        bar.disable_progress_bars()
+    try:
+        yield hub
+    finally:
+        constants.HF_HUB_DISABLE_TELEMETRY = before[0]
+        logger.setLevel(before[1])
+        if not bars and not before[2]:
+            bar.enable_progress_bars()
+        # Versions before 1.0 close their connections themselves.
+        getattr(hub, "close_session", lambda: None)()
