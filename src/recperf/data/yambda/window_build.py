@@ -1,6 +1,6 @@
 """Building the index of windows: one pass over the events, in bounded memory, kept on disk.
 
-Shapes: E events, U users, W windows, R rows of the index, S stretches of a chunk.
+Shapes: E events, U users, W windows, R rows of the index, C events of a chunk, S stretches in it.
 
 Events lie user after user, each user's in the order of time, so that a user's events of one window are one stretch. The
 index has one row for every stretch that holds an anchor. The pass finds rows user by user; a counting sort by window
@@ -33,7 +33,7 @@ MOST_WINDOWS = 1 << 26
 
 _ROW = np.dtype([("window", "<u4"), *ROW_COLUMNS.items()])
 _DRAFT = "rows"
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 _STEPS = 32
 _FIX = "the index is built again at the next start"
 
@@ -144,9 +144,11 @@ def _stretches(store: EventStore, span: Span, seconds: int, begin: int, end: int
     if not len(start):
         return np.empty(0, _ROW)
     window_C = _windows_of(store.times_E[begin:end], span, seconds)
-    changes = np.flatnonzero(window_C[1:] != window_C[:-1]) + 1
-    ends = stop[stop < end] - begin
-    edges_S = np.unique(np.concatenate([[0], changes, np.maximum(start - begin, 0), ends]))
+    begins_C = np.ones(end - begin, np.bool_)
+    np.not_equal(window_C[1:], window_C[:-1], out=begins_C[1:])
+    begins_C[np.maximum(start - begin, 0)] = True
+    begins_C[stop[stop < end] - begin] = True
+    edges_S = np.flatnonzero(begins_C)
     owner_S = np.searchsorted(start, edges_S + begin, side="right") - 1
     inside_S = (owner_S >= 0) & (edges_S + begin < stop[owner_S])
     rows = np.empty(len(edges_S), _ROW)
