@@ -1,13 +1,16 @@
-"""Batches against the golden samples, in both layouts a store can have."""
+"""Batches against the golden samples in both layouts a store can have, and what is refused."""
 
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from recperf.data.batch import HistoryBatch
@@ -15,10 +18,12 @@ from recperf.data.yambda.config import HistoryConfig, Strategy
 from recperf.data.yambda.history import KEYS, Histories
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.data.yambda.store import EventStore, kinds_of
+from recperf.errors import DataError, MachineError
 from recperf.ops.history import native
 
 needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
 BODIES = ["reference", pytest.param("native", marks=needs_native)]
+Layout = Literal["packed", "reference"]
 CONTEXT_TOKENS = len(CONTEXT)
 
 
@@ -30,7 +35,7 @@ def dense_map(path: Path, column: str, items: int) -> NDArray[np.uint32]:
     return found
 
 
-def golden_store(case: Path, layout: Literal["packed", "reference"]) -> EventStore:
+def golden_store(case: Path, layout: Layout) -> EventStore:
     """The reference's cache as either kind of store, by hand."""
     processed = next(case.glob("processed_*"))
     cache = next(processed.glob("hstu_cache_L*"))
@@ -96,7 +101,7 @@ def as_reference_samples(batch: HistoryBatch) -> list[dict[str, list[int]]]:
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("layout", ["packed", "reference"])
 @pytest.mark.parametrize("strategy", ["interleaved", "last-n"])
-def test_golden_samples(strategy: Strategy, layout: Literal["packed", "reference"], body: Any, golden: Path) -> None:
+def test_golden_samples(strategy: Strategy, layout: Layout, body: Any, golden: Path) -> None:
     cases = sorted(golden.glob("yambda_*"))
     assert cases
     for case in cases:
@@ -116,3 +121,155 @@ def test_golden_samples(strategy: Strategy, layout: Literal["packed", "reference
                 assert [name.removeprefix(prefix) for name in names] == list(sample)
                 for name in names:
                     assert expected[name].tolist() == sample[name.removeprefix(prefix)], name
+
+
+ITEMS = 400
+
+
+def listens(*counts: int, layout: Layout = "packed") -> EventStore:
+    """Users 5, 6, ... who listen every 5 seconds, each from 1000 s after the one before. Items are positions."""
+    events, users = sum(counts), len(counts)
+    edges = np.cumsum([0, *counts])
+    owners = np.repeat(np.arange(users), counts)
+    times = 1000 * owners + 100 + 5 * (np.arange(events) - edges[owners])
+    word = np.uint32 if layout == "packed" else np.int64
+    every, none = np.ones(events, np.bool_), np.zeros(events, np.bool_)
+    kinds: dict[str, Any] = {"packed_kinds_E": np.ones(events, np.uint8)}
+    if layout == "reference":
+        kinds = {"flags": (every, none, none, none.astype(np.int8)), "types_E": np.zeros(events, np.int64)}
+    return EventStore(
+        folder=Path("nowhere"),
+        layout=layout,
+        user_ids_U=np.arange(users) + 5,
+        user_first_U1=edges,
+        items_E=np.arange(events).astype(word),
+        times_E=times.astype(word),
+        catalogue_I2=np.ones((ITEMS, 2), np.uint32),
+        **kinds,
+    )
+
+
+@pytest.mark.parametrize("layout", ["packed", "reference"])
+@pytest.mark.parametrize("body", BODIES)
+def test_a_user_at_the_very_start_has_an_empty_history_and_its_own_time(body: Any, layout: Layout) -> None:
+    batch = Histories(listens(3, 2, layout=layout), HistoryConfig(), impl=body).batch(np.array([0, 3, 4, 2]))
+    assert batch.history_offsets_B1.tolist() == [0, 0, 0, 1, 3]
+    assert batch.features["item_id"][0].tolist() == [3, 0, 1]
+    assert batch.query_times_B.tolist() == [100, 1100, 1100, 105]
+    assert batch.features["uid"][0].tolist() == [5, 6, 6, 5]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_batch_of_none_and_a_store_of_none(body: Any) -> None:
+    for store in (listens(3), listens()):
+        batch = Histories(store, HistoryConfig(), impl=body).batch(np.empty(0, np.int64))
+        assert len(batch) == 0
+        assert batch.features.keys == KEYS
+        assert batch.features.offsets_FB1.tolist() == batch.history_offsets_B1.tolist() == [0]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_every_value_is_written_and_has_its_type(body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, asked = torch.empty, []
+
+    def poisoned(*shape: int, pin_memory: bool, **wishes: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        return plain(*shape, **wishes).fill_(113)
+
+    histories = Histories(listens(300), HistoryConfig(length=30), impl=body)
+    expected = histories.batch(np.arange(300))
+    monkeypatch.setattr("torch.empty", poisoned)
+    # Torch refuses to pin where there is no GPU, hence only the wish is looked at.
+    histories.pin = True
+    found = histories.batch(np.arange(300))
+    assert asked
+    assert all(asked)
+    parts = [
+        (found.features.values_V, expected.features.values_V, torch.int32),
+        (found.features.offsets_FB1, expected.features.offsets_FB1, torch.int64),
+        (found.history_offsets_B1, expected.history_offsets_B1, torch.int64),
+        (found.actions_T, expected.actions_T, torch.uint8),
+        (found.times_T, expected.times_T, torch.int64),
+        (found.query_times_B, expected.query_times_B, torch.int64),
+        (found.labels_B, expected.labels_B, torch.float32),
+    ]
+    assert len(asked) == len(parts)
+    for one, other, kind in parts:
+        assert one.dtype == kind
+        assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to pin for")
+def test_pinning_without_a_gpu_is_an_error() -> None:
+    with pytest.raises(MachineError, match="torch sees none"):
+        Histories(listens(3), HistoryConfig(), pin=True)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("position", [-1, 3, 1 << 40, -(1 << 40)])
+def test_an_anchor_that_is_no_event_is_an_error(body: Any, position: int) -> None:
+    histories = Histories(listens(3), HistoryConfig(), impl=body)
+    with pytest.raises(DataError, match=f"anchor {position} is not the position of an event; there are 3"):
+        histories.batch(np.array([0, position]))
+
+
+@pytest.mark.parametrize("positions", [np.array([0.0]), np.array([[0]]), np.array(0), np.array([True])])
+def test_anchors_of_another_kind_are_refused(positions: Any) -> None:
+    with pytest.raises(ValueError, match="anchors are a row of integers"):
+        Histories(listens(3), HistoryConfig()).batch(positions)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, np.uint64])
+def test_anchors_of_any_width_and_stride(kind: Any) -> None:
+    histories = Histories(listens(9), HistoryConfig())
+    assert histories.batch(np.arange(9, dtype=kind)[::2]).history_offsets_B1.tolist() == [0, 0, 2, 6, 12, 20]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_an_item_outside_the_catalogue_is_an_error_wherever_it_is(body: Any) -> None:
+    store = listens(5)
+    store.items_E[3] = ITEMS
+    histories = Histories(store, HistoryConfig(), impl=body)
+    assert len(histories.batch(np.array([2]))) == 1
+    for anchor in (3, 4):
+        with pytest.raises(DataError, match="outside the catalogue of 400 items"):
+            histories.batch(np.array([anchor]))
+    store.catalogue_I2[2, 1] = 1 << 31
+    with pytest.raises(DataError, match="artist or album id above"):
+        histories.batch(np.array([2]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "how"),
+    [
+        ({"times_E": np.zeros(4, np.uint32)}, "columns differ in length"),
+        ({"packed_kinds_E": np.zeros(4, np.uint8)}, "columns differ in length"),
+        ({"user_first_U1": np.array([0, 4])}, "users do not cover its events"),
+        ({"user_first_U1": np.array([1, 5])}, "users do not cover its events"),
+        ({"user_first_U1": np.array([0, 2, 5])}, "users do not cover its events"),
+        ({"user_ids_U": np.array([1 << 31])}, "user or item id above 2,147,483,647"),
+    ],
+)
+def test_a_store_that_does_not_fit_together_is_refused(changes: dict[str, Any], how: str) -> None:
+    with pytest.raises(DataError, match=how):
+        Histories(replace(listens(5), **changes), HistoryConfig())
+
+
+def test_users_out_of_order_are_an_error() -> None:
+    store = listens(5, 5, 5)
+    histories = Histories(replace(store, user_first_U1=np.array([0, -4, 5, 15])), HistoryConfig())
+    with pytest.raises(DataError, match="users are out of order"):
+        histories.batch(np.array([3]))
+
+
+@needs_native
+def test_threads_share_one_gatherer() -> None:
+    draw = np.random.default_rng(2)
+    store = listens(80, 80, 80, 80, 80)
+    histories = Histories(store, HistoryConfig(length=60, strategy="last-n"), impl="native")
+    parts = [draw.integers(0, store.events, 64) for _ in range(16)]
+    alone = [histories.batch(part) for part in parts]
+    with ThreadPoolExecutor(4) as pool:
+        for one, other in zip(pool.map(histories.batch, parts), alone, strict=True):
+            assert torch.equal(one.features.values_V, other.features.values_V)
+            assert torch.equal(one.times_T, other.times_T)
