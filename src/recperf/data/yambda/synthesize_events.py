@@ -54,13 +54,13 @@ _SESSION_LISTENS = 12
 _LATE_SHARE, _LATEST_SHARE = 0.25, 0.6
 _AT_PEAK, _PEAK_TICKS = 0.75, 3 * 3600 // TICK_S
 _SLOTS, _FIRST_SLOT, _FIRST_TWO_SLOTS = 3, 0.5, 0.8
-_FAVOURITE, _SAME_GENRE = 0.7, 0.85
+_FAVOURITE, _SAME_GENRE = 0.76, 0.87
 """Below the first a draw goes to a favourite artist, below the second to any artist of a genre in favour."""
-_SONG_TAIL, _FAVOURITE_TAIL = 3.0, 2.0
+_SONG_TAIL, _FAVOURITE_TAIL = 3.0, 3.0
 _ORGANIC, _ORGANIC_ELSEWHERE = 0.82, 0.28
 _MATCH = 0.62
-_BASE, _MATCH_GAIN, _GENRE_GAIN = 0.12, 0.56, 0.21
-_MOOD, _KINDNESS, _HOUR = 0.15, 0.12, 0.06
+_BASE, _MATCH_GAIN, _GENRE_GAIN = 0.1, 0.6, 0.21
+_MOOD, _KINDNESS, _HOUR = 0.17, 0.12, 0.06
 _LEAST, _MOST = 0.03, 0.97
 _LIKE, _LIKE_ANYWAY, _DISLIKE = 0.036, 0.012, 0.012
 _UNLIKE, _UNDISLIKE = 0.33, 0.2
@@ -163,8 +163,10 @@ class Generator:
         draw_L = bits(draws_L, 36, 12)
         slot_L = (draw_L >= int(_FIRST_SLOT * 4096)).view(np.int8) + (draw_L >= int(_FIRST_TWO_SLOTS * 4096))
         place_L = sessions.repeat(np.arange(0, sessions.count * _SLOTS, _SLOTS)) + slot_L
-        words_L = skewed(self.config.favourites, unit(more_L, 52, 12), _FAVOURITE_TAIL).view(np.uint64)
-        words_L *= ODD
+        number_L = skewed(self.config.favourites, unit(more_L, 52, 12), _FAVOURITE_TAIL)
+        number_L += sessions.repeat(sessions.focus_S)
+        number_L -= (number_L >= self.config.favourites) * self.config.favourites
+        words_L = number_L.view(np.uint64) * ODD
         words_L += sessions.slots_SK.reshape(-1)[place_L]
         words_L = mix_(np.where(favourite_L, words_L, draws_L))
         same_L = bits(draws_L, 20, 16) < parts(_SAME_GENRE)
@@ -217,6 +219,8 @@ class _Sessions:
         by_quarter_S = counted(self.quarter_S, keys_S + key(config.seed, 33))
         mood_S = (bits(draws_S, 63, 1) * 2 - 1) * parts(_MOOD)
         self.bias_S = parts(_BASE) + mood_S + either_way(keys_S, 0, _KINDNESS) + either_way(by_quarter_S, 0, _HOUR)
+        # A session comes back to one artist of each genre more than to the others.
+        self.focus_S = bits(draws_S, 46, 16) * config.favourites >> 16
         # Which of the genres comes first depends on the time of day.
         turn_S = bits(by_quarter_S, 16, 16) * _SLOTS >> 16
         slot_SK = (turn_S[:, None] + np.arange(_SLOTS)) % _SLOTS
@@ -247,7 +251,7 @@ class _Sessions:
         about_S = (bits(draws_S, 24, 8) + bits(draws_S, 32, 8) - 255) * _PEAK_TICKS // 255
         peak_S = (bits(keys_S, 48, 16) * _DAY_TICKS >> 16) + about_S
         tick_S = np.where(
-            bits(draws_S, 40, 4) < int(_AT_PEAK * 16), peak_S % _DAY_TICKS, bits(draws_S, 44, 16) * _DAY_TICKS >> 16
+            bits(draws_S, 40, 4) < int(_AT_PEAK * 16), peak_S % _DAY_TICKS, bits(draws_S, 24, 16) * _DAY_TICKS >> 16
         )
         return np.sort((self.user_S << 32) + day_S * _DAY_TICKS + tick_S) & 0xFFFFFFFF
 
