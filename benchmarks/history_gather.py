@@ -52,7 +52,7 @@ def made_up(folder: Path) -> EventStore:
             uid += 1
             count = int(draw.integers(FEWEST, MOST))
             ranks = (ITEMS * draw.random(count) ** (1 / (1 - EXPONENT))).astype(np.int64)
-            skip = 0.97 * draw.beta(2.2, 3.72)
+            skip = 0.97 * draw.beta(1.6, 2.71)
             chance = np.cumsum([0.97 - skip, skip, 0.02])
             what = np.searchsorted(chance, draw.random(count))
             ratios = np.where(what == 0, 100, 0).astype(np.uint16)

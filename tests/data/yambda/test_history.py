@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from recperf.data.batch import HistoryBatch
 from recperf.data.yambda.config import HistoryConfig, Strategy
 from recperf.data.yambda.history import KEYS, Histories
+from recperf.data.yambda.reference_cache import open_reference, reference_ratios
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.data.yambda.store import EventStore, kinds_of
 from recperf.errors import DataError, MachineError
@@ -27,52 +27,23 @@ Layout = Literal["packed", "reference"]
 CONTEXT_TOKENS = len(CONTEXT)
 
 
-def dense_map(path: Path, column: str, items: int) -> NDArray[np.uint32]:
-    table = pytest.importorskip("pyarrow.parquet").read_table(path)
-    found = np.zeros(items, np.uint32)
-    for item, value in zip(table["item_id"].to_pylist(), table[column].to_pylist()):
-        found[item] = value
-    return found
-
-
-def golden_store(case: Path, layout: Layout) -> EventStore:
-    """The reference's cache as either kind of store, by hand."""
-    processed = next(case.glob("processed_*"))
-    cache = next(processed.glob("hstu_cache_L*"))
-    flat = {path.stem: np.load(path) for path in cache.glob("*.npy")}
-    items = len(np.load(processed / "item_popularity.npy"))
-    maps = case / "shared_metadata"
-    catalogue_I2 = np.stack(
-        [
-            dense_map(maps / "artist_item_mapping.parquet", "artist_id", items),
-            dense_map(maps / "album_item_mapping.parquet", "album_id", items),
-        ],
-        1,
-    )
-    users = flat["unique_uids"]
-    shared: dict[str, Any] = {
-        "folder": cache,
-        "user_ids_U": users,
-        "user_first_U1": np.append(flat["user_start"][users], len(flat["flat_uid"])),
-        "catalogue_I2": np.ascontiguousarray(catalogue_I2),
-    }
+def golden_store(case: Path, layout: Layout, length: int) -> EventStore:
+    """The reference's own cache, or the same events packed."""
+    pytest.importorskip("pyarrow")
+    store = open_reference(next(case.glob(f"processed_*/hstu_cache_L{length}")), case / "shared_metadata")
     if layout == "reference":
-        flags = tuple(flat[f"flat_is_{name}"] for name in ("listen_plus", "like", "skip", "organic"))
-        return EventStore(
-            layout="reference",
-            items_E=flat["flat_item_ids"],
-            times_E=flat["flat_timestamps"],
-            flags=flags,  # type: ignore[arg-type]
-            types_E=flat["flat_event_types"],
-            **shared,
-        )
-    types, ratios = flat["flat_event_types"].astype(np.uint8), flat["flat_played_ratio"].astype(np.uint16)
-    return EventStore(
+        return store
+    assert store.types_E is not None
+    assert store.flags is not None
+    ratios = reference_ratios(store).astype(np.uint16)
+    return replace(
+        store,
         layout="packed",
-        items_E=flat["flat_item_ids"].astype(np.uint32),
-        times_E=flat["flat_timestamps"].astype(np.uint32),
-        packed_kinds_E=kinds_of(types, ratios, flat["flat_is_organic"].astype(np.uint8)),
-        **shared,
+        items_E=store.items_E.astype(np.uint32),
+        times_E=store.times_E.astype(np.uint32),
+        packed_kinds_E=kinds_of(store.types_E.astype(np.uint8), ratios, store.flags[-1].astype(np.uint8)),
+        flags=None,
+        types_E=None,
     )
 
 
@@ -114,7 +85,10 @@ def test_golden_samples(strategy: Strategy, layout: Layout, body: Any, golden: P
         )
         with np.load(case / "expected_samples.npz") as expected:
             anchors = expected["samples/anchor_index"]
-            batch = Histories(golden_store(case, layout), config, impl=body).batch(expected["positions"][anchors])
+            histories = Histories(golden_store(case, layout, config.length), config, impl=body)
+            batch = histories.batch(expected["positions"][anchors])
+                expected["positions"][anchors]
+            )
             for anchor, sample in zip(anchors, as_reference_samples(batch), strict=True):
                 prefix = f"samples/{strategy.replace('-', '_')}/{anchor}/"
                 names = [name for name in expected.files if name.startswith(prefix)]
