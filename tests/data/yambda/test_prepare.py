@@ -18,10 +18,21 @@ import numpy as np
 import pytest
 
 from recperf.data.yambda import prepare as prepare_module
+from recperf.data.yambda import synthesize
 from recperf.data.yambda.prepare import Split, piece_rows, prepare, split_of
 from recperf.data.yambda.raw import locate
-from recperf.data.yambda.schema import ALBUMS_FILE, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
+from recperf.data.yambda.schema import (
+    ALBUMS_FILE,
+    LICENCE,
+    LIKE,
+    LISTEN_PLUS,
+    MADE_UP_LICENCE,
+    ORGANIC,
+    SKIP,
+    TYPE_SHIFT,
+)
 from recperf.data.yambda.store import open_store, ratios, verify
+from recperf.data.yambda.synthesize import YambdaLike
 from recperf.errors import DataError, MachineError, UsageError
 
 Make = Callable[..., Any]
@@ -115,6 +126,17 @@ def test_train_events_are_kept_in_the_file_s_order(
     assert [total for _, total in told] == [2500] * len(told)
     assert told == sorted(told)
     assert told[-1] == (2500, 2500)
+
+
+def test_made_up_files_make_a_store_that_says_so(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
+    config = YambdaLike(users=10, events_per_user=30, items=100)
+    synthesize.write_raw(config, tmp_path / "like")
+    made = open_store(prepare(locate(tmp_path / "like"), tmp_path / "made", name="x"))
+    assert made.synthetic
+    assert made.manifest["licence"] == MADE_UP_LICENCE
+    real = open_store(prepare(locate(write_raw(tmp_path, make_events())), tmp_path / "real", name="x"))
+    assert not real.synthetic
+    assert real.manifest["licence"] == LICENCE
 
 
 def test_users_without_a_train_event_are_left_out(

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from ...errors import DataError, MachineError, UsageError
 from ...files import sha256
 from .raw import Chunk, RawEvents, RawFiles, catalogue, identity_of
-from .schema import DAY_S, GAP_MINUTES, LICENCE, TEST_DAYS, TRAIN_DAYS
+from .schema import DAY_S, GAP_MINUTES, LICENCE, MADE_UP_LICENCE, TEST_DAYS, TRAIN_DAYS
 from .store import EVENT_BYTES, kinds_of
+from .synthesize import MADE_UP_KEY
 from .writer import StoreWriter, finished
 
 COMMIT_ROWS = 1 << 24
@@ -96,14 +97,15 @@ def prepare(
                 where={"file": files.events},
                 fix="write the file again without statistics",
             )
+        made_up = MADE_UP_KEY in raw.notes
         counts = {"raw_events": raw.rows, "train_events": writer.events, **tally.counts}
         return writer.finish(
             catalogue_I2,
             {
                 "name": name,
                 "size": files.size,
-                "synthetic": False,
-                "licence": LICENCE,
+                "synthetic": made_up,
+                "licence": MADE_UP_LICENCE if made_up else LICENCE,
                 "split": {"t_min": t_min, "t_max": t_max, **asdict(split), **counts},
             },
         )

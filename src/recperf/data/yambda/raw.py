@@ -132,6 +132,11 @@ class RawEvents:
         self._codes = not _is_text(self._arrow_schema.field("event_type").type)
 
     @property
+    def notes(self) -> dict[bytes, bytes]:
+        """What its writer noted in the file."""
+        return dict(self._arrow_schema.metadata or {})
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What tells this file from another: its footer holds sizes and statistics of every part."""
         return identity_of(self.path)
