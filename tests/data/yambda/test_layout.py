@@ -17,6 +17,7 @@ import pytest
 
 from recperf.data.yambda.flat_cache import least_bytes
 from recperf.data.yambda.layout import write_layout
+from recperf.data.yambda.npy import header, save_blocks
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import RawFiles, locate
 from recperf.data.yambda.reference_cache import NOTES, open_events, open_reference
@@ -184,6 +185,16 @@ def test_least_bytes_are_those_of_the_published_cache(source: Source, tmp_path: 
     cache = write(source, tmp_path / "out") / f"hstu_cache_L{LENGTH}"
     columns = [*cache.glob("flat_*"), *cache.glob("user_*"), cache / "unique_uids.npy"]
     assert least_bytes(source[1]) == sum(path.stat().st_size for path in columns)
+
+
+def test_a_header_is_numpy_s_and_keeps_its_size(tmp_path: Path) -> None:
+    """It is written before the length is known, and then again in the same place."""
+    for length in (0, 1, 99_999):
+        np.save(tmp_path / "saved.npy", np.zeros(length, np.int64))
+        blocks = (np.zeros(min(1000, length - start), np.int64) for start in range(0, length, 1000))
+        assert save_blocks(tmp_path / "ours.npy", "<i8", blocks, fix="") == length
+        assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
+    assert {len(header(kind, length)) for kind in ("<i8", "|b1") for length in (0, 7, 10**12)} == {128}
 
 
 KILLED = """
