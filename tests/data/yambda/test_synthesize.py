@@ -255,7 +255,7 @@ def cut_groups(generator: Generator) -> Any:
     return (block for block, _ in generator.blocks(listens=300))
 
 
-def test_raw_files_are_not_overwritten_and_never_half_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_files_are_not_overwritten_and_never_half_there(tmp_path: Path) -> None:
     def stops(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -263,6 +263,7 @@ def test_raw_files_are_not_overwritten_and_never_half_there(tmp_path: Path, monk
         write_raw(SMALL, tmp_path, progress=stops)
     with pytest.raises(DataError, match=r"no multi_event\.parquet"):
         locate(tmp_path)
+    assert not list(tmp_path.rglob("*.tmp"))
     write_raw(SMALL, tmp_path)
     with pytest.raises(DataError, match="already"):
         write_raw(SMALL, tmp_path)

@@ -98,14 +98,19 @@ def write_raw(
             target.parent.mkdir(parents=True, exist_ok=True)
             for column, (name, file) in enumerate((("artist_id", ARTISTS_FILE), ("album_id", ALBUMS_FILE))):
                 _write_map(folder, file, name, catalogue_I2[1:, column])
-            with parquet.ParquetWriter(draft, _schema(), compression="zstd", compression_level=1) as file:
-                for group in _groups(generator):
-                    file.write_table(_table(group), row_group_size=GROUP_ROWS)
-                    events += len(group)
-                    users = int(group.uids_E[-1])
-                    if progress:
-                        progress(events, max(events, config.events))
-            _settle(draft, target)
+            try:
+                with parquet.ParquetWriter(draft, _schema(), compression="zstd", compression_level=1) as file:
+                    for group in _groups(generator):
+                        file.write_table(_table(group), row_group_size=GROUP_ROWS)
+                        events += len(group)
+                        users = int(group.uids_E[-1])
+                        if progress:
+                            progress(events, max(events, config.events))
+                _settle(draft, target)
+            except BaseException:
+                # What fills a disk must not stay on it.
+                draft.unlink(missing_ok=True)
+                raise
         (folder / "lock").unlink(missing_ok=True)
     return {"events": events, "users": users, "items": len(catalogue_I2), "file": str(target)}
 
