@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
@@ -155,17 +155,20 @@ def measured(
 ) -> list[dict[str, Any]]:
     ours, peer = Histories(store, config), PerSample(store, config)
     found: dict[str, list[float]] = {"ours": [], "peer": []}
-    lengths = []
+    lengths, of_core = [], []
     for number in range(ROUNDS + 2):
         now = positions[number * BATCH : (number + 1) * BATCH]
         kept: dict[str, Any] = {}
+        worked = thread_time()
         ours_rate = rate(lambda: kept.update(ours=ours.batch(now)), BATCH)  # noqa: B023
+        worked = thread_time() - worked
         if number % 5 == 1:
             peer_rate = rate(lambda: kept.update(peer=peer.batch(now[:PEER_SAMPLES])), PEER_SAMPLES)  # noqa: B023
             agree(kept["ours"].slice(0, PEER_SAMPLES), kept["peer"])
             found["peer"].append(peer_rate)
         if number >= 2:
             found["ours"].append(ours_rate)
+            of_core.append(BATCH / worked)
             lengths.append(len(kept["ours"].times_T) / BATCH)
     conditions = {
         "events": store.events,
@@ -179,6 +182,8 @@ def measured(
         "mean_length": round(float(np.mean(lengths)), 1),
         "cores": 1,
         "load": os.getloadavg()[0],
+        # What the rate would be were the core not shared: the clock of the thread stops when another has it.
+        "samples_per_core_second": round(float(np.median(of_core))),
         "body": ours.why,
     }
     label = f"{config.strategy}, {order}"
