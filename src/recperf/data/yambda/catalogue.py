@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import places
-from ...config import to_json
 from ...errors import DataError, UsageError
 from . import raw
 from .config import HistoryConfig, WindowConfig
@@ -168,7 +165,7 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
     from . import synthesize
 
     config = config or default()
-    folder = places.dataset_folder(MADE_UP) / _key(config, synthesize.STREAM)
+    folder = places.dataset_folder(MADE_UP) / synthesize.key(config)
     if not (folder / MANIFEST).is_file():
         say(f"making {MADE_UP}, once, in {folder}")
         synthesize.write_store(config, folder)
@@ -214,11 +211,6 @@ def import_events(options: ImportOptions, *, store: Path | None, progress: Progr
         "digest": made.digest,
         "seconds": round(taken, 2),
     }
-
-
-def _key(config: YambdaLike, stream: int) -> str:
-    """A folder's name for what a config makes: others lie beside it."""
-    return hashlib.sha256(json.dumps([stream, to_json(config)], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _opened(place: Path) -> EventStore:
