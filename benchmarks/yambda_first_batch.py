@@ -171,7 +171,7 @@ def main() -> int:
 
     from _rows import record, show
     from recperf.data.yambda.synthesize import write_store
-    from recperf.data.yambda.synthesize_config import of_size
+    from recperf.data.yambda.synthesize.config import of_size
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_store(of_size(chosen.events), chosen.store or Path(temporary) / "store")

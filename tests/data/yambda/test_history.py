@@ -15,7 +15,7 @@ import torch
 from recperf.data.batch import HistoryBatch
 from recperf.data.yambda.config import HistoryConfig, Strategy
 from recperf.data.yambda.history import KEYS, Histories
-from recperf.data.yambda.reference_cache import open_reference, reference_ratios
+from recperf.data.yambda.reference.cache import open_reference, reference_ratios
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.data.yambda.store import EventStore, kinds_of
 from recperf.errors import DataError, MachineError

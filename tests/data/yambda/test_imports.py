@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recperf.data.yambda import imports, imports_sort
+from recperf.data.yambda import imports
 from recperf.data.yambda.imports import ImportOptions, import_events, originals
+from recperf.data.yambda.imports import sort as imports_sort
 from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import EventStore, open_store, ratios, verify
 from recperf.errors import ConfigError, DataError, MachineError, RecperfError, UsageError
@@ -179,7 +180,7 @@ def test_originals_are_listed_with_their_digest(tmp_path: Path) -> None:
 
 
 def test_numbers_turn_to_text_when_a_later_id_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recperf.data.yambda import imports_read
+    from recperf.data.yambda.imports import read as imports_read
 
     monkeypatch.setattr(imports_read, "_SMALLEST_BLOCK", 64)
     lines = [f"{user},1,{user},4\n" for user in (10, 9, 100, 2) * 8] + ["x,1,1,4\n", "9,1,1,4\n"]
@@ -359,7 +360,7 @@ def test_milliseconds_come_with_what_to_do(tmp_path: Path) -> None:
 
 
 def test_rows_are_counted_through_all_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recperf.data.yambda import imports_read
+    from recperf.data.yambda.imports import read as imports_read
 
     monkeypatch.setattr(imports_read, "_SMALLEST_BLOCK", 64)
     monkeypatch.setattr(imports_read, "_ROWS", 16)
@@ -482,7 +483,7 @@ def test_a_killed_import_is_begun_anew(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recperf.data.yambda import imports_read
+    from recperf.data.yambda.imports import read as imports_read
 
     def missing(name: str) -> None:
         raise ImportError(name)

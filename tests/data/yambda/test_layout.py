@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recperf.data.yambda.flat_cache import least_bytes
-from recperf.data.yambda.layout import write_layout
-from recperf.data.yambda.npy import header, save_blocks
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import RawFiles, locate
-from recperf.data.yambda.reference_cache import NOTES, open_events, open_reference
+from recperf.data.yambda.reference.cache import NOTES, open_events, open_reference
+from recperf.data.yambda.reference.flat_cache import least_bytes
+from recperf.data.yambda.reference.layout import write_layout
+from recperf.data.yambda.reference.npy import header, save_blocks
 from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.errors import ConfigError, DataError, MachineError, UsageError
@@ -200,7 +200,7 @@ def test_a_header_is_numpy_s_and_keeps_its_size(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from recperf.data.yambda.layout import write_layout
+from recperf.data.yambda.reference.layout import write_layout
 from recperf.data.yambda.raw import locate
 from recperf.data.yambda.store import open_store
 

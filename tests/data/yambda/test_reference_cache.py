@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recperf.data.yambda.layout import write_layout
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate
-from recperf.data.yambda.reference_cache import (
+from recperf.data.yambda.reference.cache import (
     FLAT_COLUMNS,
     USER_COLUMNS,
     open_events,
     open_reference,
     reference_ratios,
 )
+from recperf.data.yambda.reference.layout import write_layout
 from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE
 from recperf.data.yambda.store import EventStore, open_store, ratios
 from recperf.errors import DataError

@@ -19,8 +19,8 @@ from recperf.data.yambda.raw import RawEvents, locate
 from recperf.data.yambda.schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, TICK_S
 from recperf.data.yambda.store import open_store
 from recperf.data.yambda.synthesize import YambdaLike, default, key, of_size, write_raw, write_store
-from recperf.data.yambda.synthesize_draws import scattered
-from recperf.data.yambda.synthesize_events import Block, Generator
+from recperf.data.yambda.synthesize.draws import scattered
+from recperf.data.yambda.synthesize.events import Block, Generator
 from recperf.errors import ConfigError, DataError, MachineError
 
 DEFAULT_DIGEST = "91b46505c5c4c6bc6968ec16d5bcac274a95ea634c0bc299abe3a6d5ce864284"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from recperf.data.yambda import window_build, windows
 from recperf.data.yambda.config import WindowConfig
-from recperf.data.yambda.reference_cache import open_reference
+from recperf.data.yambda.reference.cache import open_reference
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, LISTENS, SKIP
 from recperf.data.yambda.store import EventStore
 from recperf.data.yambda.window_build import anchor_chunks, rows_by_user, spans

@@ -15,10 +15,10 @@ from . import raw
 from .config import HistoryConfig, WindowConfig
 from .schema import LICENCE
 from .store import EVENT_BYTES, MANIFEST, EventStore, open_store
-from .synthesize_config import YambdaLike, default
+from .synthesize.config import YambdaLike, default
 
 if TYPE_CHECKING:
-    from .imports_options import ImportOptions
+    from .imports.options import ImportOptions
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -84,7 +84,7 @@ def prepare(
         "seconds": round(taken, 2),
     }
     if reference_layout is not None:
-        from .layout import write_layout
+        from .reference.layout import write_layout
 
         write_layout(
             files,
@@ -214,7 +214,7 @@ def import_events(options: ImportOptions, *, store: Path | None, progress: Progr
 
 
 def _opened(place: Path) -> EventStore:
-    from .reference_cache import open_events
+    from .reference.cache import open_events
 
     return open_events(place)
 

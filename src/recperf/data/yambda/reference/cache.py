@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
+from ....errors import DataError
+from ..raw import catalogue
+from ..schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
+from ..store import MANIFEST, EventStore, open_store
 from .npy import map_npy
-from .raw import catalogue
-from .schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
-from .store import MANIFEST, EventStore, open_store
 
 READY, CACHE_META = "_READY", "store_meta.json"
 POPULARITY, SPLIT_META = "item_popularity.npy", "split_meta.json"

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import DataError, MachineError, UsageError, closest
+from ....errors import DataError, MachineError, UsageError, closest
 
 Header = Literal["auto", "yes", "no"]
 _DELIMITERS = ("\t", ",", ";", "|")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...config import require, within
-from .schema import DAY_S, GAP_MINUTES, TEST_DAYS, TICK_S, TRAIN_DAYS
+from ....config import require, within
+from ..schema import DAY_S, GAP_MINUTES, TEST_DAYS, TICK_S, TRAIN_DAYS
 
 MOST_GENRES = 64
 _REAL_EVENTS_PER_USER = 4763

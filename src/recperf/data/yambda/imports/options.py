@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from ...config import require, within
-from ...errors import UsageError
+from ....config import require, within
+from ....errors import UsageError
 
 TimeUnit = Literal["s", "ms", "us", "iso"]
 Signal = Literal["rating", "ratio", "label"]

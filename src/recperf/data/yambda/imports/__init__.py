@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config import to_json
-from ...errors import DataError
-from ...files import sha256
-from . import imports_values as values
-from .imports_ids import Attribute, Ids, originals
-from .imports_options import ImportOptions
-from .imports_read import Batch, Source, look
-from .imports_sort import RECORD, Spool, write_sorted
-from .store import kinds_of
-from .writer import StoreWriter
+from ....config import to_json
+from ....errors import DataError
+from ....files import sha256
+from ..store import kinds_of
+from ..writer import StoreWriter
+from . import values
+from .ids import Attribute, Ids, originals
+from .options import ImportOptions
+from .read import Batch, Source, look
+from .sort import RECORD, Spool, write_sorted
 
 __all__ = ["ImportOptions", "import_events", "originals"]
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, TICK_S
-from .synthesize_config import YambdaLike
-from .synthesize_draws import (
+from ..schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, TICK_S
+from .config import YambdaLike
+from .draws import (
     GOLDEN,
     ODD,
     Catalogue,

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
-from ...files import writing
+from ....errors import DataError
+from ....files import writing
+from ..prepare import Split
+from ..raw import Chunk, RawEvents, need_pyarrow
+from ..schema import COLUMNS, SESSION_GAP_S
+from ..store import EventStore
 from .flat_cache import read_block, uids_of
 from .npy import drafted
-from .prepare import Split
-from .raw import Chunk, RawEvents, need_pyarrow
-from .schema import COLUMNS, SESSION_GAP_S
-from .store import EventStore
 
 SESSIONS, SESSION_INDEX, TEST_EVENTS = "train_sessions.parquet", "session_index.parquet", "test_events.parquet"
 PARQUET_FILES = (SESSIONS, SESSION_INDEX, TEST_EVENTS)

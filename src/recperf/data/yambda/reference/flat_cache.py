@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .reference_cache import FLAT_COLUMNS, USER_COLUMNS
-from .schema import LIKE, LISTEN_PLUS, LISTENS, ORGANIC, SKIP, TYPE_SHIFT
-from .store import COLUMNS, EventStore, file_of
+from ..schema import LIKE, LISTEN_PLUS, LISTENS, ORGANIC, SKIP, TYPE_SHIFT
+from ..store import COLUMNS, EventStore, file_of
+from .cache import FLAT_COLUMNS, USER_COLUMNS
 
 Tick = Callable[[int], None]
 Blocks = Iterator[NDArray[Any]]

@@ -15,9 +15,9 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, MachineError
-from ...files import writing
-from .writer import StoreWriter
+from ....errors import DataError, MachineError
+from ....files import writing
+from ..writer import StoreWriter
 
 RECORD = np.dtype([("user", "<u4"), ("item", "<u4"), ("time", "<u4"), ("kind", "u1"), ("ratio", "<u2")])
 EVENT_COST = 100

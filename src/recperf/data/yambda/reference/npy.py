@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
-from ...files import sync_folder, writing
-from .store import map_file
+from ....errors import DataError
+from ....files import sync_folder, writing
+from ..store import map_file
 
 
 def header(dtype: str, length: int) -> bytes:

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
-from ...files import writing
-from .imports_read import arrow
-from .imports_values import BadValue, encoded, is_text
+from ....errors import DataError
+from ....files import writing
+from .read import arrow
+from .values import BadValue, encoded, is_text
 
 Mode = Literal["dense", "keep"]
 NONE = 0xFFFFFFFF

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...config import within
-from ...errors import DataError, MachineError
-from ...files import alone, write_json, writing
-from .flat_cache import anchor_times, anchors, flat_column, least_bytes, popularity, user_column
-from .npy import drafted, save_blocks
-from .prepare import piece_rows, split_of
-from .raw import RawEvents, RawFiles, need_pyarrow
-from .reference_cache import (
+from ....config import within
+from ....errors import DataError, MachineError
+from ....files import alone, write_json, writing
+from ..prepare import piece_rows, split_of
+from ..raw import RawEvents, RawFiles, need_pyarrow
+from ..schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS
+from ..store import EventStore
+from .cache import (
     CACHE_META,
     FLAT_COLUMNS,
     NOTES,
@@ -35,9 +35,9 @@ from .reference_cache import (
     SPLIT_META,
     USER_COLUMNS,
 )
-from .schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS
+from .flat_cache import anchor_times, anchors, flat_column, least_bytes, popularity, user_column
+from .npy import drafted, save_blocks
 from .sessions import PARQUET_FILES, SESSIONS, TEST_EVENTS, write_sessions
-from .store import EventStore
 
 Progress = Callable[[int, int], None]
 _AGAIN = "the same command goes on where it stopped"

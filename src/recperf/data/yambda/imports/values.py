@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .imports_options import Signal, TimeUnit
-from .imports_read import arrow
-from .schema import EVENT_TYPES
+from ..schema import EVENT_TYPES
+from .options import Signal, TimeUnit
+from .read import arrow
 
 LAST_SECOND = 0xFFFFFFFF
 LARGEST_RATIO = 0xFFFF

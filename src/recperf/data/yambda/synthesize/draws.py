@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .synthesize_config import YambdaLike
+from .config import YambdaLike
 
 Words = NDArray[np.uint64]
 Ints = NDArray[np.int64]

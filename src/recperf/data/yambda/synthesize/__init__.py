@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config import to_json
-from ...errors import DataError
-from ...files import alone, sync_folder, writing
-from .raw import need_pyarrow
-from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, MADE_UP_LICENCE, NULLABLE
-from .store import kinds_of
-from .synthesize_config import YambdaLike, default, of_size
-from .synthesize_events import BLOCK_LISTENS, Block, Generator
-from .writer import StoreWriter, finished
+from ....config import to_json
+from ....errors import DataError
+from ....files import alone, sync_folder, writing
+from ..raw import need_pyarrow
+from ..schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, MADE_UP_LICENCE, NULLABLE
+from ..store import kinds_of
+from ..writer import StoreWriter, finished
+from .config import YambdaLike, default, of_size
+from .events import BLOCK_LISTENS, Block, Generator
 
 __all__ = ["MADE_UP_KEY", "NAME", "YambdaLike", "default", "key", "of_size", "write_raw", "write_store"]
 
