@@ -22,38 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-GOLDEN = 0x9E3779B97F4A7C15
+from .splitmix import GOLDEN, LAST_SHIFT, ROUNDS, WORD, finalise_int, finalise_numpy_
+
 MOST_ROWS = 1 << 31
 """(2^32 - 1) * 2^31 is the largest product of its kind that a signed word holds."""
-
-_WORD = (1 << 64) - 1
-_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-_LAST_SHIFT = 31
 
 
 def signed(word: int) -> int:
     """The word, taken modulo 2^64, as the int64 with the same bits."""
-    word &= _WORD
+    word &= WORD
     return word - (1 << 64) if word >> 63 else word
-
-
-def finalise_int(word: int) -> int:
-    """The splitmix64 finaliser."""
-    word &= _WORD
-    for shift, factor in _ROUNDS:
-        word = ((word ^ (word >> shift)) * factor) & _WORD
-    return word ^ (word >> _LAST_SHIFT)
-
-
-def finalise_numpy_(words: NDArray[np.uint64], scratch: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
-    """The finaliser in place; scratch has the shape of words and saves an allocation."""
-    scratch = np.empty_like(words) if scratch is None else scratch
-    for shift, factor in _ROUNDS:
-        np.right_shift(words, np.uint64(shift), out=scratch)
-        np.bitwise_xor(words, scratch, out=words)
-        np.multiply(words, np.uint64(factor), out=words)
-    np.right_shift(words, np.uint64(_LAST_SHIFT), out=scratch)
-    return np.bitwise_xor(words, scratch, out=words)
 
 
 def finalise_torch_(words: Tensor) -> Tensor:
@@ -72,12 +50,12 @@ def finalise_signed_(words: Tensor) -> Tensor:
     def fold(shift: int) -> None:
         # Torch shifts copies of the sign bit in; the mask takes them out again.
         torch.bitwise_right_shift(words, shift, out=scratch)
-        words.bitwise_xor_(scratch.bitwise_and_(_WORD >> shift))
+        words.bitwise_xor_(scratch.bitwise_and_(WORD >> shift))
 
-    for shift, factor in _ROUNDS:
+    for shift, factor in ROUNDS:
         fold(shift)
         words.mul_(signed(factor))
-    fold(_LAST_SHIFT)
+    fold(LAST_SHIFT)
     return words
 
 

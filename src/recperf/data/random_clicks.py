@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ..config import require
 from .batch import ClickBatch, JaggedFeatures
-from .hashing import GOLDEN, finalise_torch_, hash_int, signed, stream
+from .hashing import finalise_torch_, hash_int, signed, stream
+from .splitmix import GOLDEN
 
 MOST_IDS = 1 << 40
 GOLDEN_SHARE = (math.sqrt(5) - 1) / 2

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from recperf.data.yambda import synthesize
+from recperf.data.yambda import schema, synthesize
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import RawEvents, locate
 from recperf.data.yambda.schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, TICK_S
@@ -248,7 +248,7 @@ def test_raw_files_have_the_real_columns_and_say_that_they_are_made_up(
         assert np.array_equal(np.concatenate([getattr(chunk, column) for chunk in chunks]), expected)
     nulls = np.concatenate([chunk.ratio_null & chunk.length_null for chunk in chunks])
     assert np.array_equal(nulls, whole.types_E != LISTEN)
-    assert raw._arrow_schema.metadata[synthesize.MADE_UP_KEY] == b"yambda-like"
+    assert raw._arrow_schema.metadata[schema.MADE_UP_KEY] == b"yambda-like"
 
 
 def cut_groups(generator: Generator) -> Any:

@@ -38,13 +38,13 @@ def store_folder(name: str) -> Path:
     return places.dataset_folder(name) / "store"
 
 
-def get(name: str, *, offline: bool, say: Say) -> dict[str, Any]:
+def get(name: str, *, offline: bool, bars: bool, say: Say) -> dict[str, Any]:
     if name == MADE_UP:
         what = f"{MADE_UP} is built in: there is nothing to fetch"
         raise UsageError(what, fix=f"recperf data make {MADE_UP} --path FOLDER, to see it as files")
     from . import download
 
-    return {"name": name, **download.get(size_of(name), say=say, offline=offline)}
+    return {"name": name, **download.get(size_of(name), say=say, offline=offline, bars=bars)}
 
 
 def prepare(
@@ -57,6 +57,7 @@ def prepare(
     history_length: int,
     min_history: int | None,
     progress: Callable[[str], Progress],
+    say: Say,
 ) -> dict[str, Any]:
     """Raw files to a store, and on request to the reference's layout."""
     from .prepare import prepare as build
@@ -66,7 +67,7 @@ def prepare(
     files = raw.locate(path or _downloaded(name), None if name == MADE_UP else size_of(name))
     folder, began = (store or store_folder(name)).expanduser(), monotonic()
     there = (folder / MANIFEST).is_file()
-    build(files, folder, name=name, memory=memory, progress=progress("preparing"))
+    build(files, folder, name=name, memory=memory, progress=progress("preparing"), say=say)
     taken = monotonic() - began
     made = open_store(folder)
     answer = {

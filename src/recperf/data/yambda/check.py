@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .raw import RawEvents, RawFiles, catalogue
+from .raw import RawEvents, RawFiles, catalogue, require_known
 from .schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
 from .store import EventStore, verify
 
@@ -31,14 +31,7 @@ def check_raw(files: RawFiles, progress: Progress) -> dict[str, Any]:
         by_type += np.bincount(chunk.types, minlength=len(EVENT_TYPES))
         users += int(np.count_nonzero(np.diff(chunk.uids.astype(np.int64), prepend=last_user)))
         last_user = int(chunk.uids[-1])
-        outside = np.flatnonzero(chunk.items >= items)
-        if len(outside):
-            row = chunk.first_row + int(outside[0])
-            raise DataError(
-                f"row {row:,} has item {int(chunk.items[outside[0]]):,}; the catalogue ends at {items - 1:,}",
-                where={"file": files.events, "row": row},
-                fix="get the three files of one dataset together",
-            )
+        require_known(chunk, items, files)
         largest = max(largest, int(chunk.items.max()))
         progress(chunk.first_row + len(chunk), raw.rows)
     first, last = raw.time_range()

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError, UsageError
 from ...files import sha256
-from .raw import Chunk, RawEvents, RawFiles, catalogue, identity_of
-from .schema import DAY_S, GAP_MINUTES, LICENCE, MADE_UP_LICENCE, TEST_DAYS, TRAIN_DAYS
+from .raw import Chunk, RawEvents, RawFiles, catalogue, identity_of, require_known
+from .schema import DAY_S, GAP_MINUTES, LICENCE, MADE_UP_KEY, MADE_UP_LICENCE, TEST_DAYS, TRAIN_DAYS
 from .store import EVENT_BYTES, kinds_of
-from .synthesize import MADE_UP_KEY
 from .writer import StoreWriter, finished
 
 COMMIT_ROWS = 1 << 24
@@ -185,15 +184,7 @@ def _committed(raw: RawEvents, rows: int, tally: _Tally, writer: StoreWriter) ->
 
 
 def _append(writer: StoreWriter, chunk: Chunk, split: Split, items: int, tally: _Tally, files: RawFiles) -> None:
-    outside = chunk.items >= items
-    if outside.any():
-        place = int(np.argmax(outside))
-        raise DataError(
-            f"row {chunk.first_row + place:,} of the event file: item {chunk.items[place]:,} is outside the catalogue, "
-            f"which ends at {items - 1:,}",
-            where={"file": files.events, "row": chunk.first_row + place, "catalogue": files.artists.parent},
-            fix="the two maps must be of the same release as the events",
-        )
+    require_known(chunk, items, files)
     times = chunk.times.astype(np.int64)
     train = (times >= split.train_start) & (times < split.train_end)
     uids = chunk.uids[train]

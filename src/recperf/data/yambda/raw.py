@@ -297,6 +297,19 @@ class RawEvents:
         raise DataError(f"row {row:,} of the event file: {what}", where={"file": self.path, "row": row}, fix=_AGAIN)
 
 
+def require_known(chunk: Chunk, items: int, files: RawFiles) -> None:
+    """Refuse an event whose item is outside a catalogue of that length."""
+    outside = chunk.items >= items
+    if outside.any():
+        place = int(np.argmax(outside))
+        raise DataError(
+            f"row {chunk.first_row + place:,} of the event file: item {chunk.items[place]:,} is outside the catalogue, "
+            f"which ends at {items - 1:,}",
+            where={"file": files.events, "row": chunk.first_row + place, "catalogue": files.artists.parent},
+            fix="the two maps must be of the same release as the events",
+        )
+
+
 def identity_of(path: Path) -> dict[str, Any]:
     """Name, length and digest of the footer of a parquet file."""
     with _reading(path), path.open("rb") as file:

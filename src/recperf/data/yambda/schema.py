@@ -13,6 +13,9 @@ ALBUMS_FILE: Final = "album_item_mapping.parquet"
 LICENCE: Final = "Yandex, Apache-2.0; cite arXiv 2505.22238"
 MADE_UP_LICENCE: Final = "made up by recperf; no restrictions, and no real people or songs in it"
 
+MADE_UP_KEY: Final = b"recperf.made_up"
+"""In the metadata of parquet files that recperf made up."""
+
 COLUMNS: Final = {
     "uid": "uint32",
     "timestamp": "uint32",

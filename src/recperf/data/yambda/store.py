@@ -125,7 +125,7 @@ def open_store(folder: Path) -> EventStore:
 
 
 def ratios(store: EventStore) -> NDArray[np.uint16]:
-    """Played ratios in percent, 0 where there was none."""
+    """Played ratios in percent of a packed store, 0 where there was none."""
     return _mapped(store.folder, "ratios", store.manifest)
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from ...errors import ConfigError, DataError, MachineError
 from ...files import require_writable, sync_folder, writing
 from ...places import home
+from ..splitmix import GOLDEN, finalise_numpy_
 from .config import WindowConfig
 from .store import EventStore, map_file, seal_of
 from .window_build import COLUMNS, FORMAT, MANIFEST, OFFSETS, VERSION, anchor_chunks, build, is_listen
@@ -37,17 +38,12 @@ Users = Literal["all", "train", "held-out"]
 _BLOCK = 1 << 18
 """Events looked at in one call: no call keeps other threads waiting for long."""
 _STRIDE = 1 << 22
-_GOLDEN = 0x9E3779B97F4A7C15
-_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def unit(uids: NDArray[Any], salt: int) -> NDArray[np.float64]:
     """A number in [0, 1) for each user: the top 53 bits of splitmix64's finaliser of id + increment + salt."""
-    words = np.asarray(uids).astype(np.int64).view(np.uint64) + np.uint64((_GOLDEN + salt) % (1 << 64))
-    for shift, factor in _ROUNDS:
-        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
-    words ^= words >> np.uint64(31)
-    return (words >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+    words = np.asarray(uids).astype(np.int64).view(np.uint64) + np.uint64((GOLDEN + salt) % (1 << 64))
+    return (finalise_numpy_(words) >> np.uint64(11)).astype(np.float64) / float(1 << 53)
 
 
 def train_user(uids: NDArray[Any], share: float, salt: int) -> NDArray[np.bool_]:

@@ -61,11 +61,13 @@ class StoreWriter:
     `anew` says that something begun before, of another source or by another version, was thrown away.
     """
 
-    def __init__(self, folder: Path, *, identity: dict[str, Any], again: str = "the same command") -> None:
+    def __init__(
+        self, folder: Path, *, identity: dict[str, Any], again: str = "the same command goes on where it stopped"
+    ) -> None:
         self.folder = folder.expanduser()
         self.draft = self.folder.with_name(self.folder.name + ".building")
         self.identity = json.loads(json.dumps(identity))
-        self.again = f"{again} goes on where it stopped"
+        self.again = again
         self.anew = False
         self._open = ExitStack()
         self._columns: dict[str, _Column] = {}

@@ -43,9 +43,7 @@ def import_events(options: ImportOptions, folder: Path, *, progress: Progress | 
     """Write a store of someone's events. A file that does not fit is refused whole, and nothing of it stays."""
     source = look(options.events, options.columns, delimiter=options.delimiter, header=options.header)
     identity = {"source": source.path.name, "bytes": source.bytes, "sha256": sha256(source.path)}
-    writer = StoreWriter(folder, identity=identity)
-    writer.again = _AGAIN
-    with writer:
+    with StoreWriter(folder, identity=identity, again=_AGAIN) as writer:
         try:
             return _Import(options, source, writer, progress or (lambda *_: None)).run()
         except BaseException:

@@ -17,19 +17,26 @@ from ....config import to_json
 from ....errors import DataError
 from ....files import alone, sync_folder, writing
 from ..raw import need_pyarrow
-from ..schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, MADE_UP_LICENCE, NULLABLE
+from ..schema import (
+    ALBUMS_FILE,
+    ARTISTS_FILE,
+    COLUMNS,
+    EVENT_TYPES,
+    EVENTS_FILE,
+    MADE_UP_KEY,
+    MADE_UP_LICENCE,
+    NULLABLE,
+)
 from ..store import kinds_of
 from ..writer import StoreWriter, finished
 from .config import YambdaLike, default, of_size
 from .events import BLOCK_LISTENS, Block, Generator
 
-__all__ = ["MADE_UP_KEY", "NAME", "YambdaLike", "default", "key", "of_size", "write_raw", "write_store"]
+__all__ = ["NAME", "YambdaLike", "default", "key", "of_size", "write_raw", "write_store"]
 
 NAME = "yambda-like"
 STREAM = 1
 """Another number means that the same config gives other events."""
-MADE_UP_KEY = b"recperf.made_up"
-"""Key in the metadata of parquet files written here: they must never pass for the real ones."""
 COMMIT_EVENTS = 1 << 23
 """Events between two commits: what a kill costs at most."""
 GROUP_ROWS = 1 << 20

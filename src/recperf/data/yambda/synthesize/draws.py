@@ -15,44 +15,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...splitmix import GOLDEN, WORD, finalise_numpy_
 from .config import YambdaLike
 
 Words = NDArray[np.uint64]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-GOLDEN = 0x9E3779B97F4A7C15
 ODD = np.uint64(0xD1342543DE82EF95)
 ONE = 1 << 16
 """Chances are whole numbers of this many parts."""
-_WORD = (1 << 64) - 1
 _QUALITY = 0.1
 _ARTIST_MOST, _ARTIST_TAIL = 100, 40.0
 _ALBUM_OPENS = 0.26
 
 
-def mix_(words: Words) -> Words:
-    """The splitmix64 finaliser, in place. `data/hashing.py` has it for torch too, which this room does without."""
-    scratch = words >> np.uint64(30)
-    words ^= scratch
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    np.right_shift(words, np.uint64(27), out=scratch)
-    words ^= scratch
-    words *= np.uint64(0x94D049BB133111EB)
-    np.right_shift(words, np.uint64(31), out=scratch)
-    words ^= scratch
-    return words
-
-
 def key(seed: int, purpose: int) -> np.uint64:
     """Where the draws of a purpose begin."""
-    words = np.array([(seed * GOLDEN + purpose) & _WORD], np.uint64)
-    return np.uint64(mix_(mix_(words) + ODD)[0])
+    words = np.array([(seed * GOLDEN + purpose) & WORD], np.uint64)
+    return np.uint64(finalise_numpy_(finalise_numpy_(words) + ODD)[0])
 
 
 def counted(numbers: NDArray[Any], begin: np.uint64 | Words) -> Words:
     """A word for each number."""
-    return mix_(numbers.astype(np.uint64) * ODD + begin)
+    return finalise_numpy_(numbers.astype(np.uint64) * ODD + begin)
 
 
 def bits(words: Words, shift: int, width: int) -> Ints:

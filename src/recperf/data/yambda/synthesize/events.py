@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...splitmix import GOLDEN, finalise_numpy_
 from ..schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, TICK_S
 from .config import YambdaLike
 from .draws import (
-    GOLDEN,
     ODD,
     Catalogue,
     Ints,
@@ -33,7 +33,6 @@ from .draws import (
     either_way,
     key,
     make_catalogue,
-    mix_,
     parts,
     scattered,
     skewed,
@@ -130,8 +129,8 @@ class Generator:
         first_U = np.cumsum(listens_U) - listens_U
         draws_L = np.arange(int(listens_U.sum()), dtype=np.uint64) * ODD
         draws_L += np.repeat(keys_U + self._listens - first_U.astype(np.uint64) * ODD, listens_U)
-        mix_(draws_L)
-        more_L = mix_(draws_L + self._more)
+        finalise_numpy_(draws_L)
+        more_L = finalise_numpy_(draws_L + self._more)
         sessions = _Sessions(self.config, self.catalogue, keys_U, first_U, draws_L)
         favourite_L = bits(draws_L, 20, 16) < parts(_FAVOURITE)
         genre_L, artist_L = self._artists(sessions, favourite_L, draws_L, more_L)
@@ -168,7 +167,7 @@ class Generator:
         number_L -= (number_L >= self.config.favourites) * self.config.favourites
         words_L = number_L.view(np.uint64) * ODD
         words_L += sessions.slots_SK.reshape(-1)[place_L]
-        words_L = mix_(np.where(favourite_L, words_L, draws_L))
+        words_L = finalise_numpy_(np.where(favourite_L, words_L, draws_L))
         same_L = bits(draws_L, 20, 16) < parts(_SAME_GENRE)
         anywhere_L = bits(words_L, 0, 16) * self.catalogue.genres >> 16
         genre_L = np.where(same_L, sessions.genres_SK.reshape(-1)[place_L], anywhere_L)
@@ -212,7 +211,7 @@ class _Sessions:
         self.lengths_S = np.diff(self.first_S, append=len(draws_L))
         self.user_S = np.searchsorted(first_U, self.first_S, side="right") - 1
         keys_S = keys_U[self.user_S]
-        draws_S = mix_(draws_L[self.first_S] + key(config.seed, 32))
+        draws_S = finalise_numpy_(draws_L[self.first_S] + key(config.seed, 32))
         self.start_S = self._starts(config.days, keys_S, draws_S)
         self.day_S = self.start_S // _DAY_TICKS
         self.quarter_S = self.start_S % _DAY_TICKS * _QUARTERS // _DAY_TICKS
