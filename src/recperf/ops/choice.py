@@ -15,16 +15,25 @@ Name = Literal["auto", "reference", "native", "triton"]
 
 
 def choose(
-    package: str, name: Name, device: torch.device, *, what: str, subject: str, fix: str
+    package: str,
+    name: Name,
+    device: torch.device,
+    *,
+    what: str,
+    subject: str,
+    fix: str,
+    bodies: tuple[str, ...] = ("reference", "native", "triton"),
 ) -> tuple[ModuleType, str]:
     """The body of an op's package and why; an explicit wish that cannot be met is an error.
 
-    `what` the op is to a user, `subject` what lies on the device, `fix` the words that avoid an error.
+    `what` the op is to a user, `subject` what lies on the device, `fix` the words that avoid an error, `bodies` those
+    the package has: `reference` always, and where the one for the device is not among them, it serves.
     """
     wanted = name
     if name == "auto":
         wanted = "triton" if device.type == "cuda" else "native"
-    lack = _problem(package, wanted, device, subject)
+        wanted = wanted if wanted in bodies else "reference"
+    lack = _problem(package, wanted, device, subject) if wanted in bodies else f"there is no {wanted} body of it"
     if lack is None:
         why = "asked for" if name != "auto" else f"{subject} are on {device.type}"
         return _body(package, wanted), f"{wanted}: {why}"
