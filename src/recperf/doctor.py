@@ -96,20 +96,30 @@ def triton() -> Finding:
 
 
 def report() -> Finding:
-    fix = "pip install 'recperf[report]'"
-    found = package("matplotlib", "matplotlib", needed=False, why="recperf report needs it", fix=fix)
-    return (
-        package("jinja2", "jinja2", needed=False, why="recperf report needs it", fix=fix)
-        if found.state == OK
-        else found
-    )
+    return _extra("report", ("matplotlib", "jinja2"), "recperf report needs it")
+
+
+def yambda() -> Finding:
+    return _extra("yambda", ("pyarrow", "huggingface_hub"), "raw listening events need it")
+
+
+def _extra(extra: str, names: tuple[str, ...], why: str) -> Finding:
+    """The packages of an extra: the first that is missing, else the first."""
+    fix = f"pip install 'recperf[{extra}]'"
+    found = [package(name, name, needed=False, why=why, fix=fix) for name in names]
+    return next((one for one in found if one.state != OK), found[0])
 
 
 def compiler() -> Finding:
     found = shutil.which("cc") or shutil.which("gcc")
     if found:
         return Finding("C compiler", OK, found)
-    return Finding("C compiler", OPTIONAL, "none; lookups of micro-dlrm-dram use plain torch", "apt-get install gcc")
+    return Finding(
+        "C compiler",
+        OPTIONAL,
+        "none; lookups of micro-dlrm-dram use plain torch, histories numpy",
+        "apt-get install gcc",
+    )
 
 
 def ceilings() -> Finding:
@@ -155,5 +165,5 @@ def _writable(name: str, folder: Path, fix: str) -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    python, torch, numpy, gpu, triton, compiler, pooch, report, ceilings, movielens, cache_folder, run_folder,
+    python, torch, numpy, gpu, triton, compiler, pooch, report, yambda, ceilings, movielens, cache_folder, run_folder,
 )  # fmt: skip
