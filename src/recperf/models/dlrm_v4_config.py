@@ -1,0 +1,174 @@
+"""What a user may choose about DLRMv4, and what follows from it before any tensor exists. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+from ..config import require, within
+from ..data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY
+from .hstu_config import HSTUConfig
+
+PUBLISHED_ROWS = {
+    "item_id": 9_390_624,
+    "artist_id": 1_293_395,
+    "album_id": 3_367_692,
+    "uid": 1_000_001,
+    **{name: rows for name, (_, rows) in CROSSES.items()},
+}
+"""Rows of every table of the published model."""
+
+FEATURE_TABLES = {**{name: name for name in (*CONTEXT, *HISTORY)}, **dict(zip(CANDIDATE, HISTORY))}
+"""The table each feature of a batch is looked up in; a candidate shares those of the history."""
+
+ACTIONS = 8
+"""Three bits of what was done."""
+CANDIDATE_CODE = ACTIONS
+"""What stands for the action of a candidate, which is what is asked for."""
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMv4Config:
+    hstu: HSTUConfig = field(default_factory=HSTUConfig)
+    """The layers that read a sequence."""
+    table_dim: int = 512
+    """Width of a table row."""
+    row_scale: float = 1.0
+    """Share of the published rows each table has; ids are taken modulo its rows."""
+    rows: tuple[int, ...] = ()
+    """Rows of the tables before they are scaled, in the order of `tables`; none: the published ones."""
+    encoder_hidden: int = 256
+    """Width inside the encoders of content, extra features and actions."""
+    action_dim: int = 8
+    """Width of the vector of one bit of an action."""
+    item_hidden: int = 512
+    """Width inside the encoder of the candidate."""
+    head_hidden: int = 512
+    """Width inside the head."""
+    positions: int = 8192
+    """Rows of the table of positions."""
+    time_buckets: int = 2048
+    """Buckets of time before the candidate; there is one more for all that is older."""
+    input_dropout: float = 0.2
+    """Share of the token features that is dropped in training."""
+    shared_encoders: bool = True
+    """Encode each distinct item of a batch, and each kind of action, once instead of once a position."""
+    precision: Precision = "float32"
+    """Of the encoders and the layers that read a sequence; the candidate's encoder, head and loss are float32."""
+    loss_scale: float = 0.2
+    """Factor of the mean binary cross entropy."""
+    eps: float = 1e-5
+    """Added to a variance before its root is taken, outside the STU layers."""
+
+    tables: ClassVar[tuple[str, ...]] = tuple(PUBLISHED_ROWS)
+    context: ClassVar[tuple[str, ...]] = CONTEXT
+
+    def __post_init__(self) -> None:
+        within(1, self.table_dim, 1 << 16, "model.table_dim")
+        require(0 < self.row_scale <= 1, "model.row_scale", self.row_scale, "above 0, at most 1")
+        count = len(self.tables)
+        require(len(self.rows) in (0, count), "model.rows", self.rows, f"{count} numbers, or none")
+        require(all(1 <= rows <= 1 << 40 for rows in self.rows), "model.rows", self.rows, f"1 to {1 << 40} each")
+        for name in ("encoder_hidden", "action_dim", "item_hidden", "head_hidden"):
+            within(1, getattr(self, name), 1 << 16, f"model.{name}")
+        within(self.context_tokens + 1, self.positions, 1 << 24, "model.positions")
+        within(1, self.time_buckets, 1 << 24, "model.time_buckets")
+        require(0 <= self.input_dropout < 1, "model.input_dropout", self.input_dropout, "0 to below 1")
+        require(0 < self.eps < 1, "model.eps", self.eps, "above 0 and below 1")
+        within(1e-6, self.loss_scale, 1e6, "model.loss_scale")
+        least = self.context_tokens + 1
+        require(
+            self.hstu.max_length >= least,
+            "hstu.max_length",
+            self.hstu.max_length,
+            f"at least {least}: the context's tokens and the candidate",
+        )
+
+    @property
+    def dim(self) -> int:
+        return self.hstu.dim
+
+    @property
+    def context_tokens(self) -> int:
+        return len(self.context)
+
+    @property
+    def max_history(self) -> int:
+        """Events of a history that fit beside context and candidate."""
+        return self.hstu.max_length - self.context_tokens - 1
+
+    @property
+    def action_width(self) -> int:
+        """The vectors of the three bits side by side."""
+        return 3 * self.action_dim
+
+    @property
+    def scale(self) -> float:
+        """What tokens are multiplied by before positions are added."""
+        return math.sqrt(self.dim)
+
+    @property
+    def table_rows(self) -> dict[str, int]:
+        """Rows each table really has."""
+        full = self.rows or tuple(PUBLISHED_ROWS.values())
+        return {name: max(1, round(rows * self.row_scale)) for name, rows in zip(self.tables, full)}
+
+    @property
+    def table_parameters(self) -> int:
+        return sum(self.table_rows.values()) * self.table_dim
+
+    @property
+    def part_parameters(self) -> dict[str, int]:
+        """Parameters outside the tables, by part."""
+        dim, table = self.dim, self.table_dim
+        return {
+            "context": self.context_tokens * (table + 1) * dim,
+            "content": _encoder(table, self.encoder_hidden, dim),
+            "extra": _encoder(2 * table, self.encoder_hidden, dim),
+            "action": 2 * self.action_width + _encoder(self.action_width, self.encoder_hidden, dim),
+            "position": self.positions * dim,
+            "time": (self.time_buckets + 1) * dim,
+            "stu": self.hstu.layers * self.hstu.layer_parameters,
+            "postprocessor": (dim + 4 + 1) * dim + 2 * dim,
+            "item_tower": _encoder(3 * table, self.item_hidden, dim),
+            "head": (dim + 3) * self.head_hidden + self.head_hidden + 1,
+        }
+
+    @property
+    def dense_parameters(self) -> int:
+        return sum(self.part_parameters.values())
+
+
+def _encoder(before: int, hidden: int, after: int) -> int:
+    """Two linear layers, each with a norm behind it."""
+    return (before + 3) * hidden + (hidden + 3) * after
+
+
+def mlperf() -> DLRMv4Config:
+    """The published benchmark: 150 billion parameters in tables, for many devices."""
+    return DLRMv4Config(hstu=HSTUConfig(attention_scale="batch-max"), precision="bfloat16")
+
+
+def gpu() -> DLRMv4Config:
+    """The published model with tables of a fifteenth of the rows: 40 GB, for one large GPU."""
+    return DLRMv4Config(row_scale=1 / 15, precision="bfloat16")
+
+
+def laptop() -> DLRMv4Config:
+    """The same model, small in every direction."""
+    hstu = HSTUConfig(layers=2, dim=64, heads=2, qk_dim=32, v_dim=32, max_length=128)
+    return replace(
+        DLRMv4Config(hstu=hstu),
+        table_dim=32,
+        row_scale=1e-3,
+        encoder_hidden=32,
+        item_hidden=64,
+        head_hidden=64,
+        positions=256,
+    )
+
+
+PRESETS = {"laptop": laptop, "gpu": gpu, "mlperf": mlperf}
