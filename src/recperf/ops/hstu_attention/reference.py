@@ -1,0 +1,163 @@
+"""HSTU attention in plain torch: what is right. Row by row and a block of queries at a time, so that memory is bounded.
+
+Half precision is computed in float32. The lengths are read on the host.
+
+Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v, M queries of a block, N keys it sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .rule import Mask
+
+SCORES = 1 << 22
+"""How many scores are held at a time; a few tensors of that size live at once."""
+
+Into = tuple[Tensor, Tensor, Tensor]
+
+
+class _Block(NamedTuple):
+    """Queries of one row and the keys they can see, as places among all tokens."""
+
+    row: int
+    queries: slice
+    keys: slice
+    hidden_MN: Tensor
+
+
+def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
+    out_THV = torch.zeros_like(v_THV, memory_format=torch.contiguous_format)
+    for block in _blocks(offsets_B1, mask, q_THA.shape[1], v_THV.device):
+        q_HMA, k_HNA, v_HNV = _wide(q_THA[block.queries]), _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
+        out_THV[block.queries] = _forward(q_HMA, k_HNA, v_HNV, block.hidden_MN, mask).transpose(0, 1).to(out_THV.dtype)
+    return out_THV
+
+
+def backward(
+    grad_THV: Tensor,
+    q_THA: Tensor,
+    k_THA: Tensor,
+    v_THV: Tensor,
+    offsets_B1: Tensor,
+    mask: Mask,
+    *,
+    into: Into | None = None,
+    deterministic: bool | None = None,
+) -> Into:
+    """Gradients of q, k and v, written into `into` where given. They are the same bits every time, asked for or not."""
+    dq_THA, dk_THA, dv_THV = _room(q_THA, k_THA, v_THV, into)
+    for row, (first, last) in enumerate(_rows(offsets_B1)):
+        k_HNA, v_HNV = _wide(k_THA[first:last]), _wide(v_THV[first:last])
+        dk_HNA, dv_HNV = torch.zeros_like(k_HNA), torch.zeros_like(v_HNV)
+        for block in _row_blocks(row, first, last, mask, q_THA.shape[1], q_THA.device):
+            grad_HMV, q_HMA = _wide(grad_THV[block.queries]), _wide(q_THA[block.queries])
+            near = slice(block.keys.start - first, block.keys.stop - first)
+            dq_HMA, dk, dv = _backward(grad_HMV, q_HMA, k_HNA[:, near], v_HNV[:, near], block.hidden_MN, mask)
+            dq_THA[block.queries] = dq_HMA.transpose(0, 1).to(dq_THA.dtype)
+            dk_HNA[:, near] += dk
+            dv_HNV[:, near] += dv
+        dk_THA[first:last] = dk_HNA.transpose(0, 1).to(dk_THA.dtype)
+        dv_THV[first:last] = dv_HNV.transpose(0, 1).to(dv_THV.dtype)
+    return dq_THA, dk_THA, dv_THV
+
+
+def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
+    """What `forward` gives for the last token of each row, whose queries alone are given. No row may be empty."""
+    out_BHV = v_THV.new_zeros(q_BHA.shape[0], *v_THV.shape[1:])
+    for block in _last_blocks(offsets_B1, mask, v_THV.device):
+        q_H1A, k_HNA, v_HNV = _wide(q_BHA[block.queries]), _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
+        out_BHV[block.queries] = _forward(q_H1A, k_HNA, v_HNV, block.hidden_MN, mask).transpose(0, 1).to(out_BHV.dtype)
+    return out_BHV
+
+
+def backward_last(
+    grad_BHV: Tensor,
+    q_BHA: Tensor,
+    k_THA: Tensor,
+    v_THV: Tensor,
+    offsets_B1: Tensor,
+    mask: Mask,
+    *,
+    into: Into | None = None,
+) -> Into:
+    """Gradients of the queries of `forward_last` and of all keys and values."""
+    dq_BHA, dk_THA, dv_THV = _room(q_BHA, k_THA, v_THV, into)
+    for block in _last_blocks(offsets_B1, mask, q_BHA.device):
+        grad_H1V, q_H1A = _wide(grad_BHV[block.queries]), _wide(q_BHA[block.queries])
+        k_HNA, v_HNV = _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
+        dq, dk, dv = _backward(grad_H1V, q_H1A, k_HNA, v_HNV, block.hidden_MN, mask)
+        dq_BHA[block.queries] = dq.transpose(0, 1).to(dq_BHA.dtype)
+        dk_THA[block.keys] = dk.transpose(0, 1).to(dk_THA.dtype)
+        dv_THV[block.keys] = dv.transpose(0, 1).to(dv_THV.dtype)
+    return dq_BHA, dk_THA, dv_THV
+
+
+def _forward(q_HMA: Tensor, k_HNA: Tensor, v_HNV: Tensor, hidden_MN: Tensor, mask: Mask) -> Tensor:
+    scores_HMN = (q_HMA * mask.alpha) @ k_HNA.mT
+    weights_HMN = torch.nn.functional.silu(scores_HMN).masked_fill_(hidden_MN, 0.0)
+    return (weights_HMN @ v_HNV) / mask.length
+
+
+def _backward(
+    grad_HMV: Tensor, q_HMA: Tensor, k_HNA: Tensor, v_HNV: Tensor, hidden_MN: Tensor, mask: Mask
+) -> tuple[Tensor, Tensor, Tensor]:
+    scores_HMN = (q_HMA * mask.alpha) @ k_HNA.mT
+    open_HMN = torch.sigmoid(scores_HMN)
+    weights_HMN = (scores_HMN * open_HMN).masked_fill_(hidden_MN, 0.0)
+    grad_HMV = grad_HMV / mask.length
+    dv_HNV = weights_HMN.mT @ grad_HMV
+    slope_HMN = open_HMN * (1 + scores_HMN * (1 - open_HMN))
+    dscores_HMN = (slope_HMN * (grad_HMV @ v_HNV.mT)).masked_fill_(hidden_MN, 0.0)
+    return (dscores_HMN @ k_HNA) * mask.alpha, (dscores_HMN.mT @ q_HMA) * mask.alpha, dv_HNV
+
+
+def _rows(offsets_B1: Tensor) -> list[tuple[int, int]]:
+    edges = offsets_B1.tolist()
+    return list(zip(edges, edges[1:]))
+
+
+def _targets(row: int, mask: Mask) -> int | None:
+    return None if mask.targets_B is None else int(mask.targets_B[row])
+
+
+def _blocks(offsets_B1: Tensor, mask: Mask, heads: int, device: torch.device) -> Iterator[_Block]:
+    for row, (first, last) in enumerate(_rows(offsets_B1)):
+        yield from _row_blocks(row, first, last, mask, heads, device)
+
+
+def _row_blocks(row: int, first: int, last: int, mask: Mask, heads: int, device: torch.device) -> Iterator[_Block]:
+    tokens, targets = last - first, _targets(row, mask)
+    step = max(1, SCORES // max(1, heads * tokens))
+    for begin in range(0, tokens, step):
+        end = min(begin + step, tokens)
+        low, high = mask.keys(begin, end, tokens, targets)
+        places = torch.arange(tokens, device=device)
+        hidden_MN = ~mask.seen_MN(places[begin:end], places[low:high], tokens, targets)
+        yield _Block(row, slice(first + begin, first + end), slice(first + low, first + high), hidden_MN)
+
+
+def _last_blocks(offsets_B1: Tensor, mask: Mask, device: torch.device) -> Iterator[_Block]:
+    for row, (first, last) in enumerate(_rows(offsets_B1)):
+        places = torch.arange(last - first, device=device)
+        hidden_1N = ~mask.seen_MN(places[-1:], places, last - first, _targets(row, mask))
+        yield _Block(row, slice(row, row + 1), slice(first, last), hidden_1N)
+
+
+def _wide(rows_THD: Tensor) -> Tensor:
+    """Heads first, in the precision of the computation."""
+    return rows_THD.to(torch.promote_types(rows_THD.dtype, torch.float32)).transpose(0, 1)
+
+
+def _room(q: Tensor, k: Tensor, v: Tensor, into: Into | None) -> Into:
+    if into is not None:
+        return into
+    return (
+        torch.zeros_like(q, memory_format=torch.contiguous_format),
+        torch.zeros_like(k, memory_format=torch.contiguous_format),
+        torch.zeros_like(v, memory_format=torch.contiguous_format),
+    )

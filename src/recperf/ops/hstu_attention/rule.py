@@ -1,0 +1,70 @@
+"""Who sees whom in HSTU attention, and by what the scores are scaled.
+
+Shapes: B rows, M queries, N keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...config import require
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A score is SiLU(alpha q.k) / length where the query sees the key, 0 elsewhere.
+
+    Without options a token sees itself and what lies before it in its row.
+    """
+
+    alpha: float
+    """What q.k is multiplied by."""
+    length: float
+    """What scores are divided by: the longest row of the batch, or a fixed length."""
+    longest: int
+    """No row is longer. Tokens beyond would be left out: kernels cannot look at the lengths without a stop."""
+    targets_B: Tensor | None = None
+    """How many tokens at the end of each row do not see each other; with one a row, as without, all is causal."""
+    window: int = 0
+    """How far back a token sees, counted after the prefix; 0: to the beginning."""
+    context: int = 0
+    """How many tokens at the beginning of each row see all of it but the targets; 0: none."""
+
+    def __post_init__(self) -> None:
+        require(self.length > 0, "length", self.length, "above 0")
+        require(self.longest >= 0, "longest", self.longest, "at least 0")
+        require(self.window >= 0, "window", self.window, "at least 0")
+        require(self.context >= 0, "context", self.context, "at least 0")
+
+    def seen_MN(self, queries_M: Tensor, keys_N: Tensor, tokens: int, targets: int | None) -> Tensor:
+        """Which positions of a row of so many tokens see which others."""
+        shift = max(self.context - 1, 0)
+        last = tokens - (targets or 0) - shift
+
+        def places(positions: Tensor) -> Tensor:
+            ids = (positions - shift).clamp(min=0)
+            return ids if targets is None else ids.clamp(max=last)
+
+        query_M1, key_1N = places(queries_M)[:, None], places(keys_N)[None, :]
+        back = query_M1 - key_1N
+        seen = back > 0
+        if self.window:
+            seen &= back <= self.window
+        if self.context:
+            seen |= (query_M1 == 0) & (key_1N < last)
+        return seen | (queries_M[:, None] == keys_N[None, :])
+
+    def keys(self, first: int, last: int, tokens: int, targets: int | None) -> tuple[int, int]:
+        """From where to where the keys lie that queries first .. last - 1 can see."""
+        if first < self.context:
+            return 0, tokens
+        if not self.window:
+            return 0, last
+        shift = max(self.context - 1, 0)
+        place = first - shift
+        if targets is not None:
+            place = min(place, tokens - targets - shift)
+        oldest = place - self.window
+        return (oldest + shift if oldest > 0 else 0), last
