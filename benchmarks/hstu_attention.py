@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from recperf.ops.hstu_attention import Mask, reference
 from torch import Tensor
 
 from _clock import once, readings
 from _hstu_peer import BOTH, SHAPES, TINY, Shape, Softmax, offsets_of, on_the_gpu
 from _rows import record, row, show
 from recperf.ops import hstu_attention
+from recperf.ops.hstu_attention import Mask, reference
 
 NAME = "hstu_attention"
 SAMPLES, SECONDS = 30, 0.02

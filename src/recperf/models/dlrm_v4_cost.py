@@ -1,0 +1,278 @@
+"""What a step of DLRMv4 must do, part by part, from its config and the lengths of a batch. Torch-free.
+
+FLOPs are those of matrix products, a multiply-add counted as two; all other arithmetic hides behind its bytes. Bytes
+are what a part cannot avoid: its inputs read and its outputs written once, not what it passes to itself in between.
+Attention is counted as published figures count it: half of each row's square, two products forward and five backward.
+Parts carry the names of the spans that time them, those of the backward pass with `_backward` behind.
+
+Shapes are counts here: a row is one sample's tokens (context, history, candidate), a position one token of history or
+candidate, a triple a distinct (item, artist, album).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..config import require
+from ..measure.cost import FLOAT, INDEX, Cost
+from .dlrm_v4_config import ACTIONS, DLRMv4Config
+from .hstu_config import HSTUConfig
+
+UNIQUE = {"item_id": 0.024, "album_id": 0.015, "artist_id": 0.006}
+"""Distinct rows a position in batches of 1024 of the benchmark's data."""
+
+FORWARD = (
+    "embedding",
+    "encoders",
+    "context",
+    "position_time",
+    "stu_input",
+    "attention",
+    "stu_output",
+    "postprocessor",
+    "item_tower",
+    "head",
+    "loss",
+)
+BACKWARD = tuple(f"{name}_backward" for name in reversed(FORWARD))
+UPDATES = ("dense_update", "sparse_update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What of a batch, or of one of its micro-batches, its cost depends on."""
+
+    lengths: tuple[int, ...]
+    """Tokens of every row."""
+    triples: int
+    """Distinct (item, artist, album) among its positions."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Distinct rows looked up in each table."""
+
+    @property
+    def batch(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths, default=0)
+
+    @property
+    def squares(self) -> int:
+        return sum(length * length for length in self.lengths)
+
+    def positions(self, config: DLRMv4Config) -> int:
+        return self.tokens - config.context_tokens * self.batch
+
+    @property
+    def looked_up(self) -> int:
+        """Distinct rows of all tables."""
+        return sum(self.rows.values())
+
+
+def load_of(
+    config: DLRMv4Config,
+    lengths: Sequence[int],
+    *,
+    triples: int | None = None,
+    rows: Mapping[str, int] | None = None,
+) -> Load:
+    """With the benchmark's share of distinct items and, of the context's tables, a row a sample, where not counted."""
+    least = config.context_tokens + 1
+    require(all(length >= least for length in lengths), "lengths", min(lengths, default=0), f"at least {least} each")
+    batch = len(lengths)
+    positions = sum(lengths) - config.context_tokens * batch
+    shares = {name: max(min(batch, positions), round(share * positions)) for name, share in UNIQUE.items()}
+    usual = {name: min(shares.get(name, batch), most) for name, most in config.table_rows.items()}
+    return Load(
+        lengths=tuple(lengths),
+        triples=shares["item_id"] if triples is None else triples,
+        rows=usual if rows is None else dict(rows),
+    )
+
+
+def full_load(config: DLRMv4Config, batch: int) -> Load:
+    """The dense equivalent: every row as long as rows can be."""
+    return load_of(config, (config.hstu.max_length,) * batch)
+
+
+def published_flops(hstu: HSTUConfig, length: int) -> float:
+    """Of one sample's STU layers, forward and backward, every one of them in full, by the benchmark's own formula."""
+    widths = hstu.heads * (hstu.qk_dim + hstu.v_dim)
+    products = 6 * length * hstu.dim * 2 * widths + 6 * length * 3 * hstu.attention_width * hstu.dim
+    return hstu.layers * (products + 7 * (length * length / 2) * widths)
+
+
+def attention_flops(hstu: HSTUConfig, lengths: Sequence[int], *, backward: bool = False) -> int:
+    """Of one layer that answers every token."""
+    pairs_twice = sum(length * length for length in lengths)
+    forward = pairs_twice * hstu.heads * (hstu.qk_dim + hstu.v_dim)
+    return forward * 5 // 2 if backward else forward
+
+
+def forward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
+    """By part, in the order of `FORWARD`."""
+    width, dim, table = _width(config), config.dim, config.table_dim
+    batch, tokens, positions = load.batch, load.tokens, load.positions(config)
+    encoded, actions = _encoded(config, load)
+    asked = (3 + config.context_tokens) * batch
+    summed = load.triples if config.shared_encoders else 3 * positions
+    times = INDEX * (tokens + positions)
+    moved = FLOAT * table * (2 * load.looked_up + 2 * (3 * encoded + asked)) + INDEX * load.looked_up
+    return {
+        "embedding": Cost(0, moved),
+        "encoders": (
+            _encoder(encoded, table, config.encoder_hidden, dim, width)
+            + _encoder(encoded, 2 * table, config.encoder_hidden, dim, width)
+            + _encoder(actions, config.action_width, config.encoder_hidden, dim, width)
+        ),
+        "context": _linear(batch, table, dim, width, copies=config.context_tokens),
+        "position_time": Cost(
+            0, width * dim * (summed + config.context_tokens * batch + tokens) + times + _position_bytes(config, load)
+        ),
+        **_stu_forward(config.hstu, load, width),
+        "postprocessor": _linear(batch, dim + 4, dim, width) + Cost(0, 2 * FLOAT * batch * dim),
+        "item_tower": _encoder(batch, 3 * table, config.item_hidden, dim, FLOAT),
+        "head": _linear(batch, dim, config.head_hidden, FLOAT)
+        + _linear(batch, config.head_hidden, 1, FLOAT)
+        + Cost(0, FLOAT * batch * (2 * dim + 2 * config.head_hidden)),
+        "loss": Cost(0, 3 * FLOAT * batch),
+    }
+
+
+def backward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
+    """By part, in the order of `BACKWARD`. Products count twice; what was read forward is read again, and a gradient
+    goes with every input and output."""
+    ahead = forward(config, load)
+    table, encoded = config.table_dim, _encoded(config, load)[0]
+    asked = (3 + config.context_tokens) * load.batch
+    found = {name: Cost(2 * cost.flops, 2 * cost.bytes) for name, cost in ahead.items()}
+    found |= _stu_backward(config.hstu, load, _width(config))
+    found["position_time"] = Cost(0, ahead["position_time"].bytes)
+    found["embedding"] = Cost(0, FLOAT * table * (3 * encoded + asked + load.looked_up) + INDEX * (3 * encoded + asked))
+    return {name: found[name.removesuffix("_backward")] for name in BACKWARD}
+
+
+def recomputed(config: DLRMv4Config, load: Load) -> Cost:
+    """What layers that kept only their input do again. No part of the model's own FLOPs, and so not of an MFU."""
+    if not config.hstu.recompute:
+        return Cost()
+    again = _stu_forward(config.hstu, load, _width(config))
+    return again["stu_input"] + again["attention"]
+
+
+def updates(config: DLRMv4Config, rows: int) -> dict[str, Cost]:
+    """Adam of the dense parameters, their gradients' norm read before; row-wise Adagrad of so many distinct rows."""
+    dense = config.dense_parameters
+    sparse = FLOAT * rows * (3 * config.table_dim + 2) + INDEX * rows
+    return {"dense_update": Cost(0, FLOAT * dense * (1 + 7)), "sparse_update": Cost(0, sparse)}
+
+
+def step(config: DLRMv4Config, loads: Sequence[Load]) -> dict[str, Cost]:
+    """A training step of one batch in one or several micro-batches; its updates happen once.
+
+    The rows updated are those of all micro-batches, distinct in each.
+    """
+    total = dict.fromkeys((*FORWARD, *BACKWARD), Cost())
+    again = Cost()
+    for load in loads:
+        for name, cost in (forward(config, load) | backward(config, load)).items():
+            total[name] += cost
+        again += recomputed(config, load)
+    if config.hstu.recompute:
+        total["recompute"] = again
+    return total | updates(config, sum(load.looked_up for load in loads))
+
+
+def model_flops(parts: Mapping[str, Cost]) -> int:
+    """Of a step, what was computed twice counted once: the numerator of an MFU."""
+    return sum(cost.flops for name, cost in parts.items() if name != "recompute")
+
+
+def _width(config: DLRMv4Config) -> int:
+    """Bytes of one number of an activation inside the transducer."""
+    return 2 if config.precision == "bfloat16" else FLOAT
+
+
+def _encoded(config: DLRMv4Config, load: Load) -> tuple[int, int]:
+    """Rows through the encoders of content and extra, and through that of actions."""
+    positions = load.positions(config)
+    return (load.triples, ACTIONS + 1) if config.shared_encoders else (positions, positions)
+
+
+def _linear(rows: int, before: int, after: int, width: int, *, copies: int = 1) -> Cost:
+    """As many matrices as `copies`, each with so many rows; weights are float32 and read once."""
+    moved = width * rows * (before + after) + FLOAT * (before + 1) * after
+    return Cost(2 * copies * rows * before * after, copies * moved)
+
+
+def _encoder(rows: int, before: int, hidden: int, after: int, width: int) -> Cost:
+    """Linear, swish norm, linear, norm."""
+    norms = Cost(0, 2 * width * rows * (hidden + after))
+    return _linear(rows, before, hidden, width) + _linear(rows, hidden, after, width) + norms
+
+
+def _position_bytes(config: DLRMv4Config, load: Load) -> int:
+    """Rows of the two tables that are read at least once, each counted once."""
+    return FLOAT * config.dim * (min(load.longest, config.positions) + min(config.time_buckets + 1, load.tokens))
+
+
+def _layers(hstu: HSTUConfig, load: Load) -> tuple[int, int]:
+    """Layers that answer every token, and those that answer the candidate alone."""
+    last = int(hstu.candidate_only)
+    return hstu.layers - last, last
+
+
+def _stu_forward(hstu: HSTUConfig, load: Load, width: int) -> dict[str, Cost]:
+    full, last = _layers(hstu, load)
+    dim, keys, wide = hstu.dim, hstu.key_width, hstu.attention_width
+    tokens, batch = load.tokens, load.batch
+    weights = FLOAT * (dim + 1) * hstu.uvqk_width
+    out = FLOAT * 3 * wide * dim
+    every = {
+        "stu_input": Cost(2 * tokens * dim * hstu.uvqk_width, width * tokens * (dim + hstu.uvqk_width) + weights),
+        "attention": Cost(attention_flops(hstu, load.lengths), width * tokens * 2 * (keys + wide)),
+        "stu_output": Cost(2 * tokens * 3 * wide * dim, width * tokens * 2 * (wide + dim) + out),
+    }
+    # Keys and values of all tokens, gate and query of one a row; it sees its whole row.
+    lone = {
+        "stu_input": Cost(
+            2 * (tokens + batch) * dim * (keys + wide),
+            width * (tokens * (dim + keys + wide) + batch * (keys + wide)) + weights,
+        ),
+        "attention": Cost(2 * tokens * (keys + wide), width * (tokens + batch) * (keys + wide)),
+        "stu_output": Cost(2 * batch * 3 * wide * dim, width * batch * 2 * (wide + dim) + out),
+    }
+    return {name: _times(every[name], full) + _times(lone[name], last) for name in every}
+
+
+def _stu_backward(hstu: HSTUConfig, load: Load, width: int) -> dict[str, Cost]:
+    """Inputs and the output's gradient are read, gradients of the inputs written."""
+    full, last = _layers(hstu, load)
+    dim, keys, wide = hstu.dim, hstu.key_width, hstu.attention_width
+    tokens, batch = load.tokens, load.batch
+    weights = 2 * FLOAT * (dim + 1) * hstu.uvqk_width
+    out = 2 * FLOAT * 3 * wide * dim
+    every = {
+        "stu_input": Cost(4 * tokens * dim * hstu.uvqk_width, width * tokens * (2 * dim + hstu.uvqk_width) + weights),
+        "attention": Cost(attention_flops(hstu, load.lengths, backward=True), width * tokens * (4 * keys + 3 * wide)),
+        "stu_output": Cost(4 * tokens * 3 * wide * dim, width * tokens * (4 * wide + dim) + out),
+    }
+    lone = {
+        "stu_input": Cost(
+            4 * (tokens + batch) * dim * (keys + wide),
+            width * (tokens * (2 * dim + keys + wide) + batch * (keys + wide)) + weights,
+        ),
+        "attention": Cost(5 * tokens * (keys + wide), width * (tokens * 2 * (keys + wide) + batch * (2 * keys + wide))),
+        "stu_output": Cost(4 * batch * 3 * wide * dim, width * batch * (4 * wide + dim) + out),
+    }
+    return {name: _times(every[name], full) + _times(lone[name], last) for name in every}
+
+
+def _times(cost: Cost, count: int) -> Cost:
+    return Cost(count * cost.flops, count * cost.bytes)
