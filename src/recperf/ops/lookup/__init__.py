@@ -1,0 +1,80 @@
+"""Embedding rows that are not pooled: `reference` (plain torch, any device) and `triton` (one GPU).
+
+ids = unique(ids_N)                                                      # outside the step: its count is read on the host
+rows_UD = gather(table_RD, ids.values_U)
+tokens_ND = expand(rows_UD, ids.inverse_N, ids.order_N, ids.starts_U1)   # differentiable, summed in a fixed order
+rowwise_adagrad_(table_RD, state_R, ids.values_U, grad_UD, rate=..., eps=...)
+
+Shapes: R table rows, D width, N looked-up rows, U different rows.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .. import choice
+from ..choice import Name
+from .unique import Unique, unique
+
+__all__ = ["Name", "Unique", "choose", "expand", "gather", "rowwise_adagrad_", "segment_sum", "unique"]
+
+
+def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
+    """The implementation and why; an explicit wish that cannot be met is an error."""
+    return choice.choose(
+        __name__, name, device, what="lookup", subject="the rows", fix="ask for the reference",
+        bodies=("reference", "triton"),
+    )  # fmt: skip
+
+
+def gather(table_RD: Tensor, rows_N: Tensor, *, impl: Name = "auto") -> Tensor:
+    """Rows of a table; no gradient."""
+    body, _ = choose(impl, table_RD.device)
+    with torch.no_grad():
+        return cast(Tensor, body.gather(table_RD, rows_N))
+
+
+def segment_sum(grad_ND: Tensor, order_N: Tensor, starts_U1: Tensor, *, impl: Name = "auto") -> Tensor:
+    """Sum of `grad_ND[order_N[starts_U1[u]:starts_U1[u + 1]]]` for each u, in a fixed order; at least float32."""
+    body, _ = choose(impl, grad_ND.device)
+    with torch.no_grad():
+        return cast(Tensor, body.segment_sum(grad_ND, order_N, starts_U1))
+
+
+def rowwise_adagrad_(
+    table_RD: Tensor,
+    state_R: Tensor,
+    rows_U: Tensor,
+    grad_UD: Tensor,
+    *,
+    rate: float | Tensor,
+    eps: float,
+    impl: Name = "auto",
+) -> None:
+    """In place: state += mean(grad^2), row -= rate * grad / (sqrt(state) + eps). No row may come twice."""
+    body, _ = choose(impl, table_RD.device)
+    with torch.no_grad():
+        body.rowwise_adagrad_(table_RD, state_R, rows_U, grad_UD, rate=rate, eps=eps)
+
+
+class _Expand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_UD: Tensor, inverse_N: Tensor, order_N: Tensor, starts_U1: Tensor, impl: Name) -> Tensor:
+        ctx.save_for_backward(order_N, starts_U1)
+        ctx.impl, ctx.kind = impl, rows_UD.dtype
+        return gather(rows_UD, inverse_N, impl=impl)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        summed_UD = segment_sum(grads[0], *ctx.saved_tensors, impl=ctx.impl)
+        return summed_UD.to(ctx.kind), None, None, None, None
+
+
+def expand(rows_UD: Tensor, inverse_N: Tensor, order_N: Tensor, starts_U1: Tensor, *, impl: Name = "auto") -> Tensor:
+    """`rows_UD[inverse_N]`, differentiable; the other two say which of the N took each row, as in `Unique`."""
+    found: Tensor = _Expand.apply(rows_UD, inverse_N, order_N, starts_U1, impl)  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,32 @@
+"""Rows of a table, the sum of gradients that meet in a row, and their row-wise Adagrad, in plain torch.
+
+Shapes: R table rows, D width, N looked-up rows, U different rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def gather(table_RD: Tensor, rows_N: Tensor) -> Tensor:
+    return table_RD.index_select(0, rows_N)
+
+
+def segment_sum(grad_ND: Tensor, order_N: Tensor, starts_U1: Tensor) -> Tensor:
+    """Sum of `grad_ND[order_N[starts_U1[u]:starts_U1[u + 1]]]` for each u, in that order; at least float32."""
+    grad_ND = grad_ND.to(torch.promote_types(grad_ND.dtype, torch.float32))
+    # A bag of embeddings adds the rows it gathers one after the other, without writing them out before.
+    return F.embedding_bag(order_N, grad_ND, starts_U1.to(order_N.dtype), mode="sum", include_last_offset=True)
+
+
+def rowwise_adagrad_(
+    table_RD: Tensor, state_R: Tensor, rows_U: Tensor, grad_UD: Tensor, *, rate: float | Tensor, eps: float
+) -> None:
+    grad_UD = grad_UD.to(state_R.dtype)
+    now_U = state_R.index_select(0, rows_U) + grad_UD.square().mean(1)
+    state_R.index_copy_(0, rows_U, now_U)
+    step_UD = rate * grad_UD / (now_U.sqrt() + eps).unsqueeze(1)
+    updated_UD = table_RD.index_select(0, rows_U) - step_UD
+    table_RD.index_copy_(0, rows_U, updated_UD.to(table_RD.dtype))
