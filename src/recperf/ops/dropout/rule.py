@@ -1,0 +1,77 @@
+"""Which values dropout keeps: a pure function of (seed, row, column), computed again wherever it is needed.
+
+With `mix` the bijection of 32-bit words of ops/draw/plan.py, all arithmetic modulo 2^32, shifts logical:
+
+    first, second = halves of the seed's 64-bit hash
+    a = mix(mix(row ^ first) + second)         b = mix(a ^ second)
+    x = column ^ a
+    x = (x ^ (x >> 16)) * 0x7FEB352D + b
+    word = (x ^ (x >> 15)) * 0x846CA68B        kept where word >= rate * 2^32
+
+A row costs three mixes and an element one, less its last fold: that changes the low half of the word alone, which a
+comparison hardly ever looks at. Rows of a seed differ in both a and b, so that no row repeats another. No mask is kept
+for the backward pass, and the mask of a row depends neither on the width nor on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ...config import require
+from ...data.hashing import hash_int
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """What is dropped, and how the rest is scaled."""
+
+    rate: float
+    """Share of the values that become 0; the others are multiplied by 1 / (1 - rate)."""
+    seed: int = 0
+    """See `dropout_seed`."""
+    rows_T: Tensor | None = field(default=None, compare=False)
+    """The number each row has, int64, where they are some of a larger tensor's; none: they are counted from 0."""
+
+    def __post_init__(self) -> None:
+        require(0.0 <= self.rate < 1.0, "rate", self.rate, "at least 0 and less than 1")
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / (1.0 - self.rate)
+
+    @property
+    def threshold(self) -> int:
+        """Words below it are dropped."""
+        return min(round(self.rate * 2.0**32), (1 << 32) - 1)
+
+    @property
+    def keys(self) -> tuple[int, int]:
+        word = hash_int(self.seed, _STREAM)
+        return word & 0xFFFFFFFF, word >> 32
+
+
+_STREAM = 0x64726F70
+"""Keeps the words apart from those that other parts make of the same seed."""
+
+
+def dropout_seed(seed: int, step: int, layer: int, purpose: int | str = 0) -> int:
+    """The seed of one dropout of one step: equal for equal arguments, unrelated for others."""
+    if isinstance(purpose, str):
+        purpose = int.from_bytes(purpose.encode(), "little")
+        parts = [purpose >> shift & _PART for shift in range(0, max(1, purpose.bit_length()), 56)]
+    else:
+        parts = [purpose]
+    word = seed
+    for part in (step, layer, *parts, len(parts)):
+        word = hash_int(part, word)
+    return word >> 1
+
+
+_PART = (1 << 56) - 1
+
+
+def signed(word: int) -> int:
+    """The int32 with the bits of a 32-bit word."""
+    return word - (1 << 32) if word >> 31 else word

@@ -1,0 +1,66 @@
+"""Layer normalisation of rows, and x * sigmoid(of it): `reference` (plain torch, any device) and `triton` (a GPU).
+
+normed = layer_norm(x, weight, bias, eps)                  # differentiable, in the type of x
+gated = swish_layer_norm(x, weight, bias, eps)
+
+body, why = choose("auto", device)                         # where the backward pass is written out
+normed_TD, stats_2T = body.forward(x_TD, weight_D, bias_D, eps, swish=False)
+dx_TD, dweight_D, dbias_D = body.backward(grad_TD, x_TD, weight_D, bias_D, stats_2T, swish=False, residual_TD=None)
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import choice
+from ..choice import Name
+
+__all__ = ["Name", "choose", "layer_norm", "swish_layer_norm"]
+
+
+def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
+    """The implementation and why; an explicit wish that cannot be met is an error."""
+    return choice.choose(
+        __name__, name, device, what="layer norm", subject="the rows", fix='impl="reference"',
+        bodies=("reference", "triton"),
+    )  # fmt: skip
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, swish: bool, body: ModuleType
+    ) -> Tensor:
+        normed_TD: Tensor
+        normed_TD, stats_2T = body.forward(x_TD, weight_D, bias_D, eps, swish=swish)
+        ctx.save_for_backward(x_TD, weight_D, bias_D, stats_2T)
+        ctx.swish, ctx.body = swish, body
+        return normed_TD
+
+    @staticmethod
+    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
+        x_TD, weight_D, bias_D, stats_2T = ctx.saved_tensors
+        dx, dweight, dbias = ctx.body.backward(grad_TD, x_TD, weight_D, bias_D, stats_2T, swish=ctx.swish)
+        return dx, dweight.to(weight_D.dtype), dbias.to(bias_D.dtype), None, None, None
+
+
+def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, impl: Name = "auto") -> Tensor:
+    """Every last dimension of x with mean 0 and variance 1, times the weight, plus the bias."""
+    return _normed(x, weight_D, bias_D, eps, impl, swish=False)
+
+
+def swish_layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, impl: Name = "auto") -> Tensor:
+    """x * sigmoid(layer_norm(x))."""
+    return _normed(x, weight_D, bias_D, eps, impl, swish=True)
+
+
+def _normed(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, impl: Name, *, swish: bool) -> Tensor:
+    # The kernels count in float32, which is too little for float64.
+    body, _ = choose("reference" if impl == "auto" and x.dtype == torch.float64 else impl, x.device)
+    x_TD = x.reshape(-1, x.shape[-1])
+    normed_TD: Tensor = _Norm.apply(x_TD, weight_D, bias_D, eps, swish, body)  # type: ignore[no-untyped-call]
+    return normed_TD.view(x.shape)

@@ -1,0 +1,41 @@
+"""The way into an STU layer, a norm and a linear map, in plain torch.
+
+Shapes: T tokens, D model width, F outputs of the map; stats_2T holds the mean and 1 / standard deviation of each row.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..layer_norm import reference as norm
+from ..layer_norm.reference import widened
+
+
+def forward(
+    x_TD: Tensor, norm_weight_D: Tensor, norm_bias_D: Tensor, weight_DF: Tensor, bias_F: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The mapped rows, in the type of x, and the statistics that the backward pass wants."""
+    normed_TD, stats_2T = norm.forward(x_TD, norm_weight_D, norm_bias_D, eps)
+    kind = x_TD.dtype
+    return bias_F.to(kind).addmm(normed_TD, weight_DF.to(kind)), stats_2T
+
+
+def backward(
+    grad_TF: Tensor,
+    x_TD: Tensor,
+    norm_weight_D: Tensor,
+    norm_bias_D: Tensor,
+    weight_DF: Tensor,
+    stats_2T: Tensor,
+    eps: float,
+    *,
+    residual_TD: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x (with the residual's added), of the norm's weight and bias, and of the map's."""
+    normed_TD = (norm.standard(x_TD, stats_2T) * norm_weight_D + norm_bias_D).to(x_TD.dtype)
+    dnormed_TD = grad_TF @ weight_DF.to(grad_TF.dtype).t()
+    dx_TD, dnorm_weight_D, dnorm_bias_D = norm.backward(
+        dnormed_TD, x_TD, norm_weight_D, norm_bias_D, stats_2T, residual_TD=residual_TD
+    )
+    dweight_DF = widened(normed_TD).t() @ widened(grad_TF)
+    return dx_TD, dnorm_weight_D, dnorm_bias_D, dweight_DF, widened(grad_TF).sum(0)

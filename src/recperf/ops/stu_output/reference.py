@@ -1,0 +1,82 @@
+"""The way out of an STU layer in plain torch: norm, gate, concatenation, dropout, linear map, residual.
+
+Shapes: T tokens, D model width, E attention width (of all heads), 3E the concatenation; stats_2T holds the mean and
+1 / standard deviation of each row of the attention.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..dropout import Dropout, keep_mask
+from ..layer_norm import reference as norm
+from ..layer_norm.reference import widened
+
+
+def forward(
+    attention_TE: Tensor,
+    u_TE: Tensor,
+    x_TD: Tensor,
+    norm_weight_E: Tensor,
+    norm_bias_E: Tensor,
+    weight_3ED: Tensor,
+    eps: float,
+    dropout: Dropout,
+) -> tuple[Tensor, Tensor]:
+    """The residual plus the map of what was gated, in the type of x, and the statistics for the backward pass."""
+    stats_2T = norm.statistics(attention_TE, eps)
+    z_T3E = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, stats_2T, dropout)
+    return x_TD.addmm(z_T3E, weight_3ED.to(x_TD.dtype)), stats_2T
+
+
+def gated(
+    attention_TE: Tensor, u_TE: Tensor, norm_weight_E: Tensor, norm_bias_E: Tensor, stats_2T: Tensor, dropout: Dropout
+) -> Tensor:
+    """What the map is applied to: [silu(u) ; attention ; silu(u) * norm(attention)] after dropout."""
+    gate_TE = F.silu(widened(u_TE))
+    normed_TE = norm.standard(attention_TE, stats_2T) * norm_weight_E + norm_bias_E
+    z_T3E = torch.cat([gate_TE, widened(attention_TE), gate_TE * normed_TE], 1)
+    return _dropped(z_T3E, dropout).to(attention_TE.dtype)
+
+
+def backward(
+    grad_TD: Tensor,
+    attention_TE: Tensor,
+    u_TE: Tensor,
+    norm_weight_E: Tensor,
+    norm_bias_E: Tensor,
+    weight_3ED: Tensor,
+    stats_2T: Tensor,
+    eps: float,
+    dropout: Dropout,
+    *,
+    into_u: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the attention, of u (written into `into_u` where given), of the norm's weight and bias, of the map.
+
+    That of x is the gradient given.
+    """
+    z_T3E = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, stats_2T, dropout)
+    dweight_3ED = widened(z_T3E).t() @ widened(grad_TD)
+    dz_T3E = widened(grad_TD @ weight_3ED.to(grad_TD.dtype).t())
+    dgate_TE, dattention_TE, dy_TE = _dropped(dz_T3E, dropout).chunk(3, 1)
+    raw_TE, standard_TE = widened(u_TE), norm.standard(attention_TE, stats_2T)
+    sigmoid_TE = raw_TE.sigmoid()
+    gate_TE = raw_TE * sigmoid_TE
+    dgate_TE = dgate_TE + dy_TE * (standard_TE * norm_weight_E + norm_bias_E)
+    dnormed_TE = dy_TE * gate_TE
+    dattention_TE = dattention_TE + norm.through(dnormed_TE * norm_weight_E, standard_TE, stats_2T)
+    du_TE = (dgate_TE * (sigmoid_TE + gate_TE * (1.0 - sigmoid_TE))).to(u_TE.dtype)
+    if into_u is not None:
+        du_TE = into_u.copy_(du_TE)
+    dnorm = (dnormed_TE * standard_TE).sum(0), dnormed_TE.sum(0)
+    return dattention_TE.to(attention_TE.dtype), du_TE, *dnorm, dweight_3ED
+
+
+def _dropped(z_T3E: Tensor, dropout: Dropout) -> Tensor:
+    if dropout.rate == 0.0:
+        return z_T3E
+    kept_T3E = keep_mask(dropout, z_T3E.shape[0], z_T3E.shape[1], z_T3E.device)
+    return torch.where(kept_T3E, z_T3E * dropout.scale, 0.0)
