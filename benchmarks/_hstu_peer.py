@@ -32,7 +32,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows of one batch; `spread`: lengths drawn evenly between the two, else all of the longest."""
+    """Rows of one batch, their lengths drawn evenly between the shortest and the longest."""
 
     rows: int
     longest: int
@@ -103,8 +103,8 @@ class Softmax:
 
     def __init__(self, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, grad_THV: Tensor, rows: int) -> None:
         def padded(x: Tensor) -> Tensor:
-            """[B, H, N, width], a view as far as torch takes one."""
-            return x.detach().unflatten(0, (rows, -1)).transpose(1, 2)
+            """[B, H, N, width]."""
+            return x.detach().reshape(rows, -1, *x.shape[1:]).transpose(1, 2)
 
         self.q, self.k, self.v = (padded(x).contiguous().requires_grad_() for x in (q_THA, k_THA, v_THV))
         self.grad = padded(grad_THV).contiguous()

@@ -69,7 +69,7 @@ def make_case(shape: Shape, device: torch.device, dtype: torch.dtype, layout: st
     tokens, draw = int(lengths_B.sum()), torch.Generator(device).manual_seed(SEED)
     widths = [shape.heads * width for width in (shape.v, shape.v, shape.qk, shape.qk)]
     uvqk_TF = torch.randn(tokens, sum(widths), device=device, dtype=dtype, generator=draw)
-    _, v, q, k = (part.unflatten(1, (shape.heads, -1)) for part in uvqk_TF.split(widths, 1))
+    _, v, q, k = (part.view(tokens, shape.heads, -1) for part in torch.split(uvqk_TF, widths, 1))
     if layout == "separate":
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     grad_THV = torch.randn(v.shape, device=device, dtype=dtype, generator=draw)

@@ -12,7 +12,7 @@ candidate, a triple a distinct (item, artist, album).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..config import require
 from ..measure.cost import FLOAT, INDEX, Cost
@@ -41,14 +41,12 @@ UPDATES = ("dense_update", "sparse_update")
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What of a batch, or of one of its micro-batches, its cost depends on."""
+    """What of a batch, or of one of its micro-batches, the cost of its passes depends on."""
 
     lengths: tuple[int, ...]
     """Tokens of every row."""
     triples: int
     """Distinct (item, artist, album) among its positions."""
-    rows: Mapping[str, int] = field(default_factory=dict)
-    """Distinct rows looked up in each table."""
 
     @property
     def batch(self) -> int:
@@ -62,43 +60,31 @@ class Load:
     def longest(self) -> int:
         return max(self.lengths, default=0)
 
-    @property
-    def squares(self) -> int:
-        return sum(length * length for length in self.lengths)
-
     def positions(self, config: DLRMv4Config) -> int:
         return self.tokens - config.context_tokens * self.batch
 
-    @property
-    def looked_up(self) -> int:
-        """Distinct rows of all tables."""
-        return sum(self.rows.values())
 
-
-def load_of(
-    config: DLRMv4Config,
-    lengths: Sequence[int],
-    *,
-    triples: int | None = None,
-    rows: Mapping[str, int] | None = None,
-) -> Load:
-    """With the benchmark's share of distinct items and, of the context's tables, a row a sample, where not counted."""
+def load_of(config: DLRMv4Config, lengths: Sequence[int], *, triples: int | None = None) -> Load:
+    """With the benchmark's share of distinct items where they are not counted."""
     least = config.context_tokens + 1
     require(all(length >= least for length in lengths), "lengths", min(lengths, default=0), f"at least {least} each")
-    batch = len(lengths)
-    positions = sum(lengths) - config.context_tokens * batch
-    shares = {name: max(min(batch, positions), round(share * positions)) for name, share in UNIQUE.items()}
-    usual = {name: min(shares.get(name, batch), most) for name, most in config.table_rows.items()}
-    return Load(
-        lengths=tuple(lengths),
-        triples=shares["item_id"] if triples is None else triples,
-        rows=usual if rows is None else dict(rows),
-    )
+    if triples is None:
+        triples = usual_rows(config, lengths)["item_id"]
+    return Load(lengths=tuple(lengths), triples=triples)
 
 
 def full_load(config: DLRMv4Config, batch: int) -> Load:
     """The dense equivalent: every row as long as rows can be."""
     return load_of(config, (config.hstu.max_length,) * batch)
+
+
+def usual_rows(config: DLRMv4Config, lengths: Sequence[int]) -> dict[str, int]:
+    """Distinct rows a batch looks up in each table: the benchmark's share of its positions, of the context's tables
+    one a sample, and no more than there are."""
+    batch = len(lengths)
+    positions = sum(lengths) - config.context_tokens * batch
+    shares = {name: max(min(batch, positions), round(share * positions)) for name, share in UNIQUE.items()}
+    return {name: min(shares.get(name, batch), most) for name, most in config.table_rows.items()}
 
 
 def published_flops(hstu: HSTUConfig, length: int) -> float:
@@ -116,16 +102,16 @@ def attention_flops(hstu: HSTUConfig, lengths: Sequence[int], *, backward: bool 
 
 
 def forward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
-    """By part, in the order of `FORWARD`."""
+    """By part, in the order of `FORWARD`. Rows are picked from those `lookup` has fetched."""
     width, dim, table = _width(config), config.dim, config.table_dim
     batch, tokens, positions = load.batch, load.tokens, load.positions(config)
     encoded, actions = _encoded(config, load)
     asked = (3 + config.context_tokens) * batch
     summed = load.triples if config.shared_encoders else 3 * positions
     times = INDEX * (tokens + positions)
-    moved = FLOAT * table * (2 * load.looked_up + 2 * (3 * encoded + asked)) + INDEX * load.looked_up
+    picks = 3 * encoded + asked
     return {
-        "embedding": Cost(0, moved),
+        "embedding": Cost(0, picks * (2 * FLOAT * table + INDEX)),
         "encoders": (
             _encoder(encoded, table, config.encoder_hidden, dim, width)
             + _encoder(encoded, 2 * table, config.encoder_hidden, dim, width)
@@ -154,7 +140,9 @@ def backward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
     found = {name: Cost(2 * cost.flops, 2 * cost.bytes) for name, cost in ahead.items()}
     found |= _stu_backward(config.hstu, load, _width(config))
     found["position_time"] = Cost(0, ahead["position_time"].bytes)
-    found["embedding"] = Cost(0, FLOAT * table * (3 * encoded + asked + load.looked_up) + INDEX * (3 * encoded + asked))
+    # Gradients of the picks are read by row, and a sum is written for each row: at most one a pick.
+    picks = 3 * encoded + asked
+    found["embedding"] = Cost(0, picks * (2 * FLOAT * table + INDEX))
     return {name: found[name.removesuffix("_backward")] for name in BACKWARD}
 
 
@@ -166,19 +154,26 @@ def recomputed(config: DLRMv4Config, load: Load) -> Cost:
     return again["stu_input"] + again["attention"]
 
 
+def lookup(config: DLRMv4Config, rows: int) -> Cost:
+    """Distinct rows copied out of their tables, once a batch however many micro-batches it has."""
+    return Cost(0, rows * (2 * FLOAT * config.table_dim + INDEX))
+
+
 def updates(config: DLRMv4Config, rows: int) -> dict[str, Cost]:
     """Adam of the dense parameters, their gradients' norm read before; row-wise Adagrad of so many distinct rows."""
     dense = config.dense_parameters
-    sparse = FLOAT * rows * (3 * config.table_dim + 2) + INDEX * rows
+    sparse = rows * (FLOAT * (3 * config.table_dim + 2) + INDEX)
     return {"dense_update": Cost(0, FLOAT * dense * (1 + 7)), "sparse_update": Cost(0, sparse)}
 
 
-def step(config: DLRMv4Config, loads: Sequence[Load]) -> dict[str, Cost]:
-    """A training step of one batch in one or several micro-batches; its updates happen once.
+def step(config: DLRMv4Config, loads: Sequence[Load], *, rows: int | None = None) -> dict[str, Cost]:
+    """A training step of one batch in one or several micro-batches.
 
-    The rows updated are those of all micro-batches, distinct in each.
+    `rows`: distinct ones of all tables in the whole batch, looked up and updated once; none: the usual number.
     """
-    total = dict.fromkeys((*FORWARD, *BACKWARD), Cost())
+    if rows is None:
+        rows = sum(usual_rows(config, [length for load in loads for length in load.lengths]).values())
+    total = dict.fromkeys((*FORWARD, *BACKWARD), Cost()) | {"embedding": lookup(config, rows)}
     again = Cost()
     for load in loads:
         for name, cost in (forward(config, load) | backward(config, load)).items():
@@ -186,7 +181,7 @@ def step(config: DLRMv4Config, loads: Sequence[Load]) -> dict[str, Cost]:
         again += recomputed(config, load)
     if config.hstu.recompute:
         total["recompute"] = again
-    return total | updates(config, sum(load.looked_up for load in loads))
+    return total | updates(config, rows)
 
 
 def model_flops(parts: Mapping[str, Cost]) -> int:

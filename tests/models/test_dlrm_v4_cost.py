@@ -1,0 +1,133 @@
+"""Counted work of DLRMv4 against the published formula, sums by hand and torch's own counter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from recperf.errors import ConfigError
+from recperf.measure.cost import Cost
+from recperf.models import dlrm_v4_cost as cost
+from recperf.models.dlrm_v4_config import DLRMv4Config, laptop, mlperf
+from recperf.models.hstu_config import HSTUConfig
+
+STU = ("stu_input", "attention", "stu_output")
+
+
+def with_hstu(config: DLRMv4Config, **changes: object) -> DLRMv4Config:
+    return replace(config, hstu=replace(config.hstu, **changes))  # type: ignore[arg-type]
+
+
+def small() -> DLRMv4Config:
+    """Every width different, so that one taken for another is seen."""
+    hstu = HSTUConfig(layers=3, dim=10, heads=2, qk_dim=3, v_dim=5, max_length=64, candidate_only=False)
+    return DLRMv4Config(
+        hstu=hstu,
+        table_dim=6,
+        rows=(50,) * 11,
+        encoder_hidden=7,
+        action_dim=4,
+        item_hidden=9,
+        head_hidden=11,
+        positions=100,
+        time_buckets=40,
+        shared_encoders=False,
+    )
+
+
+def flops(parts: dict[str, Cost], *names: str) -> int:
+    return sum(parts[name].flops + parts[f"{name}_backward"].flops for name in names)
+
+
+def test_the_dense_equivalent_is_the_published_number() -> None:
+    config = with_hstu(mlperf(), candidate_only=False)
+    assert cost.published_flops(config.hstu, 4096) == pytest.approx(315.68e9, rel=1e-5)
+    parts = cost.step(config, [cost.full_load(config, 2)])
+    assert flops(parts, *STU) == 2 * cost.published_flops(config.hstu, 4096)
+    assert flops(parts, "stu_input") / 2 == pytest.approx(77.3e9, rel=1e-3)
+    assert flops(parts, "attention") / 2 == pytest.approx(180.4e9, rel=1e-3)
+    assert flops(parts, "stu_output") / 2 == pytest.approx(58.0e9, rel=1e-3)
+
+
+def test_attention_is_counted_as_the_published_rates_are() -> None:
+    hstu, lengths = mlperf().hstu, (4096,) * 32
+    forward = 32 * 4096**2 / 2 * 4 * (128 + 128) * 2
+    assert cost.attention_flops(hstu, lengths) == forward
+    assert cost.attention_flops(hstu, lengths) + cost.attention_flops(hstu, lengths, backward=True) == 3.5 * forward
+    assert forward / 1.95e-3 / 1e12 == pytest.approx(282, rel=0.01)
+
+
+def test_real_lengths_cost_less_than_the_longest() -> None:
+    config = with_hstu(mlperf(), candidate_only=False)
+    real = cost.step(config, [cost.load_of(config, (100, 4096))])
+    assert real["attention"].flops == 3 * 4 * 256 * (100**2 + 4096**2)
+    assert real["stu_input"].flops == 3 * 2 * 4196 * 512 * 2048
+    assert real["stu_output"].flops == 3 * 2 * 4196 * 1536 * 512
+
+
+def test_the_candidates_own_layer() -> None:
+    config, lengths = mlperf(), (100, 4096)
+    full = cost.step(with_hstu(config, candidate_only=False), [cost.load_of(config, lengths)])
+    lone = cost.step(config, [cost.load_of(config, lengths)])
+    two = cost.step(with_hstu(config, layers=2, candidate_only=False), [cost.load_of(config, lengths)])
+    last = {name: lone[name].flops - two[name].flops for name in lone}
+    assert last["stu_input"] == 2 * 512 * 1024 * (4196 + 2)
+    assert last["attention"] == 2 * 4196 * 4 * (128 + 128)
+    assert last["stu_output"] == 2 * 2 * 1536 * 512
+    assert {name: last[f"{name}_backward"] / last[name] for name in STU} == {
+        "stu_input": 2,
+        "attention": 2.5,
+        "stu_output": 2,
+    }
+    assert all(lone[name] == full[name] for name in lone if not name.startswith(STU))
+
+
+def test_shared_encoders_encode_each_triple_and_action_once() -> None:
+    plain = small()
+    shared = replace(plain, shared_encoders=True)
+    load = cost.load_of(plain, (20, 30), triples=5)
+    each, once = cost.forward(plain, load)["encoders"].flops, cost.forward(shared, load)["encoders"].flops
+    content_extra, action = 2 * (6 * 7 + 7 * 10 + 12 * 7 + 7 * 10), 2 * (12 * 7 + 7 * 10)
+    positions = 20 + 30 - 2 * 8
+    assert each == positions * (content_extra + action)
+    assert once == 5 * content_extra + 9 * action
+
+
+def test_micro_batches_add_up_and_rows_are_looked_up_and_updated_once() -> None:
+    config = small()
+    parts = [cost.load_of(config, lengths, triples=4) for lengths in ((20, 30), (40,))]
+    whole = cost.step(config, [cost.load_of(config, (20, 30, 40), triples=4)], rows=77)
+    split = cost.step(config, parts, rows=77)
+    assert {name: part.flops for name, part in split.items()} == {name: part.flops for name, part in whole.items()}
+    assert split["sparse_update"] == whole["sparse_update"] == Cost(0, 77 * (4 * (3 * 6 + 2) + 8))
+    picks = (20 + 30 + 40 - 3 * 8) * 3 + 3 * (3 + 8)
+    assert split["embedding"] == whole["embedding"] == Cost(0, 77 * (48 + 8) + picks * (48 + 8))
+
+
+def test_recomputing_is_no_work_of_the_model() -> None:
+    config = small()
+    load = cost.load_of(config, (20, 30))
+    plain, again = (cost.step(with_hstu(config, recompute=value), [load]) for value in (False, True))
+    assert "recompute" not in plain
+    assert again["recompute"] == plain["stu_input"] + plain["attention"]
+    assert cost.model_flops(plain) == cost.model_flops(again) == sum(part.flops for part in plain.values())
+
+
+def test_bytes_of_the_layers_are_their_inputs_and_outputs() -> None:
+    config = with_hstu(small(), layers=1)
+    load = cost.load_of(config, (20, 30))
+    ahead, back = cost.forward(config, load), cost.backward(config, load)
+    tokens, dim, keys, wide = 50, 10, 6, 10
+    assert ahead["attention"].bytes == 4 * tokens * (2 * keys + wide + wide)
+    assert back["attention_backward"].bytes == 4 * tokens * (2 * keys + wide + wide + 2 * keys + wide)
+    weights = 4 * (dim + 1) * 2 * (keys + wide)
+    assert ahead["stu_input"].bytes == 4 * tokens * (dim + 2 * (keys + wide)) + weights
+    assert ahead["stu_output"].bytes == 4 * tokens * (2 * wide + 2 * dim) + 4 * 3 * wide * dim
+    half = cost.forward(replace(config, precision="bfloat16"), load)
+    assert half["attention"].bytes == ahead["attention"].bytes // 2
+
+
+def test_rows_too_short_for_context_and_candidate_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 9"):
+        cost.load_of(laptop(), (9, 8))
