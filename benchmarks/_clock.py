@@ -66,15 +66,13 @@ def readings(
 
 
 def peak_memory(work: Work, device: torch.device) -> int | None:
-    """Most bytes torch held on a GPU during a call, what was there before left out; none on a CPU."""
+    """Most bytes torch held on a GPU during a call, all that was there before included; none on a CPU."""
     if device.type != "cuda":
-        work()
         return None
     gc.collect()
     wait(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
     work()
     wait(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return torch.cuda.max_memory_allocated(device)

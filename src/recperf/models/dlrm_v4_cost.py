@@ -36,6 +36,7 @@ FORWARD = (
     "loss",
 )
 BACKWARD = tuple(f"{name}_backward" for name in reversed(FORWARD))
+AGAIN = ("stu_input_again", "attention_again")
 UPDATES = ("dense_update", "sparse_update")
 
 
@@ -146,12 +147,19 @@ def backward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
     return {name: found[name.removesuffix("_backward")] for name in BACKWARD}
 
 
-def recomputed(config: DLRMv4Config, load: Load) -> Cost:
-    """What layers that kept only their input do again. No part of the model's own FLOPs, and so not of an MFU."""
+def recomputed(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
+    """What layers that kept only their input do again, in `AGAIN`. No work of the model, and so not of an MFU."""
     if not config.hstu.recompute:
-        return Cost()
+        return {}
     again = _stu_forward(config.hstu, load, _width(config))
-    return again["stu_input"] + again["attention"]
+    return {f"{name}_again": again[name] for name in ("stu_input", "attention")}
+
+
+def stack_flops(hstu: HSTUConfig, lengths: Sequence[int]) -> int:
+    """Of the STU layers, forward and backward, for rows of these lengths."""
+    load = Load(lengths=tuple(lengths), triples=0)
+    passes = (_stu_forward(hstu, load, FLOAT), _stu_backward(hstu, load, FLOAT))
+    return sum(cost.flops for parts in passes for cost in parts.values())
 
 
 def lookup(config: DLRMv4Config, rows: int) -> Cost:
@@ -173,20 +181,17 @@ def step(config: DLRMv4Config, loads: Sequence[Load], *, rows: int | None = None
     """
     if rows is None:
         rows = sum(usual_rows(config, [length for load in loads for length in load.lengths]).values())
-    total = dict.fromkeys((*FORWARD, *BACKWARD), Cost()) | {"embedding": lookup(config, rows)}
-    again = Cost()
+    names = (*FORWARD, *BACKWARD, *(AGAIN if config.hstu.recompute else ()))
+    total = dict.fromkeys(names, Cost()) | {"embedding": lookup(config, rows)}
     for load in loads:
-        for name, cost in (forward(config, load) | backward(config, load)).items():
+        for name, cost in (forward(config, load) | backward(config, load) | recomputed(config, load)).items():
             total[name] += cost
-        again += recomputed(config, load)
-    if config.hstu.recompute:
-        total["recompute"] = again
     return total | updates(config, rows)
 
 
 def model_flops(parts: Mapping[str, Cost]) -> int:
     """Of a step, what was computed twice counted once: the numerator of an MFU."""
-    return sum(cost.flops for name, cost in parts.items() if name != "recompute")
+    return sum(cost.flops for name, cost in parts.items() if name not in AGAIN)
 
 
 def _width(config: DLRMv4Config) -> int:
