@@ -1,0 +1,225 @@
+"""Attention of every token: the way there, and the way back for keys and values, with or without the queries.
+
+There is no softmax, so that blocks of keys do not depend on each other and nothing is carried but the sum.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-calls=False, check-untyped-defs=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tiles import keys_of, put, queries_of, row_of, seen, share, silu, silu_and_slope, tile
+
+
+@triton.jit
+def _attend_block(
+    total, q, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+    KEYS: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+):  # fmt: skip
+    keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, MASKED)
+    score = tl.dot(q, tl.trans(keys), input_precision="ieee")
+    values = tile(v, v_token, start + j, tokens - j, KEYS, V, PV, MASKED)
+    weight = silu(score * half, TANH)
+    if MASKED:
+        n = j + tl.arange(0, KEYS)
+        weight = tl.where(seen(m[:, None], n[None, :], shift, last, window, TARGETS, WINDOW, CONTEXT), weight, 0.0)
+    return tl.dot(weight.to(values.dtype), values, total, input_precision="ieee")
+
+
+@triton.jit
+def attend(
+    q, k, v, out, offsets, targets, q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,
+    half, over, window, context, pairs, blocks, group,
+    H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+):  # fmt: skip
+    pair, block = share(pairs, blocks, group)
+    row, head = pair // H, (pair % H).to(tl.int64)
+    start, tokens, shift, last = row_of(offsets, targets, row, context, TARGETS, CONTEXT)
+    first = (blocks - 1 - block) * QUERIES
+    if first >= tokens:
+        return
+    end = tl.minimum(first + QUERIES, tokens)
+    q, k, v, out = q + head * q_head, k + head * k_head, v + head * v_head, out + head * out_head
+    begin, whole, edge, stop, gap, skip = keys_of(
+        first, end, tokens, shift, last, window, KEYS, TARGETS, WINDOW, CONTEXT
+    )
+    queries = tile(q, q_token, start + first, tokens - first, QUERIES, A, PA, True)
+    m = first + tl.arange(0, QUERIES)
+    total = tl.zeros([QUERIES, PV], tl.float32)
+    if WINDOW:
+        for j in tl.range(begin, whole, KEYS, num_stages=STAGES):
+            total = _attend_block(
+                total, queries, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+                KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH,
+            )  # fmt: skip
+    for j in tl.range(whole, edge, KEYS, num_stages=STAGES):
+        total = _attend_block(
+            total, queries, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+            KEYS, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH,
+        )  # fmt: skip
+    for turn in tl.range(edge, stop - skip, KEYS, num_stages=STAGES):
+        j = turn
+        if TARGETS:
+            j += tl.where(turn >= gap, skip, 0)
+        total = _attend_block(
+            total, queries, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+            KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH,
+        )  # fmt: skip
+    put(out, out_token, start + first, tokens - first, total * over, QUERIES, V, PV)
+
+
+@triton.jit
+def _grad_keys_block(
+    dk, dv, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens, shift, last, window, half,
+    QUERIES: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, ATOMIC: tl.constexpr,
+):  # fmt: skip
+    """Scores lie with the keys down and the queries across: the sums over queries then need no turning."""
+    queries = tile(q, q_token, start + i, tokens - i, QUERIES, A, PA, MASKED)
+    score = tl.dot(keys, tl.trans(queries), input_precision="ieee")
+    given = tile(grad, grad_token, start + i, tokens - i, QUERIES, V, PV, MASKED)
+    dweight = tl.dot(values, tl.trans(given), input_precision="ieee")
+    weight, slope = silu_and_slope(score * half, TANH)
+    dscore = dweight * slope
+    if MASKED:
+        m = i + tl.arange(0, QUERIES)
+        found = seen(m[None, :], n[:, None], shift, last, window, TARGETS, WINDOW, CONTEXT)
+        weight, dscore = tl.where(found, weight, 0.0), tl.where(found, dscore, 0.0)
+    dv = tl.dot(weight.to(given.dtype), given, dv, input_precision="ieee")
+    dscore = dscore.to(queries.dtype)
+    dk = tl.dot(dscore, queries, dk, input_precision="ieee")
+    if ATOMIC:
+        part = tl.dot(tl.trans(dscore), keys, input_precision="ieee")
+        row = tl.arange(0, QUERIES)
+        column = tl.arange(0, PA)
+        at = dq + (start + i) * dq_token + (row[:, None] * dq_token + column[None, :])
+        tl.atomic_add(at, part, mask=(row < tokens - i)[:, None] & (column < A)[None, :], sem="relaxed")
+    return dk, dv
+
+
+@triton.jit
+def grad_keys(
+    grad, q, k, v, dq, dk, dv, offsets, targets, grad_token, grad_head, q_token, q_head, k_token, k_head,
+    v_token, v_head, dq_token, dq_head, dk_token, dk_head, dv_token, dv_head,
+    half, over, window, context, pairs, blocks, group,
+    H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, ATOMIC: tl.constexpr,
+):  # fmt: skip
+    """Gradients of keys and values; with ATOMIC what they owe the queries is added to `dq`, still to be scaled."""
+    pair, block = share(pairs, blocks, group)
+    row, head = pair // H, (pair % H).to(tl.int64)
+    start, tokens, shift, last = row_of(offsets, targets, row, context, TARGETS, CONTEXT)
+    first = block * KEYS
+    if first >= tokens:
+        return
+    end = tl.minimum(first + KEYS, tokens)
+    grad, q, k, v = grad + head * grad_head, q + head * q_head, k + head * k_head, v + head * v_head
+    dq, dk, dv = dq + head * dq_head, dk + head * dk_head, dv + head * dv_head
+    prefix, begin, whole, edge, stop = queries_of(
+        first, end, tokens, shift, last, window, QUERIES, TARGETS, WINDOW, CONTEXT
+    )
+    keys = tile(k, k_token, start + first, tokens - first, KEYS, A, PA, True)
+    values = tile(v, v_token, start + first, tokens - first, KEYS, V, PV, True)
+    n = first + tl.arange(0, KEYS)
+    total_k = tl.zeros([KEYS, PA], tl.float32)
+    total_v = tl.zeros([KEYS, PV], tl.float32)
+    if CONTEXT:
+        for i in tl.range(0, prefix, QUERIES, num_stages=1):
+            total_k, total_v = _grad_keys_block(
+                total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens,
+                shift, last, window, half, QUERIES, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, ATOMIC,
+            )  # fmt: skip
+    for i in tl.range(begin, whole, QUERIES, num_stages=1):
+        total_k, total_v = _grad_keys_block(
+            total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens,
+            shift, last, window, half, QUERIES, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, ATOMIC,
+        )  # fmt: skip
+    for i in tl.range(whole, edge, QUERIES, num_stages=STAGES):
+        total_k, total_v = _grad_keys_block(
+            total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens,
+            shift, last, window, half, QUERIES, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH, ATOMIC,
+        )  # fmt: skip
+    for i in tl.range(edge, stop, QUERIES, num_stages=1):
+        total_k, total_v = _grad_keys_block(
+            total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens,
+            shift, last, window, half, QUERIES, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, ATOMIC,
+        )  # fmt: skip
+    put(dk, dk_token, start + first, tokens - first, total_k * (half * over), KEYS, A, PA)
+    put(dv, dv_token, start + first, tokens - first, total_v * over, KEYS, V, PV)
+
+
+@triton.jit
+def _grad_queries_block(
+    total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+    KEYS: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+):  # fmt: skip
+    keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, MASKED)
+    score = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    values = tile(v, v_token, start + j, tokens - j, KEYS, V, PV, MASKED)
+    dweight = tl.dot(given, tl.trans(values), input_precision="ieee")
+    _, slope = silu_and_slope(score * half, TANH)
+    dscore = dweight * slope
+    if MASKED:
+        n = j + tl.arange(0, KEYS)
+        dscore = tl.where(seen(m[:, None], n[None, :], shift, last, window, TARGETS, WINDOW, CONTEXT), dscore, 0.0)
+    return tl.dot(dscore.to(keys.dtype), keys, total, input_precision="ieee")
+
+
+@triton.jit
+def grad_queries(
+    grad, q, k, v, dq, offsets, targets, grad_token, grad_head, q_token, q_head, k_token, k_head, v_token, v_head,
+    dq_token, dq_head, half, over, window, context, pairs, blocks, group,
+    H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the queries alone, summed in one order: the same bits every time."""
+    pair, block = share(pairs, blocks, group)
+    row, head = pair // H, (pair % H).to(tl.int64)
+    start, tokens, shift, last = row_of(offsets, targets, row, context, TARGETS, CONTEXT)
+    first = (blocks - 1 - block) * QUERIES
+    if first >= tokens:
+        return
+    end = tl.minimum(first + QUERIES, tokens)
+    grad, q, k, v, dq = (
+        grad + head * grad_head,
+        q + head * q_head,
+        k + head * k_head,
+        v + head * v_head,
+        dq + head * dq_head,
+    )
+    begin, whole, edge, stop, gap, skip = keys_of(
+        first, end, tokens, shift, last, window, KEYS, TARGETS, WINDOW, CONTEXT
+    )
+    queries = tile(q, q_token, start + first, tokens - first, QUERIES, A, PA, True)
+    given = tile(grad, grad_token, start + first, tokens - first, QUERIES, V, PV, True)
+    m = first + tl.arange(0, QUERIES)
+    total = tl.zeros([QUERIES, PA], tl.float32)
+    if WINDOW:
+        for j in tl.range(begin, whole, KEYS, num_stages=STAGES):
+            total = _grad_queries_block(
+                total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+                KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH,
+            )  # fmt: skip
+    for j in tl.range(whole, edge, KEYS, num_stages=STAGES):
+        total = _grad_queries_block(
+            total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+            KEYS, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH,
+        )  # fmt: skip
+    for turn in tl.range(edge, stop - skip, KEYS, num_stages=STAGES):
+        j = turn
+        if TARGETS:
+            j += tl.where(turn >= gap, skip, 0)
+        total = _grad_queries_block(
+            total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+            KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH,
+        )  # fmt: skip
+    put(dq, dq_token, start + first, tokens - first, total * (half * over), QUERIES, A, PA)

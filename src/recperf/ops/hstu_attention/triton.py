@@ -1,0 +1,232 @@
+"""HSTU attention on a GPU: nothing of the size of the scores is ever written, and no length is read on the host.
+
+Float64 and heads wider than 256 are the reference's. The numbers of the kernels are chosen by rule, not by trial, so
+that the first call only compiles. Where a faster body for one chip exists (`hopper`), it is asked first.
+
+Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v, C chunks of a row.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from . import reference
+from .kernels import attend, grad_keys, grad_queries
+from .kernels_last import attend_last, grad_last
+from .reference import Into
+from .rule import Mask
+
+WIDEST = 256
+CACHED = 24 << 20
+"""Bytes of keys and values that programs running together may read: about half of a large GPU's cache."""
+CHUNK = 512
+"""Keys of a row that one program reads for the last token."""
+
+
+class Tiles(NamedTuple):
+    """Queries and keys a program works on at a time, its warps, and how many blocks ahead it loads."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def forward_tiles(width: int, itemsize: int) -> Tiles:
+    if itemsize > 2:
+        return Tiles(64, 32, 4, 2) if width <= 128 else Tiles(32, 32, 4, 1)
+    return Tiles(128, 64, 4, 3) if width <= 128 else Tiles(128, 64, 8, 2)
+
+
+def backward_tiles(width: int, itemsize: int) -> Tiles:
+    if itemsize > 2:
+        return Tiles(32, 32, 4, 1)
+    return Tiles(64, 128, 8, 2) if width <= 128 else Tiles(64, 64, 8, 1)
+
+
+def last_keys(width: int) -> int:
+    """Keys a program of the last token holds at a time."""
+    return max(16, 4096 // width)
+
+
+def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
+    if not _served(q_THA, v_THV):
+        return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
+    fast = _hopper(q_THA.device)
+    if fast is not None and fast.serves(q_THA, k_THA, v_THV, mask):
+        out: Tensor = fast.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
+        return out
+    out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
+    shape, tiles = _shape(q_THA, v_THV), forward_tiles(_width(q_THA, v_THV), q_THA.element_size())
+    grid, cut = _cut(q_THA, v_THV, offsets_B1, mask, tiles.queries)
+    if grid[0]:
+        q, k, v = _near(q_THA), _near(k_THA), _near(v_THV)
+        attend[grid](
+            q, k, v, out_THV, offsets_B1, _targets(mask, offsets_B1), *_strides(q, k, v, out_THV),
+            *_scales(mask), *cut, **shape, **_switches(mask, q), **_tile_options(tiles),
+        )  # fmt: skip
+    return out_THV
+
+
+def backward(
+    grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
+    *, into: Into | None = None, deterministic: bool | None = None,
+) -> Into:  # fmt: skip
+    """Gradients of q, k and v, written into `into` where given.
+
+    Those of q are added up by atomics, whose order varies, unless `deterministic` (none: as torch is told) takes a
+    kernel of its own for them, which computes the scores once more.
+    """
+    if not _served(q_THA, v_THV):
+        return reference.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    fast = _hopper(q_THA.device)
+    if fast is not None and not deterministic and fast.serves_backward(q_THA, k_THA, v_THV, mask):
+        found: Into = fast.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
+        return found
+    dq, dk, dv = into or _room(q_THA, k_THA, v_THV)
+    grad, q, k, v = _near(grad_THV.to(v_THV.dtype)), _near(q_THA), _near(k_THA), _near(v_THV)
+    sum_q = dq if deterministic else torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    tiles = backward_tiles(_width(q, v), q.element_size())
+    grid, cut = _cut(q, v, offsets_B1, mask, tiles.keys)
+    if not grid[0]:
+        return dq, dk, dv
+    targets = _targets(mask, offsets_B1)
+    grad_keys[grid](
+        grad, q, k, v, sum_q, dk, dv, offsets_B1, targets, *_strides(grad, q, k, v, sum_q, dk, dv),
+        *_scales(mask), *cut, **_shape(q, v), **_switches(mask, q), **_tile_options(tiles), ATOMIC=not deterministic,
+    )  # fmt: skip
+    if not deterministic:
+        torch.mul(sum_q, mask.alpha / 2 / mask.length, out=dq)
+        return dq, dk, dv
+    # As wide a program as the way back for keys has, its queries and keys changed over.
+    tiles = tiles._replace(queries=tiles.keys, keys=tiles.queries)
+    grid, cut = _cut(q, v, offsets_B1, mask, tiles.queries)
+    grad_queries[grid](
+        grad, q, k, v, dq, offsets_B1, targets, *_strides(grad, q, k, v, dq),
+        *_scales(mask), *cut, **_shape(q, v), **_switches(mask, q), **_tile_options(tiles),
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
+    """What `forward` gives for the last token of each row, whose queries alone are given. No row may be empty."""
+    if not _served(q_BHA, v_THV):
+        return reference.forward_last(q_BHA, k_THA, v_THV, offsets_B1, mask)
+    batch, heads, _ = q_BHA.shape
+    q, k, v = _near(q_BHA), _near(k_THA), _near(v_THV)
+    chunks = triton.cdiv(max(mask.longest, 1), CHUNK)
+    parts_CBHV = torch.empty(chunks, batch, heads, v.shape[2], dtype=torch.float32, device=v.device)
+    if batch:
+        attend_last[(batch * heads, chunks)](
+            q, k, v, parts_CBHV, offsets_B1, _targets(mask, offsets_B1), *_strides(q, k, v),
+            *_scales(mask), batch * heads, **_shape(q, v), **_switches(mask, q), **_last_options(q, v),
+        )  # fmt: skip
+    return parts_CBHV.sum(0).to(v.dtype)
+
+
+def backward_last(
+    grad_BHV: Tensor, q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
+    *, into: Into | None = None,
+) -> Into:  # fmt: skip
+    """Gradients of the queries of `forward_last` and of all keys and values; the same bits every time."""
+    if not _served(q_BHA, v_THV):
+        return reference.backward_last(grad_BHV, q_BHA, k_THA, v_THV, offsets_B1, mask, into=into)
+    batch, heads, width = q_BHA.shape
+    dq, dk, dv = into or _room(q_BHA, k_THA, v_THV)
+    grad, q, k, v = _near(grad_BHV.to(v_THV.dtype)), _near(q_BHA), _near(k_THA), _near(v_THV)
+    chunks = triton.cdiv(max(mask.longest, 1), CHUNK)
+    parts_CBHA = torch.empty(chunks, batch, heads, width, dtype=torch.float32, device=q.device)
+    if batch:
+        grad_last[(batch * heads, chunks)](
+            grad, q, k, v, parts_CBHA, dk, dv, offsets_B1, _targets(mask, offsets_B1),
+            *_strides(grad, q, k, v, dk, dv),
+            *_scales(mask), batch * heads, **_shape(q, v), **_switches(mask, q), **_last_options(q, v),
+        )  # fmt: skip
+    dq.copy_(parts_CBHA.sum(0))
+    return dq, dk, dv
+
+
+def _served(q: Tensor, v: Tensor) -> bool:
+    return q.dtype in (torch.bfloat16, torch.float16, torch.float32) and max(q.shape[2], v.shape[2]) <= WIDEST
+
+
+@functools.cache
+def _hopper(device: torch.device) -> ModuleType | None:
+    """A body for this chip alone: `serves` and `serves_backward` (q, k, v, mask) say what it takes over."""
+    name = f"{__package__}.hopper"
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) != (9, 0):
+        return None
+    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+
+
+def _cut(q: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, step: int) -> tuple[tuple[int], tuple[int, int, int]]:
+    """The grid, and what tells a program its share: pairs of row and head, blocks of each, pairs that go together."""
+    pairs, blocks = (offsets_B1.numel() - 1) * q.shape[1], triton.cdiv(mask.longest, step)
+    together = CACHED // max(1, mask.longest * (q.shape[2] + v.shape[2]) * q.element_size())
+    return (pairs * blocks,), (pairs, blocks, max(1, min(pairs, together)))
+
+
+def _near(rows: Tensor) -> Tensor:
+    """The numbers of a head must lie together; tokens and heads may lie anywhere."""
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
+
+
+def _room(q: Tensor, k: Tensor, v: Tensor) -> Into:
+    dq, dk, dv = (torch.empty(rows.shape, dtype=rows.dtype, device=rows.device) for rows in (q, k, v))
+    return dq, dk, dv
+
+
+def _targets(mask: Mask, offsets_B1: Tensor) -> Tensor:
+    """Where there are none, any tensor: it is not read."""
+    return offsets_B1 if mask.targets_B is None else mask.targets_B
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [stride for rows in tensors for stride in rows.stride()[:2]]
+
+
+def _scales(mask: Mask) -> tuple[float, float, int, int]:
+    return mask.alpha / 2, 1 / mask.length, mask.window, mask.context
+
+
+def _width(q: Tensor, v: Tensor) -> int:
+    return int(max(_padded(q), _padded(v)))
+
+
+def _padded(rows: Tensor) -> int:
+    """Products of matrices want a power of two, 16 at least."""
+    return max(16, int(triton.next_power_of_2(rows.shape[2])))
+
+
+def _shape(q: Tensor, v: Tensor) -> dict[str, int]:
+    return {"H": q.shape[1], "A": q.shape[2], "V": v.shape[2], "PA": _padded(q), "PV": _padded(v)}
+
+
+def _switches(mask: Mask, q: Tensor) -> dict[str, bool]:
+    """Which masks there are, and whether the hardware's tanh, good to 11 bits, may serve: not for float32."""
+    nvidia = q.device.type == "cuda" and torch.version.hip is None and os.environ.get("TRITON_INTERPRET") != "1"
+    return {
+        "TARGETS": mask.targets_B is not None,
+        "WINDOW": mask.window > 0,
+        "CONTEXT": mask.context > 0,
+        "TANH": nvidia and q.dtype != torch.float32,
+    }
+
+
+def _tile_options(tiles: Tiles) -> dict[str, Any]:
+    return {"QUERIES": tiles.queries, "KEYS": tiles.keys, "STAGES": tiles.stages, "num_warps": tiles.warps}
+
+
+def _last_options(q: Tensor, v: Tensor) -> dict[str, Any]:
+    return {"CHUNK": CHUNK, "KEYS": last_keys(_width(q, v)), "num_warps": 4}
