@@ -92,4 +92,4 @@ def split_dense(x_TD: Tensor, tokens: int, b_offsets_B1: Tensor, *, impl: Name =
     rows = b_offsets_B1.numel() - 1
     offsets_B1 = dense_offsets(rows, tokens, x_TD.device)
     a_SD, b_TD = split(x_TD, offsets_B1, b_offsets_B1, first=rows * tokens, impl=impl)
-    return a_SD.view(rows, tokens, -1), b_TD
+    return a_SD.view(rows, tokens, *x_TD.shape[1:]), b_TD

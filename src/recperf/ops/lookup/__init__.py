@@ -1,6 +1,6 @@
 """Embedding rows that are not pooled: `reference` (plain torch, any device) and `triton` (one GPU).
 
-ids = unique(ids_N)                                                      # outside the step: its count is read on the host
+ids = unique(ids_N)                                                      # waits for the device once
 rows_UD = gather(table_RD, ids.values_U)
 tokens_ND = expand(rows_UD, ids.inverse_N, ids.order_N, ids.starts_U1)   # differentiable, summed in a fixed order
 rowwise_adagrad_(table_RD, state_R, ids.values_U, grad_UD, rate=..., eps=...)
