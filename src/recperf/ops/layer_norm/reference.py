@@ -15,8 +15,9 @@ def widened(x: Tensor) -> Tensor:
 
 
 def statistics(x_TD: Tensor, eps: float) -> Tensor:
-    variance_T, mean_T = torch.var_mean(widened(x_TD), 1, correction=0)
-    return torch.stack([mean_T, (variance_T + eps).rsqrt()])
+    mean_T1 = widened(x_TD).mean(1, keepdim=True)
+    variance_T = (widened(x_TD) - mean_T1).square().mean(1)
+    return torch.stack([mean_T1.squeeze(1), (variance_T + eps).rsqrt()])
 
 
 def standard(x_TD: Tensor, stats_2T: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..layer_norm import reference as norm
 from ..layer_norm.reference import widened
+from ..products import product, weight_gradient
 
 
 def forward(
@@ -16,8 +17,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """The mapped rows, in the type of x, and the statistics that the backward pass wants."""
     normed_TD, stats_2T = norm.forward(x_TD, norm_weight_D, norm_bias_D, eps)
-    kind = x_TD.dtype
-    return bias_F.to(kind).addmm(normed_TD, weight_DF.to(kind)), stats_2T
+    return product(normed_TD, weight_DF, bias_F), stats_2T
 
 
 def backward(
@@ -33,9 +33,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x (with the residual's added), of the norm's weight and bias, and of the map's."""
     normed_TD = (norm.standard(x_TD, stats_2T) * norm_weight_D + norm_bias_D).to(x_TD.dtype)
-    dnormed_TD = grad_TF @ weight_DF.to(grad_TF.dtype).t()
+    dnormed_TD = product(grad_TF, weight_DF.t())
     dx_TD, dnorm_weight_D, dnorm_bias_D = norm.backward(
         dnormed_TD, x_TD, norm_weight_D, norm_bias_D, stats_2T, residual_TD=residual_TD
     )
-    dweight_DF = widened(normed_TD).t() @ widened(grad_TF)
+    dweight_DF = weight_gradient(normed_TD, grad_TF)
     return dx_TD, dnorm_weight_D, dnorm_bias_D, dweight_DF, widened(grad_TF).sum(0)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ..dropout import Dropout, keep_mask
 from ..layer_norm import reference as norm
 from ..layer_norm.reference import widened
+from ..products import product, weight_gradient
 
 
 def forward(
@@ -28,7 +29,7 @@ def forward(
     """The residual plus the map of what was gated, in the type of x, and the statistics for the backward pass."""
     stats_2T = norm.statistics(attention_TE, eps)
     z_T3E = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, stats_2T, dropout)
-    return x_TD.addmm(z_T3E, weight_3ED.to(x_TD.dtype)), stats_2T
+    return product(z_T3E.to(x_TD.dtype), weight_3ED, x_TD), stats_2T
 
 
 def gated(
@@ -59,8 +60,8 @@ def backward(
     That of x is the gradient given.
     """
     z_T3E = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, stats_2T, dropout)
-    dweight_3ED = widened(z_T3E).t() @ widened(grad_TD)
-    dz_T3E = widened(grad_TD @ weight_3ED.to(grad_TD.dtype).t())
+    dweight_3ED = weight_gradient(z_T3E.to(grad_TD.dtype), grad_TD)
+    dz_T3E = widened(product(grad_TD, weight_3ED.t()))
     dgate_TE, dattention_TE, dy_TE = _dropped(dz_T3E, dropout).chunk(3, 1)
     raw_TE, standard_TE = widened(u_TE), norm.standard(attention_TE, stats_2T)
     sigmoid_TE = raw_TE.sigmoid()

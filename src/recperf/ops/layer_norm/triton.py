@@ -1,0 +1,170 @@
+"""Layer normalisation on a GPU: rows are read once in each direction.
+
+A warp, or a few where rows are wide, takes whole rows, so that their sums need no second pass. In the backward pass a
+program walks over a stretch of rows and keeps its share of the parameters' gradients in registers; the shares are added
+in order, so that a repeat gives the same bits. How rows are shared out depends on shapes alone, not on the machine.
+
+Shapes: T rows, D columns, P programs; stats_2T holds the mean and 1 / standard deviation of every row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 8192
+"""Most programs of a backward pass: several times what a GPU runs at once, so that the last to finish matter little."""
+WIDEST = 4096
+
+
+def tile(columns: int, elements: int) -> tuple[int, int, int]:
+    """Columns padded, rows side by side and warps of a program, which holds so many elements of a tensor a warp."""
+    if columns > WIDEST:
+        raise ValueError(f"rows of {columns} are too wide for the kernels, which take {WIDEST}")
+    width = triton.next_power_of_2(columns)
+    warps = max(1, min(8, width // 512))
+    return width, max(1, min(32, elements * warps // width)), warps
+
+
+def stretches(tokens: int, rows: int) -> tuple[int, int]:
+    """Programs and the rows that each walks over, a multiple of those it takes at a time."""
+    stretch = rows * max(1, triton.cdiv(tokens, rows * PROGRAMS))
+    return triton.cdiv(tokens, stretch), stretch
+
+
+def dense_rows(x_TD: Tensor) -> Tensor:
+    """As it is where the numbers of a row lie together."""
+    return x_TD if x_TD.stride(-1) == 1 or x_TD.shape[-1] <= 1 else x_TD.contiguous()
+
+
+@triton.jit
+def standardised(value, inside, eps, D):
+    """Rows of mean 0 and variance 1, the mean, and 1 / standard deviation; 0 outside."""
+    mean = tl.sum(value, 1) / D
+    centred = tl.where(inside, value - mean[:, None], 0.0)
+    spread = tl.rsqrt(tl.sum(centred * centred, 1) / D + eps)
+    return centred * spread[:, None], mean, spread
+
+
+@triton.jit
+def before_standard(grad, standard, spread, D):
+    """The gradient before the standardisation from the one after it."""
+    mean = tl.sum(grad, 1) / D
+    along = tl.sum(grad * standard, 1) / D
+    return (grad - mean[:, None] - standard * along[:, None]) * spread[:, None]
+
+
+@triton.jit(do_not_specialize=["T"])
+def _forward(
+    x, weight, bias, out, stats, T, D, x_stride, eps,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, SWISH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    inside = (row < T)[:, None] & (column < D)[None, :]
+    value = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)
+    standard, mean, spread = standardised(value, inside, eps, D)
+    normed = standard * w[None, :] + b[None, :]
+    if SWISH:
+        normed = value * tl.sigmoid(normed)
+    tl.store(out + row[:, None] * D + column[None, :], normed, mask=inside)
+    tl.store(stats + row, mean, mask=row < T)
+    tl.store(stats + T + row, spread, mask=row < T)
+
+
+def forward(
+    x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, *, swish: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The normed rows, or x * sigmoid(of them), and the statistics that the backward pass wants."""
+    x_TD = dense_rows(x_TD)
+    tokens, columns = x_TD.shape
+    out_TD = torch.empty(tokens, columns, dtype=x_TD.dtype, device=x_TD.device)
+    stats_2T = torch.empty(2, tokens, dtype=torch.float32, device=x_TD.device)
+    if tokens:
+        width, rows, warps = tile(columns, 1024)
+        _forward[(triton.cdiv(tokens, rows),)](
+            x_TD, weight_D.contiguous(), bias_D.contiguous(), out_TD, stats_2T, tokens, columns, x_TD.stride(0), eps,
+            ROWS=rows, WIDTH=width, SWISH=swish, num_warps=warps,
+        )  # fmt: skip
+    return out_TD, stats_2T
+
+
+@triton.jit(do_not_specialize=["T", "stretch"])
+def _backward(
+    grad, x, weight, bias, stats, residual, dx, shares, T, D, stretch, grad_stride, x_stride, residual_stride,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, SWISH: tl.constexpr, RESIDUAL: tl.constexpr, AGAIN: tl.constexpr,
+):  # fmt: skip
+    begin = tl.program_id(0).to(tl.int64) * stretch
+    column = tl.arange(0, WIDTH)
+    w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)
+    dweight = tl.zeros([WIDTH], dtype=tl.float32)
+    dbias = tl.zeros([WIDTH], dtype=tl.float32)
+    for turn in range(0, stretch, ROWS):
+        row = begin + turn + tl.arange(0, ROWS)
+        inside = (row < T)[:, None] & (column < D)[None, :]
+        place = grad + row[:, None] * grad_stride + column[None, :]
+        given = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        direct = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
+        if RESIDUAL:
+            at = residual + row[:, None] * residual_stride + column[None, :]
+            direct = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        mean = tl.load(stats + row, mask=row < T, other=0.0)
+        spread = tl.load(stats + T + row, mask=row < T, other=0.0)
+        standard = tl.where(inside, (value - mean[:, None]) * spread[:, None], 0.0)
+        normed = standard * w[None, :] + b[None, :]
+        if SWISH:
+            gate = tl.sigmoid(normed)
+            direct += given * gate
+            given = given * value * gate * (1.0 - gate)
+        dweight += tl.sum(given * standard, 0)
+        dbias += tl.sum(given, 0)
+        before = before_standard(given * w[None, :], standard, spread, D) + direct
+        tl.store(dx + row[:, None] * D + column[None, :], before, mask=inside)
+        if AGAIN:
+            # Every gradient of these rows has been read by now, by whichever thread.
+            tl.debug_barrier()
+            tl.store(place, normed, mask=inside)
+    share = shares + tl.program_id(0).to(tl.int64) * 2 * D + column
+    tl.store(share, dweight, mask=column < D)
+    tl.store(share + D, dbias, mask=column < D)
+
+
+def backward(
+    grad_TD: Tensor,
+    x_TD: Tensor,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    stats_2T: Tensor,
+    *,
+    swish: bool = False,
+    residual_TD: Tensor | None = None,
+    again: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x (with the residual's added), weight and bias.
+
+    With `again` the normed rows take the place of the gradient given, in its memory.
+    """
+    x_TD = dense_rows(x_TD)
+    assert not again or (grad_TD.stride(-1) == 1 and grad_TD.dtype == x_TD.dtype), "the normed rows need their place"
+    grad_TD = dense_rows(grad_TD)
+    residual_TD = residual_TD if residual_TD is None else dense_rows(residual_TD)
+    tokens, columns = x_TD.shape
+    dx_TD = torch.empty(tokens, columns, dtype=x_TD.dtype, device=x_TD.device)
+    width, rows, warps = tile(columns, 512)
+    programs, stretch = stretches(tokens, rows)
+    shares_P2D = torch.empty(programs, 2, columns, dtype=torch.float32, device=x_TD.device)
+    if tokens:
+        _backward[(programs,)](
+            grad_TD, x_TD, weight_D.contiguous(), bias_D.contiguous(), stats_2T, residual_TD, dx_TD, shares_P2D,
+            tokens, columns, stretch, grad_TD.stride(0), x_TD.stride(0),
+            0 if residual_TD is None else residual_TD.stride(0),
+            ROWS=rows, WIDTH=width, SWISH=swish, RESIDUAL=residual_TD is not None, AGAIN=again, num_warps=warps,
+        )  # fmt: skip
+    sums_2D = shares_P2D.sum(0)
+    return dx_TD, sums_2D[0], sums_2D[1]

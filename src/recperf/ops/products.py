@@ -1,0 +1,32 @@
+"""Matrix products by torch, in the types that the written-out passes want.
+
+A CPU takes narrow types widened: there torch's own products of them are slow, and on some machines they warn. The sums
+are float32 as they are on a GPU, and the result is rounded once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WIDE = (torch.float32, torch.float64)
+
+
+def product(left_MK: Tensor, right_KN: Tensor, plus: Tensor | None = None) -> Tensor:
+    """left @ right, plus a row or a matrix, in the type of the left; the others are cast to it."""
+    kind = left_MK.dtype
+    right_KN, plus = right_KN.to(kind), plus if plus is None else plus.to(kind)
+    if kind not in WIDE and left_MK.device.type == "cpu":
+        wide = product(left_MK.float(), right_KN.float(), plus if plus is None else plus.float())
+        return wide.to(kind)
+    return left_MK @ right_KN if plus is None else torch.addmm(plus, left_MK, right_KN)
+
+
+def weight_gradient(input_TM: Tensor, grad_TN: Tensor) -> Tensor:
+    """input^T @ grad in float32 (float64 of float64): the sum over T tokens is not rounded to a narrow type."""
+    left_MT = input_TM.t()
+    if input_TM.dtype in WIDE:
+        return left_MT @ grad_TN
+    if input_TM.device.type == "cuda" and torch.version.hip is None and input_TM.shape[0]:
+        return torch.mm(left_MT, grad_TN, out_dtype=torch.float32)
+    return left_MT.float() @ grad_TN.float()
