@@ -1,0 +1,245 @@
+"""DLRMv4: what a user did before as a sequence that HSTU layers read, met with one candidate; one logit a sample.
+
+Shapes: B samples, T tokens of all rows, S positions (history and candidate) of all rows, C context tokens a row, W and
+D width of a table row and of a token, N encoded entities: one each distinct (item, artist, album), or one a position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..data.yambda.schema import HISTORY
+from ..measure.spans import span
+from ..ops.dropout import drop
+from ..ops.jagged import concat_dense
+from ..ops.layer_norm import layer_norm, swish_layer_norm
+from ..ops.position_time import position_time
+from .dlrm_v4_config import ACTIONS, CANDIDATE_CODE, DLRMv4Config
+from .dlrm_v4_inputs import Inputs
+from .dlrm_v4_tables import DLRMv4Tables
+from .hstu import HSTU, Moment, Rows, uniform_, xavier_uniform_
+from .init import normal_
+from .losses import BCE
+from .stages import Run, StagedLoss, Stages, spanned
+
+CODES = 16
+"""Columns of the matrix that says what was done at a position; nine are used, sixteen suit a GPU."""
+PERIODS = ((3600, 24), (86400, 7))
+"""Hours of a day and days of a week, in seconds."""
+TURN = 2 * 3.14
+"""A full turn, as the published model rounds it."""
+INPUT = "tokens"
+"""The purpose of the tokens' dropout."""
+
+Init = Callable[[Tensor, int, str], None]
+
+
+def xavier_normal_(matrix: Tensor, seed: int, name: str) -> None:
+    normal_(matrix, math.sqrt(2 / sum(matrix.shape)), seed, name)
+
+
+class Encoder(nn.Module):
+    """Linear, x * sigmoid(norm), linear and, where the output is a vector of the model, a norm."""
+
+    def __init__(self, before: int, hidden: int, after: int, eps: float, *, normed: bool = True) -> None:
+        super().__init__()
+        self.first, self.first_norm = nn.Linear(before, hidden), nn.LayerNorm(hidden, eps)
+        self.second = nn.Linear(hidden, after)
+        self.second_norm = nn.LayerNorm(after, eps) if normed else None
+
+    def reset(self, seed: int, name: str, init: Init) -> None:
+        for part, linear in (("first", self.first), ("second", self.second)):
+            init(linear.weight, seed, f"{name}.{part}.weight")
+            nn.init.zeros_(linear.bias)
+        for norm in (self.first_norm, self.second_norm):
+            if norm is not None:
+                norm.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In the type of x."""
+        norm = self.first_norm
+        hidden = swish_layer_norm(linear(x, self.first), norm.weight, norm.bias, norm.eps)
+        out = linear(hidden, self.second)
+        if self.second_norm is None:
+            return out
+        return layer_norm(out, self.second_norm.weight, self.second_norm.bias, self.second_norm.eps)
+
+
+def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """In the type of x, whatever that of the weights."""
+    return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
+
+
+class DLRMv4(nn.Module):
+    def __init__(self, config: DLRMv4Config, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self.config, self.moment = config, Moment(seed)
+        dim, table, eps = config.dim, config.table_dim, config.eps
+        self.tables = DLRMv4Tables(config, seed=seed, device=device)
+        self.context_weight = nn.Parameter(torch.zeros(config.context_tokens, table, dim))
+        self.context_bias = nn.Parameter(torch.zeros(config.context_tokens, dim))
+        self.content = Encoder(table, config.encoder_hidden, dim, eps)
+        self.extra = Encoder(2 * table, config.encoder_hidden, dim, eps)
+        self.action_bits = nn.Parameter(torch.zeros(3, config.action_dim))
+        self.candidate_action = nn.Parameter(torch.zeros(1, config.action_width))
+        self.action = Encoder(config.action_width, config.encoder_hidden, dim, eps)
+        self.position_weight = nn.Parameter(torch.zeros(config.positions, dim))
+        self.time_weight = nn.Parameter(torch.zeros(config.time_buckets + 1, dim))
+        self.hstu = HSTU(config.hstu)
+        self.combine = nn.Linear(dim + 2 * len(PERIODS), dim)
+        self.combine_norm = nn.LayerNorm(dim, eps)
+        self.item_tower = Encoder(3 * table, config.item_hidden, dim, eps)
+        self.head = Encoder(dim, config.head_hidden, 1, eps, normed=False)
+        self.reset(seed, tables=False)
+        self.to(device)
+
+    def reset(self, seed: int, *, tables: bool = True) -> None:
+        """Initial weights, a pure function of the seed and of each parameter's name."""
+        if tables:
+            self.tables.reset(seed)
+        config = self.config
+        normal_(self.context_weight, math.sqrt(2 / (config.table_dim + config.dim)), seed, "context_weight")
+        nn.init.zeros_(self.context_bias)
+        for name, init in (
+            ("content", xavier_normal_),
+            ("extra", xavier_normal_),
+            ("action", xavier_normal_),
+            ("item_tower", xavier_uniform_),
+            ("head", xavier_uniform_),
+        ):
+            cast(Encoder, self.get_submodule(name)).reset(seed, name, init)
+        for name in ("action_bits", "candidate_action"):
+            normal_(self.get_parameter(name), 0.1, seed, name)
+        for name in ("position_weight", "time_weight"):
+            weight = self.get_parameter(name)
+            uniform_(weight, weight.shape[0] ** -0.5, seed, name)
+        self.hstu.reset(seed, "hstu")
+        xavier_normal_(self.combine.weight, seed, "combine.weight")
+        nn.init.zeros_(self.combine.bias)
+        self.combine_norm.reset_parameters()
+
+    def set_step(self, seed: int, step: int, part: int = 0) -> None:
+        """Decide what the next passes drop: the same again for the same numbers."""
+        self.moment = Moment(seed, step, part)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Logits, one a sample."""
+        return self.logits(inputs, spanned)
+
+    def plain_loss(self, inputs: Inputs) -> Tensor:
+        """The scaled mean of the binary cross entropy, for autograd."""
+        return self.criterion(self(inputs), inputs)
+
+    def loss(self, inputs: Inputs) -> StagedLoss:
+        """The same, with its backward pass cut into the parts of the forward pass, so that each has a span."""
+        stages = Stages()
+        logits_B = self.logits(inputs, stages.run)
+        value = stages.run("loss", lambda logits_B: self.criterion(logits_B, inputs), logits_B)
+        return StagedLoss(stages, value, logits_B.detach())
+
+    def criterion(self, logits_B: Tensor, inputs: Inputs) -> Tensor:
+        return self.config.loss_scale * BCE().value(logits_B, inputs.labels_B.to(logits_B.dtype))
+
+    def logits(self, inputs: Inputs, run: Run) -> Tensor:
+        """The whole model; `run` calls each part by the name of its span."""
+        config, moment = self.config, self.moment
+        with span("embedding"):
+            rows = self.tables.lookup(inputs)
+        *context, item_NW, artist_NW, album_NW, candidate_B3W = run(
+            "embedding", lambda *leaves: self.picked(dict(zip(rows, leaves)), inputs), *rows.values()
+        )
+        entity_ND, action_ND = run(
+            "encoders", lambda *parts: self.encoded(inputs, *parts), item_NW, artist_NW, album_NW
+        )
+        context_BCD = run("context", self.contextual, *context)
+        dropout = moment.dropout(config.input_dropout if self.training else 0.0, 0, INPUT)
+        tokens_TD = run(
+            "position_time",
+            lambda *parts: drop(self.placed(self.tokens(inputs, *parts), inputs), dropout),
+            context_BCD,
+            entity_ND,
+            action_ND,
+        )
+        layout = Rows(inputs.offsets_B1, inputs.longest, inputs.whole_longest)
+        # Its layers name their own parts.
+        last_BD = run("", lambda x_TD: self.hstu(x_TD, layout, moment), tokens_TD)
+        user_BD = run("postprocessor", lambda x_BD: self.user(x_BD, inputs.query_times_B), last_BD)
+        item_BD = run("item_tower", self.item_tower, candidate_B3W)
+        logits_B: Tensor = run(
+            "head", lambda user_BD, item_BD: self.head(user_BD * item_BD).squeeze(1), user_BD, item_BD
+        )
+        return logits_B
+
+    def picked(self, rows: dict[str, Tensor], inputs: Inputs) -> tuple[Tensor, ...]:
+        """Embeddings of the context features, then of items, artists and albums, then of the candidates."""
+        context = [inputs.context[name].of(rows[name]) for name in self.config.context]
+        entities = [inputs.entities[name].of(rows[name]) for name in HISTORY]
+        candidate_B3W = torch.cat([inputs.candidates.of(part_NW) for part_NW in entities], 1)
+        return *context, *entities, candidate_B3W
+
+    def encoded(self, inputs: Inputs, item_NW: Tensor, artist_NW: Tensor, album_NW: Tensor) -> tuple[Tensor, Tensor]:
+        """Entities, and actions: one of each kind where encoders are shared, else one a position."""
+        content_ND = self.content(self._cast(item_NW))
+        extra_ND = self.extra(self._cast(torch.cat([artist_NW, album_NW], 1)))
+        codes_N = inputs.codes_S if inputs.sources is None else torch.arange(ACTIONS + 1, device=item_NW.device)
+        action_ND = self.action(self._cast(self.action_features(codes_N)))
+        return content_ND + extra_ND, action_ND
+
+    def action_features(self, codes_N: Tensor) -> Tensor:
+        """The vectors of the bits that are set, side by side; one of its own for the candidate."""
+        bits_N3 = (codes_N.unsqueeze(1) >> torch.arange(3, device=codes_N.device)) & 1
+        features_NA = (bits_N3.unsqueeze(2) * self.action_bits).flatten(1)
+        return torch.where((codes_N == CANDIDATE_CODE).unsqueeze(1), self.candidate_action, features_NA)
+
+    def contextual(self, *context: Tensor) -> Tensor:
+        """A token of each context feature, by a matrix of its own."""
+        x_CBW = self._cast(torch.stack(context))
+        bias_C1D = self.context_bias.unsqueeze(1).to(x_CBW.dtype)
+        return torch.baddbmm(bias_C1D, x_CBW, self.context_weight.to(x_CBW.dtype)).transpose(0, 1)
+
+    def tokens(self, inputs: Inputs, context_BCD: Tensor, entity_ND: Tensor, action_ND: Tensor) -> Tensor:
+        """Every row's tokens: the context's, then one a position."""
+        if inputs.sources is None:
+            sequence_SD = entity_ND + action_ND
+        else:
+            # One number of the matrix is 1, the others 0: a lookup whose gradient is a product, not a scatter.
+            codes = torch.arange(CODES, device=entity_ND.device)
+            chosen_SC = (inputs.codes_S.unsqueeze(1) == codes).to(entity_ND.dtype)
+            action_CD = F.pad(action_ND, (0, 0, 0, CODES - action_ND.shape[0]))
+            sequence_SD = torch.addmm(inputs.sources.of(entity_ND), chosen_SC, action_CD)
+        return concat_dense(context_BCD, sequence_SD, inputs.position_offsets_B1)[0]
+
+    def placed(self, tokens_TD: Tensor, inputs: Inputs) -> Tensor:
+        config = self.config
+        return position_time(
+            tokens_TD, inputs.offsets_B1, inputs.times_T, self.position_weight, self.time_weight,
+            scale=config.scale, context=config.context_tokens, longest=inputs.longest,
+        )  # fmt: skip
+
+    def user(self, last_BD: Tensor, times_B: Tensor) -> Tensor:
+        """The user's vector: what the layers found, with the time of day and of the week; the norm in float32."""
+        told = torch.cat([last_BD, time_features(times_B).to(last_BD.dtype)], 1)
+        out_BD = linear(told, self.combine).to(self.combine_norm.weight.dtype)
+        return layer_norm(out_BD, self.combine_norm.weight, self.combine_norm.bias, self.combine_norm.eps)
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        """All that are not in tables."""
+        return list(self.parameters())
+
+    def _cast(self, x: Tensor) -> Tensor:
+        return x.bfloat16() if self.config.precision == "bfloat16" else x
+
+
+def time_features(times_B: Tensor) -> Tensor:
+    """Cosine and sine of the hour of the day, then of the day of the week."""
+    parts = []
+    for unit, count in PERIODS:
+        angle_B = TURN * ((times_B // unit).remainder(count) / count)
+        parts += [angle_B.cos(), angle_B.sin()]
+    return torch.stack(parts, 1)

@@ -1,0 +1,251 @@
+"""A batch of histories as DLRMv4 reads it: all sorting, and all that the host must know, happens here.
+
+A row is the context's tokens, the history and the candidate. Its positions are those of history and candidate.
+
+Shapes: B samples, T tokens of all rows, S positions of all rows, U distinct rows of a table, E distinct (item, artist,
+album) in the batch, N picks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.batch import HistoryBatch
+from ..data.yambda.schema import HISTORY
+from ..errors import DataError
+from ..ops.lookup import expand, unique
+from .dlrm_v4_config import ACTIONS, CANDIDATE_CODE, FEATURE_TABLES, DLRMv4Config
+
+MOST_KEY = 1 << 62
+"""As many (item, artist, album) can be told apart by one number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pick:
+    """Rows picked out of a tensor, and the way back: from which picks each row gets its gradient, in which order."""
+
+    index_N: Tensor
+    order_N: Tensor
+    """The picks, those of the first row first."""
+    starts_U1: Tensor
+    """Where each row's picks begin in the order. A row need not be picked."""
+
+    @staticmethod
+    def among(index_N: Tensor, rows: int) -> Pick:
+        sorted_N, order_N = index_N.sort(stable=True)
+        edges_U1 = torch.arange(rows + 1, device=index_N.device)
+        return Pick(index_N, order_N, torch.searchsorted(sorted_N, edges_U1))
+
+    def of(self, rows_UD: Tensor) -> Tensor:
+        """The picked rows; differentiable."""
+        return expand(rows_UD, self.index_N, self.order_N, self.starts_U1)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    rows: dict[str, Tensor]
+    """For each table the distinct rows that the batch uses. Parts of one batch hold the very same tensors."""
+    context: dict[str, Pick]
+    """For each context feature the samples' rows among the distinct ones of its table."""
+    entities: dict[str, Pick]
+    """Item, artist and album among the distinct rows of their tables: one each (item, artist, album) with shared
+    encoders, else one a position."""
+    sources: Pick | None
+    """With shared encoders: the (item, artist, album) at each position."""
+    candidates: Pick
+    """Each sample's candidate among the entities."""
+    codes_S: Tensor
+    """What was done at each position, 0 to 7 as three bits; 8 for a candidate."""
+    offsets_B1: Tensor
+    """Where each row begins among the tokens."""
+    position_offsets_B1: Tensor
+    """Where each row begins among the positions."""
+    times_T: Tensor
+    """Seconds; 0 for the context's tokens, the query's for the candidate."""
+    query_times_B: Tensor
+    labels_B: Tensor
+    tokens: int
+    """Of all rows together."""
+    longest: int
+    """Tokens of the longest row."""
+    whole_longest: int
+    """Tokens of the longest row of the whole batch, of which this may be a part."""
+
+    def __len__(self) -> int:
+        return self.labels_B.shape[0]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Inputs:
+        """Parts of one batch that are to share their rows must be moved by `parts_to`."""
+        moved: Inputs = _changed(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return moved
+
+    def pin_memory(self) -> Inputs:
+        pinned: Inputs = _changed(self, lambda tensor: tensor.pin_memory())
+        return pinned
+
+    @property
+    def nbytes(self) -> int:
+        sizes: list[int] = []
+
+        def count(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        _changed(self, count)
+        return sum(sizes)
+
+
+def parts_to(parts: list[Inputs], device: torch.device | str, non_blocking: bool = False) -> list[Inputs]:
+    """Parts of one batch on another device, still with the same rows."""
+    rows = {name: rows_U.to(device, non_blocking=non_blocking) for name, rows_U in parts[0].rows.items()}
+    return [replace(replace(part, rows={}).to(device, non_blocking), rows=rows) for part in parts]
+
+
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _changed(part, change) for name, part in value.items()}
+    if isinstance(value, (Inputs, Pick)):
+        return type(value)(**{part.name: _changed(getattr(value, part.name), change) for part in fields(value)})
+    return value
+
+
+def prepare(batch: HistoryBatch, config: DLRMv4Config) -> Inputs:
+    """A batch, made ready on the device it lies on. Waits for that device a few times."""
+    return prepare_parts(batch, config, 1)[0]
+
+
+@torch.no_grad()
+def prepare_parts(batch: HistoryBatch, config: DLRMv4Config, parts: int) -> list[Inputs]:
+    """A batch in parts of about equal samples, whose gradients add up: they share the distinct rows of every table."""
+    layout = _Layout.of(batch, config)
+    ids = {name: _table_ids(batch, name, config, layout) for name in config.tables}
+    found = {name: unique(ids_N) for name, ids_N in ids.items()}
+    rows = {name: one.values_U for name, one in found.items()}
+    places = {name: one.inverse_N for name, one in found.items()}
+    edges = [len(batch) * part // parts for part in range(parts + 1)]
+    return [_part(batch, config, layout, rows, places, low, high) for low, high in zip(edges, edges[1:]) if high > low]
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """Where everything goes, for the whole batch."""
+
+    position_offsets_B1: Tensor
+    starts: list[int]
+    """The same on the host."""
+    history_S: Tensor
+    """Which positions are of a history."""
+    codes_S: Tensor
+    times_S: Tensor
+
+    @staticmethod
+    def of(batch: HistoryBatch, config: DLRMv4Config) -> _Layout:
+        device, size = batch.labels_B.device, len(batch)
+        offsets_B1 = batch.history_offsets_B1 + torch.arange(size + 1, device=device)
+        starts: list[int] = offsets_B1.tolist()
+        longest = max((b - a for a, b in zip(starts, starts[1:])), default=0) + config.context_tokens
+        if longest > config.hstu.max_length:
+            raise DataError(
+                f"a row of the batch has {longest:,} tokens, its candidate and {config.context_tokens} of context "
+                f"among them; the model takes {config.hstu.max_length:,}",
+                fix=f"histories of at most {config.max_history:,} events, or a larger hstu.max_length",
+            )
+        history_S = torch.ones(starts[-1], dtype=torch.bool, device=device)
+        history_S[offsets_B1[1:] - 1] = False
+        codes_S = torch.full((starts[-1],), CANDIDATE_CODE, device=device)
+        codes_S[history_S] = batch.actions_T.long() & (ACTIONS - 1)
+        times_S = _joined(batch.times_T.long(), batch.query_times_B.long(), history_S)
+        return _Layout(offsets_B1, starts, history_S, codes_S, times_S)
+
+
+def _joined(history_T: Tensor, candidates_B: Tensor, history_S: Tensor) -> Tensor:
+    """What belongs to events and to candidates, by position."""
+    joined_S = torch.empty(history_S.shape, dtype=history_T.dtype, device=history_T.device)
+    joined_S[history_S] = history_T
+    joined_S[~history_S] = candidates_B
+    return joined_S
+
+
+def _table_ids(batch: HistoryBatch, table: str, config: DLRMv4Config, layout: _Layout) -> Tensor:
+    """The rows the batch asks of a table: one a position, or one a sample for a context feature."""
+    features = [feature for feature, place in FEATURE_TABLES.items() if place == table]
+    ids = [batch.features[feature][0].long() for feature in features]
+    asked_N = _joined(ids[0], ids[1], layout.history_S) if len(ids) == 2 else ids[0]
+    return asked_N.remainder(config.table_rows[table])
+
+
+def _part(
+    batch: HistoryBatch,
+    config: DLRMv4Config,
+    layout: _Layout,
+    rows: dict[str, Tensor],
+    places: dict[str, Tensor],
+    low: int,
+    high: int,
+) -> Inputs:
+    """The samples low to high, which share the rows of the whole batch."""
+    first, last = layout.starts[low], layout.starts[high]
+    position_offsets_B1 = layout.position_offsets_B1[low : high + 1] - first
+    ends_B = position_offsets_B1[1:] - 1
+    counts = {name: rows[name].shape[0] for name in rows}
+    context = {name: Pick.among(places[name][low:high], counts[name]) for name in config.context}
+    placed = {name: places[name][first:last] for name in HISTORY}
+    sources = None
+    candidates_B = ends_B
+    entities = last - first
+    if config.shared_encoders:
+        sources, first_E = _distinct(placed, counts)
+        placed = {name: places_S[first_E] for name, places_S in placed.items()}
+        candidates_B, entities = sources.index_N[ends_B], first_E.shape[0]
+    size, tokens = high - low, config.context_tokens
+    offsets_B1 = position_offsets_B1 + tokens * torch.arange(size + 1, device=ends_B.device)
+    lengths = [b - a for a, b in zip(layout.starts, layout.starts[1:])]
+    return Inputs(
+        rows=rows,
+        context=context,
+        entities={name: Pick.among(placed[name], counts[name]) for name in HISTORY},
+        sources=sources,
+        candidates=Pick.among(candidates_B, entities),
+        codes_S=layout.codes_S[first:last],
+        offsets_B1=offsets_B1,
+        position_offsets_B1=position_offsets_B1,
+        times_T=_with_context(layout.times_S[first:last], position_offsets_B1, tokens),
+        query_times_B=batch.query_times_B[low:high].long(),
+        labels_B=batch.labels_B[low:high],
+        tokens=last - first + size * tokens,
+        longest=max(lengths[low:high]) + tokens,
+        whole_longest=max(lengths) + tokens,
+    )
+
+
+def _distinct(placed: dict[str, Tensor], counts: dict[str, int]) -> tuple[Pick, Tensor]:
+    """The distinct (item, artist, album) at the positions, and a position of each."""
+    item_S, artist_S, album_S = (placed[name] for name in HISTORY)
+    if math.prod(counts[name] for name in HISTORY) <= MOST_KEY:
+        # One sort of one number instead of three.
+        found = unique((item_S * counts["artist_id"] + artist_S) * counts["album_id"] + album_S)
+    else:
+        found = unique(torch.stack([item_S, artist_S, album_S], 1))
+    pick = Pick(found.inverse_N, found.order_N, found.starts_U1)
+    return pick, pick.order_N[pick.starts_U1[:-1]]
+
+
+def _with_context(times_S: Tensor, position_offsets_B1: Tensor, tokens: int) -> Tensor:
+    """Times of all tokens: the context's are 0."""
+    size = position_offsets_B1.shape[0] - 1
+    times_T = times_S.new_zeros(times_S.shape[0] + size * tokens)
+    lengths_B = position_offsets_B1.diff()
+    before_S = (torch.arange(size, device=times_S.device) + 1).repeat_interleave(
+        lengths_B, output_size=times_S.shape[0]
+    )
+    times_T[torch.arange(times_S.shape[0], device=times_S.device) + tokens * before_S] = times_S
+    return times_T

@@ -1,0 +1,124 @@
+"""DLRMv4's parameters under the names of the published model, and the way back.
+
+| published | here |
+|---|---|
+| `_embedding_collection.embeddings.<table>.weight` | `tables.<table>` |
+| `_hstu_transducer._input_preprocessor._batched_contextual_linear_{weights,bias}` | `context_{weight,bias}` |
+| `…_input_preprocessor._content_embedding_mlp.<i>` | `content.<part i>` |
+| `…_input_preprocessor._additional_embedding_mlp.<i>` | `extra.<part i>` |
+| `…_input_preprocessor._action_embedding_mlp.<i>` | `action.<part i>` |
+| `…_input_preprocessor._action_encoder._action_embedding_table` | `action_bits` |
+| `…_input_preprocessor._action_encoder._target_action_embedding_table` | `candidate_action` |
+| `_hstu_transducer._positional_encoder._{position,timestamp}_embeddings_weight` | `{position,time}_weight` |
+| `_hstu_transducer._stu_module._stu_layers.<n>._{uvqk_weight,uvqk_beta,output_weight}` | `hstu.layers.<n>.{uvqk_weight,uvqk_bias,output_weight}` |
+| `_hstu_transducer._stu_module._stu_layers.<n>._{input,output}_norm_{weight,bias}` | `hstu.layers.<n>.{norm,output_norm}_{weight,bias}` |
+| `_hstu_transducer._output_postprocessor.{_time_feature_combiner,_layer_norm}` | `{combine,combine_norm}` |
+| `_item_embedding_mlp.<i>`, `_multitask_module._prediction_module.<i>` | `item_tower.<part i>`, `head.<part i>` |
+
+Parts 0 to 3 of an encoder are `first`, `first_norm`, `second`, `second_norm`. Shapes are the same under both names, so
+that a value is copied as it is.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from .dlrm_v4 import DLRMv4
+from .dlrm_v4_config import DLRMv4Config
+
+TRANSDUCER = "_hstu_transducer"
+PREPROCESSOR = f"{TRANSDUCER}._input_preprocessor"
+POSITIONS = f"{TRANSDUCER}._positional_encoder"
+POSTPROCESSOR = f"{TRANSDUCER}._output_postprocessor"
+TABLE = "_embedding_collection.embeddings.{}.weight"
+ENCODERS = {
+    f"{PREPROCESSOR}._content_embedding_mlp": "content",
+    f"{PREPROCESSOR}._additional_embedding_mlp": "extra",
+    f"{PREPROCESSOR}._action_embedding_mlp": "action",
+    "_item_embedding_mlp": "item_tower",
+    "_multitask_module._prediction_module": "head",
+}
+PARTS = ("first", "first_norm", "second", "second_norm")
+SINGLE = {
+    f"{PREPROCESSOR}._batched_contextual_linear_weights": "context_weight",
+    f"{PREPROCESSOR}._batched_contextual_linear_bias": "context_bias",
+    f"{PREPROCESSOR}._action_encoder._action_embedding_table": "action_bits",
+    f"{PREPROCESSOR}._action_encoder._target_action_embedding_table": "candidate_action",
+    f"{POSITIONS}._position_embeddings_weight": "position_weight",
+    f"{POSITIONS}._timestamp_embeddings_weight": "time_weight",
+    f"{POSTPROCESSOR}._time_feature_combiner.weight": "combine.weight",
+    f"{POSTPROCESSOR}._time_feature_combiner.bias": "combine.bias",
+    f"{POSTPROCESSOR}._layer_norm.weight": "combine_norm.weight",
+    f"{POSTPROCESSOR}._layer_norm.bias": "combine_norm.bias",
+}
+LAYER = {
+    "_input_norm_weight": "norm_weight",
+    "_input_norm_bias": "norm_bias",
+    "_uvqk_weight": "uvqk_weight",
+    "_uvqk_beta": "uvqk_bias",
+    "_output_norm_weight": "output_norm_weight",
+    "_output_norm_bias": "output_norm_bias",
+    "_output_weight": "output_weight",
+}
+
+
+def ours_by_reference(config: DLRMv4Config) -> dict[str, str]:
+    """Our name of every parameter and table, by the published one."""
+    found = {TABLE.format(table): f"tables.{table}" for table in config.tables} | SINGLE
+    for theirs, ours in ENCODERS.items():
+        parts = PARTS[:3] if ours == "head" else PARTS
+        for index, part in enumerate(parts):
+            for kind in ("weight", "bias"):
+                found[f"{theirs}.{index}.{kind}"] = f"{ours}.{part}.{kind}"
+    for layer in range(config.hstu.layers):
+        for theirs, ours in LAYER.items():
+            found[f"{TRANSDUCER}._stu_module._stu_layers.{layer}.{theirs}"] = f"hstu.layers.{layer}.{ours}"
+    return found
+
+
+def reference_by_ours(config: DLRMv4Config) -> dict[str, str]:
+    """The published name of every parameter and table, by ours."""
+    return {ours: theirs for theirs, ours in ours_by_reference(config).items()}
+
+
+def reference_state(model: DLRMv4, *, tables: bool = True) -> dict[str, Tensor]:
+    """The model's values under the published names. They share its memory."""
+    names = ours_by_reference(model.config)
+    return {theirs: _tensor(model, ours) for theirs, ours in names.items() if tables or not ours.startswith("tables.")}
+
+
+@torch.no_grad()
+def load_reference(model: DLRMv4, state: dict[str, Tensor], *, tables: bool = True) -> None:
+    """Copy values under published names into the model; all is checked before anything is copied.
+
+    Without `tables` those may be missing and are left as they are: a checkpoint's dense weights alone.
+    """
+    ours = reference_state(model, tables=tables)
+    given = state if tables else {name: v for name, v in state.items() if not name.startswith(TABLE.split("{")[0])}
+    if ours.keys() != given.keys():
+        lacking, unknown = sorted(ours.keys() - given.keys()), sorted(given.keys() - ours.keys())
+        raise DataError(
+            f"the weights are of another model: {len(lacking)} parameters are missing{_first(lacking)}, "
+            f"{len(unknown)} are unknown{_first(unknown)}",
+            fix="the number of layers must be that of the saved model; tables can be left out",
+        )
+    for name, tensor in ours.items():
+        if tensor.shape != given[name].shape:
+            raise DataError(
+                f"{name} has shape {tuple(given[name].shape)}, the model {tuple(tensor.shape)}",
+                fix="the sizes in the config must be those of the saved model",
+            )
+    for name, tensor in ours.items():
+        tensor.copy_(given[name])
+
+
+def _first(names: list[str]) -> str:
+    return f" (first: {names[0]})" if names else ""
+
+
+def _tensor(model: DLRMv4, name: str) -> Tensor:
+    if name.startswith("tables."):
+        return model.tables.table(name.removeprefix("tables."))
+    return model.get_parameter(name).detach()

@@ -1,0 +1,108 @@
+"""The tables of DLRMv4: distinct rows are looked up, and only their gradient ever exists.
+
+Shapes: R rows of a table, D width, U distinct rows that a batch uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ..data.hashing import finalise_torch_, signed, stream
+from ..data.splitmix import GOLDEN
+from ..ops import lookup as ops
+from .dlrm_v4_config import DLRMv4Config
+from .dlrm_v4_inputs import Inputs
+from .init import generator
+
+CHUNK = 1 << 22
+"""Initial values drawn at a time, so that a table never needs room for itself twice."""
+STEP = 2.0**-23
+"""24 random bits times this, less 1, is an exact number from -1 to below 1."""
+
+
+class DLRMv4Tables(nn.Module):
+    """One tensor a table and, for row-wise Adagrad, one number a row.
+
+    Tables are buffers, not parameters: no gradient of their size is ever made. `lookup` gives the used rows as leaves;
+    after the backward passes of all parts of a batch, `gradients` has theirs and `update` applies them.
+    """
+
+    def __init__(self, config: DLRMv4Config, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self.names = config.tables
+        for name, rows in config.table_rows.items():
+            self.register_buffer(name, torch.empty(rows, config.table_dim, device=device))
+            self.register_buffer(f"{name}_state", torch.zeros(rows, device=device))
+        self._rows: dict[str, Tensor] = {}
+        self._leaves: dict[str, Tensor] = {}
+        self.reset(seed)
+
+    def table(self, name: str) -> Tensor:
+        return self.get_buffer(name)
+
+    def state(self, name: str) -> Tensor:
+        """What row-wise Adagrad remembers of each row."""
+        return self.get_buffer(f"{name}_state")
+
+    @torch.no_grad()
+    def reset(self, seed: int) -> None:
+        """Uniform in +-1/sqrt(rows): each number a function of the seed, the table's name and its place alone."""
+        for name in self.names:
+            table_RD = self.table(name)
+            fill_uniform_(table_RD, table_RD.shape[0] ** -0.5, table_seed(seed, name))
+            self.state(name).zero_()
+        self.forget()
+
+    def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
+        """The rows of every table that the batch uses. Parts of one batch get the same leaves: gradients add up."""
+        if inputs.rows is not self._rows:
+            self._rows = inputs.rows
+            self._leaves = {name: ops.gather(self.table(name), rows_U) for name, rows_U in inputs.rows.items()}
+        if torch.is_grad_enabled():
+            for leaf_UD in self._leaves.values():
+                leaf_UD.requires_grad_()
+        return self._leaves
+
+    def gradients(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """The table, its used rows and their gradient, for every table that has one."""
+        for name, leaf_UD in self._leaves.items():
+            if leaf_UD.grad is not None:
+                yield name, self._rows[name], leaf_UD.grad
+
+    def forget(self) -> None:
+        """Let go of rows and gradients, as after an update or a batch that is not learned from."""
+        self._rows, self._leaves = {}, {}
+
+    @torch.no_grad()
+    def update(self, rate: float | Tensor, eps: float = 1e-8) -> None:
+        """Row-wise Adagrad of the used rows."""
+        for name, rows_U, gradient_UD in self.gradients():
+            ops.rowwise_adagrad_(self.table(name), self.state(name), rows_U, gradient_UD, rate=rate, eps=eps)
+        self.forget()
+
+    def dense_gradient(self, name: str) -> Tensor:
+        """As large as the table: for tests and small models."""
+        found = torch.zeros_like(self.table(name))
+        for table, rows_U, gradient_UD in self.gradients():
+            if table == name:
+                found[rows_U] = gradient_UD
+        return found
+
+
+def table_seed(seed: int, name: str) -> int:
+    return generator(seed, f"table.{name}").initial_seed()
+
+
+@torch.no_grad()
+def fill_uniform_(table_RD: Tensor, bound: float, seed: int, first_row: int = 0) -> None:
+    """Numbers in +-bound, the same bits on every device; a shard that begins at `first_row` gets its own of them."""
+    flat, start_place, key = table_RD.view(-1), first_row * table_RD.shape[1], stream(seed)
+    for start in range(0, flat.numel(), CHUNK):
+        part = flat[start : start + CHUNK]
+        places = torch.arange(part.numel(), device=flat.device)
+        words = finalise_torch_(places.mul_(signed(GOLDEN)).add_(signed(key + GOLDEN * (start_place + start))))
+        bits = words.bitwise_right_shift_(40).bitwise_and_((1 << 24) - 1)
+        part.copy_(bits.to(torch.float32).mul_(STEP).sub_(1.0).mul_(bound))

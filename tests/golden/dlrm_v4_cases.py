@@ -1,0 +1,157 @@
+"""The published DLRMv4's numbers as our batches and models, for the tests of a CPU and of a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recperf.data.batch import HistoryBatch, JaggedFeatures
+from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
+from recperf.models.dlrm_v4 import DLRMv4
+from recperf.models.dlrm_v4_config import DLRMv4Config
+from recperf.models.dlrm_v4_inputs import prepare_parts
+from recperf.models.dlrm_v4_names import load_reference, ours_by_reference
+from recperf.models.hstu_config import HSTUConfig
+
+FOLDER = Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden")) / "dlrm_v4"
+CASES = sorted(FOLDER.glob("*.npz"))
+RTOL, ATOL = 2e-4, 1e-5
+"""Relative, and absolute as a share of the largest entry."""
+
+
+class Case:
+    def __init__(self, path: Path) -> None:
+        self.sizes: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
+        with np.load(path) as arrays:
+            self.arrays = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+
+    def named(self, prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): array for name, array in self.arrays.items() if name.startswith(prefix)}
+
+    def config(self, **switches: Any) -> DLRMv4Config:
+        sizes = self.sizes
+        hstu = HSTUConfig(
+            layers=sizes["layers"],
+            dim=sizes["model_dim"],
+            heads=sizes["heads"],
+            qk_dim=sizes["qk_dim"],
+            v_dim=sizes["v_dim"],
+            max_length=sizes["max_seq_len"],
+            attention_scale="batch-max",
+            dropout=sizes["dropout"],
+        )
+        inner = {name: switches.pop(name) for name in ("candidate_only", "recompute") if name in switches}
+        return DLRMv4Config(
+            hstu=replace(hstu, **inner),
+            table_dim=sizes["table_dim"],
+            rows=tuple(sizes["table_rows"][name] for name in DLRMv4Config.tables),
+            encoder_hidden=sizes["preprocessor_hidden"],
+            action_dim=sizes["action_embedding_dim"],
+            item_hidden=sizes["item_mlp_hidden"],
+            head_hidden=sizes["head_hidden"],
+            positions=sizes["position_buckets"],
+            time_buckets=sizes["time_buckets"],
+            input_dropout=sizes["dropout"],
+            loss_scale=sizes["loss_scale"],
+            **switches,
+        )
+
+    def batch(self) -> HistoryBatch:
+        keys = (*CONTEXT, *HISTORY, *CANDIDATE)
+        values, lengths = [], [torch.zeros(1, dtype=torch.int64)]
+        ones_B = torch.ones(self.sizes["batch"], dtype=torch.int64)
+        for key in keys:
+            of_candidate = key in CANDIDATE
+            values.append(self.arrays[f"in/{'cand' if of_candidate else 'uih'}/{key}"])
+            lengths.append(ones_B if of_candidate else self.arrays[f"in/uih_len/{key}"])
+        history_B = self.arrays["in/uih_len/item_id"]
+        return HistoryBatch(
+            JaggedFeatures(keys, torch.cat(values), torch.cat(lengths).cumsum(0)),
+            torch.cat([history_B.new_zeros(1), history_B.cumsum(0)]),
+            self.arrays["in/uih/action_weight"],
+            self.arrays["in/uih/action_timestamp"],
+            self.arrays["in/cand/item_query_time"],
+            self.arrays["out/label"][0],
+        )
+
+
+def close(found: Tensor, wanted: Tensor, what: str, rtol: float = RTOL, atol: float = ATOL) -> None:
+    room = atol * float(wanted.abs().max()) if wanted.numel() else 0.0
+    torch.testing.assert_close(
+        found.detach().cpu().to(wanted.dtype), wanted, rtol=rtol, atol=room, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def build(case: Case, device: str = "cpu", **switches: Any) -> DLRMv4:
+    model = DLRMv4(case.config(**switches), seed=1)
+    load_reference(model, case.named("param/"))
+    return model.to(device)
+
+
+def check(case: Case, device: str = "cpu", *, parts: int = 1, **switches: Any) -> None:
+    """Every intermediate value, the outputs, the loss and every gradient."""
+    model = build(case, device, **switches)
+    config = model.config
+    seen: dict[str, Tensor] = {}
+    for index, layer in enumerate(model.hstu.layers):
+        layer.register_forward_hook(lambda _, __, out, index=index: seen.__setitem__(f"mid/stu{index}/0", out))
+    for name in ("tokens", "placed", "user"):
+        _remember(model, name, seen)
+    model.item_tower.register_forward_hook(lambda _, __, out: seen.__setitem__("item", out))
+    batch = case.batch().to(device)
+    losses = []
+    for inputs in prepare_parts(batch, config, parts):
+        loss = model.loss(inputs) * (len(inputs) / len(batch))
+        loss.backward()
+        losses.append(loss.detach())
+    if parts == 1:
+        _values(case, config, inputs, seen)
+        close(loss.logits_B.sigmoid(), case.arrays["out/pred"][0], "prediction")
+    close(sum(losses), case.arrays["out/loss"], "loss")
+    wanted = case.named("grad/")
+    names = ours_by_reference(config)
+    assert wanted.keys() == names.keys()
+    for theirs, ours in names.items():
+        if ours.startswith("tables."):
+            found = model.tables.dense_gradient(ours.removeprefix("tables."))
+        else:
+            found = model.get_parameter(ours).grad
+        close(found, wanted[theirs], theirs)
+
+
+def _remember(model: DLRMv4, name: str, seen: dict[str, Tensor]) -> None:
+    method = getattr(model, name)
+
+    def watched(*given: Any) -> Any:
+        seen[name] = method(*given)
+        return seen[name]
+
+    object.__setattr__(model, name, watched)
+
+
+def _values(case: Case, config: DLRMv4Config, inputs: Any, seen: dict[str, Tensor]) -> None:
+    mid = case.named("mid/")
+    lengths, offsets, times, tokens, targets = (mid[f"preprocessor/{place}"] for place in range(3, 8))
+    assert inputs.offsets_B1.diff().tolist() == lengths.tolist()
+    assert inputs.offsets_B1.tolist() == offsets.tolist()
+    assert inputs.times_T.tolist() == times.tolist()
+    assert set(targets.tolist()) == {1}
+    assert inputs.longest == int(lengths.max())
+    close(seen["tokens"], tokens, "tokens")
+    close(seen["placed"], mid["positional/0"], "positions")
+    last = config.hstu.layers - 1
+    for index in range(config.hstu.layers):
+        wanted = mid[f"stu{index}/0"]
+        if config.hstu.candidate_only and index == last:
+            wanted = wanted[offsets[1:] - 1]
+        close(seen[f"mid/stu{index}/0"], wanted, f"layer {index}")
+    close(seen["user"], mid["postprocessor/0"], "postprocessor")
+    close(seen["user"], case.arrays["out/user_embedding"], "user")
+    close(seen["item"], case.arrays["out/item_embedding"], "item")
