@@ -36,7 +36,7 @@ FORWARD = (
     "loss",
 )
 BACKWARD = tuple(f"{name}_backward" for name in reversed(FORWARD))
-AGAIN = ("stu_input_again", "attention_again")
+AGAIN = "recompute"
 UPDATES = ("dense_update", "sparse_update")
 
 
@@ -104,9 +104,9 @@ def attention_flops(hstu: HSTUConfig, lengths: Sequence[int], *, backward: bool 
 
 def forward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
     """By part, in the order of `FORWARD`. Rows are picked from those `lookup` has fetched."""
-    width, dim, table = _width(config), config.dim, config.table_dim
+    width, dim, table = activation_bytes(config), config.dim, config.table_dim
     batch, tokens, positions = load.batch, load.tokens, load.positions(config)
-    encoded, actions = _encoded(config, load)
+    encoded, actions = encoded_rows(config, load)
     asked = (3 + config.context_tokens) * batch
     summed = load.triples if config.shared_encoders else 3 * positions
     times = INDEX * (tokens + positions)
@@ -136,10 +136,10 @@ def backward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
     """By part, in the order of `BACKWARD`. Products count twice; what was read forward is read again, and a gradient
     goes with every input and output."""
     ahead = forward(config, load)
-    table, encoded = config.table_dim, _encoded(config, load)[0]
+    table, encoded = config.table_dim, encoded_rows(config, load)[0]
     asked = (3 + config.context_tokens) * load.batch
     found = {name: Cost(2 * cost.flops, 2 * cost.bytes) for name, cost in ahead.items()}
-    found |= _stu_backward(config.hstu, load, _width(config))
+    found |= _stu_backward(config.hstu, load, activation_bytes(config))
     found["position_time"] = Cost(0, ahead["position_time"].bytes)
     # Gradients of the picks are read by row, and a sum is written for each row: at most one a pick.
     picks = 3 * encoded + asked
@@ -147,12 +147,12 @@ def backward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
     return {name: found[name.removesuffix("_backward")] for name in BACKWARD}
 
 
-def recomputed(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
-    """What layers that kept only their input do again, in `AGAIN`. No work of the model, and so not of an MFU."""
+def recomputed(config: DLRMv4Config, load: Load) -> Cost:
+    """What layers that kept only their input do again. No work of the model, and so not of an MFU."""
     if not config.hstu.recompute:
-        return {}
-    again = _stu_forward(config.hstu, load, _width(config))
-    return {f"{name}_again": again[name] for name in ("stu_input", "attention")}
+        return Cost()
+    again = _stu_forward(config.hstu, load, activation_bytes(config))
+    return again["stu_input"] + again["attention"]
 
 
 def stack_flops(hstu: HSTUConfig, lengths: Sequence[int]) -> int:
@@ -181,25 +181,28 @@ def step(config: DLRMv4Config, loads: Sequence[Load], *, rows: int | None = None
     """
     if rows is None:
         rows = sum(usual_rows(config, [length for load in loads for length in load.lengths]).values())
-    names = (*FORWARD, *BACKWARD, *(AGAIN if config.hstu.recompute else ()))
-    total = dict.fromkeys(names, Cost()) | {"embedding": lookup(config, rows)}
+    total = dict.fromkeys((*FORWARD, *BACKWARD), Cost()) | {"embedding": lookup(config, rows)}
+    again = Cost()
     for load in loads:
-        for name, cost in (forward(config, load) | backward(config, load) | recomputed(config, load)).items():
+        for name, cost in (forward(config, load) | backward(config, load)).items():
             total[name] += cost
+        again += recomputed(config, load)
+    if config.hstu.recompute:
+        total[AGAIN] = again
     return total | updates(config, rows)
 
 
 def model_flops(parts: Mapping[str, Cost]) -> int:
     """Of a step, what was computed twice counted once: the numerator of an MFU."""
-    return sum(cost.flops for name, cost in parts.items() if name not in AGAIN)
+    return sum(cost.flops for name, cost in parts.items() if name != AGAIN)
 
 
-def _width(config: DLRMv4Config) -> int:
+def activation_bytes(config: DLRMv4Config) -> int:
     """Bytes of one number of an activation inside the transducer."""
     return 2 if config.precision == "bfloat16" else FLOAT
 
 
-def _encoded(config: DLRMv4Config, load: Load) -> tuple[int, int]:
+def encoded_rows(config: DLRMv4Config, load: Load) -> tuple[int, int]:
     """Rows through the encoders of content and extra, and through that of actions."""
     positions = load.positions(config)
     return (load.triples, ACTIONS + 1) if config.shared_encoders else (positions, positions)
