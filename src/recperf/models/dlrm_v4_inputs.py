@@ -8,7 +8,6 @@ album) in the batch, N picks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -230,11 +229,11 @@ def _part(
 def _distinct(placed: dict[str, Tensor], counts: dict[str, int]) -> tuple[Pick, Tensor]:
     """The distinct (item, artist, album) at the positions, and a position of each."""
     item_S, artist_S, album_S = (placed[name] for name in HISTORY)
-    if math.prod(counts[name] for name in HISTORY) <= MOST_KEY:
-        # One sort of one number instead of three.
-        found = unique((item_S * counts["artist_id"] + artist_S) * counts["album_id"] + album_S)
-    else:
-        found = unique(torch.stack([item_S, artist_S, album_S], 1))
+    pair_S, pairs = artist_S * counts["album_id"] + album_S, counts["artist_id"] * counts["album_id"]
+    if counts["item_id"] * pairs > MOST_KEY:
+        met = unique(pair_S)
+        pair_S, pairs = met.inverse_N, met.values_U.shape[0]
+    found = unique(item_S * pairs + pair_S)
     pick = Pick(found.inverse_N, found.order_N, found.starts_U1)
     return pick, pick.order_N[pick.starts_U1[:-1]]
 

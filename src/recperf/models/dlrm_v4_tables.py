@@ -58,13 +58,14 @@ class DLRMv4Tables(nn.Module):
 
     def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
         """The rows of every table that the batch uses. Parts of one batch get the same leaves: gradients add up."""
-        if inputs.rows is not self._rows:
-            self._rows = inputs.rows
-            self._leaves = {name: ops.gather(self.table(name), rows_U) for name, rows_U in inputs.rows.items()}
+        if inputs.rows is self._rows:
+            return self._leaves
+        found = {name: ops.gather(self.table(name), rows_U) for name, rows_U in inputs.rows.items()}
         if torch.is_grad_enabled():
-            for leaf_UD in self._leaves.values():
-                leaf_UD.requires_grad_()
-        return self._leaves
+            if any(True for _ in self.gradients()):
+                raise RuntimeError("gradients of another batch wait: call update() or forget() before the next lookup")
+            self._rows, self._leaves = inputs.rows, {name: leaf.requires_grad_() for name, leaf in found.items()}
+        return found
 
     def gradients(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """The table, its used rows and their gradient, for every table that has one."""

@@ -1,0 +1,356 @@
+"""DLRMv4: its sizes, its switches against each other, what a batch becomes, its tables, a short training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from recperf.data.batch import HistoryBatch, JaggedFeatures
+from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
+from recperf.errors import ConfigError, DataError
+from recperf.models import dlrm_v4_inputs
+from recperf.models.dlrm_v4 import DLRMv4
+from recperf.models.dlrm_v4_config import PRESETS, DLRMv4Config, laptop
+from recperf.models.dlrm_v4_inputs import Inputs, parts_to, prepare, prepare_parts
+from recperf.models.dlrm_v4_tables import CHUNK, DLRMv4Tables, fill_uniform_, table_seed
+from recperf.models.hstu_config import HSTUConfig
+
+HSTU = HSTUConfig(layers=2, dim=12, heads=2, qk_dim=4, v_dim=3, max_length=40)
+CONFIG = DLRMv4Config(
+    hstu=HSTU,
+    table_dim=6,
+    rows=(40, 20, 30, *(25,) * 8),
+    encoder_hidden=8,
+    item_hidden=10,
+    head_hidden=9,
+    positions=64,
+    time_buckets=50,
+)
+LENGTHS = (7, 0, 31, 1, 12)
+
+
+def batch_of(lengths: tuple[int, ...] = LENGTHS, *, most: int = 1000, seed: int = 0) -> HistoryBatch:
+    """Ids far above the tables' rows; artist and album follow from the item, as in a catalogue."""
+    draw = torch.Generator().manual_seed(seed)
+    size, events = len(lengths), sum(lengths)
+    keys, values = (*CONTEXT, *HISTORY, *CANDIDATE), []
+    for _ in CONTEXT:
+        values.append(torch.randint(most, (size,), generator=draw))
+    for count in (events, size):
+        items = torch.randint(most, (count,), generator=draw)
+        values += [items, items * 7 % 97, items * 5 % 89]
+    counts = torch.ones(len(keys), size, dtype=torch.int64)
+    counts[len(CONTEXT) : -len(CANDIDATE)] = torch.tensor(lengths)
+    times = torch.randint(10**7, (events,), generator=draw)
+    offsets_B1 = torch.tensor([0, *lengths]).cumsum(0)
+    times = torch.cat([part.sort().values for part in times.split(list(lengths))])
+    query = torch.tensor([int(times[end - 1]) if n else 99 for n, end in zip(lengths, offsets_B1[1:].tolist())])
+    return HistoryBatch(
+        JaggedFeatures(
+            keys, torch.cat(values).int(), torch.cat([torch.zeros(1, dtype=torch.int64), counts.flatten().cumsum(0)])
+        ),
+        offsets_B1,
+        torch.randint(8, (events,), generator=draw).to(torch.uint8),
+        times,
+        query,
+        torch.randint(2, (size,), generator=draw).float(),
+    )
+
+
+def built(config: DLRMv4Config = CONFIG) -> DLRMv4:
+    """In float64, with norms and biases that are not at their start."""
+    model = DLRMv4(config, seed=4).double()
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+    model.set_step(5, 6)
+    return model
+
+
+def results(model: DLRMv4, batch: HistoryBatch, *, way: str = "loss", parts: int = 1) -> dict[str, Tensor]:
+    """The loss and every gradient, tables included."""
+    value = torch.zeros((), dtype=torch.float64)
+    for inputs in prepare_parts(batch, model.config, parts):
+        loss = getattr(model, way)(inputs) * (len(inputs) / len(batch))
+        loss.backward()
+        value += loss.detach()
+    found = {"loss": value} | {f"tables.{name}": model.tables.dense_gradient(name) for name in CONFIG.tables}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        found[name] = parameter.grad
+    return found
+
+
+def same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-11) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        room = tolerance * float(value.abs().max())
+        torch.testing.assert_close(
+            found[name], value, rtol=tolerance, atol=room, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+def test_the_benchmarks_parameters_are_counted_without_a_tensor() -> None:
+    config = PRESETS["mlperf"]()
+    assert config.dense_parameters == 15_243_057
+    assert config.table_parameters == 150_042_476_544
+    assert sum(config.table_rows.values()) == 293_051_712
+    assert replace(config, hstu=replace(config.hstu, layers=5)).dense_parameters == 18_921_265
+    assert config.hstu.attention_scale == "batch-max"
+    assert config.max_history == 4087
+    gpu = PRESETS["gpu"]()
+    assert gpu.table_parameters * 4 == pytest.approx(40e9, rel=0.01)
+    assert gpu.hstu.attention_scale == "fixed"
+
+
+@pytest.mark.parametrize("config", [CONFIG, laptop()], ids=["odd", "laptop"])
+def test_the_model_has_the_parameters_its_config_says(config: DLRMv4Config) -> None:
+    model = DLRMv4(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == config.dense_parameters
+    assert sum(model.tables.table(name).numel() for name in config.tables) == config.table_parameters
+
+
+@pytest.mark.parametrize("candidate_only", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_shared_encoders_give_the_same(recompute: bool, candidate_only: bool) -> None:
+    hstu = replace(HSTU, recompute=recompute, candidate_only=candidate_only)
+    found = [results(built(replace(CONFIG, hstu=hstu, shared_encoders=shared)), batch_of()) for shared in (False, True)]
+    same(*found)
+
+
+def test_the_last_layer_for_the_candidate_alone_gives_the_same() -> None:
+    full = replace(CONFIG, hstu=replace(HSTU, candidate_only=False))
+    same(results(built(), batch_of()), results(built(full), batch_of()))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_backward_pass_in_parts_is_autograds(shared: bool) -> None:
+    config = replace(CONFIG, shared_encoders=shared)
+    same(results(built(config), batch_of()), results(built(config), batch_of(), way="plain_loss"))
+
+
+@pytest.mark.parametrize("scale", ["fixed", "batch-max"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("parts", [2, 5, 9])
+def test_parts_of_a_batch_add_up(parts: int, shared: bool, scale: str) -> None:
+    """Without dropout, which is drawn anew for each part."""
+    hstu = replace(HSTU, dropout=0.0, attention_scale=scale)  # type: ignore[arg-type]
+    config = replace(CONFIG, hstu=hstu, input_dropout=0.0, shared_encoders=shared)
+    same(results(built(config), batch_of(), parts=parts), results(built(config), batch_of()))
+
+
+def test_rows_of_another_batch_do_not_mix_in() -> None:
+    model, batch = built(), batch_of()
+    model.loss(prepare(batch, CONFIG)).backward()
+    with torch.no_grad():
+        model(prepare(batch_of(seed=1), CONFIG))
+    with pytest.raises(RuntimeError, match="another batch"):
+        model.loss(prepare(batch_of(seed=1), CONFIG))
+    model.tables.forget()
+    model.loss(prepare(batch_of(seed=1), CONFIG))
+
+
+def test_a_batch_becomes_rows_of_context_history_and_candidate() -> None:
+    batch, config = batch_of(), replace(CONFIG, shared_encoders=False)
+    inputs = prepare(batch, config)
+    offsets = inputs.offsets_B1.tolist()
+    assert [b - a for a, b in zip(offsets, offsets[1:])] == [n + 9 for n in LENGTHS]
+    assert (inputs.tokens, inputs.longest, inputs.whole_longest) == (sum(LENGTHS) + 45, 40, 40)
+    start = 0
+    items, candidates = batch.features["item_id"][0], batch.features["item_candidate_id"][0]
+    rows, picks, place = inputs.rows["item_id"], inputs.entities["item_id"].index_N, 0
+    for sample, length in enumerate(LENGTHS):
+        times = inputs.times_T[offsets[sample] : offsets[sample + 1]].tolist()
+        assert times[:8] == [0] * 8
+        assert times[8:-1] == batch.times_T[start : start + length].tolist()
+        assert times[-1] == int(batch.query_times_B[sample])
+        codes = inputs.codes_S[place : place + length + 1].tolist()
+        assert codes == [*batch.actions_T[start : start + length].tolist(), 8]
+        ids = [*items[start : start + length].tolist(), int(candidates[sample])]
+        assert rows[picks[place : place + length + 1]].tolist() == [one % 40 for one in ids]
+        start, place = start + length, place + length + 1
+    assert inputs.candidates.index_N.tolist() == (inputs.position_offsets_B1[1:] - 1).tolist()
+    assert [rows_U.unique().numel() for rows_U in inputs.rows.values()] == [len(r) for r in inputs.rows.values()]
+
+
+@pytest.mark.parametrize("most_key", [0, 1 << 62])
+def test_distinct_triples_make_up_the_positions(most_key: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlrm_v4_inputs, "MOST_KEY", most_key)
+    plain, shared = (prepare(batch_of(), replace(CONFIG, shared_encoders=on)) for on in (False, True))
+    assert plain.sources is None
+    assert shared.sources is not None
+    found = torch.stack([shared.entities[name].index_N for name in HISTORY], 1)
+    assert len(found.unique(dim=0)) == len(found)
+    wanted = torch.stack([plain.entities[name].index_N for name in HISTORY], 1)
+    assert torch.equal(found[shared.sources.index_N], wanted)
+    assert torch.equal(found[shared.candidates.index_N], wanted[plain.candidates.index_N])
+
+
+def test_inputs_move_and_are_counted() -> None:
+    parts = prepare_parts(batch_of(), CONFIG, 2)
+    assert [len(part) for part in parts] == [2, 3]
+    assert parts[0].rows is parts[1].rows
+    moved = parts_to(parts, "meta")
+    assert moved[0].rows is moved[1].rows
+    assert {tensor.device.type for tensor in every_tensor(moved[0])} == {"meta"}
+    assert moved[1].longest == parts[1].longest
+    assert parts[0].nbytes == sum(tensor.nbytes for tensor in every_tensor(parts[0]))
+
+
+def every_tensor(inputs: Inputs) -> list[Tensor]:
+    picks = [*inputs.context.values(), *inputs.entities.values(), inputs.candidates]
+    picks += [inputs.sources] if inputs.sources else []
+    single = [inputs.codes_S, inputs.offsets_B1, inputs.position_offsets_B1, inputs.times_T, inputs.query_times_B]
+    found = [*inputs.rows.values(), *single, inputs.labels_B]
+    return found + [part for pick in picks for part in (pick.index_N, pick.order_N, pick.starts_U1)]
+
+
+def test_a_row_that_is_too_long_is_refused() -> None:
+    prepare(batch_of((31,)), CONFIG)
+    with pytest.raises(DataError, match="41 tokens") as refusal:
+        prepare(batch_of((3, 32)), CONFIG)
+    assert "31 events" in str(refusal.value.fix)
+
+
+def test_tables_start_from_their_name_alone() -> None:
+    config = replace(CONFIG, rows=(3000, *(5,) * 10))
+    one, other = DLRMv4Tables(config, seed=1), DLRMv4Tables(config, seed=2)
+    table, bound = one.table("item_id"), 3000**-0.5
+    assert float(table.abs().max()) <= bound
+    assert float(table.mean()) == pytest.approx(0, abs=4 * bound / math.sqrt(3 * table.numel()))
+    assert float(table.std()) == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    assert table.flatten().unique().numel() > 0.99 * table.numel()
+    alone = torch.empty(3000, CONFIG.table_dim)
+    fill_uniform_(alone, bound, table_seed(1, "item_id"))
+    assert torch.equal(alone, table)
+    fill_uniform_(alone[:100], bound, table_seed(1, "item_id"), first_row=500)
+    assert torch.equal(alone[:100], table[500:600])
+    assert not torch.equal(one.table("uid"), one.table("user_x_hour"))
+    assert not torch.equal(other.table("item_id"), table)
+
+
+def test_initial_rows_do_not_repeat_where_a_chunk_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, pieces = torch.empty(100, 7), torch.empty(100, 7)
+    fill_uniform_(whole, 1.0, 3)
+    assert whole.numel() < CHUNK
+    monkeypatch.setattr("recperf.models.dlrm_v4_tables.CHUNK", 33)
+    fill_uniform_(pieces, 1.0, 3)
+    assert torch.equal(whole, pieces)
+
+
+@torch.no_grad()
+def test_initial_weights_are_as_published() -> None:
+    config = replace(
+        CONFIG, table_dim=64, hstu=replace(HSTU, dim=64), encoder_hidden=64, item_hidden=64, head_hidden=64
+    )
+    model = DLRMv4(config, seed=1)
+    normal, bound = math.sqrt(2 / 128), math.sqrt(6 / 128)
+    for weight in (model.content.first.weight, model.action.second.weight, model.context_weight):
+        assert float(weight.std()) == pytest.approx(normal, rel=0.05)
+        assert float(weight.abs().max()) > 2.5 * normal
+    for weight in (model.item_tower.second.weight, model.head.first.weight):
+        assert bound * 0.98 < float(weight.abs().max()) <= bound
+    layer = model.hstu.layers[0]
+    edge = math.sqrt(6 / (64 + HSTU.uvqk_width))
+    assert edge * 0.98 < float(layer.uvqk_weight.abs().max()) <= edge
+    for weight, rows in ((model.position_weight, 64), (model.time_weight, 51)):
+        assert rows**-0.5 * 0.98 < float(weight.abs().max()) <= rows**-0.5
+    assert float(model.candidate_action.std()) == pytest.approx(0.1, rel=0.5)
+    zero = ("content.first.bias", "context_bias", "combine.bias", "head.second.bias", "hstu.layers.1.uvqk_bias")
+    assert not any(model.get_parameter(name).any() for name in zero)
+    again = DLRMv4(replace(config, hstu=replace(config.hstu, layers=1)), seed=1)
+    assert torch.equal(again.hstu.layers[0].uvqk_weight, layer.uvqk_weight)
+    assert torch.equal(again.head.first.weight, model.head.first.weight)
+
+
+def test_an_update_moves_the_used_rows_by_row_wise_adagrad() -> None:
+    model, rate, eps = built(), 0.1, 1e-8
+    model.tables.state("item_id").add_(0.5)
+    before = {name: model.tables.table(name).clone() for name in CONFIG.tables}
+    states = {name: model.tables.state(name).clone() for name in CONFIG.tables}
+    model.loss(prepare(batch_of(), CONFIG)).backward()
+    dense = {name: model.tables.dense_gradient(name) for name in CONFIG.tables}
+    used = {name: rows for name, rows, _ in model.tables.gradients()}
+    model.tables.update(rate, eps)
+    for name in CONFIG.tables:
+        state = states[name] + dense[name].square().mean(1)
+        wanted = before[name] - rate * dense[name] / (state.sqrt() + eps).unsqueeze(1)
+        torch.testing.assert_close(model.tables.state(name), state)
+        torch.testing.assert_close(model.tables.table(name)[used[name]], wanted[used[name]])
+        rest = torch.ones(len(state), dtype=torch.bool)
+        rest[used[name]] = False
+        assert torch.equal(model.tables.table(name)[rest], before[name][rest])
+        assert (dense[name][used[name]] != 0).any(1).all()
+    assert list(model.tables.gradients()) == []
+
+
+def test_dropout_is_drawn_from_the_step() -> None:
+    model, inputs = built(), prepare(batch_of(), CONFIG)
+    logits = []
+    for step in (1, 1, 2):
+        model.set_step(0, step)
+        logits.append(model(inputs).detach())
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.allclose(logits[0], logits[2])
+    model.set_step(0, 1, part=1)
+    assert not torch.allclose(model(inputs), logits[0])
+    model.eval()
+    assert torch.equal(model(inputs), model(inputs))
+
+
+def test_half_precision_is_near_and_gradients_are_float32() -> None:
+    batch, found = batch_of(), {}
+    for precision in ("float32", "bfloat16"):
+        model = DLRMv4(replace(CONFIG, precision=precision), seed=4)  # type: ignore[arg-type]
+        loss = model.loss(prepare(batch, CONFIG))
+        loss.backward()
+        assert loss.logits_B.dtype == torch.float32
+        gradients = [parameter.grad for parameter in model.parameters()]
+        gradients += [gradient for _, _, gradient in model.tables.gradients()]
+        assert all(one is not None and one.dtype == torch.float32 for one in gradients)
+        found[precision] = torch.cat([one.flatten() for one in gradients if one is not None])
+    exact, near = found.values()
+    assert not torch.equal(exact, near)
+    assert float((near - exact).norm() / exact.norm()) < 0.05
+
+
+def test_the_laptop_preset_learns() -> None:
+    config = laptop()
+    model, batch = DLRMv4(config, seed=1), batch_of((20, 30, 25, 10) * 8, most=10**6)
+    optimizer = torch.optim.Adam(model.dense_parameters(), lr=2e-3)
+    inputs, losses = prepare(batch, config), []
+    for step in range(12):
+        model.set_step(1, step)
+        loss = model.loss(inputs)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.tables.update(0.05)
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(0.2 * math.log(2), rel=0.5)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"row_scale": 0.0},
+        {"row_scale": 1.5},
+        {"rows": (1, 2)},
+        {"positions": 8},
+        {"input_dropout": 1.0},
+        {"table_dim": 0},
+    ],
+)
+def test_what_cannot_be_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        replace(CONFIG, **change)  # type: ignore[arg-type]
+
+
+def test_a_scaled_table_has_at_least_a_row() -> None:
+    assert replace(CONFIG, row_scale=1e-9).table_rows == dict.fromkeys(CONFIG.tables, 1)

@@ -1,0 +1,71 @@
+"""The published model's names: every one has a counterpart, values go over and come back, what does not fit is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recperf.errors import DataError
+from recperf.models.dlrm_v4 import DLRMv4
+from recperf.models.dlrm_v4_config import DLRMv4Config, laptop
+from recperf.models.dlrm_v4_names import load_reference, ours_by_reference, reference_by_ours, reference_state
+
+CONFIG = replace(laptop(), row_scale=1e-6)
+
+
+def test_names_are_those_of_the_golden_models(golden: Path) -> None:
+    paths = sorted((golden / "dlrm_v4").glob("*.npz"))
+    assert paths
+    for path in paths:
+        layers = json.loads(path.with_suffix(".json").read_text())["layers"]
+        with np.load(path) as arrays:
+            theirs = {name.removeprefix("param/") for name in arrays.files if name.startswith("param/")}
+        names = ours_by_reference(replace(DLRMv4Config(), hstu=replace(CONFIG.hstu, layers=layers)))
+        assert names.keys() == theirs
+
+
+def test_names_are_a_bijection_onto_all_parameters_and_tables() -> None:
+    model, names = DLRMv4(CONFIG), ours_by_reference(CONFIG)
+    ours = [name for name, _ in model.named_parameters()] + [f"tables.{name}" for name in CONFIG.tables]
+    assert sorted(names.values()) == sorted(ours)
+    assert len(set(names.values())) == len(names)
+    back = reference_by_ours(CONFIG)
+    assert {theirs: names[theirs] for theirs in back.values()} == names
+    assert all(back[names[theirs]] == theirs for theirs in names)
+
+
+def test_values_go_over_and_come_back() -> None:
+    model, other = DLRMv4(CONFIG, seed=1), DLRMv4(CONFIG, seed=2)
+    state = {name: value.clone() for name, value in reference_state(model).items()}
+    assert not all(torch.equal(value, reference_state(other)[name]) for name, value in state.items())
+    load_reference(other, state)
+    assert all(torch.equal(value, state[name]) for name, value in reference_state(other).items())
+
+
+def test_dense_weights_can_be_read_alone() -> None:
+    model, other = DLRMv4(CONFIG, seed=1), DLRMv4(CONFIG, seed=2)
+    before = other.tables.table("uid").clone()
+    load_reference(other, reference_state(model, tables=False), tables=False)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+    assert torch.equal(other.tables.table("uid"), before)
+    load_reference(other, reference_state(model), tables=False)
+    assert torch.equal(other.tables.table("uid"), before)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_copied() -> None:
+    model = DLRMv4(CONFIG, seed=1)
+    before = [parameter.clone() for parameter in model.parameters()]
+    state = {name: torch.zeros_like(value) for name, value in reference_state(model).items()}
+    last = list(state)[-1]
+    with pytest.raises(DataError, match="1 parameters are missing"):
+        load_reference(model, {name: value for name, value in state.items() if name != last})
+    with pytest.raises(DataError, match=r"1 are unknown \(first: what\)"):
+        load_reference(model, state | {"what": torch.zeros(1)})
+    with pytest.raises(DataError, match="has shape"):
+        load_reference(model, state | {last: torch.zeros(1)})
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))

@@ -1,0 +1,165 @@
+"""STU layers: against a dense formula in float64, the last token alone against all, recomputation, dropout, scale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recperf.errors import ConfigError
+from recperf.models.hstu import HSTU, STU, Moment, Rows, STULayer
+from recperf.models.hstu_config import HSTUConfig
+from recperf.ops.dropout import Dropout, keep_mask
+
+CONFIG = HSTUConfig(layers=3, dim=10, heads=2, qk_dim=4, v_dim=3, max_length=40, dropout=0.25, candidate_only=False)
+LENGTHS = (5, 1, 17, 9)
+
+
+def rows_of(lengths: tuple[int, ...] = LENGTHS) -> Rows:
+    return Rows(torch.tensor([0, *lengths]).cumsum(0), max(lengths), max(lengths))
+
+
+def stack(config: HSTUConfig = CONFIG) -> HSTU:
+    """Weights and norms that matter, none of them at its start."""
+    made = HSTU(config).double()
+    made.reset(3, "stack")
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+    return made
+
+
+def tokens(lengths: tuple[int, ...] = LENGTHS, dim: int = CONFIG.dim) -> Tensor:
+    draw = torch.Generator().manual_seed(1)
+    return torch.randn(sum(lengths), dim, generator=draw, dtype=torch.float64).requires_grad_()
+
+
+def plain_layer(layer: STULayer, x_TD: Tensor, lengths: tuple[int, ...], length: float, dropout: Dropout) -> Tensor:
+    """The layer as it is defined, row by row, for autograd."""
+    config, found = layer.config, []
+    wide, narrow, heads = config.attention_width, config.key_width, config.heads
+    kept = keep_mask(dropout, x_TD.shape[0], 3 * wide, "cpu").split(list(lengths)) if dropout.rate else None
+    for row, x in enumerate(x_TD.split(list(lengths))):
+        normed = F.layer_norm(x, (config.dim,), layer.norm_weight, layer.norm_bias, config.eps)
+        u, v, q, k = (normed @ layer.uvqk_weight + layer.uvqk_bias).split([wide, wide, narrow, narrow], 1)
+        gate = F.silu(u)
+        v, q, k = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in (v, q, k))
+        scores = F.silu(q @ k.transpose(1, 2) / config.qk_dim**0.5) / length
+        attended = (scores.tril() @ v).transpose(0, 1).flatten(1)
+        weight, bias = layer.output_norm_weight, layer.output_norm_bias
+        z = torch.cat([gate, attended, gate * F.layer_norm(attended, (wide,), weight, bias, config.eps)], 1)
+        if kept is not None:
+            z = z * kept[row] / (1 - dropout.rate)
+        found.append(x + z @ layer.output_weight)
+    return torch.cat(found)
+
+
+def gradients(out: Tensor, x_TD: Tensor, model: torch.nn.Module) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(2)
+    weight = torch.randn(out.shape, generator=draw, dtype=out.dtype)
+    return list(torch.autograd.grad((out * weight).sum(), [x_TD, *model.parameters()]))
+
+
+def same(found: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-11) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_a_layer_is_its_formula(rate: float, recompute: bool) -> None:
+    layer = stack(replace(CONFIG, layers=1, recompute=recompute)).layers[0]
+    x_TD, dropout = tokens(), Dropout(rate, 7)
+    found, wanted = layer(x_TD, rows_of(), dropout), plain_layer(layer, x_TD, LENGTHS, CONFIG.max_length, dropout)
+    same([found, *gradients(found, x_TD, layer)], [wanted, *gradients(wanted, x_TD, layer)])
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("scale", ["fixed", "batch-max"])
+@pytest.mark.parametrize("lengths", [LENGTHS, (1,), (3, 3)])
+def test_the_last_token_alone_is_the_same(lengths: tuple[int, ...], scale: str, recompute: bool) -> None:
+    """With dropout too: what is dropped of a token does not depend on which others are computed."""
+    config = replace(CONFIG, attention_scale=scale, recompute=recompute)  # type: ignore[arg-type]
+    full, last = stack(config), stack(replace(config, candidate_only=True))
+    x_TD, rows, moment = tokens(lengths), rows_of(lengths), Moment(1, 2)
+    wanted, found = full(x_TD, rows, moment), last(x_TD, rows, moment)
+    assert found.shape == (len(lengths), config.dim)
+    same([found, *gradients(found, x_TD, last)], [wanted, *gradients(wanted, x_TD, full)], 1e-12)
+
+
+@pytest.mark.parametrize("candidate_only", [False, True])
+def test_recomputing_changes_no_bit(candidate_only: bool) -> None:
+    found = []
+    for recompute in (False, True):
+        model = stack(replace(CONFIG, candidate_only=candidate_only, recompute=recompute)).float()
+        x_TD = tokens().detach().float().requires_grad_()
+        out = model(x_TD, rows_of(), Moment(1, 2))
+        found.append([out, *gradients(out, x_TD, model)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def kept_numbers(config: HSTUConfig) -> int:
+    sizes: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        stack(config)(tokens(), rows_of(), Moment())
+    return sum(sizes)
+
+
+def test_recomputing_keeps_less() -> None:
+    saved = kept_numbers(CONFIG) - kept_numbers(replace(CONFIG, recompute=True))
+    assert saved == CONFIG.layers * sum(LENGTHS) * (CONFIG.uvqk_width + CONFIG.attention_width)
+
+
+def test_a_row_does_not_see_its_neighbours_but_for_the_scale() -> None:
+    alone, mates = (9,), (9, 30)
+    x_TD = tokens(mates).detach()
+    for scale, equal in (("fixed", True), ("batch-max", False)):
+        model = stack(replace(CONFIG, attention_scale=scale, dropout=0.0))  # type: ignore[arg-type]
+        wanted = model(x_TD[:9], rows_of(alone), Moment())
+        found = model(x_TD, rows_of(mates), Moment())[:1]
+        assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12) == equal
+
+
+def test_a_part_is_scaled_by_the_whole_batch() -> None:
+    model = stack(replace(CONFIG, attention_scale="batch-max", dropout=0.0))
+    x_TD = tokens((9, 30)).detach()
+    whole = model(x_TD, rows_of((9, 30)), Moment())
+    part = model(x_TD[:9], Rows(torch.tensor([0, 9]), 9, 30), Moment())
+    torch.testing.assert_close(part, whole[:1], rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_dropped_follows_from_seed_step_part_and_layer() -> None:
+    seeds = {
+        Moment(seed, step, part).dropout(0.1, layer, STU).seed
+        for seed in range(3)
+        for step in range(3)
+        for part in range(3)
+        for layer in range(3)
+    }
+    assert len(seeds) == 81
+    model, x_TD = stack(), tokens()
+    first, again, later = (model(x_TD, rows_of(), Moment(0, step)) for step in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, later)
+    model.eval()
+    assert torch.equal(model(x_TD, rows_of(), Moment(0, 1)), model(x_TD, rows_of(), Moment(0, 2)))
+
+
+def test_parameters_are_counted() -> None:
+    assert sum(p.numel() for p in stack().parameters()) == CONFIG.layers * CONFIG.layer_parameters
+    assert HSTUConfig().layer_parameters == 1_839_104
+
+
+@pytest.mark.parametrize("change", [{"layers": 0}, {"dropout": 1.0}, {"eps": 0.0}, {"max_length": 0}, {"heads": -1}])
+def test_what_cannot_be_is_refused(change: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        replace(CONFIG, **change)  # type: ignore[arg-type]
