@@ -123,8 +123,8 @@ def segment_sum(grad_ND: Tensor, order_N: Tensor, starts_U1: Tensor) -> Tensor:
     kind = torch.promote_types(grad_ND.dtype, torch.float32)
     count, dim, segments = order_N.numel(), grad_ND.shape[1], starts_U1.numel() - 1
     out_UD = torch.empty(segments, dim, dtype=kind, device=grad_ND.device)
-    if not segments or not dim:
-        return out_UD
+    if not count or not out_UD.numel():
+        return out_UD.zero_()
     parts, chunks = count // CHUNK + segments, triton.cdiv(count, CHUNK)
     owner = torch.empty(parts, dtype=torch.int32, device=grad_ND.device)
     aside = torch.empty(2, chunks, dim, dtype=kind, device=grad_ND.device)

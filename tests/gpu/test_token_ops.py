@@ -1,0 +1,164 @@
+"""Lookup, jagged copies, position and time compiled for a GPU, against plain torch, on memory that holds NaN before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recperf.ops import jagged, lookup, position_time
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+    pytest.mark.usefixtures("poisoned"),
+]
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that a kernel should write holds NaN before."""
+
+    def filled(make: Any) -> Any:
+        def call(*sizes: Any, **more: Any) -> torch.Tensor:
+            room = make(*sizes, **more)
+            return room.fill_(torch.nan) if room.is_floating_point() else room
+
+        return call
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """The host must not wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def draw(seed: int) -> dict[str, Any]:
+    return {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(seed)}
+
+
+def offsets(lengths_B: Tensor) -> Tensor:
+    return torch.cat([lengths_B.new_zeros(1), lengths_B.cumsum(0)])
+
+
+def apart(got: Tensor, expected: Tensor) -> float:
+    """Distance over the size of what is expected."""
+    return float((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [1, 33, 512, 600])
+@pytest.mark.parametrize(("rows", "skew"), [(1, 1.0), (9, 1.0), (5000, 1.0), (5000, 6.0)])
+def test_gradients_are_summed_by_row(rows: int, skew: float, dim: int, kind: torch.dtype) -> None:
+    of = draw(dim + rows)
+    places = (torch.rand(40_000, **of) ** skew * rows).long()
+    sorted_N, order_N = torch.sort(places, stable=True)
+    starts = torch.searchsorted(sorted_N, torch.arange(rows + 1, device="cuda"))
+    grad = torch.randn(40_000, dim, **of).to(kind)
+    lookup.segment_sum(grad, order_N, starts, impl="triton")
+    with no_waiting():
+        found = [lookup.segment_sum(grad, order_N, starts, impl="triton") for _ in range(2)]
+    assert torch.equal(*found)
+    expected = torch.zeros(rows, dim, dtype=torch.float64, device="cuda").index_add_(0, places, grad.double())
+    assert apart(found[0], expected) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [1, 33, 512])
+def test_rows_are_gathered_and_updated(dim: int, kind: torch.dtype) -> None:
+    of = draw(dim)
+    table, state = torch.randn(9000, dim, **of), torch.rand(9000, **of)
+    rows = torch.randperm(9000, **of)[:4001]
+    assert torch.equal(lookup.gather(table, rows, impl="triton"), table[rows])
+    grad = torch.randn(4001, dim, **of).to(kind)
+    tables, states = [table, table.double()], [state, state.double()]
+    for some, seen, impl in zip(tables, states, ("triton", "reference")):
+        for rate in (0.1, torch.full((1,), 0.05, device="cuda")):
+            lookup.rowwise_adagrad_(some, seen, rows, grad, rate=rate, eps=1e-3, impl=impl)  # type: ignore[arg-type]
+    assert apart(*tables) < 1e-6
+    assert apart(*states) < 1e-6
+
+
+def test_a_table_of_more_than_two_billion_numbers() -> None:
+    last = 2**31 // 512 + 10
+    table = torch.zeros(last + 1, 512, device="cuda")
+    rows = torch.tensor([last, 3, last - 5], device="cuda", dtype=torch.int32)
+    state, grad = torch.zeros(last + 1, device="cuda"), torch.randn(3, 512, **draw(1))
+    lookup.rowwise_adagrad_(table, state, rows, grad, rate=1.0, eps=0.0)
+    torch.testing.assert_close(table[rows.long()], -grad / grad.square().mean(1, keepdim=True).sqrt())
+    assert torch.equal(lookup.gather(table, rows), table[rows.long()])
+    assert int(table.any(1).sum()) == 3
+    # As many gradients as that: sums must find those at the end too.
+    order = torch.tensor([last, 3, last - 5, last], device="cuda")
+    found = lookup.segment_sum(table, order, torch.tensor([0, 1, 4], device="cuda"))
+    torch.testing.assert_close(found, torch.stack([table[last], table[[3, last - 5, last]].sum(0)]))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("dim", [1, 24, 512, 600])
+def test_rows_are_joined_and_taken_apart(dim: int, kind: torch.dtype) -> None:
+    of = draw(dim)
+    lengths = [torch.randint(0, most, (97,), **of) for most in (9, 300)]
+    lengths[1][:5] = 0
+    lengths[0][3] = 0
+    edges = [offsets(one) for one in lengths]
+    a, b = ((torch.randn(int(one[-1]), dim, **of) * 100).to(kind) for one in edges)
+    expected, _ = jagged.concat(a, edges[0], b, edges[1], impl="reference")
+    with no_waiting():
+        found, _ = jagged.concat(a, edges[0], b, edges[1], impl="triton")
+        back = jagged.split(found, *edges, first=a.shape[0], impl="triton")
+    assert torch.equal(found, expected)
+    assert torch.equal(back[0], a)
+    assert torch.equal(back[1], b)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "longest", "dim"), [(40, 4096, 512), (700, 63, 512), (3, 5, 24), (1, 9000, 33)])
+@pytest.mark.parametrize("context", [0, 8])
+def test_position_and_time(context: int, rows: int, longest: int, dim: int, kind: torch.dtype) -> None:
+    of = draw(rows + dim)
+    lengths = torch.randint(0, longest + 1, (rows,), **of)
+    lengths[0], lengths[-1] = 1, longest
+    edges = offsets(lengths)
+    tokens = int(edges[-1])
+    times = torch.randint(0, 26_000_000, (tokens,), **of) // 5 * 5
+    weights = torch.randn(8192, dim, **of), torch.randn(2049, dim, **of)
+    x, grad = (torch.randn(tokens, dim, **of).to(kind) for _ in range(2))
+    how: dict[str, Any] = {"scale": dim**0.5, "context": context, "longest": longest}
+    sizes: dict[str, Any] = {"positions": 8192, "ages": 2049}
+    expected = position_time.forward(x.double(), edges, times, *weights, **how, impl="reference")
+    wanted = position_time.backward(grad.double(), edges, times, **sizes, **how, impl="reference")
+    position_time.forward(x, edges, times, *weights, **how, impl="triton")
+    position_time.backward(grad, edges, times, **sizes, **how, impl="triton")
+    with no_waiting():
+        out = position_time.forward(x, edges, times, *weights, **how, impl="triton")
+        found = [position_time.backward(grad, edges, times, **sizes, **how, impl="triton") for _ in range(2)]
+    close = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[kind]
+    assert apart(out, expected) < close
+    assert apart(found[0][0], wanted[0]) < close
+    assert all(apart(got, want) < 1e-5 for got, want in zip(found[0][1:], wanted[1:]))
+    assert all(torch.equal(one, other) for one, other in zip(*found))
+
+
+def test_the_edges_of_ages_are_those_of_a_cpu() -> None:
+    """Every square of minutes and the seconds around it: division and root must round alike everywhere."""
+    roots = torch.arange(2100, device="cuda")
+    behind = (60 * roots * roots)[:, None] + torch.tensor([-5, -1, 0, 1, 5], device="cuda")
+    times = torch.cat([26_000_000_000 - behind.flatten(), torch.tensor([26_000_000_000], device="cuda")])
+    edges = torch.tensor([0, times.numel()], device="cuda")
+    ages = torch.arange(2049.0, device="cuda").unsqueeze(1)
+    given = torch.zeros(times.numel(), 1, device="cuda"), edges, times, torch.zeros(64, 1, device="cuda"), ages
+    how: dict[str, Any] = {"scale": 1.0, "context": 0, "longest": times.numel()}
+    on_cpu = position_time.forward(*(part.cpu() for part in given), **how)
+    for impl in ("reference", "triton"):
+        assert torch.equal(position_time.forward(*given, **how, impl=impl).cpu(), on_cpu)  # type: ignore[arg-type]

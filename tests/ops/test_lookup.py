@@ -1,0 +1,182 @@
+"""Unpooled lookup: every body against plain sums in float64, on odd shapes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recperf.errors import MachineError
+from recperf.ops import lookup
+from recperf.ops.lookup import choose, expand, gather, reference, rowwise_adagrad_, segment_sum, unique
+
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
+    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("recperf.ops.lookup.triton")
+
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+ALL = ["reference", pytest.param("triton", marks=needs_triton)]
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that go over many chunks, without thousands of gradients."""
+    if INTERPRETED:
+        monkeypatch.setattr("recperf.ops.lookup.triton.CHUNK", 4)
+
+
+COUNTS = {
+    "one each": [1] * 9,
+    "empty rows": [0, 3, 0, 0, 5, 1, 0],
+    "all empty": [0, 0, 0],
+    "one of all": [1],
+    "at the edges of chunks": [4, 8, 0, 4, 1, 3],
+    "one long": [2, 63, 1],
+    "nothing but one": [70],
+    "no rows": [],
+}
+
+
+def segments(counts: list[int], dim: int, kind: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(dim + len(counts))
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    order = torch.randperm(sum(counts), generator=draw)
+    return torch.randn(sum(counts), dim, generator=draw).to(kind), order, starts
+
+
+@pytest.mark.parametrize("dim", [1, 40])
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS.keys())
+@pytest.mark.parametrize("impl", ALL)
+@pytest.mark.usefixtures("short_chunks")
+def test_gradients_that_meet_are_summed(impl: Any, counts: list[int], dim: int) -> None:
+    grad, order, starts = segments(counts, dim)
+    expected = [grad[order[a:b]].double().sum(0) for a, b in zip(starts.tolist(), starts.tolist()[1:])]
+    found = segment_sum(grad, order, starts, impl=impl)
+    assert found.shape == (len(counts), dim)
+    if counts:
+        torch.testing.assert_close(found, torch.stack(expected).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("impl", ALL)
+@pytest.mark.usefixtures("short_chunks")
+def test_sums_of_half_numbers_are_not_half(impl: Any, kind: torch.dtype) -> None:
+    grad, order, starts = segments([0, 30, 2, 1], 5, kind)
+    expected = torch.stack([grad[order[a:b]].double().sum(0) for a, b in ((0, 0), (0, 30), (30, 32), (32, 33))])
+    found = segment_sum(grad.t().contiguous().t(), order.int(), starts, impl=impl)
+    assert found.dtype == (kind if kind == torch.float64 else torch.float32)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found, segment_sum(grad, order, starts, impl=impl))
+
+
+@needs_triton
+def test_one_chunk_holds_its_hundred_gradients() -> None:
+    """With the chunks as they are, not shortened for a test."""
+    grad, order, starts = segments([100, 0, 29, 200], 3)
+    torch.testing.assert_close(
+        segment_sum(grad, order, starts, impl="triton"), segment_sum(grad, order, starts, impl="reference")
+    )
+
+
+@pytest.mark.parametrize("impl", ALL)
+def test_rows_are_gathered(impl: Any) -> None:
+    table = torch.randn(50, 24, generator=torch.Generator().manual_seed(1))
+    rows = torch.tensor([49, 0, 7, 7, 48])
+    for of in (table, table[:, 3:20], table.t().contiguous().t(), table.bfloat16(), table.long()):
+        assert torch.equal(gather(of, rows, impl=impl), of[rows])
+        assert torch.equal(gather(of, rows.int(), impl=impl), of[rows])
+    assert gather(table, rows[:0], impl=impl).shape == (0, 24)
+
+
+@pytest.mark.parametrize("impl", ALL)
+def test_a_table_of_more_than_two_billion_numbers(impl: Any) -> None:
+    """Only the few pages that are touched are ever there."""
+    last = 2**31 // 512 + 2
+    table = torch.zeros(1, dtype=torch.int8).new_empty(last + 1, 512)
+    table[last], table[3] = torch.arange(512).to(torch.int8), 5
+    rows = torch.tensor([last, 3], dtype=torch.int32)
+    assert torch.equal(gather(table, rows, impl=impl), table[rows.long()])
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [1, 33])
+@pytest.mark.parametrize("impl", ALL)
+def test_row_wise_adagrad(impl: Any, dim: int, kind: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(dim)
+    table, state = torch.randn(40, dim, generator=draw), torch.rand(40, generator=draw)
+    wanted, seen = table.double(), state.double()
+    for step, rate in enumerate((0.1, torch.full((1,), 0.05))):
+        rows = torch.randperm(40, generator=draw)[: 11 + step]
+        grad = torch.randn(rows.numel(), dim, generator=draw).to(kind)
+        rowwise_adagrad_(table, state, rows, grad, rate=rate, eps=1e-3, impl=impl)
+        for row, given in zip(rows.tolist(), grad.double()):
+            seen[row] += (given * given).mean()
+            wanted[row] -= float(rate) * given / (seen[row].sqrt() + 1e-3)
+    rowwise_adagrad_(table, state, rows[:0], grad[:0], rate=0.1, eps=1e-3, impl=impl)
+    torch.testing.assert_close(table, wanted.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(state, seen.float(), rtol=1e-5, atol=1e-6)
+
+
+@needs_triton
+def test_an_update_that_would_be_lost_is_refused() -> None:
+    table = torch.zeros(4, 6)
+    with pytest.raises(ValueError, match="would be lost"):
+        rowwise_adagrad_(
+            table[:, :3], torch.zeros(4), torch.tensor([0]), torch.ones(1, 3), rate=1.0, eps=0.0, impl="triton"
+        )
+
+
+@pytest.mark.parametrize("impl", ALL)
+@pytest.mark.usefixtures("short_chunks")
+def test_rows_go_out_to_many_places_and_their_gradients_come_back(impl: Any) -> None:
+    draw = torch.Generator().manual_seed(2)
+    ids = unique(torch.randint(0, 9, (63,), generator=draw))
+    rows = torch.randn(ids.values_U.numel(), 6, generator=draw)
+    weight = torch.randn(63, 6, generator=draw)
+    found = []
+    for run in ("plain", impl, impl):
+        leaf = (rows.double() if run == "plain" else rows.clone()).requires_grad_()
+        out = leaf[ids.inverse_N] if run == "plain" else expand(leaf, *_way(ids), impl=impl)
+        (out.square() * weight).sum().backward()
+        found.append((out.detach().float(), leaf.grad.float()))  # type: ignore[union-attr]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(found[1][1], found[2][1])
+
+
+def _way(ids: lookup.Unique) -> tuple[Tensor, Tensor, Tensor]:
+    return ids.inverse_N, ids.order_N, ids.starts_U1
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 500])
+def test_unique_takes_ids_apart(count: int) -> None:
+    ids = torch.randint(-40, 1 << 50, (count,), generator=torch.Generator().manual_seed(count)) % 97 - 3
+    found = unique(ids)
+    assert torch.equal(found.values_U, torch.unique(ids))
+    assert torch.equal(found.values_U[found.inverse_N], ids)
+    edges = found.starts_U1.tolist()
+    assert len(edges) == found.values_U.numel() + 1
+    assert edges[-1] == count
+    for value, a, b in zip(found.values_U.tolist(), edges, edges[1:]):
+        assert found.order_N[a:b].tolist() == (ids == value).nonzero().squeeze(1).tolist()
+
+
+def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert choose("auto", torch.device("cpu")) == (reference, "reference: the rows are on cpu")
+    with pytest.raises(MachineError, match="the triton lookup cannot be used"):
+        choose("triton", torch.device("cpu"))
