@@ -38,12 +38,12 @@ def row_words(row, numbers, inside, first, second, LISTED: tl.constexpr):
 
 
 @triton.jit
-def keeps(column, a, b, threshold):
-    """Which elements stay, of the columns of each row."""
-    word = column.to(tl.uint32)[None, :] ^ a[:, None]
-    word = (word ^ (word >> 16)) * 0x7FEB352D + b[:, None]
+def factors(column, a, b, threshold, scale):
+    """What the elements of each row are multiplied with: 0, or what makes up for the others."""
+    word = (column.to(tl.uint32) * 0x9E3779B1)[None, :] + a[:, None]
+    word = (word ^ (word >> 16) ^ b[:, None]) * 0x7FEB352D
     word = (word ^ (word >> 15)) * 0x846CA68B
-    return word >= threshold.to(tl.uint32, bitcast=True)
+    return tl.where(word >= threshold.to(tl.uint32, bitcast=True), scale, 0.0)
 
 
 def arguments(dropout: Dropout) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _forward(
     inside = (row < T)[:, None] & (column < D)[None, :]
     value = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
     a, b = row_words(row, numbers, row < T, first, second, LISTED)
-    value = tl.where(keeps(column, a, b, threshold), value * scale, 0.0)
+    value *= factors(column, a, b, threshold, scale)
     tl.store(out + row[:, None] * D + column[None, :], value, mask=inside)
 
 

@@ -17,14 +17,17 @@ from torch import Tensor
 PROGRAMS = 8192
 """Most programs of a backward pass: several times what a GPU runs at once, so that the last to finish matter little."""
 WIDEST = 4096
+FORWARD, BACKWARD = (512, 1024), (512, 512)
+"""Columns of a row that one warp takes, and elements of a tensor that it holds: as many as its registers allow."""
 
 
-def tile(columns: int, elements: int) -> tuple[int, int, int]:
-    """Columns padded, rows side by side and warps of a program, which holds so many elements of a tensor a warp."""
+def tile(columns: int, of_a_warp: tuple[int, int]) -> tuple[int, int, int]:
+    """Columns padded, rows side by side and warps of a program."""
+    share, elements = of_a_warp
     if columns > WIDEST:
         raise ValueError(f"rows of {columns} are too wide for the kernels, which take {WIDEST}")
     width = triton.next_power_of_2(columns)
-    warps = max(1, min(8, width // 512))
+    warps = max(1, min(8, width // share))
     return width, max(1, min(32, elements * warps // width)), warps
 
 
@@ -85,7 +88,7 @@ def forward(
     out_TD = torch.empty(tokens, columns, dtype=x_TD.dtype, device=x_TD.device)
     stats_2T = torch.empty(2, tokens, dtype=torch.float32, device=x_TD.device)
     if tokens:
-        width, rows, warps = tile(columns, 1024)
+        width, rows, warps = tile(columns, FORWARD)
         _forward[(triton.cdiv(tokens, rows),)](
             x_TD, weight_D.contiguous(), bias_D.contiguous(), out_TD, stats_2T, tokens, columns, x_TD.stride(0), eps,
             ROWS=rows, WIDTH=width, SWISH=swish, num_warps=warps,
@@ -156,7 +159,7 @@ def backward(
     residual_TD = residual_TD if residual_TD is None else dense_rows(residual_TD)
     tokens, columns = x_TD.shape
     dx_TD = torch.empty(tokens, columns, dtype=x_TD.dtype, device=x_TD.device)
-    width, rows, warps = tile(columns, 512)
+    width, rows, warps = tile(columns, BACKWARD)
     programs, stretch = stretches(tokens, rows)
     shares_P2D = torch.empty(programs, 2, columns, dtype=torch.float32, device=x_TD.device)
     if tokens:

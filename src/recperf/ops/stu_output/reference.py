@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..dropout import Dropout, keep_mask
+from ..dropout import Dropout
+from ..dropout.reference import forward as dropped
 from ..layer_norm import reference as norm
 from ..layer_norm.reference import widened
 from ..products import product, weight_gradient
@@ -39,7 +40,7 @@ def gated(
     gate_TE = F.silu(widened(u_TE))
     normed_TE = norm.standard(attention_TE, stats_2T) * norm_weight_E + norm_bias_E
     z_T3E = torch.cat([gate_TE, widened(attention_TE), gate_TE * normed_TE], 1)
-    return _dropped(z_T3E, dropout).to(attention_TE.dtype)
+    return dropped(z_T3E, dropout).to(attention_TE.dtype)
 
 
 def backward(
@@ -62,7 +63,7 @@ def backward(
     z_T3E = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, stats_2T, dropout)
     dweight_3ED = weight_gradient(z_T3E.to(grad_TD.dtype), grad_TD)
     dz_T3E = widened(product(grad_TD, weight_3ED.t()))
-    dgate_TE, dattention_TE, dy_TE = _dropped(dz_T3E, dropout).chunk(3, 1)
+    dgate_TE, dattention_TE, dy_TE = dropped(dz_T3E, dropout).chunk(3, 1)
     raw_TE, standard_TE = widened(u_TE), norm.standard(attention_TE, stats_2T)
     sigmoid_TE = raw_TE.sigmoid()
     gate_TE = raw_TE * sigmoid_TE
@@ -74,10 +75,3 @@ def backward(
         du_TE = into_u.copy_(du_TE)
     dnorm = (dnormed_TE * standard_TE).sum(0), dnormed_TE.sum(0)
     return dattention_TE.to(attention_TE.dtype), du_TE, *dnorm, dweight_3ED
-
-
-def _dropped(z_T3E: Tensor, dropout: Dropout) -> Tensor:
-    if dropout.rate == 0.0:
-        return z_T3E
-    kept_T3E = keep_mask(dropout, z_T3E.shape[0], z_T3E.shape[1], z_T3E.device)
-    return torch.where(kept_T3E, z_T3E * dropout.scale, 0.0)

@@ -17,10 +17,13 @@ from torch import Tensor
 
 from ..dropout import Dropout
 from ..dropout import triton as dropping
-from ..dropout.triton import keeps, row_words
+from ..dropout.triton import factors, row_words
 from ..layer_norm import triton as norm
 from ..layer_norm.triton import before_standard, standardised
 from ..products import product, weight_gradient
+
+FORWARD, BACKWARD = (512, 512), (256, 256)
+"""Columns of a row that one warp takes, and elements of a tensor that it holds: as many as its registers allow."""
 
 
 @triton.jit(do_not_specialize=["T", "first", "second", "threshold"])
@@ -42,9 +45,9 @@ def _gate(
     gated = gate * (standard * w[None, :] + b[None, :])
     if DROP:
         one, two = row_words(row, numbers, row < T, first, second, LISTED)
-        gate = tl.where(keeps(column, one, two, threshold), gate * scale, 0.0)
-        value = tl.where(keeps(column + E, one, two, threshold), value * scale, 0.0)
-        gated = tl.where(keeps(column + 2 * E, one, two, threshold), gated * scale, 0.0)
+        gate *= factors(column, one, two, threshold, scale)
+        value *= factors(column + E, one, two, threshold, scale)
+        gated *= factors(column + 2 * E, one, two, threshold, scale)
     place = z + row[:, None] * (3 * E) + column[None, :]
     tl.store(place, gate, mask=inside)
     tl.store(place + E, value, mask=inside)
@@ -62,7 +65,7 @@ def gated(
     z_T3E = torch.empty(tokens, 3 * columns, dtype=attention_TE.dtype, device=attention_TE.device)
     stats_2T = torch.empty(2, tokens, dtype=torch.float32, device=attention_TE.device)
     if tokens:
-        width, rows, warps = norm.tile(columns, 1024)
+        width, rows, warps = norm.tile(columns, FORWARD)
         _gate[(triton.cdiv(tokens, rows),)](
             attention_TE, u_TE, norm_weight_E.contiguous(), norm_bias_E.contiguous(), z_T3E, stats_2T, tokens, columns,
             attention_TE.stride(0), u_TE.stride(0), eps,
@@ -117,12 +120,12 @@ def _backward(
         z_gate, z_value, z_gated = gate, value, gate * normed
         if DROP:
             one, two = row_words(row, numbers, row < T, first, second, LISTED)
-            kept = keeps(column, one, two, threshold)
-            z_gate, dgate = tl.where(kept, z_gate * scale, 0.0), tl.where(kept, dgate * scale, 0.0)
-            kept = keeps(column + E, one, two, threshold)
-            z_value, dvalue = tl.where(kept, z_value * scale, 0.0), tl.where(kept, dvalue * scale, 0.0)
-            kept = keeps(column + 2 * E, one, two, threshold)
-            z_gated, dgated = tl.where(kept, z_gated * scale, 0.0), tl.where(kept, dgated * scale, 0.0)
+            factor = factors(column, one, two, threshold, scale)
+            z_gate, dgate = z_gate * factor, dgate * factor
+            factor = factors(column + E, one, two, threshold, scale)
+            z_value, dvalue = z_value * factor, dvalue * factor
+            factor = factors(column + 2 * E, one, two, threshold, scale)
+            z_gated, dgated = z_gated * factor, dgated * factor
         # Every gradient of these rows has been read by now, by whichever thread: z takes their place.
         tl.debug_barrier()
         tl.store(place, z_gate, mask=inside)
@@ -164,7 +167,7 @@ def backward(
     du_TE = into_u if into_u is not None else torch.empty(tokens, columns, dtype=u_TE.dtype, device=u_TE.device)
     assert du_TE.stride(-1) == 1, "the gradient of u is written row by row"
     dz_T3E = product(grad_TD, weight_3ED.t())
-    width, rows, warps = norm.tile(columns, 512)
+    width, rows, warps = norm.tile(columns, BACKWARD)
     programs, stretch = norm.stretches(tokens, rows)
     shares_P2E = torch.empty(programs, 2, columns, dtype=torch.float32, device=attention_TE.device)
     if tokens:
