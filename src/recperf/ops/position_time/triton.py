@@ -51,18 +51,19 @@ def age_of(offsets_B1: Tensor, times_T: Tensor, ages: int) -> Tensor:
 
 
 @triton.jit
-def tokens_at(begin, end, block, context, ROWS: tl.constexpr, OPENING: tl.constexpr):
-    """The tokens of a row at the positions of a block, those positions, and which there are.
-
-    The first OPENING blocks have the tokens of context, which count from the start of the row.
-    """
+def positions_at(block, context, ROWS: tl.constexpr, OPENING: tl.constexpr):
+    """The positions of a block, before the table's end is respected: the first OPENING blocks are the context's."""
     lanes = tl.arange(0, ROWS).to(tl.int64)
+    return lanes + tl.where(block < OPENING, block * ROWS, (block - OPENING) * ROWS + context)
+
+
+@triton.jit
+def tokens_at(begin, end, position, block, context, OPENING: tl.constexpr):
+    """The tokens of a row that are at these positions, and whether there are such."""
     at_start = block < OPENING
-    distance = tl.where(at_start, block, block - OPENING) * ROWS + lanes
-    token = tl.where(at_start, begin + distance, end - 1 - distance)
-    position = tl.where(at_start, distance, distance + context)
-    inside = tl.where(at_start, (distance < context) & (token < end), token >= begin + context)
-    return token, position, inside
+    token = tl.where(at_start, begin + position, end - 1 - (position - context))
+    there = tl.where(at_start, (position < context) & (token < end), token >= begin + context)
+    return token, there
 
 
 @triton.jit
@@ -73,14 +74,13 @@ def _forward(
     block = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
     wide = (columns < D)[None, :]
-    zero = tl.zeros([1], dtype=tl.int64)
-    _, position, _ = tokens_at(zero, zero, block, context, ROWS, OPENING)
+    position = positions_at(block, context, ROWS, OPENING)
     place = tl.minimum(position, positions - 1)[:, None] * D + columns[None, :]
     at_position = tl.load(position_weight + place, mask=wide, other=0.0).to(tl.float32)
     first = tl.program_id(1) * group
     for row in range(first, tl.minimum(first + group, B)):
         begin, end = tl.load(offsets + row).to(tl.int64), tl.load(offsets + row + 1).to(tl.int64)
-        token, _, inside = tokens_at(begin, end, block, context, ROWS, OPENING)
+        token, inside = tokens_at(begin, end, position, block, context, OPENING)
         age = tl.load(age_T + token, mask=inside, other=0).to(tl.int64)
         mask = inside[:, None] & wide
         given = tl.load(x + token[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -97,13 +97,12 @@ def _backward(
     block = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
     wide = (columns < D)[None, :]
-    zero = tl.zeros([1], dtype=tl.int64)
-    _, position, _ = tokens_at(zero, zero, block, context, ROWS, OPENING)
+    position = positions_at(block, context, ROWS, OPENING)
     total = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
     first = tl.program_id(1) * group
     for row in range(first, tl.minimum(first + group, B)):
         begin, end = tl.load(offsets + row).to(tl.int64), tl.load(offsets + row + 1).to(tl.int64)
-        token, _, inside = tokens_at(begin, end, block, context, ROWS, OPENING)
+        token, inside = tokens_at(begin, end, position, block, context, OPENING)
         mask = inside[:, None] & wide
         given = tl.load(grad + token[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         total += given
