@@ -159,7 +159,7 @@ def gpu() -> DLRMv4Config:
 
 def laptop() -> DLRMv4Config:
     """The same model, small in every direction."""
-    hstu = HSTUConfig(layers=2, dim=64, heads=2, qk_dim=32, v_dim=32, max_length=128)
+    hstu = HSTUConfig(layers=2, dim=32, heads=2, qk_dim=16, v_dim=16, max_length=128)
     return replace(
         DLRMv4Config(hstu=hstu),
         table_dim=32,

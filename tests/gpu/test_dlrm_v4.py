@@ -1,0 +1,168 @@
+"""DLRMv4 on a GPU: the published numbers, the switches against each other, the CPU's numbers, no waiting in a step."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recperf.models.dlrm_v4 import DLRMv4
+from recperf.models.dlrm_v4_config import DLRMv4Config
+from recperf.models.dlrm_v4_inputs import parts_to, prepare, prepare_parts
+from recperf.models.dlrm_v4_tables import fill_uniform_
+from recperf.models.hstu_config import HSTUConfig
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+TESTS = Path(__file__).parents[1]
+
+
+def _module(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+cases = _module("dlrm_v4_cases", TESTS / "golden" / "dlrm_v4_cases.py")
+made_up = _module("dlrm_v4_made_up", TESTS / "models" / "test_dlrm_v4.py")
+
+CASES = [pytest.param(path, id=path.stem) for path in cases.CASES] or [
+    pytest.param(None, marks=pytest.mark.skip(f"no golden numbers at {cases.FOLDER}; set RECPERF_GOLDEN"))
+]
+WAYS = list(product((False, True), repeat=3))
+SWITCHES = ("candidate_only", "shared_encoders", "recompute")
+HSTU = HSTUConfig(layers=2, dim=64, heads=2, qk_dim=32, v_dim=16, max_length=400)
+CONFIG = DLRMv4Config(hstu=HSTU, table_dim=32, row_scale=1e-4, encoder_hidden=32, item_hidden=48, head_hidden=40)
+LENGTHS = (70, 0, 391, 1, 128, 119, 300, 55)
+
+
+@pytest.fixture(autouse=True)
+def _exact_products() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def gradients(model: DLRMv4) -> dict[str, Tensor]:
+    found = {f"tables.{name}": model.tables.dense_gradient(name) for name in model.config.tables}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        found[name] = parameter.grad
+    return {name: value.double().cpu() for name, value in found.items()}
+
+
+def step(config: DLRMv4Config, device: str, *, parts: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
+    model, batch = DLRMv4(config, seed=3, device=device), made_up.batch_of(LENGTHS).to(device)
+    model.set_step(1, 2)
+    total = torch.zeros((), device=device)
+    for inputs in prepare_parts(batch, config, parts):
+        loss = model.loss(inputs) * (len(inputs) / len(batch))
+        loss.backward()
+        total += loss.detach()
+    return total.cpu(), gradients(model)
+
+
+def near(found: dict[str, Tensor], wanted: dict[str, Tensor], share: float) -> None:
+    for name, value in wanted.items():
+        assert float((found[name] - value).norm()) <= share * float(value.norm()) + 1e-12, name
+
+
+@pytest.mark.parametrize("on", WAYS, ids=str)
+@pytest.mark.parametrize("path", CASES)
+def test_every_way_gives_the_published_numbers(path: Path, on: tuple[bool, ...]) -> None:
+    cases.check(cases.Case(path), "cuda", **dict(zip(SWITCHES, on)))
+
+
+@pytest.mark.parametrize("on", WAYS, ids=str)
+def test_values_and_gradients_are_the_cpus(on: tuple[bool, ...]) -> None:
+    """With dropout, which is the same on every device."""
+    candidate_only, shared, recompute = on
+    hstu = replace(HSTU, candidate_only=candidate_only, recompute=recompute)
+    config = replace(CONFIG, hstu=hstu, shared_encoders=shared)
+    (cpu, wanted), (gpu, found) = step(config, "cpu"), step(config, "cuda")
+    torch.testing.assert_close(gpu, cpu, rtol=1e-5, atol=1e-7)
+    near(found, wanted, 1e-4)
+
+
+def test_half_precision_is_near() -> None:
+    (exact, wanted), (half, found) = (
+        step(replace(CONFIG, precision=precision), "cuda")  # type: ignore[arg-type]
+        for precision in ("float32", "bfloat16")
+    )
+    torch.testing.assert_close(half, exact, rtol=2e-2, atol=1e-3)
+    near(found, wanted, 0.1)
+
+
+def test_parts_of_a_batch_add_up() -> None:
+    config = replace(CONFIG, input_dropout=0.0, hstu=replace(HSTU, dropout=0.0, attention_scale="batch-max"))
+    (whole, wanted), (sum_of, found) = step(config, "cuda"), step(config, "cuda", parts=3)
+    torch.testing.assert_close(sum_of, whole, rtol=1e-5, atol=1e-7)
+    near(found, wanted, 1e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("on", [(True, True), (False, False)], ids=str)
+def test_a_step_never_waits_for_the_device(on: tuple[bool, bool], precision: Any) -> None:
+    hstu = replace(HSTU, candidate_only=on[0])
+    config = replace(CONFIG, hstu=hstu, shared_encoders=on[1], precision=precision)
+    model = DLRMv4(config, seed=3, device="cuda")
+    optimizer = torch.optim.Adam(model.dense_parameters(), lr=1e-3, fused=True)
+    rate = torch.full((1,), 0.05, device="cuda")
+    batches = [prepare_parts(made_up.batch_of(LENGTHS, seed=seed).to("cuda"), config, 2) for seed in range(3)]
+    for number, parts in enumerate(batches):
+        torch.cuda.synchronize()
+        if number:
+            # The first step compiles.
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            for part, inputs in enumerate(parts):
+                model.set_step(1, number, part)
+                (model.loss(inputs) * 0.5).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.tables.update(rate)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_inputs_prepared_elsewhere_are_the_same() -> None:
+    batch = made_up.batch_of(LENGTHS)
+    here = prepare(batch.to("cuda"), CONFIG)
+    (moved,) = parts_to([prepare(batch, CONFIG).pin_memory()], "cuda", non_blocking=True)
+    for one, other in zip(made_up.every_tensor(here), made_up.every_tensor(moved), strict=True):
+        assert torch.equal(one, other)
+    assert (here.tokens, here.longest) == (moved.tokens, moved.longest)
+
+
+def test_tables_start_with_the_same_bits() -> None:
+    cpu, gpu = torch.empty(1000, 33), torch.empty(1000, 33, device="cuda")
+    for table in (cpu, gpu):
+        fill_uniform_(table, 0.1, 9)
+    assert torch.equal(cpu, gpu.cpu())
+
+
+def test_a_step_gives_the_same_bits_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without it torch refuses products when asked for the same bits.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        (one, first), (other, second) = step(CONFIG, "cuda"), step(CONFIG, "cuda")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(one, other)
+    for name, value in first.items():
+        assert torch.equal(second[name], value), name
