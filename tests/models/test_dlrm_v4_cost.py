@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from recperf.data.batch import HistoryBatch, JaggedFeatures
+from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.errors import ConfigError
 from recperf.measure.cost import Cost
 from recperf.models import dlrm_v4_cost as cost
+from recperf.models.dlrm_v4 import CODES, DLRMv4
 from recperf.models.dlrm_v4_config import DLRMv4Config, laptop, mlperf
+from recperf.models.dlrm_v4_inputs import prepare
 from recperf.models.hstu_config import HSTUConfig
+from recperf.ops.hstu_attention import reference
 
 STU = ("stu_input", "attention", "stu_output")
 
@@ -132,3 +140,64 @@ def test_bytes_of_the_layers_are_their_inputs_and_outputs() -> None:
 def test_rows_too_short_for_context_and_candidate_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 9"):
         cost.load_of(laptop(), (9, 8))
+
+
+def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention is not counted as it is computed, but by the half of each square; its products are left out."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+        return torch.zeros(q.shape[0], *v.shape[1:])
+
+    def backward(*_: object, into: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(gradient.zero_() for gradient in into)
+
+    for name in ("forward", "forward_last"):
+        monkeypatch.setattr(reference, name, forward)
+    for name in ("backward", "backward_last"):
+        monkeypatch.setattr(reference, name, backward)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("candidate_only", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_products_are_counted_as_torch_counts_them(
+    shared: bool, candidate_only: bool, recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_attention(monkeypatch)
+    config = with_hstu(replace(small(), shared_encoders=shared), candidate_only=candidate_only, recompute=recompute)
+    lengths = (4, 7, 0, 11)
+    inputs = prepare(histories(lengths, config), config)
+    model = DLRMv4(config).train()
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model.loss(inputs).backward()
+    distinct = None if inputs.sources is None else inputs.sources.starts_U1.numel() - 1
+    load = cost.load_of(config, [length + 9 for length in lengths], triples=distinct)
+    parts = cost.step(config, [load])
+    products = sum(part.flops for name, part in parts.items() if not name.startswith("attention"))
+    if recompute:
+        products -= parts["attention"].flops
+    # What was done at a position is picked by a product with a matrix of zeros and ones: a lookup, not work.
+    looked_up = 3 * 2 * load.positions(config) * CODES * config.dim if shared else 0
+    # Of the matrix of zeros and ones nobody wants a gradient.
+    looked_up -= looked_up // 3
+    assert counter.get_total_flops() == products + looked_up
+
+
+def histories(lengths: tuple[int, ...], config: DLRMv4Config) -> HistoryBatch:
+    draw, batch, events = torch.Generator().manual_seed(1), len(lengths), sum(lengths)
+    sizes = [batch] * len(CONTEXT) + [events] * len(HISTORY) + [batch] * len(CANDIDATE)
+    bags = [(1,) * batch] * len(CONTEXT) + [lengths] * len(HISTORY) + [(1,) * batch] * len(CANDIDATE)
+    features = JaggedFeatures(
+        (*CONTEXT, *HISTORY, *CANDIDATE),
+        torch.randint(0, 5, (sum(sizes),), generator=draw),
+        torch.tensor([0, *(length for feature in bags for length in feature)]).cumsum(0),
+    )
+    return HistoryBatch(
+        features=features,
+        history_offsets_B1=torch.tensor([0, *lengths]).cumsum(0),
+        actions_T=torch.ones(events, dtype=torch.int64),
+        times_T=torch.arange(events),
+        query_times_B=torch.full((batch,), events),
+        labels_B=torch.ones(batch),
+    )
