@@ -60,18 +60,17 @@ _STREAM = 0x64726F70
 
 def dropout_seed(seed: int, step: int, layer: int, purpose: int | str = 0) -> int:
     """The seed of one dropout of one step: equal for equal arguments, unrelated for others."""
-    if isinstance(purpose, str):
-        purpose = int.from_bytes(purpose.encode(), "little")
-        parts = [purpose >> shift & _PART for shift in range(0, max(1, purpose.bit_length()), 56)]
-    else:
-        parts = [purpose]
+    parts = [purpose] if isinstance(purpose, int) else _words(purpose)
     word = seed
-    for part in (step, layer, *parts, len(parts)):
+    for part in (step, layer, *parts):
         word = hash_int(part, word)
     return word >> 1
 
 
-_PART = (1 << 56) - 1
+def _words(name: str) -> list[int]:
+    """A name as numbers, its length first: below 0, where no numbered purpose is."""
+    text = name.encode()
+    return [-1 - len(text), *(int.from_bytes(text[at : at + 8], "little") for at in range(0, len(text), 8))]
 
 
 def signed(word: int) -> int:

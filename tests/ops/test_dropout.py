@@ -1,0 +1,169 @@
+"""Dropout: the same bits in every body and in the written rule, and the shares and independence that chance allows."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from itertools import product
+
+import pytest
+import torch
+
+from recperf.data.hashing import hash_int
+from recperf.errors import ConfigError, MachineError
+from recperf.ops.dropout import Dropout, choose, drop, dropout_seed, keep_mask, reference
+
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
+    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("recperf.ops.dropout.triton")
+
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+KINDS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def mix_int(word: int) -> int:
+    word = (word ^ (word >> 16)) * 0x7FEB352D & 0xFFFFFFFF
+    word = (word ^ (word >> 15)) * 0x846CA68B & 0xFFFFFFFF
+    return word ^ (word >> 16)
+
+
+def word_int(seed: int, row: int, column: int) -> int:
+    """The rule once more, in integers."""
+    hashed = hash_int(seed, 0x64726F70)
+    first, second = hashed & 0xFFFFFFFF, hashed >> 32
+    a = mix_int((mix_int((row & 0xFFFFFFFF) ^ first) + second) & 0xFFFFFFFF)
+    b = mix_int(a ^ second)
+    x = (column * 0x9E3779B1 + a) & 0xFFFFFFFF
+    x = (x ^ (x >> 16) ^ b) * 0x7FEB352D & 0xFFFFFFFF
+    return (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.93])
+def test_the_mask_is_what_the_rule_says(rate: float) -> None:
+    dropout = Dropout(rate, seed=77)
+    expected = [[word_int(77, row, column) >= rate * 2**32 for column in range(50)] for row in range(20)]
+    assert keep_mask(dropout, 20, 50, "cpu").tolist() == expected
+
+
+def test_listed_rows_have_the_masks_of_their_numbers() -> None:
+    """Whatever the width, the other rows and the size of the number."""
+    numbers = torch.tensor([3, 17, 0, (1 << 31) + 5, 17])
+    listed = keep_mask(Dropout(0.4, 9, numbers), 5, 30, "cpu")
+    everything = keep_mask(Dropout(0.4, 9), 20, 64, "cpu")
+    assert torch.equal(listed[[0, 1, 2, 4]], everything[[3, 17, 0, 17], :30])
+    assert listed[3].tolist() == [word_int(9, (1 << 31) + 5, column) >= 0.4 * 2**32 for column in range(30)]
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "columns"), [(0, 8), (1, 1), (63, 7), (5, 700)])
+@pytest.mark.usefixtures("poisoned")
+def test_the_kernel_drops_the_same(rows: int, columns: int, kind: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, columns + 3, generator=draw).to(kind)[:, :columns]
+    for dropout in (Dropout(0.3, 5), Dropout(0.3, 5, torch.randint(0, 1 << 40, (rows,), generator=draw))):
+        plain, kernel = drop(x, dropout, "reference"), drop(x, dropout, "triton")
+        assert kernel.dtype == plain.dtype == kind
+        assert torch.equal(kernel != 0, plain != 0)
+        # The interpreter cuts where a GPU rounds.
+        torch.testing.assert_close(kernel, plain, rtol=8e-3 if kind == torch.bfloat16 else 1e-3, atol=0.0)
+        if kind == torch.float32:
+            assert torch.equal(kernel, plain)
+
+
+@pytest.mark.parametrize("impl", ["reference", pytest.param("triton", marks=needs_triton)])
+def test_values_are_kept_or_zero_and_the_gradient_goes_the_same_way(impl: str) -> None:
+    x = torch.randn(40, 33, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    dropout = Dropout(0.5, 3)
+    kept = keep_mask(dropout, 40, 33, "cpu")
+    dropped = drop(x, dropout, impl)  # type: ignore[arg-type]
+    assert torch.equal(dropped, torch.where(kept, x * 2.0, 0.0))
+    dropped.backward(torch.full_like(x, 3.0))
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.where(kept, 6.0, 0.0))
+
+
+def test_rate_zero_changes_nothing() -> None:
+    x = torch.randn(3, 4)
+    assert drop(x, Dropout(0.0)) is x
+    assert reference.forward(x, Dropout(0.0)) is x
+    assert bool(keep_mask(Dropout(0.0), 3, 4, "cpu").all())
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
+def test_other_rates_are_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match="rate"):
+        Dropout(rate)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
+def test_the_share_is_the_rate_in_all_and_in_every_row_and_column(rate: float) -> None:
+    rows, columns = 3000, 1536
+    dropped = ~keep_mask(Dropout(rate, 21), rows, columns, "cpu")
+    spread = rate * (1 - rate)
+    assert abs(float(dropped.double().mean()) - rate) < 4.5 * (spread / (rows * columns)) ** 0.5
+    # Counts of rows and of columns vary as those of independent draws do, neither more nor less.
+    for across, of in ((1, columns), (0, rows)):
+        counts = dropped.sum(across).double()
+        assert abs(float(counts.var()) / (of * spread) - 1) < 5 * (2 / counts.numel()) ** 0.5
+
+
+def correlation(one: torch.Tensor, other: torch.Tensor, rate: float) -> float:
+    """In standard deviations of what chance allows."""
+    centred = (one.double() - 1 + rate) * (other.double() - 1 + rate)
+    return float(centred.sum()) / (rate * (1 - rate) * one.numel() ** 0.5)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_neighbours_are_not_correlated(rate: float) -> None:
+    kept = keep_mask(Dropout(rate, 4), 3000, 1536, "cpu")
+    for lag in (1, 2, 3, 5, 8, 13, 32, 64, 233, 377, 512, 610, 987, 1024):
+        assert abs(correlation(kept[:, lag:], kept[:, :-lag], rate)) < 4.5, f"columns {lag} apart"
+        assert abs(correlation(kept[lag:], kept[:-lag], rate)) < 4.5, f"rows {lag} apart"
+
+
+def test_steps_layers_and_purposes_are_independent_and_a_repeat_is_equal() -> None:
+    choices = list(product((0, 1), (0, 1, 2), (0, 1), ("tokens", "output")))
+    seeds = [dropout_seed(*choice) for choice in choices]
+    assert len(set(seeds)) == len(choices)
+    assert seeds == [dropout_seed(*choice) for choice in choices]
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+    masks = [keep_mask(Dropout(0.5, seed), 64, 256, "cpu") for seed in seeds]
+    for place, one in enumerate(masks):
+        assert torch.equal(one, keep_mask(Dropout(0.5, seeds[place]), 64, 256, "cpu"))
+        for other in masks[:place]:
+            assert abs(correlation(one, other, 0.5)) < 4.5
+
+
+def test_seeds_do_not_change_from_release_to_release() -> None:
+    """A resumed run must drop what the interrupted one would have."""
+    assert dropout_seed(1, 2, 3, "output") == 4807087395884125185
+    assert keep_mask(Dropout(0.5, 1), 2, 8, "cpu").int().tolist() == [
+        [1, 1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 1, 1, 1, 0, 0],
+    ]
+
+
+@pytest.mark.parametrize(
+    "names", [("a", "b"), ("a", "aa"), ("", "\0"), ("", 0), ("output of a layer", "output of a layer2")]
+)
+def test_purposes_with_similar_names_differ(names: tuple[str, str | int]) -> None:
+    assert dropout_seed(0, 0, 0, names[0]) != dropout_seed(0, 0, 0, names[1])
+
+
+def test_an_unmet_wish_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert choose("auto", torch.device("cpu")) == (reference, "reference: the values are on cpu")
+    with pytest.raises(MachineError, match="the triton dropout cannot be used"):
+        choose("triton", torch.device("cpu"))
+    with pytest.raises(MachineError, match="there is no native body"):
+        choose("native", torch.device("cpu"))
