@@ -1,0 +1,132 @@
+"""The benchmarks of HSTU and dlrm-v4 run on a small scale, count as the model does, and name the goals they miss.
+
+Shapes: B rows, T tokens of all rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.data.yambda.schema import CANDIDATE, HISTORY
+from recperf.models import dlrm_v4_cost as cost
+from recperf.models.dlrm_v4_config import gpu, laptop, mlperf
+from recperf.models.dlrm_v4_inputs import prepare
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+Script = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Script:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(importlib.import_module("_rows"), "RESULTS", tmp_path)
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("name", ["hstu_attention", "stu_stack", "stu_ops", "dlrm_v4_step"])
+def test_a_tiny_run_prints_and_records_nothing(
+    script: Script, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script(name).main(["--tiny"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 6
+    assert not list(tmp_path.iterdir())
+
+
+def test_attention_is_counted_as_the_model_counts_it(script: Script) -> None:
+    peer = script("_hstu_peer")
+    for shape in peer.SHAPES:
+        lengths_B = shape.lengths(1)
+        assert shape.shortest <= int(lengths_B.min()) <= int(lengths_B.max()) <= shape.longest
+        assert shape.flops(lengths_B) == cost.attention_flops(mlperf().hstu, lengths_B.tolist())
+    first, second = peer.SHAPES[:2]
+    assert (first.least(False), first.least(True)) == (500, 360)
+    assert second.least(True) == pytest.approx(1.4 * 196)
+
+
+def test_the_peer_of_equal_rows_is_causal_softmax_attention(script: Script) -> None:
+    draw = torch.Generator().manual_seed(2)
+    q, k, v, grad = (torch.randn(10, 3, 4, generator=draw) for _ in range(4))
+    peer = script("_hstu_peer").Softmax(q, k, v, grad, 2)
+    out = peer.forward().transpose(1, 2).reshape(10, 3, 4)
+    for row in (slice(0, 5), slice(5, 10)):
+        scores = torch.einsum("ihd,jhd->hij", q[row], k[row]) / 2
+        seen = torch.tril(torch.ones(5, 5, dtype=torch.bool))
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(2)
+        torch.testing.assert_close(out[row], torch.einsum("hij,jhd->ihd", weights, v[row]))
+    assert [gradient.shape for gradient in peer.both()] == [(2, 3, 5, 4)] * 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "shortest", "longest", "mean"), [(256, 512, 4096, 2663), (7, 1, 9, 8.5), (3, 4, 4, 4)]
+)
+def test_lengths_have_the_mean_asked_for(script: Script, rows: int, shortest: int, longest: int, mean: float) -> None:
+    lengths_B = script("_hstu_peer").jagged_lengths(rows, shortest, longest, mean, 5)
+    assert int(lengths_B.sum()) == round(rows * mean)
+    assert shortest <= int(lengths_B.min()) <= int(lengths_B.max()) <= longest
+    assert torch.equal(lengths_B, script("_hstu_peer").jagged_lengths(rows, shortest, longest, mean, 5))
+    if rows > 100:
+        assert lengths_B.double().std() > 700
+
+
+def test_made_up_batches_are_like_the_benchmarks(script: Script) -> None:
+    config = replace(laptop(), rows=(1_000_000,) * 11, row_scale=1.0)
+    batch = script("_histories").made_up(config, 200, 9, mean=77, shortest=16)
+    inputs = prepare(batch, config)
+    positions = inputs.tokens - 8 * 200
+    assert positions == 200 * 78
+    assert inputs.sources is not None
+    distinct = inputs.sources.starts_U1.numel() - 1
+    assert distinct == inputs.rows["item_id"].numel(), "artist and album are the item's own"
+    for name, share in cost.UNIQUE.items():
+        assert inputs.rows[name].numel() / positions == pytest.approx(share, rel=0.05)
+    for history, candidate in zip(HISTORY, CANDIDATE):
+        assert batch.features[history][0].numel() == 200 * 77
+        assert batch.features[candidate][0].numel() == 200
+    for low, high in zip(batch.history_offsets_B1[:5].tolist(), batch.history_offsets_B1[1:6].tolist()):
+        assert (batch.times_T[low:high].diff() >= 0).all()
+    assert set(batch.actions_T.tolist()) == {1, 3, 4}
+
+
+def test_micro_batches_are_as_few_as_memory_allows(script: Script) -> None:
+    step = script("dlrm_v4_step")
+    batch = script("_histories").made_up(gpu(), 64, 1)
+    ways = step.ways(gpu())
+    fits = {name: step.parts_that_fit(config, batch, 48 * 2**30) for name, config in ways.items()}
+    assert fits["shared encoders, candidate only"] == 1
+    assert step.parts_that_fit(ways["neither"], batch, 42 * 2**30) > 1
+    assert not ways["neither"].shared_encoders
+    assert not ways["neither"].hstu.candidate_only
+
+
+def entry(metric: str, p50: float, **conditions: Any) -> dict[str, Any]:
+    return {"variant": "some", "metric": metric, "unit": "x", "p50": p50, "conditions": conditions}
+
+
+def test_missed_goals_are_named(script: Script) -> None:
+    attention, stack, step, ops = map(script, ("hstu_attention", "stu_stack", "dlrm_v4_step", "stu_ops"))
+    fine = {"relative_error": {"dq": 3e-3}}
+    assert attention.goals_missed([entry("rate", 510.0, who="recperf", goal=500, **fine)]) == []
+    assert attention.goals_missed([entry("rate", 100.0, who="softmax", goal=500, **fine)]) == []
+    assert len(attention.goals_missed([entry("rate", 499.0, who="recperf", goal=500, **fine)])) == 1
+    assert len(attention.goals_missed([entry("first calls", 21.0, **fine)])) == 1
+    assert len(attention.goals_missed([entry("first calls", 2.0, relative_error={"dq": float("nan")})])) == 1
+    assert stack.goals_missed([entry("throughput", 2400.0, goal=2300.0), entry("peak memory", 20.0, goal=None)]) == []
+    assert len(stack.goals_missed([entry("throughput", 2200.0, goal=2300.0)])) == 1
+    assert len(stack.goals_missed([entry("peak memory", 24.0, goal=23.7)])) == 1
+    assert step.goals_missed([entry("unexplained", 0.04)]) == []
+    assert len(step.goals_missed([entry("unexplained", 0.06)])) == 1
+    assert len(ops.goals_missed([entry("ratio", 0.5), entry("ratio", 1.2), entry("bandwidth", 0.1)])) == 1
+
+
+def test_shares_of_a_budget_are_means_over_time(script: Script) -> None:
+    shares = script("dlrm_v4_step").mean_shares([(10, {"a": 4, "other": 6}), (30, {"a": 30})])
+    assert shares == {"a": 34 / 40, "other": 6 / 40}
