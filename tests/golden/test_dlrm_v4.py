@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from recperf.ops import choice
 
 _spec = importlib.util.spec_from_file_location("dlrm_v4_cases", Path(__file__).with_name("dlrm_v4_cases.py"))
 assert _spec is not None
@@ -16,6 +20,15 @@ assert _spec.loader is not None
 cases = importlib.util.module_from_spec(_spec)
 sys.modules["dlrm_v4_cases"] = cases
 _spec.loader.exec_module(cases)
+
+OPS = ("dropout", "hstu_attention", "jagged", "layer_norm", "lookup", "position_time", "stu_input", "stu_output")
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
+    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        for op in OPS:
+            importlib.import_module(f"recperf.ops.{op}.triton")
 
 CASES = [pytest.param(path, id=path.stem) for path in cases.CASES] or [
     pytest.param(None, marks=pytest.mark.skip(f"no golden numbers at {cases.FOLDER}; set RECPERF_GOLDEN"))
@@ -50,3 +63,18 @@ def test_evaluation_gives_the_published_numbers(path: Path) -> None:
     with torch.no_grad():
         found_B = model(cases.prepare_parts(case.batch(), model.config, 1)[0])
     cases.close(found_B.sigmoid(), case.arrays["out/pred_eval"][0], "prediction")
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+@pytest.mark.slow
+@pytest.mark.parametrize("path", CASES[:1])
+def test_kernels_give_the_published_numbers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One case by one way that has full layers, and one for the candidate alone: the interpreter takes its time."""
+    chosen = choice.choose
+
+    def kernels(package: str, name: str, *rest: Any, **more: Any) -> Any:
+        return chosen(package, "triton" if name == "auto" else name, *rest, **more)
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(choice, "choose", kernels)
+    cases.check(cases.Case(path))
