@@ -1,0 +1,164 @@
+"""Layer norm and its gate: values and every gradient against autograd of the plain formula in float64."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recperf.errors import MachineError
+from recperf.ops.layer_norm import choose, layer_norm, reference, swish_layer_norm
+
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
+    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("recperf.ops.layer_norm.triton")
+
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+BODIES = ["reference", pytest.param("triton", marks=needs_triton)]
+SHAPES = [(0, 8), (1, 1), (1, 600), (63, 40), (9, 512), (3, 2048), (300, 3)]
+LIMIT = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 8e-3}
+"""Largest difference from float64, of the largest number; a GPU rounds to bfloat16 where the interpreter cuts."""
+EPS = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def close(got: Tensor, exact: Tensor, kind: torch.dtype, name: str = "") -> None:
+    assert got.shape == exact.shape
+    if exact.numel():
+        error = float((got.double() - exact).abs().max() / exact.abs().max().clamp(min=0.1))
+        assert error <= LIMIT[kind], name
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor, swish: bool) -> Tensor:
+    normed = F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
+    return x * normed.sigmoid() if swish else normed
+
+
+def exact(inputs: list[Tensor], gradient: Tensor, swish: bool) -> tuple[Tensor, ...]:
+    leaves = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    out = plain(leaves[0], leaves[1], leaves[2], swish)
+    return out.detach(), *torch.autograd.grad(out, leaves, gradient.double())
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+@pytest.mark.parametrize("swish", [False, True])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("impl", BODIES)
+@pytest.mark.usefixtures("poisoned")
+def test_values_and_gradients(impl: Any, rows: int, columns: int, kind: torch.dtype, swish: bool) -> None:
+    if kind == torch.float64 and impl == "triton":
+        pytest.skip("the kernels count in float32")
+    wide = torch.float64 if kind == torch.float64 else torch.float32
+    x = (drawn(rows, columns) * 2 + 0.5).to(kind).requires_grad_()
+    weight, bias = (drawn(columns, seed=seed).to(wide).requires_grad_() for seed in (1, 2))
+    gradient = drawn(rows, columns, seed=3).to(kind)
+    out = (swish_layer_norm if swish else layer_norm)(x, weight, bias, EPS, impl)
+    out.backward(gradient)
+    assert out.dtype == kind
+    found = (out.detach(), x.grad, weight.grad, bias.grad)
+    for name, got, expected in zip(("out", "x", "weight", "bias"), found, exact([x, weight, bias], gradient, swish)):
+        assert got is not None
+        close(got, expected, kind, name)
+
+
+@pytest.mark.parametrize("impl", BODIES)
+@pytest.mark.usefixtures("poisoned")
+def test_strided_rows_more_dimensions_and_a_residual(impl: Any) -> None:
+    body, _ = choose(impl, torch.device("cpu"))
+    wide, gradients, residuals = drawn(11, 90), drawn(11, 70, seed=1), drawn(11, 80, seed=2)
+    weight, bias = drawn(40, seed=3), drawn(40, seed=4)
+    x, gradient, residual = wide[:, 5:45], gradients[:, :40], residuals[:, 40:]
+    for swish in (False, True):
+        expected = exact([x, weight, bias], gradient, swish)
+        out, stats = body.forward(x, weight, bias, EPS, swish=swish)
+        close(out, expected[0], torch.float32)
+        found = body.backward(gradient, x, weight, bias, stats, swish=swish, residual_TD=residual)
+        close(found[0], expected[1] + residual.double(), torch.float32)
+        close(found[1], expected[2], torch.float32)
+        close(found[2], expected[3], torch.float32)
+    stacked = x.reshape(11, 1, 40).expand(11, 3, 40)
+    close(layer_norm(stacked, weight, bias, EPS, impl), plain(stacked.double(), weight.double(), bias.double(), False),
+          torch.float32)  # fmt: skip
+    turned = drawn(40, 11)
+    close(layer_norm(turned.t(), weight, bias, EPS, impl), plain(turned.t().double(), weight.double(), bias.double(),
+          False), torch.float32)  # fmt: skip
+
+
+@pytest.mark.parametrize("impl", BODIES)
+def test_rows_far_from_zero_keep_their_digits(impl: Any) -> None:
+    """A variance as the difference of two large sums would be noise here."""
+    x = drawn(5, 64) + 3000.0
+    weight, bias = torch.ones(64), torch.zeros(64)
+    error = layer_norm(x, weight, bias, EPS, impl).double() - plain(x.double(), weight.double(), bias.double(), False)
+    assert float(error.abs().max()) < 2e-3
+
+
+@needs_triton
+def test_the_normed_rows_take_the_place_of_the_gradient() -> None:
+    body, _ = choose("triton", torch.device("cpu"))
+    x, weight, bias, gradient = drawn(37, 20), drawn(20, seed=1), drawn(20, seed=2), drawn(37, 20, seed=3)
+    normed, stats = body.forward(x, weight, bias, EPS)
+    plainly = body.backward(gradient, x, weight, bias, stats)
+    reused = gradient.clone()
+    for one, other in zip(plainly, body.backward(reused, x, weight, bias, stats, again=True)):
+        assert torch.equal(one, other)
+    close(reused, normed.double(), torch.float32)
+
+
+@needs_triton
+def test_many_rows_are_shared_out_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that walk over several rows, the last over fewer."""
+    body, _ = choose("triton", torch.device("cpu"))
+    monkeypatch.setattr(body, "PROGRAMS", 4)
+    x, weight, bias, gradient = drawn(67, 512), drawn(512, seed=1), drawn(512, seed=2), drawn(67, 512, seed=3)
+    assert body.stretches(67, 1) == (4, 17)
+    _, stats = body.forward(x, weight, bias, EPS)
+    found = body.backward(gradient, x, weight, bias, stats)
+    for got, expected in zip(found, exact([x, weight, bias], gradient, False)[1:]):
+        close(got, expected, torch.float32)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 8192, 8193, 681_728])
+@needs_triton
+def test_every_row_has_a_program(tokens: int) -> None:
+    body, _ = choose("triton", torch.device("cpu"))
+    for columns in (1, 33, 512, 513, 2048):
+        for of_a_warp in (body.FORWARD, body.BACKWARD, (256, 256)):
+            width, rows, warps = body.tile(columns, of_a_warp)
+            assert width >= columns
+            assert rows >= 1
+            assert warps in (1, 2, 4, 8)
+            programs, stretch = body.stretches(tokens, rows)
+            assert stretch % rows == 0
+            assert programs <= body.PROGRAMS
+            assert (programs - 1) * stretch < tokens <= programs * stretch
+
+
+@needs_triton
+def test_rows_that_no_program_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match="too wide"):
+        layer_norm(torch.zeros(1, 5000), torch.ones(5000), torch.zeros(5000), EPS, "triton")
+
+
+def test_the_choice_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert choose("auto", torch.device("cpu")) == (reference, "reference: the rows are on cpu")
+    with pytest.raises(MachineError, match="the triton layer norm cannot be used"):
+        choose("triton", torch.device("cpu"))
