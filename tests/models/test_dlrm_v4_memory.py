@@ -5,16 +5,25 @@ Shapes: T tokens of all rows, D width of a token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from recperf.data.batch import HistoryBatch, JaggedFeatures
+from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
+from recperf.models import dlrm_v4_inputs
 from recperf.models import dlrm_v4_memory as memory
-from recperf.models.dlrm_v4_config import DLRMv4Config, gpu
-from recperf.models.dlrm_v4_cost import Load, load_of
+from recperf.models.dlrm_v4 import DLRMv4
+from recperf.models.dlrm_v4_config import DLRMv4Config, gpu, laptop
+from recperf.models.dlrm_v4_cost import Load, load_of, model_flops, published_flops, stack_flops, step
+from recperf.models.dlrm_v4_inputs import prepare
 from recperf.models.hstu import Rows, STULayer
 from recperf.models.hstu_config import HSTUConfig
 from recperf.ops.dropout import Dropout
@@ -22,21 +31,28 @@ from recperf.ops.dropout import Dropout
 GIB = 2**30
 
 
-def kept_by(work: Callable[[], object], parameters: nn.Module) -> int:
-    """Bytes autograd saves for the backward pass, parameters left out, each storage once."""
-    saved: dict[int, int] = {}
-    own = {parameter.untyped_storage().data_ptr() for parameter in parameters.parameters()}
+class Kept:
+    """Bytes of the storages seen, those of some tensors left out, each once."""
 
-    def see(tensor: Tensor) -> Tensor:
+    def __init__(self, but: Iterable[Tensor]) -> None:
+        self.sizes: dict[int, int] = {}
+        self.but = {tensor.untyped_storage().data_ptr() for tensor in but}
+        self.alive: list[Tensor] = []
+
+    def see(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in self.but:
+            self.sizes[storage.data_ptr()] = storage.nbytes()
+            self.alive.append(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(see, lambda tensor: tensor):
-        alive = work()
-    assert alive is not None
-    return sum(saved.values())
+    def saved(self) -> AbstractContextManager[object]:
+        """Sees what autograd saves for the backward pass."""
+        return torch.autograd.graph.saved_tensors_hooks(self.see, lambda tensor: tensor)
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes.values())
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -46,8 +62,64 @@ def test_a_layer_keeps_what_is_counted(last_only: bool, recompute: bool) -> None
     lengths = (20, 1, 30)
     layer, offsets_B1 = STULayer(config), torch.tensor((0, *lengths)).cumsum(0)
     x_TD = torch.randn(51, 10, requires_grad=True)
-    kept = kept_by(lambda: layer(x_TD, Rows(offsets_B1, 30, 30), Dropout(0.0, 1), last_only=last_only), layer)
-    assert kept == memory.layer_bytes(config, Load(lengths=lengths, triples=0), 4, last_only=last_only)
+    kept = Kept(layer.parameters())
+    with kept.saved():
+        layer(x_TD, Rows(offsets_B1, 30, 30), Dropout(0.0, 1), last_only=last_only)
+    assert kept.bytes == memory.layer_bytes(config, Load(lengths=lengths, triples=0), 4, last_only=last_only)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("candidate_only", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_forward_pass_keeps_about_what_is_counted(shared: bool, candidate_only: bool, recompute: bool) -> None:
+    config = laptop()
+    hstu = replace(config.hstu, max_length=300, candidate_only=candidate_only, recompute=recompute)
+    config = replace(config, hstu=hstu, shared_encoders=shared, rows=(500,) * 11, row_scale=1.0, positions=400)
+    inputs = prepare(histories((180, 280, 250)), config)
+    given: list[Tensor] = []
+    dlrm_v4_inputs._changed(inputs, lambda tensor: given.append(tensor) or tensor)
+    model = DLRMv4(config).train()
+    kept = Kept([*model.parameters(), *given])
+    with kept.saved():
+        loss = model.loss(inputs)
+    for stage in loss._stages._stages:
+        for tensor in (*stage.inputs, *stage.cut, *stage.outputs):
+            kept.see(tensor)
+    distinct = None if inputs.sources is None else inputs.sources.starts_U1.numel() - 1
+    load = load_of(config, inputs.offsets_B1.diff().tolist(), triples=distinct)
+    rows = {name: rows_U.numel() for name, rows_U in inputs.rows.items()}
+    last = [candidate_only and index == hstu.layers - 1 for index in range(hstu.layers)]
+    layers = sum(memory.layer_bytes(hstu, load, 4, last_only=only) for only in last)
+    counted = memory.activations(config, load)["encoders"] + layers + 4 * config.table_dim * sum(rows.values())
+    # Not counted: what has a number for each of the three samples alone.
+    assert counted < kept.bytes < 1.05 * counted
+    assert memory.input_bytes(config, load, rows) == pytest.approx(inputs.nbytes, rel=0.03)
+
+
+def histories(lengths: tuple[int, ...]) -> HistoryBatch:
+    """Items from 60, each with one artist and one album."""
+    draw, batch, events = torch.Generator().manual_seed(1), len(lengths), sum(lengths)
+    item_N = torch.randint(0, 60, (events + batch,), generator=draw)
+    by_feature = [item_N, item_N % 20, item_N % 30]
+    values = (
+        [torch.arange(batch)] * len(CONTEXT)
+        + [ids[:events] for ids in by_feature]
+        + [ids[events:] for ids in by_feature]
+    )
+    bags = [(1,) * batch] * len(CONTEXT) + [lengths] * len(HISTORY) + [(1,) * batch] * len(CANDIDATE)
+    features = JaggedFeatures(
+        (*CONTEXT, *HISTORY, *CANDIDATE),
+        torch.cat(values),
+        torch.tensor([0, *(length for feature in bags for length in feature)]).cumsum(0),
+    )
+    return HistoryBatch(
+        features=features,
+        history_offsets_B1=torch.tensor([0, *lengths]).cumsum(0),
+        actions_T=torch.ones(events, dtype=torch.int64),
+        times_T=torch.arange(events),
+        query_times_B=torch.full((batch,), events),
+        labels_B=torch.ones(batch),
+    )
 
 
 def test_the_fullest_moment_is_found() -> None:
@@ -112,3 +184,33 @@ def test_parameters_and_optimizer_are_counted() -> None:
     assert found["parameters"] == 4 * (512 * rows + 15_243_057)
     assert found["optimizer"] == 4 * (rows + 2 * 15_243_057)
     assert found["parameters"] == pytest.approx(40e9, rel=0.01)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "dlrm-v4.md").read_text()
+
+
+def test_the_page_tells_counted_memory() -> None:
+    rows = re.findall(r"^\| ([a-z ,]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.M)
+    ways = [{"shared_encoders": False, "candidate_only": False}, {"candidate_only": False}, {}, {"recompute": True}]
+    assert len(rows) == len(ways)
+    for (_, *told), way in zip(rows, ways):
+        counted = [held(switched(**way), parts)["activations"] / GIB for parts in (1, 4)]
+        assert [f"{one:.1f}" for one in counted] == told
+
+
+def test_the_page_tells_counted_flops() -> None:
+    plain, both = switched(shared_encoders=False, candidate_only=False), switched()
+    expected = [published_flops(both.hstu, 4096)]
+    expected += [stack_flops(config.hstu, (2672,)) for config in (plain, both)]
+    for config in (plain, both):
+        expected.append(model_flops(step(config, [load_of(config, (2672,) * 1024)])) / 1024)
+    told = re.findall(r"^\| [^|]+ \| ([\d.]+) \|$", PAGE, re.M)
+    assert told == [f"{one / 1e9:.1f}" for one in expected]
+
+
+def test_the_pages_step_runs() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    assert len(found["parts"]) == 2
+    assert int((found["model"].tables.state("item_id") > 0).sum()) == 1
