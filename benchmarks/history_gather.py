@@ -101,7 +101,7 @@ class PerSample:
         else:
             plus, like, skip = (pool[begin:position] for pool in self.pools)
             picked = np.flatnonzero(plus | like | skip)[-config.length :] + begin
-        picked = picked[-config.most :]
+        picked = picked[-config.longest :]
         items = self.items[picked]
         weights = np.zeros(len(picked), np.int64)
         for pool, bit in zip(self.pools, (LISTEN_PLUS, LIKE, SKIP)):

@@ -18,7 +18,7 @@ from recperf.data.yambda.history import KEYS, Histories
 from recperf.data.yambda.reference.cache import open_reference, reference_ratios
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.data.yambda.store import EventStore, kinds_of
-from recperf.errors import DataError, MachineError
+from recperf.errors import ConfigError, DataError, MachineError
 from recperf.ops.history import native
 
 needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
@@ -129,6 +129,32 @@ def test_a_user_at_the_very_start_has_an_empty_history_and_its_own_time(body: An
     assert batch.features["item_id"][0].tolist() == [3, 0, 1]
     assert batch.query_times_B.tolist() == [100, 1100, 1100, 105]
     assert batch.features["uid"][0].tolist() == [5, 6, 6, 5]
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(("strategy", "length"), [("last-n", 5000), ("interleaved", 15_000), ("last-n", 4088)])
+def test_a_history_is_as_long_as_it_was_asked_for(body: Any, strategy: Strategy, length: int) -> None:
+    events = 6000
+    store = replace(listens(events), catalogue_I2=np.ones((events, 2), np.uint32))
+    config = HistoryConfig(length=length, strategy=strategy)
+    lasts = 5000 if strategy == "interleaved" else length
+    assert np.diff(Histories(store, config, impl=body).batch(np.array([5999])).history_offsets_B1) == [lasts]
+    cut = replace(config, most=4087)
+    batch = Histories(store, cut, impl=body).batch(np.array([5999]))
+    assert batch.features["item_id"][0].tolist() == list(range(5999 - 4087, 5999))
+
+
+def test_the_longest_history_is_known_beforehand() -> None:
+    assert HistoryConfig().longest == HistoryConfig(strategy="last-n").longest == 4086
+    assert HistoryConfig(length=1).longest == 3
+    assert HistoryConfig(length=100).longest == 99
+    assert HistoryConfig(length=100, most=50).longest == 50
+    with pytest.raises(ConfigError, match=r"history\.most is 0"):
+        HistoryConfig(most=0)
+
+
+def test_both_spellings_of_last_n_are_one() -> None:
+    assert HistoryConfig(strategy="last_n") == HistoryConfig(strategy="last-n")
 
 
 @pytest.mark.parametrize("body", BODIES)

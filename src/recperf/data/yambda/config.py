@@ -8,30 +8,41 @@ from typing import Literal
 from ...config import within
 from .schema import DAY_S
 
-Strategy = Literal["interleaved", "last-n"]
+Strategy = Literal["interleaved", "last-n", "last_n"]
+"""The last two are one; a config holds the first spelling of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryConfig:
     length: int = 4086
-    """Events a history has at most."""
+    """Events a history has at most; interleaved takes at least one of each pool."""
     strategy: Strategy = "interleaved"
     """Which events: the last third of the length each of listen-plus, like and skip, in the order of time, or the last
     ones whatever they are."""
     scan: int = 20_000
     """Events before the anchor that are looked through."""
-    most: int = 4087
-    """Events kept, the newest: what the longest sequence leaves after the candidate and 8 context tokens."""
+    most: int | None = None
+    """Events kept, the newest; none means all that the strategy takes. The reference keeps what its longest sequence
+    leaves after the candidate and 8 context tokens: that length less 9."""
 
     def __post_init__(self) -> None:
+        if self.strategy == "last_n":
+            object.__setattr__(self, "strategy", "last-n")
         within(1, self.length, 1 << 20, "history.length")
         within(1, self.scan, 1 << 24, "history.scan")
-        within(1, self.most, 1 << 20, "history.most")
+        if self.most is not None:
+            within(1, self.most, 1 << 20, "history.most")
 
     @property
     def pool_length(self) -> int:
         """Events interleaved takes from each pool."""
         return max(1, self.length // 3)
+
+    @property
+    def longest(self) -> int:
+        """Events no history has more of."""
+        taken = 3 * self.pool_length if self.strategy == "interleaved" else self.length
+        return taken if self.most is None else min(taken, self.most)
 
 
 @dataclass(frozen=True, kw_only=True)

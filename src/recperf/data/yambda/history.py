@@ -33,8 +33,8 @@ Words = NDArray[np.int64]
 def rule_of(config: HistoryConfig) -> Rule:
     """The strategy in the terms of the op that carries it out."""
     if config.strategy == "interleaved":
-        return Rule(pools=(LISTEN_PLUS, LIKE, SKIP), cap=config.pool_length, most=config.most)
-    return Rule(pools=(POOLS,), cap=config.length, most=config.most)
+        return Rule(pools=(LISTEN_PLUS, LIKE, SKIP), cap=config.pool_length, most=config.longest)
+    return Rule(pools=(POOLS,), cap=config.length, most=config.longest)
 
 
 class Histories:
