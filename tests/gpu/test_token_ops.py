@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recperf.ops import jagged, lookup, position_time
+from recperf.ops import assemble, jagged, lookup, position_time
+from recperf.ops.dropout import Dropout
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
@@ -147,6 +148,42 @@ def test_position_and_time(context: int, rows: int, longest: int, dim: int, kind
     assert apart(out, expected) < close
     assert apart(found[0][0], wanted[0]) < close
     assert all(apart(got, want) < 1e-5 for got, want in zip(found[0][1:], wanted[1:]))
+    assert all(torch.equal(one, other) for one, other in zip(*found))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "longest", "dim"), [(40, 4096, 512), (700, 63, 512), (3, 9, 24)])
+@pytest.mark.parametrize("context", [0, 8])
+def test_tokens_in_one_pass(context: int, rows: int, longest: int, dim: int, kind: torch.dtype, rate: float) -> None:
+    of = draw(rows + dim)
+    lengths = torch.randint(context, longest + 1, (rows,), **of)
+    lengths[0], lengths[-1] = context, longest
+    edges = offsets(lengths)
+    tokens, positions = int(edges[-1]), int(edges[-1]) - rows * context
+    ids = lookup.unique((torch.rand(positions, **of) ** 4 * 3000).long())
+    times = torch.randint(0, 26_000_000, (tokens,), **of) // 5 * 5
+    codes = (torch.rand(positions, **of) ** 3 * 9).long()
+    way = ids.inverse_N, ids.order_N, ids.starts_U1, codes
+    sizes: dict[str, Any] = {"actions": 9, "ages": 2049, "context": context, "longest": longest}
+    parts = [torch.randn(*size, dim, **of).to(kind) for size in ((rows, context), ids.values_U.shape, (9,))]
+    parts += [torch.randn(size, dim, **of) for size in (8192, 2049)]
+    grad = torch.randn(tokens, dim, **of).to(kind)
+    how: dict[str, Any] = {"scale": dim**0.5, "dropout": Dropout(rate, 3)}
+    assemble.backward(grad, assemble.plan(edges, times, *way, **sizes), positions=8192, **how)
+    assemble.forward(*parts, plan=assemble.plan(edges, times, *way, **sizes), **how)
+    with no_waiting():
+        plan = assemble.plan(edges, times, *way, **sizes)
+        out = assemble.forward(*parts, plan=plan, **how, impl="triton")
+        found = [assemble.backward(grad, plan, positions=8192, **how, impl="triton") for _ in range(2)]
+    wide = [part.double() for part in parts]
+    expected = assemble.forward(*wide, plan=plan, **how, impl="reference")
+    wanted = assemble.backward(grad.double(), plan, positions=8192, **how, impl="reference")
+    close = {torch.float32: 1e-6, torch.bfloat16: 4e-3}[kind]
+    assert apart(out, expected) < close
+    # Dropout scales the gradient before it is summed, which rounds it once more.
+    within = [close, *[1e-5 if kind == torch.float32 or not rate else close] * 4]
+    assert all(apart(got, want) < most for got, want, most in zip(found[0], wanted, within))
     assert all(torch.equal(one, other) for one, other in zip(*found))
 
 

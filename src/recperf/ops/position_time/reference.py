@@ -18,18 +18,27 @@ SHORTEST, UNIT = 1e-6, 60.0
 """Seconds: what counts for no age at all, and what an age is counted in before the root."""
 
 
-def buckets(offsets_B1: Tensor, times_T: Tensor, *, positions: int, ages: int, context: int) -> tuple[Tensor, Tensor]:
-    """The rows of both tables that every token takes."""
-    tokens = times_T.numel()
+def positions_of(offsets_B1: Tensor, tokens: int, *, positions: int, context: int) -> Tensor:
+    """The row of the position table that every token takes."""
     row_T = row_of_token(offsets_B1, tokens)
-    from_start_T = torch.arange(tokens, device=times_T.device) - offsets_B1[row_T]
-    last_T = offsets_B1[1:][row_T] - 1
-    from_end_T = last_T - offsets_B1[row_T] - from_start_T
-    position_T = torch.where(from_start_T < context, from_start_T, from_end_T + context).clamp(max=positions - 1)
+    token_T = torch.arange(tokens, device=offsets_B1.device)
+    from_start_T, from_end_T = token_T - offsets_B1[row_T], offsets_B1[1:][row_T] - 1 - token_T
+    return torch.where(from_start_T < context, from_start_T, from_end_T + context).clamp(max=positions - 1)
+
+
+def ages_of(offsets_B1: Tensor, times_T: Tensor, ages: int) -> Tensor:
+    """The row of the time table that every token takes."""
+    last_T = offsets_B1[1:][row_of_token(offsets_B1, times_T.numel())] - 1
     seconds_T = (times_T[last_T] - times_T).to(torch.float32).clamp(min=SHORTEST)
     # Divided by a tensor: a CUDA device multiplies by the inverse of a plain number, which rounds otherwise.
     root_T = (seconds_T / torch.full((1,), UNIT, device=times_T.device)).sqrt()
-    return position_T, root_T.long().clamp(max=ages - 1)
+    return root_T.long().clamp(max=ages - 1)
+
+
+def buckets(offsets_B1: Tensor, times_T: Tensor, *, positions: int, ages: int, context: int) -> tuple[Tensor, Tensor]:
+    """The rows of both tables that every token takes."""
+    position_T = positions_of(offsets_B1, times_T.numel(), positions=positions, context=context)
+    return position_T, ages_of(offsets_B1, times_T, ages)
 
 
 def forward(
@@ -63,10 +72,16 @@ def backward(
     longest: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     position_T, age_T = buckets(offsets_B1, times_T, positions=positions, ages=ages, context=context)
-    return grad_TD * scale, _summed(grad_TD, position_T, positions), _summed(grad_TD, age_T, ages)
+    return grad_TD * scale, bucket_sums(grad_TD, position_T, positions), bucket_sums(grad_TD, age_T, ages)
 
 
-def _summed(grad_TD: Tensor, bucket_T: Tensor, count: int) -> Tensor:
+def grouped(bucket_T: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The tokens in order of their buckets, and where each bucket begins in it."""
     sorted_T, order_T = torch.sort(bucket_T, stable=True)
-    edges = torch.arange(count + 1, device=bucket_T.device)
-    return segment_sum(grad_TD, order_T, torch.searchsorted(sorted_T, edges))
+    edges = torch.arange(count + 1, device=bucket_T.device, dtype=bucket_T.dtype)
+    return order_T, torch.searchsorted(sorted_T, edges)
+
+
+def bucket_sums(grad_TD: Tensor, bucket_T: Tensor, count: int) -> Tensor:
+    """The sum of what every bucket got, in the order of the tokens."""
+    return segment_sum(grad_TD, *grouped(bucket_T, count))

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..lookup.triton import segment_sum, tile
-from .reference import SHORTEST, UNIT
+from .reference import SHORTEST, UNIT, grouped
 
 TALL = 8
 """Positions a program has at most."""
@@ -92,7 +92,7 @@ def _forward(
 @triton.jit
 def _backward(
     grad, offsets, dx, sums, D, B, context, slots, scale, group,
-    OPENING: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, SCALED: tl.constexpr,
+    OPENING: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
@@ -106,9 +106,8 @@ def _backward(
         mask = inside[:, None] & wide
         given = tl.load(grad + token[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         total += given
-        if SCALED:
-            scaled = (given * scale).to(dx.dtype.element_ty)
-            tl.store(dx + token[:, None] * D + columns[None, :], scaled, mask=mask)
+        scaled = (given * scale).to(dx.dtype.element_ty)
+        tl.store(dx + token[:, None] * D + columns[None, :], scaled, mask=mask)
     # The last block of context may reach into the positions after it, which are another block's.
     own = (position < tl.where(block < OPENING, context, slots))[:, None] & wide
     place = (tl.program_id(1).to(tl.int64) * slots + position)[:, None] * D + columns[None, :]
@@ -178,44 +177,26 @@ def backward(
     context: int,
     longest: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx_TD = torch.empty_like(grad_TD, memory_format=torch.contiguous_format)
-    position_PD = position_sums(
-        grad_TD, offsets_B1, positions=positions, context=context, longest=longest, scale=scale, scaled_TD=dx_TD
-    )
-    age_T = age_of(offsets_B1, times_T.contiguous(), ages)
-    return dx_TD, position_PD, bucket_sums(grad_TD, age_T, ages)
-
-
-def position_sums(
-    grad_TD: Tensor,
-    offsets_B1: Tensor,
-    *,
-    positions: int,
-    context: int,
-    longest: int,
-    scale: float = 1.0,
-    scaled_TD: Tensor | None = None,
-) -> Tensor:
-    """The gradient of the position table; on the way, if asked, the gradient times the scale."""
     grad_TD, (tokens, dim), rows = grad_TD.contiguous(), grad_TD.shape, offsets_B1.numel() - 1
-    out_PD = torch.zeros(positions, dim, device=grad_TD.device)
+    dx_TD = torch.empty_like(grad_TD)
     if not grad_TD.numel():
-        return out_PD
+        return dx_TD, dx_TD.new_zeros(positions, dim).float(), dx_TD.new_zeros(ages, dim).float()
     to = cut(dim, tokens, rows, context=context, longest=longest, partial=True)
     sums_GLD = torch.empty(to.groups, to.slots, dim, device=grad_TD.device)
     _backward[(to.blocks, to.groups)](
-        grad_TD, offsets_B1, grad_TD if scaled_TD is None else scaled_TD, sums_GLD, dim, rows, context, to.slots, scale,
-        to.group, OPENING=to.opening, ROWS=to.tall, WIDTH=to.width, SCALED=scaled_TD is not None, num_warps=4,
+        grad_TD, offsets_B1, dx_TD, sums_GLD, dim, rows, context, to.slots, scale, to.group,
+        OPENING=to.opening, ROWS=to.tall, WIDTH=to.width, num_warps=4,
     )  # fmt: skip
-    plain = min(to.slots, positions - 1)
+    age_T = age_of(offsets_B1, times_T.contiguous(), ages)
+    return dx_TD, joined(sums_GLD, positions), segment_sum(grad_TD, *grouped(age_T, ages))
+
+
+def joined(sums_GLD: Tensor, positions: int) -> Tensor:
+    """The gradient of the position table, whose last row has all positions from there on."""
+    slots, dim = sums_GLD.shape[1:]
+    out_PD = torch.zeros(positions, dim, device=sums_GLD.device)
+    plain = min(slots, positions - 1)
     torch.sum(sums_GLD[:, :plain], 0, out=out_PD[:plain])
-    if to.slots > plain:
+    if slots > plain:
         out_PD[plain] = sums_GLD[:, plain:].sum((0, 1))
     return out_PD
-
-
-def bucket_sums(grad_TD: Tensor, bucket_T: Tensor, count: int) -> Tensor:
-    """The sum of what every bucket got, in the order of the tokens."""
-    sorted_T, order_T = torch.sort(bucket_T, stable=True)
-    edges = torch.arange(count + 1, device=bucket_T.device, dtype=bucket_T.dtype)
-    return segment_sum(grad_TD, order_T, torch.searchsorted(sorted_T, edges))

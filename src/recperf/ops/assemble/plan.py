@@ -1,0 +1,106 @@
+"""What the tokens of a batch are put together from, found once, outside the step.
+
+Every row has its tokens of context and then its positions, of which there may be none. A position takes a row that
+others may take too, and an action.
+
+Shapes: B rows, T tokens, S positions (tokens without context), U rows taken, K actions, Q ages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..jagged.reference import row_of_token
+from ..position_time.reference import ages_of, grouped
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    offsets_B1: Tensor
+    """Where each row begins among the tokens."""
+    source_S: Tensor
+    """The row every position takes."""
+    action_S: Tensor
+    """The action of every position."""
+    age_T: Tensor
+    """The row of the time table that every token takes."""
+    source_order_S: Tensor
+    """Tokens, those that take the first row first."""
+    source_starts_U1: Tensor
+    kind_order_T: Tensor
+    """Tokens in order of age and, of one age, of action; those of context count as one action more."""
+    kind_starts: Tensor
+    """Where each pair of age and action begins, Q * (K + 1) + 1."""
+    actions: int
+    ages: int
+    context: int
+    """Tokens of context in every row."""
+    longest: int
+    """No row has more tokens."""
+
+    @property
+    def tokens(self) -> int:
+        return self.age_T.shape[0]
+
+
+@torch.no_grad()
+def plan(
+    offsets_B1: Tensor,
+    times_T: Tensor,
+    source_S: Tensor,
+    order_S: Tensor,
+    starts_U1: Tensor,
+    action_S: Tensor,
+    *,
+    actions: int,
+    ages: int,
+    context: int,
+    longest: int,
+) -> Plan:
+    """`order_S` and `starts_U1`: which positions take each row, as in `lookup.Unique`. Never waits for the device."""
+    tokens, rows = times_T.numel(), offsets_B1.numel() - 1
+    if source_S.numel() != tokens - rows * context or action_S.numel() != source_S.numel():
+        raise ValueError(
+            f"{tokens} tokens of {rows} rows with {context} of context each have {tokens - rows * context} positions; "
+            f"{source_S.numel()} sources and {action_S.numel()} actions are given"
+        )
+    before_B1 = context * torch.arange(rows + 1, device=times_T.device)
+    row_S = row_of_token(offsets_B1 - before_B1, source_S.numel())
+    token_S = torch.arange(source_S.numel(), device=times_T.device) + before_B1[1:][row_S]
+    action_T = torch.full_like(times_T, actions).index_copy_(0, token_S, action_S.to(times_T.dtype))
+    age_T = ages_of(offsets_B1, times_T, ages)
+    pairs = ages * (actions + 1)
+    order_T, kind_starts = grouped((age_T * (actions + 1) + action_T).to(_narrow(pairs)), pairs)
+    return Plan(
+        offsets_B1=offsets_B1,
+        source_S=source_S.to(_narrow(starts_U1.numel())),
+        action_S=action_S.to(_narrow(actions)),
+        age_T=age_T.to(_narrow(ages)),
+        source_order_S=token_S[order_S].to(_narrow(tokens)),
+        source_starts_U1=starts_U1,
+        kind_order_T=order_T.to(_narrow(tokens)),
+        kind_starts=kind_starts,
+        actions=actions,
+        ages=ages,
+        context=context,
+        longest=longest,
+    )  # fmt: skip
+
+
+def shared_sums(
+    grad_TD: Tensor, plan: Plan, scale: float, segment_sum: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of rows, actions and time table. One sum a pair of age and action serves two of them."""
+    rows_UD = segment_sum(grad_TD, plan.source_order_S, plan.source_starts_U1).mul_(scale)
+    pairs = segment_sum(grad_TD, plan.kind_order_T, plan.kind_starts)
+    pairs_QKD = pairs.view(plan.ages, plan.actions + 1, grad_TD.shape[1])
+    return rows_UD, pairs_QKD[:, : plan.actions].sum(0).mul_(scale), pairs_QKD.sum(1)
+
+
+def _narrow(count: int) -> torch.dtype:
+    """A type for numbers up to this one: they are read once a token."""
+    return torch.int32 if count < 1 << 31 else torch.int64
