@@ -1,0 +1,139 @@
+"""The way into an STU layer: values and every gradient against autograd of the plain formula in float64."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recperf.errors import MachineError
+from recperf.ops import stu_input
+from recperf.ops.products import product, weight_gradient
+
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
+    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("recperf.ops.stu_input.triton")
+
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+BODIES = ["reference", pytest.param("triton", marks=needs_triton)]
+NARROW = [torch.float32, torch.bfloat16, torch.float16]
+KINDS = [
+    *(("reference", kind) for kind in (torch.float64, *NARROW)),
+    *(pytest.param("triton", kind, marks=needs_triton) for kind in NARROW),
+]
+"""The kernels count in float32, which would show in float64."""
+SHAPES = [(0, 8, 12), (1, 1, 1), (63, 40, 72), (2, 512, 300), (70, 3, 7)]
+LIMIT = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.6e-2}
+"""Largest difference from float64, of the largest number; a GPU rounds to bfloat16 where the interpreter cuts."""
+EPS = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def close(got: Tensor, exact: Tensor, kind: torch.dtype, name: str = "") -> None:
+    assert got.shape == exact.shape
+    if exact.numel():
+        error = float((got.double() - exact).abs().max() / exact.abs().max().clamp(min=0.1))
+        assert error <= LIMIT[kind], name
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def parameters(width: int, outputs: int) -> list[Tensor]:
+    """Norm weight and bias, map and bias, in float32."""
+    return [drawn(width, seed=1), drawn(width, seed=2), drawn(width, outputs, seed=3), drawn(outputs, seed=4)]
+
+
+def exact(x: Tensor, parameters: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
+    leaves = [tensor.detach().double().requires_grad_() for tensor in (x, *parameters)]
+    rows, norm_weight, norm_bias, weight, bias = leaves
+    out = F.layer_norm(rows, rows.shape[-1:], norm_weight, norm_bias, EPS) @ weight + bias
+    return out.detach(), *torch.autograd.grad(out, leaves, gradient.double())
+
+
+NAMES = ("out", "x", "norm weight", "norm bias", "weight", "bias")
+
+
+@pytest.mark.parametrize(("tokens", "width", "outputs"), SHAPES)
+@pytest.mark.parametrize(("impl", "kind"), KINDS)
+@pytest.mark.usefixtures("poisoned")
+def test_values_and_gradients(impl: Any, tokens: int, width: int, outputs: int, kind: torch.dtype) -> None:
+    """Of narrow activations with float32 weights, as under autocast."""
+    wide = torch.float64 if kind == torch.float64 else torch.float32
+    x, gradient = (drawn(tokens, width) + 0.5).to(kind), drawn(tokens, outputs, seed=5).to(kind)
+    given = [tensor.to(wide) for tensor in parameters(width, outputs)]
+    out, stats = stu_input.forward(x, *given, EPS, impl=impl)
+    assert out.dtype == kind
+    found = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
+    assert [tensor.dtype for tensor in found] == [kind, wide, wide, wide, wide]
+    for name, got, expected in zip(NAMES, (out, *found), exact(x, given, gradient)):
+        close(got, expected, kind, name)
+
+
+@pytest.mark.parametrize("impl", BODIES)
+@pytest.mark.usefixtures("poisoned")
+def test_views_and_a_residual(impl: Any) -> None:
+    """Rows of wider tensors, columns of a wider weight; the gradient that goes around the layer is added."""
+    x, gradient, residual = drawn(13, 50)[:, 3:23], drawn(13, 90, seed=5)[:, 30:60], drawn(13, 44, seed=6)[:, 24:]
+    norm_weight, norm_bias, weight, bias = parameters(20, 90)
+    given = [norm_weight, norm_bias, weight[:, 30:60], bias[30:60]]
+    kept = gradient.clone(), x.clone(), residual.clone()
+    out, stats = stu_input.forward(x, *given, EPS, impl=impl)
+    found = stu_input.backward(gradient, x, *given[:3], stats, EPS, residual_TD=residual, impl=impl)
+    expected = list(exact(x, given, gradient))
+    expected[1] = expected[1] + residual.double()
+    for name, got, right in zip(NAMES, (out, *found), expected):
+        close(got, right, torch.float32, name)
+    for before, after in zip(kept, (gradient, x, residual)):
+        assert torch.equal(before, after), "what is given stays as it is"
+
+
+@pytest.mark.parametrize("impl", BODIES)
+def test_autocast_changes_nothing(impl: Any) -> None:
+    x, gradient, given = drawn(7, 12), drawn(7, 20, seed=5), parameters(12, 20)
+    out, stats = stu_input.forward(x, *given, EPS, impl=impl)
+    found = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again, _ = stu_input.forward(x, *given, EPS, impl=impl)
+        others = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
+    for one, other in zip((out, *found), (again, *others)):
+        assert torch.equal(one, other)
+
+
+@needs_triton
+def test_column_sums_over_many_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    body, _ = stu_input.choose("triton", torch.device("cpu"))
+    monkeypatch.setattr(body, "STRETCHES", 3)
+    x = drawn(101, 270)[:, :260]
+    close(body.column_sums(x), x.double().sum(0), torch.float32)
+
+
+def test_sums_of_narrow_products_are_not_rounded() -> None:
+    """Ones over more tokens than bfloat16 can count."""
+    ones = torch.ones(1001, 2, dtype=torch.bfloat16)
+    assert weight_gradient(ones, ones).tolist() == [[1001.0, 1001.0], [1001.0, 1001.0]]
+    assert weight_gradient(ones, ones).dtype == torch.float32
+    total = product(ones.t().contiguous(), ones, torch.ones(2))
+    assert total.dtype == torch.bfloat16
+    assert total.tolist() == [[1000.0, 1000.0], [1000.0, 1000.0]]
+
+
+def test_the_choice_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert stu_input.choose("auto", torch.device("cpu"))[1] == "reference: the tokens are on cpu"
+    with pytest.raises(MachineError, match="the triton STU input cannot be used"):
+        stu_input.choose("triton", torch.device("cpu"))

@@ -1,0 +1,184 @@
+"""The way out of an STU layer: values and every gradient against autograd of the plain formula in float64."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recperf.errors import MachineError
+from recperf.ops import stu_output
+from recperf.ops.dropout import Dropout, keep_mask
+
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
+    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("recperf.ops.stu_output.triton")
+
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+BODIES = ["reference", pytest.param("triton", marks=needs_triton)]
+NARROW = [torch.float32, torch.bfloat16, torch.float16]
+KINDS = [
+    *(("reference", kind) for kind in (torch.float64, *NARROW)),
+    *(pytest.param("triton", kind, marks=needs_triton) for kind in NARROW),
+]
+"""The kernels count in float32, which would show in float64."""
+SHAPES = [(0, 8, 12), (1, 1, 1), (63, 40, 24), (2, 16, 512), (1, 5, 1100), (70, 7, 3)]
+LIMIT = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.6e-2}
+"""Largest difference from float64, of the largest number; a GPU rounds to bfloat16 where the interpreter cuts."""
+EPS = 1e-6
+NAMES = ("out", "attention", "u", "norm weight", "norm bias", "weight")
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def close(got: Tensor, exact: Tensor, kind: torch.dtype, name: str = "") -> None:
+    assert got.shape == exact.shape
+    if exact.numel():
+        error = float((got.double() - exact).abs().max() / exact.abs().max().clamp(min=0.1))
+        assert error <= LIMIT[kind], name
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def inputs(tokens: int, width: int, columns: int, kind: torch.dtype) -> list[Tensor]:
+    """Attention, u (as it lies among v, q and k), x; norm weight and bias, map: these in float32."""
+    wide = torch.float64 if kind == torch.float64 else torch.float32
+    rows = [drawn(tokens, columns) * 0.3 + 0.1, drawn(tokens, 4 * columns + 1, seed=1), drawn(tokens, width, seed=2)]
+    rows[1] = rows[1].to(kind)[:, 1 : columns + 1]
+    weights = [drawn(columns, seed=3), drawn(columns, seed=4), drawn(3 * columns, width, seed=5)]
+    return [tensor.to(kind) for tensor in rows] + [tensor.to(wide) for tensor in weights]
+
+
+def exact(given: list[Tensor], dropout: Dropout, gradient: Tensor) -> tuple[Tensor, ...]:
+    leaves = [tensor.detach().double().requires_grad_() for tensor in given]
+    attention, u, x, norm_weight, norm_bias, weight = leaves
+    gate = F.silu(u)
+    z = torch.cat(
+        [gate, attention, gate * F.layer_norm(attention, attention.shape[1:], norm_weight, norm_bias, EPS)], 1
+    )
+    z = z * keep_mask(dropout, z.shape[0], z.shape[1], "cpu") / (1 - dropout.rate)
+    out = x + z @ weight
+    return out.detach(), *torch.autograd.grad(out, [leaves[place] for place in (0, 1, 3, 4, 5)], gradient.double())
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize(("tokens", "width", "columns"), SHAPES)
+@pytest.mark.parametrize(("impl", "kind"), KINDS)
+@pytest.mark.usefixtures("poisoned")
+def test_values_and_gradients(
+    impl: Any, tokens: int, width: int, columns: int, kind: torch.dtype, rate: float
+) -> None:  # fmt: skip
+    """Of narrow activations with float32 weights, as under autocast."""
+    given, gradient = inputs(tokens, width, columns, kind), drawn(tokens, width, seed=6).to(kind)
+    kept = [tensor.clone() for tensor in (*given, gradient)]
+    dropout = Dropout(rate, seed=tokens)
+    out, stats = stu_output.forward(*given, EPS, dropout, impl=impl)
+    assert out.dtype == kind
+    attention, u, _, *parameters = given
+    found = stu_output.backward(gradient, attention, u, *parameters, stats, EPS, dropout, impl=impl)
+    wide = parameters[0].dtype
+    assert [tensor.dtype for tensor in found] == [kind, kind, wide, wide, wide]
+    for name, got, expected in zip(NAMES, (out, *found), exact(given, dropout, gradient)):
+        close(got, expected, kind, name)
+    for before, after in zip(kept, (*given, gradient)):
+        assert torch.equal(before, after), "what is given stays as it is"
+
+
+@pytest.mark.parametrize("impl", BODIES)
+@pytest.mark.usefixtures("poisoned")
+def test_the_gradient_of_u_goes_where_it_is_wanted(impl: Any) -> None:
+    given, gradient, dropout = inputs(21, 8, 10, torch.float32), drawn(21, 8, seed=6), Dropout(0.2, 1)
+    attention, u, _, *parameters = given
+    _, stats = stu_output.forward(*given, EPS, dropout, impl=impl)
+    buffer = torch.full((21, 37), 5.0)
+    into = buffer[:, 4:14]
+    _, du, *_ = stu_output.backward(
+        gradient, attention, u, *parameters, stats, EPS, dropout, into_u=into, impl=impl
+    )  # fmt: skip
+    assert du.data_ptr() == into.data_ptr()
+    close(into, exact(given, dropout, gradient)[2], torch.float32)
+    assert bool((buffer[:, :4] == 5.0).all())
+    assert bool((buffer[:, 14:] == 5.0).all())
+
+
+@needs_triton
+@pytest.mark.parametrize("columns", [5, 40])
+@pytest.mark.usefixtures("poisoned")
+def test_the_kernel_drops_exactly_what_the_reference_drops(columns: int) -> None:
+    """In both directions: through a map that is the identity, z itself and its gradient are seen."""
+    tokens, dropout = 33, Dropout(0.4, 8)
+    given = inputs(tokens, 3 * columns, columns, torch.float32)
+    given[2], given[5] = torch.zeros(tokens, 3 * columns), torch.eye(3 * columns)
+    kept = keep_mask(dropout, tokens, 3 * columns, "cpu")
+    outs = [stu_output.forward(*given, EPS, dropout, impl=impl) for impl in ("reference", "triton")]  # type: ignore[arg-type]
+    for out, stats in outs:
+        assert torch.equal(out != 0, kept)
+        attention, u, _, *parameters = given
+        for impl in ("reference", "triton"):
+            # The bias of the norm collects the gradient that the third part lets through.
+            ones = torch.ones(tokens, 3 * columns)
+            through = stu_output.backward(
+                ones, attention, torch.ones_like(u), *parameters, stats, EPS, dropout, impl=impl  # type: ignore[arg-type]
+            )[3]  # fmt: skip
+            counted = kept[:, 2 * columns :].sum(0) * float(F.silu(torch.ones(()))) / 0.6
+            torch.testing.assert_close(through, counted)
+
+
+@pytest.mark.parametrize("impl", BODIES)
+def test_chosen_rows_give_what_they_give_among_all(impl: Any) -> None:
+    """As when only the last token of every row is asked for: the same output and the same dropout."""
+    given, gradient = inputs(40, 12, 20, torch.float32), drawn(40, 12, seed=6)
+    chosen = torch.tensor([3, 4, 22, 39])
+    some = [*(tensor[chosen] for tensor in given[:3]), *given[3:]]
+    every, few = Dropout(0.3, 5), Dropout(0.3, 5, chosen)
+    out, stats = stu_output.forward(*given, EPS, every, impl=impl)
+    fewer, few_stats = stu_output.forward(*some, EPS, few, impl=impl)
+    torch.testing.assert_close(fewer, out[chosen])
+    attention, u, _, *parameters = given
+    masked = torch.zeros_like(gradient)
+    masked[chosen] = gradient[chosen]
+    full = stu_output.backward(masked, attention, u, *parameters, stats, EPS, every, impl=impl)
+    part = stu_output.backward(gradient[chosen], some[0], some[1], *parameters, few_stats, EPS, few, impl=impl)
+    for one, other in zip((full[0][chosen], full[1][chosen], *full[2:]), part):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("impl", BODIES)
+def test_a_seed_repeats_and_another_differs(impl: Any) -> None:
+    given = inputs(9, 6, 30, torch.float32)
+    outs = [stu_output.forward(*given, EPS, Dropout(0.5, seed), impl=impl)[0] for seed in (1, 1, 2)]
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+
+
+@needs_triton
+def test_programs_that_walk_over_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = importlib.import_module("recperf.ops.layer_norm.triton")
+    monkeypatch.setattr(norm, "PROGRAMS", 3)
+    given, gradient, dropout = inputs(19, 8, 260, torch.float32), drawn(29, 8, seed=6), Dropout(0.2, 1)
+    attention, u, _, *parameters = given
+    _, stats = stu_output.forward(*given, EPS, dropout, impl="triton")
+    found = stu_output.backward(gradient, attention, u, *parameters, stats, EPS, dropout, impl="triton")
+    for name, got, expected in zip(NAMES[1:], found, exact(given, dropout, gradient)[1:]):
+        close(got, expected, torch.float32, name)
+
+
+def test_the_choice_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert stu_output.choose("auto", torch.device("cpu"))[1] == "reference: the tokens are on cpu"
+    with pytest.raises(MachineError, match="the triton STU output cannot be used"):
+        stu_output.choose("triton", torch.device("cpu"))
