@@ -86,8 +86,7 @@ def loads_of(parts: list[Inputs], config: DLRMv4Config) -> list[cost.Load]:
     found = []
     for part in parts:
         lengths = part.offsets_B1.diff().tolist()
-        distinct = None if part.sources is None else part.sources.starts_U1.numel() - 1
-        found.append(cost.load_of(config, lengths, triples=distinct))
+        found.append(cost.load_of(config, lengths, triples=part.entities["item_id"].index_N.numel()))
     return found
 
 

@@ -83,8 +83,7 @@ def test_made_up_batches_are_like_the_benchmarks(script: Script) -> None:
     inputs = prepare(batch, config)
     positions = inputs.tokens - 8 * 200
     assert positions == 200 * 78
-    assert inputs.sources is not None
-    distinct = inputs.sources.starts_U1.numel() - 1
+    distinct = inputs.entities["item_id"].index_N.numel()
     assert distinct == inputs.rows["item_id"].numel(), "artist and album are the item's own"
     for name, share in cost.UNIQUE.items():
         assert inputs.rows[name].numel() / positions == pytest.approx(share, rel=0.05)

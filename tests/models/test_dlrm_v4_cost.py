@@ -14,7 +14,7 @@ from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.errors import ConfigError
 from recperf.measure.cost import Cost
 from recperf.models import dlrm_v4_cost as cost
-from recperf.models.dlrm_v4 import CODES, DLRMv4
+from recperf.models.dlrm_v4 import DLRMv4
 from recperf.models.dlrm_v4_config import DLRMv4Config, laptop, mlperf
 from recperf.models.dlrm_v4_inputs import prepare
 from recperf.models.hstu_config import HSTUConfig
@@ -171,17 +171,13 @@ def test_products_are_counted_as_torch_counts_them(
     counter = FlopCounterMode(display=False)
     with counter:
         model.loss(inputs).backward()
-    distinct = None if inputs.sources is None else inputs.sources.starts_U1.numel() - 1
+    distinct = inputs.entities["item_id"].index_N.numel()
     load = cost.load_of(config, [length + 9 for length in lengths], triples=distinct)
     parts = cost.step(config, [load])
     products = sum(part.flops for name, part in parts.items() if not name.startswith("attention"))
     if recompute:
         products -= parts["attention"].flops
-    # What was done at a position is picked by a product with a matrix of zeros and ones: a lookup, not work.
-    looked_up = 3 * 2 * load.positions(config) * CODES * config.dim if shared else 0
-    # Of the matrix of zeros and ones nobody wants a gradient.
-    looked_up -= looked_up // 3
-    assert counter.get_total_flops() == products + looked_up
+    assert counter.get_total_flops() == products
 
 
 def histories(lengths: tuple[int, ...], config: DLRMv4Config) -> HistoryBatch:

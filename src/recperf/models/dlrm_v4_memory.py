@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..measure.cost import FLOAT, INDEX
-from .dlrm_v4_config import DLRMv4Config
+from .dlrm_v4_config import ACTIONS, DLRMv4Config
 from .dlrm_v4_cost import Load, activation_bytes, encoded_rows, usual_rows
 from .hstu_config import HSTUConfig
 
 STATISTICS = 2 * FLOAT
 """Of a norm, for every row of it: mean and deviation."""
-CODES = 16
-"""Columns of the matrix that says what was done at a position."""
+NARROW = 4
+"""Of an index that is read once a token."""
 
 
 def memory(
@@ -91,13 +91,16 @@ def layer_peak(hstu: HSTUConfig, load: Load, width: int) -> tuple[int, int]:
 
 
 def input_bytes(config: DLRMv4Config, load: Load, rows: Mapping[str, int]) -> int:
-    """Of one micro-batch as the model reads it: places, times, and for the way back the order of every pick."""
-    positions, batch = load.positions(config), load.batch
+    """Of one micro-batch as the model reads it: ids, picks and in which order their gradients are summed, times."""
+    positions, tokens, batch = load.positions(config), load.tokens, load.batch
     entities, _ = encoded_rows(config, load)
     picks = 3 * entities + (config.context_tokens + 1) * batch
-    edges = sum(rows.values()) + entities
-    shared = 2 * positions + entities if config.shared_encoders else 0
-    return INDEX * (positions + load.tokens + 2 * picks + edges + shared + 2 * batch) + FLOAT * batch
+    edges = sum(rows.values()) + len(rows) + entities + 1
+    found = INDEX * (sum(rows.values()) + edges + 2 * picks + positions + tokens + 3 * batch + 2) + FLOAT * batch
+    if config.shared_encoders:
+        kinds = (config.time_buckets + 1) * (ACTIONS + 2)
+        found += NARROW * (3 * positions + 2 * tokens) + INDEX * (entities + 1 + kinds + 1 + batch + 1)
+    return found
 
 
 def _encoder_bytes(config: DLRMv4Config, load: Load, width: int) -> int:
@@ -108,12 +111,8 @@ def _encoder_bytes(config: DLRMv4Config, load: Load, width: int) -> int:
     inside = width * (2 * hidden + dim) + norms
     # In float32 the content's encoder reads the picked rows themselves; side by side, the extra's are a copy.
     read = 3 * width * table if width < FLOAT else 2 * FLOAT * table
-    chosen = width * CODES * load.positions(config) if config.shared_encoders else 0
-    return (
-        entities * (3 * FLOAT * table + read + 2 * inside + width * dim)
-        + actions * (width * (config.action_width + dim) + inside)
-        + chosen
-    )
+    picked = entities * (3 * FLOAT * table + read + 2 * inside + width * dim)
+    return picked + actions * (width * (config.action_width + dim) + inside)
 
 
 def _encoder_gradients(config: DLRMv4Config, load: Load, width: int) -> int:
