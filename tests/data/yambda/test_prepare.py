@@ -317,7 +317,7 @@ def test_bad_data_in_the_middle_leaves_nothing_that_opens(
     events["items"] = events["items"] % 40
     events["items"][700] = 40
     write_raw(tmp_path, events, catalogue_I2=catalogue_I2)
-    with pytest.raises(DataError, match=r"row 700 .* item 40 is outside the catalogue, which ends at 39") as caught:
+    with pytest.raises(DataError, match=r"row 701 .* item 40 is outside the catalogue, which ends at 39") as caught:
         prepare(locate(tmp_path), tmp_path / "s", name="x")
     assert caught.value.exit_code == 3
     assert not (tmp_path / "s").exists()
@@ -339,7 +339,7 @@ def test_order_is_checked_across_a_resume(
     files = locate(write_raw(tmp_path, events, row_group_size=50))
     told: list[int] = []
     for _ in range(2):
-        with pytest.raises(DataError, match=r"row 100 .* time goes back"):
+        with pytest.raises(DataError, match=r"row 101 .* time goes back"):
             prepare(files, tmp_path / "s", name="x", progress=lambda done, _: told.append(done))
     assert told == [50, 100]
 

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recperf.data.yambda.raw import RawEvents, catalogue, locate
+from recperf.data.yambda import maps as maps_module
+from recperf.data.yambda.maps import catalogue
+from recperf.data.yambda.raw import RawEvents, locate
 from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENT_TYPES, EVENTS_FILE
 from recperf.errors import DataError, MachineError, RecperfError, UsageError
 
@@ -142,6 +144,7 @@ def changed(events: dict[str, Any], name: str, row: int, value: Any) -> dict[str
         ("uids", 0, "user 0 comes after user"),
         ("items", None, "item_id is null"),
         ("items", 1 << 32, "item_id is 4294967296"),
+        ("items", 1 << 31, "item_id is 2147483648; it must be 0 to 2,147,483,647"),
         ("times", None, "timestamp is null"),
         ("times", -5, "timestamp is -5"),
         ("organic", None, "is_organic is null"),
@@ -155,10 +158,23 @@ def test_a_wrong_value_is_refused_with_its_row(
 ) -> None:
     events = make_events()
     write_raw(tmp_path, events, columns=changed(events, name, 617, value), row_group_size=300)
-    with pytest.raises(DataError, match=f"row 617 of the event file: {says}") as caught:
+    with pytest.raises(DataError, match=f"row 618 of the event file: {says}") as caught:
         read(locate(tmp_path).events, rows=128)
     assert caught.value.exit_code == 3
-    assert caught.value.where == {"file": str(locate(tmp_path).events), "row": "617"}
+    assert caught.value.where == {"file": str(locate(tmp_path).events), "row": "618"}
+
+
+def test_users_that_no_batch_could_hold_are_refused_also_in_yambda_s_own_type(
+    tmp_path: Path, make_events: Make, write_raw: Make
+) -> None:
+    events = make_events()
+    last = events["uids"] == events["uids"][-1]
+    events["uids"][last] = (1 << 31) - 1
+    assert read(locate(write_raw(tmp_path, events)).events)["uids"][-1] == (1 << 31) - 1
+    events["uids"][last] = (1 << 31) + 5
+    row = int(np.argmax(last)) + 1
+    with pytest.raises(DataError, match=f"row {row} of .*: uid is 2147483653; it must be 0 to 2,147,483,647"):
+        read(locate(write_raw(tmp_path, events)).events, rows=128)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
@@ -169,9 +185,9 @@ def test_time_going_back_is_refused_also_between_pieces(
     events["times"] = np.array([5, 5, 10, 20, 30, 30, 25, 40, 50, 60], np.uint32)
     path = locate(write_raw(tmp_path, events)).events
     user = events["uids"][0]
-    with pytest.raises(DataError, match=f"row 6 .* time goes back from 30 to 25 within user {user}"):
+    with pytest.raises(DataError, match=f"row 7 .* time goes back from 30 to 25 within user {user}"):
         read(path, rows=rows)
-    with pytest.raises(DataError, match=r"row 6 .* time goes back from 30 to 25"):
+    with pytest.raises(DataError, match=r"row 7 .* time goes back from 30 to 25"):
         read(path, start_row=6, rows=rows, after=(int(user), 30))
 
 
@@ -180,7 +196,7 @@ def test_codes_beyond_the_event_types_are_refused(tmp_path: Path, make_events: M
     codes = events["types"].copy()
     codes[40] = 5
     path = locate(write_raw(tmp_path, events, columns={"event_type": pa.array(codes)})).events
-    with pytest.raises(DataError, match=r"row 40 .* event_type is 5"):
+    with pytest.raises(DataError, match=r"row 41 .* event_type is 5"):
         read(path)
 
 
@@ -266,7 +282,7 @@ def write_maps(folder: Path, artists: dict[str, Any], albums: dict[str, Any]) ->
 
 def test_the_last_row_of_an_item_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rows in (1, 2, 100):
-        monkeypatch.setattr("recperf.data.yambda.raw.MAP_ROWS", rows)
+        monkeypatch.setattr(maps_module, "MAP_ROWS", rows)
         maps = write_maps(
             tmp_path,
             {"artist_id": [7, 8, 9], "item_id": [2, 3, 2]},
@@ -278,8 +294,12 @@ def test_the_last_row_of_an_item_counts(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("artists", "says"),
     [
-        ({"artist_id": [1, None], "item_id": [1, 2]}, "row 1: artist_id is None"),
-        ({"artist_id": [1, 2, 3], "item_id": [1, 2, -7]}, "row 2: item_id is -7"),
+        ({"artist_id": [1, None], "item_id": [1, 2]}, "row 2: artist_id is None"),
+        ({"artist_id": [1, 2, 3], "item_id": [1, 2, -7]}, "row 3: item_id is -7"),
+        (
+            {"artist_id": [1, 1 << 31], "item_id": [1, 2]},
+            "row 2: artist_id is 2147483648; it must be 0 to 2,147,483,647",
+        ),
         ({"artist_id": ["a"], "item_id": [1]}, "column artist_id is string"),
         ({"item_id": [1]}, "column artist_id is missing"),
         ({"artist_id": pa.array([], pa.uint32()), "item_id": pa.array([], pa.uint32())}, "no items"),
@@ -293,3 +313,61 @@ def test_a_broken_map_is_refused(artists: dict[str, Any], says: str, tmp_path: P
     maps[1].write_bytes(b"PAR1 but nothing more PAR1")
     with pytest.raises(DataError):
         catalogue(maps[1], maps[1])
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("spare", [0, 1 << 20])
+def test_a_map_with_an_item_far_away_is_refused(
+    which: int, spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A catalogue that reached it would take gigabytes. How far items may reach is up to the longer map."""
+    monkeypatch.setattr(maps_module, "SPARE_ITEMS", spare)
+    monkeypatch.setattr(maps_module, "MAP_ROWS", 3)
+    bound = 4 * 10 + spare
+
+    def maps(largest: int) -> tuple[Path, Path]:
+        tables: list[dict[str, Any]] = []
+        for place, name in enumerate(("artist_id", "album_id")):
+            items = [*range(1, 8), largest, 9, 10] if place == which else [1, 10]
+            tables.append({"item_id": items, name: [1] * len(items)})
+        return write_maps(tmp_path, tables[0], tables[1])
+
+    assert len(catalogue(*maps(bound - 1))) == bound
+    for largest in (bound, (1 << 31) - 1):
+        files = maps(largest)
+        with pytest.raises(DataError, match=f"row 8: item_id is {largest:,}; maps as long as these") as caught:
+            catalogue(*files)
+        assert caught.value.where == {"file": str(files[which]), "row": "8"}
+        assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("name", [ARTISTS_FILE, ALBUMS_FILE])
+def test_pages_of_a_map_are_held_against_their_checksums(name: str, tmp_path: Path) -> None:
+    ids = pa.array(np.arange(1, 401), pa.uint32())
+    for column, file in (("artist_id", ARTISTS_FILE), ("album_id", ALBUMS_FILE)):
+        how = {"write_page_checksum": True, "use_dictionary": False, "compression": "none"}
+        pq.write_table(pa.table({"item_id": ids, column: ids}), tmp_path / file, **how)
+    maps = tmp_path / ARTISTS_FILE, tmp_path / ALBUMS_FILE
+    assert catalogue(*maps)[400].tolist() == [400, 400]
+    # One bit of a value: 300 becomes 301, as good an id as before.
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content.replace(np.uint32(300).tobytes(), np.uint32(301).tobytes(), 1))
+    with pytest.raises(DataError, match=f"{name} is damaged"):
+        catalogue(*maps)
+
+
+def test_flipped_bytes_of_a_map_end_in_little_memory_and_one_kind_of_error(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    ids = {"item_id": pa.array(np.arange(1, 301), pa.uint32())}
+    maps = write_maps(
+        tmp_path, ids | {"artist_id": pa.array(draw.integers(1, 99, 300))}, ids | {"album_id": pa.array([1] * 300)}
+    )
+    content, refused = maps[0].read_bytes(), []
+    for place in draw.integers(0, len(content), 150).tolist():
+        maps[0].write_bytes(content[:place] + bytes([content[place] ^ 0x81]) + content[place + 1 :])
+        try:
+            assert len(catalogue(*maps)) <= 4 * 300 + (1 << 20)
+        except DataError as error:
+            refused.append(error.where["file"])
+    assert set(refused) == {str(maps[0])}
+    assert len(refused) > 20

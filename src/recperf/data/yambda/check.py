@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .raw import RawEvents, RawFiles, catalogue, require_known
+from .maps import catalogue
+from .raw import RawEvents, RawFiles, require_known
 from .schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
 from .store import EventStore, verify
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError, UsageError
 from ...files import sha256
-from .raw import Chunk, RawEvents, RawFiles, catalogue, identity_of, require_known
+from .maps import catalogue
+from .raw import Chunk, RawEvents, RawFiles, identity_of, require_known
 from .schema import DAY_S, GAP_MINUTES, LICENCE, MADE_UP_KEY, MADE_UP_LICENCE, TEST_DAYS, TRAIN_DAYS
 from .store import EVENT_BYTES, kinds_of
 from .writer import StoreWriter, finished

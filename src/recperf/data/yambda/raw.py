@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError, UsageError
-from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, NULLABLE
+from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, IDS, MOST_ID, NULLABLE
 
 READ_AHEAD = 1 << 20
 """Bytes buffered for each column."""
-MAP_ROWS = 1 << 20
-_AGAIN = "get the file again: recperf data get --help"
+_TIME_ROWS = 1 << 20
+AGAIN = "get the file again: recperf data get --help"
 _UNKNOWN = 255
 
 
@@ -122,12 +122,12 @@ class RawEvents:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _reading(path), self._file(()) as file:
+        with reading(path), self._file(()) as file:
             self._metadata = file.metadata
             self._arrow_schema = file.schema_arrow
         self.rows = int(self._metadata.num_rows)
         if not self.rows:
-            raise DataError("the event file has no rows", where={"file": path}, fix=_AGAIN)
+            raise DataError("the event file has no rows", where={"file": path}, fix=AGAIN)
         self._check_columns()
         self._codes = not _is_text(self._arrow_schema.field("event_type").type)
 
@@ -144,7 +144,7 @@ class RawEvents:
     def time_range(self) -> tuple[int, int]:
         """First and last time, from the footer's statistics; parts that have none are read for it."""
         low, high, unknown = [], [], []
-        with _reading(self.path):
+        with reading(self.path):
             for group in range(self._metadata.num_row_groups):
                 part = self._metadata.row_group(group)
                 columns = (part.column(index) for index in range(part.num_columns))
@@ -156,13 +156,13 @@ class RawEvents:
                     unknown.append(group)
             if unknown:
                 with self._file() as file:
-                    for batch in file.iter_batches(MAP_ROWS, row_groups=unknown, columns=["timestamp"]):
+                    for batch in file.iter_batches(_TIME_ROWS, row_groups=unknown, columns=["timestamp"]):
                         times = batch.column(0).drop_null().to_numpy(zero_copy_only=False)
                         if len(times):
                             low.append(int(times.min()))
                             high.append(int(times.max()))
         if not low:
-            raise DataError("the event file has no timestamp", where={"file": self.path}, fix=_AGAIN)
+            raise DataError("the event file has no timestamp", where={"file": self.path}, fix=AGAIN)
         return min(low), max(high)
 
     def chunks(
@@ -171,7 +171,7 @@ class RawEvents:
         """All rows from `start_row` on, at most `rows` at a time. `after` is user and time of the row before."""
         names = [name for name in COLUMNS if lengths or name != "track_length_seconds"]
         groups, row = self._groups_from(start_row)
-        with _reading(self.path), self._file() as file:
+        with reading(self.path), self._file() as file:
             for batch in file.iter_batches(rows, row_groups=groups, columns=names):
                 skipped = min(len(batch), max(0, start_row - row))
                 row += skipped
@@ -236,30 +236,27 @@ class RawEvents:
             organic=organic,
             types=self._types(batch.column("event_type"), row),
             ratios=numbers["played_ratio_pct"],
-            ratio_null=_nulls(batch.column("played_ratio_pct")),
+            ratio_null=nulls(batch.column("played_ratio_pct")),
             lengths=numbers["track_length_seconds"] if asked else np.zeros(0, np.uint32),
-            length_null=_nulls(batch.column("track_length_seconds")) if asked else nothing,
+            length_null=nulls(batch.column("track_length_seconds")) if asked else nothing,
         )
 
     def _numbers(self, batch: Any, name: str, row: int) -> NDArray[Any]:
         column, kind = batch.column(name), np.dtype(COLUMNS[name])
         if column.null_count:
             if name not in NULLABLE:
-                self._refuse(row + int(np.argmax(_nulls(column))), f"{name} is null")
+                self._refuse(row + int(np.argmax(nulls(column))), f"{name} is null")
             column = column.fill_null(0)
         values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        if values.dtype != kind:
-            most = np.iinfo(kind).max
-            outside = (values < 0) | (values > most)
-            if outside.any():
-                place = int(np.argmax(outside))
-                self._refuse(row + place, f"{name} is {values[place]}; it must be 0 to {most:,}")
-            values = values.astype(kind)
-        return values
+        most = MOST_ID if name in IDS else int(np.iinfo(kind).max)
+        if (values.dtype != kind or name in IDS) and len(values) and (values.min() < 0 or values.max() > most):
+            place = int(np.argmax((values < 0) | (values > most)))
+            self._refuse(row + place, f"{name} is {values[place]}; it must be 0 to {most:,}")
+        return values.astype(kind, copy=False)
 
     def _types(self, column: Any, row: int) -> NDArray[np.uint8]:
         if column.null_count:
-            self._refuse(row + int(np.argmax(_nulls(column))), "event_type is null")
+            self._refuse(row + int(np.argmax(nulls(column))), "event_type is null")
         if self._codes:
             names: list[Any] = []
             values = column.to_numpy(zero_copy_only=False)
@@ -294,7 +291,9 @@ class RawEvents:
         self._refuse(chunk.first_row + at, f"{wrong}; rows must be ordered by user, then by time")
 
     def _refuse(self, row: int, what: str) -> None:
-        raise DataError(f"row {row:,} of the event file: {what}", where={"file": self.path, "row": row}, fix=_AGAIN)
+        """`row` counts from 0; people count from 1."""
+        where = {"file": self.path, "row": row + 1}
+        raise DataError(f"row {row + 1:,} of the event file: {what}", where=where, fix=AGAIN)
 
 
 def require_known(chunk: Chunk, items: int, files: RawFiles) -> None:
@@ -302,17 +301,18 @@ def require_known(chunk: Chunk, items: int, files: RawFiles) -> None:
     outside = chunk.items >= items
     if outside.any():
         place = int(np.argmax(outside))
+        row = chunk.first_row + place + 1
         raise DataError(
-            f"row {chunk.first_row + place:,} of the event file: item {chunk.items[place]:,} is outside the catalogue, "
-            f"which ends at {items - 1:,}",
-            where={"file": files.events, "row": chunk.first_row + place, "catalogue": files.artists.parent},
+            f"row {row:,} of the event file: item {chunk.items[place]:,} is outside the catalogue, which ends at "
+            f"{items - 1:,}",
+            where={"file": files.events, "row": row, "catalogue": files.artists.parent},
             fix="the two maps must be of the same release as the events",
         )
 
 
 def identity_of(path: Path) -> dict[str, Any]:
     """Name, length and digest of the footer of a parquet file."""
-    with _reading(path), path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 8))
         length = int.from_bytes(file.read(8)[:4], "little")
@@ -320,53 +320,7 @@ def identity_of(path: Path) -> dict[str, Any]:
         return {"name": path.name, "bytes": size, "sha256": hashlib.sha256(file.read()).hexdigest()}
 
 
-def catalogue(artists: Path, albums: Path) -> NDArray[np.uint32]:
-    """Artist and album of every item, 0 where unknown; of several rows of an item the last counts."""
-    length = 1 + max(_largest_item(artists), _largest_item(albums))
-    catalogue_I2 = np.zeros((length, 2), np.uint32)
-    for column, (path, name) in enumerate(((artists, "artist_id"), (albums, "album_id"))):
-        for items, values in _map_rows(path, name):
-            catalogue_I2[items, column] = values
-    return catalogue_I2
-
-
-def _largest_item(path: Path) -> int:
-    largest = max((int(items.max(initial=0)) for items, _ in _map_rows(path, "item_id")), default=0)
-    if not largest:
-        raise DataError("this map of the catalogue has no items", where={"file": path}, fix=_AGAIN)
-    return largest
-
-
-def _map_rows(path: Path, name: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Items and one column of a map, piece by piece."""
-    arrow = need_pyarrow()
-    row = 0
-    with _reading(path), arrow.parquet.ParquetFile(path, buffer_size=READ_AHEAD, pre_buffer=False) as file:
-        for wanted in ("item_id", name):
-            kinds = dict(zip(file.schema_arrow.names, file.schema_arrow.types))
-            if wanted not in kinds or not arrow.types.is_integer(kinds[wanted]):
-                found = kinds.get(wanted, "missing")
-                raise DataError(f"column {wanted} is {found}, not uint32", where={"file": path}, fix=_AGAIN)
-        for batch in file.iter_batches(MAP_ROWS, columns=list(dict.fromkeys(("item_id", name)))):
-            yield _ids(path, batch, "item_id", row), _ids(path, batch, name, row)
-            row += len(batch)
-
-
-def _ids(path: Path, batch: Any, name: str, row: int) -> NDArray[np.int64]:
-    column = batch.column(name)
-    values = column.fill_null(0).to_numpy(zero_copy_only=False)
-    wrong = _nulls(column) | (values < 0) | (values > np.iinfo(np.uint32).max)
-    if wrong.any():
-        place = int(np.argmax(wrong))
-        raise DataError(
-            f"row {row + place:,}: {name} is {column[place].as_py()}; it must be 0 to {np.iinfo(np.uint32).max:,}",
-            where={"file": path, "row": row + place},
-            fix=_AGAIN,
-        )
-    return np.asarray(values, dtype=np.int64)
-
-
-def _nulls(column: Any) -> NDArray[np.bool_]:
+def nulls(column: Any) -> NDArray[np.bool_]:
     if not column.null_count:
         return np.zeros(len(column), np.bool_)
     return np.asarray(column.is_null().to_numpy(zero_copy_only=False))
@@ -380,13 +334,13 @@ def _is_text(kind: Any) -> bool:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn what pyarrow and the system say of a file that cannot be read into one line about it."""
     arrow = need_pyarrow()
     try:
         yield
     except FileNotFoundError:
-        raise DataError("the file is missing", where={"file": path}, fix=_AGAIN) from None
+        raise DataError("the file is missing", where={"file": path}, fix=AGAIN) from None
     except PermissionError:
         raise MachineError("the file may not be read", where={"file": path}, fix="check its permissions") from None
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -394,4 +348,4 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _broken(path: Path, how: str) -> DataError:
-    return DataError(f"{path.name} is damaged or not a parquet file: {how}", where={"file": path}, fix=_AGAIN)
+    return DataError(f"{path.name} is damaged or not a parquet file: {how}", where={"file": path}, fix=AGAIN)

@@ -26,6 +26,9 @@ COLUMNS: Final = {
     "event_type": "string",
 }
 NULLABLE: Final = ("played_ratio_pct", "track_length_seconds")
+IDS: Final = ("uid", "item_id", "artist_id", "album_id")
+MOST_ID: Final = (1 << 31) - 1
+"""Batches hold ids as int32."""
 EVENT_TYPES: Final = ("listen", "like", "dislike", "unlike", "undislike")
 """An event's type is its place here."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import DataError
-from ..raw import catalogue
+from ..maps import catalogue
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
 from ..store import MANIFEST, EventStore, open_store
 from .npy import map_npy
