@@ -16,9 +16,11 @@ from recperf.data.batch import HistoryBatch, JaggedFeatures
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.models.dlrm_v4 import DLRMv4
 from recperf.models.dlrm_v4_config import DLRMv4Config
-from recperf.models.dlrm_v4_inputs import prepare_parts
+from recperf.models.dlrm_v4_inputs import Inputs, prepare_parts
 from recperf.models.dlrm_v4_names import load_reference, ours_by_reference
 from recperf.models.hstu_config import HSTUConfig
+from recperf.ops.assemble import assemble
+from recperf.ops.jagged import concat_dense
 
 FOLDER = Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden")) / "dlrm_v4"
 CASES = sorted(FOLDER.glob("*.npz"))
@@ -99,10 +101,10 @@ def check(case: Case, device: str = "cpu", *, parts: int = 1, **switches: Any) -
     """Every intermediate value, the outputs, the loss and every gradient."""
     model = build(case, device, **switches)
     config = model.config
-    seen: dict[str, Tensor] = {}
+    seen: dict[str, Any] = {}
     for index, layer in enumerate(model.hstu.layers):
         layer.register_forward_hook(lambda _, __, out, index=index: seen.__setitem__(f"mid/stu{index}/0", out))
-    for name in ("tokens", "placed", "user"):
+    for name in ("tokens", "user"):
         _remember(model, name, seen)
     model.item_tower.register_forward_hook(lambda _, __, out: seen.__setitem__("item", out))
     batch = case.batch().to(device)
@@ -126,17 +128,25 @@ def check(case: Case, device: str = "cpu", *, parts: int = 1, **switches: Any) -
         close(found, wanted[theirs], theirs)
 
 
-def _remember(model: DLRMv4, name: str, seen: dict[str, Tensor]) -> None:
+def _remember(model: DLRMv4, name: str, seen: dict[str, Any]) -> None:
     method = getattr(model, name)
 
     def watched(*given: Any) -> Any:
-        seen[name] = method(*given)
+        seen[name], seen[f"of {name}"] = method(*given), given[1:]
         return seen[name]
 
     object.__setattr__(model, name, watched)
 
 
-def _values(case: Case, config: DLRMv4Config, inputs: Any, seen: dict[str, Tensor]) -> None:
+def _unplaced(inputs: Inputs, context_BCD: Tensor, entity_ND: Tensor, action_ND: Tensor) -> Tensor:
+    """Tokens before they are scaled and told where and when they are."""
+    if inputs.plan is None:
+        return concat_dense(context_BCD, entity_ND + action_ND, inputs.position_offsets_B1)[0]
+    nowhere, never = (entity_ND.new_zeros(rows, entity_ND.shape[1]) for rows in (64, inputs.plan.ages))
+    return assemble(context_BCD, entity_ND, action_ND, nowhere, never, inputs.plan, scale=1.0)
+
+
+def _values(case: Case, config: DLRMv4Config, inputs: Inputs, seen: dict[str, Any]) -> None:
     mid = case.named("mid/")
     lengths, offsets, times, tokens, targets = (mid[f"preprocessor/{place}"] for place in range(3, 8))
     assert inputs.offsets_B1.diff().tolist() == lengths.tolist()
@@ -144,8 +154,8 @@ def _values(case: Case, config: DLRMv4Config, inputs: Any, seen: dict[str, Tenso
     assert inputs.times_T.tolist() == times.tolist()
     assert set(targets.tolist()) == {1}
     assert inputs.longest == int(lengths.max())
-    close(seen["tokens"], tokens, "tokens")
-    close(seen["placed"], mid["positional/0"], "positions")
+    close(_unplaced(inputs, *seen["of tokens"]), tokens, "tokens")
+    close(seen["tokens"], mid["positional/0"], "positions")
     last = config.hstu.layers - 1
     for index in range(config.hstu.layers):
         wanted = mid[f"stu{index}/0"]

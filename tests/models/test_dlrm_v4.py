@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from recperf.errors import ConfigError, DataError
 from recperf.models import dlrm_v4_inputs
 from recperf.models.dlrm_v4 import DLRMv4
 from recperf.models.dlrm_v4_config import PRESETS, DLRMv4Config, laptop
-from recperf.models.dlrm_v4_inputs import Inputs, parts_to, prepare, prepare_parts
+from recperf.models.dlrm_v4_inputs import parts_to, prepare, prepare_parts
 from recperf.models.dlrm_v4_tables import CHUNK, DLRMv4Tables, fill_uniform_, table_seed
 from recperf.models.hstu_config import HSTUConfig
 
@@ -182,12 +182,12 @@ def test_a_batch_becomes_rows_of_context_history_and_candidate() -> None:
 def test_distinct_triples_make_up_the_positions(most_key: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dlrm_v4_inputs, "MOST_KEY", most_key)
     plain, shared = (prepare(batch_of(), replace(CONFIG, shared_encoders=on)) for on in (False, True))
-    assert plain.sources is None
-    assert shared.sources is not None
+    assert plain.plan is None
+    assert shared.plan is not None
     found = torch.stack([shared.entities[name].index_N for name in HISTORY], 1)
     assert len(found.unique(dim=0)) == len(found)
     wanted = torch.stack([plain.entities[name].index_N for name in HISTORY], 1)
-    assert torch.equal(found[shared.sources.index_N], wanted)
+    assert torch.equal(found[shared.plan.source_S.long()], wanted)
     assert torch.equal(found[shared.candidates.index_N], wanted[plain.candidates.index_N])
 
 
@@ -198,16 +198,21 @@ def test_inputs_move_and_are_counted() -> None:
     moved = parts_to(parts, "meta")
     assert moved[0].rows is moved[1].rows
     assert {tensor.device.type for tensor in every_tensor(moved[0])} == {"meta"}
+    assert len(every_tensor(moved[0])) == len(every_tensor(parts[0])) > 60
     assert moved[1].longest == parts[1].longest
     assert parts[0].nbytes == sum(tensor.nbytes for tensor in every_tensor(parts[0]))
 
 
-def every_tensor(inputs: Inputs) -> list[Tensor]:
-    picks = [*inputs.context.values(), *inputs.entities.values(), inputs.candidates]
-    picks += [inputs.sources] if inputs.sources else []
-    single = [inputs.codes_S, inputs.offsets_B1, inputs.position_offsets_B1, inputs.times_T, inputs.query_times_B]
-    found = [*inputs.rows.values(), *single, inputs.labels_B]
-    return found + [part for pick in picks for part in (pick.index_N, pick.order_N, pick.starts_U1)]
+def every_tensor(value: object) -> list[Tensor]:
+    """All that a structure of dataclasses and dicts holds, in a fixed order."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts: list[object] = []
+    if isinstance(value, dict):
+        parts = list(value.values())
+    elif is_dataclass(value):
+        parts = [getattr(value, field.name) for field in fields(value)]
+    return [tensor for part in parts for tensor in every_tensor(part)]
 
 
 def test_a_row_that_is_too_long_is_refused() -> None:

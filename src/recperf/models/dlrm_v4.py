@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ..data.yambda.schema import HISTORY
 from ..measure.spans import span
+from ..ops.assemble import assemble
 from ..ops.dropout import drop
 from ..ops.jagged import concat_dense
 from ..ops.layer_norm import layer_norm, swish_layer_norm
@@ -28,8 +29,6 @@ from .init import normal_
 from .losses import BCE
 from .stages import Run, StagedLoss, Stages, spanned
 
-CODES = 16
-"""Columns of the matrix that says what was done at a position; nine are used, sixteen suit a GPU."""
 PERIODS = ((3600, 24), (86400, 7))
 """Hours of a day and days of a week, in seconds."""
 TURN = 2 * 3.14
@@ -148,7 +147,7 @@ class DLRMv4(nn.Module):
 
     def logits(self, inputs: Inputs, run: Run) -> Tensor:
         """The whole model; `run` calls each part by the name of its span."""
-        config, moment = self.config, self.moment
+        moment = self.moment
         with span("embedding"):
             rows = self.tables.lookup(inputs)
         *context, item_NW, artist_NW, album_NW, candidate_B3W = run(
@@ -158,14 +157,7 @@ class DLRMv4(nn.Module):
             "encoders", lambda *parts: self.encoded(inputs, *parts), item_NW, artist_NW, album_NW
         )
         context_BCD = run("context", self.contextual, *context)
-        dropout = moment.dropout(config.input_dropout if self.training else 0.0, 0, INPUT)
-        tokens_TD = run(
-            "position_time",
-            lambda *parts: drop(self.placed(self.tokens(inputs, *parts), inputs), dropout),
-            context_BCD,
-            entity_ND,
-            action_ND,
-        )
+        tokens_TD = run("position_time", lambda *parts: self.tokens(inputs, *parts), context_BCD, entity_ND, action_ND)
         layout = Rows(inputs.offsets_B1, inputs.longest, inputs.whole_longest)
         # Its layers name their own parts.
         last_BD = run("", lambda x_TD: self.hstu(x_TD, layout, moment), tokens_TD)
@@ -187,7 +179,7 @@ class DLRMv4(nn.Module):
         """Entities, and actions: one of each kind where encoders are shared, else one a position."""
         content_ND = self.content(self._cast(item_NW))
         extra_ND = self.extra(self._cast(torch.cat([artist_NW, album_NW], 1)))
-        codes_N = inputs.codes_S if inputs.sources is None else torch.arange(ACTIONS + 1, device=item_NW.device)
+        codes_N = inputs.codes_S if inputs.plan is None else torch.arange(ACTIONS + 1, device=item_NW.device)
         action_ND = self.action(self._cast(self.action_features(codes_N)))
         return content_ND + extra_ND, action_ND
 
@@ -204,23 +196,20 @@ class DLRMv4(nn.Module):
         return torch.baddbmm(bias_C1D, x_CBW, self.context_weight.to(x_CBW.dtype)).transpose(0, 1)
 
     def tokens(self, inputs: Inputs, context_BCD: Tensor, entity_ND: Tensor, action_ND: Tensor) -> Tensor:
-        """Every row's tokens: the context's, then one a position."""
-        if inputs.sources is None:
-            sequence_SD = entity_ND + action_ND
-        else:
-            # One number of the matrix is 1, the others 0: a lookup whose gradient is a product, not a scatter.
-            codes = torch.arange(CODES, device=entity_ND.device)
-            chosen_SC = (inputs.codes_S.unsqueeze(1) == codes).to(entity_ND.dtype)
-            action_CD = F.pad(action_ND, (0, 0, 0, CODES - action_ND.shape[0]))
-            sequence_SD = torch.addmm(inputs.sources.of(entity_ND), chosen_SC, action_CD)
-        return concat_dense(context_BCD, sequence_SD, inputs.position_offsets_B1)[0]
-
-    def placed(self, tokens_TD: Tensor, inputs: Inputs) -> Tensor:
+        """Every row's tokens, the context's first, with where and when they are, as the first layer reads them."""
         config = self.config
-        return position_time(
-            tokens_TD, inputs.offsets_B1, inputs.times_T, self.position_weight, self.time_weight,
+        dropout = self.moment.dropout(config.input_dropout if self.training else 0.0, 0, INPUT)
+        places = (self.position_weight, self.time_weight)
+        if inputs.plan is not None:
+            return assemble(
+                context_BCD, entity_ND, action_ND, *places, inputs.plan, scale=config.scale, dropout=dropout
+            )
+        x_TD, _ = concat_dense(context_BCD, entity_ND + action_ND, inputs.position_offsets_B1)
+        x_TD = position_time(
+            x_TD, inputs.offsets_B1, inputs.times_T, *places,
             scale=config.scale, context=config.context_tokens, longest=inputs.longest,
         )  # fmt: skip
+        return drop(x_TD, dropout)
 
     def user(self, last_BD: Tensor, times_B: Tensor) -> Tensor:
         """The user's vector: what the layers found, with the time of day and of the week; the norm in float32."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..data.batch import HistoryBatch
 from ..data.yambda.schema import HISTORY
 from ..errors import DataError
+from ..ops.assemble import Plan, plan
 from ..ops.lookup import expand, unique
 from .dlrm_v4_config import ACTIONS, CANDIDATE_CODE, FEATURE_TABLES, DLRMv4Config
 
@@ -55,8 +56,8 @@ class Inputs:
     entities: dict[str, Pick]
     """Item, artist and album among the distinct rows of their tables: one each (item, artist, album) with shared
     encoders, else one a position."""
-    sources: Pick | None
-    """With shared encoders: the (item, artist, album) at each position."""
+    plan: Plan | None
+    """With shared encoders: how tokens are put together from the entities and the kinds of actions."""
     candidates: Pick
     """Each sample's candidate among the entities."""
     codes_S: Tensor
@@ -112,7 +113,7 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if isinstance(value, dict):
         return {name: _changed(part, change) for name, part in value.items()}
-    if isinstance(value, (Inputs, Pick)):
+    if isinstance(value, (Inputs, Pick, Plan)):
         return type(value)(**{part.name: _changed(getattr(value, part.name), change) for part in fields(value)})
     return value
 
@@ -198,9 +199,7 @@ def _part(
     counts = {name: rows[name].shape[0] for name in rows}
     context = {name: Pick.among(places[name][low:high], counts[name]) for name in config.context}
     placed = {name: places[name][first:last] for name in HISTORY}
-    sources = None
-    candidates_B = ends_B
-    entities = last - first
+    sources, candidates_B, entities = None, ends_B, last - first
     if config.shared_encoders:
         sources, first_E = _distinct(placed, counts)
         placed = {name: places_S[first_E] for name, places_S in placed.items()}
@@ -208,20 +207,22 @@ def _part(
     size, tokens = high - low, config.context_tokens
     offsets_B1 = position_offsets_B1 + tokens * torch.arange(size + 1, device=ends_B.device)
     lengths = [b - a for a, b in zip(layout.starts, layout.starts[1:])]
+    longest, codes_S = max(lengths[low:high]) + tokens, layout.codes_S[first:last]
+    times_T = _with_context(layout.times_S[first:last], position_offsets_B1, tokens)
     return Inputs(
         rows=rows,
         context=context,
         entities={name: Pick.among(placed[name], counts[name]) for name in HISTORY},
-        sources=sources,
+        plan=None if sources is None else _plan(offsets_B1, times_T, sources, codes_S, longest, config),
         candidates=Pick.among(candidates_B, entities),
-        codes_S=layout.codes_S[first:last],
+        codes_S=codes_S,
         offsets_B1=offsets_B1,
         position_offsets_B1=position_offsets_B1,
-        times_T=_with_context(layout.times_S[first:last], position_offsets_B1, tokens),
+        times_T=times_T,
         query_times_B=batch.query_times_B[low:high].long(),
         labels_B=batch.labels_B[low:high],
         tokens=last - first + size * tokens,
-        longest=max(lengths[low:high]) + tokens,
+        longest=longest,
         whole_longest=max(lengths) + tokens,
     )
 
@@ -236,6 +237,15 @@ def _distinct(placed: dict[str, Tensor], counts: dict[str, int]) -> tuple[Pick, 
     found = unique(item_S * pairs + pair_S)
     pick = Pick(found.inverse_N, found.order_N, found.starts_U1)
     return pick, pick.order_N[pick.starts_U1[:-1]]
+
+
+def _plan(
+    offsets_B1: Tensor, times_T: Tensor, sources: Pick, codes_S: Tensor, longest: int, config: DLRMv4Config
+) -> Plan:
+    return plan(
+        offsets_B1, times_T, sources.index_N, sources.order_N, sources.starts_U1, codes_S,
+        actions=ACTIONS + 1, ages=config.time_buckets + 1, context=config.context_tokens, longest=longest,
+    )  # fmt: skip
 
 
 def _with_context(times_S: Tensor, position_offsets_B1: Tensor, tokens: int) -> Tensor:
