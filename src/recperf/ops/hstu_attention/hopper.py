@@ -1,9 +1,9 @@
 """HSTU attention on NVIDIA Hopper: half-precision heads of 128, plain causal rows; all else is triton.py's.
 
-Blocks of rows come by the chip's bulk copies, which know nothing of where a row of the batch ends: what they bring of the
-next row is masked or multiplied by zero. Programs of one row and head run side by side, because together they read each
-key many times: with the heads side by side instead, half of all reads would go to memory and the rate would fall by a
-fifth to a quarter.
+Blocks of rows come by the chip's bulk copies, which know nothing of where a row of the batch ends: what they bring of
+the next row is masked or multiplied by zero. Programs of one row and head run side by side, because together they read
+each key many times: with the heads side by side instead, half of all reads would go to memory and the rate would fall
+by a fifth to a quarter.
 
 Shapes: B rows, T tokens of all rows, H heads, A = V = 128 width of a head.
 """

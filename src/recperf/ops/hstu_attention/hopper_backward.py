@@ -1,4 +1,4 @@
-"""The way back on Hopper: keys stay, queries pass; what a block adds to the queries' gradient is added by the copy engine.
+"""The way back on Hopper: keys stay, queries pass; what a block adds to their gradient is added by the copy engine.
 
 Scores lie with the keys down and the queries across, so that only the queries' own gradient needs a turned block.
 """

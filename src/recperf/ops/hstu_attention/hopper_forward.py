@@ -75,7 +75,7 @@ def _stage(
     MASKED: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
     scores: gl.constexpr, operand: gl.constexpr,
 ):  # fmt: skip
-    """Scores i are known and weights i - 1 being multiplied: begin scores i + 1, make weights i, begin their product."""
+    """Scores i are known, weights i - 1 being multiplied: begin scores i + 1, make weights i, begin their product."""
     turn = i + 1
     slot = turn % STAGES
     mbarrier.wait(full.index(slot), (turn // STAGES) & 1)
@@ -107,7 +107,7 @@ def _multiply(
     score = warpgroup_mma_wait(
         0, deps=[warpgroup_mma(queries, keys_s.index(0).permute((1, 0)), nothing, use_acc=False, is_async=True)]
     )
-    for i in range(0, blocks - 2):
+    for i in range(blocks - 2):
         score, total = _stage(
             score, total, queries, keys_s, values_s, full, empty, nothing, half, i, first, kind, False, QUERIES, KEYS,
             STAGES, scores, operand,
