@@ -158,6 +158,44 @@ def test_what_is_there_already_is_never_written_over(tmp_path: Path, events: Eve
     assert contents(write(empty, events)) == before
 
 
+@pytest.mark.parametrize("name", ["one.jpg", ".photo.tmp", "items.u4/one.jpg", "journal.json.bak", "sub/journal.json"])
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_folder_that_only_has_the_name_of_a_draft_is_left_alone(
+    name: str, journal: bool, tmp_path: Path, events: Events
+) -> None:
+    """Whatever else is in it: beginning anew would have emptied it."""
+    draft = tmp_path / "photos.building"
+    if journal:
+        with StoreWriter(tmp_path / "photos", identity={"source": 2}) as writer:
+            writer.append(**part(events, 0, 200))
+            writer.commit(200)
+        file_of(draft, "items").unlink()
+    (draft / name).parent.mkdir(parents=True, exist_ok=True)
+    (draft / name).write_text("dear")
+    before = {path: path.read_bytes() for path in draft.rglob("*") if path.is_file()}
+    with pytest.raises(DataError, match=f"recperf did not write .*: {name.split('/')[0]}") as caught:
+        write(tmp_path / "photos", events)
+    assert caught.value.where["folder"] == str(draft)
+    assert {path: path.read_bytes() for path in draft.rglob("*") if path.is_file()} == before
+
+
+def test_a_file_in_the_draft_s_place_is_left_alone(tmp_path: Path, events: Events) -> None:
+    (tmp_path / "s.building").write_text("dear")
+    with pytest.raises(DataError, match=r"recperf did not write .*: s\.building"):
+        write(tmp_path / "s", events)
+    assert (tmp_path / "s.building").read_text() == "dear"
+
+
+def test_what_a_killed_writer_or_import_leaves_is_gone_over(tmp_path: Path, events: Events) -> None:
+    draft = tmp_path / "s.building"
+    (draft / "sorting").mkdir(parents=True)
+    left = ["lock", ".journal.json.77.tmp", ".store.json.8.tmp", "store.json", "users.jsonl", "sorting/events"]
+    for name in (*left, *(file_of(Path(), column).name for column in COLUMNS)):
+        (draft / name).write_text("left")
+    folder = write(tmp_path / "s", events)
+    assert contents(folder) == contents(write(tmp_path / "straight", events))
+
+
 def test_finished_knows_its_source(tmp_path: Path, events: Events) -> None:
     folder = tmp_path / "s"
     assert not finished(folder, {"source": 1})

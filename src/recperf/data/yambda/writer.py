@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from contextlib import ExitStack
 from copy import deepcopy
@@ -41,6 +42,13 @@ from .store import (
 
 JOURNAL = "journal.json"
 _GROWING = (*EVENT_COLUMNS, *USER_COLUMNS)
+_SCRATCH = "sorting"
+_OURS = re.compile(
+    rf"lock|{_SCRATCH}|(users|items|artists|albums)\.jsonl"
+    rf"|\.?({'|'.join(re.escape(name) for name in (JOURNAL, MANIFEST))})(\.\d+\.tmp)?"
+    rf"|{'|'.join(re.escape(file_of(Path(), name).name) for name in COLUMNS)}"
+)
+"""Names in a draft: the writer's own, and what an import keeps there: events being sorted, lists of original ids."""
 _START: dict[str, Any] = {
     "events": 0,
     "users": 0,
@@ -88,6 +96,7 @@ class StoreWriter:
 
     def __enter__(self) -> StoreWriter:
         self._require_no_other()
+        self._require_own_draft()
         with self._open:
             self._open.enter_context(alone(self.draft, what="preparing this store", again=self.again))
             # Whoever held the lock a moment ago may have finished the store since.
@@ -183,6 +192,21 @@ class StoreWriter:
                 "there is something else where the store is to be",
                 where={"folder": self.folder},
                 fix="choose another with --store, or remove it",
+            )
+
+    def _require_own_draft(self) -> None:
+        """Beginning anew empties the draft: a folder of someone else that has its name must be left alone."""
+        if not self.draft.exists():
+            return
+        if not self.draft.is_dir():
+            found = [self.draft.name]
+        else:
+            found = sorted(path.name for path in self.draft.iterdir() if not _is_ours(path))
+        if found:
+            raise DataError(
+                f"there is something that recperf did not write where the store is built: {', '.join(found[:4])}",
+                where={"folder": self.draft},
+                fix="move it away, or choose another place for the store",
             )
 
     def _go_on(self) -> None:
@@ -305,6 +329,11 @@ def finished(folder: Path, identity: dict[str, Any]) -> bool:
     with writing(folder):
         _tidy(folder)
     return True
+
+
+def _is_ours(path: Path) -> bool:
+    is_name = _OURS.fullmatch(path.name) is not None
+    return is_name and not path.is_symlink() and path.is_dir() == (path.name == _SCRATCH)
 
 
 def _tidy(folder: Path) -> None:
