@@ -18,9 +18,9 @@ from torch import Tensor
 from ..lookup.triton import segment_sum, tile
 from .reference import SHORTEST, UNIT, grouped
 
-TALL = 8
-"""Positions a program has at most."""
-PROGRAMS = 4096
+TALL = 4
+"""Positions a program has at most: with twice as many, at width 512, registers leave room for half the programs."""
+PROGRAMS = 8192
 """About as many are wanted: a few for every place on the largest device."""
 
 
