@@ -321,13 +321,13 @@ def goals_missed(entries: list[dict[str, Any]]) -> list[str]:
 
 def measure(plan: Plan, chosen: list[str], device: torch.device, room: float) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
+    batches = [
+        made_up(plan.config, plan.batch, SEED + number, mean=plan.mean, shortest=plan.shortest)
+        for number in range(plan.batches)
+    ]
     for name, config in ways(plan.config).items():
         if chosen and name not in chosen:
             continue
-        batches = [
-            made_up(config, plan.batch, SEED + number, mean=plan.mean, shortest=plan.shortest)
-            for number in range(plan.batches)
-        ]
         if device.type == "cuda":
             limit = room * torch.cuda.get_device_properties(device).total_memory
             parts = max(parts_that_fit(config, batch, limit) for batch in batches)

@@ -1,9 +1,10 @@
 """The memory-bound ops of the DLRMv4 model on a GPU, each beside torch's own way in the same run.
 
 LayerNorm and its swish form, what an STU layer's output does before its product (SiLU, norm, gate, concatenation,
-dropout), the position and time embedding, and lookups of table rows with their row-wise Adagrad update. Rates are of
-the bytes an op cannot avoid, its inputs read and its outputs written once, whatever the way really moves. Activations
-are bfloat16, tables float32. A share is of a plain copy's bandwidth in the same run.
+dropout), the position and time embedding, tokens put together from all they are made of, and lookups of table rows with
+their row-wise Adagrad update. Rates are of the bytes an op cannot avoid, its inputs read and its outputs written once,
+whatever the way really moves. Activations are bfloat16, tables float32. A share is of a plain copy's bandwidth in the
+same run.
 
 Shapes: T tokens, D width of a token, E of the attention, R table rows, N lookups, U different rows among them, B rows.
 
@@ -26,7 +27,7 @@ from torch.nn import functional as F
 from _clock import Work, readings
 from _hstu_peer import jagged_lengths, offsets_of
 from _rows import record, row, show
-from recperf.ops import layer_norm, lookup, position_time, stu_output
+from recperf.ops import assemble, layer_norm, lookup, position_time, stu_output
 from recperf.ops.choice import Name
 from recperf.ops.dropout import Dropout
 from recperf.ops.layer_norm.reference import statistics as row_statistics
@@ -37,6 +38,7 @@ SAMPLES, SECONDS = 25, 0.01
 EPS, RATE = 1e-6, 0.1
 GOAL_RATIO = 0.95
 """Times torch's own speed; below, its op should be used."""
+CONTEXT = 8
 SEED = 11
 
 
@@ -167,7 +169,7 @@ class Maker:
     def positions(self) -> list[Job]:
         """Forward, and the backward pass with the sums into both tables."""
         size = self.size
-        lengths_B = jagged_lengths(size.rows, 9, size.longest, size.mean, SEED)
+        lengths_B = jagged_lengths(size.rows, CONTEXT + 1, size.longest, size.mean, SEED)
         offsets_B1, tokens = offsets_of(lengths_B, self.device), int(lengths_B.sum())
         x_TD, grad_TD = self.randn(tokens, size.width), self.randn(tokens, size.width)
         ages_T = 2e7 * torch.rand(tokens, device=self.device, generator=self.generator) ** 3
@@ -175,7 +177,7 @@ class Maker:
         times_T = 25_000_000 - ages_T.long()
         position_PD = self.randn(size.positions, size.width, dtype=torch.float32)
         time_QD = self.randn(size.buckets, size.width, dtype=torch.float32)
-        how = {"scale": size.width**0.5, "context": 8, "longest": size.longest}
+        how = {"scale": size.width**0.5, "context": CONTEXT, "longest": size.longest}
         tables = position_PD.nbytes + time_QD.nbytes
 
         def forward(impl: Name) -> Tensor:
@@ -191,6 +193,64 @@ class Maker:
             return Job(f"position_time, {name}", moved, lambda: work("auto"), lambda: work("reference"))
 
         return [job("forward", forward), job("backward", backward)]
+
+    def tokens(self) -> list[Job]:
+        """Tokens from rows that about 40 positions share, actions, positions and ages, with dropout; and back."""
+        size = self.size
+        lengths_B = jagged_lengths(size.rows, CONTEXT + 1, size.longest, size.mean, SEED)
+        offsets_B1, count = offsets_of(lengths_B, self.device), int(lengths_B.sum())
+        positions = count - CONTEXT * size.rows
+        shared = max(1, positions // 40)
+
+        def drawn(most: int, number: int) -> Tensor:
+            return torch.randint(0, most, (number,), device=self.device, generator=self.generator)
+
+        ids, action_S = lookup.unique(drawn(shared, positions)), drawn(9, positions)
+        times_T = 25_000_000 - (2e7 * torch.rand(count, device=self.device, generator=self.generator) ** 3).long()
+        how = assemble.plan(
+            offsets_B1, times_T, ids.inverse_N, ids.order_N, ids.starts_U1, action_S,
+            actions=9, ages=size.buckets, context=CONTEXT, longest=size.longest,
+        )  # fmt: skip
+        parts = (
+            self.randn(size.rows, CONTEXT, size.width),
+            self.randn(ids.starts_U1.numel() - 1, size.width),
+            self.randn(9, size.width),
+            self.randn(size.positions, size.width, dtype=torch.float32),
+            self.randn(size.buckets, size.width, dtype=torch.float32),
+        )
+        leaves, grad_TD = [part.requires_grad_() for part in parts], self.randn(count, size.width)
+        first_S = offsets_B1[:-1].repeat_interleave(lengths_B.to(self.device))
+        is_context_T = torch.arange(count, device=self.device) - first_S < CONTEXT
+        place_T, age_T = position_time.buckets(
+            offsets_B1, times_T, positions=size.positions, ages=size.buckets, context=CONTEXT
+        )
+        context_at, position_at = (which.nonzero().squeeze(1) for which in (is_context_T, ~is_context_T))
+
+        def plain() -> Tensor:
+            context, rows, actions, place, age = leaves
+            x_TD = torch.empty(count, size.width, device=self.device, dtype=rows.dtype)
+            x_TD = x_TD.index_copy(0, context_at, context.flatten(0, 1))
+            x_TD = x_TD.index_copy(0, position_at, rows[ids.inverse_N] + actions[action_S])
+            return F.dropout(x_TD * size.width**0.5 + place[place_T].to(x_TD.dtype) + age[age_T].to(x_TD.dtype), RATE)
+
+        def ours() -> Tensor:
+            context, rows, actions, place, age = leaves
+            dropout = Dropout(RATE, SEED)
+            return assemble.assemble(context, rows, actions, place, age, how, scale=size.width**0.5, dropout=dropout)
+
+        def forward(make: Callable[[], Tensor]) -> Tensor:
+            with torch.no_grad():
+                return make()
+
+        def both(make: Callable[[], Tensor]) -> object:
+            return torch.autograd.grad(make(), leaves, grad_TD)
+
+        moved = grad_TD.nbytes + sum(part.nbytes for part in parts) + 4 * (count + 2 * positions)
+        back = moved + grad_TD.nbytes + sum(part.nbytes for part in parts)
+        return [
+            Job("assemble, forward", moved, lambda: forward(ours), lambda: forward(plain)),
+            Job("assemble, forward + backward", back, lambda: both(ours), lambda: both(plain)),
+        ]
 
     def sums(self) -> list[Job]:
         """Gradients of all positions summed by what they were picked from, about 40 picks a row."""
@@ -227,7 +287,7 @@ def measure(size: Size, device: torch.device, samples: int, seconds: float) -> l
     copies = copy_speed(size, device, samples, seconds)
     made, copy = [row(NAME, "copy", "bandwidth", "GB/s", copies, shared)], statistics.median(copies)
     maker = Maker(size, device)
-    for make in (maker.norms, maker.gated, maker.positions, maker.gather, maker.sums):
+    for make in (maker.norms, maker.gated, maker.positions, maker.tokens, maker.gather, maker.sums):
         for job in make():
             found = readings({"recperf": job.ours, "torch": job.torch}, device, samples=samples, seconds=seconds)
             for who, taken in found.items():

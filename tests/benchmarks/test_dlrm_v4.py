@@ -129,3 +129,29 @@ def test_missed_goals_are_named(script: Script) -> None:
 def test_shares_of_a_budget_are_means_over_time(script: Script) -> None:
     shares = script("dlrm_v4_step").mean_shares([(10, {"a": 4, "other": 6}), (30, {"a": 30})])
     assert shares == {"a": 34 / 40, "other": 6 / 40}
+
+
+def test_both_sides_of_an_op_compute_the_same(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = script("stu_ops")
+    monkeypatch.setattr(ops, "RATE", 0.0)
+    maker = ops.Maker(ops.TINY, torch.device("cpu"))
+    jobs = [
+        job
+        for make in (maker.norms, maker.gated, maker.positions, maker.tokens, maker.gather, maker.sums)
+        for job in make()
+    ]
+    assert len(jobs) == 12
+    for job in jobs:
+        ours, theirs = job.ours(), job.torch()
+        if ours is None:
+            continue
+        pairs = [(ours, theirs)] if isinstance(ours, torch.Tensor) else list(zip(ours, theirs, strict=True))
+        for mine, right in pairs:
+            scale = float(right.float().abs().max())
+            torch.testing.assert_close(
+                mine.float(),
+                right.float(),
+                rtol=0.02,
+                atol=0.02 * scale,
+                msg=lambda text, job=job: f"{job.name}: {text}",
+            )
