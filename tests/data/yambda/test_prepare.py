@@ -128,6 +128,24 @@ def test_train_events_are_kept_in_the_file_s_order(
     assert told[-1] == (2500, 2500)
 
 
+def test_every_boundary_of_the_split_is_where_the_benchmark_has_it(
+    tmp_path: Path, make_events: Make, write_raw: Make
+) -> None:
+    """Events at each of the four boundaries, and one second to either side."""
+    split = split_of(300 * 86_400 + 100_000)
+    edges = [split.train_start, split.train_end, split.test_start, split.test_end]
+    times = [edge + step for edge in edges for step in (-1, 0, 1)][:-1]
+    events = make_events(users=1, events=len(times))
+    events["times"] = np.array(times, np.uint32)
+    store = open_store(prepare(locate(write_raw(tmp_path, events)), tmp_path / "s", name="x"))
+    start, end = split.train_start, split.train_end
+    assert store.times_E.tolist() == [start, start + 1, end - 1]
+    found = store.manifest["split"]
+    assert {name: found[name] for name in asdict(split)} == asdict(split)
+    counted = ("dropped_before", "train_events", "dropped_gap", "test_events", "dropped_last")
+    assert [found[name] for name in counted] == [1, 3, 3, 3, 1]
+
+
 def test_made_up_files_make_a_store_that_says_so(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
     config = YambdaLike(users=10, events_per_user=30, items=100)
     synthesize.write_raw(config, tmp_path / "like")
@@ -301,7 +319,7 @@ def test_a_disk_without_the_room_is_refused_before_the_work(
     files = locate(write_raw(tmp_path / "raw", make_events(events=1000)))
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1 << 40, 1 << 40, 9_000))
     told: list[Any] = []
-    with pytest.raises(MachineError, match="free; the store needs about") as caught:
+    with pytest.raises(MachineError, match=r"has 9\.0 kB free; the store needs about 11\.0 kB more") as caught:
         prepare(files, tmp_path / "s", name="x", progress=lambda *now: told.append(now))
     assert caught.value.exit_code == 4
     assert told == []
