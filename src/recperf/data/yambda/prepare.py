@@ -20,7 +20,7 @@ from ...files import sha256
 from .maps import catalogue
 from .raw import Chunk, RawEvents, RawFiles, identity_of, require_known
 from .schema import DAY_S, GAP_MINUTES, LICENCE, MADE_UP_KEY, MADE_UP_LICENCE, TEST_DAYS, TRAIN_DAYS
-from .store import EVENT_BYTES, kinds_of
+from .store import EVENT_BYTES, amount, kinds_of
 from .writer import StoreWriter, finished
 
 COMMIT_ROWS = 1 << 24
@@ -206,7 +206,7 @@ def _require_room(writer: StoreWriter, rows: int) -> None:
     needed, free = rows * EVENT_BYTES, shutil.disk_usage(writer.draft).free
     if free < needed * ROOM_SHARE:
         raise MachineError(
-            f"the disk has {free / 1e9:,.1f} GB free; the store needs about {needed / 1e9:,.1f} GB more",
+            f"the disk has {amount(free)} free; the store needs about {amount(needed)} more",
             where={"folder": writer.draft},
             fix="free some space, or choose another place with --store",
         )

@@ -24,7 +24,7 @@ from ....files import alone, write_json, writing
 from ..prepare import piece_rows, split_of
 from ..raw import RawEvents, RawFiles, need_pyarrow
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS
-from ..store import EventStore
+from ..store import EventStore, amount
 from .cache import (
     CACHE_META,
     FLAT_COLUMNS,
@@ -190,7 +190,7 @@ class _Job:
         free = shutil.disk_usage(self.processed).free
         if needed > free:
             raise MachineError(
-                f"the disk has room for {free / 1e9:,.1f} GB; the reference's files need at least {needed / 1e9:,.1f}",
+                f"the disk has room for {amount(free)}; the reference's files need at least {amount(needed)}",
                 where={"folder": self.processed},
                 fix="choose a folder on a larger disk",
             )
