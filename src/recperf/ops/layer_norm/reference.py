@@ -14,26 +14,15 @@ def widened(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def statistics(x_TD: Tensor, eps: float) -> Tensor:
-    mean_T1 = widened(x_TD).mean(1, keepdim=True)
-    variance_T = (widened(x_TD) - mean_T1).square().mean(1)
-    return torch.stack([mean_T1.squeeze(1), (variance_T + eps).rsqrt()])
-
-
-def standard(x_TD: Tensor, stats_2T: Tensor) -> Tensor:
-    """Rows of mean 0 and variance 1."""
-    return (widened(x_TD) - stats_2T[0].unsqueeze(1)) * stats_2T[1].unsqueeze(1)
-
-
 def forward(
     x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, *, swish: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The normed rows, or x * sigmoid(of them), and the statistics that the backward pass wants."""
-    stats_2T = statistics(x_TD, eps)
-    normed_TD = standard(x_TD, stats_2T) * weight_D + bias_D
+    wide_TD, (weight_D, bias_D) = widened(x_TD), _alike(x_TD, weight_D, bias_D)
+    normed_TD, mean_T1, spread_T1 = torch.native_layer_norm(wide_TD, wide_TD.shape[1:], weight_D, bias_D, eps)
     if swish:
-        normed_TD = widened(x_TD) * normed_TD.sigmoid()
-    return normed_TD.to(x_TD.dtype), stats_2T
+        normed_TD = normed_TD.sigmoid_().mul_(wide_TD)
+    return normed_TD.to(x_TD.dtype), torch.stack([mean_T1.view(-1), spread_T1.view(-1)])
 
 
 def backward(
@@ -47,17 +36,21 @@ def backward(
     residual_TD: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (with the residual's added), weight and bias."""
-    grad_TD, standard_TD = widened(grad_TD), standard(x_TD, stats_2T)
-    direct_TD = 0.0 if residual_TD is None else widened(residual_TD)
+    grad_TD, wide_TD, (weight_D, bias_D) = widened(grad_TD), widened(x_TD), _alike(x_TD, weight_D, bias_D)
+    mean_T1, spread_T1 = stats_2T.unsqueeze(2)
+    direct_TD = None if residual_TD is None else widened(residual_TD)
     if swish:
-        gate_TD = (standard_TD * weight_D + bias_D).sigmoid()
-        direct_TD = direct_TD + grad_TD * gate_TD
-        grad_TD = grad_TD * widened(x_TD) * gate_TD * (1.0 - gate_TD)
-    dx_TD = through(grad_TD * weight_D, standard_TD, stats_2T) + direct_TD
-    return dx_TD.to(x_TD.dtype), (grad_TD * standard_TD).sum(0), grad_TD.sum(0)
+        gate_TD = torch.addcmul(bias_D, (wide_TD - mean_T1).mul_(spread_T1), weight_D).sigmoid_()
+        direct_TD = grad_TD * gate_TD if direct_TD is None else torch.addcmul(direct_TD, grad_TD, gate_TD)
+        grad_TD = torch.ops.aten.sigmoid_backward(grad_TD * wide_TD, gate_TD)
+    dx_TD, dweight_D, dbias_D = torch.ops.aten.native_layer_norm_backward(
+        grad_TD.contiguous(), wide_TD, wide_TD.shape[1:], mean_T1, spread_T1, weight_D, bias_D, (True, True, True)
+    )
+    dx_TD = dx_TD if direct_TD is None else dx_TD + direct_TD
+    return dx_TD.to(x_TD.dtype), dweight_D, dbias_D
 
 
-def through(grad_TD: Tensor, standard_TD: Tensor, stats_2T: Tensor) -> Tensor:
-    """The gradient before the standardisation from the one after it."""
-    along_T1 = (grad_TD * standard_TD).mean(1, keepdim=True)
-    return (grad_TD - grad_TD.mean(1, keepdim=True) - standard_TD * along_T1) * stats_2T[1].unsqueeze(1)
+def _alike(x_TD: Tensor, *parameters: Tensor) -> list[Tensor]:
+    """Parameters in the type of the sums, which torch's norm wants."""
+    kind = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
+    return [parameter.to(kind) for parameter in parameters]

@@ -32,7 +32,7 @@ def backward(
     residual_TD: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x (with the residual's added), of the norm's weight and bias, and of the map's."""
-    normed_TD = (norm.standard(x_TD, stats_2T) * norm_weight_D + norm_bias_D).to(x_TD.dtype)
+    normed_TD, _ = norm.forward(x_TD, norm_weight_D, norm_bias_D, eps)
     dnormed_TD = product(grad_TF, weight_DF.t())
     dx_TD, dnorm_weight_D, dnorm_bias_D = norm.backward(
         dnormed_TD, x_TD, norm_weight_D, norm_bias_D, stats_2T, residual_TD=residual_TD

@@ -28,19 +28,18 @@ def forward(
     dropout: Dropout,
 ) -> tuple[Tensor, Tensor]:
     """The residual plus the map of what was gated, in the type of x, and the statistics for the backward pass."""
-    stats_2T = norm.statistics(attention_TE, eps)
-    z_T3E = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, stats_2T, dropout)
+    z_T3E, stats_2T = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, eps, dropout)
     return product(z_T3E.to(x_TD.dtype), weight_3ED, x_TD), stats_2T
 
 
 def gated(
-    attention_TE: Tensor, u_TE: Tensor, norm_weight_E: Tensor, norm_bias_E: Tensor, stats_2T: Tensor, dropout: Dropout
-) -> Tensor:
-    """What the map is applied to: [silu(u) ; attention ; silu(u) * norm(attention)] after dropout."""
-    gate_TE = F.silu(widened(u_TE))
-    normed_TE = norm.standard(attention_TE, stats_2T) * norm_weight_E + norm_bias_E
-    z_T3E = torch.cat([gate_TE, widened(attention_TE), gate_TE * normed_TE], 1)
-    return dropped(z_T3E, dropout).to(attention_TE.dtype)
+    attention_TE: Tensor, u_TE: Tensor, norm_weight_E: Tensor, norm_bias_E: Tensor, eps: float, dropout: Dropout
+) -> tuple[Tensor, Tensor]:
+    """What the map is applied to: [silu(u) ; attention ; silu(u) * norm(attention)] after dropout; and statistics."""
+    gate_TE, wide_TE = F.silu(widened(u_TE)), widened(attention_TE)
+    normed_TE, stats_2T = norm.forward(wide_TE, norm_weight_E, norm_bias_E, eps)
+    z_T3E = torch.cat([gate_TE, wide_TE, gate_TE * normed_TE], 1)
+    return dropped(z_T3E, dropout).to(attention_TE.dtype), stats_2T
 
 
 def backward(
@@ -60,18 +59,16 @@ def backward(
 
     That of x is the gradient given.
     """
-    z_T3E = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, stats_2T, dropout)
+    z_T3E, _ = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, eps, dropout)
     dweight_3ED = weight_gradient(z_T3E.to(grad_TD.dtype), grad_TD)
     dz_T3E = widened(product(grad_TD, weight_3ED.t()))
     dgate_TE, dattention_TE, dy_TE = dropped(dz_T3E, dropout).chunk(3, 1)
-    raw_TE, standard_TE = widened(u_TE), norm.standard(attention_TE, stats_2T)
-    sigmoid_TE = raw_TE.sigmoid()
-    gate_TE = raw_TE * sigmoid_TE
-    dgate_TE = dgate_TE + dy_TE * (standard_TE * norm_weight_E + norm_bias_E)
-    dnormed_TE = dy_TE * gate_TE
-    dattention_TE = dattention_TE + norm.through(dnormed_TE * norm_weight_E, standard_TE, stats_2T)
-    du_TE = (dgate_TE * (sigmoid_TE + gate_TE * (1.0 - sigmoid_TE))).to(u_TE.dtype)
+    raw_TE, wide_TE = widened(u_TE), widened(attention_TE)
+    normed_TE, _ = norm.forward(wide_TE, norm_weight_E, norm_bias_E, eps)
+    du_TE = torch.ops.aten.silu_backward(dgate_TE + dy_TE * normed_TE, raw_TE).to(u_TE.dtype)
+    dattention_TE, *dnorm = norm.backward(
+        dy_TE * F.silu(raw_TE), wide_TE, norm_weight_E, norm_bias_E, stats_2T, residual_TD=dattention_TE
+    )
     if into_u is not None:
         du_TE = into_u.copy_(du_TE)
-    dnorm = (dnormed_TE * standard_TE).sum(0), dnormed_TE.sum(0)
-    return dattention_TE.to(attention_TE.dtype), du_TE, *dnorm, dweight_3ED
+    return dattention_TE.to(attention_TE.dtype), du_TE, dnorm[0], dnorm[1], dweight_3ED
