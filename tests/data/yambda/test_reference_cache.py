@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from recperf.data.yambda.reference.cache import (
 from recperf.data.yambda.reference.layout import write_layout
 from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE
 from recperf.data.yambda.store import EventStore, open_store, ratios
-from recperf.errors import DataError
+from recperf.errors import DataError, MachineError
 
 pytest.importorskip("pyarrow")
 
@@ -141,6 +142,19 @@ ANCHORS = ["positions_L9", "positions_L9_m2", "anchor_ts_L9_m2"]
 def test_a_missing_column(cache: Path, name: str) -> None:
     (cache / f"{name}.npy").unlink()
     refused(cache, f"{name}.npy", "is missing")
+
+
+def test_a_column_that_may_not_be_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Path.open
+
+    def forbidden(path: Path, *rest: Any, **more: Any) -> Any:
+        if path.name == "flat_is_like.npy":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return usual(path, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    with pytest.raises(MachineError, match=r"flat_is_like\.npy cannot be read: Permission denied"):
+        open_reference(cache)
 
 
 @pytest.mark.parametrize("name", [*COLUMNS, *ANCHORS])

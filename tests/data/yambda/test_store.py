@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from recperf.data.yambda import store as store_module
 from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import COLUMNS, MANIFEST, EventStore, file_of, kinds_of, open_store, ratios, verify
 from recperf.data.yambda.writer import StoreWriter
-from recperf.errors import DataError
+from recperf.errors import DataError, MachineError
 
 Make = Callable[..., Any]
 
@@ -109,6 +110,51 @@ def test_a_column_of_another_length_is_never_opened(name: str, how: str, folder:
     with pytest.raises(DataError, match=f"damaged: {path.name} ") as caught:
         open_store(folder)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("name", list(COLUMNS))
+def test_a_column_that_is_a_folder_or_may_not_be_read_is_said(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, usual = file_of(folder, name), Path.open
+
+    def forbidden(opened: Path, *rest: Any, **more: Any) -> Any:
+        if opened == path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return usual(opened, *rest, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(MachineError, match=f"{path.name} cannot be read: perm") as no:
+        patch.setattr(Path, "open", forbidden)
+        open_store(folder)
+    assert (no.value.exit_code, no.value.where["file"]) == (4, str(path))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match=f"damaged: {path.name} is a folder") as caught:
+        open_store(folder)
+    assert caught.value.exit_code == 3
+
+
+def test_a_manifest_that_may_not_be_read_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_: Path) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for call in ("is_file", "read_bytes"):
+        with monkeypatch.context() as patch, pytest.raises(MachineError, match=r"store\.json cannot be read: perm"):
+            patch.setattr(Path, call, forbidden)
+            open_store(folder)
+
+
+@pytest.mark.parametrize("name", ["user_ids", "user_first"])
+def test_a_table_of_users_that_changed_is_never_opened(name: str, folder: Path) -> None:
+    """In any byte: whose events are whose hangs on these, and a position outside of the events has no user."""
+    path = file_of(folder, name)
+    content = path.read_bytes()
+    for place in range(0, len(content), 5):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        with pytest.raises(DataError, match=f"{path.name} differs from its checksum in block {place // 300} "):
+            open_store(folder)
+    path.write_bytes(content)
+    assert open_store(folder).events == 500
 
 
 @pytest.mark.parametrize(

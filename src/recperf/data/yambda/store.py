@@ -13,6 +13,7 @@ import hashlib
 import json
 import mmap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
+from ...errors import DataError, MachineError
 from .schema import LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 
 FORMAT, VERSION = "recperf-events", 1
@@ -111,6 +112,9 @@ def open_store(folder: Path) -> EventStore:
     folder = folder.expanduser()
     manifest = read_manifest(folder)
     mapped = {name: _mapped(folder, name, manifest) for name in COLUMNS}
+    for name in USER_COLUMNS:
+        # Small tables, on which it hangs whose every event is: worth the milliseconds at each start.
+        _require_digests(folder, name, manifest)
     return EventStore(
         folder=folder,
         layout="packed",
@@ -131,17 +135,21 @@ def ratios(store: EventStore) -> NDArray[np.uint16]:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
-    if not path.is_file():
+    with _readable(path):
+        there = path.is_file()
+    if not there:
         begun = folder.with_name(folder.name + ".building").is_dir()
         raise DataError(
             "this store is not complete: preparing it was stopped" if begun else "there is no event store here",
             where={"folder": folder},
             fix="the command that began it goes on where it stopped" if begun else "recperf data prepare --help",
         )
+    with _readable(path):
+        content = path.read_bytes()
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(content)
         seal = manifest.pop("seal")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         raise _damaged(path, "cannot be read") from None
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise DataError(
@@ -180,44 +188,58 @@ def file_of(folder: Path, name: str) -> Path:
 
 def block_digests(path: Path) -> Iterator[str]:
     """SHA-256 of each block of a file."""
-    with path.open("rb") as file:
+    with _readable(path), path.open("rb") as file:
         while block := file.read(DIGEST_BLOCK):
             yield hashlib.sha256(block).hexdigest()
+
+
+def difference(path: Path, blocks: list[str], tick: Callable[[int], None] = lambda bytes_: None) -> str | None:
+    """How a file differs from the digests of its blocks, None where it does not; `tick` hears of bytes read."""
+    found = 0
+    for index, digest in enumerate(block_digests(path)):
+        if index >= len(blocks) or digest != blocks[index]:
+            return f"differs from its checksum in block {index} (from byte {index * DIGEST_BLOCK:,})"
+        found += 1
+        tick(DIGEST_BLOCK)
+    return None if found == len(blocks) else "is shorter than its checksums"
 
 
 def verify(store: EventStore, progress: Callable[[int, int], None] | None = None) -> None:
     """Read every byte of a packed store and hold it against its digests; the first difference is an error."""
     columns = store.manifest["columns"]
     total, done = sum(column["bytes"] for column in columns.values()), 0
+
+    def tick(bytes_: int) -> None:
+        nonlocal done
+        done = min(total, done + bytes_)
+        if progress:
+            progress(done, total)
+
     for name in COLUMNS:
-        path, expected = file_of(store.folder, name), columns[name]["blocks"]
-        found = 0
-        for index, digest in enumerate(block_digests(path)):
-            if index >= len(expected) or digest != expected[index]:
-                raise _damaged(path, f"differs from its checksum in block {index} (from byte {index * DIGEST_BLOCK:,})")
-            found += 1
-            done = min(total, done + DIGEST_BLOCK)
-            if progress:
-                progress(done, total)
-        if found != len(expected):
-            raise _damaged(path, "is shorter than its checksums")
+        _require_digests(store.folder, name, store.manifest, tick)
     if content_digest(columns) != store.manifest["digest"]:
         raise _damaged(store.folder / MANIFEST, "does not agree with itself")
+
+
+def _require_digests(
+    folder: Path, name: str, manifest: dict[str, Any], tick: Callable[[int], None] = lambda bytes_: None
+) -> None:
+    path = file_of(folder, name)
+    how = difference(path, manifest["columns"][name]["blocks"], tick)
+    if how is not None:
+        raise _damaged(path, how)
 
 
 def map_file(path: Path, dtype: str, bytes_: int | None = None) -> NDArray[Any]:
     """A file as an array, mapped shared and read-only: numpy's own mode "r" maps privately, which counts against the
     memory of machines that do not overcommit."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if bytes_ is not None and size != bytes_:
-                raise _damaged(path, f"has {size:,} bytes, not the {bytes_:,} its manifest states")
-            if size == 0:
-                return np.empty(0, dtype)
-            return np.frombuffer(mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ), dtype)
-    except FileNotFoundError:
-        raise _damaged(path, "is missing") from None
+    with _readable(path), path.open("rb") as file:
+        size = file.seek(0, 2)
+        if bytes_ is not None and size != bytes_:
+            raise _damaged(path, f"has {size:,} bytes, not the {bytes_:,} its manifest states")
+        if size == 0:
+            return np.empty(0, dtype)
+        return np.frombuffer(mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ), dtype)
 
 
 def _mapped(folder: Path, name: str, manifest: dict[str, Any]) -> NDArray[Any]:
@@ -226,6 +248,22 @@ def _mapped(folder: Path, name: str, manifest: dict[str, Any]) -> NDArray[Any]:
     except (KeyError, TypeError, ValueError):
         raise _damaged(folder / MANIFEST, f"says nothing of {name}") from None
     return map_file(file_of(folder, name), COLUMNS[name], length)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to read a file into an error that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise _damaged(path, "is missing") from None
+    except (IsADirectoryError, NotADirectoryError):
+        raise _damaged(path, "is a folder, or in something that is none") from None
+    except OSError as error:
+        reason = "permission denied" if isinstance(error, PermissionError) else error.strerror or str(error)
+        raise MachineError(
+            f"{path.name} cannot be read: {reason}", where={"file": path}, fix="check its permissions and the disk"
+        ) from error
 
 
 def _damaged(path: Path, how: str) -> DataError:

@@ -236,7 +236,7 @@ def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str
         if manifest.pop("seal") != seal_of(manifest) or any(manifest[name] != facts[name] for name in facts):
             return None
         columns = {name: map_file(folder / name, kind, manifest["columns"][name]) for name, kind in COLUMNS.items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, DataError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, DataError, MachineError):
         return None
     offsets_W1, windows, rows = columns[OFFSETS], manifest["windows"], manifest["rows"]
     fits = len(offsets_W1) == windows + 1 and offsets_W1[0] == 0 and offsets_W1[-1] == rows

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import DataError
+from ....errors import DataError, MachineError
 from ....files import sync_folder, writing
 from ..store import map_file
 
@@ -41,6 +41,10 @@ def map_npy(path: Path, dtype: str, length: int | None = None, *, of: str, fix: 
             offset = file.tell()
     except (ValueError, EOFError, SyntaxError):
         raise wrong("does not begin as a .npy file does") from None
+    except OSError as error:
+        raise MachineError(
+            f"{path.name} cannot be read: {error.strerror}", where={"file": path}, fix="check its permissions"
+        ) from error
     if found != np.dtype(dtype) or len(shape) != 1:
         raise wrong(f"holds {found} {list(shape)}, not one column of {np.dtype(dtype)}")
     if length is not None and shape[0] != length:
