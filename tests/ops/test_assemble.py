@@ -46,7 +46,7 @@ LENGTHS = {
     "one of one": [1],
 }
 NAMES = ("context", "rows", "actions", "position", "time")
-POSITIONS, AGES, ACTIONS, DIM = 30, 6, 3, 20
+POSITIONS, AGES, ACTIONS, DIM = 30, 4, 2, 20
 
 
 def batch(lengths: list[int], context: int, dim: int = DIM) -> tuple[dict[str, Tensor], Plan, Tensor]:
@@ -54,7 +54,7 @@ def batch(lengths: list[int], context: int, dim: int = DIM) -> tuple[dict[str, T
     draw = torch.Generator().manual_seed(len(lengths) + context)
     positions = sum(lengths)
     offsets = torch.tensor([0, *lengths]).cumsum(0) + context * torch.arange(len(lengths) + 1)
-    times = torch.randint(0, 2500, (int(offsets[-1]),), generator=draw) // 5 * 5
+    times = torch.randint(0, 1500, (int(offsets[-1]),), generator=draw) // 5 * 5
     ids = unique(torch.randint(0, 7, (positions,), generator=draw))
     codes = torch.randint(0, ACTIONS, (positions,), generator=draw)
     sizes = {
@@ -113,15 +113,15 @@ def test_a_repeat_gives_the_same_bits(impl: Any) -> None:
     assert all(torch.equal(got, again) for got, again in zip(*found))
 
 
-@pytest.mark.parametrize(("kind", "close"), [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
 @pytest.mark.parametrize("impl", ALL)
-def test_half_tokens_with_whole_tables(impl: Any, kind: torch.dtype, close: float) -> None:
-    parts, of, times = batch([9, 0, 30], 8)
+def test_half_tokens_with_whole_tables(impl: Any) -> None:
+    kind = torch.bfloat16
+    parts, of, times = batch([9, 0, 12], 8)
     parts = {name: part.to(kind) if name in NAMES[:3] else part for name, part in parts.items()}
     found, expected = run(impl, parts, of, Dropout(0.2, 1)), plain(parts, of, times, Dropout(0.2, 1))
     assert [part.dtype for part in found] == [kind] * 4 + [torch.float32] * 2
     for got, wanted in zip(found, expected):
-        assert float((got.double() - wanted).norm() / wanted.norm()) < close
+        assert float((got.double() - wanted).norm() / wanted.norm()) < 1e-2
 
 
 @pytest.mark.parametrize("impl", ALL)
@@ -160,6 +160,6 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="have 5 positions; 4 sources"):
         plan(
             of.offsets_B1, torch.zeros(9, dtype=torch.int64), of.source_S[:4], of.source_S, of.source_starts_U1,
-            of.action_S, actions=3, ages=6, context=2, longest=5,
+            of.action_S, actions=2, ages=4, context=2, longest=5,
         )  # fmt: skip
     assert replace(of, longest=9).tokens == of.tokens
