@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
@@ -30,6 +31,7 @@ from recperf.data.yambda.windows import (
     shuffled,
     train_user,
     unit,
+    verify_indexes,
 )
 from recperf.errors import ConfigError, DataError, MachineError
 from recperf.places import home
@@ -317,9 +319,7 @@ def test_an_index_is_built_once_and_read_after(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", [window_build.MANIFEST, *window_build.COLUMNS])
 @pytest.mark.parametrize("how", ["missing", "short", "changed"])
-def test_a_damaged_index_is_built_again_or_refused(
-    name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_index_is_built_again(name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = keeps(monkeypatch)
     store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
     index = WindowIndex.open(store, config)
@@ -333,13 +333,103 @@ def test_a_damaged_index_is_built_again_or_refused(
     else:
         path.write_bytes(content.replace(b"5000", b"5001") if name == window_build.MANIFEST else b"\xff" * len(content))
     again = WindowIndex.open(replace(store), replace(config, train_share=0.5))
-    if how == "changed" and name in window_build.ROW_COLUMNS:
-        assert len(built) == 1
-        with pytest.raises(DataError, match="does not fit its events"):
-            again.anchors(0, "train")
-    else:
-        assert len(built) == 2
-        assert [again.anchors(window).tolist() for window in range(again.windows)] == expected
+    assert len(built) == 2
+    assert [again.anchors(window).tolist() for window in range(again.windows)] == expected
+
+
+@pytest.mark.parametrize("name", window_build.COLUMNS)
+def test_any_flipped_bit_of_an_index_is_found_when_it_is_opened(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = keeps(monkeypatch)
+    store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
+    path = WindowIndex.open(store, config).folder / name
+    content = path.read_bytes()
+    places = range(0, len(content), 1 + len(content) // 12)
+    for place in places:
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        WindowIndex.open(store, config)
+        assert path.read_bytes() == content
+    assert len(built) == 1 + len(places)
+
+
+@pytest.mark.parametrize("name", window_build.ROW_COLUMNS)
+def test_a_large_index_is_trusted_piece_by_piece(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The windows that lie in a block with a flipped bit are refused, all others are as before."""
+    monkeypatch.setattr(windows, "_AT_ONCE", 0)
+    monkeypatch.setattr(windows, "_STRIDE", 7)
+    monkeypatch.setattr(window_build, "DIGEST_BLOCK", 64)
+    store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5, train_share=0.5)
+    index = WindowIndex.open(store, config)
+    expected = [index.anchors(window).tolist() for window in range(index.windows)]
+    counts = {users: index.counts(users).tolist() for users in ("all", "train", "held-out")}  # type: ignore[arg-type]
+    path, width = index.folder / name, np.dtype(window_build.COLUMNS[name]).itemsize
+    content = path.read_bytes()
+    for place in range(0, len(content), 37):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 2]) + content[place + 1 :])
+        again = WindowIndex.open(store, config)
+        block = place // 64
+        touched = [
+            int(first) * width < (block + 1) * 64 and int(stop) * width > block * 64
+            for first, stop in zip(index.offsets_W1, index.offsets_W1[1:])
+        ]
+        assert any(touched)
+        for window in range(again.windows):
+            if touched[window]:
+                for users in ("all", "train"):
+                    with pytest.raises(DataError, match="the index of windows is damaged") as caught:
+                        again.anchors(window, users)  # type: ignore[arg-type]
+                assert str(index.folder) in str(caught.value.fix)
+            else:
+                assert again.anchors(window).tolist() == expected[window]
+        for who, count in counts.items():
+            if name == "anchors" or (name == "users" and who != "all"):
+                with pytest.raises(DataError, match="the index of windows is damaged"):
+                    again.counts(who)  # type: ignore[arg-type]
+            else:
+                assert again.counts(who).tolist() == count  # type: ignore[arg-type]
+
+
+def test_a_block_is_read_for_its_digest_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_AT_ONCE", 0)
+    index = WindowIndex.open(store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5))
+    hashed: list[int] = []
+    real = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda content: (hashed.append(len(content)), real(content))[1])
+    for _ in range(2):
+        for window in range(index.windows):
+            index.anchors(window)
+    assert len(hashed) == len(window_build.ROW_COLUMNS)
+
+
+def test_every_index_of_a_store_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_AT_ONCE", 0)
+    store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
+    assert verify_indexes(store) == []
+    opened = [WindowIndex.open(store, each) for each in (config, replace(config, seconds=400))]
+    other = WindowIndex.open(replace(store, manifest={"digest": "b"}), config)
+    away = WindowIndex.open(store, replace(config, min_history=3), cache=home() / "windows")
+    found = verify_indexes(store)
+    assert sorted(found) == sorted(str(index.folder) for index in (*opened, away))
+    (other.folder / "first").write_bytes(b"")
+    (home() / "windows" / "elsewhere").mkdir()
+    (home() / "windows" / "elsewhere" / window_build.MANIFEST).write_text("{")
+    (tmp_path / "windows" / "killed.building").mkdir()
+    (tmp_path / "windows" / "killed.building" / window_build.MANIFEST).write_text("{")
+    assert verify_indexes(store) == found
+    for index in (*opened, away):
+        for name in (*window_build.COLUMNS, window_build.MANIFEST):
+            path = index.folder / name
+            content = path.read_bytes()
+            at = content.index(b'"rows": ') + 8 if name == window_build.MANIFEST else len(content) // 2
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            with pytest.raises(DataError, match="the index of windows is damaged") as caught:
+                verify_indexes(store)
+            assert caught.value.where["index"] == str(index.folder)
+            path.write_bytes(content)
+    (opened[0].folder / window_build.MANIFEST).write_text("{")
+    with pytest.raises(DataError, match="the index of windows is damaged"):
+        verify_indexes(store)
 
 
 def test_a_build_that_was_killed_leaves_nothing_that_is_opened(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ then puts them where they belong.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 from collections.abc import Iterator
@@ -24,12 +25,14 @@ from ...files import write_json, writing
 from .schema import LISTENS
 from .store import EventStore, seal_of
 
-FORMAT, VERSION = "recperf-windows", 1
+FORMAT, VERSION = "recperf-windows", 2
 MANIFEST = "index.json"
 OFFSETS = "offsets"
 ROW_COLUMNS = {"users": "<u4", "first": "<i8", "events": "<u4", "anchors": "<u4"}
 COLUMNS = {OFFSETS: "<i8", **ROW_COLUMNS}
 MOST_WINDOWS = 1 << 26
+DIGEST_BLOCK = 1 << 20
+"""Digests are kept for blocks of this many bytes: a window is trusted once the few blocks it lies in are."""
 
 _ROW = np.dtype([("window", "<u4"), *ROW_COLUMNS.items()])
 _DRAFT = "rows"
@@ -207,9 +210,16 @@ def build(store: EventStore, folder: Path, facts: dict[str, Any], chunk: int = _
         "windows": windows,
         "rows": int(offsets_W1[-1]),
         "anchors": anchors,
-        "columns": {name: (folder / name).stat().st_size for name in COLUMNS},
+        "digest_block": DIGEST_BLOCK,
+        "columns": {name: _described(folder / name) for name in COLUMNS},
     }
     write_json(folder / MANIFEST, manifest | {"seal": seal_of(manifest)})
+
+
+def _described(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        blocks = [hashlib.sha256(block).hexdigest() for block in iter(lambda: file.read(DIGEST_BLOCK), b"")]
+    return {"bytes": path.stat().st_size, "blocks": blocks}
 
 
 def _scatter(draft: Path, folder: Path, offsets_W1: NDArray[np.int64], chunk: int) -> None:

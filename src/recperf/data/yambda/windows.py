@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,13 +31,28 @@ from ...places import home
 from ..splitmix import GOLDEN, finalise_numpy_
 from .config import WindowConfig
 from .store import EventStore, map_file, seal_of
-from .window_build import COLUMNS, FORMAT, MANIFEST, OFFSETS, VERSION, anchor_chunks, build, is_listen
+from .window_build import (
+    COLUMNS,
+    FORMAT,
+    MANIFEST,
+    OFFSETS,
+    ROW_COLUMNS,
+    VERSION,
+    anchor_chunks,
+    build,
+    is_listen,
+)
 
 Users = Literal["all", "train", "held-out"]
 
 _BLOCK = 1 << 18
 """Events looked at in one call: no call keeps other threads waiting for long."""
 _STRIDE = 1 << 22
+_FACTS = ("format", "version", "store", "seconds", "min_history")
+"""What an index is recognised by."""
+_AT_ONCE = 64 << 20
+"""An index of at most so many bytes is held against its digests when it is opened, a larger one piece by piece as it is
+used: some gigabytes are not read before the first batch."""
 
 
 def unit(uids: NDArray[Any], salt: int) -> NDArray[np.float64]:
@@ -102,6 +117,10 @@ class WindowIndex:
     first_R: NDArray[np.int64]
     events_R: NDArray[np.uint32]
     anchors_R: NDArray[np.uint32]
+    manifest: dict[str, Any] = field(repr=False)
+    """Among others the digests of the columns."""
+    _trusted: set[tuple[str, int]] = field(default_factory=set, repr=False)
+    """Columns and blocks of them that were held against their digests."""
     _counted: dict[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -119,8 +138,7 @@ class WindowIndex:
             "min_history": config.min_history,
         }
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-        own = [store.folder / "windows"] if store.layout == "packed" else []
-        places = [cache.expanduser()] if cache is not None else [*own, home() / "windows"]
+        places = [cache.expanduser()] if cache is not None else _own_places(store)
         for place in places:
             if (found := _read(place / key, store, config, facts)) is not None:
                 return found
@@ -153,6 +171,7 @@ class WindowIndex:
     def anchors(self, window: int, users: Users = "all") -> NDArray[np.int64]:
         """Positions of a window's anchors, ascending: user by user, each user's by time."""
         rows = self._rows(window, users)
+        self.require_whole(slice(*self.offsets_W1[window : window + 2].tolist()))
         first, events = self.first_R[rows], self.events_R[rows].astype(np.int64)
         expected, ends = int(self.anchors_R[rows].sum(dtype=np.int64)), np.cumsum(events)
         if not len(first):
@@ -188,6 +207,20 @@ class WindowIndex:
         parts = [self.anchors(window, users) for window in range(first, first + windows)]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
+    def require_whole(self, rows: slice, columns: Iterable[str] = ROW_COLUMNS) -> None:
+        """Hold the blocks these rows lie in against their digests, each block once; a difference is an error."""
+        size = self.manifest["digest_block"]
+        for name in columns:
+            bytes_ = (self.offsets_W1 if name == OFFSETS else getattr(self, f"{name}_R")).view(np.uint8)
+            width = np.dtype(COLUMNS[name]).itemsize
+            for block in range(rows.start * width // size, -(-rows.stop * width // size)):
+                if (name, block) in self._trusted:
+                    continue
+                digest = hashlib.sha256(bytes_[block * size : (block + 1) * size].data).hexdigest()
+                if digest != self.manifest["columns"][name]["blocks"][block]:
+                    raise self._damaged()
+                self._trusted.add((name, block))
+
     def _rows(self, window: int, users: Users) -> slice | NDArray[np.int64]:
         if not 0 <= window < self.windows:
             raise DataError(
@@ -201,6 +234,7 @@ class WindowIndex:
         return np.flatnonzero(self._chosen(slice(begin, end), users)) + begin
 
     def _chosen(self, rows: slice, users: Users) -> NDArray[np.bool_]:
+        self.require_whole(rows, ("users",))
         users_R = self.users_R[rows]
         if len(users_R) and users_R.max() >= self.store.users:
             raise self._damaged()
@@ -212,6 +246,7 @@ class WindowIndex:
         before_W1, total, rows = np.zeros(self.windows + 1, np.int64), 0, len(self.anchors_R)
         for begin in range(0, rows, _STRIDE):
             part = slice(begin, min(rows, begin + _STRIDE))
+            self.require_whole(part, ("anchors",))
             values = self.anchors_R[part]
             if users != "all":
                 values = values * self._chosen(part, users)
@@ -222,11 +257,20 @@ class WindowIndex:
         return np.diff(before_W1)
 
     def _damaged(self) -> DataError:
-        return DataError(
-            "the index of windows does not fit its events",
-            where={"index": self.folder, "store": self.store.folder},
-            fix=f"remove {self.folder}; it is built again at the next start",
-        )
+        return _unfit(self.folder, self.store)
+
+
+def _unfit(folder: Path, store: EventStore) -> DataError:
+    return DataError(
+        "the index of windows is damaged, or does not fit its events",
+        where={"index": folder, "store": store.folder},
+        fix=f"remove {folder}; it is built again at the next start",
+    )
+
+
+def _own_places(store: EventStore) -> list[Path]:
+    """Where indexes of a store are kept unless somewhere else is asked for."""
+    return [*([store.folder / "windows"] if store.layout == "packed" else []), home() / "windows"]
 
 
 def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str, Any]) -> WindowIndex | None:
@@ -235,26 +279,52 @@ def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest.pop("seal") != seal_of(manifest) or any(manifest[name] != facts[name] for name in facts):
             return None
-        columns = {name: map_file(folder / name, kind, manifest["columns"][name]) for name, kind in COLUMNS.items()}
+        columns = {
+            name: map_file(folder / name, kind, manifest["columns"][name]["bytes"]) for name, kind in COLUMNS.items()
+        }
+        windows, rows = manifest["windows"], manifest["rows"]
+        index = WindowIndex(
+            store=store,
+            config=config,
+            folder=folder,
+            windows=windows,
+            t_min=manifest["t_min"],
+            t_max=manifest["t_max"],
+            offsets_W1=columns[OFFSETS],
+            users_R=columns["users"],
+            first_R=columns["first"],
+            events_R=columns["events"],
+            anchors_R=columns["anchors"],
+            manifest=manifest,
+        )
+        index.require_whole(slice(0, windows + 1), (OFFSETS,))
+        if sum(len(column.view(np.uint8)) for column in columns.values()) <= _AT_ONCE:
+            index.require_whole(slice(0, rows))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, DataError, MachineError):
         return None
-    offsets_W1, windows, rows = columns[OFFSETS], manifest["windows"], manifest["rows"]
-    fits = len(offsets_W1) == windows + 1 and offsets_W1[0] == 0 and offsets_W1[-1] == rows
-    if not fits or (offsets_W1[1:] < offsets_W1[:-1]).any():
-        return None
-    return WindowIndex(
-        store=store,
-        config=config,
-        folder=folder,
-        windows=windows,
-        t_min=manifest["t_min"],
-        t_max=manifest["t_max"],
-        offsets_W1=offsets_W1,
-        users_R=columns["users"],
-        first_R=columns["first"],
-        events_R=columns["events"],
-        anchors_R=columns["anchors"],
-    )
+    return index
+
+
+def verify_indexes(store: EventStore) -> list[str]:
+    """Read every index of this store that would be used, and hold it against its digests. Their folders."""
+    whole = []
+    for place in _own_places(store):
+        for folder in sorted(path.parent for path in place.glob(f"*/{MANIFEST}") if not path.parent.suffix):
+            try:
+                facts = {name: json.loads((folder / MANIFEST).read_bytes())[name] for name in _FACTS}
+                config = WindowConfig(seconds=facts["seconds"], min_history=facts["min_history"])
+            except (OSError, ValueError, KeyError, TypeError, ConfigError):
+                # The user's cache folder has indexes of other stores too; this may be one of those.
+                if place.parent == store.folder:
+                    raise _unfit(folder, store) from None
+                continue
+            if (facts["format"], facts["version"], facts["store"]) == (FORMAT, VERSION, store.digest):
+                index = _read(folder, store, config, facts)
+                if index is None:
+                    raise _unfit(folder, store)
+                index.require_whole(slice(0, len(index.users_R)))
+                whole.append(str(folder))
+    return whole
 
 
 def _write(folder: Path, store: EventStore, facts: dict[str, Any]) -> None:
