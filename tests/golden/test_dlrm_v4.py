@@ -22,7 +22,6 @@ sys.modules["dlrm_v4_cases"] = cases
 _spec.loader.exec_module(cases)
 
 OPS = (
-    "assemble",
     "dropout",
     "hstu_attention",
     "jagged",

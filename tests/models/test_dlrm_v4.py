@@ -12,9 +12,11 @@ from torch import Tensor
 from recperf.data.batch import HistoryBatch, JaggedFeatures
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.errors import ConfigError, DataError
+from recperf.measure.spans import StepClock
 from recperf.models import dlrm_v4_inputs
 from recperf.models.dlrm_v4 import DLRMv4
 from recperf.models.dlrm_v4_config import PRESETS, DLRMv4Config, laptop
+from recperf.models.dlrm_v4_cost import BACKWARD, FORWARD
 from recperf.models.dlrm_v4_inputs import parts_to, prepare, prepare_parts
 from recperf.models.dlrm_v4_tables import CHUNK, DLRMv4Tables, fill_uniform_, table_seed
 from recperf.models.hstu_config import HSTUConfig
@@ -142,6 +144,16 @@ def test_parts_of_a_batch_add_up(parts: int, shared: bool, scale: str) -> None:
     hstu = replace(HSTU, dropout=0.0, attention_scale=scale)  # type: ignore[arg-type]
     config = replace(CONFIG, hstu=hstu, input_dropout=0.0, shared_encoders=shared)
     same(results(built(config), batch_of(), parts=parts), results(built(config), batch_of()))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_part_that_is_counted_is_timed(recompute: bool) -> None:
+    config = replace(CONFIG, hstu=replace(HSTU, recompute=recompute))
+    model, inputs, clock = built(config), prepare(batch_of(), config), StepClock()
+    clock.begin()
+    model.loss(inputs).backward()
+    _, parts = clock.end()
+    assert parts.keys() - {"other"} == {*FORWARD, *BACKWARD, *(["recompute"] if recompute else [])}
 
 
 def test_rows_of_another_batch_do_not_mix_in() -> None:
