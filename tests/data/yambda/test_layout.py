@@ -22,8 +22,9 @@ from recperf.data.yambda.reference.flat_cache import least_bytes
 from recperf.data.yambda.reference.layout import write_layout
 from recperf.data.yambda.reference.npy import header, save_blocks
 from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE
-from recperf.data.yambda.store import EventStore, open_store
+from recperf.data.yambda.store import EventStore, block_digests, open_store
 from recperf.errors import ConfigError, DataError, MachineError, UsageError
+from recperf.files import sha256
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -204,12 +205,15 @@ def test_least_bytes_are_those_of_the_published_cache(source: Source, tmp_path: 
     assert least_bytes(source[1]) == sum(path.stat().st_size for path in columns)
 
 
-def test_a_header_is_numpy_s_and_keeps_its_size(tmp_path: Path) -> None:
-    """It is written before the length is known, and then again in the same place."""
-    for length in (0, 1, 99_999):
+@pytest.mark.parametrize("block", [100, 128, 4000, 64 << 20])
+def test_a_header_is_numpy_s_and_keeps_its_size(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written before the length is known, and then again in the same place; digests are of what is there then."""
+    monkeypatch.setattr("recperf.data.yambda.store.DIGEST_BLOCK", block)
+    for length in (0, 1, 9_999):
         np.save(tmp_path / "saved.npy", np.zeros(length, np.int64))
         blocks = (np.zeros(min(1000, length - start), np.int64) for start in range(0, length, 1000))
-        assert save_blocks(tmp_path / "ours.npy", "<i8", blocks, fix="") == length
+        digests = save_blocks(tmp_path / "ours.npy", "<i8", blocks, fix="")
+        assert digests == [*block_digests(tmp_path / "ours.npy")]
         assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
     assert {len(header(kind, length)) for kind in ("<i8", "|b1") for length in (0, 7, 10**12)} == {128}
 
@@ -283,9 +287,35 @@ def test_not_ready_before_the_end(source: Source, tmp_path: Path) -> None:
 
     write(source, out, progress=look)
     assert open_reference(cache).events == source[1].events
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
-    assert seen[-1][0] == seen[-1][1]
-    assert len({total for _, total in seen}) == 1
+    # However many passes it takes, what is told are events of the store.
+    assert {total for _, total in seen} == {source[1].events}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert len({done for done, _ in seen}) > 30
+    assert seen[-1][0] == source[1].events
+
+
+def test_what_is_written_is_noted_with_its_digests(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recperf.data.yambda.store.DIGEST_BLOCK", 1000)
+    ours = write(source, tmp_path / "out")
+    write(source, tmp_path / "out", min_history=LEAST + 1)
+    notes = json.loads((ours / NOTES).read_text())
+    assert notes["files"].keys() == contents(ours).keys() - {NOTES}
+    for name, noted in notes["files"].items():
+        path = ours / name
+        assert noted == {"bytes": path.stat().st_size, "blocks": [*block_digests(path)]}, name
+    maps = {path.name: sha256(path) for path in (tmp_path / "out" / "shared_metadata").iterdir()}
+    assert notes["maps"] == maps
+
+
+def test_files_noted_without_digests_are_written_again(source: Source, tmp_path: Path) -> None:
+    ours = write(source, tmp_path / "out")
+    whole = json.loads((ours / NOTES).read_text())
+    sizes = {"split_meta.json": whole["files"]["split_meta.json"]["bytes"]}
+    (ours / NOTES).write_text(json.dumps(whole | {"files": whole["files"] | sizes}))
+    write(source, tmp_path / "out")
+    assert json.loads((ours / NOTES).read_text()) == whole
 
 
 def test_only_what_is_damaged_is_written_again(source: Source, tmp_path: Path) -> None:

@@ -177,14 +177,14 @@ def test_users_without_a_train_event_are_left_out(
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from recperf.data.yambda import prepare as module, store, writer
+from recperf.data.yambda import prepare as module, store
 from recperf.data.yambda.raw import locate
 from recperf.data.yambda.store import open_store, verify
 from recperf.errors import DataError
 import pyarrow.compute, pyarrow.parquet
 
 module.MOST_ROWS, module.LEAST_ROWS, module.COMMIT_ROWS = 64, 1, 150
-store.DIGEST_BLOCK = writer.DIGEST_BLOCK = 256
+store.DIGEST_BLOCK = 256
 source, place = locate(Path(sys.argv[1])), Path(sys.argv[2])
 
 def prepare(folder, deadly=None):

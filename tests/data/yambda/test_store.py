@@ -30,8 +30,7 @@ def events(make_events: Make) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(events: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in ("store", "writer"):
-        monkeypatch.setattr(f"recperf.data.yambda.{module}.DIGEST_BLOCK", 300)
+    monkeypatch.setattr(store_module, "DIGEST_BLOCK", 300)
     with StoreWriter(tmp_path / "s", identity={"a": 1}) as writer:
         writer.append(**{name: events[name] for name in ("uids", "items", "times", "kinds", "ratios")})
         catalogue_I2 = np.arange(2 * 51, dtype=np.uint32).reshape(-1, 2)

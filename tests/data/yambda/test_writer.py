@@ -28,8 +28,7 @@ Events = dict[str, Any]
 def small_blocks() -> Any:
     """Blocks of digests that a test fills many of."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("store", "writer"):
-            patch.setattr(f"recperf.data.yambda.{module}.DIGEST_BLOCK", 256)
+        patch.setattr("recperf.data.yambda.store.DIGEST_BLOCK", 256)
         yield
 
 

@@ -193,6 +193,29 @@ def block_digests(path: Path) -> Iterator[str]:
             yield hashlib.sha256(block).hexdigest()
 
 
+class BlockDigests:
+    """Digests of a file's blocks, taken from what is written to it as it passes. `blocks` are those filled before."""
+
+    def __init__(self, blocks: list[str]) -> None:
+        self.blocks = list(blocks)
+        self.length = len(blocks) * DIGEST_BLOCK
+        self._hash = hashlib.sha256()
+
+    def update(self, content: memoryview) -> None:
+        while len(content):
+            part = content[: DIGEST_BLOCK - self.length % DIGEST_BLOCK]
+            self._hash.update(part)
+            self.length += len(part)
+            if self.length % DIGEST_BLOCK == 0:
+                self.blocks.append(self._hash.hexdigest())
+                self._hash = hashlib.sha256()
+            content = content[len(part) :]
+
+    def all(self) -> list[str]:
+        """Digests of all blocks, the unfilled last one included."""
+        return self.blocks + ([self._hash.hexdigest()] if self.length % DIGEST_BLOCK else [])
+
+
 def difference(path: Path, blocks: list[str], tick: Callable[[int], None] = lambda bytes_: None) -> str | None:
     """How a file differs from the digests of its blocks, None where it does not; `tick` hears of bytes read."""
     found = 0

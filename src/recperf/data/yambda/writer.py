@@ -8,7 +8,6 @@ would take minutes, and mapped pages would count as this process's memory.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -28,12 +27,12 @@ from .schema import EVENT_TYPES, LIKE, LISTEN_PLUS, SKIP, TYPE_SHIFT
 from .store import (
     CATALOGUE,
     COLUMNS,
-    DIGEST_BLOCK,
     EVENT_COLUMNS,
     FORMAT,
     MANIFEST,
     USER_COLUMNS,
     VERSION,
+    BlockDigests,
     content_digest,
     file_of,
     read_manifest,
@@ -151,7 +150,7 @@ class StoreWriter:
         for name, column in self._columns.items():
             with writing(file_of(self.draft, name), fix=self.again):
                 column.sync()
-            self._state["blocks"][name] = list(column.blocks)
+            self._state["blocks"][name] = list(column.digests.blocks)
         self._state["bookmark"] = bookmark
         self._note(JOURNAL, {"version": VERSION, "identity": self.identity, **self._state})
 
@@ -235,7 +234,7 @@ class StoreWriter:
     def _described(self, items: int, facts: dict[str, Any]) -> dict[str, Any]:
         by_kind, kinds = np.array(self._state["by_kind"]), np.arange(256)
         columns = {
-            name: {"bytes": column.length, "dtype": COLUMNS[name], "blocks": column.all_blocks()}
+            name: {"bytes": column.digests.length, "dtype": COLUMNS[name], "blocks": column.digests.all()}
             for name, column in sorted(self._columns.items())
         }
         return {
@@ -264,22 +263,20 @@ class _Column:
 
     def __init__(self, folder: Path, name: str, rows: int, blocks: list[str]) -> None:
         self.path, self.kind = file_of(folder, name), np.dtype(COLUMNS[name])
-        self.blocks = list(blocks)
-        self.length = len(blocks) * DIGEST_BLOCK
-        self._hash = hashlib.sha256()
+        self.digests = BlockDigests(blocks)
         kept = rows * self.kind.itemsize
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if os.fstat(self._file).st_size < kept or self.length > kept:
+            if os.fstat(self._file).st_size < kept or self.digests.length > kept:
                 raise DataError(
                     f"{self.path.name} is shorter than its journal says",
                     where={"file": self.path},
                     fix=f"remove {folder} and begin again",
                 )
             os.ftruncate(self._file, kept)
-            os.lseek(self._file, self.length, os.SEEK_SET)
-            while self.length < kept:
-                self._count(memoryview(os.read(self._file, 1 << 20)))
+            os.lseek(self._file, self.digests.length, os.SEEK_SET)
+            while self.digests.length < kept:
+                self.digests.update(memoryview(os.read(self._file, 1 << 20)))
         except BaseException:
             self.close()
             raise
@@ -290,7 +287,7 @@ class _Column:
         rest = content
         while len(rest):
             rest = rest[os.write(self._file, rest) :]
-        self._count(content)
+        self.digests.update(content)
 
     def sync(self) -> None:
         os.fsync(self._file)
@@ -299,20 +296,6 @@ class _Column:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def all_blocks(self) -> list[str]:
-        """Digests of all blocks, the unfilled last one included."""
-        return self.blocks + ([self._hash.hexdigest()] if self.length % DIGEST_BLOCK else [])
-
-    def _count(self, content: memoryview) -> None:
-        while len(content):
-            part = content[: DIGEST_BLOCK - self.length % DIGEST_BLOCK]
-            self._hash.update(part)
-            self.length += len(part)
-            if self.length % DIGEST_BLOCK == 0:
-                self.blocks.append(self._hash.hexdigest())
-                self._hash = hashlib.sha256()
-            content = content[len(part) :]
 
 
 def finished(folder: Path, identity: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ....config import within
 from ....errors import DataError, MachineError
-from ....files import alone, write_json, writing
+from ....files import alone, sha256, write_json, writing
 from ..prepare import piece_rows, split_of
 from ..raw import RawEvents, RawFiles, need_pyarrow
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS
@@ -40,6 +40,9 @@ from .npy import drafted, save_blocks
 from .sessions import PARQUET_FILES, SESSIONS, TEST_EVENTS, write_sessions
 
 Progress = Callable[[int, int], None]
+Tick = Callable[[int], None]
+Digests = dict[str, list[str]]
+"""Digests of the blocks of files, by name."""
 _AGAIN = "the same command goes on where it stopped"
 _SHARE = 2
 """A row takes this many times the memory it takes to prepare it: lists are built and a row group is compressed."""
@@ -77,49 +80,50 @@ def write_layout(
     processed = folder.expanduser() / f"processed_{files.size}"
     _must_be_ours(processed)
     with alone(processed, what="writing this folder", again=_AGAIN):
-        notes = _Notes(processed, events, store)
+        notes = _Notes(processed, files, events, store)
         _share_maps(files, folder.expanduser() / SHARED_MAPS)
         job = _Job(files, events, store, processed, history_length, min_history, block)
         job.take_back_ready(notes)
         steps = [step for step in job.steps() if not notes.has(*step.names)]
         job.require_room(steps)
-        clock = _Clock(sum(step.work for step in steps), progress)
+        clock = _Clock(sum(step.work for step in steps), store.events, progress)
         for step in steps:
-            step.write([name for name in step.names if not notes.has(name)], clock.tick)
-            notes.add(*step.names)
+            notes.add(step.write([name for name in step.names if not notes.has(name)], clock.tick))
         (processed / "lock").unlink(missing_ok=True)
     return processed
 
 
 @dataclass(frozen=True)
 class _Step:
-    """Files written together, the events that are passed over for them, and how; only missing ones are asked for."""
+    """Files written together, the events that are passed over for them, and how; only missing ones are asked for, and
+    the digests of those are the answer."""
 
     names: tuple[str, ...]
     work: int
-    write: Callable[[list[str], Callable[[int], None]], None]
+    write: Callable[[list[str], Tick], Digests]
 
 
 class _Clock:
-    """Adds up what is done and tells whoever asked to know."""
+    """Adds up what is done and tells it as a share of all events, each of which is passed over many times."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self.done, self.total, self.progress = 0, total, progress
+    def __init__(self, total: int, events: int, progress: Progress | None) -> None:
+        self.done, self.total, self.events, self.progress = 0, total, events, progress
 
-    def tick(self, events: int) -> None:
-        self.done += events
+    def tick(self, work: int) -> None:
+        self.done += work
         if self.progress:
-            self.progress(self.done, self.total)
+            self.progress(self.events * self.done // self.total, self.events)
 
 
 class _Notes:
-    """Which files are finished: those noted here that still have the size noted."""
+    """Which files are finished: those noted here that still have the size noted. `data check` reads the digests."""
 
-    def __init__(self, processed: Path, events: RawEvents, store: EventStore) -> None:
+    def __init__(self, processed: Path, files: RawFiles, events: RawEvents, store: EventStore) -> None:
         self.processed = processed
         source = {"store": store.digest, "events": events.identity}
         facts = {name: store.manifest[name] for name in ("name", "synthetic", "licence") if name in store.manifest}
-        self.content: dict[str, Any] = {"source": source, "facts": facts, "files": {}}
+        maps = {ARTISTS_FILE: sha256(files.artists), ALBUMS_FILE: sha256(files.albums)}
+        self.content: dict[str, Any] = {"source": source, "facts": facts, "maps": maps, "files": {}}
         path = processed / NOTES
         if path.exists():
             found: dict[str, Any] = {}
@@ -129,16 +133,18 @@ class _Notes:
                 raise DataError(
                     "this folder was begun from other events", where={"folder": processed}, fix="choose another folder"
                 )
-            self.content["files"] = found["files"]
+            self.content["files"] = {name: one for name, one in found["files"].items() if isinstance(one, dict)}
         for draft in processed.glob("*/.*.tmp"):
             draft.unlink()
         write_json(path, self.content)
 
     def has(self, *names: str) -> bool:
-        return all(self._size(name) == self.content["files"].get(name, -1) for name in names)
+        return all(self._size(name) == self.content["files"].get(name, {}).get("bytes", -1) for name in names)
 
-    def add(self, *names: str) -> None:
-        self.content["files"] |= {name: self._size(name) for name in names}
+    def add(self, written: Digests) -> None:
+        self.content["files"] |= {
+            name: {"bytes": self._size(name), "blocks": blocks} for name, blocks in written.items()
+        }
         write_json(self.processed / NOTES, self.content)
 
     def _size(self, name: str) -> int | None:
@@ -217,17 +223,18 @@ class _Job:
             suffix = "" if least == usual else f"_m{least}"
             name = self._cached(f"{kind}_L{usual}{suffix}")
 
-            def write(names: list[str], tick: Callable[[int], None]) -> None:
-                save_blocks(self.processed / name, "<i8", blocks(self.store, least, self.block, tick), fix=_AGAIN)
+            def write(names: list[str], tick: Tick) -> Digests:
+                values = blocks(self.store, least, self.block, tick)
+                return {name: save_blocks(self.processed / name, "<i8", values, fix=_AGAIN)}
 
             return _Step((name,), count, write)
 
         leasts = [usual] if asked == usual else [usual, asked]
         return [step("positions", least, anchors) for least in leasts] + [step("anchor_ts", asked, anchor_times)]
 
-    def _parquet(self, names: list[str], tick: Callable[[int], None]) -> None:
+    def _parquet(self, names: list[str], tick: Tick) -> Digests:
         _, latest = self.events.time_range()
-        write_sessions(
+        return write_sessions(
             self.events,
             self.store,
             split_of(latest),
@@ -237,26 +244,31 @@ class _Job:
             tick=tick,
         )
 
-    def _popularity(self, names: list[str], tick: Callable[[int], None]) -> None:
-        save_blocks(self.processed / names[0], "<i8", [popularity(self.store, self.block, tick)], fix=_AGAIN)
+    def _popularity(self, names: list[str], tick: Tick) -> Digests:
+        counts = popularity(self.store, self.block, tick)
+        return {names[0]: save_blocks(self.processed / names[0], "<i8", [counts], fix=_AGAIN)}
 
-    def _flat(self, names: list[str], tick: Callable[[int], None]) -> None:
+    def _flat(self, names: list[str], tick: Tick) -> Digests:
         path = self.processed / names[0]
         blocks = flat_column(self.store, path.stem, self.block, tick)
-        save_blocks(path, FLAT_COLUMNS[path.stem], blocks, fix=_AGAIN)
+        return {names[0]: save_blocks(path, FLAT_COLUMNS[path.stem], blocks, fix=_AGAIN)}
 
-    def _users(self, names: list[str], tick: Callable[[int], None]) -> None:
+    def _users(self, names: list[str], tick: Tick) -> Digests:
         path = self.processed / names[0]
-        save_blocks(path, USER_COLUMNS[path.stem], [user_column(self.store, path.stem)], fix=_AGAIN)
+        table = user_column(self.store, path.stem)
+        return {names[0]: save_blocks(path, USER_COLUMNS[path.stem], [table], fix=_AGAIN)}
 
-    def _ready(self, names: list[str], tick: Callable[[int], None]) -> None:
-        with drafted(self.processed / names[0], fix=_AGAIN):
-            pass
+    def _ready(self, names: list[str], tick: Tick) -> Digests:
+        return self._file(names[0], b"")
 
-    def _json(self, name: str, content: dict[str, Any], indent: int | None = None) -> None:
+    def _json(self, name: str, content: dict[str, Any], indent: int | None = None) -> Digests:
         # The reference ends its files without a line break, and they are compared byte for byte.
+        return self._file(name, json.dumps(content, indent=indent).encode())
+
+    def _file(self, name: str, content: bytes) -> Digests:
         with drafted(self.processed / name, fix=_AGAIN) as file:
-            file.write(json.dumps(content, indent=indent).encode())
+            file.write(content)
+        return {name: file.blocks()}
 
     def _split(self) -> dict[str, Any]:
         earliest, latest = self.events.time_range()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 
 from ....errors import DataError, MachineError
 from ....files import sync_folder, writing
-from ..store import map_file
+from .. import store
+from ..store import BlockDigests, map_file
 
 
 def header(dtype: str, length: int) -> bytes:
@@ -55,27 +57,57 @@ def map_npy(path: Path, dtype: str, length: int | None = None, *, of: str, fix: 
     return map_file(path, "|u1", expected)[offset:].view(found)
 
 
-def save_blocks(path: Path, dtype: str, blocks: Iterable[NDArray[Any]], *, fix: str) -> int:
-    """Write a .npy file from its blocks, however many they turn out to be. The number of values."""
+class Draft:
+    """A file being written, and the digests of its blocks; as much of a file as pyarrow writes to."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digests = file, BlockDigests([])
+        self._first: str | None = None
+
+    def write(self, content: Any) -> int:
+        part = memoryview(content).cast("B")
+        self._digests.update(part)
+        return self._file.write(part)
+
+    def write_start(self, content: bytes) -> None:
+        """Write over the beginning, once all else is written."""
+        self._file.seek(0)
+        self._file.write(content)
+        self._file.seek(0)
+        self._first = hashlib.sha256(self._file.read(store.DIGEST_BLOCK)).hexdigest()
+        self._file.seek(0, os.SEEK_END)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def blocks(self) -> list[str]:
+        """Digests of all blocks."""
+        blocks = self._digests.all()
+        return blocks if self._first is None else [self._first, *blocks[1:]]
+
+
+def save_blocks(path: Path, dtype: str, blocks: Iterable[NDArray[Any]], *, fix: str) -> list[str]:
+    """Write a .npy file from its blocks, however many they turn out to be. Answers with the file's digests."""
     length = 0
     with drafted(path, fix=fix) as file:
         file.write(header(dtype, 0))
         for block in blocks:
-            file.write(np.ascontiguousarray(block, dtype).data)
+            file.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
             length += len(block)
-        file.seek(0)
-        file.write(header(dtype, length))
-    return length
+        file.write_start(header(dtype, length))
+    return file.blocks()
 
 
 @contextmanager
-def drafted(path: Path, *, fix: str) -> Iterator[BinaryIO]:
+def drafted(path: Path, *, fix: str) -> Iterator[Draft]:
     """A file being written: it gets its name when it is whole and on the disk, or nothing of it remains."""
     beside = path.with_name(f".{path.name}.tmp")
     with writing(path, fix=fix):
         try:
-            with beside.open("wb") as file:
-                yield file
+            with beside.open("w+b") as file:
+                yield Draft(file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)

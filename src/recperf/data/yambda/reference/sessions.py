@@ -63,13 +63,16 @@ def write_sessions(
     rows: int,
     fix: str,
     tick: Callable[[int], None],
-) -> None:
-    """Write those of the three files that are wanted, by name. The store must hold the training events of the file."""
+) -> dict[str, list[str]]:
+    """Write those of the three files that are wanted, by name, and answer with their digests. The store must hold the
+    training events of the file."""
+    digests: dict[str, list[str]] = {}
     with ExitStack() as opened:
         write = {
-            name: opened.enter_context(_parquet(path, name, rows * _GROUP_BYTES, fix)) for name, path in wanted.items()
+            name: opened.enter_context(_parquet(path, name, rows * _GROUP_BYTES, fix, digests))
+            for name, path in wanted.items()
         }
-        cutter = _Cutter(write.get(SESSIONS), write.get(SESSION_INDEX))
+        cutter = Cutter(write.get(SESSIONS), write.get(SESSION_INDEX))
         done = 0
         for chunk in events.chunks(0, rows):
             times = chunk.times.astype(np.int64)
@@ -87,9 +90,10 @@ def write_sessions(
         if done != store.events:
             raise _foreign(store, events.path, f"the file has {done:,} training events, the store {store.events:,}")
         cutter.end()
+    return digests
 
 
-class _Cutter:
+class Cutter:
     """Cuts events into sessions and gathers them by user, holding back what may go on in the next piece."""
 
     def __init__(self, sessions: Write | None, index: Write | None) -> None:
@@ -211,8 +215,11 @@ def _foreign(store: EventStore, path: Path, how: str) -> DataError:
 
 
 @contextmanager
-def _parquet(path: Path, name: str, group_bytes: int, fix: str) -> Iterator[Write]:
-    """A function that appends columns. A column is its values, or for lists their edges, values and which are null."""
+def _parquet(path: Path, name: str, group_bytes: int, fix: str, digests: dict[str, list[str]]) -> Iterator[Write]:
+    """A function that appends columns. A column is its values, or for lists their edges, values and which are null.
+
+    The file's digests are put into `digests` at the end.
+    """
     arrow = need_pyarrow()
     values = {column: getattr(arrow, kind.strip("[]"))() for column, kind in _SCHEMAS[name].items()}
     schema = arrow.schema(
@@ -245,3 +252,4 @@ def _parquet(path: Path, name: str, group_bytes: int, fix: str) -> Iterator[Writ
     with drafted(path, fix=fix) as file, arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         yield write
         flush()
+    digests[name] = file.blocks()
