@@ -11,23 +11,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import keys_of, put, queries_of, row_of, seen, share, silu, silu_and_slope, tile
+from .tiles import add, keys_of, masked_key, product, put, queries_of, row_of, seen, share, silu, silu_and_slope, tile
 
 
 @triton.jit
 def _attend_block(
     total, q, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
     KEYS: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, MASKED)
-    score = tl.dot(q, tl.trans(keys), input_precision="ieee")
+    score = product(q, tl.trans(keys), None, PRECISION)
     values = tile(v, v_token, start + j, tokens - j, KEYS, V, PV, MASKED)
     weight = silu(score * half, TANH)
     if MASKED:
         n = j + tl.arange(0, KEYS)
         weight = tl.where(seen(m[:, None], n[None, :], shift, last, window, TARGETS, WINDOW, CONTEXT), weight, 0.0)
-    return tl.dot(weight.to(values.dtype), values, total, input_precision="ieee")
+    return product(weight.to(values.dtype), values, total, PRECISION)
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def attend(
     half, over, window, context, pairs, blocks, group,
     H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     pair, block = share(pairs, blocks, group)
     row, head = pair // H, (pair % H).to(tl.int64)
@@ -52,24 +52,16 @@ def attend(
     queries = tile(q, q_token, start + first, tokens - first, QUERIES, A, PA, True)
     m = first + tl.arange(0, QUERIES)
     total = tl.zeros([QUERIES, PV], tl.float32)
-    if WINDOW:
-        for j in tl.range(begin, whole, KEYS, num_stages=STAGES):
-            total = _attend_block(
-                total, queries, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
-                KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH,
-            )  # fmt: skip
+    for turn in tl.range(begin, whole + stop - edge - skip, KEYS, num_stages=1):
+        j = masked_key(turn, whole, edge, gap, skip, TARGETS, WINDOW)
+        total = _attend_block(
+            total, queries, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+            KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, PRECISION,
+        )  # fmt: skip
     for j in tl.range(whole, edge, KEYS, num_stages=STAGES):
         total = _attend_block(
             total, queries, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
-            KEYS, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH,
-        )  # fmt: skip
-    for turn in tl.range(edge, stop - skip, KEYS, num_stages=STAGES):
-        j = turn
-        if TARGETS:
-            j += tl.where(turn >= gap, skip, 0)
-        total = _attend_block(
-            total, queries, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
-            KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH,
+            KEYS, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH, PRECISION,
         )  # fmt: skip
     put(out, out_token, start + first, tokens - first, total * over, QUERIES, V, PV)
 
@@ -78,28 +70,26 @@ def attend(
 def _grad_keys_block(
     dk, dv, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens, shift, last, window, half,
     QUERIES: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, ATOMIC: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+    PRECISION: tl.constexpr, ATOMIC: tl.constexpr,
 ):  # fmt: skip
     """Scores lie with the keys down and the queries across: the sums over queries then need no turning."""
     queries = tile(q, q_token, start + i, tokens - i, QUERIES, A, PA, MASKED)
-    score = tl.dot(keys, tl.trans(queries), input_precision="ieee")
+    score = product(keys, tl.trans(queries), None, PRECISION)
     given = tile(grad, grad_token, start + i, tokens - i, QUERIES, V, PV, MASKED)
-    dweight = tl.dot(values, tl.trans(given), input_precision="ieee")
+    dweight = product(values, tl.trans(given), None, PRECISION)
     weight, slope = silu_and_slope(score * half, TANH)
     dscore = dweight * slope
     if MASKED:
         m = i + tl.arange(0, QUERIES)
         found = seen(m[None, :], n[:, None], shift, last, window, TARGETS, WINDOW, CONTEXT)
         weight, dscore = tl.where(found, weight, 0.0), tl.where(found, dscore, 0.0)
-    dv = tl.dot(weight.to(given.dtype), given, dv, input_precision="ieee")
+    dv = product(weight.to(given.dtype), given, dv, PRECISION)
     dscore = dscore.to(queries.dtype)
-    dk = tl.dot(dscore, queries, dk, input_precision="ieee")
+    dk = product(dscore, queries, dk, PRECISION)
     if ATOMIC:
-        part = tl.dot(tl.trans(dscore), keys, input_precision="ieee")
-        row = tl.arange(0, QUERIES)
-        column = tl.arange(0, PA)
-        at = dq + (start + i) * dq_token + (row[:, None] * dq_token + column[None, :])
-        tl.atomic_add(at, part, mask=(row < tokens - i)[:, None] & (column < A)[None, :], sem="relaxed")
+        part = product(tl.trans(dscore), keys, None, PRECISION)
+        add(dq, dq_token, start + i, tokens - i, part, QUERIES, A, PA, MASKED)
     return dk, dv
 
 
@@ -110,7 +100,8 @@ def grad_keys(
     half, over, window, context, pairs, blocks, group,
     H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, ATOMIC: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+    PRECISION: tl.constexpr, ATOMIC: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values; with ATOMIC what they owe the queries is added to `dq`, still to be scaled."""
     pair, block = share(pairs, blocks, group)
@@ -130,26 +121,17 @@ def grad_keys(
     n = first + tl.arange(0, KEYS)
     total_k = tl.zeros([KEYS, PA], tl.float32)
     total_v = tl.zeros([KEYS, PV], tl.float32)
-    if CONTEXT:
-        for i in tl.range(0, prefix, QUERIES, num_stages=1):
-            total_k, total_v = _grad_keys_block(
-                total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens,
-                shift, last, window, half, QUERIES, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, ATOMIC,
-            )  # fmt: skip
-    for i in tl.range(begin, whole, QUERIES, num_stages=1):
+    for turn in tl.range(0, prefix + whole - begin + stop - edge, QUERIES, num_stages=1):
+        i = tl.where(turn >= prefix, turn - prefix + begin, turn)
+        i = tl.where(i >= whole, i - whole + edge, i)
         total_k, total_v = _grad_keys_block(
             total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens,
-            shift, last, window, half, QUERIES, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, ATOMIC,
+            shift, last, window, half, QUERIES, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, PRECISION, ATOMIC,
         )  # fmt: skip
     for i in tl.range(whole, edge, QUERIES, num_stages=STAGES):
         total_k, total_v = _grad_keys_block(
             total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens,
-            shift, last, window, half, QUERIES, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH, ATOMIC,
-        )  # fmt: skip
-    for i in tl.range(edge, stop, QUERIES, num_stages=1):
-        total_k, total_v = _grad_keys_block(
-            total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens,
-            shift, last, window, half, QUERIES, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, ATOMIC,
+            shift, last, window, half, QUERIES, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH, PRECISION, ATOMIC,
         )  # fmt: skip
     put(dk, dk_token, start + first, tokens - first, total_k * (half * over), KEYS, A, PA)
     put(dv, dv_token, start + first, tokens - first, total_v * over, KEYS, V, PV)
@@ -159,18 +141,18 @@ def grad_keys(
 def _grad_queries_block(
     total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
     KEYS: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, MASKED)
-    score = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    score = product(queries, tl.trans(keys), None, PRECISION)
     values = tile(v, v_token, start + j, tokens - j, KEYS, V, PV, MASKED)
-    dweight = tl.dot(given, tl.trans(values), input_precision="ieee")
+    dweight = product(given, tl.trans(values), None, PRECISION)
     _, slope = silu_and_slope(score * half, TANH)
     dscore = dweight * slope
     if MASKED:
         n = j + tl.arange(0, KEYS)
         dscore = tl.where(seen(m[:, None], n[None, :], shift, last, window, TARGETS, WINDOW, CONTEXT), dscore, 0.0)
-    return tl.dot(dscore.to(keys.dtype), keys, total, input_precision="ieee")
+    return product(dscore.to(keys.dtype), keys, total, PRECISION)
 
 
 @triton.jit
@@ -179,7 +161,7 @@ def grad_queries(
     dq_token, dq_head, half, over, window, context, pairs, blocks, group,
     H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries alone, summed in one order: the same bits every time."""
     pair, block = share(pairs, blocks, group)
@@ -203,23 +185,15 @@ def grad_queries(
     given = tile(grad, grad_token, start + first, tokens - first, QUERIES, V, PV, True)
     m = first + tl.arange(0, QUERIES)
     total = tl.zeros([QUERIES, PA], tl.float32)
-    if WINDOW:
-        for j in tl.range(begin, whole, KEYS, num_stages=STAGES):
-            total = _grad_queries_block(
-                total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
-                KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH,
-            )  # fmt: skip
+    for turn in tl.range(begin, whole + stop - edge - skip, KEYS, num_stages=1):
+        j = masked_key(turn, whole, edge, gap, skip, TARGETS, WINDOW)
+        total = _grad_queries_block(
+            total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+            KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, PRECISION,
+        )  # fmt: skip
     for j in tl.range(whole, edge, KEYS, num_stages=STAGES):
         total = _grad_queries_block(
             total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
-            KEYS, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH,
-        )  # fmt: skip
-    for turn in tl.range(edge, stop - skip, KEYS, num_stages=STAGES):
-        j = turn
-        if TARGETS:
-            j += tl.where(turn >= gap, skip, 0)
-        total = _grad_queries_block(
-            total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
-            KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH,
+            KEYS, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH, PRECISION,
         )  # fmt: skip
     put(dq, dq_token, start + first, tokens - first, total * (half * over), QUERIES, A, PA)

@@ -96,6 +96,17 @@ def keys_of(
 
 
 @triton.jit
+def masked_key(turn, whole, edge, gap, skip, TARGETS: tl.constexpr, WINDOW: tl.constexpr):
+    """The masked blocks one after the other, those before the whole ones and those behind."""
+    key = turn + edge - whole
+    if WINDOW:
+        key = tl.where(turn >= whole, key, turn)
+    if TARGETS:
+        key = tl.where(key >= gap, key + skip, key)
+    return key
+
+
+@triton.jit
 def queries_of(
     first, end, tokens, shift, last, window, BLOCK: tl.constexpr,
     TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr,
@@ -123,6 +134,7 @@ def queries_of(
     if TARGETS:
         stop = tl.where(low >= last, tl.minimum(stop, end), stop)
         whole = tl.where(high >= last, stop, whole)
+        edge = tl.where(high >= last, stop, edge)
         if CONTEXT:
             prefix = tl.where(low >= last, 0, prefix)
     whole = tl.minimum((whole + BLOCK - 1) // BLOCK * BLOCK, (stop + BLOCK - 1) // BLOCK * BLOCK)
@@ -151,6 +163,28 @@ def put(base, stride, first, left, values, ROWS: tl.constexpr, WIDTH: tl.constex
     column = tl.arange(0, PADDED)
     at = base + first * stride + (row[:, None] * stride + column[None, :])
     tl.store(at, values.to(base.dtype.element_ty), mask=(row < left)[:, None] & (column < WIDTH)[None, :])
+
+
+@triton.jit
+def add(
+    base, stride, first, left, values,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, PADDED)
+    at = base + first * stride + (row[:, None] * stride + column[None, :])
+    if MASKED or WIDTH < PADDED:
+        tl.atomic_add(at, values, mask=(row < left)[:, None] & (column < WIDTH)[None, :], sem="relaxed")
+    else:
+        tl.atomic_add(at, values, sem="relaxed")
+
+
+@triton.jit
+def product(left, right, total, PRECISION: tl.constexpr):
+    """Of matrices, added to a total where there is one; "wide" is for Triton's interpreter, which has no bfloat16."""
+    if PRECISION == "wide":
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
+    return tl.dot(left, right, total, input_precision=PRECISION)
 
 
 @triton.jit

@@ -41,16 +41,27 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def forward_tiles(width: int, itemsize: int) -> Tiles:
+def forward_tiles(width: int, itemsize: int, roomy: bool) -> Tiles:
+    """Chosen by what fits: registers, and the memory that programs of one multiprocessor share, which may be small."""
+    if not roomy:
+        return Tiles(64, 32, 4, 1) if itemsize == 2 and width <= 128 else Tiles(32, 32, 4, 1)
     if itemsize > 2:
         return Tiles(64, 32, 4, 2) if width <= 128 else Tiles(32, 32, 4, 1)
-    return Tiles(128, 64, 4, 3) if width <= 128 else Tiles(128, 64, 8, 2)
+    return Tiles(128, 64, 4, 2) if width <= 128 else Tiles(128, 64, 8, 2)
 
 
-def backward_tiles(width: int, itemsize: int) -> Tiles:
-    if itemsize > 2:
-        return Tiles(32, 32, 4, 1)
-    return Tiles(64, 128, 8, 2) if width <= 128 else Tiles(64, 64, 8, 1)
+def backward_tiles(width: int, itemsize: int, roomy: bool) -> Tiles:
+    if not roomy or itemsize > 2:
+        return Tiles(32, 32, 4, 1) if width <= 128 else Tiles(16, 16, 4, 1)
+    return Tiles(64, 128, 8, 2) if width <= 128 else Tiles(32, 64, 8, 2)
+
+
+@functools.cache
+def _roomy(device: torch.device) -> bool:
+    """Whether a program may have 200 KiB of shared memory, as on Hopper and after."""
+    if device.type != "cuda":
+        return False
+    return bool(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= 200 << 10)
 
 
 def last_keys(width: int) -> int:
@@ -66,13 +77,13 @@ def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mas
         out: Tensor = fast.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
         return out
     out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
-    shape, tiles = _shape(q_THA, v_THV), forward_tiles(_width(q_THA, v_THV), q_THA.element_size())
+    shape, tiles = _shape(q_THA, v_THV), forward_tiles(_width(q_THA, v_THV), q_THA.element_size(), _roomy(q_THA.device))
     grid, cut = _cut(q_THA, v_THV, offsets_B1, mask, tiles.queries)
     if grid[0]:
         q, k, v = _near(q_THA), _near(k_THA), _near(v_THV)
         attend[grid](
             q, k, v, out_THV, offsets_B1, _targets(mask, offsets_B1), *_strides(q, k, v, out_THV),
-            *_scales(mask), *cut, **shape, **_switches(mask, q), **_tile_options(tiles),
+            *_scales(mask), *cut, **shape, **_switches(mask, q), **_tile_options(tiles, q),
         )  # fmt: skip
     return out_THV
 
@@ -97,14 +108,14 @@ def backward(
     dq, dk, dv = into or _room(q_THA, k_THA, v_THV)
     grad, q, k, v = _near(grad_THV.to(v_THV.dtype)), _near(q_THA), _near(k_THA), _near(v_THV)
     sum_q = dq if deterministic else torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    tiles = backward_tiles(_width(q, v), q.element_size())
+    tiles = backward_tiles(_width(q, v), q.element_size(), _roomy(q.device))
     grid, cut = _cut(q, v, offsets_B1, mask, tiles.keys)
     if not grid[0]:
         return dq, dk, dv
     targets = _targets(mask, offsets_B1)
     grad_keys[grid](
         grad, q, k, v, sum_q, dk, dv, offsets_B1, targets, *_strides(grad, q, k, v, sum_q, dk, dv),
-        *_scales(mask), *cut, **_shape(q, v), **_switches(mask, q), **_tile_options(tiles), ATOMIC=not deterministic,
+        *_scales(mask), *cut, **_shape(q, v), **_switches(mask, q), **_tile_options(tiles, q), ATOMIC=not deterministic,
     )  # fmt: skip
     if not deterministic:
         torch.mul(sum_q, mask.alpha / 2 / mask.length, out=dq)
@@ -114,7 +125,7 @@ def backward(
     grid, cut = _cut(q, v, offsets_B1, mask, tiles.queries)
     grad_queries[grid](
         grad, q, k, v, dq, offsets_B1, targets, *_strides(grad, q, k, v, dq),
-        *_scales(mask), *cut, **_shape(q, v), **_switches(mask, q), **_tile_options(tiles),
+        *_scales(mask), *cut, **_shape(q, v), **_switches(mask, q), **_tile_options(tiles, q),
     )  # fmt: skip
     return dq, dk, dv
 
@@ -215,17 +226,34 @@ def _shape(q: Tensor, v: Tensor) -> dict[str, int]:
 
 def _switches(mask: Mask, q: Tensor) -> dict[str, bool]:
     """Which masks there are, and whether the hardware's tanh, good to 11 bits, may serve: not for float32."""
-    nvidia = q.device.type == "cuda" and torch.version.hip is None and os.environ.get("TRITON_INTERPRET") != "1"
     return {
         "TARGETS": mask.targets_B is not None,
         "WINDOW": mask.window > 0,
         "CONTEXT": mask.context > 0,
-        "TANH": nvidia and q.dtype != torch.float32,
+        "TANH": _nvidia(q) and q.dtype != torch.float32,
     }
 
 
-def _tile_options(tiles: Tiles) -> dict[str, Any]:
-    return {"QUERIES": tiles.queries, "KEYS": tiles.keys, "STAGES": tiles.stages, "num_warps": tiles.warps}
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _nvidia(q: Tensor) -> bool:
+    return q.device.type == "cuda" and torch.version.hip is None and not _interpreted()
+
+
+def _precision(q: Tensor) -> str:
+    """Of products. Float32 is never rounded to TF32: where there are such units, three of their products make one of
+    ours, good to 21 bits; plain instructions would do the same at a fraction of the rate and take minutes to compile.
+    """
+    if q.dtype == torch.float32 and _nvidia(q):
+        return "tf32x3"
+    return "wide" if q.dtype == torch.bfloat16 and _interpreted() else "ieee"
+
+
+def _tile_options(tiles: Tiles, q: Tensor) -> dict[str, Any]:
+    sizes = {"QUERIES": tiles.queries, "KEYS": tiles.keys, "STAGES": tiles.stages, "num_warps": tiles.warps}
+    return sizes | {"PRECISION": _precision(q)}
 
 
 def _last_options(q: Tensor, v: Tensor) -> dict[str, Any]:

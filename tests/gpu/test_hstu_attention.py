@@ -1,0 +1,168 @@
+"""The attention kernels compiled for a GPU against the reference in float64: long rows, views, every mask and dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recperf.ops.hstu_attention import Mask, choose, limits, reference
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+LENGTHS = {
+    "odd": [0, 1, 63, 64, 65, 127, 128, 129, 517, 1000, 0, 2],
+    "one long": [16_384],
+    "mixed": [4096, 3, 2663, 900, 0, 2048],
+}
+MASKS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "one target": {"targets": 1},
+    "targets": {"targets": 300},
+    "window": {"window": 100},
+    "context": {"context": 70},
+    "all": {"targets": 9, "window": 333, "context": 8},
+}
+NAMES = ("out", "dq", "dk", "dv")
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that a kernel should write holds NaN before."""
+
+    def filled(make: Any) -> Any:
+        def call(*sizes: Any, **more: Any) -> torch.Tensor:
+            room: Tensor = make(*sizes, **more)
+            return room.fill_(torch.nan) if room.is_floating_point() else room
+
+        return call
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+
+
+def make(
+    lengths: list[int], dtype: torch.dtype, *, heads: int = 2, qk: int = 128, width: int = 128,
+    targets: int | None = None, window: int = 0, context: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Mask]:  # fmt: skip
+    """Gradient, and q, k and v as views of one buffer with NaN behind the last token."""
+    draw = torch.Generator("cuda").manual_seed(len(lengths) + qk + width)
+    tokens, longest = sum(lengths), max(lengths)
+    offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    sizes = [heads * width, heads * width, heads * qk, heads * qk]
+    buffer = torch.randn(tokens + 300, sum(sizes), device="cuda", generator=draw)
+    buffer[tokens:] = torch.nan
+    _, v, q, k = buffer.to(dtype)[:tokens].split(sizes, 1)
+    grad = torch.randn(tokens, heads, width, device="cuda", generator=draw).to(dtype)
+    of = None if targets is None else torch.tensor([min(length, targets) for length in lengths], device="cuda")
+    mask = Mask(qk**-0.5, longest, longest, targets_B=of, window=window, context=context)
+    return grad, q.unflatten(1, (heads, qk)), k.unflatten(1, (heads, qk)), v.unflatten(1, (heads, width)), offsets, mask
+
+
+def exact(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, mask: Mask) -> list[Tensor]:
+    wide = [given.double() for given in (q, k, v)]
+    return [
+        reference.forward(*wide, offsets, mask),
+        *reference.backward(grad.double(), *wide, offsets, mask),
+    ]
+
+
+def hold(dtype: torch.dtype, got: Any, right: list[Tensor]) -> None:
+    for what, mine, true in zip(NAMES, got, right):
+        assert mine.dtype == dtype
+        assert not mine.isnan().any(), what
+        off = float((mine.double() - true).norm() / true.norm())
+        assert off <= limits.limit("triton", dtype), f"{what} is off by {off:.1e}"
+
+
+def check(dtype: torch.dtype, *case: Any) -> None:
+    grad, q, k, v, offsets, mask = case
+    body, _ = choose("auto", q.device)
+    assert body.__name__.endswith("triton")
+    right = exact(*case)
+    out = body.forward(q, k, v, offsets, mask)
+    hold(dtype, (out, *body.backward(grad, q, k, v, offsets, mask, deterministic=False)), right)
+    once = body.backward(grad, q, k, v, offsets, mask, deterministic=True)
+    hold(dtype, (out, *once), right)
+    again = body.backward(grad, q, k, v, offsets, mask, deterministic=True)
+    assert all(map(torch.equal, once, again))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("masked", MASKS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_long_rows_under_every_mask(lengths: str, masked: str) -> None:
+    check(torch.bfloat16, *make(LENGTHS[lengths], torch.bfloat16, **MASKS[masked]))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("masked", ["causal", "all"])
+@pytest.mark.parametrize(("qk", "width"), [(128, 128), (64, 64), (16, 256), (256, 48), (8, 24)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_every_dtype_and_width(dtype: torch.dtype, qk: int, width: int, masked: str) -> None:
+    check(dtype, *make(LENGTHS["odd"], dtype, qk=qk, width=width, **MASKS[masked]))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("masked", MASKS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_last_token_alone(dtype: torch.dtype, masked: str) -> None:
+    lengths = [length for rows in LENGTHS.values() for length in rows if length]
+    grad, q, k, v, offsets, mask = make(lengths, dtype, **MASKS[masked])
+    body, _ = choose("auto", q.device)
+    last = offsets[1:] - 1
+    wide = (q[last].double(), k.double(), v.double())
+    right = [
+        reference.forward_last(*wide, offsets, mask),
+        *reference.backward_last(grad[last].double(), *wide, offsets, mask),
+    ]
+    out = body.forward_last(q[last], k, v, offsets, mask)
+    once = body.backward_last(grad[last], q[last], k, v, offsets, mask)
+    hold(dtype, (out, *once), right)
+    assert torch.equal(out, body.forward_last(q[last], k, v, offsets, mask))
+    assert all(map(torch.equal, once, body.backward_last(grad[last], q[last], k, v, offsets, mask)))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_go_into_views_of_one_buffer(deterministic: bool) -> None:
+    grad, q, k, v, offsets, mask = make(LENGTHS["odd"], torch.bfloat16)
+    buffer = torch.full((q.shape[0], 4 * 256), 7.0, device="cuda", dtype=torch.bfloat16)
+    _, dv, dq, dk = (part.unflatten(1, (2, 128)) for part in buffer.split(256, 1))
+    body, _ = choose("auto", q.device)
+    out = body.forward(q, k, v, offsets, mask)
+    body.backward(grad, q, k, v, offsets, mask, into=(dq, dk, dv), deterministic=deterministic)
+    hold(torch.bfloat16, (out, dq, dk, dv), exact(grad, q, k, v, offsets, mask))
+    assert bool((buffer[:, :256] == 7.0).all())
+
+
+def test_torch_may_ask_for_the_same_bits() -> None:
+    grad, q, k, v, offsets, mask = make([2000, 300], torch.bfloat16)
+    body, _ = choose("auto", q.device)
+    asked = body.backward(grad, q, k, v, offsets, mask, deterministic=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert all(map(torch.equal, asked, body.backward(grad, q, k, v, offsets, mask)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_places_beyond_32_bits_are_reached() -> None:
+    """A buffer of more than 2**31 numbers, its last row asked for: 4.3 GB."""
+    tokens, wide = 33_000, 65_536
+    buffer = torch.zeros(tokens, wide, device="cuda", dtype=torch.bfloat16)
+    assert buffer.numel() > 1 << 31
+    grad, q, k, v, _, mask = make([200], torch.bfloat16, heads=1)
+    parts = [buffer[:, at : at + 128].unflatten(1, (1, 128)) for at in (0, 128, 256)]
+    for part, given in zip(parts, (q, k, v)):
+        part[-200:] = given
+    offsets = torch.tensor([0, 200], device="cuda")
+    far = torch.tensor([tokens - 200, tokens], device="cuda")
+    body, _ = choose("auto", q.device)
+    assert torch.equal(body.forward(*parts, far, mask)[-200:], body.forward(q, k, v, offsets, mask))
+    wide_grad = torch.zeros(tokens, 1, 128, device="cuda", dtype=torch.bfloat16)
+    wide_grad[-200:] = grad
+    ours = body.backward(wide_grad, *parts, far, mask, deterministic=True)
+    for mine, near in zip(ours, body.backward(grad, q, k, v, offsets, mask, deterministic=True)):
+        assert torch.equal(mine[-200:], near)

@@ -1,0 +1,319 @@
+"""HSTU attention by every body: against a dense oracle written from the mask's description, and how far off each is."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recperf.errors import ConfigError, MachineError
+from recperf.ops import hstu_attention
+from recperf.ops.hstu_attention import Mask, attention, choose, limits, reference
+
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
+    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("recperf.ops.hstu_attention.triton")
+
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+ALL = ["reference", pytest.param("triton", marks=needs_triton)]
+NAMES = ("out", "dq", "dk", "dv")
+Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Mask]
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a few dozen tokens then have every kind of block: before a window, whole, on the diagonal, at the end."""
+    monkeypatch.setattr(reference, "SCORES", 300)
+    if INTERPRETED:
+        kernels = body("triton")
+        monkeypatch.setattr(kernels, "forward_tiles", lambda width, itemsize, roomy: kernels.Tiles(32, 16, 4, 1))
+        monkeypatch.setattr(kernels, "backward_tiles", lambda width, itemsize, roomy: kernels.Tiles(16, 32, 4, 1))
+        monkeypatch.setattr(kernels, "CHUNK", 32)
+        monkeypatch.setattr(kernels, "last_keys", lambda width: 16)
+
+
+def body(name: str) -> ModuleType:
+    return importlib.import_module(f"recperf.ops.hstu_attention.{name}")
+
+
+@functools.cache
+def oracle_mask(tokens: int, targets: int | None, window: int, context: int) -> Tensor:
+    """The description word by word: a position's id e, and whom it sees."""
+    m = tokens - (targets or 0) - (context - 1 if context > 0 else 0)
+    e = [max(i - context + 1, 0) if context > 0 else i for i in range(tokens)]
+    if targets is not None:
+        e = [min(at, m) for at in e]
+    seen = torch.zeros(tokens, tokens, dtype=torch.bool)
+    for i in range(tokens):
+        for j in range(tokens):
+            seen[i, j] = (
+                i == j
+                or (e[i] > e[j] and (window == 0 or e[i] - e[j] <= window))
+                or (context > 0 and e[i] == 0 and e[j] < m)
+            )
+    return seen
+
+
+def oracle(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, mask: Mask) -> Tensor:
+    outs = []
+    for row, (first, last) in enumerate(zip(offsets.tolist(), offsets[1:].tolist())):
+        targets = None if mask.targets_B is None else int(mask.targets_B[row])
+        scores = torch.einsum("mhd,nhd->hmn", q[first:last], k[first:last]) * mask.alpha
+        weights = torch.nn.functional.silu(scores) / mask.length
+        weights = weights * oracle_mask(last - first, targets, mask.window, mask.context)
+        outs.append(torch.einsum("hmn,nhd->mhd", weights, v[first:last]))
+    return torch.cat(outs) if outs else torch.zeros_like(v)
+
+
+def exact(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, mask: Mask) -> list[Tensor]:
+    """The oracle's output and autograd's gradients in float64."""
+    inputs = [given.double().clone().requires_grad_() for given in (q, k, v)]
+    out = oracle(*inputs, offsets, mask)
+    out.backward(grad.double())
+    return [out.detach(), *(given.grad for given in inputs if given.grad is not None)]
+
+
+def make(
+    lengths: list[int], *, heads: int = 2, qk: int = 16, width: int = 16, dtype: torch.dtype = torch.float32,
+    targets: list[int] | None = None, window: int = 0, context: int = 0, seed: int = 0,
+) -> Case:  # fmt: skip
+    """Gradient, and q, k and v as views of one buffer, as the layer has them."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = sum(lengths)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    buffer = torch.randn(tokens, heads * (2 * width + 2 * qk), generator=draw).to(dtype)
+    _, v, q, k = buffer.split([heads * width, heads * width, heads * qk, heads * qk], 1)
+    grad = torch.randn(tokens, heads, width, generator=draw).to(dtype)
+    longest = max(lengths, default=0)
+    of = None if targets is None else torch.tensor(targets)
+    mask = Mask(
+        alpha=1 / qk**0.5, length=max(longest, 1), longest=longest, targets_B=of, window=window, context=context
+    )
+    return grad, q.view(tokens, heads, qk), k.view(tokens, heads, qk), v.view(tokens, heads, width), offsets, mask
+
+
+def off(got: Tensor, right: Tensor) -> float:
+    """Relative to the norm of what is right."""
+    assert got.shape == right.shape
+    assert not got.isnan().any()
+    return float((got.double() - right).norm() / right.norm().clamp(min=1e-30))
+
+
+def hold(name: str, dtype: torch.dtype, got: Any, right: list[Tensor]) -> None:
+    for what, mine, true in zip(NAMES, got, right):
+        assert off(mine, true) <= limits.limit(name, dtype), what
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "targets": {"targets": [5, 0, 1, 30]},
+    "window": {"window": 20},
+    "context": {"context": 5},
+    "all": {"targets": [5, 0, 1, 3], "window": 18, "context": 20},
+}
+LENGTHS = [65, 0, 1, 48]
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("masked", MASKS)
+@pytest.mark.parametrize("name", ALL)
+def test_output_and_gradients_are_the_oracles(name: str, masked: str, deterministic: bool) -> None:
+    grad, *inputs, offsets, mask = make(LENGTHS, heads=1, **MASKS[masked])
+    right = exact(grad, *inputs, offsets, mask)
+    out = body(name).forward(*inputs, offsets, mask)
+    grads = body(name).backward(grad, *inputs, offsets, mask, deterministic=deterministic)
+    hold(name, torch.float32, (out, *grads), right)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("masked", MASKS)
+@pytest.mark.parametrize("name", ALL)
+def test_the_last_token_alone_gets_what_all_would_give_it(name: str, masked: str) -> None:
+    options = {key: value[:1] + value[2:] if key == "targets" else value for key, value in MASKS[masked].items()}
+    grad, q, k, v, offsets, mask = make([65, 1, 48], heads=1, **options)
+    last = offsets[1:] - 1
+    only = torch.zeros_like(grad)
+    only[last] = grad[last]
+    out, dq, dk, dv = exact(only, q, k, v, offsets, mask)
+    got = (
+        body(name).forward_last(q[last], k, v, offsets, mask),
+        *body(name).backward_last(grad[last], q[last], k, v, offsets, mask),
+    )
+    hold(name, torch.float32, got, [out[last], dq[last], dk, dv])
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("qk", "width"), [(48, 32), (8, 80)])
+@pytest.mark.parametrize("name", ALL)
+def test_the_error_against_float64_is_below_its_limit(name: str, qk: int, width: int, dtype: torch.dtype) -> None:
+    grad, q, k, v, offsets, mask = make([40, 3, 17], heads=1, qk=qk, width=width, dtype=dtype)
+    right = exact(grad, q, k, v, offsets, mask)
+    grads = body(name).backward(grad, q, k, v, offsets, mask)
+    out = body(name).forward(q, k, v, offsets, mask)
+    assert {found.dtype for found in (out, *grads)} == {dtype}
+    hold(name, dtype, (out, *grads), right)
+    last = offsets[1:] - 1
+    only = torch.zeros_like(grad)
+    only[last] = grad[last]
+    out, dq, dk, dv = exact(only, q, k, v, offsets, mask)
+    got = (
+        body(name).forward_last(q[last], k, v, offsets, mask),
+        *body(name).backward_last(grad[last], q[last], k, v, offsets, mask),
+    )
+    assert {found.dtype for found in got} == {dtype}
+    hold(name, dtype, got, [out[last], dq[last], dk, dv])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_are_written_where_they_are_wanted_and_nowhere_else(name: str) -> None:
+    grad, q, k, v, offsets, mask = make([20, 0, 37], qk=16, width=24, context=2)
+    right = exact(grad, q, k, v, offsets, mask)[1:]
+    buffer = torch.full((57, 2, 16 + 1 + 16 + 1 + 24), 7.0)
+    dq, dk, dv = buffer[..., :16], buffer[..., 17:33], buffer[..., 34:]
+    for deterministic in (False, True):
+        found = body(name).backward(grad, q, k, v, offsets, mask, into=(dq, dk, dv), deterministic=deterministic)
+        assert all(mine is wanted for mine, wanted in zip(found, (dq, dk, dv)))
+        assert torch.equal(buffer[..., [16, 33]], torch.full((57, 2, 2), 7.0))
+        hold(name, torch.float32, (torch.zeros(1), dq, dk, dv), [torch.zeros(1).double(), *right])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_lies_outside_a_row_is_not_read(name: str) -> None:
+    """NaN around the rows and beside the heads would show."""
+    grad, q, k, v, offsets, mask = make([20, 31])
+    wide = torch.full((51 + 64, 3, 2, 32), torch.nan)
+    for at, part in enumerate((q, k, v)):
+        wide[:51, at, :, :16] = part
+    inputs = [wide[:51, at, :, :16] for at in range(3)]
+    hold(name, torch.float32, (body(name).forward(*inputs, offsets, mask),), exact(grad, q, k, v, offsets, mask))
+    hold(
+        name,
+        torch.float32,
+        (q, *body(name).backward(grad, *inputs, offsets, mask)),
+        [q.double(), *exact(grad, q, k, v, offsets, mask)[1:]],
+    )
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
+@pytest.mark.parametrize("name", ALL)
+def test_rows_without_tokens_give_nothing(name: str, lengths: list[int]) -> None:
+    grad, q, k, v, offsets, mask = make(lengths)
+    assert body(name).forward(q, k, v, offsets, mask).shape == (0, 2, 16)
+    assert [found.shape[0] for found in body(name).backward(grad, q, k, v, offsets, mask)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_gradient_in_another_order_of_memory_gives_the_same(name: str) -> None:
+    grad, q, k, v, offsets, mask = make([20, 3], heads=1)
+    turned = grad.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    assert turned.stride(-1) != 1
+    right = exact(grad, q, k, v, offsets, mask)
+    hold(name, torch.float32, (right[0], *body(name).backward(turned, q, k, v, offsets, mask)), right)
+
+
+def rows() -> Any:
+    length = st.one_of(st.sampled_from([0, 1, 2, 15, 16, 17, 63, 64, 65]), st.integers(0, 70))
+    return st.lists(length, min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_rows_under_any_mask(name: str, data: Any) -> None:
+    lengths = data.draw(rows(), label="lengths")
+    targets = data.draw(st.none() | st.lists(st.integers(0, 66), min_size=len(lengths), max_size=len(lengths)))
+    window = data.draw(st.sampled_from([0, 0, 1, 5, 16, 31, 50]), label="window")
+    context = data.draw(st.sampled_from([0, 0, 1, 2, 16, 17, 40]), label="context")
+    grad, q, k, v, offsets, mask = make(lengths, heads=1, targets=targets, window=window, context=context)
+    deterministic = data.draw(st.booleans(), label="deterministic")
+    if sum(lengths):
+        right = exact(grad, q, k, v, offsets, mask)
+        out = body(name).forward(q, k, v, offsets, mask)
+        hold(
+            name, torch.float32,
+            (out, *body(name).backward(grad, q, k, v, offsets, mask, deterministic=deterministic)), right,
+        )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(1, 60), st.none() | st.integers(0, 62), st.integers(0, 30), st.integers(0, 40), st.data())
+def test_the_rule_is_the_description(tokens: int, targets: int | None, window: int, context: int, data: Any) -> None:
+    mask = Mask(1.0, 1, tokens, window=window, context=context)
+    places = torch.arange(tokens)
+    seen = mask.seen_MN(places, places, tokens, targets)
+    assert torch.equal(seen, oracle_mask(tokens, targets, window, context))
+    first = data.draw(st.integers(0, tokens - 1))
+    last = data.draw(st.integers(first + 1, tokens))
+    low, high = mask.keys(first, last, tokens, targets)
+    assert not seen[first:last, :low].any()
+    assert not seen[first:last, high:].any()
+
+
+def test_memory_does_not_grow_with_the_square_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of 16k would need 268M scores a head at once."""
+    largest = 0
+    forward = reference._forward
+
+    def watched(q: Tensor, k: Tensor, *rest: Any) -> Tensor:
+        nonlocal largest
+        largest = max(largest, q.shape[0] * q.shape[1] * k.shape[1])
+        return forward(q, k, *rest)
+
+    monkeypatch.setattr(reference, "SCORES", 1 << 21)
+    monkeypatch.setattr(reference, "_forward", watched)
+    tokens = 16_384
+    q = torch.ones(tokens, 1, 2)
+    out = reference.forward(q, q, q, torch.tensor([0, tokens]), Mask(0.5, tokens, tokens))
+    assert largest <= 1 << 21
+    # Every score is SiLU(1), and a token sees as many as its place.
+    expected = torch.nn.functional.silu(torch.ones(())) * torch.arange(1, tokens + 1) / tokens
+    torch.testing.assert_close(out[:, 0, 0], expected)
+
+
+def test_autograd_takes_the_same_way() -> None:
+    grad, q, k, v, offsets, mask = make([20, 31])
+    inputs = [given.clone().requires_grad_() for given in (q, k, v)]
+    out = attention(*inputs, offsets, mask)
+    out.backward(grad)
+    assert torch.equal(out, hstu_attention.forward(q, k, v, offsets, mask))
+    for mine, wanted in zip(inputs, hstu_attention.backward(grad, q, k, v, offsets, mask)):
+        assert mine.grad is not None
+        assert torch.equal(mine.grad, wanted)
+
+
+def test_the_reference_passes_gradcheck() -> None:
+    _, q, k, v, offsets, mask = make([5, 0, 8], qk=3, width=2, targets=[2, 0, 1], window=4, context=2)
+    inputs = [given.double().requires_grad_() for given in (q, k, v)]
+    assert torch.autograd.gradcheck(lambda *given: attention(*given, offsets, mask, impl="reference"), inputs)
+
+
+def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose("auto", torch.device("cpu")) == (reference, "reference: the tokens are on cpu")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(MachineError, match="the triton HSTU attention cannot be used"):
+        choose("triton", torch.device("cpu"))
+
+
+def test_a_mask_that_makes_no_sense_is_refused() -> None:
+    for wrong in ({"length": 0}, {"window": -1}, {"context": -1}, {"longest": -1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            Mask(**({"alpha": 1.0, "length": 1, "longest": 1} | wrong))
