@@ -78,7 +78,7 @@ def open_reference(cache_folder: Path, maps: Path | None = None) -> EventStore:
     """
     folder = cache_folder.expanduser()
     events, users = _counts(folder)
-    flat = {name: _column(folder, name, kind, events) for name, kind in FLAT_COLUMNS.items()}
+    flat = {name: column(folder, name, kind, events) for name, kind in FLAT_COLUMNS.items()}
     for path in sorted([*folder.glob("positions_L*.npy"), *folder.glob("anchor_ts_L*.npy")]):
         map_npy(path, "<i8", of="the reference cache", fix=_FIX)
     user_ids_U, user_first_U1 = _users(folder, flat["flat_uid"], users)
@@ -99,14 +99,16 @@ def open_reference(cache_folder: Path, maps: Path | None = None) -> EventStore:
 
 def reference_ratios(store: EventStore) -> NDArray[np.float32]:
     """Played ratios of a reference cache in percent, 0 where there was none."""
-    return _column(store.folder, "flat_played_ratio", FLAT_COLUMNS["flat_played_ratio"], store.events)
+    return column(store.folder, "flat_played_ratio", FLAT_COLUMNS["flat_played_ratio"], store.events)
 
 
-def _wrong(path: Path, how: str, fix: str = _FIX) -> DataError:
+def wrong(path: Path, how: str, fix: str = _FIX) -> DataError:
+    """The error that a file of a cache is not what it should be."""
     return DataError(f"the reference cache cannot be used: {path.name} {how}", where={"file": path}, fix=fix)
 
 
-def _column(folder: Path, name: str, kind: str, length: int | None = None) -> NDArray[Any]:
+def column(folder: Path, name: str, kind: str, length: int | None = None) -> NDArray[Any]:
+    """A column of a cache, mapped."""
     return map_npy(folder / f"{name}.npy", kind, length, of="the reference cache", fix=_FIX)
 
 
@@ -123,32 +125,32 @@ def _counts(folder: Path) -> tuple[int, int]:
         meta = json.loads(path.read_bytes())
         events, users = int(meta["total_events"]), int(meta["num_users"])
     except FileNotFoundError:
-        raise _wrong(path, "is missing") from None
+        raise wrong(path, "is missing") from None
     except (ValueError, KeyError, TypeError):
-        raise _wrong(path, "does not state total_events and num_users") from None
+        raise wrong(path, "does not state total_events and num_users") from None
     if events < 1 or users < 1:
-        raise _wrong(path, f"states {events} events of {users} users")
+        raise wrong(path, f"states {events} events of {users} users")
     return events, users
 
 
 def _users(folder: Path, uid_E: NDArray[np.int64], users: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ids of the users and where their events begin, once the three tables of the cache agree with each other."""
-    ids_U = _column(folder, "unique_uids", USER_COLUMNS["unique_uids"], users)
-    start, end = (_column(folder, name, USER_COLUMNS[name]) for name in ("user_start", "user_end"))
+    ids_U = column(folder, "unique_uids", USER_COLUMNS["unique_uids"], users)
+    start, end = (column(folder, name, USER_COLUMNS[name]) for name in ("user_start", "user_end"))
     if ids_U[0] < 0 or (np.diff(ids_U) <= 0).any():
-        raise _wrong(folder / "unique_uids.npy", "does not hold ascending ids")
+        raise wrong(folder / "unique_uids.npy", "does not hold ascending ids")
     for name, table in (("user_start", start), ("user_end", end)):
         if len(table) <= ids_U[-1]:
-            raise _wrong(folder / f"{name}.npy", f"ends before user {ids_U[-1]:,}")
+            raise wrong(folder / f"{name}.npy", f"ends before user {ids_U[-1]:,}")
     first_U1 = np.append(start[ids_U], len(uid_E))
     if first_U1[0] != 0 or (np.diff(first_U1) <= 0).any():
-        raise _wrong(folder / "user_start.npy", "does not divide the events among the users in their order")
+        raise wrong(folder / "user_start.npy", "does not divide the events among the users in their order")
     if (end[ids_U] != first_U1[1:]).any():
-        raise _wrong(folder / "user_end.npy", "does not end each user where the next begins")
+        raise wrong(folder / "user_end.npy", "does not end each user where the next begins")
     # All of them would read a page of the largest file for every user.
     some = np.unique(np.linspace(0, users - 1, _USERS_LOOKED_AT).astype(np.int64))
     if (uid_E[first_U1[some]] != ids_U[some]).any() or (uid_E[first_U1[some + 1] - 1] != ids_U[some]).any():
-        raise _wrong(folder / "flat_uid.npy", "does not belong to the table of users")
+        raise wrong(folder / "flat_uid.npy", "does not belong to the table of users")
     return np.array(ids_U), first_U1
 
 
@@ -167,7 +169,7 @@ def _catalogue(folder: Path, maps: Path | None, items_E: NDArray[np.int64]) -> N
     if popularity.is_file():
         count_I = map_npy(popularity, "<i8", of="the reference cache", fix=_FIX)
         if int(count_I.sum()) != len(items_E):
-            raise _wrong(popularity, f"counts {int(count_I.sum()):,} events; the cache has {len(items_E):,}")
+            raise wrong(popularity, f"counts {int(count_I.sum()):,} events; the cache has {len(items_E):,}")
         items = len(count_I)
     else:
         items = 1 + max(int(items_E[start : start + _STRIDE].max()) for start in range(0, len(items_E), _STRIDE))

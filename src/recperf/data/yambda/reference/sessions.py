@@ -39,7 +39,7 @@ _LISTS = {
     "played_ratio_pct": "uint16",
     "track_length_seconds": "uint32",
 }
-_SCHEMAS: dict[str, dict[str, str]] = {
+SCHEMAS: dict[str, dict[str, str]] = {
     SESSIONS: {"uid": "uint32", "session_id": "uint32"} | {name: f"[{kind}]" for name, kind in _LISTS.items()},
     SESSION_INDEX: {
         "uid": "uint32",
@@ -84,7 +84,7 @@ def write_sessions(
                 cutter.take(train)
             if TEST_EVENTS in wanted:
                 test_R = (times >= split.test_start) & (times < split.test_end)
-                test_R &= _known(chunk.uids, store.user_ids_U)
+                test_R &= known_users(chunk.uids, store.user_ids_U)
                 write[TEST_EVENTS](_test_columns(_picked(chunk, test_R)))
             tick(len(chunk))
         if done != store.events:
@@ -189,7 +189,7 @@ def _group_starts(values: NDArray[Any]) -> NDArray[np.int64]:
     return np.flatnonzero(np.diff(values.astype(np.int64), prepend=-1))
 
 
-def _known(uids_R: NDArray[np.uint32], user_ids_U: NDArray[np.int64]) -> NDArray[np.bool_]:
+def known_users(uids_R: NDArray[np.uint32], user_ids_U: NDArray[np.int64]) -> NDArray[np.bool_]:
     place_R = np.minimum(np.searchsorted(user_ids_U, uids_R), len(user_ids_U) - 1)
     return np.asarray(user_ids_U[place_R] == uids_R)
 
@@ -221,10 +221,10 @@ def _parquet(path: Path, name: str, group_bytes: int, fix: str, digests: dict[st
     The file's digests are put into `digests` at the end.
     """
     arrow = need_pyarrow()
-    values = {column: getattr(arrow, kind.strip("[]"))() for column, kind in _SCHEMAS[name].items()}
+    values = {column: getattr(arrow, kind.strip("[]"))() for column, kind in SCHEMAS[name].items()}
     schema = arrow.schema(
         (column, arrow.large_list(arrow.field("element", values[column])) if kind[0] == "[" else values[column])
-        for column, kind in _SCHEMAS[name].items()
+        for column, kind in SCHEMAS[name].items()
     )
 
     def built(field: Any, content: Any) -> Any:
