@@ -10,18 +10,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import DataError
 from .config import HistoryConfig, WindowConfig
+from .reference.cache import FLAT_COLUMNS
 from .schema import DAY_S, EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from .store import EVENT_BYTES, EventStore
+from .window_build import anchor_chunks
 from .windows import WindowIndex
 
 _STRIDE = 1 << 22
+_FLAT_BYTES = sum(np.dtype(kind).itemsize for kind in FLAT_COLUMNS.values())
+"""Columns of the reference's cache; its files of anchors are not among them, as our index is not."""
 _SAMPLED = 512
 """Anchors whose histories are gathered to tell how long they are."""
 
 
 def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -> dict[str, Any]:
     """Everything `data info` says; the arrays a plot needs are under `plot`."""
+    _require_users(store)
     events_I, events_by_day, by_kind = _tallies(store)
     lengths_U = np.diff(store.user_first_U1)
     seen = np.sort(events_I[events_I > 0])[::-1]
@@ -30,8 +36,10 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
     types = {name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)}
     pools = {"listen_plus": LISTEN_PLUS, "skip": SKIP, "like": LIKE}
     shares = {name: float(by_kind[(kinds & bit) > 0].sum() / store.events) for name, bit in pools.items()}
-    index = WindowIndex.open(store, windows)
-    anchors_W = index.counts()
+    # A store too small for any anchor can still be described, and then has no windows.
+    some = any(len(positions) for positions in anchor_chunks(store, windows.min_history))
+    index = WindowIndex.open(store, windows) if some else None
+    anchors_W = index.counts() if index else np.zeros(0, np.int64)
     return {
         "name": store.name,
         "synthetic": store.synthetic,
@@ -45,7 +53,7 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
         "artists": _distinct(store.catalogue_I2[:, 0]),
         "albums": _distinct(store.catalogue_I2[:, 1]),
         "events": store.events,
-        "bytes_an_event": EVENT_BYTES if store.layout == "packed" else 47,
+        "bytes_an_event": EVENT_BYTES if store.layout == "packed" else _FLAT_BYTES,
         "days": round((last - first) / DAY_S, 2),
         "first_time": first,
         "last_time": last,
@@ -58,9 +66,9 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
         "user_lengths": _powers(lengths_U),
         "windows": {
             "seconds": windows.seconds,
-            "count": index.windows,
-            "first_anchor": index.t_min if index.windows else None,
-            "last_anchor": index.t_max if index.windows else None,
+            "count": index.windows if index else 0,
+            "first_anchor": index.t_min if index else None,
+            "last_anchor": index.t_max if index else None,
         },
         "anchors": {
             "min_history": windows.min_history,
@@ -69,7 +77,7 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
             "a_window": _spread(anchors_W) if len(anchors_W) else None,
             "users_with_enough": int((lengths_U > windows.min_history).sum()),
         },
-        "history": _histories(store, index, history),
+        "history": _histories(store, index, history) if index else None,
         "plot": {
             "user_lengths": lengths_U,
             "item_events": seen,
@@ -81,20 +89,40 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
 
 def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Events of each item, of each day, and of each kind, in one pass."""
+    first, last = _time_range(store)
+    if last < first or last - first > 1 << 32:
+        raise _damaged(store, f"its times go from {first:,} to {last:,}")
     events_I = np.zeros(store.items, np.int64)
     by_kind = np.zeros(256, np.int64)
-    by_day = np.zeros(1, np.int64)
-    origin = _time_range(store)[0]
+    by_day = np.zeros((last - first) // DAY_S + 1, np.int64)
     for start in range(0, store.events, _STRIDE):
         part = slice(start, start + _STRIDE)
-        counted = np.bincount(store.items_E[part], minlength=store.items)
-        events_I += counted[: store.items]
+        items, times = store.items_E[part], store.times_E[part].astype(np.int64)
+        # Counting takes as much memory as the largest value says.
+        if items.min() < 0 or items.max() >= store.items:
+            raise _damaged(store, f"an event has an item outside the catalogue of {store.items:,} items")
+        if times.min() < first or times.max() > last:
+            raise _damaged(store, "a user's events are not in the order of time")
+        events_I += np.bincount(items, minlength=store.items)
         by_kind += np.bincount(store.kinds(part), minlength=256)
-        days = np.bincount((store.times_E[part].astype(np.int64) - origin) // DAY_S)
-        if len(days) > len(by_day):
-            by_day = np.pad(by_day, (0, len(days) - len(by_day)))
-        by_day[: len(days)] += days
+        by_day += np.bincount((times - first) // DAY_S, minlength=len(by_day))
     return events_I, by_day, by_kind
+
+
+def _require_users(store: EventStore) -> None:
+    """Everything is read by where users begin."""
+    first_U1 = store.user_first_U1
+    fits = len(first_U1) == store.users + 1 and store.users and first_U1[0] == 0 and first_U1[-1] == store.events
+    if not fits or (first_U1[1:] <= first_U1[:-1]).any():
+        raise _damaged(store, "its table of users does not cover its events")
+
+
+def _damaged(store: EventStore, how: str) -> DataError:
+    return DataError(
+        f"the event store is damaged: {how}",
+        where={"folder": store.folder},
+        fix=f"recperf data check {store.name} --path {store.folder} says more; then make it again",
+    )
 
 
 def _time_range(store: EventStore) -> tuple[int, int]:

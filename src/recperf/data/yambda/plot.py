@@ -16,7 +16,8 @@ _INK, _BAR, _LINE = "#1f2933", "#3b7dd8", "#c8d0d9"
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Four panels of what `describe` found, written as the file's suffix says."""
-    if path.suffix not in SUFFIXES:
+    kind = path.suffix.lower()
+    if kind not in SUFFIXES:
         raise UsageError(f"cannot draw {path.name}: a plot is one of {', '.join(SUFFIXES)}", fix="--plot events.svg")
     try:
         import matplotlib
@@ -42,11 +43,15 @@ def draw(found: dict[str, Any], path: Path) -> None:
         _days(panels[1, 0], found)
         _anchors(panels[1, 1], found)
         with writing(path, fix="choose another file with --plot"):
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
+            figure.savefig(path, format=kind[1:], metadata={"Date": None} if kind == ".svg" else None, dpi=120)
 
 
-def _plain(axis: Any) -> None:
-    """Powers of ten as numbers; matplotlib's own labels need its math text, which is off for the sake of names."""
+def _plain(axis: Any, low: float = 0, high: float = 0) -> None:
+    """Powers of ten as numbers; matplotlib's own labels need its math text, which is off for the sake of names.
+
+    `low` and `high` are given for a logarithmic axis: a short one has labels between its powers of ten too.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     def words(value: float, _: int) -> str:
         for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -54,8 +59,26 @@ def _plain(axis: Any) -> None:
                 return f"{value / limit:g} {unit}"
         return f"{value:g}"
 
+    if high < 8 * low or not low:
+        axis.set_major_locator(MaxNLocator(6, integer=True, steps=(1, 2, 5, 10)))
+    elif high < 300 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(words)
     axis.set_minor_formatter(lambda value, _: "")
+
+
+def _steps(axes: Any, values: Any, nothing: str) -> None:
+    """A filled step for each value, the last included; words where there is none."""
+    if not len(values):
+        axes.set(xticks=[], yticks=[])
+        axes.annotate(nothing, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
+        return
+    axes.stairs(values, fill=True, color=_BAR, linewidth=0)
+    axes.set(xlim=(0, len(values)), ylim=(0, None))
+    if len(values) < 10:
+        # Few steps are named in their middle; between them stands nothing.
+        axes.set_xticks(np.arange(len(values)) + 0.5, [str(step) for step in range(len(values))])
+    _plain(axes.yaxis)
 
 
 def _users(axes: Any, found: dict[str, Any]) -> None:
@@ -64,7 +87,7 @@ def _users(axes: Any, found: dict[str, Any]) -> None:
     axes.hist(lengths, bins=edges, color=_BAR)
     axes.set(xscale="log", title="How long users' streams are", xlabel="events of a user", ylabel="users")
     axes.margins(y=0.25)
-    _plain(axes.xaxis)
+    _plain(axes.xaxis, 1, lengths.max())
     _plain(axes.yaxis)
     least = found["anchors"]["min_history"]
     if 0 < least < lengths.max():
@@ -79,30 +102,29 @@ def _items(axes: Any, found: dict[str, Any]) -> None:
     counts = found["plot"]["item_events"]
     # A point for each of so many ranks: millions would only make the file large.
     ranks = np.unique(np.geomspace(1, len(counts), 400).astype(np.int64))
-    axes.plot(ranks, counts[ranks - 1], color=_BAR)
+    axes.plot(ranks, counts[ranks - 1], color=_BAR, marker="o" if len(counts) == 1 else None)
     share = found["top_items_share"]
     axes.set(
         xscale="log", yscale="log", xlabel="rank of the item", ylabel="events",
         title=f"Items by popularity: the top 1 % have {100 * share:.0f} %",
     )  # fmt: skip
-    _plain(axes.xaxis)
-    _plain(axes.yaxis)
+    if counts[-1] == counts[0]:
+        axes.set_ylim(counts[0] / 2, counts[0] * 2)
+    _plain(axes.xaxis, 1, len(counts))
+    _plain(axes.yaxis, counts[-1], counts[0])
 
 
 def _days(axes: Any, found: dict[str, Any]) -> None:
     by_day = found["plot"]["events_by_day"]
-    axes.fill_between(np.arange(len(by_day)), by_day, step="post", color=_BAR, linewidth=0)
-    axes.set(title="Events a day", xlabel="day", ylabel="events", xlim=(0, max(1, len(by_day) - 1)), ylim=(0, None))
-    _plain(axes.yaxis)
+    axes.set(title="Events a day", xlabel="day", ylabel="events")
+    _steps(axes, by_day, "no events")
 
 
 def _anchors(axes: Any, found: dict[str, Any]) -> None:
     anchors = found["plot"]["anchors_by_window"]
     total, least = found["anchors"]["total"], found["anchors"]["min_history"]
-    axes.fill_between(np.arange(len(anchors)), anchors, step="post", color=_BAR, linewidth=0)
     axes.set(
         title=f"{total:,} anchors with {least:,} events before them",
         xlabel=f"window of {found['windows']['seconds']:,} s", ylabel="anchors",
-        xlim=(0, max(1, len(anchors) - 1)), ylim=(0, None),
     )  # fmt: skip
-    _plain(axes.yaxis)
+    _steps(axes, anchors, f"no listen has {least:,} events before it")
