@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recperf.cli import main
+from recperf.cli.data.progress import BARS
+from recperf.cli.terminal import Terminal
+from recperf.data.yambda import catalogue, synthesize
+from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE
 
-pytest.importorskip("pyarrow", reason="raw listening events are parquet")
+parquet = pytest.importorskip("pyarrow.parquet", reason="raw listening events are parquet")
+EVENTS, ARTISTS, ALBUMS = Path(EVENTS_FILE), Path(ARTISTS_FILE), Path(ALBUMS_FILE)
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -75,7 +82,7 @@ def test_the_reference_layout_is_opened_as_it_is(run_command: Call, raw: Path) -
     cache = next(Path("theirs").glob("processed_*/hstu_cache_L30"))
     other = answer(run_command, "info", "yambda-like", "--path", str(cache), "--history-length", "30")
     assert other["layout"] == "reference"
-    assert other["bytes_an_event"] == 47
+    assert other["bytes_an_event"] == 40
     for name in ("events", "users", "by_type", "shares", "anchors", "history", "windows", "user_lengths"):
         assert other[name] == own[name], name
     assert answer(run_command, "check", "yambda-like", "--path", str(cache))["intact"] is True
@@ -87,6 +94,41 @@ def test_the_embedded_dataset_is_there_without_asking(run_command: Call) -> None
     assert "making yambda-like, once" in out
     assert "users by length of their stream" in out
     assert "making" not in run_command("info", "yambda-like")[1]
+    checked = answer(run_command, "check", "yambda-like")
+    assert checked["intact"] is True
+    assert checked["store"]["events"] == answer(run_command, "info", "yambda-like")["events"]
+
+
+def test_the_embedded_dataset_is_checked_before_it_was_ever_used(run_command: Call) -> None:
+    assert answer(run_command, "check", "yambda-like")["store"]["users"] == 915
+
+
+def test_who_comes_second_waits_for_the_embedded_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, made = threading.Event(), threading.Event(), []
+    plain = synthesize.write_store
+
+    def slow(*args: Any, **options: Any) -> Path:
+        begun.set()
+        assert go_on.wait(60)
+        made.append(1)
+        return plain(*args, **options)
+
+    monkeypatch.setattr(synthesize, "write_store", slow)
+    said: list[str] = []
+
+    def note(text: str) -> None:
+        said.append(text)
+        if "waiting" in text:
+            go_on.set()
+
+    config = synthesize.of_size(2000)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(catalogue.embedded, say=note, config=config)
+        assert begun.wait(60)
+        second = pool.submit(catalogue.embedded, say=note, config=config)
+        assert first.result(60).digest == second.result(60).digest
+    assert made == [1]
+    assert said[1:] == ["another process makes yambda-like: waiting for it"]
 
 
 def test_an_imported_dataset_is_found_by_its_name(run_command: Call) -> None:
@@ -98,9 +140,145 @@ def test_an_imported_dataset_is_found_by_its_name(run_command: Call) -> None:
     assert (made["events"], made["users"]) == (18, 2)
     assert answer(run_command, "info", "mine", "--min-history", "2")["anchors"]["total"] == 14
     assert answer(run_command, "check", "mine")["store"]["digest"] == made["digest"]
-    code, _, err = run_command("import", "--events", "log.csv", *words)
+    assert made["imported"] is True
+    again = answer(run_command, "import", "--events", "log.csv", *words)
+    assert (again["imported"], again["digest"]) == (False, made["digest"])
+    code, _, err = run_command("import", "--events", "log.csv", *words, "--ids", "keep")
     assert code == 3
-    assert "there is a store already" in err
+    assert "by other options: ids dense, now keep" in err
+
+
+def test_a_small_import_is_described(run_command: Call) -> None:
+    Path("log.csv").write_text("user,item,time,y\n1,1,1,1\n1,2,2,0\n")
+    answer(run_command, "import", "--events", "log.csv", "--label", "y", "--name", "mine")
+    found = answer(run_command, "info", "mine", "--plot", "mine.SVG")
+    assert (found["events"], found["anchors"]["total"], found["windows"]["count"]) == (2, 0, 0)
+    assert Path("mine.SVG").is_file()
+    code, out, err = run_command("info", "mine")
+    assert code == 0, err
+    assert "users by length" in out
+
+
+def test_strategies_have_the_names_of_old(run_command: Call) -> None:
+    answer(run_command, "make", "yambda-like", "--path", "made", "--events", "20000")
+    words = ("info", "yambda-like", "--path", "made", "--history-length", "10", "--strategy")
+    assert answer(run_command, *words, "last_n") == answer(run_command, *words, "last-n")
+    code, _, err = run_command("info", "yambda-like", "--path", "made", "--history-length", "0")
+    assert code == 3
+    assert "history.length is 0" in err
+
+
+def test_checks_say_what_no_digest_vouches_for(run_command: Call, raw: Path) -> None:
+    names = [path.name for path in (EVENTS, ARTISTS, ALBUMS)]
+    found = answer(run_command, "check", "yambda-like", "--path", str(raw))["raw"]
+    assert (found["verified_by_digest"], found["not_verified_by_digest"]) == ([], names)
+
+    shutil.copytree(raw, catalogue.raw_folder("yambda-50m"))
+    (catalogue.raw_folder("yambda-50m") / "flat/like").rename(catalogue.raw_folder("yambda-50m") / "flat/50m")
+    found = answer(run_command, "check", "yambda-50m")["raw"]
+    assert found["verified_by_digest"] == []
+    assert set(found["not_verified_by_digest"]) == {str(ARTISTS), str(ALBUMS), f"flat/50m/{EVENTS}"}
+    code, out, _ = run_command("check", "yambda-50m")
+    assert code == 0
+    assert "raw_not_verified_by_digest" in out
+
+
+def test_made_files_do_not_mix_with_others(run_command: Call, raw: Path) -> None:
+    make = ("make", "yambda-like", "--events", "20000", "--path")
+    answer(run_command, *make, "made")
+    before = sorted(path.name for path in Path("made").iterdir())
+    code, _, err = run_command(*make, "made", "--form", "raw")
+    assert code == 3
+    assert "raw files do not belong into it" in err
+    assert sorted(path.name for path in Path("made").iterdir()) == before
+    for folder, what in (("made", "of other events"), (str(raw), "something else")):
+        code, _, err = run_command("make", "yambda-like", "--events", "21000", "--path", folder)
+        assert code == 3
+        assert what in err
+        assert "choose another folder with --path" in err
+    assert answer(run_command, *make, "made")["events"]
+    # Maps without events are those of an interrupted call where they are made up, else another dataset's.
+    shutil.rmtree(raw / "flat")
+    answer(run_command, *make, str(raw), "--form", "raw")
+    shutil.rmtree(raw / "flat")
+    other = parquet.read_table(raw / ARTISTS).replace_schema_metadata({})
+    parquet.write_table(other, raw / ARTISTS)
+    code, _, err = run_command(*make, str(raw), "--form", "raw")
+    assert code == 3
+    assert "there is a map of other events here" in err
+    assert parquet.read_table(raw / ARTISTS).equals(other)
+
+
+def test_advice_leads_somewhere(run_command: Call, raw: Path) -> None:
+    def refused(*words: str) -> str:
+        code, _, err = run_command(*words)
+        assert code == 3, err
+        assert "Traceback" not in err
+        return err
+
+    answer(run_command, "make", "yambda-like", "--events", "20000", "--path", "made")
+    Path("made/store.json").unlink()
+    Path("x.png").write_bytes(b"\x89PNG")
+    Path("empty").mkdir()
+    Path("hstu_cache_L30").mkdir()
+    for action in ("info", "check"):
+        assert "store.json, which is written last, is missing" in refused(action, "yambda-like", "--path", "made")
+        assert "_READY, which is written last" in refused(action, "yambda-50m", "--path", "hstu_cache_L30")
+        assert "x.png is neither" in refused(action, "yambda-50m", "--path", "x.png")
+        for nothing in ("empty", "."):
+            assert "there are no listening events here" in refused(action, "yambda-like", "--path", nothing)
+        other = refused(action, "yambda-50m", "--path", str(raw))
+        assert "not those of yambda-50m, but of yambda-like" in other
+        assert f"yambda-like --path {raw}" in other
+    said = refused("info", "yambda-like", "--path", str(raw))
+    assert f"recperf data prepare yambda-like --path {raw}" in said
+    catalogue.raw_folder("yambda-5b").mkdir(parents=True)
+    assert "recperf data get yambda-5b" in refused("info", "yambda-5b")
+
+
+def test_bars_count_what_they_say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr("recperf.cli.data.progress.monotonic", lambda: float(next(clock)))
+
+    def lines(unit: str, *calls: tuple[int, ...]) -> list[str]:
+        bar = BARS[unit](Terminal(as_json=False, quiet=False), "work")
+        for call in calls:
+            bar(*call)
+        return capsys.readouterr().out.splitlines()
+
+    assert lines("events", (0, 5000), (2000, 5000))[-1] == "work  2 k of 5 k events  200 events/s  15 s left"
+    assert lines("bytes", (0, 4096, 0), (2048, 4096, 7))[-1] == "work  2 KiB of 4 KiB  7 rows  10 s left"
+    assert lines("share", (0, 3000), (1000, 3000))[-1] == "work  33 %  20 s left"
+    # A second part counts from its own start.
+    assert lines("share", (0, 100), (100, 100), (0, 1000), (250, 1000))[-1] == "work  25 %  30 s left"
+
+
+def test_a_check_and_a_layout_do_not_call_other_things_events(
+    run_command: Call, raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, str] = {}
+    for unit, bar in list(BARS.items()):
+
+        class Noted(bar):  # type: ignore[misc,valid-type]
+            of = unit
+
+            def __init__(self, terminal: Any, label: str) -> None:
+                asked[label] = self.of
+                super().__init__(terminal, label)
+
+        monkeypatch.setitem(BARS, unit, Noted)
+    words = ("--store", "ours", "--reference-layout", "theirs", "--history-length", "30")
+    answer(run_command, "prepare", "yambda-like", "--path", str(raw), *words)
+    answer(run_command, "check", "yambda-like", "--path", "ours")
+    Path("log.csv").write_text("user,item,time,y\n1,1,1,1\n")
+    answer(run_command, "import", "--events", "log.csv", "--label", "y")
+    assert asked == {
+        "preparing": "events",
+        "writing the reference's layout": "share",
+        "checking the store": "share",
+        "reading": "bytes",
+        "sorting": "events",
+    }
 
 
 def test_damage_is_found(run_command: Call) -> None:
@@ -142,6 +320,23 @@ def test_what_cannot_be_done_says_so(run_command: Call, words: list[str], code: 
     assert got == code, err
     assert said in err
     assert "Traceback" not in out + err
+
+
+def test_help_without_a_name_says_which_there_are(run_command: Call) -> None:
+    for action, known, unknown in (
+        ("get", "yambda-5b", "criteo"),
+        ("check", "criteo", "--seed"),
+        ("info", "what you imported", "--seed"),
+        ("make", "movielens-like", "movielens-100k"),
+    ):
+        code, out, _ = run_command(action, "--help")
+        assert code == 0
+        assert known in out
+        assert unknown not in out
+        assert f"recperf data {action} NAME --help" in out
+        code, _, err = run_command(action)
+        assert code == 2
+        assert "needs the name of a dataset" in err
 
 
 def test_every_action_has_help(capsys: pytest.CaptureFixture[str]) -> None:

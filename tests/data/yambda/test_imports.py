@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -16,8 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recperf.config import to_json
 from recperf.data.yambda import imports
 from recperf.data.yambda.imports import ImportOptions, import_events, originals
+from recperf.data.yambda.imports import read as imports_read
 from recperf.data.yambda.imports import sort as imports_sort
 from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import EventStore, open_store, ratios, verify
@@ -106,6 +109,7 @@ def test_is_a_plain_sort(
             # The user with most events fits just so, and the others share ranges of that length.
             most = max(Counter(str(row[0]) for row in log).values())
             patch.setattr(imports_sort, "EVENT_COST", (8 << 20) // 2 // most)
+            patch.setattr(imports_read, "_LARGEST_BLOCK", 64)
         store = stored(path, memory_mib=8)
     users, items = order_of(row[0] for row in log), order_of(row[1] for row in log)
     assert originals(store.folder, "users") == list(users)
@@ -157,10 +161,10 @@ def test_too_many_ids_for_memory_are_said(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_kept_ids_stay(tmp_path: Path) -> None:
-    path = written(tmp_path, HEADER + "7,0,5,4\n4294967295,9,1,1\n0,3,2,5\n")
+    path = written(tmp_path, HEADER + "7,0,5,4\n2147483647,9,1,1\n0,3,2,5\n")
     store = stored(path, ids="keep")
-    assert store.user_ids_U.tolist() == [0, 7, 4294967295]
-    assert rows(store)[1:] == [(7, 0, 5, True), (4294967295, 9, 1, False)]
+    assert store.user_ids_U.tolist() == [0, 7, 2147483647]
+    assert rows(store)[1:] == [(7, 0, 5, True), (2147483647, 9, 1, False)]
     assert store.items == 10
     assert not list(store.folder.glob("*.jsonl"))
     with pytest.raises(DataError, match="no list of its original users"):
@@ -180,9 +184,7 @@ def test_originals_are_listed_with_their_digest(tmp_path: Path) -> None:
 
 
 def test_numbers_turn_to_text_when_a_later_id_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recperf.data.yambda.imports import read as imports_read
-
-    monkeypatch.setattr(imports_read, "_SMALLEST_BLOCK", 64)
+    monkeypatch.setattr(imports_read, "_LARGEST_BLOCK", 64)
     lines = [f"{user},1,{user},4\n" for user in (10, 9, 100, 2) * 8] + ["x,1,1,4\n", "9,1,1,4\n"]
     store = stored(written(tmp_path, HEADER + "".join(lines)), memory_mib=8)
     assert originals(store.folder, "users") == ["10", "100", "2", "9", "x"]
@@ -228,6 +230,7 @@ def test_times(tmp_path: Path, unit: Any, times: tuple[str, str], seconds: list[
         ("u;i;t;r\n1;2;3;4\n", {}),
         ("u\ti\tt\tr\n1\t2\t3\t4\n", {}),
         ("u|i|t|r\r\n1|2|3|4\r\n\r\n", {}),
+        ("u,i,t,r\r1,2,3,4\r", {}),
         ("\ufeffu,i,t,r\n1,2,3,4", {}),
         ("1::2::4::3\n", {"user": "1", "item": "2", "rating": "3", "time": "4"}),
         ("u::i::t::r\n1::2::3::4\n", {}),
@@ -280,6 +283,13 @@ def test_artists_and_albums_the_last_one_stays(tmp_path: Path) -> None:
     assert store.manifest["items_with_several"] == {"artists": 1, "albums": 1}
 
 
+def test_an_artist_that_stands_for_none_is_unknown(tmp_path: Path) -> None:
+    path = written(tmp_path, "u,i,t,r,a\n1,1,1,4,NA\n1,2,1,4,b\n")
+    store = stored(path, artist="a")
+    assert store.catalogue_I2.tolist() == [[0, 0], [0, 0], [1, 0]]
+    assert originals(store.folder, "artists") == ["b"]
+
+
 def test_an_artist_nobody_has(tmp_path: Path) -> None:
     path = table(tmp_path, u=[1], i=[1], t=[1], r=[4], a=pa.nulls(1))
     assert stored(path, artist="a").catalogue_I2.tolist() == [[0, 0], [0, 0]]
@@ -289,19 +299,48 @@ def test_what_the_store_says_of_its_source(tmp_path: Path) -> None:
     from recperf.files import sha256
 
     path = written(tmp_path, HEADER + "1,1,9,4\n1,1,5,4\n1,1,6,4\n2,1,1,4\n")
-    said: list[tuple[int, int]] = []
-    import_events(
-        ImportOptions(events=path, rating="r", **NAMED), tmp_path / "store", progress=lambda *at: said.append(at)
-    )
+    options = ImportOptions(events=path, rating="r", **NAMED)
+    import_events(options, tmp_path / "store")
     manifest = open_store(tmp_path / "store").manifest
     assert (manifest["name"], manifest["synthetic"], manifest["licence"]) == ("imported", False, "that of the source")
-    assert manifest["identity"] == {"source": "log.csv", "bytes": path.stat().st_size, "sha256": sha256(path)}
+    chosen = {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
+    facts = {"source": "log.csv", "bytes": path.stat().st_size, "sha256": sha256(path), "options": chosen}
+    assert manifest["identity"] == facts
     assert manifest["earlier_than_the_event_before"] == 1
     assert manifest["import"]["events"] == "log.csv"
     assert "split" not in manifest
     assert str(tmp_path) not in json.dumps(manifest)
-    assert said == sorted(said)
-    assert said[-1] == (4, 4)
+
+
+@pytest.mark.parametrize("kind", ["text", "gzip", "parquet"])
+def test_progress_is_of_what_was_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    count = 60_000
+    monkeypatch.setattr(imports_read, "_LARGEST_BLOCK", 1 << 15)
+    monkeypatch.setattr(imports_read, "_ROWS", 2048)
+    monkeypatch.setattr(imports_sort, "EVENT_COST", (8 << 20) // 2 // (count // 3))
+    numbers = np.random.default_rng(0).integers(10**17, 10**18, count)
+    users = np.arange(count) % 9
+    lines = [f"{user},{item},1,4\n" for user, item in zip(users, numbers)]
+    text = (HEADER + "".join(lines)).encode()
+    path = written(tmp_path, gzip.compress(text) if kind == "gzip" else text)
+    if kind == "parquet":
+        path = table(tmp_path, u=users, i=numbers, t=[1] * count, r=[4] * count)
+    taken: list[tuple[int, int, int]] = []
+    sorting: list[tuple[int, int]] = []
+    import_events(
+        ImportOptions(events=path, rating="r", memory_mib=8, **NAMED),
+        tmp_path / "store",
+        reading=lambda *at: taken.append(at),
+        sorting=lambda *at: sorting.append(at),
+    )
+    assert taken[-1] == (path.stat().st_size, path.stat().st_size, count)
+    assert len(taken) > 15
+    for done, total, events in taken:
+        # gzip is taken from the disk 64 KiB at a time.
+        assert done / total == pytest.approx(events / count, abs=0.03 + (65_536 / total if kind == "gzip" else 0))
+    assert len(sorting) > 1
+    assert sorting == sorted(sorting)
+    assert sorting[-1] == (count, count)
 
 
 BAD_ROWS = {
@@ -309,15 +348,22 @@ BAD_ROWS = {
     "blank item": ("1,1,1,4\n1,  ,1,4", {}, "row 2: no item"),
     "no time": ("1,1,1,4\n1,1,,4", {}, "row 2: no time"),
     "no rating": ("1,1,1,4\n1,1,1,", {}, "row 2: no rating"),
-    "negative id": ("1,1,1,4\n-3,1,1,4", {"ids": "keep"}, "row 2: user -3 is negative"),
+    "negative id": ("1,1,1,4\n-3,1,1,4", {"ids": "keep"}, "row 2: user is -3; it must be 0 to 2,147,483,647"),
     "text id": ("1,1,1,4\n1,x,1,4", {"ids": "keep"}, "row 2: item 'x' is not an integer"),
     "leading zero": ("1,1,1,4\n1,01,1,4", {"ids": "keep"}, "row 2: item '01' is not an integer"),
-    "large id": ("1,1,1,4\n4294967296,1,1,4", {"ids": "keep"}, "row 2: user 4294967296 is larger than 4,294,967,295"),
-    "large item": (
-        "1,4294967295,1,4",
+    "large id": (
+        "1,1,1,4\n2147483648,1,1,4",
         {"ids": "keep"},
-        "item 4,294,967,295 would need a catalogue of 32,768 MiB for 1 items",
+        "row 2: user is 2147483648; it must be 0 to 2,147,483,647",
     ),
+    "huge id": ("1,1,1,4\n1,1" + "0" * 40 + ",1,4", {"ids": "keep"}, "row 2: item is 1" + "0" * 40 + "; it must be 0"),
+    "large item": (
+        "1,2147483647,1,4",
+        {"ids": "keep"},
+        "item 2,147,483,647 would need a catalogue of 16,384 MiB for 1 items",
+    ),
+    "missing user": ("1,1,1,4\nnan,1,1,4", {}, "row 2: no user: 'nan' stands for a missing value"),
+    "missing item": ("1,1,1,4\n1, NULL ,1,4", {"ids": "keep"}, "row 2: no item: 'NULL' stands for a missing value"),
     "time": ("1,1,1,4\n1,1,soon,4", {}, "row 2: time 'soon' is not a number"),
     "nan time": ("1,1,1,4\n1,1,nan,4", {}, "row 2: time 'nan' is not a number"),
     "negative time": ("1,1,1,4\n1,1,-5,4", {}, "row 2: time -5 is negative or before 1970"),
@@ -360,14 +406,16 @@ def test_milliseconds_come_with_what_to_do(tmp_path: Path) -> None:
 
 
 def test_rows_are_counted_through_all_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recperf.data.yambda.imports import read as imports_read
-
-    monkeypatch.setattr(imports_read, "_SMALLEST_BLOCK", 64)
+    monkeypatch.setattr(imports_read, "_LARGEST_BLOCK", 64)
     monkeypatch.setattr(imports_read, "_ROWS", 16)
     path = written(tmp_path, HEADER + "1,1,1,4\n" * 100 + "1,1,x,4\n")
     assert refused(path, memory_mib=8).what.startswith("row 101: time 'x'")
     path = written(tmp_path, HEADER + "1,1,1,4\n" * 100 + "1,1,4\n")
     assert refused(path, memory_mib=8).what.startswith("row 101 has 3 columns")
+    path = written(tmp_path, HEADER.encode() + b"1,1,1,4\r\n\r\n" * 100 + b"\xff,1,1,4\r\n")
+    assert refused(path, memory_mib=8).what.startswith("row 101 is not UTF-8")
+    path = written(tmp_path, HEADER + "1,1,1,4" + "\n" * 300 + "1" * 70 + ",1,1,4\n")
+    assert "longer than a block" in refused(path, memory_mib=8).what
     path = table(tmp_path, u=[1] * 100, i=[1] * 100, t=[1] * 99 + [-1], r=[1] * 100)
     assert refused(path).what.startswith("row 100: time -1 is negative")
 
@@ -375,12 +423,60 @@ def test_rows_are_counted_through_all_batches(tmp_path: Path, monkeypatch: pytes
 def test_parquet_types_that_cannot_be(tmp_path: Path) -> None:
     good = {"u": [1, 2], "i": [1, 2], "t": [1, 2], "r": [1.0, 2.0]}
     assert refused(table(tmp_path, **good | {"u": [[1], [2]]})).what.startswith("row 1: the user is of type list")
-    assert refused(table(tmp_path, **good | {"u": [1.0, 2.5]})).what == "row 2: user 2.5 is not an integer of 64 bits"
+    assert refused(table(tmp_path, **good | {"u": [1.0, 2.5]})).what == "row 2: user 2.5 is not a whole number"
     assert "is of type bool" in refused(table(tmp_path, **good | {"t": [True, False]})).what
     assert "is of type bool" in refused(table(tmp_path, **good | {"r": [True, False]})).what
     assert refused(table(tmp_path, **good | {"r": [1.0, float("nan")]})).what == "row 2: rating nan is not a number"
     assert refused(table(tmp_path, **good | {"i": [1, None]})).what == "row 2: no item"
+    nan = pa.array([1.0, float("nan")], from_pandas=False)
+    assert refused(table(tmp_path, **good | {"i": nan})).what == "row 2: no item: 'nan' stands for a missing value"
+    large = pa.array([1, 1 << 63], pa.uint64())
+    beyond = "row 2: user 9223372036854775808 is beyond 9,223,372,036,854,775,807, the largest number of an id"
+    assert refused(table(tmp_path, **good | {"u": large})).what == beyond
+    kept = refused(table(tmp_path, **good | {"u": large}), ids="keep")
+    assert kept.what == "row 2: user is 9223372036854775808; it must be 0 to 2,147,483,647"
+    assert refused(table(tmp_path, **good | {"u": [1.0, 1e300]})).what.startswith("row 2: user 1e+300 is beyond")
     assert "not text like" in refused(table(tmp_path, **good), time_unit="iso").what
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    good = {"u": [1] * 5, "i": [1] * 5, "t": [1] * 5, "r": [1.0] * 5}
+    broken = pa.array([b"a", b"b", b"c", b"\xff\xfe", b"\xff"], pa.binary())
+    for kind in (pa.binary(), pa.large_binary(), pa.binary_view()):
+        for column, role in (("u", "user"), ("t", "time"), ("r", "rating")):
+            error = refused(table(tmp_path, **good | {column: broken.cast(kind)}))
+            assert error.what == f"row 4: the {role} is not UTF-8 text"
+
+
+@pytest.mark.parametrize("kind", ["string_view", "binary_view", "large_string", "large_binary", "binary", "dictionary"])
+def test_text_of_every_type(tmp_path: Path, kind: str) -> None:
+    def typed(*words: str) -> Any:
+        text = pa.array(words)
+        return text.dictionary_encode() if kind == "dictionary" else text.cast(getattr(pa, kind)())
+
+    path = table(tmp_path, u=typed("b", "a"), i=typed("7", "8"), t=typed("5", "6"), r=typed("1", "0"))
+    assert rows(stored(path, label="r")) == [(1, 2, 6, False), (2, 1, 5, True)]
+
+
+@pytest.mark.parametrize("role", ["u", "i", "t", "r", "a", "k"])
+def test_no_type_of_parquet_is_a_traceback(tmp_path: Path, role: str) -> None:
+    good = {"u": [1], "i": [1], "t": [1], "r": [1.0], "a": ["x"], "k": ["listen"]}
+    strange = [
+        pa.array([1.5], pa.float16()),
+        pa.array([1], pa.decimal128(5, 2)),
+        pa.array([1], pa.duration("s")),
+        pa.array([1], pa.time32("s")),
+        pa.array([1], pa.date32()),
+        pa.array([b"abc"], pa.binary(3)),
+        pa.array([{"x": 1}]),
+        pa.array([True]),
+        pa.nulls(1),
+    ]
+    for number, column in enumerate(strange):
+        path = table(tmp_path, **good | {role: column})
+        folder = tmp_path / f"store{number}"
+        with contextlib.suppress(DataError):
+            import_events(ImportOptions(events=path, rating="r", artist="a", type="k", **NAMED), folder)
 
 
 def test_unknown_columns(tmp_path: Path) -> None:
@@ -412,6 +508,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert "row 1 is not UTF-8" in refused(written(tmp_path, HEADER.encode() + b"\xff,1,1,1\n")).what
     assert "first line is not UTF-8" in refused(written(tmp_path, b"\xff\xff,1,1,1\n")).what
     assert refused(table(tmp_path, u=[], i=[], t=[], r=[])).what == "the file has no events"
+    assert "the first line cannot be read" in refused(written(tmp_path, "u" * 200_000 + "\n1\n")).what
+    open_quote = HEADER.replace("\n", ",x\n") + '1,1,1,4,"a\n' + "2,1,1,4,b\n" * 3
+    assert "a quote is left open" in refused(written(tmp_path, open_quote)).what
+    # A quote inside of a value is a letter.
+    assert stored(written(tmp_path, HEADER.replace("\n", ",x\n") + '1,1,1,4,5"\n2,1,1,4,b\n')).events == 2
 
 
 def test_cut_short(tmp_path: Path) -> None:
@@ -469,6 +570,26 @@ def test_a_store_that_is_there_stays(tmp_path: Path) -> None:
     assert open_store(tmp_path / "store").digest == first
 
 
+def test_the_same_import_again_answers_with_what_is_there(tmp_path: Path) -> None:
+    path = written(tmp_path, HEADER + "1,1,1,4\n2,1,1,4\n")
+    first = stored(path)
+    when = (first.folder / "items.u4").stat().st_mtime_ns
+    # As after a kill between the rename and the tidying.
+    (first.folder / "journal.json").write_text("{}")
+    moved = written(tmp_path, path.read_bytes(), "log2.csv").rename(tmp_path / "sub.csv")
+    assert stored(path, memory_mib=64).digest == first.digest
+    assert (first.folder / "items.u4").stat().st_mtime_ns == when
+    assert not (first.folder / "journal.json").exists()
+    with pytest.raises(DataError, match=r"by other options: positive_from 4\.0, now 3\.0$"):
+        stored(path, positive_from=3.0)
+    with pytest.raises(DataError, match="by other options: name imported, now mine"):
+        stored(path, name="mine")
+    with pytest.raises(DataError, match="of another source"):
+        stored(moved)
+    with pytest.raises(DataError, match="of another source"):
+        stored(written(tmp_path, HEADER + "1,1,1,4\n"))
+
+
 def test_a_killed_import_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, HEADER + "1,1,1,4\n")
     with monkeypatch.context() as patch:
@@ -483,8 +604,6 @@ def test_a_killed_import_is_begun_anew(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recperf.data.yambda.imports import read as imports_read
-
     def missing(name: str) -> None:
         raise ImportError(name)
 

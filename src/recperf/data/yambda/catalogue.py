@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from ... import places
 from ...errors import DataError, UsageError
+from ...files import writing
 from . import raw
 from .config import HistoryConfig, WindowConfig
-from .schema import LICENCE
-from .store import EVENT_BYTES, MANIFEST, EventStore, open_store
+from .schema import EVENTS_FILE, LICENCE
+from .store import COLUMNS, EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, read_manifest
 from .synthesize.config import YambdaLike, default
 
 if TYPE_CHECKING:
     from .imports.options import ImportOptions
 
 Say = Callable[[str], None]
-Progress = Callable[[int, int], None]
+Progress = Callable[..., None]
+"""Called with what is done, of how much, and where these are bytes, the rows in them."""
+Unit = Literal["events", "bytes", "share"]
 MADE_UP = "yambda-like"
+
+
+class Bars(Protocol):
+    def __call__(self, label: str, unit: Unit = "events") -> Progress: ...
 
 
 def size_of(name: str) -> str:
@@ -56,7 +66,7 @@ def prepare(
     reference_layout: Path | None,
     history_length: int,
     min_history: int | None,
-    progress: Callable[[str], Progress],
+    progress: Bars,
     say: Say,
 ) -> dict[str, Any]:
     """Raw files to a store, and on request to the reference's layout."""
@@ -64,7 +74,7 @@ def prepare(
 
     if name == MADE_UP and path is None:
         raise UsageError(f"{MADE_UP} is made as a store", fix=f"recperf data make {MADE_UP} --path FOLDER")
-    files = raw.locate(path or _downloaded(name), None if name == MADE_UP else size_of(name))
+    files = raw.locate(path or _downloaded(name), _size_in(name))
     folder, began = (store or store_folder(name)).expanduser(), monotonic()
     there = (folder / MANIFEST).is_file()
     build(files, folder, name=name, memory=memory, progress=progress("preparing"), say=say)
@@ -94,31 +104,44 @@ def prepare(
             history_length=history_length,
             min_history=min_history,
             memory=memory,
-            progress=progress("writing the reference's layout"),
+            # It passes over the events once for every file.
+            progress=progress("writing the reference's layout", "share"),
         )
         answer["reference_layout"] = str(reference_layout.expanduser() / f"processed_{files.size}")
     return answer
 
 
-def check(name: str, *, path: Path | None, progress: Callable[[str], Progress]) -> dict[str, Any]:
-    """Read a whole dataset, raw files and store; damage is an error."""
+def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> dict[str, Any]:
+    """Read a whole dataset, raw files and store; damage is an error. What no digest vouches for is told."""
     from . import check as reading
-    from . import download
 
     answer: dict[str, Any] = {"name": name, "intact": True}
-    found = False
-    for kind, place in _places(name, path):
-        found = True
-        if kind == "raw":
-            files = raw.locate(place, None if name == MADE_UP else size_of(name))
-            if path is None:
-                download.verify(size_of(name))
-            answer["raw"] = reading.check_raw(files, progress("checking raw files"))
-        else:
-            answer["store"] = reading.check_store(_opened(place), progress("checking the store"))
+    if name == MADE_UP and path is None:
+        return answer | {"store": reading.check_store(embedded(say=say), progress("checking the store", "share"))}
+    found = _places(name, path)
     if not found:
         raise _missing(name, path)
+    for kind, place in found:
+        if kind == "raw":
+            files = raw.locate(place, _size_in(name))
+            digests = _digests(name, files, progress if path is None else None)
+            answer["raw"] = reading.check_raw(files, progress("checking raw files")) | digests
+        else:
+            answer["store"] = reading.check_store(_opened(place), progress("checking the store", "share"))
     return answer
+
+
+def _digests(name: str, files: raw.RawFiles, progress: Bars | None) -> dict[str, list[str]]:
+    """Which raw files are the published ones by their digests, and which could not be held against any."""
+    from . import download
+
+    if progress is None:
+        return {
+            "verified_by_digest": [],
+            "not_verified_by_digest": [f.name for f in (files.events, files.artists, files.albums)],
+        }
+    found = download.verify(size_of(name), progress("comparing with the published files", "bytes"))
+    return {"verified_by_digest": found["verified"], "not_verified_by_digest": found["unverified"]}
 
 
 def find(name: str, *, path: Path | None, say: Say) -> EventStore:
@@ -128,7 +151,7 @@ def find(name: str, *, path: Path | None, say: Say) -> EventStore:
     there = dict(_places(name, path))
     if "store" in there:
         return _opened(there["store"])
-    if "raw" in there:
+    if "raw" in there and (path or (there["raw"] / "flat" / size_of(name) / EVENTS_FILE).is_file()):
         where = f" --path {path}" if path else ""
         raise DataError(
             f"{name} is here but not prepared",
@@ -168,9 +191,28 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
     config = config or default()
     folder = places.dataset_folder(MADE_UP) / synthesize.key(config)
     if not (folder / MANIFEST).is_file():
-        say(f"making {MADE_UP}, once, in {folder}")
-        synthesize.write_store(config, folder)
+        with _turn(folder.with_name(folder.name + ".lock"), say):
+            if not (folder / MANIFEST).is_file():
+                say(f"making {MADE_UP}, once, in {folder}")
+                synthesize.write_store(config, folder)
     return open_store(folder)
+
+
+@contextmanager
+def _turn(path: Path, say: Say) -> Iterator[None]:
+    """Wait for others that make the same: of many processes that start together one does the work."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("wb")
+    with lock:
+        # Some network file systems know no locks; there two that start together still do not harm each other.
+        with suppress(OSError):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"another process makes {MADE_UP}: waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> dict[str, Any]:
@@ -178,6 +220,7 @@ def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> di
     from . import synthesize
 
     folder, began = path.expanduser(), monotonic()
+    _require_free(folder, synthesize.identity_of(config) if form == "store" else None)
     if form == "store":
         synthesize.write_store(config, folder, progress=progress)
         store = open_store(folder)
@@ -196,18 +239,36 @@ def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> di
     }
 
 
-def import_events(options: ImportOptions, *, store: Path | None, progress: Progress) -> dict[str, Any]:
+def _require_free(folder: Path, identity: dict[str, Any] | None) -> None:
+    """Refuse to write a store over something else, or, without an identity, raw files among those of a store."""
+    what = None
+    if (folder / MANIFEST).exists():
+        if identity is None:
+            what = "this is the folder of an event store; raw files do not belong into it"
+        elif read_manifest(folder)["identity"] != json.loads(json.dumps(identity)):
+            what = "there is a store here already, of other events"
+    elif identity is None and _looks_like_a_store(folder):
+        what = "this is the folder of events that are prepared; raw files do not belong into it"
+    elif identity is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        what = "there is something else where the store is to be"
+    if what:
+        raise DataError(what, where={"folder": folder}, fix="choose another folder with --path")
+
+
+def import_events(options: ImportOptions, *, store: Path | None, progress: Bars) -> dict[str, Any]:
     """Events of a user's own file as a store."""
     from .imports import import_events as build
 
     folder, began = (store or store_folder(options.name)).expanduser(), monotonic()
-    build(options, folder, progress=progress)
+    there = (folder / MANIFEST).is_file()
+    build(options, folder, reading=progress("reading", "bytes"), sorting=progress("sorting"))
     made = open_store(folder)
     taken = monotonic() - began
     hidden = ("format", "version", "columns", "seal", "identity", "digest", "name")
     return {
         "name": options.name,
         "folder": str(folder),
+        "imported": not there,
         **{key: value for key, value in made.manifest.items() if key not in hidden},
         "digest": made.digest,
         "seconds": round(taken, 2),
@@ -217,7 +278,19 @@ def import_events(options: ImportOptions, *, store: Path | None, progress: Progr
 def _opened(place: Path) -> EventStore:
     from .reference.cache import open_events
 
+    columns = [file for file in (file_of(place, name) for name in COLUMNS) if file.exists()]
+    if columns and not (place / MANIFEST).exists():
+        raise DataError(
+            f"this store is not complete: {MANIFEST}, which is written last, is missing",
+            where={"folder": place},
+            fix="make it again in another folder, or remove this one first",
+        )
     return open_events(place)
+
+
+def _size_in(name: str) -> str | None:
+    """The size to look for among raw files; made-up ones are of any."""
+    return None if name == MADE_UP else size_of(name)
 
 
 def _places(name: str, path: Path | None) -> list[tuple[str, Path]]:
@@ -225,11 +298,56 @@ def _places(name: str, path: Path | None) -> list[tuple[str, Path]]:
     if path is None:
         pairs = [("raw", raw_folder(name)), ("store", store_folder(name))]
         return [(kind, place) for kind, place in pairs if place.is_dir()]
-    path = path.expanduser()
+    # Absolute, so that the current folder has a name too.
+    path = path.expanduser().absolute()
     if not path.exists():
         raise DataError("there is nothing here", where={"path": path}, fix="check --path")
-    store = (path / MANIFEST).exists() or (path / "_READY").exists() or path.name.startswith("processed_")
-    return [("store" if store else "raw", path)]
+    if _looks_like_a_store(path):
+        return [("store", path)]
+    _require_raw(name, path)
+    return [("raw", path)]
+
+
+def _looks_like_a_store(path: Path) -> bool:
+    """Whether a folder is a store or a cache of the reference, or was to become one; opening it tells whether it is."""
+    from .reference.cache import CACHE_META, READY
+
+    if not path.is_dir():
+        return False
+    if path.name.startswith(("processed_", "hstu_cache_L")):
+        return True
+    if path.name and path.with_name(f"{path.name}.building").is_dir():
+        return True
+    names = [MANIFEST, READY, CACHE_META, *(file_of(path, column).name for column in COLUMNS)]
+    return any((path / name).exists() for name in names)
+
+
+def _require_raw(name: str, path: Path) -> None:
+    """Refuse a path without the raw files of a dataset, and say what is there instead."""
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(4) == b"PAR1":
+                return
+        what = f"{path.name} is neither raw events (parquet) nor a store, which is a folder"
+        raise DataError(what, where={"file": path}, fix="name another with --path")
+    found = [file for part in ("flat", "raw") for file in sorted(path.glob(f"{part}/*/{EVENTS_FILE}"))]
+    sizes = dict.fromkeys(file.parent.name for file in found)
+    if (path / EVENTS_FILE).is_file() or _size_in(name) in sizes or (found and _size_in(name) is None):
+        return
+    if found:
+        raise DataError(
+            f"the raw files here are not those of {name}, but of " + ", ".join(f"yambda-{size}" for size in sizes),
+            where={"folder": path},
+            fix=f"call them by that name: yambda-{next(iter(sizes))} --path {path}",
+        )
+    looked = (
+        f"{MANIFEST} of an event store, _READY of a cache of the reference, flat/<size>/{EVENTS_FILE}, {EVENTS_FILE}"
+    )
+    raise DataError(
+        "there are no listening events here",
+        where={"folder": path, "looked for": looked},
+        fix="name another folder with --path",
+    )
 
 
 def _downloaded(name: str) -> Path:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ...errors import DataError, MachineError
 from ...ops.history import Name, Room, Rule, choose
-from ...ops.history.rule import MOST_ID, large_id, unknown_item
+from ...ops.history.rule import large_id, unknown_item
 from ..batch import HistoryBatch, JaggedFeatures
 from ..xxh64 import xxh64
 from .config import HistoryConfig
-from .schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, ORGANIC, POOLS, SKIP
+from .schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, MOST_ID, ORGANIC, POOLS, SKIP
 from .store import EventStore
 
 KEYS = (*CONTEXT, *HISTORY, *CANDIDATE)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.yambda.schema import POOLS
+from ...data.yambda.schema import MOST_ID, POOLS
 from ...data.yambda.store import EventStore
-from .rule import MOST_ID, Picked, Room, Rule, large_id, unknown_item
+from .rule import Picked, Room, Rule, large_id, unknown_item
 
 PART = 1 << 20
 """Events looked at at once, about 30 bytes of memory each; a sample that scans more is a part of its own."""

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...data.yambda.schema import MOST_ID
 from ...data.yambda.store import EventStore
 from ...errors import DataError
-
-MOST_ID = (1 << 31) - 1
-"""Batches hold ids as int32."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from ....config import to_json
 from ....errors import DataError
 from ....files import sha256
-from ..store import kinds_of
-from ..writer import StoreWriter
+from ..store import MANIFEST, kinds_of, read_manifest
+from ..writer import StoreWriter, finished
 from . import values
 from .ids import Attribute, Ids, originals
 from .options import ImportOptions
@@ -32,28 +32,64 @@ __all__ = ["ImportOptions", "import_events", "originals"]
 LICENCE = "that of the source"
 _AGAIN = "the same command begins anew"
 
-_READING = 0.7
-"""Share of the work that is done when all events are read."""
+Reading = Callable[[int, int, int], None]
+"""Called with the bytes of the file that are taken in, those of the whole file, and the events in them."""
+Sorting = Callable[[int, int], None]
+"""Called with the events that are in the store, and how many there will be."""
 
-Progress = Callable[[int, int], None]
-"""Called with how many events are done, and of how many; while the file is read, that is an estimate."""
 
+def import_events(
+    options: ImportOptions, folder: Path, *, reading: Reading | None = None, sorting: Sorting | None = None
+) -> Path:
+    """Write a store of someone's events. A file that does not fit is refused whole, and nothing of it stays.
 
-def import_events(options: ImportOptions, folder: Path, *, progress: Progress | None = None) -> Path:
-    """Write a store of someone's events. A file that does not fit is refused whole, and nothing of it stays."""
+    A store of the same file by the same options that is there already is left as it is.
+    """
     source = look(options.events, options.columns, delimiter=options.delimiter, header=options.header)
-    identity = {"source": source.path.name, "bytes": source.bytes, "sha256": sha256(source.path)}
+    identity = {
+        "source": source.path.name,
+        "bytes": source.bytes,
+        "sha256": sha256(source.path),
+        "options": _that_matter(options),
+    }
+    _refuse_other_options(folder.expanduser(), identity)
+    if finished(folder, identity):
+        return folder.expanduser()
     with StoreWriter(folder, identity=identity, again=_AGAIN) as writer:
         try:
-            return _Import(options, source, writer, progress or (lambda *_: None)).run()
+            quiet = lambda *_: None  # noqa: E731
+            return _Import(options, source, writer, reading or quiet, sorting or quiet).run()
         except BaseException:
             shutil.rmtree(writer.draft, ignore_errors=True)
             raise
 
 
+def _that_matter(options: ImportOptions) -> dict[str, Any]:
+    """Options that decide what is in a store; where the file lies and how much memory there is do not."""
+    return {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
+
+
+def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
+    if not (folder / MANIFEST).is_file():
+        return
+    there = read_manifest(folder)["identity"]
+    before = there.get("options", {}) if there.get("sha256") == identity["sha256"] else {}
+    other = [name for name, value in identity["options"].items() if name in before and before[name] != value]
+    if other:
+        changed = ", ".join(f"{name} {before[name]}, now {identity['options'][name]}" for name in other)
+        raise DataError(
+            f"there is a store of this file already, by other options: {changed}",
+            where={"folder": folder},
+            fix="choose another with --store or --name, or remove it",
+        )
+
+
 class _Import:
-    def __init__(self, options: ImportOptions, source: Source, writer: StoreWriter, progress: Progress) -> None:
-        self.options, self.source, self.writer, self.progress = options, source, writer, progress
+    def __init__(
+        self, options: ImportOptions, source: Source, writer: StoreWriter, reading: Reading, sorting: Sorting
+    ) -> None:
+        self.options, self.source, self.writer = options, source, writer
+        self.reading, self.sorting = reading, sorting
         self.ids = {
             role: Ids(role, options.ids, optional=role in ("artist", "album"))
             for role in ("user", "item", "artist", "album")
@@ -73,7 +109,7 @@ class _Import:
             users_C=users_C,
             items=items,
             memory=self.options.memory,
-            progress=self._sorted,
+            progress=self.sorting,
         )
         shutil.rmtree(self.spool.folder)
         return self.writer.finish(catalogue_I2, self._facts(late))
@@ -89,14 +125,10 @@ class _Import:
                     fix=error.fix or "repair or remove that row, or check which column is which",
                 ) from None
             self._check_memory()
-            expected = self.spool.events * self.source.bytes // max(1, min(batch.read, self.source.bytes))
-            self.progress(int(_READING * self.spool.events), expected)
+            self.reading(min(batch.read, self.source.bytes), self.source.bytes, self.spool.events)
         if not self.spool.events:
             only = "a header and no events" if self.source.header_lines else "no events"
             raise DataError(f"the file has {only}", where={"file": self.source.path}, fix="name a file with events")
-
-    def _sorted(self, done: int, total: int) -> None:
-        self.progress(int(_READING * total + (1 - _READING) * done), total)
 
     def _records(self, batch: Batch) -> NDArray[np.void]:
         columns, options = batch.columns, self.options

@@ -19,14 +19,20 @@ from numpy.typing import NDArray
 
 from ....errors import DataError
 from ....files import writing
+from ..schema import MOST_ID
 from .read import arrow
 from .values import BadValue, encoded, is_text
 
 Mode = Literal["dense", "keep"]
 NONE = 0xFFFFFFFF
 """The code of a row without an id, where it may have none."""
-LARGEST_ID = 0xFFFFFFFF
 _CANONICAL = r"^(0|-?[1-9][0-9]{0,17})$"
+_LONG = r"^-?[1-9][0-9]{18,}$"
+_MISSING = ("#N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "\\N", "n/a", "nan", "null")
+"""How programs write that there is no value; taken for an id, all users without one would become one user."""
+_RENAME = "remove such rows; an id that is really called so needs another name"
+_DENSE = "--ids dense gives ids of its own"
+_TEXT = "--ids dense takes numbers of any length as text: store the column as text"
 _NUMBER_BYTES, _TEXT_BYTES = 24, 160
 """Memory a distinct id needs: sorted, with its code, while merged; a Python string in a dict, beside its letters."""
 
@@ -51,6 +57,14 @@ class Ids:
     def codes(self, column: Any) -> NDArray[np.uint32]:
         """Each row's code; new ids get the next ones."""
         values, places_B = encoded(column, self.role)
+        none = _missing(values)
+        if none.any():
+            missing_B = (places_B >= 0) & none[places_B]
+            if not self.optional and missing_B.any():
+                row = int(np.argmax(missing_B))
+                value = values[int(places_B[row])].as_py()
+                raise BadValue(row, f"no {self.role}: {str(value)!r} stands for a missing value", _RENAME)
+            places_B = np.where(missing_B, -1, places_B)
         if not self.optional and (places_B < 0).any():
             raise BadValue(int(np.argmax(places_B < 0)), f"no {self.role}")
         used = np.flatnonzero(np.bincount(places_B + 1, minlength=len(values) + 1)[1:])
@@ -97,11 +111,9 @@ class Ids:
         if numbers is None or self._text is not None:
             return self._code_text([str(value) for value in (values.to_pylist() if numbers is None else numbers)])
         if self.mode == "keep" and len(numbers):
-            wrong = np.flatnonzero((numbers < 0) | (numbers > LARGEST_ID))
+            wrong = np.flatnonzero((numbers < 0) | (numbers > MOST_ID))
             if len(wrong):
-                value = int(numbers[wrong[0]])
-                fault = "negative" if value < 0 else f"larger than {LARGEST_ID:,}"
-                raise BadValue(int(wrong[0]), f"{self.role} {value} is {fault}", "--ids dense gives ids of its own")
+                raise self._outside(int(wrong[0]), numbers[wrong[0]])
         return self._code_numbers(numbers)
 
     def _as_numbers(self, values: Any) -> NDArray[np.int64] | None:
@@ -113,6 +125,8 @@ class Ids:
                 return np.asarray(values.cast(pa.int64()).to_numpy(), np.int64)
             wrong = int(np.argmin(fits))
             if self.mode == "keep":
+                if compute.match_substring_regex(values[wrong : wrong + 1], _LONG)[0].as_py():
+                    raise self._outside(wrong, values[wrong])
                 what = f"{self.role} {values[wrong].as_py()!r} is not an integer"
                 raise BadValue(wrong, what, "--ids dense takes any text")
             broken = compute.match_substring_regex(values, r"[\r\n]").to_numpy(zero_copy_only=False)
@@ -124,8 +138,18 @@ class Ids:
             raise BadValue(0, f"the {self.role} is of type {values.type}; an id is an integer or text")
         for place in range(len(values)) if not _fits(values) else ():
             if not _fits(values[place : place + 1]):
-                raise BadValue(place, f"{self.role} {values[place].as_py()} is not an integer of 64 bits")
+                raise self._no_number(place, values[place].as_py())
         return np.asarray(values.cast(pa.int64()).to_numpy(), np.int64)
+
+    def _outside(self, place: int, value: Any) -> BadValue:
+        return BadValue(place, f"{self.role} is {value}; it must be 0 to {MOST_ID:,}", _DENSE)
+
+    def _no_number(self, place: int, value: int | float) -> BadValue:
+        if isinstance(value, float) and value % 1:
+            return BadValue(place, f"{self.role} {value} is not a whole number")
+        if self.mode == "keep":
+            return self._outside(place, value)
+        return BadValue(place, f"{self.role} {value} is beyond {(1 << 63) - 1:,}, the largest number of an id", _TEXT)
 
     def _code_numbers(self, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
         # In ascending order the search walks through memory once instead of jumping about in it.
@@ -199,6 +223,18 @@ def originals(folder: Path, role: str) -> list[int | str]:
     except FileNotFoundError:
         what = f"this store has no list of its original {role}"
         raise DataError(what, where={"file": path}, fix="import with --ids dense, which keeps one") from None
+
+
+def _missing(values: Any) -> NDArray[np.bool_]:
+    """Which of some distinct values only say that there is none."""
+    pa, compute = arrow(), arrow(".compute")
+    if is_text(values.type):
+        found = compute.is_in(values, value_set=pa.array(_MISSING))
+    elif pa.types.is_floating(values.type):
+        found = compute.is_nan(values)
+    else:
+        return np.zeros(len(values), np.bool_)
+    return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _fits(values: Any) -> bool:

@@ -51,7 +51,8 @@ class ImportOptions:
     """Whether the first line names the columns; auto: not if all columns are given by number."""
     ids: Literal["dense", "keep"] = "dense"
     """dense: ids become 1, 2 and so on in ascending order of what they were, and what they were is kept beside; keep:
-    they stay, and must be integers from 0 to 4,294,967,295."""
+    they stay, and must be integers from 0 to 2,147,483,647. An id that is empty, or text like nan, NULL or NA, is
+    missing."""
     name: str = "imported"
     """Name of the dataset."""
     memory_mib: int = 1024

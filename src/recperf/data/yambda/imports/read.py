@@ -18,6 +18,7 @@ from typing import Any, Literal
 from ....errors import DataError, MachineError, UsageError, closest
 
 Header = Literal["auto", "yes", "no"]
+Piece = bytes
 _DELIMITERS = ("\t", ",", ";", "|")
 _LONGEST_LINE = 1 << 20
 _ROWS = 1 << 18
@@ -39,7 +40,7 @@ class Batch:
     columns: dict[str, Any]
     """A pyarrow array for each role."""
     read: int
-    """Bytes of the file behind the reader; of parquet, the share of its rows in bytes."""
+    """Bytes of the file up to the end of this batch; of parquet, the share of its rows in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,37 @@ class Source:
         yield from self._parquet() if self.kind == "parquet" else self._text(memory)
 
     def _text(self, memory: int) -> Iterator[Batch]:
+        """Each piece is parsed by itself: pyarrow's own stream runs up to 32 blocks ahead of what was taken."""
+        pa, first, header = arrow(), 0, self.header_lines
+        size = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, memory // 64))
+        with pa.OSFile(str(self.path)) as raw:
+            try:
+                stream = pa.CompressedInputStream(raw, "gzip") if self.kind == "gzip" else raw
+                for piece in self._pieces(stream, size):
+                    table = self._parsed(piece, first, header)
+                    header = 0
+                    if len(table):
+                        columns = {role: table.column(f"c{place}").chunk(0) for role, place in self.places.items()}
+                        yield Batch(first=first, columns=columns, read=raw.tell())
+                        first += len(table)
+            except OSError as error:
+                raise _unreadable(self.path, error) from None
+
+    def _pieces(self, stream: Any, size: int) -> Iterator[Piece]:
+        """Whole lines, about `size` bytes of them at a time."""
+        rest = b""
+        while block := stream.read(size):
+            rest += block
+            end = max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1
+            if not end:
+                raise self._endless()
+            yield rest[:end]
+            rest = rest[end:]
+        if rest:
+            yield rest
+
+    def _parsed(self, piece: Piece, first: int, header: int) -> Any:
+        """The rows of a piece; `first` are those before it, `header` the lines at its start that are none."""
         pa, text = arrow(), arrow(".csv")
         bad: list[Any] = []
 
@@ -66,32 +98,28 @@ class Source:
             bad.append(row)
             return "error"
 
-        names = {role: f"c{place}" for role, place in self.places.items()}
+        names = [f"c{place}" for place in self.places.values()]
         read = text.ReadOptions(
-            # One thread: the row of a fault is known, and no blocks pile up ahead of the sort.
+            # One thread: else the row of a fault is not known.
             use_threads=False,
-            block_size=min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, memory // 64)),
-            skip_rows=self.header_lines,
+            block_size=len(piece) + 1,
+            skip_rows=header,
             column_names=[f"c{place}" for place in range(self.width)],
         )
         parse = text.ParseOptions(delimiter=self.delimiter[0], invalid_row_handler=note)
         convert = text.ConvertOptions(
-            column_types=dict.fromkeys(names.values(), pa.string()),
-            include_columns=list(names.values()),
-            strings_can_be_null=False,
+            column_types=dict.fromkeys(names, pa.string()), include_columns=names, strings_can_be_null=False
         )
-        first = 0
-        with pa.OSFile(str(self.path)) as raw:
-            try:
-                stream = pa.CompressedInputStream(raw, "gzip") if self.kind == "gzip" else raw
-                for batch in text.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
-                    columns = {role: batch.column(name) for role, name in names.items()}
-                    yield Batch(first=first, columns=columns, read=raw.tell())
-                    first += len(batch)
-            except pa.ArrowInvalid as error:
-                raise self._malformed(str(error), bad) from None
-            except OSError as error:
-                raise _unreadable(self.path, error) from None
+        try:
+            table = text.read_csv(
+                pa.BufferReader(piece), read_options=read, parse_options=parse, convert_options=convert
+            )
+        except pa.ArrowInvalid as error:
+            raise self._malformed(str(error), bad, first - header) from None
+        # A quote that is still open at the end of a piece took all lines after it for one value.
+        if piece.count(b'"') % 2 and len(table) + header < sum(1 for line in piece.splitlines() if line):
+            raise self._endless()
+        return table
 
     def _parquet(self) -> Iterator[Batch]:
         pa = arrow()
@@ -108,19 +136,20 @@ class Source:
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(self.path, error) from None
 
-    def _malformed(self, message: str, bad: list[Any]) -> DataError:
+    def _malformed(self, message: str, bad: list[Any], before: int) -> DataError:
         if bad:
-            row = f"row {bad[0].number - self.header_lines:,}" if bad[0].number else "a row"
+            row = f"row {before + bad[0].number:,}" if bad[0].number else "a row"
             what = f"{row} has {bad[0].actual_columns} columns; the first line has {bad[0].expected_columns}"
             return DataError(what, where={"file": self.path}, fix="repair that row, or set --delimiter")
         if "UTF8" in message:
             found = re.search(r"Row #(\d+)", message)
-            row = f"row {int(found[1]) - self.header_lines:,}" if found else "a row"
+            row = f"row {before + int(found[1]):,}" if found else "a row"
             return DataError(f"{row} is not UTF-8 text", where={"file": self.path}, fix="convert the file to UTF-8")
-        if "straddl" in message:
-            what = "a row does not end: a quote is left open, or the row is longer than a block"
-            return DataError(what, where={"file": self.path}, fix="look for a quote without its pair")
         return _unreadable(self.path, message)
+
+    def _endless(self) -> DataError:
+        what = "a row does not end: a quote is left open, or the row is longer than a block"
+        return DataError(what, where={"file": self.path}, fix="look for a quote without its pair")
 
 
 def look(path: Path, columns: Mapping[str, str], *, delimiter: str | None = None, header: Header = "auto") -> Source:
@@ -158,7 +187,11 @@ def _look_at_text(
 ) -> Source:
     line = _first_line(path, kind)
     delimiter = delimiter or _guess_delimiter(path, line)
-    fields = next(csv.reader([line], delimiter=delimiter[0]), [])
+    try:
+        fields = next(csv.reader([line], delimiter=delimiter[0]), [])
+    except csv.Error as error:
+        what = f"the first line cannot be read: {error}"
+        raise DataError(what, where={"file": path}, fix="begin with a header or an event") from None
     # "::" is ":" with an empty column between any two.
     names = [field.strip() for field in (fields[::2] if len(delimiter) == 2 else fields)]
     by_number = all(column.isdecimal() for column in columns.values())
@@ -183,7 +216,8 @@ def _look_at_text(
 def _first_line(path: Path, kind: str) -> str:
     try:
         with gzip.open(path) if kind == "gzip" else path.open("rb") as file:
-            line = file.readline(_LONGEST_LINE)
+            # Not readline: a lone carriage return ends a line too.
+            line = (file.read(_LONGEST_LINE).splitlines(keepends=True) or [b""])[0]
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from None
     if b"\0" in line or len(line) == _LONGEST_LINE:

@@ -20,6 +20,7 @@ LARGEST_RATIO = 0xFFFF
 FULLY_PLAYED = 100
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _NO_ISO = "is not an ISO time (2024-05-01T12:00:00), with a zone in every row or in none"
+_PLAIN = "store it as integers or text"
 _TRUTHS = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
 
 
@@ -39,9 +40,11 @@ def encoded(column: Any, role: str) -> tuple[Any, NDArray[np.int64]]:
         column = column.dictionary_decode()
     if pa.types.is_nested(column.type):
         raise BadValue(0, f"the {role} is of type {column.type}, which is more than one value")
-    if is_text(column.type):
-        column = column.cast(pa.string())
-    found = column.dictionary_encode()
+    column = _as_text(column, role)
+    try:
+        found = column.dictionary_encode()
+    except pa.ArrowNotImplementedError:
+        raise BadValue(0, f"the {role} is of type {column.type}, which cannot be read", _PLAIN) from None
     if is_text(column.type):
         trimmed = compute.utf8_trim_whitespace(found.dictionary)
         if not trimmed.equals(found.dictionary):
@@ -56,7 +59,20 @@ def encoded(column: Any, role: str) -> tuple[Any, NDArray[np.int64]]:
 
 def is_text(kind: Any) -> bool:
     types = arrow().types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
+    texts = (types.is_string, types.is_large_string, types.is_string_view)
+    return any(is_one(kind) for is_one in (*texts, types.is_binary, types.is_large_binary, types.is_binary_view))
+
+
+def _as_text(column: Any, name: str) -> Any:
+    """Text of any type, bytes among them, as the one that everything can be done with; other columns as they are."""
+    pa = arrow()
+    if not is_text(column.type):
+        return column
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        row = _first_bad(column, lambda part: part.cast(pa.string()))
+        raise BadValue(row, f"the {name} is not UTF-8 text", "convert it to UTF-8") from None
 
 
 def times(column: Any, unit: TimeUnit) -> NDArray[np.uint32]:
@@ -66,7 +82,7 @@ def times(column: Any, unit: TimeUnit) -> NDArray[np.uint32]:
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_text(column.type):
-        column = compute.utf8_trim_whitespace(column.cast(pa.string()))
+        column = compute.utf8_trim_whitespace(_as_text(column, "time"))
         column = compute.if_else(compute.equal(column, ""), None, column)
     _require_all(column, "time")
     if types.is_date(column.type):
@@ -178,14 +194,20 @@ def _cast(column: Any, cast: Callable[[Any], Any], name: str, complaint: str) ->
     try:
         return np.asarray(cast(column).to_numpy(zero_copy_only=False))
     except arrow().ArrowInvalid:
-        good, bad = 0, len(column)
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            if _ok(cast, column[good:middle]):
-                good = middle
-            else:
-                bad = middle
-        raise BadValue(good, f"{name} {column[good].as_py()!r} {complaint}") from None
+        bad = _first_bad(column, cast)
+        raise BadValue(bad, f"{name} {column[bad].as_py()!r} {complaint}") from None
+
+
+def _first_bad(column: Any, cast: Callable[[Any], Any]) -> int:
+    """The first row a cast fails at, where it fails at one."""
+    good, bad = 0, len(column)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if _ok(cast, column[good:middle]):
+            good = middle
+        else:
+            bad = middle
+    return good
 
 
 def _ok(cast: Callable[[Any], Any], part: Any) -> bool:

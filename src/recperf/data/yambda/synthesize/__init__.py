@@ -96,6 +96,8 @@ def write_raw(
     target = folder / "flat" / size / EVENTS_FILE
     if target.exists():
         raise DataError("there are events already", where={"file": target}, fix="choose another folder with --path")
+    for file in (ARTISTS_FILE, ALBUMS_FILE):
+        _refuse_others(parquet, folder / file)
     again = "the same command begins again"
     with alone(folder, what="writing these files", again=again):
         generator, draft = Generator(config), folder / f".{EVENTS_FILE}.tmp"
@@ -120,6 +122,20 @@ def write_raw(
                 raise
         (folder / "lock").unlink(missing_ok=True)
     return {"events": events, "users": users, "items": len(catalogue_I2), "file": str(target)}
+
+
+def _refuse_others(parquet: Any, path: Path) -> None:
+    """A map that is not made up belongs to other events, which would have wrong artists without it."""
+    if not path.exists():
+        return
+    try:
+        made_up = MADE_UP_KEY in (parquet.read_schema(path).metadata or {})
+    except (OSError, ValueError):
+        made_up = False
+    if not made_up:
+        raise DataError(
+            "there is a map of other events here", where={"file": path}, fix="choose another folder with --path"
+        )
 
 
 def _groups(generator: Generator) -> Iterator[Block]:

@@ -1,0 +1,56 @@
+"""MovieLens: get, check, make, info."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ...errors import DataError, UsageError
+from ..terminal import Terminal
+from .words import say
+
+__all__ = ["OPTIONS", "not_intact", "perform", "say"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    name: tyro.conf.Positional[str]
+    """Dataset."""
+    path: Path | None = None
+    """Folder of the dataset; none means the cache folder."""
+    seed: int = 7
+    """Seed of an embedded dataset."""
+    json: bool = False
+    """Print one JSON object on stdout, everything else on stderr."""
+    quiet: bool = False
+    """Say nothing but errors."""
+
+
+OPTIONS: dict[str, Any] = dict.fromkeys(("get", "check", "make", "info"), Options)
+
+
+def perform(action: str, options: Options, terminal: Terminal) -> dict[str, Any]:
+    from ...data import catalogue
+
+    if action == "get":
+        if options.path is not None:
+            raise UsageError(
+                "data get keeps datasets in the cache folder; --path is not for it", fix="set RECPERF_HOME to choose it"
+            )
+        return catalogue.get(options.name, say=terminal.say)
+    if action == "check":
+        return catalogue.check(options.name, path=options.path)
+    if action == "info":
+        return catalogue.info(options.name, path=options.path, seed=options.seed)
+    if options.path is None:
+        raise UsageError(
+            "data make needs --path, the folder to write", fix=f"recperf data make {options.name} --path DIR"
+        )
+    return catalogue.make(options.name, path=options.path, seed=options.seed)
+
+
+def not_intact(name: str, found: dict[str, Any]) -> DataError:
+    return DataError(f"these are not the files of {name}", where={"folder": found.get("folder", "-")})
