@@ -270,6 +270,27 @@ def test_a_changed_file_is_found_later(hub: Hub) -> None:
         download.verify(SIZE)
 
 
+def test_progress_of_verifying_is_told_within_files(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest has tens of gigabytes."""
+    got(hub)
+    monkeypatch.setattr(download, "_BLOCK", 500)
+    said: list[tuple[int, int]] = []
+    download.verify(SIZE, lambda *at: said.append(at))
+    assert said == [(done, 6_000) for done in range(500, 6_500, 500)]
+
+
+def test_files_that_came_another_way_are_not_said_to_be_verified(hub: Hub) -> None:
+    got(hub)
+    record = json.loads((folder() / download.RECORD).read_text())
+    del record["files"][EVENTS]
+    (folder() / download.RECORD).write_text(json.dumps(record))
+    (folder() / EVENTS).write_bytes(b"brought by hand")
+    found = download.verify(SIZE)
+    assert found == {"verified": [name for name in NAMES if name != EVENTS], "unverified": [EVENTS]}
+    (folder() / download.RECORD).unlink()
+    assert download.verify(SIZE, lambda *_: None) == {"verified": [], "unverified": list(NAMES)}
+
+
 def test_a_file_the_hub_does_not_have(hub: Hub) -> None:
     del hub.files[EVENTS]
     error = failed(hub)

@@ -7,6 +7,7 @@ it away, and the largest file has tens of gigabytes. No token is read or sent, a
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ RECORD = "fetched.json"
 PAGE = f"https://huggingface.co/datasets/{REPOSITORY}"
 _DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLOCK = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,22 +85,37 @@ def get(
 
 def verify(size: str, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
     """Read what was fetched and hold it against its digests; a difference is an error. Files that came another way have
-    none, and are named as unverified."""
+    none, and are named as unverified. `progress` is told bytes read, and of how many."""
     folder = folder_of(size)
     recorded = _recorded(folder)
-    total, done = sum(entry["bytes"] for entry in recorded.values()), 0
     for name, entry in recorded.items():
         path = folder / name
         if not path.is_file():
             raise _changed(size, path, "is missing")
         if path.stat().st_size != entry["bytes"]:
             raise _changed(size, path, f"has {path.stat().st_size:,} bytes, not {entry['bytes']:,}")
-        if sha256(path) != entry["sha256"]:
-            raise _changed(size, path, "differs from the published file by checksum")
-        done += entry["bytes"]
+    total, done = sum(entry["bytes"] for entry in recorded.values()), 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done += count
         if progress:
             progress(done, total)
+
+    for name, entry in recorded.items():
+        if _sha256(folder / name, tick) != entry["sha256"]:
+            raise _changed(size, folder / name, "differs from the published file by checksum")
     return {"verified": list(recorded), "unverified": [name for name in files_of(size) if name not in recorded]}
+
+
+def _sha256(path: Path, tick: Callable[[int], None]) -> str:
+    """The digest of a file that takes minutes to read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            tick(len(block))
+    return digest.hexdigest()
 
 
 def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | None, say: Say) -> None:
