@@ -13,6 +13,9 @@ import triton.language as tl
 
 from .tiles import add, keys_of, masked_key, product, put, queries_of, row_of, seen, share, silu, silu_and_slope, tile
 
+VARYING = ["window", "context", "pairs", "blocks", "group"]
+"""Numbers of a batch: a kernel compiled anew for a convenient one would stop the training."""
+
 
 @triton.jit
 def _attend_block(
@@ -30,7 +33,7 @@ def _attend_block(
     return product(weight.to(values.dtype), values, total, PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def attend(
     q, k, v, out, offsets, targets, q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,
     half, over, window, context, pairs, blocks, group,
@@ -93,7 +96,7 @@ def _grad_keys_block(
     return dk, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def grad_keys(
     grad, q, k, v, dq, dk, dv, offsets, targets, grad_token, grad_head, q_token, q_head, k_token, k_head,
     v_token, v_head, dq_token, dq_head, dk_token, dk_head, dv_token, dv_head,
@@ -155,7 +158,7 @@ def _grad_queries_block(
     return product(dscore.to(keys.dtype), keys, total, PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def grad_queries(
     grad, q, k, v, dq, offsets, targets, grad_token, grad_head, q_token, q_head, k_token, k_head, v_token, v_head,
     dq_token, dq_head, half, over, window, context, pairs, blocks, group,

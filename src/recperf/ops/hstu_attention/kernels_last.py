@@ -13,8 +13,11 @@ import triton.language as tl
 
 from .tiles import put, row_of, seen, silu, silu_and_slope, tile
 
+VARYING = ["window", "context", "pairs"]
+"""Numbers of a batch: a kernel compiled anew for a convenient one would stop the training."""
 
-@triton.jit
+
+@triton.jit(do_not_specialize=VARYING)
 def attend_last(
     q, k, v, parts, offsets, targets, q_token, q_head, k_token, k_head, v_token, v_head,
     half, over, window, context, pairs,
@@ -41,7 +44,7 @@ def attend_last(
     tl.store(parts + (chunk.to(tl.int64) * pairs + pair) * V + column_v, total * over, mask=column_v < V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def grad_last(
     grad, q, k, v, parts, dk, dv, offsets, targets, grad_token, grad_head, q_token, q_head, k_token, k_head,
     v_token, v_head, dk_token, dk_head, dv_token, dv_head, half, over, window, context, pairs,

@@ -51,7 +51,9 @@ def forward_tiles(width: int, itemsize: int, roomy: bool) -> Tiles:
 
 
 def backward_tiles(width: int, itemsize: int, roomy: bool) -> Tiles:
-    if not roomy or itemsize > 2:
+    if itemsize > 2:
+        return Tiles(32, 32, 4, 1) if roomy and width <= 128 else Tiles(16, 16, 4, 1)
+    if not roomy:
         return Tiles(32, 32, 4, 1) if width <= 128 else Tiles(16, 16, 4, 1)
     return Tiles(64, 128, 8, 2) if width <= 128 else Tiles(32, 64, 8, 2)
 
