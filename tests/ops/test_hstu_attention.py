@@ -132,15 +132,15 @@ LENGTHS = [65, 0, 1, 48]
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("masked", MASKS)
 @pytest.mark.parametrize("name", ALL)
-def test_output_and_gradients_are_the_oracles(name: str, masked: str, deterministic: bool) -> None:
+def test_output_and_gradients_are_the_oracles(name: str, masked: str) -> None:
     grad, *inputs, offsets, mask = make(LENGTHS, heads=1, **MASKS[masked])
     right = exact(grad, *inputs, offsets, mask)
     out = body(name).forward(*inputs, offsets, mask)
-    grads = body(name).backward(grad, *inputs, offsets, mask, deterministic=deterministic)
-    hold(name, torch.float32, (out, *grads), right)
+    hold(name, torch.float32, (out, *body(name).backward(grad, *inputs, offsets, mask)), right)
+    again = body(name).backward(grad, *inputs, offsets, mask, deterministic=True)
+    hold(name, torch.float32, (out, *again), right)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -165,7 +165,7 @@ def test_the_last_token_alone_gets_what_all_would_give_it(name: str, masked: str
 @pytest.mark.parametrize(("qk", "width"), [(48, 32), (8, 80)])
 @pytest.mark.parametrize("name", ALL)
 def test_the_error_against_float64_is_below_its_limit(name: str, qk: int, width: int, dtype: torch.dtype) -> None:
-    grad, q, k, v, offsets, mask = make([40, 3, 17], heads=1, qk=qk, width=width, dtype=dtype)
+    grad, q, k, v, offsets, mask = make([33, 3], heads=1, qk=qk, width=width, dtype=dtype)
     right = exact(grad, q, k, v, offsets, mask)
     grads = body(name).backward(grad, q, k, v, offsets, mask)
     out = body(name).forward(q, k, v, offsets, mask)
@@ -185,14 +185,14 @@ def test_the_error_against_float64_is_below_its_limit(name: str, qk: int, width:
 
 @pytest.mark.parametrize("name", ALL)
 def test_gradients_are_written_where_they_are_wanted_and_nowhere_else(name: str) -> None:
-    grad, q, k, v, offsets, mask = make([20, 0, 37], qk=16, width=24, context=2)
+    grad, q, k, v, offsets, mask = make([20, 0, 17], qk=16, width=24, context=2)
     right = exact(grad, q, k, v, offsets, mask)[1:]
-    buffer = torch.full((57, 2, 16 + 1 + 16 + 1 + 24), 7.0)
+    buffer = torch.full((37, 2, 16 + 1 + 16 + 1 + 24), 7.0)
     dq, dk, dv = buffer[..., :16], buffer[..., 17:33], buffer[..., 34:]
     for deterministic in (False, True):
         found = body(name).backward(grad, q, k, v, offsets, mask, into=(dq, dk, dv), deterministic=deterministic)
         assert all(mine is wanted for mine, wanted in zip(found, (dq, dk, dv)))
-        assert torch.equal(buffer[..., [16, 33]], torch.full((57, 2, 2), 7.0))
+        assert torch.equal(buffer[..., [16, 33]], torch.full((37, 2, 2), 7.0))
         hold(name, torch.float32, (torch.zeros(1), dq, dk, dv), [torch.zeros(1).double(), *right])
 
 

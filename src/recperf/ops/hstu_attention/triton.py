@@ -60,9 +60,9 @@ def backward_tiles(width: int, itemsize: int, roomy: bool) -> Tiles:
 
 @functools.cache
 def _roomy(device: torch.device) -> bool:
-    """Whether a program may have 200 KiB of shared memory, as on Hopper and after."""
+    """Whether a program may have 200 KiB of shared memory, as on Hopper and after, and in the interpreter."""
     if device.type != "cuda":
-        return False
+        return True
     return bool(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= 200 << 10)
 
 
