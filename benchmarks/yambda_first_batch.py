@@ -31,7 +31,7 @@ PAUSE_S, CHANGES, WORKERS, PREFETCH = 0.1, 4, 2, 4
 PARTS = {"total": "first batch", "busy": "processor time", "imports": "imports", "index": "index"}
 """Processor time, of all threads, shows what other programs' share of the machine was."""
 MOST_S = 5.0
-"""What the first batch may take."""
+"""What the first batch may take, in the worst of the rounds."""
 MOST_STALL_MS = 20.0
 """What a change of windows may add to twice the usual wait."""
 
@@ -133,13 +133,17 @@ def measured(folder: Path) -> list[dict[str, Any]]:
         conditions = facts | {name: round(rounds[0][name], 1) for name in ("batches", "mean_length")}
         for part, metric in PARTS.items():
             values = [one[part] for one in rounds]
-            entries.append(row("yambda_first_batch", variant, metric, "s", values, conditions))
+            longest = conditions | {"longest_s": max(values)}
+            entries.append(row("yambda_first_batch", variant, metric, "s", values, longest))
     found = child("waits", folder)
     conditions = facts | {"pause_s": PAUSE_S, "batches": found["batches"], "anchors": found["anchors"]}
-    for variant, part in (("usual batch", "usual"), ("change of windows", "change")):
-        conditions = conditions | {"longest_ms": max(found[part])}
-        entries.append(row("yambda_first_batch", variant, "wait", "ms", found[part], conditions))
-    entries.append(row("yambda_first_batch", "finding a window", "lookup", "ms", found["lookup"], conditions))
+    for variant, metric, part in (
+        ("usual batch", "wait", "usual"),
+        ("change of windows", "wait", "change"),
+        ("finding a window", "lookup", "lookup"),
+    ):
+        longest = conditions | {"longest_ms": max(found[part])}
+        entries.append(row("yambda_first_batch", variant, metric, "ms", found[part], longest))
     return entries
 
 
@@ -147,9 +151,9 @@ def missed(entries: list[dict[str, Any]]) -> list[str]:
     by_name = {(entry["variant"], entry["metric"]): entry for entry in entries}
     firsts = [entry for (_, metric), entry in by_name.items() if metric == "first batch"]
     words = [
-        f"first batch, {entry['variant']}: {entry['p50']:.2f} s, not below {MOST_S} s"
+        f"first batch, {entry['variant']}: {entry['conditions']['longest_s']:.2f} s at worst, not below {MOST_S} s"
         for entry in firsts
-        if entry["p50"] >= MOST_S
+        if entry["conditions"]["longest_s"] >= MOST_S
     ]
     usual, change = by_name["usual batch", "wait"], by_name["change of windows", "wait"]
     longest, most = change["conditions"]["longest_ms"], 2 * usual["p50"] + MOST_STALL_MS
