@@ -30,6 +30,7 @@ from recperf.data.yambda.windows import WindowIndex
 from recperf.errors import ConfigError, DataError, MachineError
 
 Positions = NDArray[np.int64]
+LIMIT_S = 30
 
 
 class FakeIndex:
@@ -74,9 +75,9 @@ def threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("recperf-loader")}
 
 
-def until(holds: Callable[[], bool]) -> None:
+def until(holds: Callable[[], bool], seconds: float = 20) -> None:
     """Wait for what other threads are about to do."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.002)
@@ -89,7 +90,25 @@ def _nothing_stays() -> Iterator[None]:
     if threads():
         # What an error's traceback still holds is let go of here.
         gc.collect()
-    until(lambda: not threads())
+    try:
+        until(lambda: not threads(), 10)
+    finally:
+        # One test that leaves threads behind must not fail all others.
+        loader_module._end(loader_module._crews)
+
+
+@pytest.fixture(autouse=True)
+def _in_time(_nothing_stays: None) -> Iterator[None]:
+    """A loader that waits forever fails its test instead of hanging it."""
+
+    def late(*_: object) -> None:
+        pytest.fail(f"the loader still waits after {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def late_ones_first(positions_B: Positions) -> None:
@@ -143,7 +162,7 @@ def test_the_next_window_is_found_before_it_is_needed() -> None:
     order = order_of([80] * 3, tell=lambda window: asked.update({window: threading.current_thread().name}))
     stream = iter(Loader(order, FakeHistories(), workers=1, prefetch=2))
     next(stream)
-    until(lambda: 1 in asked)
+    until(lambda: 1 in asked, 5)
     assert asked[1] == "recperf-loader-windows"
     assert 2 not in asked
     # 20 batches a window: with 2 made ahead, no worker was anywhere near the second window.
@@ -293,6 +312,8 @@ next(kept)
 print("done", flush=True)
 """
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    # Its own limit is longer: importing torch is slow on a busy machine.
+    signal.setitimer(signal.ITIMER_REAL, 0)
     finished = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "done\n", "")
 
