@@ -249,6 +249,7 @@ def test_bars_count_what_they_say(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert lines("events", (0, 5000), (2000, 5000))[-1] == "work  2 k of 5 k events  200 events/s  15 s left"
     assert lines("bytes", (0, 4096, 0), (2048, 4096, 7))[-1] == "work  2 KiB of 4 KiB  7 rows  10 s left"
     assert lines("share", (0, 3000), (1000, 3000))[-1] == "work  33 %  20 s left"
+    assert lines("events", (5000, 5000)) == [], "nothing is known of a rate"
     # A second part counts from its own start.
     assert lines("share", (0, 100), (100, 100), (0, 1000), (250, 1000))[-1] == "work  25 %  30 s left"
 

@@ -340,6 +340,7 @@ def test_progress_is_of_what_was_taken_in(tmp_path: Path, monkeypatch: pytest.Mo
         assert done / total == pytest.approx(events / count, abs=0.03 + (65_536 / total if kind == "gzip" else 0))
     assert len(sorting) > 1
     assert sorting == sorted(sorting)
+    assert sorting[0][0] == 0
     assert sorting[-1] == (count, count)
 
 

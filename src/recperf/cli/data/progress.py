@@ -24,8 +24,9 @@ class Bar:
     def __call__(self, done: int, total: int, rows: int = 0) -> None:
         now = monotonic()
         if self.first is None or done < self.latest:
-            # Work of several parts counts each from its start.
-            self.first, self.began = done, now
+            # Work of several parts counts each from its start, where no rate is known yet.
+            self.first, self.began, self.latest = done, now, done
+            return
         self.latest = done
         if self.terminal.quiet or now - self.last < (0.1 if self.terminal.live else 5.0):
             return

@@ -84,6 +84,7 @@ def write_sorted(
     counts_R = spool.counts(len(users_C))[order_R]
     ranges = _ranges(counts_R, max(1, memory // 2 // EVENT_COST), memory)
     late = done = 0
+    progress(done, spool.events)
     for path in _dealt(spool, rank_C, ranges):
         with writing(path, fix=spool.fix):
             records_N = np.fromfile(path, RECORD)
