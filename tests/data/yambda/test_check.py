@@ -230,6 +230,15 @@ def test_values_no_event_can_have(foreign: Path) -> None:
         path.write_bytes(content)
 
 
+@pytest.mark.parametrize("name", ANCHORS)
+def test_anchors_that_are_too_few_or_too_many(name: str, foreign: Path) -> None:
+    path = foreign / CACHE / f"{name}.npy"
+    values = np.load(path)
+    for wrong in (values[:-1], np.append(values, values[-1]), values[:0]):
+        np.save(path, wrong)
+        assert f"has {len(wrong)} anchors; there are" in refused(foreign, path).what
+
+
 def test_popularity_is_counted_again(foreign: Path) -> None:
     path = foreign / "item_popularity.npy"
     counts = np.load(path)
