@@ -97,7 +97,7 @@ def test_raw_files_and_a_store_that_are_whole(place: Path) -> None:
     answer = checked(place / "store")
     assert (found["events"], found["users"]) == (600, 8)
     assert 0 < answer["events"] < 600
-    assert answer["verified"] == {"by_digest": sorted(file_of(Path(), name).name for name in COLUMNS)}
+    assert answer["verified_by_digest"] == sorted(file_of(Path(), name).name for name in COLUMNS)
     assert answer["indexes"] == []
 
 
@@ -121,11 +121,12 @@ def test_indexes_of_windows_belong_to_what_is_checked(name: str, layout: str, pl
 
 
 def test_what_recperf_wrote_is_verified_by_digest(place: Path, processed: Path) -> None:
-    verified = checked(processed)["verified"]
+    answer = checked(processed)
     written = {str(path.relative_to(processed)) for path in processed.rglob("*") if path.is_file()} - {NOTES}
     maps = {f"shared_metadata/{path.name}" for path in (place / "out" / "shared_metadata").iterdir()}
-    assert verified.pop("by_digest") == sorted(written | maps)
-    assert verified == {"by_derivation": [], "by_range": [], "unverified": [], "absent": []}
+    assert answer["verified_by_digest"] == sorted(written | maps)
+    assert answer["verified_by_derivation"] == answer["verified_by_range"] == []
+    assert answer["unverified"] == answer["absent"] == []
 
 
 def test_damage_of_any_file_that_recperf_wrote(place: Path, processed: Path) -> None:
@@ -151,7 +152,7 @@ def test_damage_of_any_file_that_recperf_wrote(place: Path, processed: Path) -> 
 def test_another_cache_beside_is_not_this_one_s(place: Path, processed: Path) -> None:
     write_layout(locate(place / "hub"), open_store(place / "store"), place / "out", history_length=5)
     flip(processed / "hstu_cache_L5" / "flat_uid.npy", 900)
-    assert not [name for name in checked(processed / CACHE)["verified"]["by_digest"] if "L5" in name]
+    assert not [name for name in checked(processed / CACHE)["verified_by_digest"] if "L5" in name]
     refused(processed / "hstu_cache_L5", processed / "hstu_cache_L5" / "flat_uid.npy")
 
 
@@ -159,9 +160,9 @@ def test_anchors_the_reference_added_are_derived(processed: Path) -> None:
     cache = processed / CACHE
     shutil.copy(cache / "positions_L9_m2.npy", cache / "positions_L2.npy")
     (cache / "notes.txt").write_text("mine")
-    verified = checked(processed)["verified"]
-    assert verified["by_derivation"] == [f"{CACHE}/positions_L2.npy"]
-    assert verified["unverified"] == [f"{CACHE}/notes.txt"]
+    answer = checked(processed)
+    assert answer["verified_by_derivation"] == [f"{CACHE}/positions_L2.npy"]
+    assert answer["unverified"] == [f"{CACHE}/notes.txt"]
     shutil.copy(cache / "positions_L9_m2.npy", cache / "positions_L3.npy")
     refused(processed, cache / "positions_L3.npy")
 
@@ -171,12 +172,12 @@ def names(*stems: str) -> list[str]:
 
 
 def test_a_foreign_cache_is_verified_by_what_follows_from_what(foreign: Path) -> None:
-    verified = checked(foreign)["verified"]
+    answer = checked(foreign)
     meta = [f"{CACHE}/_READY", f"{CACHE}/store_meta.json", "item_popularity.npy", "split_meta.json"]
     derived = [*names(*DERIVED, *SESSIONS, *ANCHORS), *meta, "train_sessions.parquet", "session_index.parquet"]
-    assert verified["by_digest"] == verified["absent"] == verified["unverified"] == []
-    assert verified["by_derivation"] == sorted(derived)
-    assert [Path(name).name[:5] for name in verified["by_range"]] == ["album", "artis", "test_"]
+    assert answer["verified_by_digest"] == answer["absent"] == answer["unverified"] == []
+    assert answer["verified_by_derivation"] == sorted(derived)
+    assert [Path(name).name[:5] for name in answer["verified_by_range"]] == ["album", "artis", "test_"]
 
 
 @pytest.mark.parametrize("name", [*DERIVED, *SESSIONS, *ANCHORS])
@@ -195,10 +196,10 @@ def test_any_flipped_bit_of_a_foreign_cache(name: str, foreign: Path) -> None:
 def test_without_sessions_less_is_known_and_said(name: str, foreign: Path) -> None:
     for beside in BESIDE:
         (foreign / beside).unlink()
-    verified = checked(foreign)["verified"]
-    assert verified["absent"] == sorted(BESIDE)
-    assert {*names(*SESSIONS)} < {*verified["by_range"]}
-    assert {*names(*DERIVED, *ANCHORS)} < {*verified["by_derivation"]}
+    answer = checked(foreign)
+    assert answer["absent"] == sorted(BESIDE)
+    assert {*names(*SESSIONS)} < {*answer["verified_by_range"]}
+    assert {*names(*DERIVED, *ANCHORS)} < {*answer["verified_by_derivation"]}
     path = foreign / CACHE / f"{name}.npy"
     for at in np.random.default_rng(3).integers(128, path.stat().st_size, 5).tolist():
         # The low bit of an origin is as good as the other.
@@ -255,7 +256,7 @@ def test_files_beside_a_foreign_cache_may_be_absent_but_not_cut_short(name: str,
         path.write_bytes(content[:length])
         refused(foreign, path)
     path.unlink()
-    assert checked(foreign)["verified"]["absent"] == [name]
+    assert checked(foreign)["absent"] == [name]
 
 
 def rewritten(path: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
@@ -332,9 +333,9 @@ def test_a_split_that_contradicts_the_cache(name: str, foreign: Path) -> None:
 def test_sessions_cut_by_another_rule_are_not_compared(foreign: Path) -> None:
     path = foreign / "split_meta.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"session_gap_seconds": 600}))
-    verified = checked(foreign)["verified"]
-    assert verified["unverified"] == ["session_index.parquet", "train_sessions.parquet"]
-    assert {*names(*SESSIONS)} < {*verified["by_range"]}
+    answer = checked(foreign)
+    assert answer["unverified"] == ["session_index.parquet", "train_sessions.parquet"]
+    assert {*names(*SESSIONS)} < {*answer["verified_by_range"]}
 
 
 def test_damaged_notes_are_no_reason_to_trust(processed: Path) -> None:
@@ -350,6 +351,6 @@ def test_the_reference_s_own_caches_are_whole(yambda_case: Path, monkeypatch: py
         monkeypatch.setattr("recperf.data.yambda.reference.verify._BLOCK", block)
         monkeypatch.setattr("recperf.data.yambda.reference.session_rows._ROWS", 97)
         for folder in yambda_case.glob("processed_*/hstu_cache_L*"):
-            verified = check_store(open_reference(folder), lambda *_: None)["verified"]
-            assert verified["by_digest"] == verified["unverified"] == verified["absent"] == []
-            assert {"train_sessions.parquet", "session_index.parquet"} < {*verified["by_derivation"]}
+            answer = check_store(open_reference(folder), lambda *_: None)
+            assert answer["verified_by_digest"] == answer["unverified"] == answer["absent"] == []
+            assert {"train_sessions.parquet", "session_index.parquet"} < {*answer["verified_by_derivation"]}

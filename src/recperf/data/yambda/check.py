@@ -53,8 +53,8 @@ def check_raw(files: RawFiles, progress: Progress) -> dict[str, Any]:
 def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
     """Digests first, then what they cannot know: order, ranges, and that columns fit each other.
 
-    `verified` says which files were held against digests and, of a reference cache, which only against other files. A
-    damaged index of windows is an error too; it belongs to the store and decides what is trained on.
+    `verified_by_digest` names the files that were held against digests; of a reference cache, `verify_cache` says how
+    the others were. A damaged index of windows is an error too; it belongs to the store and decides what is trained on.
     """
 
     def first_half(done: int, total: int) -> None:
@@ -62,7 +62,7 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
 
     if store.layout == "packed":
         verify(store, first_half)
-        verified = {"by_digest": sorted(file_of(store.folder, name).name for name in COLUMNS)}
+        verified = {"verified_by_digest": sorted(file_of(store.folder, name).name for name in COLUMNS)}
     else:
         from .reference.verify import verify_cache
 
@@ -80,7 +80,7 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
         "users": store.users,
         "items": store.items,
         "digest": store.digest,
-        "verified": verified,
+        **verified,
         "indexes": indexes,
     }
 

@@ -52,9 +52,9 @@ _MOST_RATIO = (1 << 16) - 1
 def verify_cache(store: EventStore, progress: Callable[[int, int], None]) -> dict[str, list[str]]:
     """Read a whole cache and the files beside it. Names of files by how they were verified; a fault is an error.
 
-    `by_digest` is what recperf wrote and noted. `by_derivation` follows in full from other files and agrees with them.
-    `by_range` is only known to hold values that can be. `unverified` was not looked at. `absent` are files that the
-    cache can be used without.
+    By digest: what recperf wrote and noted. By derivation: it follows in full from other files and agrees with them. By
+    range: it is only known to hold values that can be. Unverified: it was not looked at. Absent: files that the cache
+    can be used without.
     """
     job = _Job(store, progress)
     by_digest = {*job.digests()}
@@ -72,9 +72,9 @@ def verify_cache(store: EventStore, progress: Callable[[int, int], None]) -> dic
     else:
         ranged |= flat
     return {
-        "by_digest": sorted(by_digest),
-        "by_derivation": sorted(derived - by_digest),
-        "by_range": sorted(ranged - by_digest),
+        "verified_by_digest": sorted(by_digest),
+        "verified_by_derivation": sorted(derived - by_digest),
+        "verified_by_range": sorted(ranged - by_digest),
         "unverified": sorted(job.all_files() - derived - ranged - by_digest),
         "absent": sorted({*_BESIDE} - {*job.there(*_BESIDE)}),
     }
