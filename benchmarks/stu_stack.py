@@ -45,7 +45,7 @@ GOAL_GIB = {(REAL, "full"): 23.7, (REAL, "candidate only"): 23.7}
 
 @dataclass(frozen=True)
 class Shape:
-    """`mean`: of lengths drawn between 512 and the longest; none: all are of the longest."""
+    """`mean`: of lengths drawn between the shortest and the longest; none: all are of the longest."""
 
     name: str
     rows: int
@@ -59,7 +59,12 @@ class Shape:
         return jagged_lengths(self.rows, self.shortest, self.longest, self.mean, SEED)
 
 
-SHAPES = (Shape("B32 x 4096", 32, 4096), Shape(REAL, 256, 4096, mean=2663))
+SHAPES = (
+    Shape("B32 x 4096", 32, 4096),
+    # Between these bounds the layers have the 42.9 TFLOP that the reference's rate and time say its run had.
+    Shape(REAL, 256, 3588, shortest=1738, mean=2663),
+    Shape(f"{REAL}, 512 to 4096", 256, 4096, mean=2663),
+)
 TINY = (Shape("B2 x 24", 2, 24), Shape("B4, mean 15", 4, 30, shortest=3, mean=15))
 CONFIG = HSTUConfig(layers=3, dim=512, heads=4, qk_dim=128, v_dim=128, max_length=4096, dropout=0.1)
 TINY_CONFIG = replace(CONFIG, dim=32, heads=2, qk_dim=16, v_dim=16, max_length=30)

@@ -223,7 +223,11 @@ def _padded(rows: Tensor) -> int:
 
 
 def _shape(q: Tensor, v: Tensor) -> dict[str, int]:
-    return {"H": q.shape[1], "A": q.shape[2], "V": v.shape[2], "PA": _padded(q), "PV": _padded(v)}
+    """Half-precision blocks of keys and values are padded to one width: 32 beside 16 came out wrong on an H200."""
+    width = _width(q, v)
+    one = q.element_size() == 2
+    padded = {"PA": width if one else _padded(q), "PV": width if one else _padded(v)}
+    return {"H": q.shape[1], "A": q.shape[2], "V": v.shape[2]} | padded
 
 
 def _switches(mask: Mask, q: Tensor) -> dict[str, bool]:
