@@ -30,8 +30,8 @@ def ages_of(offsets_B1: Tensor, times_T: Tensor, ages: int) -> Tensor:
     """The row of the time table that every token takes."""
     last_T = offsets_B1[1:][row_of_token(offsets_B1, times_T.numel())] - 1
     seconds_T = (times_T[last_T] - times_T).to(torch.float32).clamp(min=SHORTEST)
-    # Divided by a tensor: a CUDA device multiplies by the inverse of a plain number, which rounds otherwise. The root is
-    # taken in float64 and rounded once: some CPUs' own float32 root is off by a last bit, which moves a token's bucket.
+    # Divided by a tensor: a CUDA device multiplies by the inverse of a plain number, which rounds otherwise. The root
+    # is taken in float64 and rounded once: some CPUs' own float32 root is off by a last bit, which moves a bucket.
     root_T = (seconds_T / torch.full((1,), UNIT, device=times_T.device)).double().sqrt().float()
     return root_T.long().clamp(max=ages - 1)
 
