@@ -125,5 +125,5 @@ def train(
     from ..workloads.execute import execute
     from .peaks import at_hand
 
-    peaks = at_hand(terminal) if with_peaks else None
+    peaks = (lambda: at_hand(terminal)) if with_peaks else None
     return execute(choice.workload, config, record, stop, terminal, peaks)

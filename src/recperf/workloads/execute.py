@@ -37,16 +37,24 @@ class Reporter(Protocol):
     def metric(self, epoch: int, metrics: dict[str, float]) -> None: ...
 
 
+Ceilings = Callable[[], dict[str, Any] | None]
+
+
 def execute(
-    workload: Workload, config: Any, run: Run, stop: StopFlag, report: Reporter, peaks: dict[str, Any] | None = None
+    workload: Workload, config: Any, run: Run, stop: StopFlag, report: Reporter, peaks: Ceilings | None = None
 ) -> dict[str, Any]:
-    """Train every seed that is not finished yet, measure a window of steps, and write result.json."""
+    """Train every seed that is not finished yet, measure a window of steps, and write result.json.
+
+    `peaks` gives this machine's ceilings. It is asked once the data is known to be good, since measuring takes seconds,
+    and before a model is built, which may fill half of the memory.
+    """
     started = _start(run)
     prepared = workload.prepare(config)
     _can_stop(config, prepared.target)
     _same_data(run, prepared)
     facts = machine()
     _same_machine(run, facts, report)
+    ceilings = peaks() if peaks else None
     trials: list[dict[str, Any]] = []
     timers: list[StepTimer] = []
     trial: Trial | None = None
@@ -67,7 +75,7 @@ def execute(
                 run.write(f"trial-{seed}.json", finished)
             trials.append(finished)
         if run.read("profile.json") is None:
-            measure_run(prepared, trial or prepared.trial(config.seed), run, peaks, report)
+            measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
     result = {
         "schema": SCHEMA,
         "workload": workload.name,
