@@ -38,16 +38,14 @@ class Reporter(Protocol):
 
 
 Ceilings = Callable[[], dict[str, Any] | None]
+"""This machine's ceilings, asked for once the data is known to be good, since measuring takes seconds, and before a
+model is built, which may fill half of the memory."""
 
 
 def execute(
     workload: Workload, config: Any, run: Run, stop: StopFlag, report: Reporter, peaks: Ceilings | None = None
 ) -> dict[str, Any]:
-    """Train every seed that is not finished yet, measure a window of steps, and write result.json.
-
-    `peaks` gives this machine's ceilings. It is asked once the data is known to be good, since measuring takes seconds,
-    and before a model is built, which may fill half of the memory.
-    """
+    """Train every seed that is not finished yet, measure a window of steps, and write result.json."""
     started = _start(run)
     prepared = workload.prepare(config)
     _can_stop(config, prepared.target)
