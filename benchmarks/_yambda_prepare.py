@@ -115,7 +115,7 @@ def sessions(events: Path, out: Path) -> int:
     index.agg(
         session_ids=pl.col("session_id"), session_lens=pl.col("lens"), session_offsets=pl.col("lens").cum_sum()
     ).write_parquet(out / "session_index.parquet")
-    return rows
+    return int(rows)
 
 
 def flat_cache(out: Path) -> None:
