@@ -69,7 +69,9 @@ def test_the_budget_sums_to_one_and_shuffling_is_data() -> None:
     shares = budget([timer])
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["data"] == pytest.approx(60 / 150)
-    assert shares["other"] == pytest.approx(30 / 150)
+    assert shares["something"] == pytest.approx(20 / 150), "what only one model has is a part of its own"
+    assert shares["other"] == pytest.approx(10 / 150)
+    assert "top" not in shares
 
 
 def test_percentiles_lie_between_neighbours() -> None:

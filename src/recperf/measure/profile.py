@@ -16,7 +16,11 @@ from .device_clock import step_clock
 SCHEMA = 1
 FEWEST = 5
 """Steps below which a window says nothing."""
-FORWARD = ("hash", "bottom", "embedding", "interaction", "top", "loss")
+FORWARD = (
+    "hash", "bottom", "embedding", "interaction", "top", "loss",
+    "encoders", "context", "position_time", "stu_input", "attention", "stu_output", "postprocessor", "item_tower",
+    "head",
+)  # fmt: skip
 Step = Callable[[Iterator[Any], int], Any]
 """Takes the next batch and trains on it."""
 Reading = tuple[int, dict[str, int]]

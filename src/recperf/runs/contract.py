@@ -226,6 +226,8 @@ def _mean_parts(spans: Sequence[Part], shares: Mapping[str, float]) -> dict[str,
 
 def _part_of(name: str, known: Mapping[str, float]) -> str:
     """As train.timing books it, which cannot be asked without torch."""
+    if name in known:
+        return name
     last = "embedding" if name == "hash" else name.rpartition("_")[2]
     return last if last in known else "other"
 

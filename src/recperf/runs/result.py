@@ -60,7 +60,12 @@ FIELDS = (
     Field("performance.steps_timed", "integer", "steps behind the percentiles; warm-up excluded"),
     Field("performance.samples_per_s", "number or null", "samples over training time; null: nothing was trained"),
     Field("performance.budget", "object or null", "share of each part in a step, sums to 1; null: too few steps"),
-    Field("performance.budget.*", "number", "data, embedding, bottom, interaction, top, loss, backward, update, other"),
+    Field(
+        "performance.budget.*",
+        "number",
+        "data, embedding, bottom, interaction, top, loss, backward, update, other; of dlrm-v4 its own parts in place "
+        "of bottom, interaction and top",
+    ),
     Field("performance.steps_in_budget", "integer", "steps behind the budget"),
     Field("data", "object", "what was trained on"),
     Field("data.name", "string", "dataset"),

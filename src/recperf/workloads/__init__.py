@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import UsageError, closest
 from .base import Workload
 from .dlrm import DLRM_WORKLOAD
+from .dlrm_v4 import DLRM_V4
 from .micro_dlrm import MICRO_DLRM
 from .micro_dlrm_dram import MICRO_DLRM_DRAM
 
@@ -12,6 +13,7 @@ WORKLOADS: dict[str, Workload] = {
     "micro-dlrm": MICRO_DLRM,
     "micro-dlrm-dram": MICRO_DLRM_DRAM,
     "dlrm": DLRM_WORKLOAD,
+    "dlrm-v4": DLRM_V4,
 }
 
 

@@ -1,0 +1,172 @@
+"""dlrm-v4: HSTU on listening events; trained window after window, scored on the last ones, which lie in the future."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import require, within
+from ..data.yambda.config import HistoryConfig, WindowConfig
+from ..measure.cost import FLOAT
+from ..models import dlrm_v4_config as models
+from ..models.dlrm_v4_config import DLRMv4Config
+from ..models.dlrm_v4_cost import full_load, step
+from ..models.dlrm_v4_memory import memory
+from ..runs.contract import Claim, budget_sums, known_machine, quality_target
+from ..train.config import TargetConfig, TrainConfig
+from .base import Estimate, TrialsConfig, Workload, require_memory
+
+if TYPE_CHECKING:
+    from .dlrm_v4_build import PreparedHistories
+
+SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length, or a smaller --train.batch-size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventsConfig:
+    path: Path | None = None
+    """An event store, or a cache of the MLPerf reference; none means the embedded, synthetic yambda-like."""
+    events: int = 300_000
+    """About how many events the embedded dataset has."""
+    embedded_seed: int = 7
+    """Seed of the embedded dataset."""
+    history: HistoryConfig = field(default_factory=HistoryConfig)
+    windows: WindowConfig = field(default_factory=WindowConfig)
+    holdout_windows: int = 1
+    """Windows at the end that are scored and never trained on."""
+    workers: int = 1
+    """Threads that gather batches ahead."""
+
+    def __post_init__(self) -> None:
+        within(1_000, self.events, 1 << 40, "data.events")
+        within(0, self.embedded_seed, 1 << 53, "data.embedded_seed")
+        within(1, self.holdout_windows, 1 << 20, "data.holdout_windows")
+        within(1, self.workers, 256, "data.workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryTrainConfig(TrainConfig):
+    """Adam (0.95, 0.999) for the dense parameters, row-wise Adagrad for the tables; the rate rises from 0 and stays."""
+
+    epochs: int = 1
+    """Passes over the training windows."""
+    batch_size: int = 64
+    """Samples a step."""
+    learning_rate: float = 3e-3
+    """Of Adam, after the rise."""
+    rise: float = 0.1
+    """Share of the steps in which both rates rise from 0; used where warmup_steps is 0."""
+    warmup_steps: int = 0
+    """Steps of the rise; 0 means that share of them."""
+    table_learning_rate: float = 0.1
+    """Of row-wise Adagrad, after the rise."""
+    clip: float = 1.0
+    """Largest norm of the dense gradient; 0 means no clipping."""
+    weight_decay: float = 0.0
+    """Must be 0: the benchmark decays nothing."""
+    table_weight_decay: float = 0.0
+    """Must be 0: the benchmark decays nothing."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(0, self.warmup_steps, 1 << 40, "train.warmup_steps")
+        require(0 < self.table_learning_rate <= 1e6, "train.table_learning_rate", self.table_learning_rate, "above 0")
+        within(0, self.clip, 1e12, "train.clip")
+        for name in ("weight_decay", "table_weight_decay"):
+            require(getattr(self, name) == 0, f"train.{name}", getattr(self, name), "0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMv4WorkloadConfig(TrialsConfig):
+    data: EventsConfig = field(default_factory=EventsConfig)
+    model: DLRMv4Config = field(default_factory=models.laptop)
+    train: HistoryTrainConfig = field(default_factory=HistoryTrainConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        longest, room = self.data.history.longest, self.model.max_history
+        require(
+            longest <= room,
+            "data.history.length",
+            self.data.history.length,
+            f"histories of at most {room:,} events: model.hstu.max_length less {self.model.context_tokens} context "
+            "tokens and the candidate",
+        )
+
+
+def laptop() -> DLRMv4WorkloadConfig:
+    """Embedded events and a small model: minutes on a CPU. One pass over so few events is too short for a promise: no
+    baseline must be beaten."""
+    events = EventsConfig(
+        events=40_000,
+        history=HistoryConfig(length=60, scan=400),
+        windows=WindowConfig(min_history=20),
+        holdout_windows=30,
+    )
+    return DLRMv4WorkloadConfig(data=events, model=models.laptop(), target=TargetConfig(beat="none"))
+
+
+def gpu() -> DLRMv4WorkloadConfig:
+    """The published model with 40 GB of tables, for one large GPU; the embedded events grown to 60 million."""
+    train = HistoryTrainConfig(batch_size=1024, learning_rate=1e-3, table_learning_rate=1e-2)
+    return DLRMv4WorkloadConfig(data=EventsConfig(events=60_000_000, workers=8), model=models.gpu(), train=train)
+
+
+def mlperf() -> DLRMv4WorkloadConfig:
+    """The published sizes and rates; the tables need many devices."""
+    train = HistoryTrainConfig(batch_size=1024, learning_rate=1e-6, table_learning_rate=1e-6, warmup_steps=24_000)
+    return replace(gpu(), model=models.mlperf(), train=train)
+
+
+def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
+    """Of a step whose every row is as long as rows can be."""
+    model, load = config.model, full_load(config.model, config.train.batch_size)
+    return Estimate(
+        parameters={"tables": model.table_parameters, **model.part_parameters},
+        table_bytes=FLOAT * model.table_parameters,
+        step=step(model, [load]),
+        memory=memory(model, [load]),
+    )
+
+
+def check(config: DLRMv4WorkloadConfig) -> str:
+    require_memory(estimate(config), fix=SMALLER)
+    if config.data.path is None:
+        return f"yambda-like, about {config.data.events:,} events (synthetic)"
+    from ..data.yambda.reference.cache import open_events
+
+    store = open_events(config.data.path)
+    return f"{store.name}, {store.events:,} events{' (synthetic)' if store.synthetic else ''}"
+
+
+def prepare(config: DLRMv4WorkloadConfig) -> PreparedHistories:
+    from .dlrm_v4_build import PreparedHistories
+
+    require_memory(estimate(config), fix=SMALLER)
+    return PreparedHistories(config)
+
+
+def bounds(config: DLRMv4WorkloadConfig) -> dict[str, Any]:
+    target = config.target
+    return {
+        "beat": "user_item_bias" if target.beat == "bias" else None,
+        "accuracy": target.accuracy,
+        "auc": target.auc,
+    }
+
+
+def claims(config: DLRMv4WorkloadConfig) -> tuple[Claim, ...]:
+    return (quality_target(lambda *_: bounds(config)), known_machine(), budget_sums())
+
+
+DLRM_V4 = Workload(
+    name="dlrm-v4",
+    summary="HSTU on listening events (MLPerf's DLRMv4); trained on the past, scored on the future",
+    config=DLRMv4WorkloadConfig,
+    presets={"laptop": laptop, "gpu": gpu, "mlperf": mlperf},
+    estimate=estimate,
+    check=check,
+    prepare=prepare,
+    claims=claims,
+)
