@@ -46,6 +46,11 @@ def losses(name: str) -> list[float]:
         model = replace(config.model, dim=16, bottom=(64, 64, 16), top=(128, 64, 1))
         config = replace(config, train=replace(config.train, batch_size=256, threads=1))
         config = replace(config, model=model, fast=PLAIN)
+    elif name == "dlrm-v4":
+        # The default's model on few events and short histories.
+        history = replace(config.data.history, length=20, scan=100)
+        config = replace(config, data=replace(config.data, events=6_000, history=history))
+        config = replace(config, train=replace(config.train, batch_size=16, threads=1))
     else:
         config = replace(config, data=replace(config.data, source="embedded"))
     if name == "micro-dlrm-dram":
