@@ -96,8 +96,7 @@ class DLRMv4WorkloadConfig(TrialsConfig):
 
 
 def laptop() -> DLRMv4WorkloadConfig:
-    """Embedded events and a small model: minutes on a CPU. One pass over so few events is too short for a promise: no
-    baseline must be beaten."""
+    """Embedded events and a small model: minutes on a CPU. It does not beat the bias baselines yet, so none must be."""
     events = EventsConfig(
         events=40_000,
         history=HistoryConfig(length=60, scan=400),
