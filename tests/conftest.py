@@ -9,10 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from recperf.runs.result import Field, faults
 
 ROOT = Path(__file__).parents[1]
+
+# The same examples in every run: a failure is found by whoever causes it, and found again. RECPERF_HYPOTHESIS=random
+# looks at new ones.
+settings.register_profile("same", derandomize=True, deadline=None, database=None)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("RECPERF_HYPOTHESIS", "same"))
 
 
 @pytest.fixture(autouse=True)

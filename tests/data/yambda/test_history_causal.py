@@ -114,7 +114,7 @@ def decoded(stream: bytes) -> list[Event]:
     uid, time = 3, 7205
     for position, byte in enumerate(stream):
         if position and byte >> 4 == 15:
-            uid, time = uid * 31, (time * 977) % 26_000_000 // 5 * 5
+            uid, time = uid + 7_000_003, (time * 977) % 26_000_000 // 5 * 5
         time += 5 * (0, 0, 1, 700)[byte >> 4 & 3]
         events.append(Event(uid, position, time, *KINDS[byte & 7], byte >> 3 & 1))
     return events
