@@ -42,13 +42,13 @@ $(VENV)/.torch-ready:
 	@touch $@
 
 $(VENV)/.run-ready: $(VENV)/.torch-ready pyproject.toml constraints.txt
-	@$(PIP) -c constraints.txt -e ".[report,yambda]"
+	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf]"
 	@touch $@
 
 $(VENV)/.bench-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[report,yambda,bench]"
+	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,bench]"
 	@touch $@
 
 $(VENV)/.test-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[report,yambda,dev]"
+	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,dev]"
 	@touch $@

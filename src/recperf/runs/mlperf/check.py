@@ -1,0 +1,225 @@
+"""The official checkers on logs of any program: compliance of each, and convergence of a set (RCP)."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import DataError
+from .library import BENCHMARK, RULESET, RUNS, USAGE, official, overheard, spoken
+from .lines import Lines, read
+from .words import Failure, failures
+
+Division = Literal["closed", "open"]
+OLD_NAME = "hstu"
+"""What the published convergence logs call the benchmark; it was renamed before its rules were made."""
+
+
+def expected_failures() -> list[str]:
+    """The rules that a run on any other dataset breaks, however well it keeps all others: they hold the benchmark's own
+    numbers of samples, evaluation grid and target."""
+    return [
+        "train_samples: value",
+        "eval_samples: value",
+        *(f"eval_accuracy: {of}" for of in ("grid", "first", "target")),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the official compliance checker says of a log."""
+
+    path: Path
+    passed: bool
+    division: str | None
+    failures: list[Failure]
+    warnings: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "log": str(self.path),
+            "ruleset": RULESET,
+            "division": self.division,
+            "passed": self.passed,
+            "failures": [failure.as_json() for failure in self.failures],
+            "warnings": self.warnings,
+        }
+
+
+def verdict(path: Path, division: Division | None = None) -> Verdict:
+    """Run the official compliance checker. The log itself says its division; another one can be tried."""
+    compliance = official("compliance_checker.mlp_compliance")
+    lines = read(path)
+    if division is None:
+        return _judged(compliance, path, path, lines)
+    with tempfile.TemporaryDirectory(prefix="recperf-") as folder:
+        copy = Path(folder) / path.name
+        copy.write_bytes(_redeclared(path.read_bytes(), lines, division))
+        return _judged(compliance, path, copy, read(copy))
+
+
+def _redeclared(content: bytes, lines: Lines, division: str) -> bytes:
+    """The log with another division in it."""
+    start = 0
+    pieces = []
+    for line in lines.good:
+        piece = content[start : line.end]
+        if line.key == "submission_division":
+            piece = piece.replace(f'"value": "{line.value}"'.encode(), f'"value": "{division}"'.encode())
+        pieces.append(piece)
+        start = line.end
+    return b"".join([*pieces, content[start:]])
+
+
+def _recorder(compliance: Any) -> Any:
+    """The official checker with a memory: its own keeps one message a key, so that a second fault hides the first."""
+
+    class Recorder(compliance.ComplianceChecker):  # type: ignore[misc]
+        said: list[tuple[str | None, str]]
+
+        def put_message(self, msg: str, key: str | None = None) -> None:
+            self.said.append((key, msg))
+            super().put_message(msg, key)
+
+        def overwrite_messages(self, keys: dict[str, Any]) -> None:
+            self.said = [(key, message) for key, message in self.said if key not in keys]
+            super().overwrite_messages(keys)
+
+    checker = Recorder(USAGE, RULESET, False, False)
+    checker.said = []
+    return checker
+
+
+def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> Verdict:
+    checker, broke = _recorder(compliance), None
+    try:
+        with overheard():
+            passed, *_ = compliance.main(str(file), f"{USAGE}_{RULESET}/common.yaml", checker)
+    except (Exception, SystemExit) as error:
+        passed, broke = False, error
+    finally:
+        # A list of its module: what a broken check leaves there would be checked with the next log.
+        compliance.enqueued_configs.clear()
+    found = failures([said for said in checker.said if not said[1].startswith("Log lines had parsing errors")])
+    if lines.faults:
+        fault = lines.faults[0]
+        found.append(Failure(rule="log: lines", text=f"line {fault.number} {fault.what}"))
+        passed = False
+    name = lines.first("submission_benchmark")
+    if broke is not None and name != BENCHMARK:
+        found = [failure for failure in found if not failure.rule.startswith("submission_benchmark")]
+        found.insert(0, Failure(rule="submission_benchmark: known", text=_unknown(name)))
+    elif broke is not None and not lines.faults:
+        found.append(
+            Failure(rule="checker: done", text=f"the checker broke off: {type(broke).__name__}: {broke}"[:300])
+        )
+    return Verdict(
+        path=path,
+        passed=bool(passed),
+        division=lines.first("submission_division"),
+        failures=found,
+        warnings=[" ".join(text.split()) for text in checker.warnings.values()],
+    )
+
+
+def _unknown(name: object) -> str:
+    text = (
+        f"the log calls its benchmark {name!r}; ruleset {RULESET} has no rules of that name and its checker breaks off"
+    )
+    if name == OLD_NAME:
+        text += f" ({OLD_NAME!r} is {BENCHMARK} before its rules were made, as in the published convergence logs)"
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """What the official RCP checker says of a set of logs: did they need as many samples as the reference did?"""
+
+    ran: bool
+    passed: bool | None
+    text: str
+    """What the checker says, or why it did not run."""
+    logs: int
+    batch_size: int | None = None
+    mean_samples: float | None = None
+    """To the target, without the fastest and the slowest."""
+    reference_mean: float | None = None
+    least_mean: float | None = None
+    """Below it the set is faster than chance allows."""
+    normalisation: float | None = None
+    """What the score is multiplied by where the set is faster than the reference, but allowed."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "ruleset": RULESET}
+
+
+def convergence(paths: list[Path]) -> Convergence:
+    """Run the official RCP checker on a set of logs of one submission."""
+    rcp = official("rcp_checker.rcp_checker")
+    logs = [read(path) for path in paths]
+    why = _no_set(logs)
+    if why is not None:
+        return Convergence(ran=False, passed=None, text=why, logs=len(logs))
+    with tempfile.TemporaryDirectory(prefix="recperf-") as folder:
+        for index, path in enumerate(paths):
+            shutil.copyfile(path, Path(folder) / f"result_{index}.txt")
+        try:
+            with overheard() as heard:
+                passed, text, normalisation = rcp.check_directory(
+                    folder, USAGE, RULESET, False, False, rcp_pass="pruned_rcps"
+                )
+        except (Exception, SystemExit) as error:
+            raise DataError(
+                f"the RCP checker broke off: {type(error).__name__}: {error}"[:300],
+                where={"logs": ", ".join(path.name for path in paths)},
+                fix="recperf mlperf check LOG, one by one",
+            ) from None
+    return _figures(heard, logs, bool(passed), str(text), float(normalisation))
+
+
+def _no_set(logs: list[Lines]) -> str | None:
+    """Why these logs are no set that can be judged."""
+    if len(logs) < 3:
+        return (
+            f"convergence is judged without the fastest and the slowest of a set, so it takes 3 logs ({RUNS} to submit)"
+        )
+    for key in ("submission_benchmark", "submission_division", "global_batch_size"):
+        values = sorted({repr(log.first(key)) for log in logs})
+        if len(values) > 1:
+            return f"the logs differ in {key}: {', '.join(values)}"
+    if logs[0].first("submission_benchmark") != BENCHMARK:
+        return _unknown(logs[0].first("submission_benchmark"))
+    if logs[0].first("submission_division") != "closed":
+        return "only the closed division is held to the reference's convergence"
+    if type(logs[0].first("global_batch_size")) is not int:
+        return "the logs name no global_batch_size"
+    faulty = sum(1 for log in logs if log.faults)
+    return f"{faulty} of the logs have lines that cannot be read" if faulty else None
+
+
+def _figures(
+    heard: list[logging.LogRecord], logs: list[Lines], passed: bool, text: str, normalisation: float
+) -> Convergence:
+    """The checker tells its figures only through its log; there they are still numbers."""
+    record: dict[str, Any] = {}
+    mean = None
+    for said in heard:
+        if said.msg.startswith(" RCP Record") and isinstance(said.args, dict):
+            record = dict(said.args)
+        if said.msg.startswith(" Submission mean epochs: ") and isinstance(said.args, tuple):
+            mean = float(said.args[0])  # type: ignore[arg-type]
+    return Convergence(
+        ran=True,
+        passed=passed,
+        text=" ".join([text, *spoken(heard, logging.WARNING)]).strip(),
+        logs=len(logs),
+        batch_size=logs[0].first("global_batch_size"),
+        mean_samples=mean,
+        reference_mean=float(record["RCP Mean"]) if record else None,
+        least_mean=float(record["RCP Mean"] / record["Max Speedup"]) if record else None,
+        normalisation=normalisation if passed else None,
+    )

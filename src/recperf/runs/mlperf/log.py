@@ -1,0 +1,245 @@
+"""The log of a run in MLPerf's form, one file across any number of interruptions.
+
+log = MLPerfLog(folder / "mlperf.log", SubmissionConfig(log=True))
+log.begin()
+log.start(facts)
+log.rewind(saved)                       # what a checkpoint kept, or None
+log.train_loss(8192, 0.138, 4e-11)
+log.evaluation_begins(8192)
+log.evaluation_ends(8192, 0.76, goes_on=False)
+log.stop(8192, reached=True)
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import math
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import DataError
+from ...files import writing
+from .config import SubmissionConfig
+from .facts import Facts, Value, this_platform
+from .library import official
+from .lines import Fault, scan
+
+SOURCE = Path(__file__).resolve().parents[3]
+"""What the names of source files in the log are relative to: a log must not tell where recperf is installed."""
+NEW_RUN = "start a new run"
+
+Kind = Literal["event", "start", "end"]
+
+
+class _OneWrite(logging.Handler):
+    """Puts each line into the file by a single write, so that a kill leaves whole lines.
+
+    mllog swallows what a handler raises and logs that instead, so what went wrong is kept and raised by the log.
+    """
+
+    def __init__(self, handle: int) -> None:
+        super().__init__(logging.NOTSET)
+        self.file = handle
+        self.line = b""
+        self.failure: Exception | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno != logging.INFO:
+            self.failure = self.failure or TypeError(record.getMessage())
+            return
+        line = record.getMessage().encode() + b"\n"
+        try:
+            size = os.fstat(self.file).st_size
+            if os.write(self.file, line) != len(line):
+                os.ftruncate(self.file, size)
+                raise OSError(errno.ENOSPC, "no room for a whole line")
+        except OSError as error:
+            self.failure = error
+        else:
+            self.line = line
+
+
+class MLPerfLog:
+    """Writes what the rules of MLPerf Training 6.1 want; what the log has already is never written again."""
+
+    def __init__(self, path: Path, submission: SubmissionConfig) -> None:
+        self.path = path
+        self.submission = submission
+        mllog = official("mllog.mllog")
+        with writing(path):
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._writer = _OneWrite(self._handle)
+        # Not from logging.getLogger: a logger of that registry would outlive this log and write for its successor too.
+        logger = logging.Logger("recperf.mlperf", logging.INFO)
+        logger.addHandler(self._writer)
+        self._mllog = mllog.MLLogger(logger, root_dir=re.escape(str(SOURCE)))
+        content = self._content()
+        whole = content.rfind(b"\n") + 1
+        lines = scan(content[:whole])
+        if not lines.faults and not any(line.key == "run_start" for line in lines.good):
+            # A run that never started has no time to keep: the process that starts it has its own initialisation.
+            whole = 0
+        if whole != len(content):
+            self._cut(whole)
+        self._load()
+
+    def begin(self) -> None:
+        """Initialisation starts; as early in the process as can be."""
+        self._once("event", "cache_clear", self.submission.cache_clear)
+        self._once("start", "init_start")
+
+    def start(self, facts: Facts) -> None:
+        """Initialisation is over and the run starts; a log that has begun is held against the facts instead."""
+        self.begin()
+        platform = self.submission.platform
+        if platform == "auto":
+            platform = str(self._values.get("submission_platform") or this_platform())
+        for key, value in facts.prologue(self.submission, platform):
+            self._once("event", key, value)
+        self._once("end", "init_stop")
+        self._once("start", "run_start")
+        self._once("event", "train_samples", facts.train_samples)
+        self._once("event", "eval_samples", facts.eval_samples)
+        if "block_start" not in self._values:
+            self._mark("start", "block_start", 0)
+
+    def train_loss(self, samples: int, loss: float, learning_rate: float) -> None:
+        metadata = {"samples_count": int(samples), "lr": float(learning_rate)}
+        self._write("event", "train_loss", self._finite("loss", loss, samples), metadata)
+
+    def evaluation_begins(self, samples: int) -> None:
+        self._end_block(samples)
+        self._mark("start", "eval_start", samples)
+
+    def evaluation_ends(self, samples: int, auc: float, goes_on: bool) -> None:
+        self._mark("event", "eval_accuracy", samples, self._finite("AUC", auc, samples))
+        self._mark("end", "eval_stop", samples)
+        if goes_on:
+            self._mark("start", "block_start", samples)
+
+    def stop(self, samples: int, reached: bool) -> None:
+        """The run is over, with the target reached or without."""
+        if "run_stop" in self._values:
+            return
+        self._end_block(samples)
+        self._mark("end", "run_stop", samples, status="success" if reached else "aborted")
+
+    def state(self) -> dict[str, Any]:
+        """How much of the log there is, for a checkpoint. It is on disk first, or a power cut could leave a checkpoint
+        that knows more than the log has."""
+        with writing(self.path):
+            os.fsync(self._handle)
+        return {"bytes": self._size, "digest": self._digest.hexdigest()}
+
+    def rewind(self, state: dict[str, Any] | None) -> None:
+        """Cut the log back to a checkpoint's moment. None: there was no checkpoint, so back to where training began."""
+        content = self._content()
+        size = len(content) if state is None else self._agreed(content, state)
+        lines = scan(content[:size])
+        first = next((line.end for line in lines.good if line.key == "block_start"), None)
+        if state is None and first is not None:
+            size = first
+            lines = scan(content[:size])
+        self._refuse(lines.faults)
+        if size != len(content):
+            self._cut(size)
+        self._load()
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _agreed(self, content: bytes, state: dict[str, Any]) -> int:
+        """The size a checkpoint remembers, if the log up to there is what it remembers too."""
+        size, digest = state.get("bytes"), state.get("digest")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not isinstance(digest, str):
+            raise DataError(
+                "the checkpoint does not say how long the MLPerf log was", where={"file": self.path}, fix=NEW_RUN
+            )
+        if size > len(content):
+            raise DataError(
+                f"{self.path.name} is shorter than its checkpoint says", where={"file": self.path}, fix=NEW_RUN
+            )
+        if hashlib.sha256(content[:size]).hexdigest() != digest:
+            raise DataError(
+                f"{self.path.name} was changed since its checkpoint", where={"file": self.path}, fix=NEW_RUN
+            )
+        return size
+
+    def _content(self) -> bytes:
+        try:
+            os.lseek(self._handle, 0, os.SEEK_SET)
+            with open(self._handle, "rb", closefd=False) as file:
+                return file.read()
+        except OSError as error:
+            raise DataError(f"cannot read {self.path.name}: {error.strerror}", where={"file": self.path}) from None
+
+    def _cut(self, size: int) -> None:
+        with writing(self.path):
+            os.ftruncate(self._handle, size)
+
+    def _load(self) -> None:
+        """Know again what the file has."""
+        content = self._content()
+        self._size, self._digest = len(content), hashlib.sha256(content)
+        lines = scan(content)
+        self._faults = lines.faults
+        self._values: dict[str, Value] = {line.key: line.value for line in reversed(lines.good)}
+        self._latest = max((line.time_ms for line in lines.good), default=0)
+        blocks = [line.key for line in lines.good if line.key in ("block_start", "block_stop")]
+        self._in_block = blocks[-1:] == ["block_start"]
+
+    def _refuse(self, faults: list[Fault]) -> None:
+        for fault in faults:
+            raise DataError(
+                f"line {fault.number} of {self.path.name} {fault.what}", where={"file": self.path}, fix=NEW_RUN
+            )
+
+    def _finite(self, what: str, value: float, samples: int) -> float:
+        if not math.isfinite(value):
+            raise DataError(f"the {what} after {samples:,} samples is {value}", where={"file": self.path})
+        return float(value)
+
+    def _once(self, kind: Kind, key: str, value: Value = None) -> None:
+        if key not in self._values:
+            self._write(kind, key, value)
+        elif self._values[key] != value:
+            raise DataError(
+                f"{self.path.name} was begun with {key} {self._values[key]!r}, this run has {value!r}",
+                where={"file": self.path},
+                fix="resume with the settings it was begun with, or start a new run",
+            )
+
+    def _end_block(self, samples: int) -> None:
+        if self._in_block:
+            self._mark("end", "block_stop", samples)
+
+    def _mark(self, kind: Kind, key: str, samples: int, value: Value = None, **more: Value) -> None:
+        """An event at a place in the stream of samples."""
+        total = self._values.get("train_samples")
+        if not isinstance(total, (int, float)):
+            raise DataError(f"{self.path.name} has no train_samples before {key}", where={"file": self.path})
+        place = {"samples_count": int(samples), "epoch_num": int(samples) / total}
+        self._write(kind, key, value, {**place, **more})
+
+    def _write(self, kind: Kind, key: str, value: Value, metadata: dict[str, Any] | None = None) -> None:
+        self._refuse(self._faults)
+        # A clock that was set back must not make a run end before it began.
+        now = max(int(time.time() * 1000), self._latest)
+        getattr(self._mllog, kind)(key, value, metadata=metadata, time_ms=now)
+        failure, self._writer.failure = self._writer.failure, None
+        if failure is not None:
+            with writing(self.path):
+                raise failure
+        self._latest = now
+        self._size += len(self._writer.line)
+        self._digest.update(self._writer.line)
+        self._values.setdefault(key, value)
+        if key in ("block_start", "block_stop"):
+            self._in_block = key == "block_start"

@@ -1,0 +1,119 @@
+"""What the official checker says, by rule and in plain words. Its own messages quote the code that failed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+_EVALUATION = {
+    "% s['eval_interval_samples']": "grid",
+    "s['first_eval_samples']": "first",
+    "<= 1.0": "range",
+    "'samples_count' in": "samples_count",
+    "'epoch_num' in": "samples_count",
+}
+"""The parts of the rules for eval_accuracy, by what their code has."""
+
+_WANTED = {
+    "train_samples: value": "the benchmark has 2,290,835,423 training samples",
+    "eval_samples: value": "the benchmark's hold-out has 2,058,204 samples",
+    "max_sequence_length: value": "it must be 4096 (open division: a whole number above 0)",
+    "opt_name: value": "it must be Adam",
+    "opt_base_learning_rate: value": "it must be 0.5 to 1.5 times 1e-6 · global_batch_size / 8192, and stand after it",
+    "opt_sparse_base_learning_rate: value": "it must be the dense rate (open division: within the same bounds)",
+    "opt_adam_beta_1: value": "it must be 0.95",
+    "opt_adam_beta_2: value": "it must be 0.999",
+    "opt_adam_epsilon: value": "it must be 1e-8",
+    "opt_weight_decay: value": "it must be 0",
+    "opt_gradient_clip_norm: value": "it must be 1.0",
+    "opt_sparse_name: value": "it must be RowWiseAdagrad",
+    "opt_learning_rate_warmup_steps: value": "it must be 24000",
+    "opt_learning_rate_warmup_start_lr: value": "it must be 0.0",
+    "eval_every_data_pct: value": "it must be 0.001",
+    "eval_accuracy: grid": "evaluations must lie on multiples of ⌈0.001 · 2,290,835,423 / batch⌉ · batch samples",
+    "eval_accuracy: first": "the first evaluation must be at the block its batch size has: 25, 31, 41 at 8192, 16384, "
+    "32768",
+    "eval_accuracy: range": "it must be 0 to 1",
+    "eval_accuracy: target": "no evaluation reached 0.75",
+    "init_stop: value": "it must follow init_start within 30 minutes (open division: 240) and stand before run_start",
+    "init_start: value": "it must stand before init_stop and run_start",
+    "run_start: value": "it must stand after init_stop",
+    "run_stop: value": "it must stand after run_start and have a status",
+    "block_start: value": "it must stand after run_start and have samples_count",
+    "submission_division: value": "it must be closed or open",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    rule: str
+    """Key and kind of rule, such as "seed: once" or "train_samples: value"."""
+    text: str
+    """What is wrong, in one line."""
+
+    def as_json(self) -> dict[str, str]:
+        return {"rule": self.rule, "text": self.text}
+
+
+def failures(messages: list[tuple[str | None, str]]) -> list[Failure]:
+    """One for each rule: a rule that fails on many lines is told of the first, and how many there are."""
+    found: dict[str, list[str]] = {}
+    for key, message in messages:
+        rule, text = _said(key, message)
+        found.setdefault(rule, []).append(text)
+    return [
+        Failure(rule=rule, text=texts[0] + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""))
+        for rule, texts in found.items()
+    ]
+
+
+def _said(key: str | None, message: str) -> tuple[str, str]:
+    if count := re.match(
+        r"Required (EXACTLY_ONE|AT_LEAST\w*(?:\(\d+\))?) occurrence of (.+?)(?: but found (\d+))?(?: w|$)", message
+    ):
+        return _occurrence(*count.groups())
+    if failed := re.match(r"CHECK for '(.+?)' failed in line (\d+):\n(.*)\nfailed test: (.*)", message):
+        return _value(*failed.groups())
+    if target := re.match(r"Failed checks for (\w+) :", message):
+        rule = f"{target[1]}: target"
+        return rule, _WANTED.get(rule, " ".join(message.split()))
+    if message.startswith("Failed executing"):
+        name = key or "the log"
+        return f"{name}: undecided", f"{name} cannot be judged: a key the rule builds on is missing or has no number"
+    if message.startswith("Could not find config file"):
+        return "submission_benchmark: known", "there are no rules for the benchmark or division this log names"
+    if message.startswith("Log lines had parsing errors"):
+        return "log: lines", "some lines cannot be read"
+    return f"{key or 'log'}: other", " ".join(message.split())[:300]
+
+
+def _occurrence(wanted: str, keys: str, found: str | None) -> tuple[str, str]:
+    names = re.findall(r"'([^']+)'", keys)
+    said = " or ".join(sorted(names))
+    if wanted == "EXACTLY_ONE":
+        missing = "is missing" if found == "0" else f"is there {found} times with different values"
+        return f"{said}: once", f"{said} {missing}; it must be there once"
+    return f"{said}: present", f"{said} is missing"
+
+
+def _value(key: str, line: str, full: str, test: str) -> tuple[str, str]:
+    kind = "value"
+    if key == "eval_accuracy":
+        kind = next((name for code, name in _EVALUATION.items() if code in test), kind)
+    rule = f"{key}: {kind}"
+    wanted = _WANTED.get(rule, f"the rule asks {test.strip()}")
+    # The checker counts MLLOG lines from 0.
+    return rule, f"{key}{_shown(full, kind)} (event {int(line) + 1}): {wanted}"
+
+
+def _shown(full: str, kind: str) -> str:
+    """The value of the line at fault, or the place of an evaluation."""
+    try:
+        event = json.loads(full[full.index("{") :])
+        if kind in ("grid", "first"):
+            return f" at {int(event['metadata']['samples_count']):,} samples"
+        value = event["value"]
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return ""
+    return "" if value is None else f" is {value:,}" if type(value) is int else f" is {value!r}"[:80]

@@ -1,0 +1,71 @@
+"""Logs of runs that never were: the benchmark's real sizes, with a curve that reaches the target where a test wants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recperf.runs.mlperf.config import SubmissionConfig
+from recperf.runs.mlperf.facts import Facts
+from recperf.runs.mlperf.log import MLPerfLog
+
+TRAIN, HOLDOUT = 2_290_835_423, 2_058_204
+SUBMISSION = SubmissionConfig(log=True, platform="a laptop")
+
+
+def interval(batch: int) -> int:
+    return math.ceil(0.001 * TRAIN / batch) * batch
+
+
+def first_block(batch: int) -> int:
+    return math.ceil((4480 * batch + 135_331_840) // 3 / interval(batch))
+
+
+def facts(batch: int = 8192, seed: int = 1, **changed: Any) -> Facts:
+    rate = 1e-6 * batch / 8192
+    usual: dict[str, Any] = {
+        "seed": seed,
+        "train_samples": TRAIN,
+        "eval_samples": HOLDOUT,
+        "global_batch_size": batch,
+        "learning_rate": rate,
+        "table_learning_rate": rate,
+        "warmup_steps": 24_000,
+        "max_sequence_length": 4096,
+        "eval_every_data_pct": 0.001,
+        "skip_eval_epoch_pct": 0.025,
+    }
+    return Facts(**{**usual, **changed})
+
+
+class Training:
+    """A training that only logs: a loss a block, evaluations from the first block that may have one."""
+
+    def __init__(self, log: MLPerfLog, facts: Facts, last: int, saved: Callable[[int, dict[str, Any]], None]) -> None:
+        self.log, self.facts, self.last, self.saved = log, facts, last, saved
+
+    def go(self, done: int = 0) -> None:
+        batch = self.facts.global_batch_size
+        for block in range(done + 1, self.last + 1):
+            samples = block * interval(batch)
+            self.log.train_loss(samples, 0.14 - 0.001 * block, 1e-9 * block)
+            if block >= first_block(batch):
+                over = block == self.last
+                self.log.evaluation_begins(samples)
+                self.log.evaluation_ends(samples, 0.7501 if over else 0.7, goes_on=not over)
+            self.saved(block, self.log.state())
+        self.log.stop(self.last * interval(batch), reached=True)
+
+
+def write(path: Path, *, batch: int = 8192, seed: int = 1, last: int = 29, **changed: Any) -> Path:
+    """A whole log; the target is reached after `last` blocks."""
+    known = facts(batch, seed, **changed)
+    log = MLPerfLog(path, SUBMISSION)
+    log.begin()
+    log.start(known)
+    log.rewind(None)
+    Training(log, known, last, lambda *_: None).go()
+    log.close()
+    return path
