@@ -26,7 +26,7 @@ if INTERPRETED:
         importlib.import_module("recperf.ops.hstu_attention.triton")
 
 needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-ALL = ["reference", pytest.param("triton", marks=needs_triton)]
+ALL = ["reference", "native", pytest.param("triton", marks=needs_triton)]
 NAMES = ("out", "dq", "dk", "dv")
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Mask]
 
@@ -305,7 +305,7 @@ def test_the_reference_passes_gradcheck() -> None:
 
 
 def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose("auto", torch.device("cpu")) == (reference, "reference: the tokens are on cpu")
+    assert choose("auto", torch.device("cpu")) == (body("native"), "native: the tokens are on cpu")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(MachineError, match="the triton HSTU attention cannot be used"):
         choose("triton", torch.device("cpu"))
@@ -315,3 +315,53 @@ def test_a_mask_that_makes_no_sense_is_refused() -> None:
     for wrong in ({"length": 0}, {"window": -1}, {"context": -1}, {"longest": -1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Mask(**({"alpha": 1.0, "length": 1, "longest": 1} | wrong))
+
+
+def test_threads_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    grad, *inputs, offsets, mask = make([30, 0, 61, 1, 17, 44], heads=2, qk=8, width=24)
+    native = body("native")
+    monkeypatch.setattr(native, "SMALL", 0)
+    found = []
+    for threads in (1, 2, 5, 9):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append((native.forward(*inputs, offsets, mask), *native.backward(grad, *inputs, offsets, mask)))
+    for one in found[1:]:
+        assert all(torch.equal(mine, first) for mine, first in zip(one, found[0]))
+
+
+def test_what_is_not_a_number_stays_so_and_stays_in_its_row() -> None:
+    _, q, k, v, offsets, mask = make([20, 31])
+    k[3] = torch.nan
+    out = body("native").forward(q, k, v, offsets, mask)
+    assert out[3:20].isnan().all()
+    assert not out[:3].isnan().any()
+    assert not out[20:].isnan().any()
+
+
+def test_scores_far_from_zero_are_as_they_should_be() -> None:
+    grad, q, k, v, offsets, mask = make([40], qk=4, width=4)
+    q *= 100
+    right = exact(grad, q, k, v, offsets, mask)
+    found = (body("native").forward(q, k, v, offsets, mask), *body("native").backward(grad, q, k, v, offsets, mask))
+    hold("native", torch.float32, found, right)
+
+
+def test_long_rows_are_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    grad, q, k, v, offsets, mask = make([20, 31])
+    native = body("native")
+    monkeypatch.setattr(native, "library", lambda: pytest.fail("the C file was asked"))
+    monkeypatch.setattr(native, "LONG", 30)
+    last = offsets[1:] - 1
+    assert torch.equal(native.forward(q, k, v, offsets, mask), reference.forward(q, k, v, offsets, mask))
+    for mine, wanted in (
+        (native.backward(grad, q, k, v, offsets, mask), reference.backward(grad, q, k, v, offsets, mask)),
+        (
+            (native.forward_last(q[last], k, v, offsets, mask),),
+            (reference.forward_last(q[last], k, v, offsets, mask),),
+        ),
+        (
+            native.backward_last(grad[last], q[last], k, v, offsets, mask),
+            reference.backward_last(grad[last], q[last], k, v, offsets, mask),
+        ),
+    ):
+        assert all(torch.equal(one, other) for one, other in zip(mine, wanted))

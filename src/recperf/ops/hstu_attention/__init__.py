@@ -1,5 +1,5 @@
 """HSTU attention over packed rows of different lengths, SiLU(alpha q.k) / length under a mask: `reference` (plain
-torch, any device) and `triton` (a GPU).
+torch, any device), `native` (C, a CPU; for rows of up to 512 tokens) and `triton` (a GPU).
 
 `attention` is differentiable; the others are the steps it is made of, for those who write the way back themselves.
 q, k, v and what `into` names may be views with any stride between tokens, as pieces of one wider buffer are; the
@@ -34,7 +34,7 @@ def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
         what="HSTU attention",
         subject="the tokens",
         fix="ask for the reference attention",
-        bodies=("reference", "triton"),
+        bodies=("reference", "native", "triton"),
     )
 
 

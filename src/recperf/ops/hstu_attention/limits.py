@@ -18,6 +18,12 @@ LIMITS: dict[str, dict[torch.dtype, float]] = {
         torch.float16: 4e-4,
         torch.bfloat16: 3e-3,
     },
+    "native": {
+        torch.float64: 1e-15,
+        torch.float32: 5e-7,
+        torch.float16: 4e-4,
+        torch.bfloat16: 3e-3,
+    },
     "triton": {
         torch.float64: 1e-15,
         torch.float32: 2e-6,

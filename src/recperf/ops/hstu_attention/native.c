@@ -1,0 +1,337 @@
+/* HSTU attention of rows first..last and its way back, four queries at a time: scores of a row are never all held.
+ *
+ * Shapes: T tokens, H heads, A width of q and k, V width of v; N tokens of a row, of which the last `asked` have
+ * queries: all of them, or one. Of a head, keys are packed by column (A x N) where they meet queries and by row
+ * (N x A) where they are added up; every width is filled up with zeros to whole tiles.
+ *
+ * A row is one thread's alone and its sums have one order, so that threads do not change a bit. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define TILE 16
+#define PIECES (TILE / LANES)
+#define QUERIES 4
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+typedef struct {
+    int64_t heads, qk, width;
+    int64_t window, context, has_targets;
+    const int64_t *offsets, *targets;
+    float alpha, length;
+    int64_t last_only;
+} Shape;
+
+/* Where a tensor's numbers are: `token` and `head` are the steps from one to the next. */
+typedef struct {
+    float *data;
+    int64_t token, head;
+} View;
+
+typedef struct {
+    int64_t row, tokens, asked, targets;
+} Row;
+
+static int64_t padded(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
+
+static vec spread(float value) {
+    vec out;
+    for (int lane = 0; lane < LANES; lane++) out[lane] = value;
+    return out;
+}
+
+static vec chosen(ivec which, vec yes, vec no) { return (vec)(((ivec)yes & which) | ((ivec)no & ~which)); }
+
+/* e^x for x in -87..88, beyond which it stays; NaN stays NaN. Good to 2 units in the last place. */
+static vec exponential(vec x) {
+    const vec shift = spread(12582912.0f);
+    x = chosen(x < -87.0f, spread(-87.0f), x);
+    x = chosen(x > 88.0f, spread(88.0f), x);
+    const vec moved = x * 1.44269504f + shift;
+    const vec whole = moved - shift;
+    const vec rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    vec sum = rest * 1.3888889e-3f + 8.3333333e-3f;
+    sum = sum * rest + 4.1666667e-2f;
+    sum = sum * rest + 1.6666667e-1f;
+    sum = sum * rest + 0.5f;
+    sum = sum * rest * rest + rest + 1.0f;
+    /* The low bits of `moved` are the whole number itself. */
+    return sum * (vec)(((ivec)moved + 127) << 23);
+}
+
+static vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/* Columns of `count` vectors, each `stride` after the one before: out[a * places + n]. */
+static void pack_columns(const float *from, int64_t stride, int64_t count, int64_t dim, int64_t places, float *out) {
+    for (int64_t a = 0; a < dim; a++) {
+        float *to = out + a * places;
+        for (int64_t n = 0; n < count; n++) to[n] = from[n * stride + a];
+        memset(to + count, 0, (places - count) * sizeof(float));
+    }
+}
+
+/* Their rows times a factor, filled up to whole tiles; rows beyond `count` up to `room` are zero. */
+static void pack_rows(const float *from, int64_t stride, int64_t count, int64_t room, int64_t dim, float times,
+                      float *out) {
+    const int64_t wide = padded(dim);
+    for (int64_t n = 0; n < count; n++) {
+        for (int64_t a = 0; a < dim; a++) out[n * wide + a] = from[n * stride + a] * times;
+        memset(out + n * wide + dim, 0, (wide - dim) * sizeof(float));
+    }
+    memset(out + count * wide, 0, (room - count) * wide * sizeof(float));
+}
+
+/* Products of the block's vectors with TILE packed columns. */
+static inline void products(const float *block, int64_t wide, const float *columns, int64_t places, int64_t dim,
+                            vec sum[QUERIES][PIECES]) {
+    vec held[QUERIES][PIECES] = {0};
+    for (int64_t a = 0; a < dim; a++) {
+        vec column[PIECES];
+        for (int p = 0; p < PIECES; p++) column[p] = *(const vec *)(columns + a * places + p * LANES);
+        for (int i = 0; i < QUERIES; i++)
+            for (int p = 0; p < PIECES; p++) held[i][p] += block[i * wide + a] * column[p];
+    }
+    for (int i = 0; i < QUERIES; i++)
+        for (int p = 0; p < PIECES; p++) sum[i][p] = held[i][p];
+}
+
+/* For each query of the block the sum of packed rows low..high, each times the query's weight; TILE columns of it. */
+static inline void weighted(const float *weights, int64_t places, const float *rows, int64_t wide, int64_t low,
+                            int64_t high, float *out) {
+    vec held[QUERIES][PIECES] = {0};
+    for (int64_t n = low; n < high; n++) {
+        vec row[PIECES];
+        for (int p = 0; p < PIECES; p++) row[p] = *(const vec *)(rows + n * wide + p * LANES);
+        for (int i = 0; i < QUERIES; i++)
+            for (int p = 0; p < PIECES; p++) held[i][p] += weights[i * places + n] * row[p];
+    }
+    for (int i = 0; i < QUERIES; i++)
+        for (int p = 0; p < PIECES; p++) *(vec *)(out + i * wide + p * LANES) = held[i][p];
+}
+
+/* The other way: to each of the rows low..high the sum of the block's vectors, each times its weight for that row. */
+static inline void scatter(const float *weights, int64_t places, const float *block, int64_t wide, int64_t low,
+                           int64_t high, float *out) {
+    vec held[QUERIES][PIECES];
+    for (int i = 0; i < QUERIES; i++)
+        for (int p = 0; p < PIECES; p++) held[i][p] = *(const vec *)(block + i * wide + p * LANES);
+    for (int64_t n = low; n < high; n++)
+        for (int p = 0; p < PIECES; p++) {
+            vec *to = (vec *)(out + n * wide + p * LANES);
+            vec sum = *to;
+            for (int i = 0; i < QUERIES; i++) sum += weights[i * places + n] * held[i][p];
+            *to = sum;
+        }
+}
+
+static int64_t place(const Shape *shape, const Row *row, int64_t position) {
+    const int64_t shift = shape->context > 0 ? shape->context - 1 : 0;
+    int64_t at = position > shift ? position - shift : 0;
+    const int64_t most = row->tokens - row->targets - shift;
+    return shape->has_targets && at > most ? most : at;
+}
+
+static int seen(const Shape *shape, const Row *row, int64_t query, int64_t key) {
+    const int64_t mine = place(shape, row, query), other = place(shape, row, key);
+    const int64_t shift = shape->context > 0 ? shape->context - 1 : 0;
+    if (query == key) return 1;
+    if (mine > other && (!shape->window || mine - other <= shape->window)) return 1;
+    return shape->context && mine == 0 && other < row->tokens - row->targets - shift;
+}
+
+static int plain(const Shape *shape) { return !shape->has_targets && !shape->window && !shape->context; }
+
+/* From where to where the keys lie that queries begin..end - 1 can see. */
+static void keys_of(const Shape *shape, const Row *row, int64_t begin, int64_t end, int64_t *low, int64_t *high) {
+    *low = 0;
+    *high = begin < shape->context ? row->tokens : end;
+    if (!shape->window || begin < shape->context) return;
+    const int64_t shift = shape->context > 0 ? shape->context - 1 : 0;
+    const int64_t oldest = place(shape, row, begin) - shape->window;
+    if (oldest > 0) *low = oldest + shift;
+}
+
+/* Set to 0 what the query does not see among the keys low..high. */
+static void hide(const Shape *shape, const Row *row, int64_t query, int64_t low, int64_t high, float *weights) {
+    if (plain(shape)) {
+        for (int64_t n = query + 1; n < high; n++) weights[n] = 0.0f;
+        return;
+    }
+    for (int64_t n = low; n < high; n++)
+        if (!seen(shape, row, query, n)) weights[n] = 0.0f;
+}
+
+static Row row_of(const Shape *shape, int64_t index) {
+    const int64_t tokens = shape->offsets[index + 1] - shape->offsets[index];
+    const int64_t targets = shape->has_targets ? shape->targets[index] : 0;
+    return (Row){index, tokens, shape->last_only && tokens ? 1 : tokens, targets};
+}
+
+static float *of_row(const View *view, const Shape *shape, const Row *row, int64_t head, int queries) {
+    const int64_t token = queries && shape->last_only ? row->row : shape->offsets[row->row];
+    return view->data + token * view->token + head * view->head;
+}
+
+static int64_t longest(const Shape *shape, int64_t first, int64_t last) {
+    int64_t most = 0;
+    for (int64_t b = first; b < last; b++) {
+        const int64_t tokens = shape->offsets[b + 1] - shape->offsets[b];
+        most = tokens > most ? tokens : most;
+    }
+    return most;
+}
+
+/* Room for the parts of one head's work, one behind the other. */
+typedef struct {
+    float *begin, *keys, *keys_by_row, *values, *values_by_row, *weights, *slopes, *query, *given, *out, *d_keys,
+        *d_values;
+} Room;
+
+static int make_room(Room *room, const Shape *shape, int64_t most) {
+    const int64_t places = padded(most), qk = padded(shape->qk), width = padded(shape->width);
+    const int64_t wide = qk > width ? qk : width;
+    const int64_t sizes[] = {qk * places,      places * qk,   width * places, places * width, QUERIES * places,
+                             QUERIES * places, QUERIES * qk,  QUERIES * width, QUERIES * wide, places * qk,
+                             places * width};
+    float **parts[] = {&room->keys,   &room->keys_by_row, &room->values, &room->values_by_row,
+                       &room->weights, &room->slopes,     &room->query,  &room->given,
+                       &room->out,    &room->d_keys,      &room->d_values};
+    int64_t total = 1;
+    for (int i = 0; i < 11; i++) total += sizes[i];
+    room->begin = malloc(total * sizeof(float));
+    if (!room->begin) return 0;
+    float *at = room->begin;
+    for (int i = 0; i < 11; i++) {
+        *parts[i] = at;
+        at += sizes[i];
+    }
+    return 1;
+}
+
+static void head_forward(const Shape *shape, const Row *row, const Room *room, const float *q, int64_t q_step,
+                         float *out, int64_t out_step) {
+    const int64_t places = padded(row->tokens), qk = padded(shape->qk), width = padded(shape->width);
+    const int64_t before = row->tokens - row->asked;
+    for (int64_t at = 0; at < row->asked; at += QUERIES) {
+        const int64_t count = row->asked - at < QUERIES ? row->asked - at : QUERIES;
+        int64_t low, high;
+        keys_of(shape, row, before + at, before + at + count, &low, &high);
+        pack_rows(q + at * q_step, q_step, count, QUERIES, shape->qk, shape->alpha, room->query);
+        for (int64_t n = low / TILE * TILE; n < high; n += TILE) {
+            vec scores[QUERIES][PIECES];
+            products(room->query, qk, room->keys + n, places, shape->qk, scores);
+            for (int i = 0; i < QUERIES; i++)
+                for (int p = 0; p < PIECES; p++)
+                    *(vec *)(room->weights + i * places + n + p * LANES) =
+                        scores[i][p] * sigmoid(scores[i][p]);
+        }
+        for (int64_t i = 0; i < count; i++) hide(shape, row, before + at + i, low, high, room->weights + i * places);
+        for (int64_t c = 0; c < width; c += TILE)
+            weighted(room->weights, places, room->values_by_row + c, width, low, high, room->out + c);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t c = 0; c < shape->width; c++)
+                out[(at + i) * out_step + c] = room->out[i * width + c] / shape->length;
+    }
+}
+
+int attention_forward(const Shape *shape, int64_t first, int64_t last, const View *q, const View *k, const View *v,
+                      const View *out) {
+    Room room;
+    if (!make_room(&room, shape, longest(shape, first, last))) return 1;
+    for (int64_t b = first; b < last; b++) {
+        const Row row = row_of(shape, b);
+        const int64_t places = padded(row.tokens);
+        for (int64_t head = 0; head < shape->heads; head++) {
+            pack_columns(of_row(k, shape, &row, head, 0), k->token, row.tokens, shape->qk, places, room.keys);
+            pack_rows(of_row(v, shape, &row, head, 0), v->token, row.tokens, row.tokens, shape->width, 1.0f,
+                      room.values_by_row);
+            head_forward(shape, &row, &room, of_row(q, shape, &row, head, 1), q->token,
+                         of_row(out, shape, &row, head, 1), out->token);
+        }
+    }
+    free(room.begin);
+    return 0;
+}
+
+/* Weights of the block, and how the loss changes with their scores. */
+static void block_slopes(const Shape *shape, const Row *row, const Room *room, int64_t at, int64_t count, int64_t low,
+                         int64_t high) {
+    const int64_t places = padded(row->tokens), qk = padded(shape->qk), width = padded(shape->width);
+    for (int64_t n = low / TILE * TILE; n < high; n += TILE) {
+        vec scores[QUERIES][PIECES], given[QUERIES][PIECES];
+        products(room->query, qk, room->keys + n, places, shape->qk, scores);
+        products(room->given, width, room->values + n, places, shape->width, given);
+        for (int i = 0; i < QUERIES; i++)
+            for (int p = 0; p < PIECES; p++) {
+                const vec score = scores[i][p], open = sigmoid(score), weight = score * open;
+                const int64_t to = i * places + n + p * LANES;
+                *(vec *)(room->weights + to) = weight;
+                *(vec *)(room->slopes + to) = open * (1.0f + score * (1.0f - open)) * given[i][p];
+            }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        hide(shape, row, at + i, low, high, room->weights + i * places);
+        hide(shape, row, at + i, low, high, room->slopes + i * places);
+    }
+}
+
+static void head_backward(const Shape *shape, const Row *row, const Room *room, const float *grad, int64_t grad_step,
+                          const float *q, int64_t q_step, float *dq, int64_t dq_step) {
+    const int64_t places = padded(row->tokens), qk = padded(shape->qk), width = padded(shape->width);
+    const int64_t before = row->tokens - row->asked;
+    memset(room->d_keys, 0, row->tokens * qk * sizeof(float));
+    memset(room->d_values, 0, row->tokens * width * sizeof(float));
+    for (int64_t at = 0; at < row->asked; at += QUERIES) {
+        const int64_t count = row->asked - at < QUERIES ? row->asked - at : QUERIES;
+        int64_t low, high;
+        keys_of(shape, row, before + at, before + at + count, &low, &high);
+        pack_rows(q + at * q_step, q_step, count, QUERIES, shape->qk, shape->alpha, room->query);
+        pack_rows(grad + at * grad_step, grad_step, count, QUERIES, shape->width, 1.0f / shape->length, room->given);
+        block_slopes(shape, row, room, before + at, count, low, high);
+        for (int64_t c = 0; c < qk; c += TILE) {
+            weighted(room->slopes, places, room->keys_by_row + c, qk, low, high, room->out + c);
+            scatter(room->slopes, places, room->query + c, qk, low, high, room->d_keys + c);
+        }
+        for (int64_t c = 0; c < width; c += TILE)
+            scatter(room->weights, places, room->given + c, width, low, high, room->d_values + c);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t a = 0; a < shape->qk; a++) dq[(at + i) * dq_step + a] = room->out[i * qk + a] * shape->alpha;
+    }
+}
+
+static void unpack(const float *rows, int64_t count, int64_t dim, float *to, int64_t step) {
+    for (int64_t n = 0; n < count; n++) memcpy(to + n * step, rows + n * padded(dim), dim * sizeof(float));
+}
+
+int attention_backward(const Shape *shape, int64_t first, int64_t last, const View *grad, const View *q, const View *k,
+                       const View *v, const View *dq, const View *dk, const View *dv) {
+    Room room;
+    if (!make_room(&room, shape, longest(shape, first, last))) return 1;
+    for (int64_t b = first; b < last; b++) {
+        const Row row = row_of(shape, b);
+        const int64_t places = padded(row.tokens), n = row.tokens;
+        for (int64_t head = 0; head < shape->heads; head++) {
+            const float *keys = of_row(k, shape, &row, head, 0), *values = of_row(v, shape, &row, head, 0);
+            pack_columns(keys, k->token, n, shape->qk, places, room.keys);
+            pack_rows(keys, k->token, n, n, shape->qk, 1.0f, room.keys_by_row);
+            pack_columns(values, v->token, n, shape->width, places, room.values);
+            head_backward(shape, &row, &room, of_row(grad, shape, &row, head, 1), grad->token,
+                          of_row(q, shape, &row, head, 1), q->token, of_row(dq, shape, &row, head, 1), dq->token);
+            unpack(room.d_keys, n, shape->qk, of_row(dk, shape, &row, head, 0), dk->token);
+            unpack(room.d_values, n, shape->width, of_row(dv, shape, &row, head, 0), dv->token);
+        }
+    }
+    free(room.begin);
+    return 0;
+}
