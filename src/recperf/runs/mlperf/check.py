@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 from ...errors import DataError
 from .library import BENCHMARK, RULESET, RUNS, USAGE, official, overheard, spoken
-from .lines import Lines, read
+from .lines import TOKEN, Lines, read
 from .words import Failure, failures
 
 Division = Literal["closed", "open"]
@@ -69,7 +70,8 @@ def _redeclared(content: bytes, lines: Lines, division: str) -> bytes:
     for line in lines.good:
         piece = content[start : line.end]
         if line.key == "submission_division":
-            piece = piece.replace(f'"value": "{line.value}"'.encode(), f'"value": "{division}"'.encode())
+            event = {"key": line.key, "value": division, "time_ms": line.time_ms, "metadata": line.metadata}
+            piece = TOKEN + json.dumps(event).encode() + b"\n"
         pieces.append(piece)
         start = line.end
     return b"".join([*pieces, content[start:]])
@@ -212,14 +214,18 @@ def _figures(
             record = dict(said.args)
         if said.msg.startswith(" Submission mean epochs: ") and isinstance(said.args, tuple):
             mean = float(said.args[0])  # type: ignore[arg-type]
+    least = float(record["RCP Mean"] / record["Max Speedup"]) if record else None
+    plain = ""
+    if mean is not None and least is not None:
+        plain = "as many samples to the target as the reference allows" if passed else "too few samples to the target"
     return Convergence(
         ran=True,
         passed=passed,
-        text=" ".join([text, *spoken(heard, logging.WARNING)]).strip(),
+        text="; ".join(filter(None, [plain, text.strip(), *spoken(heard, logging.WARNING)])),
         logs=len(logs),
         batch_size=logs[0].first("global_batch_size"),
         mean_samples=mean,
         reference_mean=float(record["RCP Mean"]) if record else None,
-        least_mean=float(record["RCP Mean"] / record["Max Speedup"]) if record else None,
+        least_mean=least,
         normalisation=normalisation if passed else None,
     )

@@ -1,0 +1,100 @@
+"""AUC against samples, of our logs beside the published ones, and the samples each needed to the target."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError
+from .library import TARGET
+from .lines import LOG_NAME, logs_in, read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    name: str
+    path: Path
+    published: bool
+    """Another program's, shown beside ours."""
+    batch_size: int | None
+    seed: int | None
+    train_samples: int | None
+    points: list[tuple[int, float]]
+    """Samples trained on and AUC, an evaluation each."""
+    target: float
+
+    @property
+    def samples_to_target(self) -> int | None:
+        """Samples at the first evaluation that reached it; none where none did."""
+        return next((samples for samples, auc in self.points if auc >= self.target), None)
+
+    @property
+    def best(self) -> float:
+        return max(auc for _, auc in self.points)
+
+    def as_json(self) -> dict[str, Any]:
+        reached = self.samples_to_target
+        return {
+            "name": self.name,
+            "log": str(self.path),
+            "published": self.published,
+            "global_batch_size": self.batch_size,
+            "seed": self.seed,
+            "train_samples": self.train_samples,
+            "samples_to_target": reached,
+            "epochs_to_target": reached / self.train_samples if reached and self.train_samples else None,
+            "best_auc": self.best,
+            "target": self.target,
+            "points": [list(point) for point in self.points],
+        }
+
+
+def curves(paths: list[Path], published: list[Path], target: float = TARGET) -> list[Curve]:
+    """Ours first, then the published ones that are not among ours."""
+    ours = logs_in(paths)
+    known = {path.resolve() for path in ours}
+    others = [path for path in logs_in(published) if path.resolve() not in known]
+    return [
+        *(_curve(path, _names(ours)[path], False, target) for path in ours),
+        *(_curve(path, path.stem, True, target) for path in others),
+    ]
+
+
+def _names(paths: list[Path]) -> dict[Path, str]:
+    """A run's log is called by its folder: all are named alike themselves."""
+    names = {path: path.absolute().parent.name if path.name == LOG_NAME else path.stem for path in paths}
+    twice = len(set(names.values())) < len(names)
+    return {path: str(path) for path in paths} if twice else names
+
+
+def _curve(path: Path, name: str, published: bool, target: float) -> Curve:
+    lines = read(path)
+    points = []
+    for line in lines.good:
+        if line.key == "eval_accuracy" and line.samples is not None and type(line.value) in (int, float):
+            if not math.isfinite(line.value):
+                raise DataError(f"an evaluation of this log is {line.value}", where={"file": path})
+            points.append((line.samples, float(line.value)))
+    if not points:
+        raise DataError("this log has no evaluation: no eval_accuracy with a samples_count", where={"file": path})
+    whole = {key: lines.first(key) for key in ("global_batch_size", "seed", "train_samples")}
+    batch, seed, total = (value if type(value) is int else None for value in whole.values())
+    return Curve(
+        name=name,
+        path=path,
+        published=published,
+        batch_size=batch,
+        seed=seed,
+        train_samples=total,
+        points=sorted(points),
+        target=target,
+    )
+
+
+def published_logs() -> list[Path]:
+    """Where published logs lie by convention: mlperf_logs in $RECPERF_GOLDEN or ../shared/golden; nowhere elsewhere."""
+    folder = Path(os.environ.get("RECPERF_GOLDEN") or Path("..") / "shared" / "golden") / "mlperf_logs"
+    return [folder] if folder.is_dir() and any(folder.glob("*.log")) else []

@@ -1,0 +1,191 @@
+"""A result folder as MLPerf's package checker wants it, from logs and the facts of the machine they ran on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError, GateFailed, UsageError
+from ...files import sync_folder, writing
+from .check import Verdict, verdict
+from .library import BENCHMARK, RULESET, RUNS, USAGE, official, overheard, spoken
+from .lines import Lines, read
+from .system import describe, to_fill_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    folder: Path
+    files: list[Path]
+    """Relative to the folder."""
+    passed: bool
+    """Whether the official package checker accepts it as it is."""
+    faults: list[str]
+    """What it says against it."""
+    left: list[str]
+    """What a submitter must still do."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "files": [str(path) for path in self.files],
+            "ruleset": RULESET,
+            "passed": self.passed,
+            "faults": self.faults,
+            "left": self.left,
+        }
+
+
+def package(folder: Path, logs: list[Path], *, force: bool = False) -> Package:
+    """Lay the folder out beside its place and rename it: it is there whole or not at all."""
+    folder = folder.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError("the folder is there already, and not empty", where={"folder": folder}, fix="name another one")
+    verdicts = [verdict(path) for path in logs]
+    if not force:
+        _refuse(verdicts)
+    read_logs = [read(path) for path in logs]
+    platform = _shared(logs, read_logs)
+    with writing(folder, fix="name another folder"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+        try:
+            os.chmod(draft, 0o755)
+            left = _lay_out(draft, logs, read_logs, platform)
+            passed, faults = checked(draft)
+            files = sorted(path.relative_to(draft) for path in draft.rglob("*") if path.is_file())
+            os.replace(draft, folder)
+            sync_folder(folder.parent)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return Package(folder=folder, files=files, passed=passed, faults=faults, left=left)
+
+
+def _refuse(verdicts: list[Verdict]) -> None:
+    failed = [found for found in verdicts if not found.passed]
+    if failed:
+        first = failed[0]
+        raise GateFailed(
+            f"{len(failed)} of {len(verdicts)} logs fail the official checker",
+            where={"log": first.path, "rule": first.failures[0].text if first.failures else "see recperf mlperf check"},
+            fix="recperf mlperf check LOG...; --force packs them all the same",
+        )
+
+
+def _shared(paths: list[Path], logs: list[Lines]) -> str:
+    """The system's name, which all logs must agree on, as they must on who submits and where."""
+    for key in ("submission_platform", "submission_org", "submission_division", "submission_benchmark"):
+        values = [log.first(key) for log in logs]
+        odd = next((index for index, value in enumerate(values) if value != values[0]), None)
+        if odd is not None:
+            raise DataError(f"the logs differ in {key}: {values[0]!r} and {values[odd]!r}", where={"log": paths[odd]})
+    name = logs[0].first("submission_platform")
+    if not isinstance(name, str) or not name.strip():
+        raise DataError("the log names no submission_platform", where={"log": paths[0]})
+    return name
+
+
+def file_name(platform: str) -> str:
+    """A system's name as a folder's and a file's: the checker finds one by the other."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "_", platform).strip("._") or "system"
+
+
+def _lay_out(folder: Path, paths: list[Path], logs: list[Lines], platform: str) -> list[str]:
+    """Write every file; what is left to do is returned."""
+    name = file_name(platform)
+    results, code = folder / "results" / name / BENCHMARK, folder / "benchmarks" / BENCHMARK
+    for place in (results, code, folder / "systems"):
+        place.mkdir(parents=True)
+    without = []
+    for index, path in enumerate(paths):
+        shutil.copyfile(path, results / f"result_{index}.txt")
+        config = path.parent / str(logs[index].first("config_filename") or "config.json")
+        if config.is_file() and config.parent == path.parent:
+            (code / f"result_{index}").mkdir()
+            shutil.copyfile(config, code / f"result_{index}" / config.name)
+        else:
+            without.append(f"result_{index}.txt")
+    facts, own = _machine(paths)
+    system = describe(
+        facts, {key: logs[0].first(f"submission_{key}") for key in ("org", "division", "status")}, platform
+    )
+    (folder / "systems" / f"{name}.json").write_text(json.dumps(system, indent=2) + "\n")
+    left = _left(paths, logs, system, name, own)
+    if without:
+        left.append(f"benchmarks/{BENCHMARK}: no config lay beside the log of {', '.join(without)}")
+    (code / "README.md").write_text(_readme(platform, len(paths), left, configs=len(without) < len(paths)))
+    return left
+
+
+def _machine(paths: list[Path]) -> tuple[dict[str, Any], bool]:
+    """Facts of the machine the first log ran on, where its run has them; else of this one."""
+    try:
+        facts = json.loads((paths[0].parent / "machine.json").read_bytes())
+    except (OSError, ValueError):
+        facts = None
+    if isinstance(facts, dict) and "fingerprint" in facts:
+        return facts, True
+    from ..provenance import machine
+
+    return machine(), False
+
+
+def _left(paths: list[Path], logs: list[Lines], system: dict[str, str], name: str, own: bool) -> list[str]:
+    left = [f"systems/{name}.json: fill in {', '.join(to_fill_in(system))}"]
+    if not own:
+        left.append(f"systems/{name}.json: no machine.json lay beside the logs, so it describes this machine")
+    if len(paths) != RUNS:
+        left.append(f"results: a submission has {RUNS} logs, here are {len(paths)}")
+    if logs[0].first("submission_org") == "recperf":
+        left.append("logs: submission_org is recperf; run with --mlperf.org set to who submits")
+    if not all(log.first("cache_clear") is True for log in logs):
+        left.append(
+            "logs: cache_clear is not true; clear the system's caches before a run and set --mlperf.cache-clear"
+        )
+    left.append(f"benchmarks/{BENCHMARK}: add the source code that was run, and how to run it")
+    return left
+
+
+def _readme(platform: str, count: int, left: list[str], *, configs: bool) -> str:
+    todo = "\n".join(f"- {item}" for item in left)
+    repeat = f"""
+Each folder `result_<i>` here has the config of `results/{file_name(platform)}/{BENCHMARK}/result_<i>.txt`; a run is
+repeated with
+
+    recperf run --config result_<i>/config.json
+"""
+    return f"""# {BENCHMARK} on {platform}
+
+{count} runs of the MLPerf Training recommendation benchmark, trained by recperf (ruleset {RULESET}).
+{repeat if configs else ""}
+## Still to do before this is submitted
+
+{todo}
+"""
+
+
+def checked(folder: Path) -> tuple[bool, list[str]]:
+    """The official package checker's verdict. It works on a copy: it writes scaling factors among the results."""
+    checker = official("package_checker.package_checker")
+    compliance = official("compliance_checker.mlp_compliance")
+    with tempfile.TemporaryDirectory(prefix="recperf-") as place:
+        copy = Path(place) / "package"
+        shutil.copytree(folder, copy)
+        try:
+            with overheard() as heard:
+                systems = checker.check_systems(str(copy), USAGE, RULESET)
+                results = checker.check_training_result_files(
+                    str(copy), USAGE, RULESET, False, False, False, False, False
+                )
+        except (Exception, SystemExit) as error:
+            return False, [f"the package checker broke off: {type(error).__name__}: {error}"[:300]]
+        finally:
+            compliance.enqueued_configs.clear()
+        faults = [text.replace(f"{copy}/", "") for text in spoken(heard)]
+    return bool(systems and results), faults
