@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from recperf.train.cadence import every
 from recperf.train.loop import Position, Recipe, train
 from recperf.train.watch import Evaluator, LossLog, StepTimer, TargetMet, Watchers
 
@@ -36,7 +37,7 @@ class Counting:
     def step(self, learning_rate: float) -> None:
         self.count += 1
 
-    def score(self) -> dict[str, float]:
+    def score(self, at: Position) -> dict[str, float]:
         self.modes.append(self.training)
         self.gradients.append(torch.is_grad_enabled())
         return {"auc": self.count / 100}
@@ -90,7 +91,7 @@ class Watched:
 
 
 def test_scores_come_every_so_many_steps_and_once_at_an_epochs_end() -> None:
-    watched = Watched(evaluate_every=5)
+    watched = Watched(evaluate_due=every(5))
     watched.train()
     assert watched.scored == [5, 10, 15, 20]
     assert [entry["epoch"] for entry in watched.evaluator.history] == [0, 1, 1, 2]
@@ -102,13 +103,13 @@ def test_without_steps_scores_come_at_the_end_of_epochs() -> None:
     watched = Watched()
     watched.train()
     assert watched.scored == [10, 20]
-    cut = Watched(max_steps=13, evaluate_every=13)
+    cut = Watched(max_steps=13, evaluate_due=every(13))
     cut.train()
     assert cut.scored == [10, 13]
 
 
 def test_scoring_happens_in_evaluation_mode_without_gradients_and_training_goes_on_in_its_own() -> None:
-    watched = Watched(evaluate_every=3)
+    watched = Watched(evaluate_due=every(3))
     watched.train()
     assert len(watched.counting.modes) == 8
     assert not any(watched.counting.modes)
@@ -118,7 +119,7 @@ def test_scoring_happens_in_evaluation_mode_without_gradients_and_training_goes_
 
 @pytest.mark.parametrize(("enough", "step"), [(0.05, 6), (0.06, 6), (0.07, 9), (0.10, 10), (0.11, 12)])
 def test_a_training_stops_with_the_first_score_that_is_enough(enough: float, step: int) -> None:
-    watched = Watched(evaluate_every=3, enough=enough)
+    watched = Watched(evaluate_due=every(3), enough=enough)
     with pytest.raises(TargetMet):
         watched.train()
     assert watched.counting.count == step
@@ -129,7 +130,7 @@ def test_a_training_stops_with_the_first_score_that_is_enough(enough: float, ste
 
 
 def test_a_signal_saves_the_score_that_was_due_with_the_state() -> None:
-    watched = Watched(evaluate_every=4, save_scored=False)
+    watched = Watched(evaluate_due=every(4), save_scored=False)
     watched.stop_at = 8
     with pytest.raises(KeyboardInterrupt):
         watched.train()

@@ -15,7 +15,7 @@ from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.errors import ConfigError, DataError, MachineError
 from recperf.workloads import WORKLOADS, dlrm_v4
 from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig, EventsConfig, HistoryTrainConfig, laptop
-from recperf.workloads.dlrm_v4_build import PreparedHistories
+from recperf.workloads.dlrm_v4_data import PreparedHistories
 
 EVENTS = EventsConfig(
     events=3_000,
@@ -27,13 +27,14 @@ EVENTS = EventsConfig(
 
 def small(**changes: Any) -> DLRMv4WorkloadConfig:
     train = HistoryTrainConfig(batch_size=64, max_steps=6, device="cpu")
-    return replace(laptop(), **({"data": EVENTS, "train": train} | changes))
+    model = replace(laptop().model, row_scale=1e-5)
+    return replace(laptop(), **({"data": EVENTS, "train": train, "model": model} | changes))
 
 
 WORDS = [
     "run", "dlrm-v4", "--data.events", "3000", "--data.history.length", "12", "--data.history.scan", "40",
     "--data.windows.min-history", "5", "--data.windows.seconds", "2592000", "--data.holdout-windows", "2",
-    "--train.batch-size", "64", "--train.device", "cpu", "--target.beat", "none", "--no-peaks", "--no-report",
+    "--model.row-scale", "1e-5", "--train.batch-size", "64", "--train.device", "cpu", "--target.beat", "none", "--no-peaks", "--no-report",
 ]  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
 
 def test_training_lies_before_what_is_scored() -> None:
     prepared = PreparedHistories(small())
-    train, valid = prepared.train_order(), prepared.valid_order()
+    train, valid = prepared.train_order(), prepared.valid_order(prepared.holdout)
     times = prepared.store.times_E
     last = max(int(times[train.batch(number)].max()) for number in range(len(train)))
     first = min(int(times[valid.batch(number)].min()) for number in range(len(valid)))
@@ -116,13 +117,13 @@ def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     assert main([*WORDS, "--train.max-steps", "12", "--run-dir", "one", "--quiet"]) == 0
     result = json.loads(Path("one/result.json").read_text())
-    assert result["data"]["split"] == "last 2 windows"
+    assert result["data"]["split"] == "windows 0 to 7, scored 8 to 9"
     assert result["data"]["synthetic"] is True
     budget = result["performance"]["budget"]
     assert budget["attention"] > 0
     assert "bottom" not in budget
     assert budget["other"] < 0.2
-    assert set(result["quality"]["baselines"]) == {"majority", "item_bias", "user_item_bias"}
+    assert set(result["quality"]["baselines"]) == {"majority", "item_bias", "user_item_bias", "popularity"}
 
 
 def test_a_restored_trial_goes_on_bit_for_bit() -> None:

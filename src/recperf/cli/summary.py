@@ -7,7 +7,12 @@ from typing import Any
 
 from .terminal import table
 
-NAMES = {"user_item_bias": "user + item bias", "item_bias": "item bias", "majority": "majority class"}
+NAMES = {
+    "user_item_bias": "user + item bias",
+    "item_bias": "item bias",
+    "majority": "majority class",
+    "popularity": "item popularity",
+}
 
 
 def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None = None) -> str:

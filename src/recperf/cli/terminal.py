@@ -129,9 +129,9 @@ class Terminal:
             f"  {left:.0f} s left"
         )
 
-    def metric(self, epoch: int, metrics: dict[str, float]) -> None:
+    def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.say(f"{self._label}  epoch {epoch}  {shown}")
+        self.say(f"{self._label}  step {step:,}  epoch {epoch}  {shown}")
 
     def close(self) -> None:
         """Take the live line away."""

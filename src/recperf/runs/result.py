@@ -46,7 +46,7 @@ FIELDS = (
     Field("quality.target.accuracy", "number or null", "least accuracy"),
     Field("quality.target.auc", "number or null", "least AUC"),
     Field("quality.met", "boolean", "whether every bound of the target holds for the mean metrics"),
-    Field("quality.baselines", "object", "simple rules on the same split: majority, item_bias, user_item_bias"),
+    Field("quality.baselines", "object", "simple rules on the same split: majority, item_bias, user_item_bias; of dlrm-v4 popularity too"),
     Field("quality.baselines.*", "object", "metrics of that rule"),
     Field("quality.baselines.*.*", "number", "as in quality.metrics"),
     Field("performance", "object", "how fast training was; evaluation and checkpoints excluded"),
@@ -59,6 +59,11 @@ FIELDS = (
     Field("performance.step_ms.p80", "number", "80th percentile"),
     Field("performance.steps_timed", "integer", "steps behind the percentiles; warm-up excluded"),
     Field("performance.samples_per_s", "number or null", "samples over training time; null: nothing was trained"),
+    Field(
+        "performance.mfu",
+        "number or null or absent",
+        "counted FLOPs of the steps of profile.json over the measured peak of this machine; null: no ceilings",
+    ),
     Field("performance.budget", "object or null", "share of each part in a step, sums to 1; null: too few steps"),
     Field(
         "performance.budget.*",

@@ -27,6 +27,25 @@ def baselines(train: Samples, valid: Samples) -> dict[str, dict[str, float]]:
     return {name: binary_metrics(logits_N, valid.labels_N) for name, logits_N in scores.items()}
 
 
+def popularity(train: Samples, valid: Samples) -> dict[str, float]:
+    """How often an item was in the training rows: logistic regression on the logarithm of that count."""
+    item = train.keys.index("item")
+    train_N, valid_N = train.ids_FN[item], valid.ids_FN[item]
+    counts = torch.bincount(train_N, minlength=int(max(train_N.max(), valid_N.max())) + 1).double().log1p()
+    design_N2 = torch.stack([torch.ones_like(counts[train_N]), counts[train_N]], 1)
+    weight_2, labels_N = torch.zeros(2, dtype=torch.float64), train.labels_N.double()
+    ridge_22 = 1e-6 * torch.eye(2, dtype=torch.float64)
+    for _ in range(30):
+        p_N = (design_N2 @ weight_2).sigmoid()
+        slope_2 = design_N2.T @ (labels_N - p_N)
+        curvature_22 = design_N2.T @ (design_N2 * (p_N * (1 - p_N)).unsqueeze(1)) + ridge_22
+        change_2 = torch.linalg.solve(curvature_22, slope_2)
+        weight_2 += change_2
+        if float(change_2.abs().max()) < 1e-8:
+            break
+    return binary_metrics(weight_2[0] + weight_2[1] * counts[valid_N], valid.labels_N)
+
+
 def majority(labels_N: Tensor, count: int) -> Tensor:
     """The log odds of the training labels, for everyone."""
     rate = min(max(float(labels_N.double().mean()), 1e-6), 1 - 1e-6)

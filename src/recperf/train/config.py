@@ -26,6 +26,12 @@ class TrainConfig:
     """Stop after this many steps, the schedule unchanged; 0 means all epochs."""
     checkpoint_steps: int = 0
     """Save every so many steps too; 0 means not."""
+    checkpoint_minutes: float = 0.0
+    """Save whenever so many minutes went by; 0 means not."""
+    keep_last: int = 1
+    """Checkpoints to keep, the newest; the best one is kept too."""
+    checkpoint_background: Literal["auto", "on", "off"] = "auto"
+    """Whether a checkpoint is written while training goes on, from a copy in memory; auto says yes where one fits."""
     evaluate_steps: int = 0
     """Score the validation rows every so many steps too; 0 means at the end of each epoch only."""
     stop_at_target: bool = False
@@ -49,6 +55,8 @@ class TrainConfig:
         within(0, self.table_weight_decay, 1e6, "train.table_weight_decay")
         within(0, self.max_steps, 1 << 40, "train.max_steps")
         within(0, self.checkpoint_steps, 1 << 40, "train.checkpoint_steps")
+        within(0.0, self.checkpoint_minutes, 1e6, "train.checkpoint_minutes")
+        within(1, self.keep_last, 1_000_000, "train.keep_last")
         within(0, self.evaluate_steps, 1 << 40, "train.evaluate_steps")
         within(0, self.threads, 256, "train.threads")
 

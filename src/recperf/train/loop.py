@@ -85,6 +85,18 @@ class Recipe:
     max_steps: int = 0
     micro_batches: int = 1
     """Slices a batch is taken in; their gradients add up to the batch's."""
+    evaluate_after: Callable[[Position], bool] = lambda at: False
+    """Whether to score now, beside what the config asks for in steps."""
+    save_after: Callable[[Position], bool] = lambda at: False
+    """Whether to save now, likewise."""
+    events_after: Callable[[Position], list[dict[str, Any]]] = lambda at: []
+    """What the log should say now that so much is done."""
+    about_score: Callable[[Position], dict[str, Any]] = lambda at: {}
+    """What is scored that far into training, where that varies."""
+    ahead: Callable[[Position], None] = lambda at: None
+    """Is told where training goes on, so that the next evaluation can be prepared."""
+    seen: Callable[[], dict[str, float] | None] = lambda: None
+    """How good predictions were when they were trained on, since this was last asked; none where nobody counts."""
     whole_step: WholeStep | None = None
     """Takes a step in one piece, as a CUDA graph does; none: part by part, as `take_step` has it."""
 

@@ -1,13 +1,17 @@
 """Quality of predicted probabilities, exactly: no sampling, ties counted half.
 
-Shapes: N samples.
+Shapes: N samples, K bins.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+BINS = 100_000
 
 
 def auc(scores_N: Tensor, labels_N: Tensor) -> float:
@@ -41,3 +45,77 @@ def binary_metrics(logits_N: Tensor, labels_N: Tensor) -> dict[str, float]:
         "calibration": float(probabilities_N.sum()) / max(1.0, float(labels_N.sum())),
         "calibration_error": calibration_error(probabilities_N, labels_N),
     }
+
+
+def normalized_entropy(log_loss: float, rate: float) -> float:
+    """Log loss over that of always predicting the observed rate; 1 where only one class is there."""
+    if not 0 < rate < 1:
+        return 1.0
+    return log_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+
+
+class Tally:
+    """Sums from which the quality of predictions can be told without keeping them.
+
+    They add up: over batches, passes and ranks, in any order. AUC is that of probabilities in 100,000 bins, ties
+    counted half; counts are whole numbers, exact in float64 up to 2^53. Nothing waits for the device until metrics are
+    asked for.
+    """
+
+    def __init__(self, *, bins: int = BINS, device: torch.device | str = "cpu") -> None:
+        self.counts_2K = torch.zeros(2, bins, dtype=torch.float64, device=device)
+        """Negatives, then positives, by predicted probability."""
+        self.sums_2 = torch.zeros(2, dtype=torch.float64, device=device)
+        """Of the log loss, and of right answers."""
+
+    @torch.no_grad()
+    def add(self, logits_N: Tensor, labels_N: Tensor) -> None:
+        logits_N, labels_N = logits_N.detach().double(), labels_N.detach().double()
+        bins, positive_N = self.counts_2K.shape[1], labels_N > 0
+        # A logit that is no number lands in some bin; the loss, which is none either, ends the training.
+        place_N = (logits_N.sigmoid() * bins).long().clamp_(0, bins - 1)
+        self.counts_2K.view(-1).index_add_(0, place_N + bins * positive_N, torch.ones_like(logits_N))
+        self.sums_2[0] += F.binary_cross_entropy_with_logits(logits_N, labels_N, reduction="sum")
+        self.sums_2[1] += ((logits_N > 0) == positive_N).sum()
+
+    def merge(self, other: Tally) -> None:
+        self.counts_2K += other.counts_2K.to(self.counts_2K.device)
+        self.sums_2 += other.sums_2.to(self.sums_2.device)
+
+    def clear(self) -> None:
+        self.counts_2K.zero_()
+        self.sums_2.zero_()
+
+    def auc(self) -> float:
+        negatives_K, positives_K = self.counts_2K
+        pairs = float(negatives_K.sum() * positives_K.sum())
+        if not pairs:
+            return 0.5
+        below_K = negatives_K.cumsum(0) - negatives_K / 2
+        return float((positives_K * below_K).sum()) / pairs
+
+    def metrics(self) -> dict[str, float] | None:
+        """AUC, log loss, normalized entropy and accuracy of all that was added; none where nothing was."""
+        _, positives = self.counts_2K.sum(1).tolist()
+        count = float(self.counts_2K.sum())
+        if not count:
+            return None
+        loss, right = (float(total) / count for total in self.sums_2)
+        return {
+            "auc": self.auc(),
+            "log_loss": loss,
+            "normalized_entropy": normalized_entropy(loss, positives / count),
+            "accuracy": right,
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Most bins are empty, and left out."""
+        counts = self.counts_2K.view(-1)
+        places = counts.nonzero().squeeze(1)
+        return {"places": places, "counts": counts[places], "sums": self.sums_2.clone()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.clear()
+        device = self.sums_2.device
+        self.counts_2K.view(-1)[state["places"].to(device)] = state["counts"].to(device)
+        self.sums_2.copy_(state["sums"])

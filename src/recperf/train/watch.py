@@ -14,6 +14,8 @@ from torch import Tensor
 from ..errors import GateFailed
 from ..measure.device_clock import EventClock, step_clock
 from ..measure.spans import StepClock
+from ..points import passing
+from .cadence import Due, never
 from .loop import Model, Position
 
 BUDGET_PARTS = ("data", "embedding", "bottom", "interaction", "top", "loss", "backward", "update", "other")
@@ -133,23 +135,38 @@ class TargetMet(Exception):
 class Evaluator:
     """Scores the validation rows and remembers how the scores went."""
 
-    score: Callable[[], dict[str, float]]
+    score: Callable[[Position], dict[str, float]]
     emit: Emit
     seed: int
     model: Model
     enough: Callable[[dict[str, float]], bool] = lambda metrics: False
     """Whether such a score ends the training."""
+    training: Callable[[], dict[str, float] | None] = lambda: None
+    """What the training itself saw since it was last asked."""
+    about: Callable[[Position], dict[str, Any]] = lambda at: {}
+    """What is scored, where that varies."""
+    begins: Callable[[Position], None] = lambda at: None
+    ends: Callable[[Position, dict[str, float]], None] = lambda at, metrics: None
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @torch.no_grad()
     def run(self, position: Position) -> bool:
         """Score now; true when no earlier score had a better AUC."""
+        passing("evaluation: due")
+        self.begins(position)
+        if (seen := self.training()) is not None:
+            self.emit("training", seed=self.seed, step=position.step, epoch=position.epoch, **seen)
+        if about := self.about(position):
+            self.emit("evaluation", seed=self.seed, step=position.step, epoch=position.epoch, **about)
         self.model.train(False)
-        metrics = self.score()
+        metrics = self.score(position)
         self.model.train()
+        passing("evaluation: scored")
         best = all(metrics["auc"] > past["metrics"]["auc"] for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
+        self.ends(position, metrics)
+        passing("evaluation: logged")
         return best
 
     def scored(self, position: Position) -> bool:
@@ -175,8 +192,9 @@ class Watchers:
     stopped: Callable[[Position], Exception]
     batches: int
     """Of an epoch: the last one's score is the epoch's."""
-    evaluate_every: int = 0
-    save_every: int = 0
+    events_after: Callable[[Position], list[dict[str, Any]]] = lambda at: []
+    evaluate_due: Due = never
+    save_due: Due = never
     save_scored: bool = True
 
     def before_epoch(self) -> None:
@@ -189,14 +207,21 @@ class Watchers:
         self.timer.after_step(position, samples)
         self.losses.after_step(position, loss)
         self.progress(position, self.losses.last, samples)
+        if events := self.events_after(position):
+            passing("window: left")
+            # So that the log has the same order wherever an interrupted run was saved.
+            self.losses.flush()
+            for event in events:
+                self.losses.emit(**event, seed=self.losses.seed, step=position.step)
+            passing("window: logged")
         # Before anything is saved, so that a state never lacks a score that was due.
-        due = self._every(self.evaluate_every, position) and position.batch < self.batches
+        due = self.evaluate_due(position) and position.batch < self.batches
         best = self._score(position) if due else False
         if self.should_stop():
             self.losses.flush()
             self.save(position, best)
             raise self.stopped(position)
-        if self._every(self.save_every, position) or (due and self.save_scored):
+        if self.save_due(position) or (due and self.save_scored):
             self.losses.flush()
             self.save(position, best)
         if due and self.evaluator.met:
@@ -215,7 +240,3 @@ class Watchers:
         self.timer.settle()
         self.losses.flush()
         return self.evaluator.run(position)
-
-    @staticmethod
-    def _every(steps: int, position: Position) -> bool:
-        return steps > 0 and position.step % steps == 0

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import within
@@ -18,8 +19,10 @@ from ..train.config import TargetConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..runs.mlperf.log import MLPerfLog
     from ..train.device import Settings
-    from ..train.loop import Recipe
+    from ..train.loop import Position, Recipe
+    from .submission import Submission
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,9 @@ class Trial(Protocol):
 
     recipe: Recipe
 
-    def score(self) -> dict[str, float]: ...
+    def score(self, at: Position | None = None) -> dict[str, float]:
+        """Of the validation rows; where those depend on how far training is, of those of that moment."""
+        ...
 
     def rows_of(self, batch: Any) -> Tensor: ...
 
@@ -152,5 +157,9 @@ class Workload:
     check: Callable[[Any], str]
     """Looks at what a config needs without running it (files, devices) and says in a line what would be used."""
     prepare: Callable[[Any], Prepared]
+    open_log: Callable[[Any, Path], MLPerfLog | None] = lambda config, folder: None
+    """The MLPerf log of a run in that folder, where its config asks for one."""
+    submission: Callable[[Any, int, MLPerfLog], Submission] | None = None
+    """What tells that log of a trial with a seed."""
     claims: Callable[[Any], tuple[Claim, ...]]
     """What the workload says of itself with this config; `recperf check` holds a run to it."""

@@ -24,7 +24,7 @@ from ..models.tables import SparseTables
 from ..train.baselines import baselines
 from ..train.config import TrainConfig
 from ..train.device import Settings, choose
-from ..train.loop import Optimizer, Order, Recipe
+from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
 from ..train.optim import AdamW, one_cycle
 from .base import Fix, Trial
@@ -142,7 +142,7 @@ class ClickTrial(KeptTrial):
         self.model.eval()
         return torch.cat([self.model(b.dense_BD, b.features) for b in cut(self.valid, SCORING_BATCH)])
 
-    def score(self) -> dict[str, float]:
+    def score(self, at: Position | None = None) -> dict[str, float]:
         return binary_metrics(self.logits(), self.valid.labels_N)
 
     def rows_of(self, batch: ClickBatch) -> Tensor:

@@ -28,7 +28,7 @@ from ..train.baselines import majority
 from ..train.device import Settings, choose
 from ..train.fast import Switches, resolve
 from ..train.graph import CopiedFeed, DrawnFeed, GraphStep, Ticket, Tickets
-from ..train.loop import Optimizer, Order, Recipe
+from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
 from ..train.optim import make_dense
 from ..train.schedule import make as make_schedule
@@ -330,7 +330,7 @@ class DLRMTrial(KeptTrial):
         )
 
     @torch.no_grad()
-    def score(self) -> dict[str, float]:
+    def score(self, at: Position | None = None) -> dict[str, float]:
         self.model.eval()
         logits, labels = [], []
         for batch in self.prepared.held_out(self.seed):

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import require, within
-from ..data.yambda.config import HistoryConfig, WindowConfig
+from ..data.yambda.config import HistoryConfig, Leftover, WindowConfig
+from ..errors import ConfigError
 from ..measure.cost import FLOAT
 from ..models import dlrm_v4_config as models
 from ..models.dlrm_v4_config import DLRMv4Config
 from ..models.dlrm_v4_cost import full_load, step
 from ..models.dlrm_v4_memory import memory
 from ..runs.contract import Claim, budget_sums, known_machine, quality_target
+from ..runs.mlperf.config import SubmissionConfig
 from ..train.config import TargetConfig, TrainConfig
 from .base import Estimate, TrialsConfig, Workload, require_memory
 
 if TYPE_CHECKING:
-    from .dlrm_v4_build import PreparedHistories
+    from ..runs.mlperf.log import MLPerfLog
+    from .dlrm_v4_build import HistoryTrial
+    from .dlrm_v4_data import PreparedHistories
+    from .submission import Submission
 
 SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length, or a smaller --train.batch-size"
 
@@ -33,16 +39,68 @@ class EventsConfig:
     """Seed of the embedded dataset."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
     windows: WindowConfig = field(default_factory=WindowConfig)
+    first_window: int = 0
+    """The first window to train on."""
+    train_windows: int = 0
+    """How many windows to train on; 0 means all up to the hold-out."""
+    holdout_first: int | None = None
+    """The first window that is scored and never trained on; none means as many as are held out, at the end."""
     holdout_windows: int = 1
-    """Windows at the end that are scored and never trained on."""
+    """Windows that are scored and never trained on."""
+    leftover: Leftover = "carry"
+    """What becomes of a window's last anchors that fill no batch: they go on into the next window's first one, make a
+    short one, or are dropped, as the MLPerf reference does."""
     workers: int = 1
     """Threads that gather batches ahead."""
 
     def __post_init__(self) -> None:
         within(1_000, self.events, 1 << 40, "data.events")
         within(0, self.embedded_seed, 1 << 53, "data.embedded_seed")
+        within(0, self.first_window, 1 << 40, "data.first_window")
+        within(0, self.train_windows, 1 << 40, "data.train_windows")
+        if self.holdout_first is not None:
+            within(1, self.holdout_first, 1 << 40, "data.holdout_first")
         within(1, self.holdout_windows, 1 << 20, "data.holdout_windows")
         within(1, self.workers, 256, "data.workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """The end of training is scored in any case."""
+
+    on: Literal["holdout", "next-window"] = "holdout"
+    """What is scored: the windows held out, or the first window of which nothing was trained on yet."""
+    every_windows: int = 0
+    """Score after every so many windows; 0 means not."""
+    every_share: float = 0.0
+    """Score whenever such a share of all training samples was trained on; 0 means not."""
+    skip_share: float | None = 0.0
+    """Share of the training samples before which nothing is scored; none means as the MLPerf rules have it."""
+    batch_size: int = 0
+    """Samples scored at a time; 0 means as many as a training step has."""
+
+    def __post_init__(self) -> None:
+        within(0, self.every_windows, 1 << 40, "evaluate.every_windows")
+        within(0.0, self.every_share, 1.0, "evaluate.every_share")
+        within(0.0, self.skip_share or 0.0, 1.0, "evaluate.skip_share")
+        within(0, self.batch_size, 1 << 24, "evaluate.batch_size")
+        if self.every_windows and self.every_share:
+            raise ConfigError(
+                "evaluate.every_windows and evaluate.every_share are both set; evaluations are due by one of them",
+                where={"field": "evaluate.every_share"},
+                fix="set one of them to 0",
+            )
+
+    def first_step(self, samples: int, batch_size: int) -> int:
+        """Steps before which nothing is scored."""
+        if self.skip_share is not None:
+            return math.ceil(self.skip_share * samples / batch_size)
+        return math.ceil(mlperf_first_samples(batch_size) / batch_size)
+
+
+def mlperf_first_samples(batch_size: int) -> int:
+    """Samples before the first evaluation that the MLPerf rules allow with this global batch size."""
+    return (4480 * batch_size + 135_331_840) // 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +125,13 @@ class HistoryTrainConfig(TrainConfig):
     """Must be 0: the benchmark decays nothing."""
     table_weight_decay: float = 0.0
     """Must be 0: the benchmark decays nothing."""
+    checkpoint_windows: int = 0
+    """Save after every so many windows too; 0 means not."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         within(0, self.warmup_steps, 1 << 40, "train.warmup_steps")
+        within(0, self.checkpoint_windows, 1 << 40, "train.checkpoint_windows")
         require(0 < self.table_learning_rate <= 1e6, "train.table_learning_rate", self.table_learning_rate, "above 0")
         within(0, self.clip, 1e12, "train.clip")
         for name in ("weight_decay", "table_weight_decay"):
@@ -82,6 +143,8 @@ class DLRMv4WorkloadConfig(TrialsConfig):
     data: EventsConfig = field(default_factory=EventsConfig)
     model: DLRMv4Config = field(default_factory=models.laptop)
     train: HistoryTrainConfig = field(default_factory=HistoryTrainConfig)
+    evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
+    mlperf: SubmissionConfig = field(default_factory=SubmissionConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,6 +156,13 @@ class DLRMv4WorkloadConfig(TrialsConfig):
             f"histories of at most {room:,} events: model.hstu.max_length less {self.model.context_tokens} context "
             "tokens and the candidate",
         )
+        steps = self.train.evaluate_steps == 0 or not (self.evaluate.every_windows or self.evaluate.every_share)
+        require(steps, "train.evaluate_steps", self.train.evaluate_steps, "0 where evaluate.every_... says when")
+        require(
+            not self.mlperf.log or self.seeds == 1, "seeds", self.seeds, "1 with mlperf.log: a log is of one training"
+        )
+        again = self.evaluate.on == "next-window" and self.train.epochs > 1
+        require(not again, "train.epochs", self.train.epochs, "1 with evaluate.on next-window: a second pass knows it")
 
 
 def laptop() -> DLRMv4WorkloadConfig:
@@ -114,8 +184,22 @@ def gpu() -> DLRMv4WorkloadConfig:
 
 def mlperf() -> DLRMv4WorkloadConfig:
     """The published sizes and rates; the tables need many devices."""
-    train = HistoryTrainConfig(batch_size=1024, learning_rate=1e-6, table_learning_rate=1e-6, warmup_steps=24_000)
-    return replace(gpu(), model=models.mlperf(), train=train)
+    train = HistoryTrainConfig(
+        batch_size=1024,
+        learning_rate=1e-6,
+        table_learning_rate=1e-6,
+        warmup_steps=24_000,
+        stop_at_target=True,
+        checkpoint_minutes=60,
+    )
+    return replace(
+        gpu(),
+        data=EventsConfig(events=60_000_000, workers=8, leftover="drop"),
+        model=models.mlperf(),
+        train=train,
+        evaluate=EvaluationConfig(every_share=0.001, skip_share=None),
+        target=TargetConfig(beat="none", auc=0.75),
+    )
 
 
 def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
@@ -140,10 +224,25 @@ def check(config: DLRMv4WorkloadConfig) -> str:
 
 
 def prepare(config: DLRMv4WorkloadConfig) -> PreparedHistories:
-    from .dlrm_v4_build import PreparedHistories
+    from .dlrm_v4_data import PreparedHistories
 
     require_memory(estimate(config), fix=SMALLER)
     return PreparedHistories(config)
+
+
+def open_log(config: DLRMv4WorkloadConfig, folder: Path) -> MLPerfLog | None:
+    """The run's MLPerf log, where it wants one."""
+    if not config.mlperf.log:
+        return None
+    from ..runs.mlperf.log import MLPerfLog
+
+    return MLPerfLog(folder / "mlperf.log", config.mlperf)
+
+
+def submission(trial: HistoryTrial, seed: int, log: MLPerfLog) -> Submission:
+    from .dlrm_v4_build import submission as build
+
+    return build(trial, seed, log)
 
 
 def bounds(config: DLRMv4WorkloadConfig) -> dict[str, Any]:
@@ -168,4 +267,6 @@ DLRM_V4 = Workload(
     check=check,
     prepare=prepare,
     claims=claims,
+    open_log=open_log,
+    submission=submission,
 )

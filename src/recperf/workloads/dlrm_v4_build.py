@@ -1,139 +1,37 @@
-"""Building dlrm-v4: the part of it that needs torch.
+"""A trial of dlrm-v4: the model, its optimizer, its batches window after window, and its evaluations.
 
-Shapes: N anchors, B samples of a batch.
+Shapes: B samples of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.order import Samples
-from ..data.yambda import catalogue
+from ..data.batch import HistoryBatch
 from ..data.yambda.history import Histories
 from ..data.yambda.loader import Loader
 from ..data.yambda.order import StreamOrder
-from ..data.yambda.reference.cache import open_events
-from ..data.yambda.schema import LISTEN_PLUS
-from ..data.yambda.synthesize.config import of_size
-from ..data.yambda.windows import WindowIndex
-from ..errors import DataError
-from ..measure.cost import FLOAT, Cost
 from ..measure.spans import span
 from ..models.dlrm_v4 import DLRMv4
 from ..models.dlrm_v4_config import DLRMv4Config
-from ..models.dlrm_v4_cost import load_of, step
 from ..models.dlrm_v4_inputs import Inputs, prepare
 from ..models.stages import StagedLoss
-from ..train.baselines import baselines
-from ..train.device import choose
-from ..train.loop import Recipe
-from ..train.metrics import binary_metrics
-from .base import Fix, Trial
-from .clicks import cpu_fixes
-from .dlrm_v4 import DLRMv4WorkloadConfig, HistoryTrainConfig, bounds
-
-
-class PreparedHistories:
-    """Events opened, windows found, the last of them set aside."""
-
-    def __init__(self, config: DLRMv4WorkloadConfig) -> None:
-        self.config, data = config, config.data
-        if data.path is None:
-            made = of_size(data.events, seed=data.embedded_seed)
-            self.store = catalogue.embedded(say=lambda _: None, config=made)
-        else:
-            self.store = open_events(data.path)
-        self.index = WindowIndex.open(self.store, data.windows)
-        train = self.index.windows - data.holdout_windows
-        if train < 1:
-            raise DataError(
-                f"of {self.index.windows} windows {data.holdout_windows} are to be scored: none is left to train on",
-                where={"store": self.store.folder},
-                fix="--data.holdout-windows, or shorter --data.windows.seconds",
-            )
-        self.train_windows, self.valid_windows = range(train), range(train, self.index.windows)
-        model = config.model
-        product = 2 * config.train.batch_size * model.hstu.max_length * model.dim * model.hstu.uvqk_width
-        self.settings = choose(config.train, largest_product_flops=product)
-        self.histories = Histories(self.store, data.history, pin=self.settings.device.type == "cuda")
-        valid = int(self.index.counts()[train:].sum())
-        samples = self.train_order().samples
-        if not samples or not valid:
-            what = "train on" if not samples else "score"
-            raise DataError(
-                f"there is no anchor to {what}", where={"store": self.store.folder}, fix="--data.windows.min-history"
-            )
-        self.data = {
-            "name": self.store.name,
-            "digest": self.store.digest,
-            "rows": samples + valid,
-            "train_rows": samples,
-            "valid_rows": valid,
-            "split": f"last {data.holdout_windows} windows",
-            "synthetic": self.store.synthetic,
-        }
-        self.target = bounds(config)
-
-    def train_order(self) -> StreamOrder:
-        """Nothing is dropped: what does not fill a batch goes on into the next window."""
-        return StreamOrder(
-            self.index,
-            windows=self.train_windows,
-            batch_size=self.config.train.batch_size,
-            leftover="carry",
-            users="train",
-        )
-
-    def valid_order(self) -> StreamOrder:
-        return StreamOrder(
-            self.index,
-            windows=self.valid_windows,
-            batch_size=self.config.train.batch_size,
-            leftover="carry",
-            users="all",
-        )
-
-    def baselines(self) -> dict[str, dict[str, float]]:
-        train = np.concatenate([self.index.anchors(window, "train") for window in self.train_windows])
-        valid = np.concatenate([self.index.anchors(window) for window in self.valid_windows])
-        return baselines(self._samples(train), self._samples(valid))
-
-    def _samples(self, positions_N: np.ndarray[Any, Any]) -> Samples:
-        users = self.store.users_by_position(positions_N)
-        ids = np.stack([users, self.store.items_E[positions_N].astype(np.int64)])
-        labels = (self.store.kinds(positions_N) & LISTEN_PLUS) > 0
-        return Samples(
-            keys=("user", "item"),
-            dense_ND=torch.zeros(len(positions_N), 0),
-            ids_FN=torch.from_numpy(ids),
-            labels_N=torch.from_numpy(labels.astype(np.float32)),
-        )
-
-    def trial(self, seed: int) -> HistoryTrial:
-        return HistoryTrial(self, seed)
-
-    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        """Of a step with the lengths of a batch from the middle of training."""
-        order = self.train_order()
-        lengths = self.histories.batch(order.batch(len(order) // 2)).history_offsets_B1.diff()
-        least = self.config.model.context_tokens + 1
-        return step(self.config.model, [load_of(self.config.model, (lengths + least).tolist())], rows=unique)
-
-    def table_bytes(self) -> tuple[int, int]:
-        row = FLOAT * self.config.model.table_dim
-        return row, row * sum(self.config.model.table_rows.values())
-
-    def fixes(self) -> tuple[Fix, ...]:
-        return cpu_fixes(self.config, self.settings)
-
-    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
-        return None
+from ..points import passing
+from ..runs.mlperf.facts import Facts, Precision
+from ..runs.mlperf.log import MLPerfLog
+from ..train import stream
+from ..train.loop import Position, Recipe
+from ..train.metrics import Tally, binary_metrics, normalized_entropy
+from ..train.stream import after_windows, interval, seams_of
+from .dlrm_v4 import HistoryTrainConfig
+from .dlrm_v4_data import PreparedHistories
+from .submission import Submission
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,17 +58,32 @@ class InputOrder:
     def __len__(self) -> int:
         return len(self.order)
 
+    def loader(self, start: int = 0) -> Loader:
+        return Loader(self.order, self.histories, workers=self.workers, start=start, device=self.device)
+
+    def inputs(self, batch: HistoryBatch) -> Inputs:
+        return prepare(batch.to(self.device), self.model)
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
-        with Loader(self.order, self.histories, workers=self.workers, start=start, device=self.device) as loader:
+        with self.loader(start) as loader:
             for number, batch in enumerate(loader, start):
-                yield Numbered(prepare(batch.to(self.device), self.model), epoch * len(self) + number)
+                if number in self.firsts:
+                    passing("window: entered")
+                yield Numbered(self.inputs(batch), epoch * len(self) + number)
+
+    @cached_property
+    def firsts(self) -> frozenset[int]:
+        """The batches after a seam."""
+        return frozenset(self.order.seams_S.tolist())
 
 
 class SteppedModel:
-    """The model as the training loop knows models."""
+    """The model as the training loop knows models. What it predicts of batches it learns from is counted."""
 
-    def __init__(self, model: DLRMv4, seed: int) -> None:
+    def __init__(self, model: DLRMv4, seed: int, device: torch.device) -> None:
         self.model, self.seed = model, seed
+        self.lifetime, self.recent = Tally(device=device), Tally(device=device)
+        """Of all steps, and of those since it was last asked for."""
 
     def train(self, mode: bool = True) -> SteppedModel:
         self.model.train(mode)
@@ -178,7 +91,18 @@ class SteppedModel:
 
     def loss(self, batch: Numbered) -> StagedLoss:
         self.model.set_step(self.seed, batch.step)
-        return self.model.loss(batch.inputs)
+        loss = self.model.loss(batch.inputs)
+        with span("metrics"):
+            self.recent.add(loss.logits_B, batch.inputs.labels_B)
+        return loss
+
+    def seen(self) -> dict[str, float] | None:
+        found = self.recent.metrics()
+        if found is None:
+            return None
+        self.lifetime.merge(self.recent)
+        self.recent.clear()
+        return {**found, "lifetime_auc": self.lifetime.auc()}
 
 
 class AdamAndRows:
@@ -207,6 +131,41 @@ class AdamAndRows:
         self.adam.load_state_dict(state)
 
 
+class Evaluations:
+    """Scores windows of the future. What the next one needs is gathered while training goes on."""
+
+    def __init__(self, trial: HistoryTrial) -> None:
+        self.trial, self.prepared = trial, trial.prepared
+        self.lifetime = Tally()
+        """Of all evaluations so far."""
+        self._ahead: tuple[range, InputOrder, Iterator[HistoryBatch]] | None = None
+
+    def gather(self, windows: range) -> None:
+        """Begin to gather; a few batches are made and wait."""
+        inputs = self.trial.inputs(self.prepared.valid_order(windows))
+        self._ahead = windows, inputs, iter(inputs.loader())
+
+    def score(self, at: Position | None) -> dict[str, float]:
+        windows = self.prepared.windows_at(at)
+        if self._ahead is None or self._ahead[0] != windows:
+            self.gather(windows)
+        assert self._ahead is not None
+        _, inputs, batches = self._ahead
+        self._ahead = None
+        logits, labels = [], []
+        for batch in batches:
+            found = inputs.inputs(batch)
+            logits.append(self.trial.model(found))
+            labels.append(found.labels_B)
+            if len(logits) == 1:
+                passing("evaluation: first batch scored")
+        logits_N, labels_N = torch.cat(logits).cpu(), torch.cat(labels).cpu()
+        self.lifetime.add(logits_N, labels_N)
+        metrics = binary_metrics(logits_N, labels_N)
+        entropy = normalized_entropy(metrics["log_loss"], float(labels_N.double().mean()))
+        return {**metrics, "normalized_entropy": entropy, "lifetime_auc": self.lifetime.auc()}
+
+
 class HistoryTrial:
     """One model, its optimizer and the order of its batches."""
 
@@ -215,33 +174,76 @@ class HistoryTrial:
         self.prepared = prepared
         self.model = DLRMv4(config.model, seed=seed, device=device)
         self.optimizer = AdamAndRows(self.model, config.train)
-        order = self._inputs(prepared.train_order())
-        planned = config.train.epochs * len(order)
-        rise = config.train.warmup_steps or max(1, round(config.train.rise * planned))
+        self.stepped = SteppedModel(self.model, seed, device)
+        self.order = prepared.train_order()
+        self.evaluations, self.due = Evaluations(self), self._evaluations()
+        inputs, train = self.inputs(self.order), config.train
+        self.rise = rise = train.warmup_steps or max(1, round(train.rise * train.epochs * len(inputs)))
         self.recipe = Recipe(
-            model=SteppedModel(self.model, seed),
+            model=self.stepped,
             optimizer=self.optimizer,
-            order=order,
+            order=inputs,
             # The first step runs at 0, as the benchmark's does.
-            learning_rate=lambda step: config.train.learning_rate * min(1.0, step / rise),
-            epochs=config.train.epochs,
-            max_steps=config.train.max_steps,
+            learning_rate=lambda step: train.learning_rate * min(1.0, step / rise),
+            epochs=train.epochs,
+            max_steps=train.max_steps,
+            evaluate_after=self.due,
+            save_after=after_windows(self.order, train.checkpoint_windows),
+            events_after=self._windows_left,
+            about_score=self._about_score,
+            seen=self.stepped.seen,
+            ahead=self.ahead,
         )
+        self._left: dict[int, list[int]] = {}
+        for place, seam in enumerate(self.order.seams_S.tolist()):
+            self._left.setdefault(seam, []).append(place)
 
-    def _inputs(self, order: StreamOrder) -> InputOrder:
+    def inputs(self, order: StreamOrder) -> InputOrder:
         prepared = self.prepared
         device, workers = prepared.settings.device, prepared.config.data.workers
         return InputOrder(order, prepared.histories, prepared.config.model, device, workers)
 
+    def _evaluations(self) -> stream.Evaluations:
+        chosen, batch_size = self.prepared.config.evaluate, self.prepared.config.train.batch_size
+        samples = int(self.order.counts_S.sum())
+        return stream.Evaluations(
+            batches=len(self.order),
+            seams=tuple(seams_of(self.order, chosen.every_windows)),
+            steps=interval(chosen.every_share, samples, batch_size) if chosen.every_share else 0,
+            first_step=chosen.first_step(samples, batch_size),
+        )
+
+    def _windows_left(self, at: Position) -> list[dict[str, Any]]:
+        """What the log says of each window that ends here."""
+        order, found = self.order, []
+        for place in self._left.get(at.batch, ()):
+            left, leftover = int(order.leftovers_S[place]), order.leftover
+            found.append({
+                "kind": "window", "window": order.windows[place], "anchors": int(order.counts_S[place]),
+                "in_no_full_batch": left, "leftover": leftover,
+            })  # fmt: skip
+        return found
+
+    def _about_score(self, at: Position) -> dict[str, Any]:
+        windows = self.prepared.windows_at(at)
+        rows = self.prepared.valid_order(windows).samples
+        return {"first_window": windows.start, "windows": len(windows), "rows": rows}
+
+    def samples(self, step: int) -> int:
+        """Trained on after so many steps."""
+        epoch, batch = divmod(step, len(self.order))
+        return epoch * self.order.samples + self.order.samples_until(batch)
+
+    def ahead(self, at: Position) -> None:
+        """Begin to gather what the next evaluation scores."""
+        if at.step < self.recipe.steps:
+            self.evaluations.gather(self.prepared.windows_at(self.due.next(at)))
+
     @torch.no_grad()
-    def score(self) -> dict[str, float]:
-        """Of every anchor of the windows set aside."""
+    def score(self, at: Position | None = None) -> dict[str, float]:
+        """Of every anchor of the windows that are due; counts towards the lifetime AUC."""
         self.model.eval()
-        logits, labels = [], []
-        for batch in self._inputs(self.prepared.valid_order()).batches(0):
-            logits.append(self.model(batch.inputs))
-            labels.append(batch.inputs.labels_B)
-        return binary_metrics(torch.cat(logits), torch.cat(labels))
+        return self.evaluations.score(at)
 
     def rows_of(self, batch: Numbered) -> Tensor:
         """The distinct rows of all tables that a batch looks up, tables one behind the other."""
@@ -256,8 +258,40 @@ class HistoryTrial:
         return list(self.prepared.config.model.table_rows.items())
 
     def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "tallies": {name: tally.state() for name, tally in self._tallies().items()},
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for name, tally in self._tallies().items():
+            tally.load(state["tallies"][name])
+
+    def _tallies(self) -> dict[str, Tally]:
+        return {"train": self.stepped.lifetime, "recent": self.stepped.recent, "valid": self.evaluations.lifetime}
+
+
+def submission(trial: HistoryTrial, seed: int, log: MLPerfLog) -> Submission:
+    config = trial.prepared.config
+    train, model, evaluate = config.train, config.model, config.evaluate
+    samples = int(trial.order.counts_S.sum())
+    precision: Precision = "bfloat16" if model.precision == "bfloat16" else "fp32"
+    facts = Facts(
+        seed=seed,
+        train_samples=samples,
+        eval_samples=trial.prepared.valid_samples,
+        global_batch_size=train.batch_size,
+        learning_rate=train.learning_rate,
+        table_learning_rate=train.table_learning_rate,
+        warmup_steps=trial.rise,
+        max_sequence_length=model.hstu.max_length,
+        eval_every_data_pct=evaluate.every_share,
+        skip_eval_epoch_pct=evaluate.first_step(samples, train.batch_size) * train.batch_size / samples,
+        clip=train.clip,
+        linear_precision=precision,
+        attention_precision=precision,
+    )
+    return Submission(log=log, facts=facts, recipe=trial.recipe, samples=trial.samples, target=config.target.auc)

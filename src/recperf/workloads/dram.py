@@ -19,7 +19,7 @@ from ..models.dlrm import DLRM
 from ..models.hashed import HashedTable
 from ..train.baselines import baselines, majority
 from ..train.device import Settings, choose
-from ..train.loop import Order, Recipe
+from ..train.loop import Order, Position, Recipe
 from ..train.metrics import binary_metrics
 from ..train.optim import AdamW
 from ..train.sparse import SparseRows, SplitOptimizer
@@ -151,7 +151,7 @@ class DramTrial(KeptTrial):
         self.recipe = one_cycle_recipe(self.model, self.optimizer, prepared.order(seed), settings)
 
     @torch.no_grad()
-    def score(self) -> dict[str, float]:
+    def score(self, at: Position | None = None) -> dict[str, float]:
         self.model.eval()
         logits, labels = [], []
         for batch in self.prepared.held_out(self.seed):

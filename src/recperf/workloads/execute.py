@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import ConfigError, DataError
+from ..measure.explain import read
 from ..runs.provenance import checkout, machine, packages
 from ..runs.record import Run, now
 from ..runs.result import SCHEMA, checked
 from ..runs.seal import seal
-from ..train.checkpoint import CheckpointStore
 from ..train.device import applied
-from ..train.loop import train
 from ..train.stop import StopFlag
 from ..train.timing import performance
-from ..train.watch import Evaluator, LossLog, StepTimer, TargetMet, Watchers
+from ..train.watch import StepTimer
 from .base import Prepared, Trial, Workload
-from .keeper import Keeper
 from .measuring import measure_run
-
-
-class Reporter(Protocol):
-    """Who is told how it goes: a terminal, or nobody."""
-
-    def notice(self, text: str) -> None: ...
-
-    def trial(self, seed: int, total_steps: int, done: int) -> None: ...
-
-    def step(self, step: int, loss: float, samples: int) -> None: ...
-
-    def metric(self, epoch: int, metrics: dict[str, float]) -> None: ...
-
+from .training import Reporter, Training
 
 Ceilings = Callable[[], dict[str, Any] | None]
 """This machine's ceilings, asked for once the data is known to be good, since measuring takes seconds, and before a
@@ -43,10 +28,23 @@ model is built, which may fill half of the memory."""
 
 
 def execute(
-    workload: Workload, config: Any, run: Run, stop: StopFlag, report: Reporter, peaks: Ceilings | None = None
+    workload: Workload,
+    config: Any,
+    run: Run,
+    stop: StopFlag,
+    report: Reporter,
+    peaks: Ceilings | None = None,
+    *,
+    allow: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Train every seed that is not finished yet, measure a window of steps, and write result.json."""
+    """Train every seed that is not finished yet, measure a window of steps, and write result.json.
+
+    `allow` names fields of the config that may differ from those a run was begun with.
+    """
     started = _start(run)
+    log = workload.open_log(config, run.folder)
+    if log:
+        log.begin()
     prepared = workload.prepare(config)
     _can_stop(config, prepared.target)
     _same_data(run, prepared)
@@ -67,8 +65,13 @@ def execute(
             if finished is None:
                 del trial  # A table may fill half of the memory: never two at once.
                 trial = prepared.trial(seed)
+                training = Training(
+                    seed=seed, trial=trial, prepared=prepared, config=config, run=run, stop=stop, report=report,
+                    enough=enough, allow=allow,
+                    submission=workload.submission(trial, seed, log) if log and workload.submission else None,
+                )  # fmt: skip
                 with stop.patience():
-                    finished, timer = run_trial(trial, prepared, config, seed, run, stop, report, enough)
+                    finished, timer = training.finish()
                 timers.append(timer)
                 run.write(f"trial-{seed}.json", finished)
             trials.append(finished)
@@ -83,6 +86,7 @@ def execute(
             "device": prepared.settings.device_name,
             "settings": prepared.settings.reasons,
             **performance(timers),
+            "mfu": mfu(run.read("profile.json"), ceilings),
         },
         "data": prepared.data,
         "provenance": {
@@ -151,56 +155,9 @@ def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
     run.write("machine.json", facts)
 
 
-def run_trial(
-    trial: Trial,
-    prepared: Prepared,
-    config: Any,
-    seed: int,
-    run: Run,
-    stop: StopFlag,
-    report: Reporter,
-    enough: Callable[[dict[str, float]], bool],
-) -> tuple[dict[str, Any], StepTimer]:
-    """One seed from its newest checkpoint, or from the start, to the end."""
-    steps = trial.recipe.steps
-
-    def emit(kind: str, **fields: Any) -> None:
-        run.event(kind, **fields)
-        if kind == "metric":
-            report.metric(fields["epoch"], {name: fields[name] for name in ("accuracy", "auc", "log_loss")})
-
-    timer = StepTimer.for_training(steps, emit=emit, seed=seed, sync=prepared.settings.sync)
-    evaluator = Evaluator(score=trial.score, emit=emit, seed=seed, model=trial.recipe.model, enough=enough)
-    store = CheckpointStore(folder=run.folder / "checkpoints" / f"seed-{seed}", notice=report.notice)
-    keeper = Keeper(seed=seed, trial=trial, evaluator=evaluator, run=run, store=store, stop=stop)
-    start = keeper.restore()
-    if start.step:
-        report.notice(f"seed {seed} goes on at step {start.step} of {steps}")
-    report.trial(seed, steps, start.step)
-    watch = Watchers(
-        losses=LossLog(emit=emit, seed=seed),
-        timer=timer,
-        evaluator=evaluator,
-        save=keeper.save,
-        progress=lambda position, loss, samples: report.step(position.step, loss, samples),
-        should_stop=lambda: stop.received is not None,
-        stopped=keeper.stopped,
-        batches=len(trial.recipe.order),
-        evaluate_every=config.train.evaluate_steps,
-        save_every=config.train.checkpoint_steps,
-        save_scored=config.train.checkpoint_epochs,
-    )
-    if not evaluator.met:
-        with contextlib.suppress(TargetMet):
-            train(trial.recipe, start, watch)
-    last = evaluator.history[-1]
-    early = last["step"] if last["step"] < steps else None
-    if early is not None:
-        text = f"seed {seed} met the target at step {early} of {steps} and stopped"
-        run.event("notice", seed=seed, text=text)
-        report.notice(text)
-    best = max(evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))
-    return {"seed": seed, "metrics": last["metrics"], "best": best, "stopped_early": early}, timer
+def mfu(profile: dict[str, Any] | None, peaks: dict[str, Any] | None) -> float | None:
+    """Counted FLOPs of the measured steps over what this machine's fastest product would have done in their time."""
+    return read(profile, peaks)["compute"] if profile and peaks else None
 
 
 def quality(

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from recperf.data.yambda import order as order_module
-from recperf.data.yambda.config import WindowConfig
-from recperf.data.yambda.order import Leftover, StreamOrder
+from recperf.data.yambda.config import Leftover, WindowConfig
+from recperf.data.yambda.order import StreamOrder
 from recperf.data.yambda.schema import SKIP
 from recperf.data.yambda.store import EventStore
 from recperf.data.yambda.windows import WindowIndex
@@ -67,6 +67,15 @@ def test_every_batch_is_that_of_the_plain_way(
     order, _ = stream(sizes, windows, batch_size=batch_size, leftover=leftover)
     assert len(order) == len(expected)
     assert order.samples == sum(len(batch) for batch in expected)
+    assert [order.samples_until(number) for number in range(len(expected) + 1)] == [
+        sum(map(len, expected[:number])) for number in range(len(expected) + 1)
+    ]
+    if len(set(windows)) == len(windows):
+        for place, seam in enumerate(order.seams_S.tolist()):
+            later = {window for window in windows[place + 1 :] if sizes[window]}
+            inside = [{anchor // 1000 for anchor in batch} for batch in expected]
+            assert not any(later & batch for batch in inside[:seam])
+            assert seam == len(expected) or later & inside[seam]
     for number in reversed(range(len(expected))):
         assert order.batch(number).tolist() == expected[number]
         place = order.last_place(number)

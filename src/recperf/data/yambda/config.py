@@ -10,6 +10,8 @@ from .schema import DAY_S
 
 Strategy = Literal["interleaved", "last-n", "last_n"]
 """The last two are one; a config holds the first spelling of it."""
+Leftover = Literal["drop", "keep", "carry"]
+"""What becomes of a window's last anchors that fill no batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

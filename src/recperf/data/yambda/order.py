@@ -9,15 +9,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...config import require, within
+from .config import Leftover
 from .windows import Users, WindowIndex
-
-Leftover = Literal["drop", "keep", "carry"]
 
 _KEPT = 3
 """Windows kept at least: the last, the present and the next one."""
@@ -82,6 +80,27 @@ class StreamOrder:
         """Anchors that fill no batch at the end of each window: dropped, in a short batch, or carried on."""
         ends_S = self._before_S1[1:] if self.leftover == "carry" else self.counts_S
         return np.asarray(ends_S % self.batch_size)
+
+    @property
+    def seams_S(self) -> NDArray[np.int64]:
+        """Batches up to the end of each window, none of which has an anchor of a later window."""
+        ends_S = self._before_S1[1:]
+        if self.leftover != "carry":
+            return ends_S
+        seams_S = ends_S // self.batch_size
+        # What is left at the very end makes a last, short batch.
+        seams_S[ends_S == self._before_S1[-1]] = len(self)
+        return np.asarray(seams_S)
+
+    def samples_until(self, number: int) -> int:
+        """Anchors of the batches before this one."""
+        if self.leftover != "keep":
+            return min(number * self.batch_size, self.samples)
+        if number >= len(self):
+            return self.samples
+        place = self._place(number)
+        inside = number - int(self._before_S1[place])
+        return int(self.counts_S[:place].sum()) + inside * self.batch_size
 
     def batch(self, number: int) -> NDArray[np.int64]:
         """Positions of one batch's anchors; no other window's events are read."""

@@ -10,11 +10,14 @@ METRICS = {
     "log_loss": "log loss",
     "calibration": "calibration",
     "calibration_error": "calibration error",
+    "normalized_entropy": "normalized entropy",
+    "lifetime_auc": "lifetime AUC",
 }
 BASELINES = {
     "user_item_bias": "user + item bias",
     "item_bias": "item bias",
     "majority": "majority class",
+    "popularity": "item popularity",
     "planted": "planted answer",
 }
 PHASES = {

@@ -1,0 +1,74 @@
+"""Training on windows in the order of time: when to score, and which window is the next that nothing was learnt from.
+
+Shapes: S windows of a stream.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..data.yambda.order import StreamOrder
+from .cadence import Due
+from .loop import Position
+
+
+def after_windows(order: StreamOrder, windows: int) -> Due:
+    """At the seam after every so many windows; 0 means never."""
+    seams = frozenset(seams_of(order, windows))
+    return lambda at: at.batch in seams
+
+
+def seams_of(order: StreamOrder, windows: int) -> list[int]:
+    """Batches that are done when so many more windows are, ascending; a window without a batch ends with another."""
+    if not windows:
+        return []
+    return sorted({int(seam) for seam in order.seams_S[windows - 1 :: windows]} - {0})
+
+
+def interval(share: float, samples: int, batch_size: int) -> int:
+    """Steps until such a share of all samples is trained on, at least one."""
+    return max(1, math.ceil(share * samples / batch_size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluations:
+    """When to score: at seams, or after every so many steps, in the middle of a window too. Not before `first_step`.
+
+    The end of training is scored in any case, so it is never among these.
+    """
+
+    batches: int
+    """Of an epoch."""
+    seams: tuple[int, ...] = ()
+    steps: int = 0
+    first_step: int = 0
+
+    def __call__(self, at: Position) -> bool:
+        by_window = at.batch in self.seams
+        return at.step >= self.first_step and (by_window or (self.steps > 0 and at.step % self.steps == 0))
+
+    def next(self, at: Position) -> Position | None:
+        """The next in this epoch; none: only its end is left."""
+        if self.steps:
+            due = max((at.step // self.steps + 1) * self.steps, -(-self.first_step // self.steps) * self.steps)
+            ahead = [at.batch + due - at.step]
+        else:
+            least = max(at.batch + 1, at.batch + self.first_step - at.step)
+            ahead = [seam for seam in self.seams if seam >= least]
+        if not ahead or ahead[0] >= self.batches:
+            return None
+        return replace(at, batch=ahead[0], step=at.step + ahead[0] - at.batch)
+
+
+def next_window(order: StreamOrder, at: Position) -> int | None:
+    """The first window with anchors of which no batch so far has any; none where the data ends."""
+    if at.batch == 0 and at.step == 0:
+        return order.windows[0]
+    done = at.batch or len(order)
+    last = max(order.last_place(done - 1), int(np.searchsorted(order.seams_S, done, side="right")) - 1)
+    after = order.windows[last] + 1
+    found = np.flatnonzero(order.index.counts("all")[after:])
+    return after + int(found[0]) if len(found) else None

@@ -1,0 +1,41 @@
+"""A training as an MLPerf log tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..runs.mlperf.facts import Facts
+from ..runs.mlperf.log import MLPerfLog
+from ..train.loop import Position, Recipe
+
+LOSS_EVERY = 50
+"""Steps between two losses in the log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """Tells the log what the watchers of a training are told."""
+
+    log: MLPerfLog
+    facts: Facts
+    recipe: Recipe
+    samples: Callable[[int], int]
+    """Trained on after so many steps."""
+    target: float | None
+    """The AUC to reach."""
+
+    def loss(self, step: int, loss: float) -> None:
+        if step % LOSS_EVERY == 0:
+            self.log.train_loss(self.samples(step), loss, self.recipe.learning_rate(step - 1))
+
+    def begins(self, at: Position) -> None:
+        self.log.evaluation_begins(self.samples(at.step))
+
+    def ends(self, at: Position, metrics: dict[str, float], enough: bool) -> None:
+        goes_on = not enough and at.step < self.recipe.steps
+        self.log.evaluation_ends(self.samples(at.step), metrics["auc"], goes_on)
+
+    def stop(self, step: int, metrics: dict[str, float]) -> None:
+        """Without a target there is none to miss."""
+        self.log.stop(self.samples(step), self.target is None or metrics["auc"] >= self.target)

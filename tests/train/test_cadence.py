@@ -1,0 +1,67 @@
+"""When something is due."""
+
+from __future__ import annotations
+
+import pytest
+
+from recperf.train.cadence import Minutes, either, every, never
+from recperf.train.loop import Position
+from recperf.train.stream import Evaluations, interval
+
+
+def at(step: int) -> Position:
+    return Position(0, step, step)
+
+
+def test_every_so_many_steps() -> None:
+    assert [step for step in range(1, 10) if every(3)(at(step))] == [3, 6, 9]
+    assert not any(every(0)(at(step)) for step in range(10))
+
+
+def test_either_asks_all_of_them() -> None:
+    """One that keeps time must be asked even where another is due already."""
+    now = 0.0
+    minutes = Minutes(1, clock=lambda: now)
+    due = either(every(5), never, minutes)
+    assert [due(at(step)) for step in range(1, 6)] == [False] * 4 + [True]
+    now = 60.0
+    assert due(at(10))
+    assert not due(at(11))
+    now = 119.9
+    assert not due(at(12))
+    now = 120.0
+    assert due(at(13))
+
+
+def test_no_minutes_mean_never() -> None:
+    ticks = iter(range(0, 10**9, 10**6))
+    assert not any(Minutes(0, clock=lambda: next(ticks))(at(step)) for step in range(50))
+
+
+@pytest.mark.parametrize(
+    ("share", "samples", "batch_size", "steps"),
+    [(0.001, 2_290_835_423, 8192, 280), (0.001, 2_290_835_423, 16384, 140), (0.001, 2_290_835_423, 32768, 70),
+     (1e-9, 100, 10, 1), (1.0, 100, 30, 4)],
+)  # fmt: skip
+def test_a_share_of_the_data_in_steps(share: float, samples: int, batch_size: int, steps: int) -> None:
+    assert interval(share, samples, batch_size) == steps
+
+
+@pytest.mark.parametrize(
+    "due",
+    [
+        Evaluations(batches=20, steps=6),
+        Evaluations(batches=20, steps=6, first_step=7),
+        Evaluations(batches=20, steps=6, first_step=12),
+        Evaluations(batches=20, seams=(3, 9, 20)),
+        Evaluations(batches=20, seams=(3, 9, 20), first_step=4),
+        Evaluations(batches=20, seams=(3, 9), first_step=24),
+        Evaluations(batches=20),
+    ],
+)
+def test_the_next_one_is_the_next_that_is_due(due: Evaluations) -> None:
+    for epoch in (0, 1):
+        places = [Position(epoch, batch, 20 * epoch + batch) for batch in range(20)]
+        for place in places:
+            later = [other for other in places if other.batch > place.batch and due(other)]
+            assert due.next(place) == (later[0] if later else None)

@@ -1,0 +1,279 @@
+"""dlrm-v4 in the order of time: what is trained on before what is scored, whatever the windows, batches and users."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recperf.cli import main
+from recperf.data.batch import HistoryBatch
+from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
+from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.errors import ConfigError, DataError
+from recperf.train.loop import Position
+from recperf.workloads.dlrm_v4 import (
+    DLRMv4WorkloadConfig,
+    EvaluationConfig,
+    EventsConfig,
+    HistoryTrainConfig,
+    laptop,
+    mlperf,
+    mlperf_first_samples,
+)
+from recperf.workloads.dlrm_v4_build import HistoryTrial
+from recperf.workloads.dlrm_v4_data import PreparedHistories, divided
+
+DAY = 86_400
+EVENTS = EventsConfig(
+    events=3_000,
+    history=HistoryConfig(length=12, scan=40),
+    windows=WindowConfig(min_history=5, seconds=30 * DAY),
+    holdout_windows=2,
+)
+TRAIN = HistoryTrainConfig(batch_size=64, device="cpu")
+
+
+def small(data: EventsConfig = EVENTS, **changes: Any) -> DLRMv4WorkloadConfig:
+    model = replace(laptop().model, row_scale=1e-5)
+    return replace(laptop(), **({"data": data, "train": TRAIN, "model": model} | changes))
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "holdout"),
+    [
+        ({"holdout_windows": 2}, range(8), range(8, 10)),
+        ({"holdout_windows": 2, "first_window": 3, "train_windows": 4}, range(3, 7), range(8, 10)),
+        ({"holdout_first": 5}, range(5), range(5, 6)),
+        ({"holdout_first": 5, "train_windows": 5}, range(5), range(5, 6)),
+    ],
+)
+def test_windows_are_divided_as_asked(data: dict[str, Any], train: range, holdout: range) -> None:
+    assert divided(EventsConfig(**data), 10) == (train, holdout)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ({"holdout_first": 4, "train_windows": 6}, ConfigError, "hold-out windows 4 to 4 are trained on"),
+        ({"holdout_windows": 3, "train_windows": 8}, ConfigError, "hold-out windows 7 to 9 are trained on"),
+        ({"holdout_first": 1, "first_window": 4, "train_windows": 3}, ConfigError, "they must be its future"),
+        ({"holdout_first": 3, "first_window": 4}, DataError, "none is left to train on"),
+        ({"holdout_windows": 10}, DataError, "none is left to train on"),
+        ({"holdout_first": 9, "holdout_windows": 2}, DataError, "windows 9 to 10 are to be held out, .* has 10"),
+        ({"holdout_first": 3, "first_window": 5, "train_windows": 6}, DataError, "5 to 10 are to be trained on"),
+    ],
+)
+def test_what_is_not_the_future_is_refused(data: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        divided(EventsConfig(**data), 10)
+
+
+def test_held_out_users_may_share_windows() -> None:
+    windows = WindowConfig(train_share=0.7, min_history=5, seconds=30 * DAY)
+    data = replace(EVENTS, windows=windows, holdout_first=4, holdout_windows=3, train_windows=9)
+    prepared = PreparedHistories(small(data))
+    users = prepared.store.users_by_position
+    trained, scored = (
+        {int(user) for number in range(len(order)) for user in users(order.batch(number))}
+        for order in (prepared.train_order(), prepared.valid_order(prepared.holdout))
+    )
+    assert trained
+    assert scored
+    assert not trained & scored
+    assert "held-out users" in prepared.data["split"]
+
+
+def test_two_cadences_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="are both set"):
+        EvaluationConfig(every_windows=2, every_share=0.1)
+    with pytest.raises(ConfigError, match=r"train\.evaluate_steps"):
+        small(train=replace(TRAIN, evaluate_steps=5), evaluate=EvaluationConfig(every_windows=2))
+    with pytest.raises(ConfigError, match="a second pass knows it"):
+        small(train=replace(TRAIN, epochs=2), evaluate=EvaluationConfig(on="next-window"))
+    assert main(["run", "dlrm-v4", "--evaluate.every-windows", "2", "--evaluate.every-share", "0.1"]) == 3
+    assert "both set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("batch_size", "first_block"), [(1024, 21), (8192, 25), (16384, 31), (32768, 41)])
+def test_the_benchmark_s_first_evaluation(batch_size: int, first_block: int) -> None:
+    total = 2_290_835_423
+    block = -(-total // (1000 * batch_size))
+    first = mlperf().evaluate.first_step(total, batch_size)
+    assert -(-first // block) == first_block
+    assert first * batch_size >= mlperf_first_samples(batch_size)
+    assert EvaluationConfig(skip_share=0.5).first_step(1000, 100) == 5
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 5000])
+def test_every_row_of_the_hold_out_is_scored_whatever_the_batch(batch_size: int) -> None:
+    config = small(evaluate=EvaluationConfig(batch_size=batch_size))
+    prepared = PreparedHistories(config)
+    order = prepared.valid_order(prepared.holdout)
+    scored = [int(anchor) for number in range(len(order)) for anchor in order.batch(number)]
+    expected = [int(anchor) for window in prepared.holdout for anchor in prepared.index.anchors(window)]
+    assert scored == expected
+    assert prepared.data["valid_rows"] == len(expected)
+
+
+def test_a_score_does_not_depend_on_the_batch_size() -> None:
+    scores = []
+    for batch_size in (7, 100):
+        prepared = PreparedHistories(small(evaluate=EvaluationConfig(batch_size=batch_size)))
+        scores.append(prepared.trial(1).score())
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+
+
+def words(folder: str, *more: str) -> list[str]:
+    return [
+        "run", "dlrm-v4", "--data.events", "3000", "--data.history.length", "12", "--data.history.scan", "40",
+        "--data.windows.min-history", "5", "--data.windows.seconds", str(30 * DAY), "--data.holdout-windows", "2",
+        "--train.batch-size", "64", "--train.device", "cpu", "--target.beat", "none", "--no-peaks", "--no-report",
+        "--quiet", "--model.row-scale", "1e-5", "--run-dir", folder, *more,
+    ]  # fmt: skip
+
+
+def events(folder: str, kind: str) -> list[dict[str, Any]]:
+    lines = Path(folder, "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def test_the_log_says_what_was_left_of_each_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(words("one", "--data.leftover", "drop", "--evaluate.on", "next-window", "--evaluate.every-windows", "3"))
+        == 0
+    )
+    windows = events("one", "window")
+    assert [event["window"] for event in windows] == list(range(8))
+    result = json.loads(Path("one/result.json").read_text())
+    left = sum(event["in_no_full_batch"] for event in windows)
+    assert left > 0
+    assert list(result["data"]["skipped"].values()) == [left]
+    assert sum(event["anchors"] for event in windows) - left == result["data"]["train_rows"]
+    scored = events("one", "evaluation")
+    assert [event["first_window"] for event in scored] == [3, 6, 8]
+    assert all(event["rows"] > 0 for event in scored)
+    metrics = events("one", "metric")
+    assert [event["step"] for event in metrics] == [event["step"] for event in scored]
+    assert {"normalized_entropy", "lifetime_auc"} <= set(result["quality"]["metrics"])
+    assert [event["step"] for event in events("one", "training")] == [event["step"] for event in metrics]
+
+
+def test_evaluations_by_share_begin_late_and_stop_the_run_at_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = ["--evaluate.every-share", "0.1", "--evaluate.skip-share", "0.35"]
+    assert main(words("one", *chosen)) == 0
+    assert [event["step"] for event in events("one", "metric")] == [12, 15, 18, 21, 24, 27, 30]
+    assert main(words("two", *chosen, "--train.stop-at-target", "--target.auc", "0.01")) == 0
+    assert [event["step"] for event in events("two", "metric")] == [12]
+
+
+@dataclass(frozen=True)
+class Row:
+    user: int
+    item: int
+    time: int
+    ratio: int
+
+
+ROWS = st.lists(
+    st.builds(Row, st.integers(1, 4), st.integers(0, 9), st.integers(0, 12 * DAY), st.sampled_from([0, 49, 50, 100])),
+    min_size=12,
+    max_size=70,
+)
+
+
+def opened(rows: list[Row], leftover: Leftover, on: Any, batch_size: int, every: int) -> HistoryTrial:
+    """From a file of raw events to a training."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder, "raw.csv")
+        raw.write_text("user,item,time,ratio\n" + "".join(f"{r.user},{r.item},{r.time},{r.ratio}\n" for r in rows))
+        store = import_events(ImportOptions(events=raw, ratio="ratio", ids="keep"), Path(folder, "store"))
+        data = replace(
+            EVENTS, path=store, windows=WindowConfig(min_history=1, seconds=DAY), holdout_windows=1, leftover=leftover
+        )
+        config = small(
+            data,
+            train=replace(TRAIN, batch_size=batch_size),
+            evaluate=EvaluationConfig(on=on, every_windows=every),
+        )
+        return PreparedHistories(config).trial(1)
+
+
+def told(batch: HistoryBatch, anchors: Any, trial: HistoryTrial) -> dict[tuple[int, int], list[Any]]:
+    """Everything a model gets to know of each anchor, by user and place in the user's stream."""
+    store, found = trial.prepared.store, {}
+    for place, anchor in enumerate(anchors.tolist()):
+        user = int(store.users_by_position(anchors[place : place + 1])[0])
+        start, stop = batch.history_offsets_B1[place : place + 2].tolist()
+        known: list[Any] = [batch.actions_T[start:stop].tolist(), batch.times_T[start:stop].tolist()]
+        known += [int(batch.query_times_B[place]), int(batch.labels_B[place])]
+        for key in batch.features.keys:
+            ids, offsets = batch.features[key]
+            known.append(ids[offsets[place] : offsets[place + 1]].tolist())
+        found[int(store.user_ids_U[user]), anchor - int(store.user_first_U1[user])] = known
+    return found
+
+
+@given(
+    rows=ROWS,
+    leftover=st.sampled_from(["drop", "keep", "carry"]),
+    batch_size=st.integers(1, 9),
+    every=st.integers(0, 3),
+    on=st.sampled_from(["holdout", "next-window"]),
+)
+@settings(max_examples=30)
+def test_nothing_trained_on_is_of_the_time_that_is_scored(
+    rows: list[Row], leftover: Leftover, batch_size: int, every: int, on: Any
+) -> None:
+    try:
+        trial = opened(rows, leftover, on, batch_size, every)
+    except DataError:
+        return
+    prepared, order = trial.prepared, trial.order
+    latest = -1
+    for number in range(len(order)):
+        anchors = order.batch(number)
+        batch = prepared.histories.batch(anchors)
+        latest = max(latest, int(prepared.store.times_E[anchors].max()), max(batch.times_T.tolist(), default=-1))
+        at = Position(0, number + 1, number + 1)
+        if number + 1 < len(order) and not trial.due(at):
+            continue
+        windows = prepared.windows_at(at)
+        assert latest < prepared.index.t_min + windows.start * DAY
+        scored = prepared.valid_order(windows)
+        assert scored.samples == sum(len(prepared.index.anchors(window)) for window in windows) > 0
+
+
+@given(rows=ROWS, cut=st.integers(0, 12), flip=st.integers(1, 9))
+@settings(max_examples=30)
+def test_what_happens_later_changes_no_earlier_sample(rows: list[Row], cut: int, flip: int) -> None:
+    """The same file with another future: every sample before it, trained on or scored, is the same, label and all."""
+    moment = cut * DAY + 7
+    other = [
+        row if row.time < moment else replace(row, item=(row.item + flip) % 10, ratio=100 - row.ratio) for row in rows
+    ]
+    found = []
+    for version in (rows, other):
+        try:
+            trial = opened(version, "carry", "holdout", 8, 0)
+        except DataError:
+            return
+        known: dict[tuple[int, int], list[Any]] = {}
+        for order in (trial.order, trial.prepared.valid_order(trial.prepared.holdout)):
+            for number in range(len(order)):
+                anchors = order.batch(number)
+                early = anchors[trial.prepared.store.times_E[anchors] < moment]
+                if len(early):
+                    known |= told(trial.prepared.histories.batch(early), early, trial)
+        found.append(known)
+    assert found[0] == found[1]
