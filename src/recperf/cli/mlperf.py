@@ -57,7 +57,8 @@ class CheckOptions:
 
 
 CHECK = f"""Run the official compliance checker of ruleset {RULESET} on every log, and with several the official RCP
-checker on the set: did they need as many samples to the target as the reference does? Exits 5 when a log or the set fails."""
+checker on the set: did they need as many samples to the target as the reference does? Exits 5 when a log or the set
+fails."""
 
 
 def check(words: list[str]) -> int:

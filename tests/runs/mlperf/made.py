@@ -43,8 +43,8 @@ def facts(batch: int = 8192, seed: int = 1, **changed: Any) -> Facts:
 class Training:
     """A training that only logs: a loss a block, evaluations from the first block that may have one."""
 
-    def __init__(self, log: MLPerfLog, facts: Facts, last: int, saved: Callable[[int, dict[str, Any]], None]) -> None:
-        self.log, self.facts, self.last, self.saved = log, facts, last, saved
+    def __init__(self, log: MLPerfLog, facts: Facts, last: int, after: Callable[[int], None] | None = None) -> None:
+        self.log, self.facts, self.last, self.after = log, facts, last, after
 
     def go(self, done: int = 0) -> None:
         batch = self.facts.global_batch_size
@@ -55,7 +55,8 @@ class Training:
                 over = block == self.last
                 self.log.evaluation_begins(samples)
                 self.log.evaluation_ends(samples, 0.7501 if over else 0.7, goes_on=not over)
-            self.saved(block, self.log.state())
+            if self.after:
+                self.after(block)
         self.log.stop(self.last * interval(batch), reached=True)
 
 
@@ -66,6 +67,6 @@ def write(path: Path, *, batch: int = 8192, seed: int = 1, last: int = 29, **cha
     log.begin()
     log.start(known)
     log.rewind(None)
-    Training(log, known, last, lambda *_: None).go()
+    Training(log, known, last).go()
     log.close()
     return path

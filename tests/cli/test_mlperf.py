@@ -1,0 +1,164 @@
+"""recperf mlperf as a user types it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from recperf import cli
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def made() -> ModuleType:
+    pytest.importorskip("mlperf_logging", reason="mlperf-logging is not installed: pip install 'recperf[mlperf]'")
+    path = Path(__file__).parents[1] / "runs" / "mlperf" / "made.py"
+    spec = importlib.util.spec_from_file_location("made", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """The command, in a folder where no published logs are found."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RECPERF_GOLDEN", raising=False)
+    monkeypatch.setitem(cli.COMMANDS, "mlperf", "MLPerf logs")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = cli.main(["mlperf", *words])
+        said = capfd.readouterr()
+        assert "Traceback" not in said.err
+        return code, said.out, said.err
+
+    return call
+
+
+def test_check_a_log(call: Call, made: ModuleType) -> None:
+    made.write(Path("good.log"))
+    made.write(Path("bad.log"), learning_rate=1e-7, table_learning_rate=1e-7)
+    assert call("check", "good.log") == (0, "passed  good.log  (closed division)\n", "")
+    code, out, err = call("check", "bad.log")
+    assert code == 5
+    assert "FAILED  bad.log" in out
+    assert "opt_base_learning_rate is 1e-07" in out
+    assert "1 of 1 logs fail ruleset 6.1.0" in err
+    Path("open.log").write_text(made.write(Path("length.log"), max_sequence_length=512).read_text())
+    assert call("check", "open.log")[0] == 5
+    assert call("check", "open.log", "--division", "open")[0] == 0
+
+
+def test_check_a_set(call: Call, made: ModuleType) -> None:
+    for name, last in (("slow", 29), ("fast", 26)):
+        Path(name).mkdir()
+        for seed in range(10):
+            made.write(Path(name, f"result_{seed}.txt"), seed=seed, last=last)
+    code, out, _ = call("check", "slow")
+    assert code == 0
+    assert "RCP check passed" in out
+    assert "least mean allowed:         66,297,354" in out
+    code, out, err = call("check", "fast")
+    assert code == 5
+    assert "RCP check FAILED: too few samples" in out
+    assert "error: the set fails the RCP check" in err
+
+
+def test_check_as_json(call: Call, made: ModuleType) -> None:
+    paths = [str(made.write(Path(f"{seed}.log"), seed=seed, last=26)) for seed in range(3)]
+    code, out, _ = call("check", *paths, "--json")
+    said = json.loads(out)
+    assert code == 5
+    assert [log["passed"] for log in said["logs"]] == [True] * 3
+    assert said["rcp"]["passed"] is False
+    assert said["error"]["exit_code"] == 5
+    code, out, _ = call("check", paths[0], "--json")
+    assert code == 0
+    assert json.loads(out)["rcp"] is None
+
+
+def test_the_published_logs_are_a_plain_failure(call: Call, made: ModuleType, golden: Path) -> None:
+    code, out, _ = call("check", str(golden / "mlperf_logs"))
+    assert code == 5
+    assert out.count("calls its benchmark 'hstu'") == 2
+    assert "RCP check not run" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ((), 0, ""),
+        (("check",), 2, "needs a log"),
+        (("chek", "x"), 2, "did you mean 'check'"),
+        (("check", "--divison", "open"), 2, "did you mean '--division'"),
+        (("check", "notes.txt"), 3, "no MLPerf log"),
+        (("check", "missing.log"), 3, "cannot read missing.log"),
+        (("check", "empty"), 3, "no MLPerf log in this folder"),
+        (("curve",), 2, "needs a log"),
+        (("curve", "notes.txt"), 3, "no MLPerf log"),
+        (("curve", "notes.txt", "--target", "1.5"), 2, "an AUC is above 0"),
+        (("curve", "--published", "nowhere"), 3, "cannot read nowhere"),
+        (("package", "out"), 2, "needs a folder to make"),
+        (("package", "empty", "empty"), 2, "among the logs"),
+        (("package", "out", "notes.txt"), 3, "no MLPerf log"),
+    ],
+)
+def test_exits(call: Call, made: ModuleType, words: tuple[str, ...], code: int, says: str) -> None:
+    Path("notes.txt").write_text("hello\n")
+    Path("empty").mkdir()
+    got, _, err = call(*words)
+    assert got == code
+    assert says in err
+
+
+def test_curve(call: Call, made: ModuleType, golden: Path) -> None:
+    made.write(Path("ours.log"), last=27)
+    code, out, _ = call("curve", "ours.log", "--published", str(golden / "mlperf_logs"), "--out", "curve.svg")
+    assert code == 0
+    assert "61,931,520" in out
+    assert "68,812,800" in out
+    assert Path("curve.svg").stat().st_size > 5000
+    code, out, err = call("curve", "ours.log", "--published", "none", "--json", "--out", "curve.png")
+    said = json.loads(out)
+    assert [curve["samples_to_target"] for curve in said["curves"]] == [61_931_520]
+    assert said["figure"] == "curve.png"
+    assert "figure: curve.png" in err
+
+
+def test_package(call: Call, made: ModuleType) -> None:
+    made.write(Path("a.log"))
+    made.write(Path("bad.log"), clip=0.0)
+    code, out, _ = call("package", "out", "a.log")
+    assert code == 0
+    assert "results/a_laptop/dlrmv4/result_0.txt" in out
+    assert "left to do" in out
+    assert call("package", "out", "a.log")[0] == 2
+    assert call("package", "other", "bad.log")[0] == 5
+    code, out, _ = call("package", "other", "bad.log", "--force", "--json")
+    assert code == 0
+    assert json.loads(out)["passed"] is False
+
+
+def test_no_torch_and_no_official_package_for_help_and_curves(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    event = {"key": "eval_accuracy", "value": 0.8, "time_ms": 1, "metadata": {"samples_count": 5}}
+    log.write_text(f":::MLLOG {json.dumps(event)}\n")
+    program = f"""
+import sys
+from recperf.cli import mlperf
+assert mlperf.command(["--help"]) == 0
+assert mlperf.command(["curve", {str(log)!r}, "--published", "none"]) == 0
+print(sorted({{"torch", "mlperf_logging", "matplotlib"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,318 @@
+"""The log: what it has, and that no kill, resume or fault on the disk makes it say something else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from recperf.errors import DataError, MachineError
+from recperf.runs.mlperf.check import verdict
+from recperf.runs.mlperf.config import SubmissionConfig
+from recperf.runs.mlperf.log import MLPerfLog
+
+ONCE = (
+    "cache_clear", "init_start", "init_stop", "run_start", "run_stop", "train_samples", "eval_samples", "seed",
+    "global_batch_size", "submission_benchmark", "config_filename", "micro_batch_size",
+)  # fmt: skip
+PROLOGUE = 38
+"""Lines until training begins."""
+NOT_RULED = {"skip_eval_epoch_pct", "train_loss"}
+"""Keys of the reference that the official package has no name for."""
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+
+
+def timeless(path: Path) -> list[tuple[Any, ...]]:
+    return [(e["event_type"], e["key"], e["value"], e["metadata"]) for e in events(path)]
+
+
+@pytest.fixture
+def fresh(made: ModuleType, tmp_path: Path) -> MLPerfLog:
+    """A log that has just started, of a run with 1,000 samples."""
+    log = MLPerfLog(tmp_path / "mlperf.log", made.SUBMISSION)
+    log.begin()
+    log.start(made.facts(64, train_samples=1000))
+    return log
+
+
+def test_every_key_is_one_of_the_official_package(write: Callable[..., Path]) -> None:
+    from mlperf_logging.mllog import constants
+
+    known = {value for value in vars(constants).values() if isinstance(value, str)}
+    assert {event["key"] for event in events(write())} - known == NOT_RULED
+
+
+def test_order_and_places(write: Callable[..., Path], made: ModuleType) -> None:
+    logged = events(write(last=26))
+    keys = [event["key"] for event in logged]
+    assert keys[:3] == ["cache_clear", "init_start", "submission_benchmark"]
+    assert keys.index("global_batch_size") < keys.index("opt_base_learning_rate")
+    at = keys.index("init_stop")
+    assert keys[at : at + 5] == ["init_stop", "run_start", "train_samples", "eval_samples", "block_start"]
+    evaluation = ["block_stop", "eval_start", "eval_accuracy", "eval_stop"]
+    assert keys[at + 5 :] == [
+        *["train_loss"] * 25, *evaluation, "block_start", "train_loss", *evaluation, "run_stop",
+    ]  # fmt: skip
+    placed = [event for event in logged if event["key"] in (*evaluation, "block_start", "run_stop")]
+    for event in placed:
+        samples = event["metadata"]["samples_count"]
+        assert samples in (0, 25 * made.interval(8192), 26 * made.interval(8192))
+        assert event["metadata"]["epoch_num"] == samples / made.TRAIN
+    assert logged[-1]["metadata"]["status"] == "success"
+    losses = [event for event in logged if event["key"] == "train_loss"]
+    assert losses[1]["value"] == 0.138
+    assert losses[1]["metadata"]["samples_count"] == 2 * made.interval(8192)
+    assert losses[1]["metadata"]["lr"] == 2e-9
+
+
+def test_the_log_does_not_tell_where_recperf_is_installed(write: Callable[..., Path]) -> None:
+    assert {event["metadata"]["file"] for event in events(write())} == {"recperf/runs/mlperf/log.py"}
+
+
+def test_caches_are_not_claimed_to_be_clear(made: ModuleType, tmp_path: Path) -> None:
+    for claimed in (False, True):
+        log = MLPerfLog(tmp_path / f"{claimed}.log", SubmissionConfig(log=True, cache_clear=claimed))
+        log.begin()
+        log.close()
+        assert events(log.path)[0]["value"] is claimed
+
+
+def test_a_platform_of_its_own_accord(made: ModuleType, tmp_path: Path) -> None:
+    log = MLPerfLog(tmp_path / "mlperf.log", SubmissionConfig(log=True))
+    log.start(made.facts())
+    named = next(event["value"] for event in events(log.path) if event["key"] == "submission_platform")
+    assert named
+    assert named != "auto"
+
+
+def resumed(path: Path, made: ModuleType, saves: list[tuple[int, dict[str, Any]]], last: int) -> None:
+    """What the process after a kill does."""
+    size = path.stat().st_size
+    done, state = next(((b, s) for b, s in reversed(saves) if s["bytes"] <= size), (0, None))
+    log = MLPerfLog(path, made.SUBMISSION)
+    log.begin()
+    log.start(made.facts())
+    log.rewind(state)
+    made.Training(log, made.facts(), last).go(done)
+    log.close()
+
+
+def test_killed_between_any_two_lines_and_inside_them(made: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "mlperf.log"
+    log = MLPerfLog(path, made.SUBMISSION)
+    log.begin()
+    log.start(made.facts())
+    log.rewind(None)
+    saves: list[tuple[int, dict[str, Any]]] = []
+    # A checkpoint every third block, so that a resume has lines to drop, evaluations among them.
+    made.Training(log, made.facts(), 27, lambda b: saves.append((b, log.state())) if b % 3 == 1 else None).go()
+    log.close()
+    straight, content = timeless(path), path.read_bytes()
+    ends = [0, *(index + 1 for index, byte in enumerate(content) if byte == 10)]
+    assert len(ends) == len(straight) + 1 > 70
+    for index, end in enumerate(ends):
+        for torn in {0, 17} if end < len(content) else {0}:
+            path.write_bytes(content[: end + torn])
+            resumed(path, made, saves, 27)
+            assert timeless(path) == straight
+            times = [event["time_ms"] for event in events(path)]
+            assert times == sorted(times)
+        if index % 5 == 0:
+            found = verdict(path)
+            assert found.passed, found.failures
+        counted = Counter(event["key"] for event in events(path))
+        assert [counted[key] for key in ONCE] == [1] * len(ONCE)
+
+
+def test_a_resume_keeps_the_times_of_the_start(fresh: MLPerfLog, made: ModuleType, monkeypatch: Any) -> None:
+    fresh.train_loss(64, 0.1, 1e-9)
+    fresh.close()
+    before = fresh.path.read_text().splitlines()[:-1]
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    log = MLPerfLog(fresh.path, made.SUBMISSION)
+    log.begin()
+    log.start(made.facts(64, train_samples=1000))
+    log.rewind(None)
+    assert log.path.read_text().splitlines() == before
+    log.train_loss(64, 0.1, 1e-9)
+    assert events(log.path)[-1]["time_ms"] == 4_000_000_000_000
+
+
+def test_a_clock_set_back_does_not_turn_time_around(fresh: MLPerfLog, made: ModuleType, monkeypatch: Any) -> None:
+    latest = events(fresh.path)[-1]["time_ms"]
+    monkeypatch.setattr("time.time", lambda: 1.0)
+    fresh.train_loss(64, 0.1, 1e-9)
+    fresh.close()
+    log = MLPerfLog(fresh.path, made.SUBMISSION)
+    log.stop(64, reached=False)
+    assert [event["time_ms"] for event in events(log.path)[-3:]] == [latest] * 3
+
+
+def test_a_run_that_never_started_begins_anew(made: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
+    log = MLPerfLog(tmp_path / "mlperf.log", made.SUBMISSION)
+    log.begin()
+    log.close()
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    log = MLPerfLog(log.path, made.SUBMISSION)
+    log.begin()
+    assert [(event["key"], event["time_ms"]) for event in events(log.path)] == [
+        ("cache_clear", 4_000_000_000_000),
+        ("init_start", 4_000_000_000_000),
+    ]
+
+
+def test_a_log_is_held_against_the_run_that_goes_on(fresh: MLPerfLog, made: ModuleType) -> None:
+    fresh.close()
+    size = fresh.path.stat().st_size
+    log = MLPerfLog(fresh.path, made.SUBMISSION)
+    with pytest.raises(DataError, match="begun with global_batch_size 64, this run has 128"):
+        log.start(made.facts(128, train_samples=1000))
+    assert fresh.path.stat().st_size == size
+
+
+def test_a_run_that_misses_its_target_is_aborted(fresh: MLPerfLog) -> None:
+    fresh.evaluation_begins(64)
+    fresh.evaluation_ends(64, 0.6, goes_on=True)
+    fresh.stop(128, reached=False)
+    fresh.stop(128, reached=False)
+    last = events(fresh.path)[-2:]
+    assert [event["key"] for event in last] == ["block_stop", "run_stop"]
+    assert last[1]["metadata"]["status"] == "aborted"
+
+
+def test_a_state_is_json_and_leads_back(fresh: MLPerfLog) -> None:
+    fresh.train_loss(64, 0.1, 1e-9)
+    state = json.loads(json.dumps(fresh.state()))
+    before = fresh.path.read_bytes()
+    fresh.evaluation_begins(64)
+    fresh.rewind(state)
+    assert fresh.path.read_bytes() == before
+    assert fresh.state() == state
+    fresh.evaluation_begins(64)
+    assert [event["key"] for event in events(fresh.path)[-2:]] == ["block_stop", "eval_start"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda content: content[:-30], "shorter than its checkpoint"),
+        (lambda content: content.replace(b"recperf", b"somebody"), "changed since its checkpoint"),
+        (lambda content: b"", "shorter than its checkpoint"),
+    ],
+)
+def test_another_log_than_the_checkpoints(fresh: MLPerfLog, made: ModuleType, damage: Any, says: str) -> None:
+    state = fresh.state()
+    fresh.close()
+    fresh.path.write_bytes(damage(fresh.path.read_bytes()))
+    log = MLPerfLog(fresh.path, made.SUBMISSION)
+    with pytest.raises(DataError, match=says) as raised:
+        log.rewind(state)
+    assert "\n" not in raised.value.what
+
+
+@pytest.mark.parametrize("state", [{}, {"bytes": -1, "digest": ""}, {"bytes": True, "digest": ""}, {"bytes": 1.5}])
+def test_a_state_that_is_none(fresh: MLPerfLog, state: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="does not say how long"):
+        fresh.rewind(state)
+
+
+GARBAGE = (b"hello\n", b":::MLLOG {\n", b":::MLLOG 5\n", b":::MLLOG {}\n", b"\0" * 50 + b"\n")
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=["text", "torn", "number", "empty", "zeros"])
+def test_garbage_before_the_run_is_refused_and_after_it_is_cut(
+    fresh: MLPerfLog, made: ModuleType, garbage: bytes
+) -> None:
+    state = fresh.state()
+    fresh.close()
+    content = fresh.path.read_bytes()
+    fresh.path.write_bytes(content + garbage)
+    log = MLPerfLog(fresh.path, made.SUBMISSION)
+    with pytest.raises(DataError, match=f"line {PROLOGUE + 1} of mlperf.log"):
+        log.train_loss(64, 0.1, 1e-9)
+    log.rewind(state)
+    assert log.path.read_bytes() == content
+    log.close()
+    fresh.path.write_bytes(content + garbage)
+    log = MLPerfLog(fresh.path, made.SUBMISSION)
+    log.rewind(None)
+    assert log.path.read_bytes() == content
+    log.close()
+    fresh.path.write_bytes(garbage + content)
+    log = MLPerfLog(fresh.path, made.SUBMISSION)
+    with pytest.raises(DataError, match=r"line 1 of mlperf\.log"):
+        log.rewind(None)
+
+
+def test_a_file_of_somebody_else_is_left_alone(made: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "mlperf.log"
+    path.write_text("notes of my own\n")
+    log = MLPerfLog(path, made.SUBMISSION)
+    with pytest.raises(DataError, match=r"line 1 of mlperf\.log has no :::MLLOG mark"):
+        log.begin()
+    assert path.read_text() == "notes of my own\n"
+
+
+@pytest.mark.parametrize("written", [None, 10])
+def test_a_full_disk_is_said_and_leaves_whole_lines(fresh: MLPerfLog, monkeypatch: Any, written: int | None) -> None:
+    before, real = fresh.path.read_bytes(), os.write
+
+    def full(handle: int, content: bytes) -> int:
+        if written is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle, content[:written])
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.write", full)
+        with pytest.raises(MachineError, match=r"cannot write mlperf\.log: the disk is full"):
+            fresh.train_loss(64, 0.1, 1e-9)
+    assert fresh.path.read_bytes() == before
+    fresh.train_loss(64, 0.1, 1e-9)
+    fresh.rewind(fresh.state())
+    assert len(events(fresh.path)) == PROLOGUE + 1
+
+
+def test_a_folder_that_cannot_be_written(made: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"cannot write mlperf\.log"):
+        MLPerfLog(tmp_path / "nowhere" / "mlperf.log", made.SUBMISSION)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_number_no_line(fresh: MLPerfLog, value: float) -> None:
+    with pytest.raises(DataError, match="the loss after 64 samples is"):
+        fresh.train_loss(64, value, 1e-9)
+    with pytest.raises(DataError, match="the AUC after 64 samples is"):
+        fresh.evaluation_ends(64, value, goes_on=True)
+    assert len(events(fresh.path)) == PROLOGUE
+
+
+def test_two_logs_in_a_process_do_not_mix(made: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    handlers = list(logging.getLogger().handlers)
+    logs = [MLPerfLog(tmp_path / f"{name}.log", made.SUBMISSION) for name in "ab"]
+    for log, seed in zip(logs, (1, 2)):
+        log.start(made.facts(seed=seed))
+    logs[0].close()
+    logs[1].train_loss(8192, 0.1, 1e-9)
+    assert [len(events(log.path)) for log in logs] == [PROLOGUE, PROLOGUE + 1]
+    assert [next(e["value"] for e in events(log.path) if e["key"] == "seed") for log in logs] == [1, 2]
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger().handlers == handlers
+
+
+def test_without_the_official_package(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "mlperf_logging.mllog.mllog", None)
+    with pytest.raises(MachineError) as raised:
+        MLPerfLog(tmp_path / "mlperf.log", SubmissionConfig(log=True))
+    assert raised.value.fix == "pip install 'recperf[mlperf]'"
