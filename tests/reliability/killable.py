@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["recperf.workloads.execute", "recperf.workloads.clicks", "recperf.cli.run"])
+CONTEXT.set_forkserver_preload(
+    ["recperf.workloads.execute", "recperf.workloads.clicks", "recperf.cli.run", "recperf.train.checkpoint_dcp"]
+)
 
 
 def _main(words: list[str], environment: dict[str, str], log: str, die_at: tuple[str, int] | None) -> None:

@@ -1,127 +1,445 @@
+"""Checkpoints under their names: whole, verified, the newest intact one used, and what is not there said."""
+
 from __future__ import annotations
 
-import random
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from recperf import points
 from recperf.errors import DataError, MachineError
+from recperf.train import checkpoint_folder
 from recperf.train.checkpoint import CheckpointStore
 
-
-def _fail(watched: Any, _: bytes) -> int:
-    watched.error = OSError(28, "No space left on device")
-    raise watched.error
+NOBODY = 2**22 + 1
+"""A process number that the system never gives."""
 
 
-def store(folder: Path) -> tuple[CheckpointStore, list[str]]:
+def store(folder: Path, **fields: Any) -> tuple[CheckpointStore, list[str]]:
     said: list[str] = []
-    return CheckpointStore(folder=folder, notice=said.append), said
+    return CheckpointStore(folder=folder, notice=said.append, **fields), said
 
 
-def state(value: int) -> dict[str, object]:
-    return {"weights": torch.arange(100) * value, "value": value}
+def state(value: int) -> dict[str, Any]:
+    return {"weights": torch.arange(100) * value, "table": torch.full((20_000,), float(value)), "value": value}
+
+
+def value_of(checkpoints: CheckpointStore, which: str = "last") -> int:
+    found = checkpoints.load(which)
+    assert found is not None
+    assert torch.equal(found["weights"], torch.arange(100) * found["value"])
+    assert found["table"].unique().tolist() == [found["value"]]
+    return int(found["value"])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def flip(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.fixture
+def at_point(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]], None]:
+    return lambda listener: monkeypatch.setattr(points, "listener", listener)
 
 
 def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
     for step, best in ((10, True), (20, True), (30, False), (40, False)):
         checkpoints.save(step, state(step), best=best)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000020", "step-00000040"]
-    assert checkpoints.load()["value"] == 40
-    assert checkpoints.load("best")["value"] == 20
+    assert names(tmp_path) == ["index.json", "step-00000020", "step-00000040"]
+    assert value_of(checkpoints) == 40
+    assert value_of(checkpoints, "best") == 20
+
+
+def test_keeps_as_many_as_are_asked_for(tmp_path: Path) -> None:
+    checkpoints, _ = store(tmp_path, keep_last=3)
+    for step in range(1, 7):
+        checkpoints.save(step, state(step), best=step == 1)
+    assert [checkpoint_folder.step_of(path) for path in checkpoints.saved()] == [6, 5, 4, 1]
+    # Damaged ones do not count.
+    (tmp_path / "step-00000005" / "state.json").unlink()
+    checkpoints.save(7, state(7), best=False)
+    assert [checkpoint_folder.step_of(path) for path in checkpoints.saved()] == [7, 6, 4, 1]
+
+
+def test_steps_of_many_digits_stay_in_order(tmp_path: Path) -> None:
+    checkpoints, _ = store(tmp_path)
+    checkpoints.save(99_999_999, state(1), best=True)
+    checkpoints.save(100_000_000, state(2), best=False)
+    assert value_of(checkpoints) == 2
 
 
 def test_nothing_saved_is_not_an_error(tmp_path: Path) -> None:
     assert store(tmp_path / "none")[0].load() is None
+    # Nor is a first save that was killed.
+    (tmp_path / f".step-00000010.{NOBODY}.tmp").mkdir()
+    assert store(tmp_path)[0].load() is None
 
 
-def test_saving_a_step_twice_keeps_one(tmp_path: Path) -> None:
+def test_a_step_that_is_there_is_never_written_over(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
-    checkpoints.save(10, state(1), best=True)
+    checkpoints.save(10, state(1), best=False)
+    before = {path: (path.stat().st_ino, path.read_bytes()) for path in (tmp_path / "step-00000010").iterdir()}
+    checkpoints.save(10, state(2), best=True)
+    assert {path: (path.stat().st_ino, path.read_bytes()) for path in (tmp_path / "step-00000010").iterdir()} == before
+    checkpoints.save(20, state(20), best=False)
+    assert store(tmp_path)[0].best() == tmp_path / "step-00000010"
+    # What index.json says is a help, not a need.
+    (tmp_path / "index.json").write_text("[")
+    assert value_of(checkpoints) == 20
+
+
+def test_a_damaged_step_is_replaced(tmp_path: Path) -> None:
+    checkpoints, _ = store(tmp_path)
+    checkpoints.save(10, state(1), best=False)
+    flip(tmp_path / "step-00000010" / "state.json", 5)
     checkpoints.save(10, state(2), best=False)
-    assert checkpoints.load()["value"] == 2
+    assert value_of(checkpoints) == 2
+    assert names(tmp_path) == ["index.json", "step-00000010"]
 
 
-def test_a_damaged_one_is_said_and_passed_over(tmp_path: Path) -> None:
+def test_what_was_passed_over_is_not_left_to_be_found_later(tmp_path: Path) -> None:
     checkpoints, said = store(tmp_path)
     checkpoints.save(10, state(10), best=True)
     checkpoints.save(20, state(20), best=False)
-    payload = tmp_path / "step-00000020" / "state.pt"
-    content = bytearray(payload.read_bytes())
-    content[len(content) // 2] ^= 1
-    payload.write_bytes(content)
-    assert checkpoints.load()["value"] == 10
-    assert "does not match its digest" in said[0]
+    file = tmp_path / "step-00000020" / "state.json"
+    content = file.read_bytes()
+    file.write_bytes(b"")
+    again, said = store(tmp_path)
+    assert value_of(again) == 10
+    assert said == [
+        f"checkpoint step-00000020 is damaged (state.json has 0 bytes instead of {len(content)})",
+        "going on from checkpoint step-00000010, the newest intact one",
+    ]
+    # The disk's trouble was a passing one; the state there is still not that of the training which went on.
+    file.write_bytes(content)
+    again.save(20, state(5), best=False)
+    assert value_of(again) == 5
+    assert again.best() == tmp_path / "step-00000010"
+
+
+def test_a_training_that_went_back_keeps_its_own(tmp_path: Path) -> None:
+    checkpoints, _ = store(tmp_path)
+    checkpoints.save(10, state(10), best=True)
+    checkpoints.save(30, state(30), best=False)
+    flip(tmp_path / "step-00000030" / "state.json", 0)
+    again, _ = store(tmp_path)
+    again.load()
+    again.save(20, state(20), best=False)
+    assert names(tmp_path) == ["index.json", "step-00000010", "step-00000020"]
 
 
 def test_never_a_silent_fresh_start(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(10), best=True)
-    (tmp_path / "step-00000010" / "state.pt").unlink()
-    with pytest.raises(DataError, match="none of the 1 checkpoints is intact"):
+    (tmp_path / "step-00000010" / "state.json").unlink()
+    with pytest.raises(DataError, match=r"none of the 1 checkpoints is intact \(step-00000010: state.json is missing"):
+        checkpoints.load()
+    shutil.rmtree(tmp_path / "step-00000010")
+    with pytest.raises(DataError, match="none is left"):
+        checkpoints.load()
+    (tmp_path / "index.json").unlink()
+    (tmp_path / "step-00000010").write_text("a file")
+    with pytest.raises(DataError, match="it is not a folder"):
         checkpoints.load()
 
 
-def test_a_swapped_folder_is_noticed(tmp_path: Path) -> None:
-    checkpoints, said = store(tmp_path)
-    checkpoints.save(10, state(10), best=True)
+def test_a_checkpoint_of_the_first_format_is_refused_clearly(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000010"
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "step": 10, "best": True, "files": {}}))
+    with pytest.raises(DataError, match="it is of format 1; this version reads 2 alone"):
+        store(tmp_path)[0].load()
+
+
+def mutations(folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Every way one file of a checkpoint can be wrong."""
+    files = sorted(path for path in folder.iterdir())
+    for file in files:
+        content = file.read_bytes()
+        length = len(content)
+        for at in sorted({0, 1, length // 3, length // 2, length - 2, length - 1}):
+            for bit in (1, 0x80):
+                changed = content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :]
+                yield f"{file.name} flipped at {at}", lambda file=file, new=changed: file.write_bytes(new)
+        for end in (0, length // 2, length - 1):
+            yield f"{file.name} cut at {end}", lambda file=file, end=end: os.truncate(file, end)
+        yield f"{file.name} longer", lambda file=file, content=content: file.write_bytes(content + b"\n")
+        yield f"{file.name} deleted", file.unlink
+        yield f"{file.name} renamed", lambda file=file: file.rename(file.with_name("other"))
+        yield f"{file.name} a folder", lambda file=file: (file.unlink(), file.mkdir())
+        yield f"{file.name} a link", lambda file=file: (file.unlink(), file.symlink_to("/dev/null"))
+        for other in files:
+            if other > file:
+                swapped = (other.read_bytes(), content)
+                yield (
+                    f"{file.name} and {other.name} swapped",
+                    lambda file=file, other=other, new=swapped: (file.write_bytes(new[0]), other.write_bytes(new[1])),
+                )
+    yield "one more", lambda: (folder / "more").write_bytes(b"")
+    yield "one more folder", lambda: (folder / "more").mkdir()
+    older = folder.with_name("step-00000010")
+    for name in (path.name for path in files):
+        yield f"{name} of an older one", lambda name=name: shutil.copy(older / name, folder / name)
+    yield "all of an older one", lambda: (shutil.rmtree(folder), shutil.copytree(older, folder))
+
+
+def test_every_mutation_of_every_file_is_found_and_the_older_one_used(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "work"
+    checkpoints, _ = store(first, keep_last=2)
+    checkpoints.save(10, {**state(10), "longer": torch.zeros(50)}, best=True)
     checkpoints.save(20, state(20), best=False)
-    (tmp_path / "step-00000020").rename(tmp_path / "step-00000030")
-    assert checkpoints.load()["value"] == 10
-    assert "its manifest is of step 20" in said[0]
+    count = len(list(mutations(first / "step-00000020")))
+    assert count > 80
+    for number in range(count):
+        shutil.rmtree(second, ignore_errors=True)
+        shutil.copytree(first, second)
+        what, mutate = list(mutations(second / "step-00000020"))[number]
+        mutate()
+        again, said = store(second)
+        assert value_of(again) == 10, what
+        assert said[0].startswith("checkpoint step-00000020 is damaged ("), what
+        assert "\n" not in said[0]
 
 
-def test_any_mutation_is_either_noticed_or_harmless(tmp_path: Path) -> None:
+def test_the_manifest_has_no_byte_that_may_change(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(10), best=True)
-    whole = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    draw = random.Random(0)
-    for _ in range(120):
-        path = draw.choice(sorted(whole))
-        content = bytearray(whole[path])
-        at = draw.randrange(len(content))
-        if draw.random() < 0.3:
-            del content[at:]
-        else:
-            content[at] ^= 1 << draw.randrange(8)
-        path.write_bytes(content)
-        try:
-            loaded = checkpoints.load()
-        except DataError:
-            loaded = None
-        if loaded is not None:
-            assert loaded["value"] == 10
-            assert torch.equal(loaded["weights"], state(10)["weights"])
-        path.write_bytes(whole[path])
+    file = tmp_path / "step-00000010" / "manifest.json"
+    content = file.read_bytes()
+    for at in range(len(content)):
+        flip(file, at)
+        assert checkpoint_folder.fault(file.parent, hashed=False) is not None, at
+        file.write_bytes(content)
+    assert CheckpointStore.fault(file.parent) is None
 
 
-def test_left_overs_of_a_killed_save_are_swept(tmp_path: Path) -> None:
+def resealed(folder: Path) -> None:
+    """A manifest that fits whatever is there now."""
+    body = json.loads((folder / "manifest.json").read_text())
+    body.pop("sha256")
+    for name, stated in body["files"].items():
+        stated.update(bytes=(folder / name).stat().st_size, sha256=checkpoint_folder.sha256(folder / name))
+    (folder / "manifest.json").write_bytes(checkpoint_folder.manifest_bytes(body))
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "state.json"])
+def test_nonsense_whose_digests_hold_is_said_in_a_line(tmp_path: Path, name: str) -> None:
+    checkpoints, said = store(tmp_path, keep_last=2)
+    checkpoints.save(10, state(10), best=False)
+    checkpoints.save(20, state(20), best=False)
+    file = tmp_path / "step-00000020" / name
+    content = file.read_bytes()
+    for changed in (b"", b"nonsense", b"[]", b"{}", content[: len(content) // 2], content[:50] + content[60:]):
+        file.write_bytes(changed)
+        resealed(file.parent)
+        said.clear()
+        again = CheckpointStore(folder=tmp_path, notice=said.append, keep_last=2)
+        again._prune = lambda newest: None  # type: ignore[method-assign]
+        assert value_of(again) == 10
+        assert said[0].startswith("checkpoint step-00000020 is damaged (it cannot be read: ")
+        assert "\n" not in said[0]
+
+
+def test_a_checkpoint_cannot_run_anything(tmp_path: Path) -> None:
+    import pickle
+
     checkpoints, _ = store(tmp_path)
-    (tmp_path / ".step-00000010.999.tmp").mkdir()
+    checkpoints.save(10, state(10), best=False)
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (os.mkdir, (str(tmp_path / "harm"),))
+
+    (tmp_path / "step-00000010" / ".metadata").write_bytes(pickle.dumps(Evil()))
+    resealed(tmp_path / "step-00000010")
+    with pytest.raises(DataError, match="mkdir has no place in a checkpoint"):
+        checkpoints.load()
+    assert not (tmp_path / "harm").exists()
+
+
+def test_left_overs_of_dead_processes_are_swept_and_those_of_others_are_not(tmp_path: Path) -> None:
+    checkpoints, _ = store(tmp_path)
+    for name in (f".step-00000010.{NOBODY}.tmp", f".step-00000005.{NOBODY}.aside", f".step-00000010.{os.getpid()}.tmp"):
+        (tmp_path / name).mkdir()
+    (tmp_path / f".index.json.{NOBODY}.tmp").write_text("{")
+    alive = tmp_path / ".step-00000030.1.tmp"
+    alive.mkdir()
     checkpoints.save(20, state(20), best=True)
-    assert not list(tmp_path.glob(".step-*"))
-    assert checkpoints.best() == tmp_path / "step-00000020"
+    assert names(tmp_path) == [".step-00000030.1.tmp", "index.json", "step-00000020"]
 
 
-def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_one_goes_only_after_the_newer_was_read_back(tmp_path: Path, at_point: Any) -> None:
     checkpoints, _ = store(tmp_path)
-    checkpoints.save(10, state(10), best=True)
+    checkpoints.save(10, state(10), best=False)
 
-    def full(state: object, file: Any) -> None:
-        # As torch does it: the write fails, and then it stumbles over where it stands in the file.
-        try:
-            file.write(b"x")
-        except OSError:
-            raise RuntimeError("unexpected pos 64 vs 0") from None
+    def damage(name: str) -> None:
+        assert name != "prune: begun"
+        if name == "save: folder synced":
+            assert (tmp_path / "step-00000010").is_dir()
+            flip(tmp_path / "step-00000020" / "__0_0.distcp", 500)
 
-    monkeypatch.setattr(torch, "save", full)
-    monkeypatch.setattr("recperf.train.checkpoint._Watched.write", lambda self, content: self.fail(content))
-    monkeypatch.setattr("recperf.train.checkpoint._Watched.fail", _fail, raising=False)
-    with pytest.raises(MachineError, match="the disk is full"):
+    at_point(damage)
+    with pytest.raises(MachineError, match=r"cannot be read back: __0_0.distcp does not match its digest"):
         checkpoints.save(20, state(20), best=False)
+    at_point(lambda name: None)
+    assert value_of(store(tmp_path)[0]) == 10
+
+
+class Death(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("name", [name for name in points.NAMES if name.startswith(("save: ", "prune: "))])
+def test_a_stop_at_any_point_leaves_an_intact_state(tmp_path: Path, name: str, background: bool, at_point: Any) -> None:
+    checkpoints, _ = store(tmp_path, background=background, keep_last=2)
+    for step in (10, 20):
+        checkpoints.save(step, state(step), best=step == 10)
+    checkpoints.wait()
+    damaged = name == "save: damaged one set aside"
+    if damaged:
+        checkpoints.save(30, state(3), best=False)
+        checkpoints.wait()
+        flip(tmp_path / "step-00000030" / "state.json", 3)
+    passed = []
+
+    def die(now: str) -> None:
+        passed.append(now)
+        if now == name:
+            raise Death
+
+    at_point(die)
+    with pytest.raises(Death):
+        # Two saves: only the second has something to prune.
+        for step in (30, 40):
+            checkpoints.save(step, state(step), best=step == 40)
+            checkpoints.wait()
+    at_point(lambda name: None)
+    again, said = store(tmp_path, keep_last=2)
+    assert value_of(again) in ((20,) if damaged else (20, 30, 40))
+    assert said == []
+    again.save(50, state(50), best=False)
+    assert value_of(again) == 50
+    assert len(again.saved()) <= 3
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_every_point_of_a_save_is_listed(tmp_path: Path, at_point: Any) -> None:
+    passed: list[str] = []
+    at_point(passed.append)
+    checkpoints, _ = store(tmp_path)
+    checkpoints.save(10, state(10), best=False)
+    checkpoints.save(20, state(20), best=False)
+    flip(tmp_path / "step-00000020" / "state.json", 3)
+    checkpoints.save(20, state(20), best=False)
+    assert set(passed) == {name for name in points.NAMES if name.startswith(("save: ", "prune: "))}
+    with pytest.raises(KeyError, match="not among"):
+        points.passing("save: no such moment")
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, function: str, number: int, after: int) -> None:
+    """Let a function of `os` fail from its n-th call on."""
+    original, calls = getattr(os, function), [0]
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > after:
+            raise OSError(number, os.strerror(number))
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(os, function, failing)
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    ("function", "number", "after", "message"),
+    [
+        ("write", 28, 0, "the disk is full"),
+        ("write", 28, 3, "the disk is full"),
+        ("write", 5, 10, "input/output error"),
+        ("write", 28, 40, "the disk is full"),
+        ("fsync", 5, 0, "input/output error"),
+        ("fsync", 28, 2, "the disk is full"),
+        ("fsync", 5, 3, "input/output error"),
+        ("replace", 30, 0, "read-only"),
+    ],
+)
+def test_a_disk_that_fails_is_said_and_the_old_checkpoint_stays(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    background: bool,
+    function: str,
+    number: int,
+    after: int,
+    message: str,
+) -> None:
+    checkpoints, _ = store(tmp_path, background=background)
+    checkpoints.save(10, state(10), best=True)
+    checkpoints.wait()
+    refuse(monkeypatch, function, number, after)
+    with pytest.raises(MachineError, match=message) as refused:
+        checkpoints.save(20, state(20), best=False)
+        if background:
+            checkpoints.save(30, state(30), best=False)
     monkeypatch.undo()
-    assert checkpoints.load()["value"] == 10
+    assert "\n" not in refused.value.what
+    assert value_of(checkpoints) == 10
     assert not list(tmp_path.glob(".step-*"))
+    checkpoints.save(40, state(40), best=False)
+    assert value_of(checkpoints) == 40
+
+
+def test_a_failure_in_the_background_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, said = store(tmp_path, background=True)
+    for leave in (checkpoints.wait, checkpoints.close, checkpoints.load):
+        with monkeypatch.context() as patched:
+            refuse(patched, "write", 28, 0)
+            checkpoints.save(20, state(20), best=False)
+            with pytest.raises(MachineError, match="the disk is full"):
+                leave()
+    with monkeypatch.context() as patched:
+        refuse(patched, "write", 28, 0)
+        with pytest.raises(MachineError, match="the disk is full"), checkpoints:
+            checkpoints.save(20, state(20), best=False)
+        # Another error that is under way stays the one that is seen.
+        with pytest.raises(KeyError), checkpoints:
+            checkpoints.save(20, state(20), best=False)
+            raise KeyError
+    assert said == ["the last checkpoint was not written: cannot write step-00000020: the disk is full"]
+
+
+def test_a_background_save_returns_at_once_and_keeps_the_state_of_that_moment(tmp_path: Path, at_point: Any) -> None:
+    go = threading.Event()
+    at_point(lambda name: name == "save: begun" and go.wait(30))
+    checkpoints, _ = store(tmp_path, background=True)
+    training = state(1)
+    checkpoints.save(10, training, best=False)
+    assert not checkpoints.saved()
+    for tensor in (training["weights"], training["table"]):
+        tensor += 1
+    go.set()
+    checkpoints.wait()
+    assert value_of(checkpoints) == 1
+    assert threading.active_count() == 1
+
+
+def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
+    checkpoints, _ = store(tmp_path, background=True)
+    for step in range(1, 6):
+        checkpoints.save(step, state(step), best=step == 2)
+    checkpoints.close()
+    assert names(tmp_path) == ["index.json", "step-00000002", "step-00000005"]
+    assert value_of(checkpoints) == 5

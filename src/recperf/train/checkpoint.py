@@ -1,156 +1,234 @@
-"""Checkpoints: a folder each, with a manifest of digests, that appears whole or not at all.
-
-checkpoints/
-  index.json            {"last": "step-00000626", "best": "step-00000313"}
-  step-00000313/        state.pt, manifest.json
-  step-00000626/
-"""
+"""The checkpoints of one training: written whole or not at all, read back before older ones go, never half trusted."""
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from types import TracebackType
+from typing import Any
 
-import torch
+from torch import Tensor
 
-from ..errors import DataError
-from ..files import sha256, sync_folder, write_json, writing
+from ..errors import DataError, MachineError
+from ..files import sync_folder, writing
+from ..points import passing
+from . import checkpoint_folder as folders
+from .checkpoint_tree import Content, Rebuilt
 
-FORMAT = 1
-
-
-class _Watched:
-    """A file that remembers why a write failed."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, content: bytes) -> int:
-        try:
-            return self.file.write(content)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
+STATE = "state.json"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CheckpointStore:
-    """The checkpoints of one training; keeps the last and the best."""
+    """Keeps the last checkpoints and the best. One process at a time: whoever holds the run."""
 
     folder: Path
     notice: Callable[[str], None]
+    keep_last: int = 1
+    background: bool = False
+    """Copy the state to host memory and let a thread write it, one checkpoint at a time."""
+    _passed_over: set[Path] = field(default_factory=set)
+    """Newer than the one that was loaded, and damaged when it was."""
+    _room: dict[str, Tensor] = field(default_factory=dict)
+    _thread: threading.Thread | None = None
+    _failure: BaseException | None = None
 
     def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
-        """Write to a fresh folder, sync, rename; only then drop what is neither last nor best any more."""
-        name = f"step-{step:08d}"
-        final = self.folder / name
+        """Keep a state. A step that has an intact checkpoint keeps it, as the best where it now is."""
+        self.wait()
+        content = Content.of(state, room=self._room if self.background else None)
+        if not self.background:
+            self._write(step, content, best)
+            return
+        # Not a daemon: a process that ends finishes its checkpoint first.
+        self._thread = threading.Thread(target=self._try, args=(step, content, best), name="checkpoint", daemon=False)
+        self._thread.start()
+
+    def _try(self, step: int, content: Content, best: bool) -> None:
+        try:
+            self._write(step, content, best)
+        except BaseException as failure:
+            self._failure = failure
+
+    def wait(self) -> None:
+        """Until what is being written is on disk; raises what went wrong with it."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        self.wait()
+
+    def __enter__(self) -> CheckpointStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as failure:
+            # What ended the training is the news; this must not take its place.
+            self.notice(f"the last checkpoint was not written: {failure}")
+
+    def _write(self, step: int, content: Content, best: bool) -> None:
+        final = self.folder / folders.name_of(step)
         with writing(final):
+            self._make_folder()
+            there = os.path.lexists(final) and final not in self._passed_over
+            if not there or folders.fault(final) is not None:
+                self._write_new(final, step, content, best)
+                self._read_back(final)
+        passing("save: verified")
+        self._passed_over.discard(final)
+        with writing(self.folder / folders.INDEX):
+            folders.write_index(self.folder, final, final if best else self.best())
+        passing("save: indexed")
+        self._prune(final)
+
+    def _make_folder(self) -> None:
+        if not self.folder.is_dir():
             self.folder.mkdir(parents=True, exist_ok=True)
-            fresh = self.folder / f".{name}.{os.getpid()}.tmp"
-            shutil.rmtree(fresh, ignore_errors=True)
-            fresh.mkdir()
-            try:
-                self._fill(fresh, step, state, best)
-                if final.exists():
-                    # Saved at this step before, as at an epoch's end: the same state, so the fresh copy replaces it.
-                    shutil.rmtree(final)
-                os.replace(fresh, final)
-            except BaseException:
-                shutil.rmtree(fresh, ignore_errors=True)
-                raise
-            sync_folder(self.folder)
-        self._prune()
+            sync_folder(self.folder.parent)
+
+    def _write_new(self, final: Path, step: int, content: Content, best: bool) -> None:
+        """A draft beside, every file of it and itself synced, then renamed."""
+        from .checkpoint_dcp import write_blocks, write_file
+
+        draft = folders.draft_of(final)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        try:
+            passing("save: begun")
+            files = write_blocks(draft, content.blocks)
+            passing("save: tensors written")
+            files[STATE] = write_file(draft / STATE, content.tree)
+            passing("save: state written")
+            when = datetime.now(UTC).isoformat(timespec="seconds")
+            manifest = {"format": folders.FORMAT, "step": step, "best": best, "when": when, "files": files}
+            write_file(draft / folders.MANIFEST, folders.manifest_bytes(manifest))
+            passing("save: manifest written")
+            sync_folder(draft)
+            passing("save: draft synced")
+            if os.path.lexists(final):
+                folders.set_aside(final)
+                passing("save: damaged one set aside")
+            os.replace(draft, final)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        passing("save: renamed")
+        sync_folder(self.folder)
+        passing("save: folder synced")
 
     @staticmethod
-    def _fill(fresh: Path, step: int, state: dict[str, Any], best: bool) -> None:
-        payload = fresh / "state.pt"
-        with payload.open("wb") as file:
-            watched = _Watched(file)
-            try:
-                torch.save(state, cast(BinaryIO, watched))
-            except RuntimeError:
-                # When a write fails, torch goes on to complain of its own position in the file.
-                raise watched.error or OSError(errno.EIO, "torch could not write the state") from None
-            file.flush()
-            os.fsync(file.fileno())
-        entry = {"bytes": payload.stat().st_size, "sha256": sha256(payload)}
-        manifest = {"format": FORMAT, "step": step, "best": best, "files": {"state.pt": entry}}
-        write_json(fresh / "manifest.json", manifest)
+    def _read_back(path: Path) -> None:
+        """Ask the disk, not the memory: an older checkpoint may only go once this one can be read."""
+        folders.drop_from_cache(path)
+        fault = folders.fault(path)
+        if fault is not None:
+            raise MachineError(
+                f"checkpoint {path.name} was written, but cannot be read back: {fault}",
+                where={"folder": path},
+                fix="check the disk; older checkpoints are still there",
+            )
 
     def saved(self) -> list[Path]:
         """The checkpoints there are, newest first."""
-        return sorted((path for path in self.folder.glob("step-*") if path.is_dir()), reverse=True)
+        return folders.saved(self.folder)
 
     def best(self) -> Path | None:
         """The newest that was the best when it was saved."""
-        for path in self.saved():
-            try:
-                if json.loads((path / "manifest.json").read_bytes())["best"]:
-                    return path
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-        return None
-
-    def _prune(self) -> None:
-        kept = {*self.saved()[:1], self.best()}
-        for path in [*self.saved(), *self.folder.glob(".step-*")]:
-            if path not in kept:
-                shutil.rmtree(path, ignore_errors=True)
-
-    def load(self, which: str = "last") -> dict[str, Any] | None:
-        """The newest intact state (or the best one); none when nothing was ever saved.
-
-        A damaged checkpoint is said and passed over for the next older one; when all are damaged that is an error,
-        never a silent fresh start.
-        """
-        saved = self.saved()
-        if which == "best":
-            saved = [path for path in [self.best()] if path]
-        if not saved:
-            return None
-        for path in saved:
-            fault = self.fault(path)
-            if fault is None:
-                # Mapped, not read: a table may be too large to be in memory twice while it is copied.
-                state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True, mmap=True)
-                if path == self.saved()[0]:
-                    # A kill between a save and its tidying leaves more than two.
-                    self._prune()
-                return state
-            self.notice(f"checkpoint {path.name} is damaged ({fault}); trying an older one")
-        raise DataError(
-            f"none of the {len(saved)} checkpoints is intact ({fault})",
-            where={"folder": self.folder},
-            fix="start a new run",
-        )
+        return folders.best_of(self.folder, without=self._passed_over)
 
     @staticmethod
     def fault(path: Path) -> str | None:
         """What is wrong with a checkpoint; none when every file has the size and digest its manifest states."""
+        return folders.fault(path)
+
+    def _prune(self, newest: Path) -> None:
+        """Drop all but the newest, which is known to be intact, the ones before it that are kept too, and the best."""
+        passing("prune: begun")
+        kept, best = [newest], self.best()
+        for path in self.saved():
+            newer = folders.step_of(path) > folders.step_of(newest)
+            if path in (newest, best) or (newer and path not in self._passed_over):
+                continue
+            if not newer and len(kept) < self.keep_last and folders.fault(path, hashed=False) is None:
+                kept.append(path)
+                continue
+            folders.discard(path)
+        folders.sweep(self.folder)
+        passing("prune: done")
+
+    def load(self, which: str = "last", into: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """The newest intact state (or the best one); none when nothing was ever saved.
+
+        Where `into`, a tree like the state's, has a tensor of the same place, shape and type, it is read straight into
+        that. A damaged checkpoint is said and passed over for the next older one; when all are damaged that is an
+        error, never a silent fresh start.
+        """
+        self.wait()
+        found = self.saved() if which == "last" else [path for path in [self.best()] if path]
+        if not found:
+            self._require_never_saved(which)
+            return None
+        faults: list[str] = []
+        for path in found:
+            fault = folders.fault(path)
+            try:
+                state = self._read(path, into) if fault is None else {}
+            except folders.Damaged as damage:
+                fault = str(damage)
+            if fault is None:
+                if faults:
+                    self.notice(f"going on from checkpoint {path.name}, the newest intact one")
+                if which == "last":
+                    # A kill between a save and its tidying leaves more than is kept. Damaged ones stay until training
+                    # has something newer to put in their place.
+                    self._passed_over = set()
+                    self._prune(path)
+                    self._passed_over = set(found[: len(faults)])
+                return state
+            faults.append(f"{path.name}: {fault}")
+            self.notice(f"checkpoint {path.name} is damaged ({fault})")
+        raise DataError(
+            f"none of the {len(found)} checkpoints is intact ({faults[0]})",
+            where={"folder": self.folder},
+            fix="bring the files back, or start a new run",
+        )
+
+    def _require_never_saved(self, which: str) -> None:
+        if which == "last" and folders.ever_saved(self.folder):
+            raise DataError(
+                "there were checkpoints, but none is left",
+                where={"folder": self.folder},
+                fix="bring the files back, or start a new run",
+            )
+
+    @staticmethod
+    def _read(path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
+        from .checkpoint_dcp import read_blocks
+
         try:
-            manifest = json.loads((path / "manifest.json").read_text())
-            if manifest["format"] != FORMAT:
-                return f"format {manifest['format']}, this version reads {FORMAT}"
-            if path.name != f"step-{manifest['step']:08d}":
-                return f"its manifest is of step {manifest['step']}"
-            for name, entry in manifest["files"].items():
-                file = path / name
-                if not file.is_file():
-                    return f"{name} is missing"
-                if file.stat().st_size != entry["bytes"]:
-                    return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-                if sha256(file) != entry["sha256"]:
-                    return f"{name} does not match its digest"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"manifest unreadable: {type(error).__name__}"
-        return None
+            room = Rebuilt((path / STATE).read_bytes(), into)
+            read_blocks(path, room.blocks)
+            state: Any = room.state()
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Its digests hold, so this was written by something else than this version; torch has many words for that.
+            first = (str(error).splitlines() or [""])[0]
+            raise folders.Damaged(f"it cannot be read: {type(error).__name__}: {first}") from error
+        if not isinstance(state, dict):
+            raise folders.Damaged("it holds no state")
+        return state

@@ -1,0 +1,209 @@
+"""Checkpoints as folders and files: names, manifests, digests, which is the best, what is swept. Torch-free.
+
+checkpoints/seed-42/
+  index.json            {"last": "step-00000626", "best": "step-00000313"}
+  step-00000313/        .metadata, __0_0.distcp, state.json, manifest.json
+  step-00000626/
+  .step-00000939.7.tmp  a draft of process 7; with `.aside` a checkpoint on its way out
+
+A checkpoint never changes once it has its name. Whether it is the best stands in its manifest, where the score was
+known when it was written, else in index.json. Without index.json nothing is lost but that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ..files import sha256, write_json
+from ..points import passing
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+INDEX = "index.json"
+_NAME = re.compile(r"step-(\d{8,})")
+_DRAFT = re.compile(r"\.(?:step-\d{8,}|index\.json)\.(\d+)\.(?:tmp|aside)")
+
+
+class Damaged(Exception):
+    """Why a checkpoint cannot be used."""
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def saved(folder: Path) -> list[Path]:
+    """Everything under a checkpoint's name, newest first; a file there counts too, as a damaged one."""
+    try:
+        names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((folder / name for name in names), key=step_of, reverse=True)
+
+
+def ever_saved(folder: Path) -> bool:
+    """Whether there once was a checkpoint, whatever is left of it."""
+    return (folder / INDEX).exists() or bool(saved(folder)) or any(folder.glob(".step-*.aside"))
+
+
+def manifest_bytes(body: dict[str, Any]) -> bytes:
+    """The manifest as it stands in its file: with a digest of itself, so that no byte of it can change unseen."""
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return (json.dumps({**body, "sha256": digest}, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What a checkpoint's manifest states, once it is known to be as it was written."""
+    try:
+        content = (path / MANIFEST).read_bytes()
+        body = json.loads(content)
+    except FileNotFoundError:
+        raise Damaged(f"{MANIFEST} is missing") from None
+    except NotADirectoryError:
+        raise Damaged("it is not a folder") from None
+    except OSError as error:
+        raise Damaged(f"{MANIFEST} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise Damaged(f"{MANIFEST} is not JSON") from None
+    if not isinstance(body, dict):
+        raise Damaged(f"{MANIFEST} is no object")
+    if body.get("format") != FORMAT or isinstance(body["format"], bool):
+        raise Damaged(f"it is of format {body.get('format')!r}; this version reads {FORMAT} alone")
+    body.pop("sha256", None)
+    if manifest_bytes(body) != content:
+        raise Damaged(f"{MANIFEST} does not match its digest")
+    return body
+
+
+def fault(path: Path, *, hashed: bool = True) -> str | None:
+    """What is wrong with a checkpoint; none when it has exactly the files of its manifest, with size and digest.
+
+    Without `hashed` digests are not looked at: seconds instead of minutes for large tables.
+    """
+    try:
+        manifest = read_manifest(path)
+        if path.name != name_of(manifest["step"]):
+            return f"its manifest is of step {manifest['step']}"
+        files = manifest["files"]
+        extra = sorted(set(os.listdir(path)) - {*files, MANIFEST})
+        if extra:
+            return f"{extra[0]} does not belong to it"
+        for name, stated in files.items():
+            found = _file_fault(path / name, stated, hashed)
+            if found:
+                return f"{name} {found}"
+    except Damaged as damage:
+        return str(damage)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror or error}"
+    return None
+
+
+def _file_fault(file: Path, stated: dict[str, Any], hashed: bool) -> str | None:
+    if file.is_symlink() or not file.is_file():
+        return "is not a file" if file.exists() else "is missing"
+    size = file.stat().st_size
+    if size != stated["bytes"]:
+        return f"has {size} bytes instead of {stated['bytes']}"
+    return "does not match its digest" if hashed and sha256(file) != stated["sha256"] else None
+
+
+def drop_from_cache(path: Path) -> None:
+    """Let the system forget the files it has in memory, so that reading them back asks the disk."""
+    if hasattr(os, "posix_fadvise"):
+        for file in path.iterdir():
+            handle = os.open(file, os.O_RDONLY)
+            try:
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(handle)
+
+
+def read_index(folder: Path) -> dict[str, str]:
+    """What index.json says; nothing where it is missing or damaged."""
+    try:
+        found = json.loads((folder / INDEX).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, str) and _NAME.fullmatch(value)}
+
+
+def best_of(folder: Path, without: Collection[Path] = ()) -> Path | None:
+    """The newest that was the best of all when it was saved."""
+    marked = read_index(folder).get("best")
+    for path in saved(folder):
+        if path in without:
+            continue
+        if path.name == marked:
+            return path
+        with contextlib.suppress(Damaged):
+            if read_manifest(path)["best"]:
+                return path
+    return None
+
+
+def write_index(folder: Path, last: Path | None, best: Path | None) -> None:
+    named = {key: path.name for key, path in (("last", last), ("best", best)) if path}
+    if named != read_index(folder):
+        write_json(folder / INDEX, named)
+
+
+def set_aside(path: Path) -> Path:
+    """Take a checkpoint's name away, so that half of one is never seen while it is being removed."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+    _remove(aside)
+    os.replace(path, aside)
+    return aside
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint. That it cannot be removed is no reason to stop."""
+    with contextlib.suppress(OSError):
+        aside = set_aside(path)
+        passing("prune: set aside")
+        _remove(aside)
+        passing("prune: removed")
+
+
+def sweep(folder: Path) -> None:
+    """Remove drafts and left-overs, unless another process that is alive may be at work on them."""
+    for path in folder.glob(".*"):
+        found = _DRAFT.fullmatch(path.name)
+        if found and (int(found[1]) == os.getpid() or not _alive(int(found[1]))):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,183 @@
+"""A state to disk and back: every value, every bit, every type of tensor."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recperf.train import checkpoint_tree
+from recperf.train.checkpoint import CheckpointStore
+from recperf.train.checkpoint_tree import Content, tensor_bytes, unlike
+
+
+def round_trip(folder: Path, state: dict[str, Any], into: dict[str, Any] | None = None) -> dict[str, Any]:
+    store = CheckpointStore(folder=folder, notice=pytest.fail)
+    store.save(1, state, best=False)
+    found = store.load(into=into)
+    assert found is not None
+    return found
+
+
+def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    flat = tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+    return str(tensor.dtype), tuple(tensor.shape), flat.numpy().tobytes()
+
+
+def odd_tensors() -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    base = torch.randn(40, 50, generator=draw)
+    return {
+        "scalar": torch.tensor(3.25),
+        "empty": torch.empty(0, 7),
+        "nothing": torch.empty(3, 0, 2),
+        "bool": torch.tensor([True, False, True]),
+        "int64": torch.tensor([2**62, -1]),
+        "uint8": torch.arange(5, dtype=torch.uint8),
+        "bf16": base[0].bfloat16(),
+        "half": base[1].half(),
+        "double": base[2].double(),
+        "complex": torch.complex(base[3], base[4]).conj(),
+        "view": base[:, 3],
+        "shares storage": base[5:9],
+        "transposed": base.t(),
+        "expanded": base[0, :1].expand(9),
+        "nan": torch.tensor([math.nan, math.inf, -0.0]),
+        "parameter": torch.nn.Parameter(base[10].clone()),
+        "large": torch.randn(300, 70, generator=draw),
+        "large view": torch.randn(300, 70, generator=draw)[::2, 1:],
+        "large transposed": torch.randn(300, 70, generator=draw).t(),
+        "large bf16": torch.randn(300, 140, generator=draw).bfloat16(),
+        "large flat": torch.arange(20_000),
+    }
+
+
+def test_odd_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+    state = odd_tensors()
+    found = round_trip(tmp_path, state)
+    assert list(found) == list(state)
+    for name, tensor in state.items():
+        assert bits(found[name]) == bits(tensor), name
+
+
+def test_large_tensors_are_cut_into_files_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_tree, "PIECE", 1 << 14)
+    monkeypatch.setattr("recperf.train.checkpoint_dcp.PIECE", 1 << 14)
+    state = odd_tensors()
+    found = round_trip(tmp_path, state)
+    for name, tensor in state.items():
+        assert bits(found[name]) == bits(tensor), name
+    files = list((tmp_path / "step-00000001").glob("*.distcp"))
+    assert len(files) > 10
+    # The shared block of small tensors is never cut.
+    assert sorted(file.stat().st_size for file in files)[-2] < 3 * (1 << 14)
+
+
+def test_many_small_tensors_are_one_file(tmp_path: Path) -> None:
+    round_trip(tmp_path, {str(number): torch.full((7,), number) for number in range(500)})
+    names = sorted(path.name for path in (tmp_path / "step-00000001").iterdir())
+    assert names == [".metadata", "__0_0.distcp", "manifest.json", "state.json"]
+
+
+def test_values_come_back_as_they_were(tmp_path: Path) -> None:
+    state = {
+        "int keys": {0: {"step": torch.tensor(1.0)}, -3: "x"},
+        "both": {"1": "word", 1: "number"},
+        "dollar": {"$tensor": 0, "$float": "nan", "$pairs": []},
+        "order": {"z": 1, "a": 2},
+        "floats": [0.1, 1e-323, -0.0, 1.7976931348623157e308, 2.0],
+        "not finite": [math.nan, math.inf, -math.inf],
+        "ints": [2**80, -1, 0],
+        "bools": [True, False, None],
+        "text": 'quote " \n ü \ud800',
+        "empty": {"list": [], "dict": {}},
+        "tuple": (1, (2, [3])),
+    }
+    found = round_trip(tmp_path, state)
+    as_bits = [struct.pack("<d", value) for value in state["floats"] + state["not finite"]]
+    assert [struct.pack("<d", value) for value in found["floats"] + found["not finite"]] == as_bits
+    assert found["int keys"][0]["step"] == 1.0
+    assert list(found["order"]) == ["z", "a"]
+    assert found["tuple"] == [1, [2, [3]]]
+    for name in ("both", "dollar", "ints", "text", "empty"):
+        assert found[name] == state[name]
+    assert [type(value) for value in found["bools"]] == [bool, bool, type(None)]
+    assert isinstance(found["floats"][-1], float)
+
+
+def test_a_state_without_tensors(tmp_path: Path) -> None:
+    assert round_trip(tmp_path, {"a": 1}) == {"a": 1}
+
+
+@pytest.mark.parametrize("value", [{1.5: 0}, {True: 0}, {1, 2}, b"bytes", object(), torch.ones(2).to_sparse()])
+def test_what_a_checkpoint_cannot_hold_is_refused_by_name(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(TypeError, match="inner/value"):
+        CheckpointStore(folder=tmp_path / "new", notice=print).save(1, {"inner": {"value": value}}, best=False)
+    assert not (tmp_path / "new").exists()
+
+
+def test_nothing_but_tensor_descriptions_is_pickled(tmp_path: Path) -> None:
+    round_trip(tmp_path, {"trial": {"w": torch.ones(3)}, "text": "not in a pickle"})
+    folder = tmp_path / "step-00000001"
+    assert json.loads((folder / "state.json").read_text())["tree"]["text"] == "not in a pickle"
+    for name in (".metadata", "__0_0.distcp"):
+        assert b"not in a pickle" not in (folder / name).read_bytes()
+        # Nor where it was written.
+        assert str(tmp_path).encode() not in (folder / name).read_bytes()
+
+
+def test_tensors_that_fit_are_read_in_place_and_others_are_made(tmp_path: Path) -> None:
+    saved = {"a": torch.randn(200, 100), "small": torch.randn(3), "list": [torch.ones(2)], "b": torch.randn(30_000)}
+    into = {
+        "a": torch.zeros(200, 100),
+        "small": torch.zeros(6)[::2],
+        "list": (torch.zeros(2, dtype=torch.int64),),
+        "b": torch.zeros(20_000),
+        "more": torch.zeros(1),
+    }
+    found = round_trip(tmp_path, saved, into)
+    assert found["a"].data_ptr() == into["a"].data_ptr()
+    assert torch.equal(into["small"], saved["small"])
+    assert found["small"].data_ptr() == into["small"].data_ptr()
+    assert torch.equal(into["a"], saved["a"])
+    assert found["list"][0].dtype == torch.float32
+    assert torch.equal(found["b"], saved["b"])
+    assert not into["b"].any()
+    assert "more" not in found
+
+
+def test_a_tensor_whose_numbers_share_a_place_is_not_read_into(tmp_path: Path) -> None:
+    into = {"a": torch.zeros(1).expand(4)}
+    found = round_trip(tmp_path, {"a": torch.arange(4.0)}, into)
+    assert found["a"].tolist() == [0, 1, 2, 3]
+    assert not into["a"].any()
+
+
+def test_a_copy_does_not_change_with_its_state() -> None:
+    state = {"large": torch.zeros(30_000), "small": torch.zeros(5), "list": [1]}
+    room: dict[str, Tensor] = {}
+    content = Content.of(state, room=room)
+    state["large"] += 1
+    state["small"] += 1
+    state["list"].append(2)
+    assert all(not block.any() for block in content.blocks.values())
+    assert json.loads(content.tree)["tree"]["list"] == [1]
+    again = Content.of(state, room=room)
+    pointers = {block.data_ptr() for block in again.blocks.values()}
+    assert pointers == {block.data_ptr() for block in content.blocks.values()}
+
+
+def test_bytes_of_a_state() -> None:
+    assert tensor_bytes({"a": [torch.zeros(3), (torch.zeros(2, dtype=torch.int64),)], "b": 4}) == 12 + 16
+
+
+def test_unlike_names_the_first_tensor_of_another_shape() -> None:
+    ours = {"model": {"w": torch.zeros(2, 3), "new": torch.zeros(1)}, "sums": [torch.zeros(4)]}
+    assert unlike(ours, {"model": {"w": torch.zeros(2, 3)}, "sums": [torch.zeros(4)], "more": 1}) is None
+    assert unlike(ours, {"model": {}, "sums": [torch.zeros(1)]}) == "sums/0 is (4,), the checkpoint's (1,)"
