@@ -37,5 +37,5 @@ class Submission:
         self.log.evaluation_ends(self.samples(at.step), metrics["auc"], goes_on)
 
     def stop(self, step: int, metrics: dict[str, float]) -> None:
-        """Without a target there is none to miss."""
-        self.log.stop(self.samples(step), self.target is None or metrics["auc"] >= self.target)
+        """A run without a target has reached none."""
+        self.log.stop(self.samples(step), self.target is not None and metrics["auc"] >= self.target)
