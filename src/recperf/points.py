@@ -19,6 +19,13 @@ NAMES: dict[str, str] = {
     "prune: set aside": "an old checkpoint without its name",
     "prune: removed": "perhaps more old checkpoints, and drafts of killed processes",
     "prune: done": "what is kept and nothing else",
+    "window: left": "a window's last batch trained on, and a log that does not say so",
+    "window: logged": "the same, and a log that says so",
+    "window: entered": "the first batch of a window made, and not trained on",
+    "evaluation: due": "a state that has no score yet",
+    "evaluation: first batch scored": "some rows scored, nothing logged",
+    "evaluation: scored": "all rows scored, no score logged",
+    "evaluation: logged": "a score in the log, and no checkpoint that knows it",
 }
 """Every moment, and what a kill there leaves behind."""
 
