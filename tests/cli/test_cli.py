@@ -184,7 +184,7 @@ def test_a_finished_run_is_not_run_again(run_command) -> None:
     assert "finished already" in out
     assert Path("r/result.json").read_bytes() == before
     assert run_command(*QUICK, "--run-dir", "r")[0] == 2
-    assert run_command("run", "--resume", "r", "--seed", "9")[0] == 2
+    assert run_command("run", "--resume", "r", "--seed", "9")[0] == 3
 
 
 def test_a_table_too_small_for_the_data_says_what_is_needed(run_command) -> None:

@@ -15,6 +15,7 @@ COMMANDS = {
     "list": "the workloads and their presets",
     "show": "what a workload would do: config, parameters, FLOPs, bytes, memory",
     "run": "train a workload and write its result",
+    "checkpoint": "list, verify or prune the checkpoints of a run",
     "report": "the page of a run, or of several compared",
     "profile": "what limits a workload, with evidence, and fixes ranked, predicted and tried",
     "diff": "what got slower between two profiles; --gate exits 5 on a regression",
@@ -26,6 +27,7 @@ COMMANDS = {
     "pair": "one model with hot and with cold ids: does memory set the pace?",
     "peaks": "measure this machine's ceilings: FLOP/s, bandwidths, the knee of its caches",
     "data": "get, check, prepare, convert, import, make or describe a dataset",
+    "mlperf": "check, plot and package MLPerf logs",
     "doctor": "what works on this machine, and how to fix what does not",
 }
 
@@ -70,7 +72,7 @@ def main(words: list[str] | None = None) -> int:
 
 def dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(HELP.format(commands="\n".join(f"  {name:<8} {text}" for name, text in COMMANDS.items())))
+        print(HELP.format(commands="\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())))
         return 0
     if words[0] in ("-V", "--version", "version"):
         print(f"recperf {__version__}")

@@ -13,8 +13,10 @@ from ..workloads import WORKLOADS, find
 from ..workloads.base import Workload
 
 DEFAULT = "micro-dlrm"
-FLAGS = ("json", "quiet", "dry-run", "peaks", "report", "quick", "try-fixes", "trace", "stalls")
-SWITCHES = {"-h", "--help", *(f"--{no}{name}" for name in FLAGS for no in ("", "no-"))}
+FLAGS = ("json", "quiet", "dry-run", "peaks", "report", "quick", "try-fixes", "trace", "stalls", "mlperf")
+SHORT = {"--mlperf": "--mlperf.log", "--no-mlperf": "--mlperf.no-log"}
+"""Switches with a shorter name than their field's."""
+SWITCHES = {"-h", "--help", *(f"--{no}{name}" for name in FLAGS for no in ("", "no-")), *SHORT.values()}
 CHOOSERS = ("--preset", "--config", "--resume")
 
 
@@ -31,6 +33,15 @@ class Choice:
 
 def choose(words: list[str], *, default: str = DEFAULT) -> Choice:
     """Take the workload and the choosers out of the command line and read what they name."""
+    found = _choose([SHORT.get(word, word) for word in words], default)
+    if set(SHORT) & set(words) and not hasattr(found.config, "mlperf"):
+        raise UsageError(
+            f"workload {found.workload.name!r} has no MLPerf log to write", fix="recperf run dlrm-v4 --mlperf"
+        )
+    return found
+
+
+def _choose(words: list[str], default: str) -> Choice:
     name, chosen, rest = _take(words)
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other")

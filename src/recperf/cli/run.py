@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tyro
+
 from ..config import to_json, with_absolute_paths
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
-from ..files import require_writable
+from ..files import require_writable, write_atomic
 from ..runs.record import Run
+from ..runs.resume import Change, allowed_before, changes, contract_of, known_fields, remember, require_allowed
 from ..train.stop import StopFlag
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .summary import summary
@@ -22,7 +27,9 @@ WORKLOAD comes first; every option below overrides one field of its config."""
 @dataclass(frozen=True, kw_only=True)
 class Options(WorkloadOptions[C]):
     resume: str | None = None
-    """Go on with an interrupted run: its folder. Its config cannot be changed."""
+    """Go on with an interrupted run: its folder. Fields that could change a number stay as they are."""
+    allow_change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """With --resume: a field that may be overridden all the same, as train.batch_size; can be given several times."""
     run_dir: Path | None = None
     """Where to put the run; default runs/<workload>-<time>-<id>."""
     peaks: bool = True
@@ -38,13 +45,12 @@ def command(words: list[str]) -> int:
     with StopFlag() as stop:
         choice = choose(words)
         options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
-        if choice.resume and options.values != choice.config:
-            raise UsageError(
-                "a resumed run keeps its config; no field can be overridden",
-                fix=f"recperf run --config {choice.resume} ... starts a new run from it",
-            )
         if choice.resume and options.run_dir:
             raise UsageError("--resume names the folder; --run-dir cannot be given with it")
+        if options.allow_change and not choice.resume:
+            raise UsageError("--allow-change goes with --resume: a new run may have any config")
+        if choice.resume:
+            allowed_changes(choice, options)
         terminal = Terminal(as_json=options.json, quiet=options.quiet)
         try:
             if options.dry_run:
@@ -52,6 +58,14 @@ def command(words: list[str]) -> int:
             return run(choice, options, stop, terminal)
         finally:
             terminal.close()
+
+
+def allowed_changes(choice: Choice, options: Options[Any]) -> list[Change]:
+    """Fields of the contract that a resumed run is to change, each of which must be allowed."""
+    allow = known_fields(options.allow_change, choice.config)
+    found = changes(contract_of(choice.config), contract_of(with_absolute_paths(options.values)))
+    require_allowed(found, allow, {"run": choice.resume})
+    return found
 
 
 def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
@@ -87,7 +101,8 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
             terminal.notice("this run is finished already; nothing to do")
         else:
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
-            result = train(choice, config, options.peaks, record, stop, terminal)
+            with changed(choice, options, config, record, terminal):
+                result = train(choice, config, options, record, stop, terminal)
     except (ConfigError, DataError, MachineError):
         if not choice.resume and not record.began:
             record.discard()
@@ -108,6 +123,26 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
     return 0
 
 
+@contextmanager
+def changed(choice: Choice, options: Options[Any], config: Any, record: Run, terminal: Terminal) -> Iterator[None]:
+    """Keep in config.json what a resumed run is run with, and take it back where the saved state does not fit."""
+    if not choice.resume or config == choice.config:
+        yield
+        return
+    found = allowed_changes(choice, options)
+    for change in found:
+        terminal.notice(f"{change.field} changes from {change.was!r} to {change.now!r}")
+    before = remember(record.folder, config, found)
+    if any(change.field.startswith("data.") for change in found):
+        # They were made of other rows.
+        (record.folder / "baselines.json").unlink(missing_ok=True)
+    try:
+        yield
+    except ConfigError:
+        write_atomic(record.folder / "config.json", before)
+        raise
+
+
 def write_page(folder: Path, terminal: Terminal) -> None:
     """The page is for looking at; that it cannot be written must not fail a run that is done."""
     from ..runs.report import write
@@ -119,11 +154,13 @@ def write_page(folder: Path, terminal: Terminal) -> None:
 
 
 def train(
-    choice: Choice, config: Any, with_peaks: bool, record: Run, stop: StopFlag, terminal: Terminal
+    choice: Choice, config: Any, options: Options[Any], record: Run, stop: StopFlag, terminal: Terminal
 ) -> dict[str, Any]:
     # Torch takes seconds to import; everything that can fail sooner already has.
     from ..workloads.execute import execute
     from .peaks import at_hand
 
-    peaks = (lambda: at_hand(terminal)) if with_peaks else None
-    return execute(choice.workload, config, record, stop, terminal, peaks)
+    peaks = (lambda: at_hand(terminal)) if options.peaks else None
+    # A field named here that config.json has already was edited there by hand.
+    allow = (*allowed_before(record.folder), *known_fields(options.allow_change, config)) if choice.resume else ()
+    return execute(choice.workload, config, record, stop, terminal, peaks, allow=allow)

@@ -136,14 +136,15 @@ def stopping_rule(
 def _same_data(run: Run, prepared: Prepared) -> None:
     """A run goes on only with the data it began with."""
     before = run.read("data.json", "digest")
-    if before is None:
-        run.write("data.json", prepared.data)
-    elif before["digest"] != prepared.data["digest"]:
+    if before is not None and before["digest"] != prepared.data["digest"]:
         raise DataError(
             "the data changed since the run began",
             where={"run": run.folder, "digest then": before["digest"], "digest now": prepared.data["digest"]},
             fix="bring the old data back, or start a new run",
         )
+    if before != prepared.data:
+        # Also where a resumed run was allowed to take other rows of the same data.
+        run.write("data.json", prepared.data)
 
 
 def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..runs.record import Run
+from ..runs.resume import contract_of
 from ..train.cadence import Minutes, either, every
 from ..train.checkpoint import CheckpointStore
 from ..train.loop import Position, train
 from ..train.stop import StopFlag
 from ..train.watch import Evaluator, LossLog, StepTimer, TargetMet, Watchers
 from .base import Prepared, Trial
-from .keeper import Keeper
+from .keeper import Keeper, open_store
 from .submission import Submission
 
 
@@ -49,10 +50,15 @@ class Training:
 
     def finish(self) -> tuple[dict[str, Any], StepTimer]:
         """Train to the end: what trial-<seed>.json says, and the times of this process's steps."""
+        folder = self.run.folder / "checkpoints" / f"seed-{self.seed}"
+        with open_store(folder, self.trial, self.config.train, self.report.notice) as store:
+            return self._finish(store)
+
+    def _finish(self, store: CheckpointStore) -> tuple[dict[str, Any], StepTimer]:
         recipe, seed = self.trial.recipe, self.seed
         timer = StepTimer.for_training(recipe.steps, emit=self.emit, seed=seed, sync=self.prepared.settings.sync)
         evaluator = self._evaluator()
-        keeper = self._keeper(evaluator)
+        keeper = self._keeper(evaluator, store)
         if self.submission:
             self.submission.log.start(self.submission.facts)
         start = keeper.restore()
@@ -103,9 +109,18 @@ class Training:
             ends=ends,
         )
 
-    def _keeper(self, evaluator: Evaluator) -> Keeper:
-        store = CheckpointStore(folder=self.run.folder / "checkpoints" / f"seed-{self.seed}", notice=self.report.notice)
-        return Keeper(seed=self.seed, trial=self.trial, evaluator=evaluator, run=self.run, store=store, stop=self.stop)
+    def _keeper(self, evaluator: Evaluator, store: CheckpointStore) -> Keeper:
+        return Keeper(
+            seed=self.seed,
+            trial=self.trial,
+            evaluator=evaluator,
+            run=self.run,
+            store=store,
+            stop=self.stop,
+            contract=contract_of(self.config),
+            allow=self.allow,
+            log=self.submission.log if self.submission else None,
+        )
 
     def _watch(self, timer: StepTimer, evaluator: Evaluator, keeper: Keeper) -> Watchers:
         recipe, chosen = self.trial.recipe, self.config.train

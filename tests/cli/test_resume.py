@@ -1,0 +1,173 @@
+"""recperf run --resume: what a resumed run may change, and what it refuses by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.cli import main
+from recperf.data.movielens_like import generate, write
+from recperf.runs.contract import check_run
+
+QUIETLY = ["--no-peaks", "--no-report"]
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        code = main(["run", *words, *QUIETLY])
+        said = capfd.readouterr()
+        assert "Traceback" not in said.err
+        return code, said.out + said.err
+
+    return run
+
+
+@pytest.fixture
+def begun(call: Call) -> Path:
+    """A run of 30 steps that got to its checkpoint at step 20."""
+    write(generate(3, users=120, items=200, ratings=5000), Path("data"))
+    words = ["micro-dlrm", "--data.path", "data", "--train.epochs", "3", "--train.batch-size", "400"]
+    words += ["--target.beat", "none", "--train.device", "cpu", "--train.checkpoint-steps", "20"]
+    code, said = call(*words, "--run-dir", "r", "--train.no-checkpoint-epochs")
+    assert code == 0, said
+    unfinish()
+    return Path("r")
+
+
+def unfinish() -> None:
+    for name in ("seal.json", "result.json", "trial-42.json", "profile.json"):
+        Path("r", name).unlink()
+
+
+def saved() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("r/config.json").read_text())
+    return found
+
+
+def notices() -> list[str]:
+    events = [json.loads(line) for line in Path("r/events.jsonl").read_text().splitlines()]
+    return [event["text"] for event in events if event["kind"] == "notice"]
+
+
+def agrees() -> bool:
+    """Whether the run's files are as sealed and tell of one run."""
+    return all(finding.holds for _, finding in check_run(Path("r"), ()))
+
+
+def test_a_field_of_the_contract_is_refused_by_name(begun: Path, call: Call) -> None:
+    before = Path("r/config.json").read_bytes()
+    code, said = call("--resume", "r", "--train.batch-size", "128")
+    assert code == 3
+    assert "train.batch_size is 128; this run has 400" in said
+    assert "--allow-change train.batch_size" in said
+    code, said = call("--resume", "r", "--train.batch-size", "128", "--model.dim", "4", "--dry-run")
+    assert code == 3
+    assert "--allow-change model.dim --allow-change train.batch_size" in said
+    assert Path("r/config.json").read_bytes() == before
+
+
+def test_an_allowed_change_is_made_and_remembered(begun: Path, call: Call) -> None:
+    code, said = call("--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate")
+    assert code == 0, said
+    assert "seed 42 goes on at step 20 of 30" in said
+    assert saved()["config"]["train"]["learning_rate"] == 0.001
+    assert [entry["field"] for entry in saved()["changed"]] == ["train.learning_rate"]
+    assert notices() == ["train.learning_rate changed from 0.005 to 0.001 after step 20"]
+    assert agrees()
+    # Its checkpoint is still the one from before: what was allowed stays allowed.
+    unfinish()
+    code, said = call("--resume", "r")
+    assert code == 0, said
+    assert notices() == ["train.learning_rate changed from 0.005 to 0.001 after step 20"]
+
+
+def test_other_rows_of_the_same_data_are_described_anew(begun: Path, call: Call) -> None:
+    before = Path("r/baselines.json").read_bytes()
+    words = ["--data.split", "last", "--allow-change", "data.split"]
+    code, said = call("--resume", "r", *words)
+    assert code == 0, said
+    assert json.loads(Path("r/data.json").read_text())["split"] == "last"
+    assert Path("r/baselines.json").read_bytes() != before
+    assert agrees()
+
+
+def test_fields_outside_the_contract_are_free(begun: Path, call: Call) -> None:
+    Path("data").rename("moved")
+    code, said = call(
+        "--resume", "r", "--data.path", "moved", "--train.checkpoint-steps", "5", "--train.keep-last", "2"
+    )
+    assert code == 0, said
+    assert saved()["config"]["data"]["path"] == str(Path("moved").absolute())
+    assert "changed" not in saved()
+    kept = sorted(path.name for path in Path("r/checkpoints/seed-42").glob("step-*"))
+    assert kept == ["step-00000025", "step-00000030"]
+    assert agrees()
+
+
+def test_an_edited_config_is_found_by_the_checkpoint(begun: Path, call: Call) -> None:
+    edited = saved()
+    edited["config"]["train"]["rise"] = 0.5
+    Path("r/config.json").write_text(json.dumps(edited))
+    code, said = call("--resume", "r")
+    assert code == 3
+    assert "train.rise is 0.5; this run has 0.3" in said
+    assert "checkpoint: step 20" in said
+    code, said = call("--resume", "r", "--allow-change", "train.rise")
+    assert code == 0, said
+
+
+def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Path, call: Call) -> None:
+    before = Path("r/config.json").read_bytes()
+    code, said = call("--resume", "r", "--model.top", "8", "1", "--allow-change", "model.top")
+    assert code == 3, said
+    assert "the saved state does not fit this config: model.top is [8, 1]; this run has" in said
+    assert Path("r/config.json").read_bytes() == before
+    assert call("--resume", "r")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--resume", "r", "--allow-change", "train.batchsize"], "did you mean 'train.batch_size'?"),
+        (["--resume", "r", "--allow-change", "seed", "--seed", "7"], "another one is another run"),
+        (["--allow-change", "train.batch_size"], "--allow-change goes with --resume"),
+        (["--resume", "r", "--run-dir", "q"], "--run-dir cannot be given with it"),
+        (["--mlperf"], "has no MLPerf log to write"),
+    ],
+)
+def test_mistakes(begun: Path, call: Call, words: list[str], message: str) -> None:
+    code, said = call(*words)
+    assert code == 2
+    assert message in said
+
+
+def test_a_finished_run_is_not_changed(begun: Path, call: Call) -> None:
+    assert call("--resume", "r")[0] == 0
+    before = Path("r/config.json").read_bytes()
+    assert "finished already" in call("--resume", "r", "--train.keep-last", "3")[1]
+    assert Path("r/config.json").read_bytes() == before
+    assert call("--resume", "r", "--train.epochs", "4")[0] == 3
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(begun: Path, call: Call) -> None:
+    for path in Path("r/checkpoints/seed-42").glob("step-*/state.json"):
+        path.write_bytes(path.read_bytes()[:-1])
+    code, said = call("--resume", "r")
+    assert code == 3
+    assert "is intact (step-00000020: state.json has" in said
+    assert not Path("r/result.json").exists()
+
+
+def test_mlperf_is_short_for_its_field(call: Call) -> None:
+    for words, on in ((["--mlperf", "dlrm-v4"], True), (["dlrm-v4", "--mlperf", "--no-mlperf"], False)):
+        code, said = call(*words, "--dry-run", "--json", "--quiet")
+        assert code == 0
+        assert json.loads(said)["config"]["mlperf"]["log"] is on

@@ -1,0 +1,149 @@
+"""What is kept of a trial beside its weights, and when it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from recperf.errors import ConfigError, DataError, MachineError
+from recperf.runs.record import Run
+from recperf.train.checkpoint import CheckpointStore
+from recperf.train.config import TrainConfig
+from recperf.train.loop import Position
+from recperf.train.stop import StopFlag
+from recperf.workloads import keeper as keepers
+from recperf.workloads.keeper import Keeper, in_background, open_store
+
+
+@dataclass
+class Weights:
+    """As much of a trial as a keeper sees."""
+
+    weights: torch.Tensor = field(default_factory=lambda: torch.zeros(3))
+    seen: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    recipe: Any = field(default_factory=lambda: SimpleNamespace(steps=9))
+
+    def state(self) -> dict[str, Any]:
+        return {"model": {"weights": self.weights}, "seen": self.seen}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.weights.copy_(state["model"]["weights"])
+        self.seen = state["seen"]
+
+
+@dataclass
+class Log:
+    """A log that remembers what it is told."""
+
+    told: list[Any] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        return {"bytes": 7}
+
+    def rewind(self, state: dict[str, Any] | None) -> None:
+        self.told.append(state)
+
+
+def keeper(run: Run, trial: Weights, **fields: Any) -> Keeper:
+    store = CheckpointStore(folder=run.folder / "checkpoints" / "seed-42", notice=pytest.fail)
+    given = {"evaluator": SimpleNamespace(history=[]), "stop": StopFlag(), "store": store, **fields}
+    return Keeper(seed=42, trial=cast(Any, trial), run=run, **given)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    made = Run.create("micro-dlrm", {}, folder=tmp_path / "run")
+    yield made
+    made.close()
+
+
+def test_everything_comes_back(run: Run) -> None:
+    log = Log()
+    first = keeper(run, Weights(torch.arange(3.0), torch.ones(5)), contract={"a": 1, "b": [1.5]}, log=log)
+    first.evaluator.history.append({"step": 2, "epoch": 0, "metrics": {"auc": 0.1 + 0.2}})
+    run.event("step", seed=42, step=2)
+    torch.manual_seed(5)
+    first.save(Position(1, 2, 5), best=True)
+    drawn = torch.rand(4)
+    run.event("step", seed=42, step=3)
+    again = keeper(run, Weights(), contract={"a": 1, "b": [1.5], "new": 0}, log=log)
+    assert again.restore() == Position(1, 2, 5)
+    assert torch.equal(torch.rand(4), drawn)
+    assert again.trial.state()["model"]["weights"].tolist() == [0, 1, 2]
+    assert again.trial.state()["seen"].tolist() == [1] * 5
+    assert again.evaluator.history == first.evaluator.history
+    assert log.told == [{"bytes": 7}]
+    assert b'"step": 3' not in (run.folder / "events.jsonl").read_bytes()
+
+
+def test_nothing_saved_starts_the_logs_over(run: Run) -> None:
+    log = Log()
+    run.event("step", seed=42, step=1)
+    assert keeper(run, Weights(), log=log).restore() == Position()
+    assert log.told == [None]
+    assert run.event_bytes == 0
+
+
+def test_a_changed_contract_is_refused_by_name_and_an_allowed_one_noted(run: Run) -> None:
+    keeper(run, Weights(), contract={"train.rise": 0.3, "seed": 1}).save(Position(0, 4, 4), best=False)
+    changed = {"train.rise": 0.5, "seed": 1}
+    with pytest.raises(ConfigError, match=r"train\.rise is 0\.5; this run has 0\.3") as refused:
+        keeper(run, Weights(), contract=changed).restore()
+    assert refused.value.fix == "--allow-change train.rise, or a new run"
+    assert keeper(run, Weights(), contract=changed, allow=("train.rise",)).restore().step == 4
+    assert b"train.rise changed from 0.3 to 0.5 after step 4" in (run.folder / "events.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("saved", [torch.zeros(1), torch.zeros(4)])
+def test_a_state_of_another_shape_is_not_stretched(run: Run, saved: torch.Tensor) -> None:
+    keeper(run, Weights(saved), contract={"dim": 1}).save(Position(0, 1, 1), best=False)
+    with pytest.raises(ConfigError, match="does not fit this config: dim is 3; this run has 1") as refused:
+        keeper(run, Weights(), contract={"dim": 3}, allow=("dim",)).restore()
+    assert refused.value.where["state"].startswith("model/weights is (3,)")
+
+
+def test_a_state_that_lacks_a_part_is_refused(run: Run) -> None:
+    made = keeper(run, Weights())
+    made.store.save(1, {"trial": {}}, best=False)
+    with pytest.raises(DataError, match="the checkpoint has no position"):
+        made.restore()
+
+
+def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = keeper(run, Weights())
+    made.store.background = True
+    made.stop.received = 15
+    made.save(Position(0, 1, 1), best=False)
+    assert "the state is saved" in made.stopped(Position(0, 1, 1)).what
+    assert [path.name for path in made.store.saved()] == ["step-00000001"]
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("recperf.train.checkpoint_dcp.os.write", full)
+        made.save(Position(0, 2, 2), best=False)
+        with pytest.raises(MachineError, match="the disk is full"):
+            made.stopped(Position(0, 2, 2))
+
+
+def test_writing_in_the_background_wants_room_for_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(keepers, "available_bytes", lambda: 4 << 30)
+    assert in_background(TrainConfig(), 1 << 30, said.append)
+    assert not in_background(TrainConfig(checkpoint_background="off"), 0, said.append)
+    assert in_background(TrainConfig(checkpoint_background="on"), 1 << 40, said.append)
+    assert said == []
+    assert not in_background(TrainConfig(), (1 << 30) + 1, said.append)
+    assert "a state of 1.0 GiB" in said[0]
+
+
+def test_a_store_is_as_the_config_wants_it(tmp_path: Path) -> None:
+    config = TrainConfig(keep_last=4, checkpoint_background="off")
+    found = open_store(tmp_path, cast(Any, Weights()), config, print)
+    assert (found.keep_last, found.background) == (4, False)
