@@ -103,6 +103,10 @@ def yambda() -> Finding:
     return _extra("yambda", ("pyarrow", "huggingface_hub"), "raw listening events need it")
 
 
+def mlperf() -> Finding:
+    return _extra("mlperf", ("mlperf_logging",), "MLPerf logs and recperf mlperf need it")
+
+
 def _extra(extra: str, names: tuple[str, ...], why: str) -> Finding:
     """The packages of an extra: the first that is missing, else the first."""
     fix = f"pip install 'recperf[{extra}]'"
@@ -165,5 +169,5 @@ def _writable(name: str, folder: Path, fix: str) -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    python, torch, numpy, gpu, triton, compiler, pooch, report, yambda, ceilings, movielens, cache_folder, run_folder,
+    python, torch, numpy, gpu, triton, compiler, pooch, report, yambda, mlperf, ceilings, movielens, cache_folder, run_folder,
 )  # fmt: skip

@@ -113,6 +113,11 @@ class Run:
         """How long the log is; a checkpoint remembers it, so that a resumed log repeats nothing."""
         return os.fstat(self._events).st_size
 
+    def sync_events(self) -> None:
+        """Put the log on disk: a checkpoint must not know more of it than a power cut leaves."""
+        with writing(self.folder / "events.jsonl"):
+            os.fsync(self._events)
+
     def event_digest(self, size: int | None = None) -> str:
         """Of the log's first bytes, or of all of it; a checkpoint remembers it, so that a changed log is noticed."""
         content = (self.folder / "events.jsonl").read_bytes()

@@ -113,6 +113,7 @@ class Keeper:
         )
 
     def save(self, position: Position, best: bool) -> None:
+        self.run.sync_events()
         state = {
             "trial": self.trial.state(),
             "position": vars(position),
