@@ -28,6 +28,7 @@ COMMANDS = {
     "peaks": "measure this machine's ceilings: FLOP/s, bandwidths, the knee of its caches",
     "data": "get, check, prepare, convert, import, make or describe a dataset",
     "mlperf": "check, plot and package MLPerf logs",
+    "plan": "memory, time and cost on many devices, before renting them",
     "doctor": "what works on this machine, and how to fix what does not",
 }
 
