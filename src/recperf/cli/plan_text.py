@@ -188,7 +188,9 @@ def _skewed(found: dict[str, Any]) -> list[str]:
             ]
         )
     ends = [["tables with the data's ids", "global batch that fits", "then too much of"]]
-    ends += [[one["words"], f"{one['global_batch']:,}", one["table"]] for one in found["limits"]]
+    for one in found["limits"]:
+        more = "" if one["table"] else "more than "
+        ends.append([one["words"], f"{more}{one['global_batch']:,}", one["table"] or "-"])
     return ["", "skew: bytes that reach a rank, each way", table(rows), "", "where memory ends", table(ends)]
 
 

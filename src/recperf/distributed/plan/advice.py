@@ -17,7 +17,7 @@ from .work import Work
 
 REMEDIES: tuple[Kind, ...] = ("column", "row", "table")
 """In the order they are tried: columns help whatever the ids are."""
-MOST_BATCH = 1 << 20
+MOST_BATCH = 1 << 16
 """Samples of a rank up to which the end of memory is looked for."""
 
 
@@ -78,8 +78,8 @@ class Limit:
     words: str
     rank_batch: int
     """The most samples of a rank that fit; 0: not even one."""
-    table: str
-    """The largest table of the fullest rank just beyond."""
+    table: str | None
+    """The largest table of the fullest rank just beyond; none: memory did not end where it was looked for."""
 
 
 def limit(found: Prediction, choices: Choices, device: Device, words: str) -> Limit:
@@ -91,8 +91,10 @@ def limit(found: Prediction, choices: Choices, device: Device, words: str) -> Li
         placed = place_all(found.work, found.ranks, skew, batch, choices)
         return memory_now(found.work, placed, skew, batch, device, choices)
 
+    if at(MOST_BATCH).fits:
+        return Limit(words=words, rank_batch=MOST_BATCH, table=None)
     low, high = 0, 1
-    while high < MOST_BATCH and at(high).fits:
+    while at(high).fits:
         low, high = high, 2 * high
     while high - low > max(1, low // 64):
         middle = (low + high) // 2

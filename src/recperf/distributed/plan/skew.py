@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Counts = NDArray[np.float64]
 
+DENSE = 16
+"""Places for each id up to which a table of counts is made."""
 DRAWN = 16
 """Batches drawn from a power law, for the worst of them."""
 
@@ -165,19 +167,29 @@ def from_store(
     histories = Histories(store, config.data.history)
     tables = {table.name: table for table in work.tables}
     counted = {name: np.zeros((3, batches, ranks)) for name in tables}
+    largest = dict.fromkeys(tables, 0)
     events = 0
     for number, start in enumerate(starts):
         chosen = anchors[start : start + batch * ranks]
-        seen = {name: np.zeros(table.rows, bool) for name, table in tables.items()}
+        seen: dict[str, list[NDArray[np.int64]]] = {name: [] for name in tables}
         for rank in range(ranks):
             made = histories.batch(chosen[rank::ranks])
             events += len(made.times_T)
             for name, ids in _ids_by_table(made, tables).items():
-                _count(counted[name][:, number], seen[name], ids, tables[name].rows, ranks, hashed)
+                unique, times = counted_ids(ids)
+                owner = owners(unique, tables[name].rows, ranks, hashed=hashed)
+                counted[name][0, number] += np.bincount(owner, times, minlength=ranks)
+                counted[name][1, number] += np.bincount(owner, minlength=ranks)
+                seen[name].append(unique)
+                largest[name] = max(largest[name], int(unique[-1]))
         for name, table in tables.items():
-            touched = owners(np.flatnonzero(seen[name]), table.rows, ranks, hashed=hashed)
-            counted[name][2, number] = np.bincount(touched, minlength=ranks)
+            touched, _ = counted_ids(np.concatenate(seen[name]))
+            owner = owners(touched, table.rows, ranks, hashed=hashed)
+            counted[name][2, number] = np.bincount(owner, minlength=ranks)
     told = f"counted: {batches} batches of {store.name}, ids {'hashed' if hashed else 'as they are'}"
+    low = [name for name, table in tables.items() if table.skewed and largest[name] < table.rows // ranks]
+    if low and not hashed:
+        told += f"; all ids of {', '.join(low)} lie in the first rank's rows: the data is smaller than the tables"
     mean = events / (batches * batch * ranks)
     return Skew({name: Traffic(*counts) for name, counts in counted.items()}, told, batches, mean)
 
@@ -205,14 +217,18 @@ def _ids_by_table(made: Any, tables: dict[str, Table]) -> dict[str, NDArray[np.i
     found: dict[str, list[NDArray[np.int64]]] = {}
     for feature, name in FEATURE_TABLES.items():
         found.setdefault(name, []).append(made.features[feature][0].numpy())
-    return {name: np.concatenate(parts).astype(np.int64) % tables[name].rows for name, parts in found.items()}
+    return {name: _within(np.concatenate(parts), tables[name].rows) for name, parts in found.items()}
 
 
-def _count(
-    into_3R: Counts, seen_K: NDArray[np.bool_], ids: NDArray[np.int64], rows: int, ranks: int, hashed: bool
-) -> None:
-    """Add one rank's ids: all of them, and each of them once."""
-    into_3R[0] += np.bincount(owners(ids, rows, ranks, hashed=hashed), minlength=ranks)
-    unique = np.unique(ids)
-    into_3R[1] += np.bincount(owners(unique, rows, ranks, hashed=hashed), minlength=ranks)
-    seen_K[unique] = True
+def _within(ids: NDArray[Any], rows: int) -> NDArray[Any]:
+    return ids % rows if ids.max(initial=0) >= rows else ids
+
+
+def counted_ids(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Different ids in their order, and how often each comes; ids that lie close are counted without sorting."""
+    if int(ids.max(initial=0)) > DENSE * len(ids):
+        unique, times = np.unique(ids, return_counts=True)
+        return unique.astype(np.int64), times
+    times_K = np.bincount(ids)
+    unique = np.flatnonzero(times_K)
+    return unique, times_K[unique]

@@ -1,0 +1,94 @@
+"""Devices and networks, known and from files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.distributed.plan.devices import KNOWN, Efficiency, Rates, device_of, from_peaks, network_of
+from recperf.errors import ConfigError, UsageError
+
+FILE: dict[str, Any] = {
+    "name": "card",
+    "memory_bytes": 80 * 10**9,
+    "bytes_per_s": 2e12,
+    "flops": {"bfloat16": 312e12, "float32": 19.5e12},
+    "link_bytes_per_s": 300e9,
+    "efficiency": {"products": 0.5},
+}
+
+
+def write(folder: Path, value: object) -> str:
+    path = folder / "device.json"
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return str(path)
+
+
+def test_a_file_describes_a_device(tmp_path: Path) -> None:
+    found = device_of(write(tmp_path, FILE))
+    assert (found.name, found.memory_bytes, found.flops.of("bfloat16")) == ("card", 80 * 10**9, 312e12)
+    assert found.efficiency.products == 0.5
+    assert found.origin == "stated in the file"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"memory": 1}, "unknown config field 'device.memory'"),
+        ({"flops": {"fp32": 1e12}}, "device.flops.fp32"),
+        ({"flops": {}}, "lacks float32"),
+        ({"memory_bytes": -1}, "device.memory_bytes"),
+        ({"bytes_per_s": "fast"}, "device.bytes_per_s"),
+        ({"flops": {"float32": float("nan")}}, "device.flops.float32"),
+        ({"efficiency": {"products": 1.5}}, "efficiency.products"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_file(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    path = write(tmp_path, FILE | change)
+    with pytest.raises(ConfigError) as caught:
+        device_of(path)
+    assert says in caught.value.what
+    assert caught.value.where["file"] == path
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '"x"'])
+def test_a_file_that_is_no_object_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(ConfigError):
+        device_of(write(tmp_path, content))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the device"):
+        device_of(str(tmp_path / "none.json"))
+
+
+def test_a_misspelt_device_is_guessed() -> None:
+    with pytest.raises(UsageError, match="did you mean 'mi350x'"):
+        device_of("mi350")
+
+
+def test_networks_take_their_ranks_a_node() -> None:
+    assert network_of("ib400").ranks_per_node == 8
+    assert network_of("ib400", ranks_per_node=4).ranks_per_node == 4
+
+
+def test_ranks_share_a_cpu() -> None:
+    found = from_peaks({"copy": {"p50": 20e9}, "gemm": {"float32": {"p50": 60e9}}})
+    part = found.share(4)
+    assert part.flops.float32 == 15e9
+    assert part.bytes_per_s == 5e9
+    assert part.memory_bytes == found.memory_bytes // 4
+    assert KNOWN["b200"].share(4) is KNOWN["b200"]
+
+
+def test_a_precision_without_a_figure_is_float32() -> None:
+    assert KNOWN["mi350x"].flops.of("tf32") == KNOWN["mi350x"].flops.float32
+    assert Rates(float32=2e12, bfloat16=8e12).over(2) == Rates(float32=1e12, bfloat16=4e12)
+
+
+def test_scaling_leaves_links_alone_and_never_passes_a_peak() -> None:
+    found = Efficiency(products=0.4, attention=0.3, bytes=0.6, link=0.7).scaled(2, "doubled")
+    assert (found.products, found.attention, found.bytes, found.link) == (0.8, 0.6, 1.0, 0.7)

@@ -1,0 +1,147 @@
+"""Bytes by rank: tables, what is on its way, the copy of a codec, and what would help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recperf.distributed.plan import advice, skew
+from recperf.distributed.plan.devices import KNOWN
+from recperf.distributed.plan.memory import memory_of, temporary_bytes
+from recperf.distributed.plan.predict import Choices, predict
+from recperf.distributed.plan.sharding import Kind, place
+from recperf.distributed.plan.skew import Skew, Traffic
+from recperf.distributed.plan.work import Work, work_of
+from recperf.errors import ConfigError
+from recperf.workloads.dlrm import criteo_kaggle
+from recperf.workloads.dlrm_v4 import mlperf
+
+GIB = 2**30
+HOT_IDS = round(81.5 * GIB / 2048)
+"""Ids of 512 floats each whose float32 copy has the published size."""
+
+
+@pytest.fixture(scope="module")
+def work() -> Work:
+    return work_of(mlperf())
+
+
+def hot(work: Work, ranks: int, ids: int) -> Skew:
+    """Ids spread evenly but for one rank, which gets so many in all."""
+    found = skew.even(work, 1024, ranks)
+    others = sum(one.raw_NR[0, 0] for name, one in found.traffic.items() if name != "artist_id")
+    raw_NR = found.traffic["artist_id"].raw_NR.copy()
+    raw_NR[0, 5] = ids - others
+    traffic = Traffic(raw_NR, found.traffic["artist_id"].unique_NR, found.traffic["artist_id"].touched_NR)
+    return Skew(found.traffic | {"artist_id": traffic}, "one hot rank", 1)
+
+
+def test_the_published_copy(work: Work) -> None:
+    """A rank that gets 16 % of a global batch of 32,768 needs 81.5 GiB for the copy that clamps before it casts."""
+    found = hot(work, 32, HOT_IDS)
+    placed = place(work.tables, 32, found, 1024, wish="row", dedup=False)
+    made = memory_of(work, placed, found, 1024, KNOWN["mi350x"], codec="clamp-copy", dedup=False)
+    assert made.fullest == 5
+    assert made.moment == "lookup"
+    assert made.blamed == "artist_id"
+    assert made.parts_R["temporary"][5] / GIB == pytest.approx(81.5, rel=1e-6)
+    in_place = memory_of(work, placed, found, 1024, KNOWN["mi350x"], codec="in-place", dedup=False)
+    assert in_place.parts_R["temporary"].max() == 0
+    assert in_place.most < made.most
+
+
+def test_only_a_codec_copies() -> None:
+    assert temporary_bytes(10, wire="fp16", codec="clamp-copy") == 40
+    assert temporary_bytes(10, wire="fp32", codec="clamp-copy") == 0
+    assert temporary_bytes(10, wire="fp16", codec="in-place") == 0
+
+
+@pytest.mark.parametrize("kind", ["row", "column", "table"])
+@pytest.mark.parametrize("ranks", [1, 3, 8, 64])
+def test_every_row_is_somewhere_once(work: Work, kind: Kind, ranks: int) -> None:
+    placed = place(work.tables, ranks, skew.even(work, 64, ranks), 64, wish=kind, width=64)
+    for one in placed:
+        assert one.weight_R.sum() == one.table.bytes, one.table.name
+    held = sum(one.weight_R.sum() for one in placed)
+    assert held == 150_042_476_544 * 4
+    states = sum(one.state_R().sum() for one in placed)
+    shards = min(ranks, 8) if kind == "column" else 1
+    assert states == 4 * 293_051_712 * shards, "a column shard keeps a number for every row again"
+
+
+def test_a_table_that_is_whole_is_on_one_rank(work: Work) -> None:
+    placed = place(work.tables, 8, skew.even(work, 64, 8), 64, wish="row", overrides={"uid": "table"})
+    kinds = {one.table.name: (one.kind, np.count_nonzero(one.width_R)) for one in placed}
+    assert kinds["uid"] == ("table", 1)
+    assert kinds["item_id"] == ("row", 8)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [({"album": "row"}, "did you mean 'album_id'"), ({"album_id": "colum"}, "did you mean 'column'")],
+)
+def test_unknown_overrides_are_errors(work: Work, override: dict[str, Kind], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        place(work.tables, 8, skew.even(work, 64, 8), 64, overrides=override)
+
+
+def test_bags_travel_summed() -> None:
+    """A row-wise bag table sends a part of every sum; whole, its one rank sends each sum once."""
+    made = work_of(criteo_kaggle())
+    bags = tuple(replace(table, ids=20.0) for table in made.tables[:1])
+    made = replace(made, tables=bags)
+    even = skew.even(made, 32, 4)
+    sent = {
+        kind: place(bags, 4, even, 32, wish=kind)[0].sent_R(even.traffic["t1"], 32, dedup=False).tolist()
+        for kind in ("row", "table")
+    }
+    assert sent == {"row": [4 * 32 * 16.0] * 4, "table": [4 * 32 * 16.0, 0, 0, 0]}
+
+
+def test_parts_are_those_of_one_device(work: Work) -> None:
+    """On one rank tables, state and dense parameters are what `recperf show` counts."""
+    from recperf.models.dlrm_v4_cost import load_of
+    from recperf.models.dlrm_v4_memory import activations, memory
+
+    config = mlperf()
+    found = predict(config, 1, KNOWN["h200"], choices=Choices(rank_batch=16), history=100)
+    load = load_of(config.model, (109,) * 16)
+    told = memory(config.model, [load])
+    parts = {name: float(bytes_R[0]) for name, bytes_R in found.memory.parts_R.items()}
+    dense = 4 * config.model.dense_parameters
+    assert parts["tables"] + dense == told["parameters"]
+    assert parts["optimizer"] == told["optimizer"]
+    assert parts["dense"] == 3 * dense
+    assert parts["input"] == told["batches"]
+    assert found.memory.moment == "layers"
+    assert parts["activations"] == sum(activations(config.model, load).values())
+
+
+def test_what_fits_and_what_would() -> None:
+    """The published failure: all row-wise, no dedup, a copying codec; and the published ways out of it."""
+    config = mlperf()
+    small = replace(config, model=replace(config.model, row_scale=0.02))
+    choices = Choices(rank_batch=1024, sharding="row", dedup=False, codec="clamp-copy")
+    device = KNOWN["mi350x"]
+    ids = skew.zipf(work_of(small), 1024, 32, 1.3, hashed=True)
+    found = predict(small, 32, device, choices=choices, skew=ids)
+    assert found.memory.verdict == "does not fit"
+    helps = dict(advice.remedies(found, choices, device, most=20))
+    assert "--codec in-place" in helps
+    assert "--dedup on" in helps
+    assert any(words.count("=column") >= 2 for words in helps)
+    assert all(memory.fits for memory in helps.values())
+    ends = {one.words: one.rank_batch * 32 for one in advice.limits(found, choices, device)}
+    assert ends["row-wise, without dedup"] < 32_768 < ends["column-wise, without dedup"]
+    assert ends["row-wise, with dedup"] > 2 * ends["row-wise, without dedup"]
+
+
+def test_the_end_of_memory_is_where_it_is_told() -> None:
+    config = mlperf()
+    found = predict(config, 8, KNOWN["b200"], choices=Choices(rank_batch=512))
+    end = advice.limit(found, Choices(), KNOWN["b200"], "as planned").rank_batch
+    at = {batch: predict(config, 8, KNOWN["b200"], choices=Choices(rank_batch=batch)) for batch in (end, 2 * end)}
+    assert at[end].memory.fits
+    assert not at[2 * end].memory.fits

@@ -1,0 +1,150 @@
+"""Where ids go: the published story of a hot rank, and counts against ids drawn one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recperf.data.yambda import catalogue
+from recperf.data.yambda.store import EventStore
+from recperf.data.yambda.synthesize.config import YambdaLike
+from recperf.distributed.plan import skew
+from recperf.distributed.plan.advice import Arrivals, arrivals
+from recperf.distributed.plan.work import Table, Work, work_of
+from recperf.errors import DataError, UsageError
+from recperf.models.dlrm_v4_config import PUBLISHED_ROWS
+from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig, mlperf
+from recperf.workloads.micro_dlrm import default as micro
+
+RANKS, BATCH = 32, 1024
+"""The published run: four nodes of eight, a global batch of 32,768."""
+HISTORY = ("item_id", "artist_id", "album_id")
+
+
+@pytest.fixture(scope="module")
+def published() -> Work:
+    """The published batches in tables a hundredth as tall, which is faster to add up and skewed alike."""
+    made = mlperf()
+    return work_of(replace(made, model=replace(made.model, row_scale=0.01)))
+
+
+def by_way(
+    work: Work, found: skew.Skew, *, width: int = 16, ranks: int = RANKS
+) -> dict[tuple[str, str, bool], Arrivals]:
+    rows = arrivals(work, found, BATCH, ranks, width=width, wire="fp16")
+    return {(one.table, one.kind, one.dedup): one for one in rows}
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_the_published_story(published: Work, hashed: bool) -> None:
+    found = by_way(published, skew.zipf(published, BATCH, RANKS, 1.2, hashed=hashed))
+    for name in ("album_id", "artist_id"):
+        row, even = found[name, "row", False], found[name, "column", False]
+        assert row.ratio > 4, "row-wise sharding gathers popular ids on one rank"
+        assert even.ratio == pytest.approx(1.0), "columns are the same for all ids"
+        assert found[name, "row", True].worst < 0.1 * row.worst, "dedup removes most of it"
+        assert found[name, "table", False].ratio == pytest.approx(RANKS)
+
+
+def test_even_ids_make_no_hot_rank(published: Work) -> None:
+    found = by_way(published, skew.even(published, BATCH, RANKS))
+    assert found["item_id", "row", False].ratio == pytest.approx(1.0)
+
+
+def test_columns_of_a_least_width_use_fewer_ranks(published: Work) -> None:
+    found = by_way(published, skew.even(published, BATCH, RANKS), width=128)
+    assert found["item_id", "column", False].ratio == pytest.approx(RANKS / 4)
+
+
+def test_counts_are_those_of_ids_drawn_one_by_one() -> None:
+    rows, ids, ranks = 1000, 5000, 4
+    table = Table(name="t", rows=rows, dim=8, ids=1.0, vectors=1.0, distinct=lambda samples: samples)
+    work = replace(work_of(micro()), tables=(table,))
+    found = skew.zipf(work, ids, ranks, 1.1).traffic["t"]
+    draw = np.random.default_rng(5)
+    drawn = draw.choice(rows, (ranks, ids), p=skew.popularity(rows, 1.1))
+    raw = np.bincount(drawn.ravel() // 250, minlength=ranks)
+    unique = sum(np.bincount(np.unique(one) // 250, minlength=ranks) for one in drawn)
+    touched = np.bincount(np.unique(drawn) // 250, minlength=ranks)
+    np.testing.assert_allclose(found.raw_NR.mean(0), raw, rtol=0.05)
+    np.testing.assert_allclose(found.unique_NR[0], unique, rtol=0.05)
+    np.testing.assert_allclose(found.touched_NR[0], touched, rtol=0.06)
+
+
+def test_the_last_block_of_rows_may_be_short() -> None:
+    assert skew.owners(np.array([0, 2, 3, 9]), 10, 4, hashed=False).tolist() == [0, 0, 1, 3]
+    hashed = skew.owners(np.arange(10_000), 10_000, 4, hashed=True)
+    assert np.bincount(hashed, minlength=4).min() > 2_300
+
+
+@pytest.mark.parametrize("ids", [[5, 1, 5, 5], [1_000_000, 3, 3]])
+def test_ids_are_counted_with_and_without_sorting(ids: list[int]) -> None:
+    unique, times = skew.counted_ids(np.array(ids))
+    expected = np.unique(ids, return_counts=True)
+    assert (unique.tolist(), times.tolist()) == (expected[0].tolist(), expected[1].tolist())
+
+
+@pytest.fixture
+def store() -> EventStore:
+    return catalogue.embedded(say=lambda _: None, config=YambdaLike(users=60, events_per_user=200, items=500))
+
+
+def config_for(store: EventStore) -> DLRMv4WorkloadConfig:
+    """With tables as tall as the data's ids, so that blocks of rows mean something."""
+    artists, albums = (int(store.catalogue_I2[:, column].max()) + 1 for column in (0, 1))
+    rows = PUBLISHED_ROWS | {"item_id": store.items, "artist_id": artists, "album_id": albums}
+    made = mlperf()
+    data = replace(made.data, windows=replace(made.data.windows, min_history=50))
+    return replace(made, data=data, model=replace(made.model, rows=tuple(rows.values())))
+
+
+def test_a_dataset_is_counted_as_its_batches_are(store: EventStore) -> None:
+    from recperf.data.yambda.history import Histories
+    from recperf.data.yambda.windows import WindowIndex
+
+    config, ranks, batch = config_for(store), 4, 16
+    found = skew.from_store(Path(store.folder), config, work_of(config), batch, ranks, batches=2)
+    assert found.batches == 2
+    index = WindowIndex.open(store, config.data.windows)
+    anchors = np.concatenate([index.order(window, "train") for window in range(index.windows - 1)])
+    last = anchors[-batch * ranks :]
+    made = Histories(store, config.data.history).batch(last)
+    ids = np.concatenate([made.features[name][0].numpy() for name in ("artist_id", "item_candidate_artist_id")])
+    block = -(-config.model.table_rows["artist_id"] // ranks)
+    raw_R = np.bincount(ids // block, minlength=ranks)
+    assert found.traffic["artist_id"].raw_NR[-1].tolist() == raw_R.tolist()
+    assert found.traffic["artist_id"].touched_NR[-1].sum() == len(np.unique(ids))
+    dedup = found.traffic["artist_id"].unique_NR
+    assert (dedup < found.traffic["artist_id"].raw_NR).any()
+    assert (found.traffic["artist_id"].touched_NR <= dedup).all()
+    assert found.traffic["uid"].raw_NR[-1].sum() == batch * ranks
+
+
+def test_data_smaller_than_its_tables_is_said(store: EventStore) -> None:
+    config = config_for(store)
+    config = replace(config, model=replace(config.model, rows=()))
+    found = skew.from_store(Path(store.folder), config, work_of(config), 8, 2, batches=1)
+    assert "smaller than the tables" in found.origin
+    assert found.traffic["item_id"].raw_NR[0, 1] == 0
+
+
+def test_too_few_anchors_are_an_error(store: EventStore) -> None:
+    config = config_for(store)
+    with pytest.raises(DataError, match="a global batch has 8,388,608 samples"):
+        skew.from_store(Path(store.folder), config, work_of(config), 1 << 20, 8)
+
+
+def test_what_a_skew_may_be_called() -> None:
+    assert skew.parse("zipf:0.9") == 0.9
+    assert skew.parse("zipf") == 1.05
+    assert skew.parse("folder/store") == Path("folder/store")
+    with pytest.raises(UsageError, match="no exponent"):
+        skew.parse("zipf:steep")
+
+
+def test_only_histories_are_read_from_a_dataset(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="dlrm-v4 only"):
+        skew.from_store(tmp_path, micro(), work_of(micro()), 8, 2)
