@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +72,16 @@ def here() -> dict[str, str]:
         "architecture": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__.split("+")[0],
+        "compiler": compiler(),
     }
+
+
+def compiler() -> str:
+    """What built the ops written in C."""
+    found = shutil.which("cc")
+    if found is None:
+        return "none"
+    return subprocess.run([found, "-dumpfullversion"], capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

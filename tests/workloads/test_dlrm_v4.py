@@ -27,14 +27,14 @@ EVENTS = EventsConfig(
 
 def small(**changes: Any) -> DLRMv4WorkloadConfig:
     train = HistoryTrainConfig(batch_size=64, max_steps=6, device="cpu")
-    model = replace(laptop().model, row_scale=1e-5)
+    model = replace(laptop().model, row_scale=0.02)
     return replace(laptop(), **({"data": EVENTS, "train": train, "model": model} | changes))
 
 
 WORDS = [
     "run", "dlrm-v4", "--data.events", "3000", "--data.history.length", "12", "--data.history.scan", "40",
     "--data.windows.min-history", "5", "--data.windows.seconds", "2592000", "--data.holdout-windows", "2",
-    "--model.row-scale", "1e-5", "--train.batch-size", "64", "--train.device", "cpu", "--target.beat", "none", "--no-peaks", "--no-report",
+    "--model.row-scale", "0.02", "--train.batch-size", "64", "--train.device", "cpu", "--target.beat", "none", "--no-peaks", "--no-report",
 ]  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_a_table_that_memory_cannot_hold_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": replace(EVENTS, history=HistoryConfig(length=4086))}, "histories of at most 119 events"),
+        ({"data": replace(EVENTS, history=HistoryConfig(length=4086))}, "histories of at most 39 events"),
         ({"train": {"weight_decay": 0.1}}, "train.weight_decay"),
         ({"train": {"table_learning_rate": 0.0}}, "train.table_learning_rate"),
         ({"data": {"holdout_windows": 0}}, "data.holdout_windows"),

@@ -41,7 +41,7 @@ TRAIN = HistoryTrainConfig(batch_size=64, device="cpu")
 
 
 def small(data: EventsConfig = EVENTS, **changes: Any) -> DLRMv4WorkloadConfig:
-    model = replace(laptop().model, row_scale=1e-5)
+    model = replace(laptop().model, row_scale=0.02)
     return replace(laptop(), **({"data": data, "train": TRAIN, "model": model} | changes))
 
 
@@ -135,7 +135,7 @@ def words(folder: str, *more: str) -> list[str]:
         "run", "dlrm-v4", "--data.events", "3000", "--data.history.length", "12", "--data.history.scan", "40",
         "--data.windows.min-history", "5", "--data.windows.seconds", str(30 * DAY), "--data.holdout-windows", "2",
         "--train.batch-size", "64", "--train.device", "cpu", "--target.beat", "none", "--no-peaks", "--no-report",
-        "--quiet", "--model.row-scale", "1e-5", "--run-dir", folder, *more,
+        "--quiet", "--model.row-scale", "0.02", "--run-dir", folder, *more,
     ]  # fmt: skip
 
 

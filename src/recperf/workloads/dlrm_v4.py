@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import require, within
 from ..data.yambda.config import HistoryConfig, Leftover, WindowConfig
+from ..data.yambda.schema import DAY_S
 from ..errors import ConfigError
 from ..measure.cost import FLOAT
 from ..models import dlrm_v4_config as models
@@ -166,14 +167,15 @@ class DLRMv4WorkloadConfig(TrialsConfig):
 
 
 def laptop() -> DLRMv4WorkloadConfig:
-    """Embedded events and a small model: minutes on a CPU. It does not beat the bias baselines yet, so none must be."""
+    """Embedded events and a small model: learns in minutes on a CPU. Windows are shuffled: in their own order a batch of
+    this size is one user's. One thread: operators this small wait for each other longer than they work together."""
     events = EventsConfig(
-        events=40_000,
-        history=HistoryConfig(length=60, scan=400),
-        windows=WindowConfig(min_history=20),
-        holdout_windows=30,
+        events=160_000,
+        history=HistoryConfig(length=36, scan=400),
+        windows=WindowConfig(seconds=10 * DAY_S, min_history=20, shuffle=1.0),
     )
-    return DLRMv4WorkloadConfig(data=events, model=models.laptop(), target=TargetConfig(beat="none"))
+    train = HistoryTrainConfig(batch_size=128, learning_rate=6e-3, table_learning_rate=0.05, rise=0.02, threads=1)
+    return DLRMv4WorkloadConfig(data=events, model=models.laptop(), train=train)
 
 
 def gpu() -> DLRMv4WorkloadConfig:
