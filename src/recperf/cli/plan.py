@@ -138,7 +138,8 @@ def _point(
     mine = device.share(here(ranks, network))
     if not found.memory.fits:
         told["memory"]["remedies"] = [
-            {"words": words, "bytes": memory.most} for words, memory in advice.remedies(found, choices, mine)
+            {"words": words, "bytes": memory.most, "apart_bytes": memory.apart}
+            for words, memory in advice.remedies(found, choices, mine)
         ]
     if options.skew is not None:
         told["skew"] = plan_text.skew(

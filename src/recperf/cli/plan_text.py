@@ -28,6 +28,7 @@ def prediction(found: Prediction, choices: Choices) -> dict[str, Any]:
             "moment": memory.moment,
             "blamed": memory.blamed,
             "bytes": memory.most,
+            "apart_bytes": memory.apart,
             "limit_bytes": memory.limit,
             "device_bytes": memory.device_bytes,
             "parts": {name: float(bytes_R[rank]) for name, bytes_R in memory.parts_R.items()},
@@ -163,13 +164,14 @@ def _memory(memory: dict[str, Any]) -> list[list[str]]:
 
 def _verdict(memory: dict[str, Any]) -> str:
     said = (
-        f"{memory['verdict']}: {size(memory['bytes'])} of {size(memory['device_bytes'])} on rank "
-        f"{memory['fullest_rank']}, {size(memory['limit_bytes'])} may be used; fullest in its {memory['moment']}"
+        f"{memory['verdict']}: rank {memory['fullest_rank']} holds {size(memory['bytes'])} in its fullest moment "
+        f"({memory['moment']}), {size(memory['apart_bytes'])} if nothing is used twice; "
+        f"{size(memory['limit_bytes'])} of {size(memory['device_bytes'])} may be used"
     )
     if memory["verdict"] == "fits":
         return said
     said += f"; most of it {memory['blamed']}"
-    helps = [f"{one['words']} ({size(one['bytes'])})" for one in memory["remedies"]]
+    helps = [f"{one['words']} ({size(one['bytes'])}, {size(one['apart_bytes'])})" for one in memory["remedies"]]
     return said + (f"\n  would fit: {'; or '.join(helps)}" if helps else "\n  no override of sharding helps")
 
 

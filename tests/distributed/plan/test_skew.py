@@ -75,9 +75,15 @@ def test_counts_are_those_of_ids_drawn_one_by_one() -> None:
 
 
 def test_the_last_block_of_rows_may_be_short() -> None:
-    assert skew.owners(np.array([0, 2, 3, 9]), 10, 4, hashed=False).tolist() == [0, 0, 1, 3]
-    hashed = skew.owners(np.arange(10_000), 10_000, 4, hashed=True)
-    assert np.bincount(hashed, minlength=4).min() > 2_300
+    table = Table(name="t", rows=10, dim=8, ids=1.0, vectors=1.0, distinct=lambda samples: samples)
+    assert skew.owners(np.array([0, 2, 3, 9]), table, 4, hashed=False).tolist() == [0, 0, 1, 3]
+
+
+def test_hashed_tables_spread_each_in_its_own_way() -> None:
+    table = Table(name="t", rows=10_000, dim=8, ids=1.0, vectors=1.0, distinct=lambda samples: samples)
+    one, other = (skew.owners(np.arange(10_000), t, 4, hashed=True) for t in (table, replace(table, name="u")))
+    assert np.bincount(one, minlength=4).min() > 2_300
+    assert 0.2 < (one == other).mean() < 0.3
 
 
 @pytest.mark.parametrize("ids", [[5, 1, 5, 5], [1_000_000, 3, 3]])

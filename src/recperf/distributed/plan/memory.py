@@ -4,11 +4,15 @@ Shapes: R ranks.
 
 A step has three full moments: rows looked up and on their way (`lookup`), the layers on their way back (`layers`), and
 the rows' gradients on their way to the owners (`gradients`). What is there all the time is in each of them.
+
+A moment can have what the one before it gave back, but not in any pieces it likes. So there are two totals: that of the
+fullest moment, which no run can do with less than, and that of everything side by side, nothing used twice. A plan
+fits when even the second does, and is tight when only the first does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,12 +49,14 @@ class Memory:
     limit: float
     """What a rank may hold: its device's memory, less a reserve."""
     device_bytes: int
+    apart: float
+    """Most bytes of a rank if no moment could use what another gave back."""
     blamed: str
     """The table with most bytes, weights and vectors on their way, on the fullest rank."""
 
     @property
     def total_R(self) -> Bytes:
-        return np.asarray(sum(self.parts_R.values()))
+        return _total_R(self.parts_R)
 
     @property
     def fullest(self) -> int:
@@ -62,11 +68,13 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        return self.most <= self.limit
+        return self.apart <= self.limit
 
     @property
     def verdict(self) -> str:
-        return "fits" if self.fits else "does not fit"
+        if self.fits:
+            return "fits"
+        return "tight" if self.most <= self.limit else "does not fit"
 
 
 def memory_of(
@@ -93,20 +101,34 @@ def memory_of(
     }
     activations = float(work.activations(batch))
     found: list[tuple[float, int, str, dict[str, Bytes]]] = []
+    apart = 0.0
     for number in range(skew.batches):
-        for moment, moving_R in _moments(placed, skew, number, batch, activations, wire, codec, dedup).items():
+        moments = _moments(placed, skew, number, batch, activations, wire, codec, dedup)
+        apart = max(apart, float((_total_R(still_R) + _apart_R(moments)).max()))
+        for moment, moving_R in moments.items():
             parts_R = still_R | moving_R
-            found.append((float(sum(parts_R.values()).max()), number, moment, parts_R))  # type: ignore[union-attr]
+            found.append((float(_total_R(parts_R).max()), number, moment, parts_R))
     _, number, moment, parts_R = max(found, key=lambda entry: entry[0])
-    fullest = int(np.argmax(sum(parts_R.values())))
+    fullest = int(np.argmax(_total_R(parts_R)))
     return Memory(
         parts_R={name: parts_R[name] for name in PARTS},
         moment=moment,
         batch=number,
         limit=(1 - RESERVE) * device.memory_bytes,
         device_bytes=device.memory_bytes,
+        apart=apart,
         blamed=_blamed(placed, skew, number, batch, dedup, fullest),
     )
+
+
+def _total_R(parts_R: Mapping[str, Bytes]) -> Bytes:
+    return np.asarray(sum(parts_R.values()))
+
+
+def _apart_R(moments: Mapping[str, Mapping[str, Bytes]]) -> Bytes:
+    """Of each part the most it has in any moment, side by side."""
+    names = next(iter(moments.values()))
+    return np.asarray(sum(np.maximum.reduce([moment[name] for moment in moments.values()]) for name in names))
 
 
 def temporary_bytes(numbers: float, *, wire: Wire, codec: Codec) -> float:

@@ -102,10 +102,12 @@ def _step(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
 def _memory(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
     gib = [point["memory"]["bytes"] / 2**30 for point in points]
     limit = [point["memory"]["limit_bytes"] / 2**30 for point in points]
-    fits = [point["memory"]["verdict"] == "fits" for point in points]
+    fits = [point["memory"]["verdict"] != "does not fit" for point in points]
+    apart = [point["memory"]["apart_bytes"] / 2**30 for point in points]
+    axes.bar(x, apart, color="#dbe4ff", width=0.7, label="if nothing is used twice")
     axes.bar(x, gib, color=[BLUE if one else RED for one in fits], width=0.7)
     axes.step(x, limit, where="mid", color=ORANGE, ls="--", label="may be used")
-    axes.set_ylim(0, 1.25 * max(*gib, *limit))
+    axes.set_ylim(0, 1.25 * max(*apart, *limit))
     axes.set_title("memory of the fullest rank")
     axes.set_ylabel("GiB")
     axes.legend(frameon=False)

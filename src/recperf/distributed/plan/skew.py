@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...config import within
-from ...data.splitmix import finalise_numpy_
+from ...data.splitmix import GOLDEN, finalise_numpy_
 from ...errors import DataError, UsageError
 from .work import Table, Work
 
@@ -88,7 +89,7 @@ def zipf(work: Work, batch: int, ranks: int, exponent: float, *, hashed: bool = 
         if not table.skewed:
             found[table.name] = _even(table, batch, ranks)
             continue
-        found[table.name] = _drawn(popularity(table.rows, exponent), round(table.ids * batch), ranks, hashed, seed)
+        found[table.name] = _drawn(table, exponent, round(table.ids * batch), ranks, hashed, seed)
     told = f"zipf with exponent {exponent:g}, popular ids {'spread by a hash' if hashed else 'first in their tables'}"
     return Skew(found, told, DRAWN)
 
@@ -112,11 +113,11 @@ def parse(text: str) -> float | Path:
         ) from None
 
 
-def owners(ids: NDArray[Any], rows: int, ranks: int, *, hashed: bool) -> NDArray[np.int64]:
-    """The rank that holds each id's row."""
+def owners(ids: NDArray[Any], table: Table, ranks: int, *, hashed: bool) -> NDArray[np.int64]:
+    """The rank that holds each id's row. Tables are hashed each in its own way: their hot ids need not meet."""
     if not hashed:
-        return np.asarray(ids // -(-rows // ranks), dtype=np.int64)
-    words = ids.astype(np.uint64)
+        return np.asarray(ids // -(-table.rows // ranks), dtype=np.int64)
+    words = ids.astype(np.uint64) + np.uint64(GOLDEN + crc32(table.name.encode()))
     return np.asarray(finalise_numpy_(words) % np.uint64(ranks), dtype=np.int64)
 
 
@@ -127,10 +128,10 @@ def _even(table: Table, batch: int, ranks: int) -> Traffic:
     return Traffic(*(np.full((1, ranks), value / ranks) for value in (total, unique, touched)))
 
 
-def _drawn(share_K: Counts, ids: int, ranks: int, hashed: bool, seed: int) -> Traffic:
+def _drawn(table: Table, exponent: float, ids: int, ranks: int, hashed: bool, seed: int) -> Traffic:
     """`ids` of each rank's batch, drawn one by one."""
-    rows = len(share_K)
-    owner_K = owners(np.arange(rows), rows, ranks, hashed=hashed)
+    share_K = popularity(table.rows, exponent)
+    owner_K = owners(np.arange(table.rows), table, ranks, hashed=hashed)
 
     def by_rank(values_K: Counts) -> Counts:
         return np.asarray(np.bincount(owner_K, values_K, minlength=ranks), np.float64)
@@ -177,14 +178,14 @@ def from_store(
             events += len(made.times_T)
             for name, ids in _ids_by_table(made, tables).items():
                 unique, times = counted_ids(ids)
-                owner = owners(unique, tables[name].rows, ranks, hashed=hashed)
+                owner = owners(unique, tables[name], ranks, hashed=hashed)
                 counted[name][0, number] += np.bincount(owner, times, minlength=ranks)
                 counted[name][1, number] += np.bincount(owner, minlength=ranks)
                 seen[name].append(unique)
                 largest[name] = max(largest[name], int(unique[-1]))
         for name, table in tables.items():
             touched, _ = counted_ids(np.concatenate(seen[name]))
-            owner = owners(touched, table.rows, ranks, hashed=hashed)
+            owner = owners(touched, table, ranks, hashed=hashed)
             counted[name][2, number] = np.bincount(owner, minlength=ranks)
     told = f"counted: {batches} batches of {store.name}, ids {'hashed' if hashed else 'as they are'}"
     low = [name for name, table in tables.items() if table.skewed and largest[name] < table.rows // ranks]
