@@ -85,13 +85,17 @@ def test_columns_are_mapped_shared_and_cannot_be_written(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", list(COLUMNS))
-def test_a_flipped_bit_is_found_in_its_block(name: str, folder: Path) -> None:
+def test_a_flipped_bit_is_found_in_its_block(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a small store is opened, and by a check of a large one."""
     path = file_of(folder, name)
     content = bytearray(path.read_bytes())
     place = len(content) * 2 // 3
     content[place] ^= 1
     path.write_bytes(content)
     seen: list[tuple[int, int]] = []
+    with pytest.raises(DataError, match=f"{path.name} differs from its checksum in block {place // 300} "):
+        open_store(folder)
+    monkeypatch.setattr("recperf.data.yambda.store.AT_ONCE", 0)
     with pytest.raises(DataError, match=f"{path.name} differs from its checksum in block {place // 300} "):
         verify(open_store(folder), lambda done, total: seen.append((done, total)))
     assert all(done <= total for done, total in seen)

@@ -35,6 +35,9 @@ COLUMNS = {**EVENT_COLUMNS, **USER_COLUMNS, CATALOGUE: "<u4"}
 EVENT_BYTES = sum(np.dtype(kind).itemsize for kind in EVENT_COLUMNS.values())
 DIGEST_BLOCK = 64 << 20
 """Digests are kept for blocks of this many bytes, so that damage is found at a place."""
+AT_ONCE = 64 << 20
+"""A store of at most so many bytes is held against all its digests when it is opened, since that takes no time; a
+larger one by `data check`."""
 
 Words = NDArray[np.uint32] | NDArray[np.int64]
 Which = slice | NDArray[np.int64]
@@ -112,8 +115,9 @@ def open_store(folder: Path) -> EventStore:
     folder = folder.expanduser()
     manifest = read_manifest(folder)
     mapped = {name: _mapped(folder, name, manifest) for name in COLUMNS}
-    for name in USER_COLUMNS:
-        # Small tables, on which it hangs whose every event is: worth the milliseconds at each start.
+    small = sum(column.nbytes for column in mapped.values()) <= AT_ONCE
+    for name in COLUMNS if small else USER_COLUMNS:
+        # Of a large store the small tables, on which it hangs whose every event is.
         _require_digests(folder, name, manifest)
     return EventStore(
         folder=folder,
