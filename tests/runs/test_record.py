@@ -103,3 +103,20 @@ def test_a_read_only_place_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MachineError, match="not a folder"):
         Run.create("w", {}, folder=tmp_path / "file" / "r")
+
+
+def test_a_log_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.create("micro-dlrm", {}, folder=tmp_path / "run")
+    run.event("step", seed=1)
+    size, digest = run.event_bytes, run.event_digest()
+
+    def broken(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", broken)
+        with pytest.raises(DataError, match=r"cannot read events\.jsonl: Input/output error"):
+            run.rewind_events(size, digest)
+        with pytest.raises(DataError, match=r"cannot read events\.jsonl"):
+            run.forget_events(1)
+    run.close()

@@ -337,3 +337,15 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
     checkpoints.close()
     assert names(tmp_path) == ["index.json", "step-00000002", "step-00000005"]
     assert value_of(checkpoints) == 5
+
+
+def test_a_newest_checkpoint_that_is_gone_as_a_whole_is_said(tmp_path: Path) -> None:
+    checkpoints, said = store(tmp_path, keep_last=2)
+    for step in (1, 2):
+        checkpoints.save(step, state(step), best=False)
+    shutil.rmtree(tmp_path / "step-00000002")
+    assert value_of(checkpoints) == 1
+    assert said == [
+        "checkpoint step-00000002 is gone",
+        "going on from checkpoint step-00000001, the newest intact one",
+    ]

@@ -147,3 +147,12 @@ def test_a_store_is_as_the_config_wants_it(tmp_path: Path) -> None:
     config = TrainConfig(keep_last=4, checkpoint_background="off")
     found = open_store(tmp_path, cast(Any, Weights()), config, print)
     assert (found.keep_last, found.background) == (4, False)
+
+
+def test_baselines_that_were_changed_are_refused_unless_the_data_was(run: Run) -> None:
+    run.write("baselines.json", {"majority": {"auc": 0.5}})
+    keeper(run, Weights(), contract={"data.events": 1}).save(Position(0, 1, 1), best=False)
+    run.write("baselines.json", {"majority": {"auc": 0.1}})
+    with pytest.raises(DataError, match=r"baselines\.json was changed since its checkpoint"):
+        keeper(run, Weights(), contract={"data.events": 1}).restore()
+    assert keeper(run, Weights(), contract={"data.events": 2}, allow=("data.events",)).restore().step == 1

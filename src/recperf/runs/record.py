@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from ..errors import DataError, MachineError, UsageError
-from ..files import write_json, writing
+from ..files import sha256, write_json, writing
 
 CONFIG_SCHEMA = 1
 PROFILE_MARK = ".profile"
@@ -120,8 +120,15 @@ class Run:
 
     def event_digest(self, size: int | None = None) -> str:
         """Of the log's first bytes, or of all of it; a checkpoint remembers it, so that a changed log is noticed."""
-        content = (self.folder / "events.jsonl").read_bytes()
+        content = self._logged()
         return hashlib.sha256(content if size is None else content[:size]).hexdigest()
+
+    def _logged(self) -> bytes:
+        path = self.folder / "events.jsonl"
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
 
     def rewind_events(self, size: int, digest: str | None = None) -> None:
         """Drop what was logged after a checkpoint: the resumed training logs those steps again."""
@@ -137,7 +144,7 @@ class Run:
     def forget_events(self, seed: int) -> None:
         """Drop what a training logged that has no checkpoint yet: it starts over, and logs its steps again."""
         size = 0
-        for line in (self.folder / "events.jsonl").read_bytes().splitlines(keepends=True):
+        for line in self._logged().splitlines(keepends=True):
             try:
                 if json.loads(line).get("seed") == seed:
                     break
@@ -149,6 +156,14 @@ class Run:
                 ) from None
             size += len(line)
         self.rewind_events(size)
+
+    def digest(self, name: str) -> str | None:
+        """Of a file of the run; none where there is none."""
+        path = self.folder / name
+        try:
+            return sha256(path) if path.exists() else None
+        except OSError as error:
+            raise DataError(f"cannot read {name}: {error.strerror}", where={"file": path}) from None
 
     def write(self, name: str, value: Any) -> None:
         write_json(self.folder / name, value)

@@ -182,6 +182,7 @@ class CheckpointStore:
         if not found:
             self._require_never_saved(which)
             return None
+        gone = which == "last" and self._say_gone(found)
         faults: list[str] = []
         for path in found:
             fault = folders.fault(path)
@@ -190,7 +191,7 @@ class CheckpointStore:
             except folders.Damaged as damage:
                 fault = str(damage)
             if fault is None:
-                if faults:
+                if faults or gone:
                     self.notice(f"going on from checkpoint {path.name}, the newest intact one")
                 if which == "last":
                     # A kill between a save and its tidying leaves more than is kept. Damaged ones stay until training
@@ -206,6 +207,14 @@ class CheckpointStore:
             where={"folder": self.folder},
             fix="bring the files back, or start a new run",
         )
+
+    def _say_gone(self, found: list[Path]) -> bool:
+        """Whether the newest one that index.json knows is not there at all, and not set aside by us either."""
+        last = folders.read_index(self.folder).get("last")
+        gone = last is not None and self.folder / last not in found and not any(self.folder.glob(f".{last}.*.aside"))
+        if gone:
+            self.notice(f"checkpoint {last} is gone")
+        return gone
 
     def _require_never_saved(self, which: str) -> None:
         if which == "last" and folders.ever_saved(self.folder):

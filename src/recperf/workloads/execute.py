@@ -109,6 +109,12 @@ def execute(
 def _start(run: Run) -> dict[str, Any]:
     """When the run began and how often it was taken up again."""
     before = run.read("progress.json", "started", "resumes")
+    if before is not None and (type(before["started"]), type(before["resumes"])) != (str, int):
+        raise DataError(
+            "progress.json is damaged: started is a time and resumes a number",
+            where={"file": run.folder / "progress.json"},
+            fix="remove it: nothing but when the run began is lost",
+        )
     state = {"started": now(), "resumes": 0} if before is None else {**before, "resumes": before["resumes"] + 1}
     run.write("progress.json", state)
     return state

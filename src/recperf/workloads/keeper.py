@@ -21,7 +21,7 @@ from ..train.stop import StopFlag
 from ..train.watch import Evaluator
 from .base import Trial
 
-PARTS = ("trial", "position", "history", "rng", "contract", "event_bytes", "event_digest", "mlperf")
+PARTS = ("trial", "position", "history", "rng", "contract", "baselines", "event_bytes", "event_digest", "mlperf")
 """What a state has."""
 
 
@@ -85,6 +85,8 @@ class Keeper:
             raise DataError(f"the checkpoint has no {lacking[0]}", where={"folder": self.store.folder})
         found = changes(saved["contract"], self.contract)
         require_allowed(found, self.allow, {"run": self.run.folder, "checkpoint": f"step {saved['position']['step']}"})
+        if not any(change.field.startswith("data.") for change in found):
+            self._require_baselines(saved["baselines"])
         self._restore_trial(into["trial"], saved["trial"], [change.text for change in found])
         self.evaluator.history.extend(saved["history"])
         _set_random_state(saved["rng"])
@@ -95,6 +97,15 @@ class Keeper:
             text = f"{change.field} changed from {change.was!r} to {change.now!r}"
             self.run.event("notice", seed=self.seed, text=f"{text} after step {saved['position']['step']}")
         return Position(**saved["position"])
+
+    def _require_baselines(self, digest: str | None) -> None:
+        """They go into the result as they are, so a changed figure must not."""
+        if self.run.digest("baselines.json") != digest:
+            raise DataError(
+                "baselines.json was changed since its checkpoint",
+                where={"run": self.run.folder},
+                fix="remove it: it is made again at the next start",
+            )
 
     def _restore_trial(self, ours: dict[str, Any], saved: dict[str, Any], changed: list[str]) -> None:
         # Copying would stretch a tensor of one number over a larger one without a word. Other parts of a state may
@@ -120,6 +131,7 @@ class Keeper:
             "history": self.evaluator.history,
             "rng": _random_state(),
             "contract": self.contract,
+            "baselines": self.run.digest("baselines.json"),
             "event_bytes": self.run.event_bytes,
             "event_digest": self.run.event_digest(),
             "mlperf": self.log.state() if self.log else None,
