@@ -2,70 +2,94 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["recperf.workloads.execute", "recperf.workloads.clicks", "recperf.cli.run", "recperf.train.checkpoint_dcp"]
-)
+CONTEXT.set_forkserver_preload(["killable_warm"])
+
+Trouble = tuple[str, dict[str, Any]]
+"""A function of killable_troubles and its arguments: what is to happen in a child."""
 
 
-def _main(words: list[str], environment: dict[str, str], log: str, die_at: tuple[str, int] | None) -> None:
-    os.environ.update(environment)
+@functools.cache
+def home() -> Path:
+    """The children's cache folder: what is compiled there is compiled once. Made together with the fork server."""
+    folder = Path(tempfile.mkdtemp(prefix="recperf-home-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # The server imports by name what it preloads, and knows no path but the environment's.
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    with mock.patch.dict(os.environ, {"PYTHONPATH": path, "RECPERF_HOME": str(folder), "OMP_NUM_THREADS": "1"}):
+        forkserver.ensure_running()
+    return folder
+
+
+def _main(words: list[str], home_folder: str, log: str, troubles: list[Trouble]) -> None:
+    os.environ["RECPERF_HOME"] = home_folder
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", closefd=False)
-    if die_at:
-        _arm(*die_at)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    import killable_troubles
+
     from recperf.cli import main
 
+    for name, arguments in troubles:
+        getattr(killable_troubles, name)(**arguments)
     code = main(words)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _arm(name: str, call: int) -> None:
-    """Kill this process without warning at the n-th call of a function of `os`, before it takes effect."""
-    original: Any = getattr(os, name)
-    seen = 0
-
-    def dying(*arguments: Any, **named: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        if seen == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments, **named)
-
-    setattr(os, name, dying)
-
-
 class Killable:
     """One `recperf` command in a process of its own."""
 
-    def __init__(self, words: list[str], log: Path, *, die_at: tuple[str, int] | None = None) -> None:
+    def __init__(self, words: list[str], log: Path, *troubles: Trouble) -> None:
         self.log = log
-        environment = {"RECPERF_HOME": os.environ["RECPERF_HOME"]}
-        self.process = CONTEXT.Process(target=_main, args=(words, environment, str(log), die_at))
+        self._from = log.stat().st_size if log.exists() else 0
+        self.process = CONTEXT.Process(target=_main, args=(words, str(home()), str(log), list(troubles)))
         self.process.start()
 
     def wait(self, timeout: float = 120) -> int:
         """The exit code; negative for a signal."""
         self.process.join(timeout)
         code = self.process.exitcode
-        assert code is not None, "it hangs"
+        if code is None:
+            self.kill()
+            raise AssertionError(f"it hangs\n{self.output}")
+        return code
+
+    def kill(self) -> int:
+        self.process.kill()
+        self.process.join()
+        code = self.process.exitcode
+        assert code is not None
         return code
 
     def signal(self, number: int) -> None:
         assert self.process.pid
         os.kill(self.process.pid, number)
+
+    def until(self, holds: Callable[[], bool], timeout: float = 60) -> None:
+        """Wait until something is so, or the process has ended."""
+        end = time.monotonic() + timeout
+        while not holds() and self.alive:
+            assert time.monotonic() < end, self.output
+            time.sleep(0.002)
 
     @property
     def alive(self) -> bool:
@@ -73,4 +97,8 @@ class Killable:
 
     @property
     def output(self) -> str:
-        return self.log.read_text()
+        """What this process said; others may have written to the same file before it."""
+        return self.log.read_bytes()[self._from :].decode() if self.log.exists() else ""
+
+
+KILLED = -signal.SIGKILL

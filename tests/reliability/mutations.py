@@ -1,0 +1,92 @@
+"""Damage to the files of a run and of its data: what disks, copies and hands do to them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+VALUES: list[Any] = [None, 0, -1, 7, 1e300, 0.5, "", "x", "step-00000012", [], {}, True, [[1]], {"a": 1}, 1 << 70]
+
+
+def flip(content: bytes, draw: random.Random) -> bytes:
+    """One bit."""
+    place = draw.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :]
+
+
+def truncate(content: bytes, draw: random.Random) -> bytes:
+    return content[: draw.choice([0, len(content) // 2, len(content) - 1, draw.randrange(len(content))])]
+
+
+def extend(content: bytes, draw: random.Random) -> bytes:
+    return content + draw.choice([b"\0", b"\n", b"{}\n", content, draw.randbytes(100)])
+
+
+def zero(content: bytes, draw: random.Random) -> bytes:
+    """All of it, or a part, as a power cut leaves blocks that were never written."""
+    start = draw.choice([0, draw.randrange(len(content))])
+    return content[:start] + bytes(len(content) - start)
+
+
+def edit(content: bytes, draw: random.Random) -> bytes:
+    """One value of JSON, or of a line of it, becomes another, moves to another name or goes."""
+    lines = content.splitlines(keepends=True)
+    by_line = len(lines) > 1 and lines[0].rstrip().endswith(b"}")
+    place = draw.randrange(len(lines)) if by_line else 0
+    text = lines[place] if by_line else content
+    start = text.find(b"{")
+    value = json.loads(text[start:])
+    _change(value, draw)
+    if not by_line:
+        return json.dumps(value, indent=2).encode() + b"\n"
+    lines[place] = text[:start] + json.dumps(value).encode() + b"\n"
+    return b"".join(lines)
+
+
+def _change(value: Any, draw: random.Random) -> None:
+    """At a place as deep as chance has it."""
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    key = draw.choice(keys)
+    if isinstance(value[key], (dict, list)) and value[key] and draw.random() < 0.8:
+        _change(value[key], draw)
+        return
+    way = draw.randrange(4)
+    if way == 0 or isinstance(value, list):
+        value[key] = draw.choice(VALUES)
+    elif way == 1:
+        del value[key]
+    elif way == 2:
+        value[f"{key}x"] = value.pop(key)
+    elif isinstance(value[key], (int, float)):
+        value[key] = value[key] + draw.choice([1, -1, 0.25])
+    else:
+        value[key] = draw.choice(VALUES)
+
+
+WAYS: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "flip": flip, "truncate": truncate, "extend": extend, "zero": zero, "edit": edit,
+}  # fmt: skip
+
+
+def mutate(groups: list[list[Path]], draw: random.Random) -> str:
+    """Damage one file of one group, or exchange two; says what was done."""
+    files = draw.choice([group for group in groups if group])
+    path = draw.choice(files)
+    ways = ["flip", "truncate", "extend", "zero", "delete", "swap"]
+    ways += ["edit"] * 4 if path.suffix in (".json", ".jsonl", ".log") else []
+    way = draw.choice(ways)
+    content = path.read_bytes()
+    if way == "delete" or not content:
+        path.unlink()
+        return f"{path.name} of {path.parent.name} deleted"
+    if way == "swap":
+        other = draw.choice(files)
+        taken = other.read_bytes()
+        other.write_bytes(content)
+        path.write_bytes(taken)
+        return f"{path.parent.name}/{path.name} and {other.parent.name}/{other.name} exchanged"
+    path.write_bytes(WAYS[way](content, draw))
+    return f"{way} in {path.parent.name}/{path.name}"

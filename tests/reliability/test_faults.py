@@ -1,0 +1,157 @@
+"""Disks that refuse, a second process, a loss that is no number: one line that says so, and nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from killable import KILLED, Killable, Trouble
+from tiny_v4 import begin, finish, interrupted, outcome, resume, store, straight
+
+from recperf.train.checkpoint import CheckpointStore
+
+CHECKPOINTS = Path("checkpoints") / "seed-42"
+WRITING = ["write", "mkdir", "replace", "fsync", "ftruncate"]
+
+
+def one_line(process: Killable, code: int, *said: str) -> None:
+    """It ended with that code and a message of one line and its labels."""
+    assert process.wait() == code, process.output
+    assert "Traceback" not in process.output
+    errors = [line for line in process.output.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1, process.output
+    for text in said:
+        assert text in process.output
+
+
+def ends_as_if_nothing_had_been(folder: Path) -> None:
+    finish(folder)
+    assert outcome(folder) == straight().outcome
+
+
+def newest(folder: Path) -> Path:
+    return CheckpointStore(folder=folder / CHECKPOINTS, notice=pytest.fail).saved()[0]
+
+
+@pytest.mark.parametrize(
+    ("functions", "number", "point", "nth", "said"),
+    [
+        (["write"], errno.ENOSPC, "save: begun", 3, "the disk is full"),
+        (["write"], errno.ENOSPC, "window: left", 2, "cannot write events.jsonl: the disk is full"),
+        (["fsync"], errno.ENOSPC, "evaluation: scored", 2, "the disk is full"),
+        (["write"], errno.EDQUOT, "evaluation: due", 3, "the disk quota is used up"),
+        (["fsync"], errno.EIO, "save: state written", 2, "input/output error"),
+        (["fsync"], errno.EIO, "save: renamed", 4, "input/output error"),
+        (["mkdir"], errno.EIO, "window: entered", 2, "input/output error"),
+        (WRITING, errno.EROFS, "save: tensors written", 2, "the file system is read-only"),
+        (WRITING, errno.EROFS, "window: logged", 4, "the file system is read-only"),
+        (["replace"], errno.EACCES, "save: verified", 5, "permission denied"),
+    ],
+)
+def test_a_disk_that_begins_to_refuse(
+    functions: list[str], number: int, point: str, nth: int, said: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    trouble = ("refuse", {"functions": functions, "number": number, "point": point, "nth": nth})
+    one_line(begin(folder, trouble), 4, said)
+    ends_as_if_nothing_had_been(folder)
+
+
+def test_a_file_that_the_kernel_does_not_let_grow(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    one_line(begin(folder, ("at_most", {"file_bytes": 9_000})), 4, "cannot write", "File too large")
+    ends_as_if_nothing_had_been(folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of its own, of about the size of two checkpoints."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    if not mount or subprocess.run([mount, "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path, tmp_path: Path) -> None:
+    folder = small_disk / "run"
+    one_line(begin(folder), 4, "the disk is full")
+    saved = CheckpointStore(folder=folder / CHECKPOINTS, notice=pytest.fail).saved()
+    assert all(CheckpointStore.fault(path) is None for path in saved)
+    shutil.copytree(folder, tmp_path / "run")
+    ends_as_if_nothing_had_been(tmp_path / "run")
+
+
+def test_a_disk_that_is_really_read_only(small_disk: Path, tmp_path: Path) -> None:
+    folder = interrupted(tmp_path / "first")
+    shutil.copytree(folder, small_disk / "run", ignore=shutil.ignore_patterns("step-*"))
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    one_line(resume(small_disk / "run", log=tmp_path / "resumed"), 4, "the file system is read-only")
+    one_line(Killable(["run", "dlrm-v4", "--run-dir", str(small_disk / "new")], tmp_path / "log"), 4, "read-only")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    words = ["run", "dlrm-v4", "--data.path", str(store()), "--run-dir", str(tmp_path / "file" / "run")]
+    one_line(Killable(words, tmp_path / "log"), 4, "a part of the path is a file, not a folder")
+
+
+@pytest.mark.parametrize("name", ["state.json", "manifest.json", "__0_0.distcp"])
+def test_a_checkpoint_that_cannot_be_read_gives_way_to_an_older_one(name: str, tmp_path: Path) -> None:
+    folder = interrupted(tmp_path / "run")
+    damaged = newest(folder)
+    place = f"{damaged.name}/{name}"
+    again = resume(folder, ("unreadable", {"name": place, "number": errno.EIO, "until": "save: begun"}))
+    assert again.wait() == 0, again.output
+    assert f"checkpoint {damaged.name} is damaged" in again.output
+    assert "the newest intact one" in again.output
+    assert outcome(folder) == straight().outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("run/config.json", 3),
+        ("run/progress.json", 3),
+        ("run/events.jsonl", 3),
+        ("run/baselines.json", 3),
+        ("events/store.json", 4),
+        ("events/kinds.u1", 4),
+    ],
+)
+def test_a_file_of_the_run_that_cannot_be_read(name: str, code: int, tmp_path: Path) -> None:
+    folder = interrupted(tmp_path / "run")
+    trouble: Trouble = ("unreadable", {"name": name, "number": errno.EIO, "until": "save: begun"})
+    one_line(resume(folder, trouble), code, "Input/output error")
+    ends_as_if_nothing_had_been(folder)
+
+
+def test_two_processes_on_one_run_folder(tmp_path: Path) -> None:
+    folder, mark = tmp_path / "run", tmp_path / "mark"
+    first = begin(folder, ("pause_at", {"point": "window: entered", "nth": 2, "mark": str(mark)}))
+    first.until(mark.exists)
+    one_line(resume(folder), 4, "another process is using this run folder")
+    assert first.kill() == KILLED
+    ends_as_if_nothing_had_been(folder)
+
+
+@pytest.mark.parametrize("step", [1, 7, 12, 19])
+def test_a_loss_that_is_no_number(step: int, tmp_path: Path) -> None:
+    """Stops, names the step, keeps what is from before it; resuming meets it again, and goes on where it is gone."""
+    folder = tmp_path / "run"
+    poison: Trouble = ("poison", {"step": step})
+    one_line(begin(folder, poison), 5, f"the loss is nan at step {step}")
+    kept = CheckpointStore(folder=folder / CHECKPOINTS, notice=pytest.fail).saved()
+    assert all(CheckpointStore.fault(path) is None and int(path.name[5:]) < step for path in kept)
+    assert bool(kept) == (step > 3)
+    assert not (folder / "result.json").exists()
+    one_line(resume(folder, poison), 5, f"the loss is nan at step {step}")
+    ends_as_if_nothing_had_been(folder)
+    assert json.loads((folder / "result.json").read_text())["provenance"]["resumes"] == 2

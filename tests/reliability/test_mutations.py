@@ -1,0 +1,206 @@
+"""500 times damage to checkpoints, logs and data of an interrupted run: it goes on rightly or says what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutations import mutate
+from tiny_v4 import COMPARED, INTERRUPTED, QUIETLY, finish, flat, interrupted, outcome, store, straight
+
+from recperf.cli import main
+from recperf.errors import RecperfError
+from recperf.runs.resume import contract_of
+from recperf.train.loop import Position
+from recperf.workloads import training
+from recperf.workloads.training import Training
+
+TESTS, EACH = 20, 25
+SECONDS = 30
+"""What a start may take before it counts as hanging."""
+
+
+class Reached(RecperfError):
+    """The training would go on now."""
+
+    exit_code = 99
+
+
+@dataclass
+class Start:
+    """How a resumed run begins, or why it does not."""
+
+    code: int
+    said: str
+    step: int = -1
+    facts: Any = None
+    """All that decides how it goes on."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Training, Position]]:
+    """Stops every training where its first step would be, and tells of it."""
+    found: list[Any] = []
+
+    def train(recipe: Any, start: Position, watch: Training) -> None:
+        found.append((watch, start))
+        raise Reached("going on")
+
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(Training, "_watch", lambda self, timer, evaluator, keeper: (self, evaluator))
+    return found
+
+
+@contextlib.contextmanager
+def no_longer_than(seconds: int) -> Iterator[None]:
+    def late(*_: Any) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def resumed(folder: Path, started: list[Any]) -> Start:
+    """`recperf run --resume` up to its first step."""
+    said = io.StringIO()
+    started.clear()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), no_longer_than(SECONDS):
+        code = main(["run", "--resume", str(folder), *QUIETLY])
+    if not started:
+        return Start(code, said.getvalue())
+    (one, evaluator), position = started[0]
+    try:
+        batches = _digest(one.prepared)
+    except RecperfError as error:
+        # What the loader would say when it comes to that batch.
+        return Start(error.exit_code, said.getvalue())
+    facts = {
+        "state": flat(one.trial.state()),
+        "position": position,
+        "history": evaluator.history,
+        "contract": contract_of(one.config),
+        "data": batches,
+        "baselines": json.loads((folder / "baselines.json").read_bytes()),
+        "events": _events((folder / "events.jsonl").read_text()),
+        "mlperf": (folder / "mlperf.log").read_bytes(),
+    }
+    return Start(code, said.getvalue(), position.step, facts)
+
+
+def _digest(prepared: Any) -> str:
+    """Of every batch that training and scoring would read."""
+    found = hashlib.sha256()
+    for order in (prepared.train_order(), prepared.valid_order(prepared.holdout)):
+        for number in range(len(order)):
+            batch = prepared.histories.batch(order.batch(number))
+            for tensor in (batch.features.values_V, batch.features.offsets_FB1, batch.actions_T, batch.times_T):
+                found.update(tensor.numpy().tobytes())
+            found.update(batch.labels_B.numpy().tobytes() + batch.query_times_B.numpy().tobytes())
+    return found.hexdigest()
+
+
+def _events(text: str) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in text.splitlines()]
+    return [{k: v for k, v in event.items() if k != "t"} for event in events if event["kind"] in COMPARED]
+
+
+@dataclass
+class Bench:
+    """A place where an interrupted run and its data are damaged and made whole again."""
+
+    place: Path
+    pristine: Path
+
+    @property
+    def run(self) -> Path:
+        return self.place / "run"
+
+    def renew(self) -> None:
+        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.copytree(self.pristine, self.place)
+
+    def groups(self) -> list[list[Path]]:
+        """Files that are damaged as often as each other's groups: checkpoints, the run's own, the data's."""
+        checkpoints = sorted(path for path in (self.run / "checkpoints").rglob("*") if path.is_file())
+        own = ["config.json", "events.jsonl", "mlperf.log", "baselines.json", "progress.json", "data.json"]
+        data = sorted(p for p in (self.place / "events").rglob("*") if p.is_file() and p.suffix != ".lock")
+        return [checkpoints, [self.run / name for name in [*own, "machine.json"]], data]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    pristine = tmp_path / "pristine"
+    interrupted(pristine / "run")
+    shutil.copytree(store(), pristine / "events")
+    made = Bench(tmp_path / "bench", pristine)
+    config = pristine / "run" / "config.json"
+    config.write_text(config.read_text().replace(json.dumps(str(store())), json.dumps(str(made.place / "events"))))
+    return made
+
+
+def wrong(start: Start, known: dict[int, Any]) -> str | None:
+    """What a resumed run did that it must not, if anything."""
+    if "Traceback" in start.said or start.code not in (3, 4, Reached.exit_code):
+        return f"exit {start.code}: {start.said}"
+    errors = [line for line in start.said.splitlines() if line.startswith("error:")]
+    if len(errors) != 1:
+        return f"not one error line: {start.said}"
+    if start.code != Reached.exit_code:
+        return None
+    if start.step not in known:
+        return f"goes on at step {start.step}"
+    differing = [name for name, value in start.facts.items() if value != known[start.step][name]]
+    if differing:
+        return f"goes on at step {start.step} with other {', '.join(differing)}: {start.said}"
+    if start.step < INTERRUPTED and "the newest intact one" not in start.said:
+        return f"goes on at step {start.step} without a word: {start.said}"
+    return None
+
+
+def intact(bench: Bench, started: list[Any]) -> dict[int, Any]:
+    """How the run goes on from each of its checkpoints."""
+    known: dict[int, Any] = {}
+    bench.renew()
+    for _ in range(2):
+        start = resumed(bench.run, started)
+        assert start.code == Reached.exit_code, start.said
+        known[start.step] = start.facts
+        bench.renew()
+        for step in known:
+            shutil.rmtree(bench.run / "checkpoints" / "seed-42" / f"step-{step:08d}")
+    assert max(known) == INTERRUPTED
+    return known
+
+
+@pytest.mark.parametrize("seed", range(TESTS))
+def test_damage_is_survived_or_said(seed: int, bench: Bench, started: list[Any]) -> None:
+    known = intact(bench, started)
+    faults, going_on = [], []
+    for number in range(EACH):
+        bench.renew()
+        done = mutate(bench.groups(), random.Random(f"{seed} {number}"))
+        start = resumed(bench.run, started)
+        if (what := wrong(start, known)) is not None:
+            faults.append(f"{number}: {done}: {what}")
+        elif start.code == Reached.exit_code:
+            going_on.append(number)
+    assert not faults, "\n".join(faults)
+    bench.renew()
+    mutate(bench.groups(), random.Random(f"{seed} {going_on[0]}"))
+    finish(bench.run)
+    assert outcome(bench.run) == straight().outcome

@@ -1,0 +1,172 @@
+"""A dlrm-v4 run of two dozen steps, how it ends when it is left alone, and all that must not differ when it is not."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from killable import KILLED, Killable, Trouble, home
+
+from recperf.data.yambda import synthesize
+from recperf.data.yambda.synthesize.config import YambdaLike
+from recperf.runs.mlperf.lines import scan
+from recperf.train.checkpoint import CheckpointStore
+
+DAY = 86_400
+EVENTS = YambdaLike(users=24, events_per_user=40, items=60, genres=4, seed=3)
+QUIETLY = ["--no-peaks", "--no-report"]
+STREAM = [
+    "--data.history.length", "6", "--data.history.scan", "20", "--data.windows.min-history", "2",
+    "--data.windows.seconds", str(50 * DAY), "--train.batch-size", "32", "--train.device", "cpu",
+    "--target.beat", "none", "--evaluate.batch-size", "110",
+]  # fmt: skip
+MODEL = [
+    "--model.row-scale", "1e-6", "--model.table-dim", "8", "--model.encoder-hidden", "8", "--model.item-hidden", "8",
+    "--model.head-hidden", "8", "--model.positions", "32", "--model.time-buckets", "16", "--model.hstu.dim", "8",
+    "--model.hstu.layers", "1", "--model.hstu.heads", "1", "--model.hstu.qk-dim", "8", "--model.hstu.v-dim", "8",
+    "--model.hstu.max-length", "16",
+]  # fmt: skip
+SAVING = [
+    "--evaluate.every-windows", "1", "--train.checkpoint-windows", "1", "--train.checkpoint-steps", "3",
+    "--train.keep-last", "2", "--train.checkpoint-background", "on", "--mlperf",
+]  # fmt: skip
+COMPARED = ("step", "metric", "window", "training", "evaluation")
+"""Events that tell of the training, and not of the process."""
+
+
+@functools.cache
+def store() -> Path:
+    folder = home() / "events"
+    synthesize.write_store(EVENTS, folder)
+    return folder
+
+
+def words(folder: Path, *, events: Path | None = None) -> list[str]:
+    """The command that begins a run there."""
+    where = ["--data.path", str(events or store()), "--run-dir", str(folder), "--data.holdout-windows", "1"]
+    return ["run", "dlrm-v4", *where, *STREAM, *MODEL, *SAVING, *QUIETLY]
+
+
+def begin(folder: Path, *troubles: Trouble, events: Path | None = None) -> Killable:
+    """Begin a run. That it measures its steps at the end, for seconds, is left out by what it would find measured."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if profile().exists():
+        shutil.copyfile(profile(), folder / "profile.json")
+    return Killable(words(folder, events=events), folder.with_suffix(".log"), *troubles)
+
+
+def resume(folder: Path, *troubles: Trouble, log: Path | None = None) -> Killable:
+    return Killable(["run", "--resume", str(folder), *QUIETLY], log or folder.with_suffix(".log"), *troubles)
+
+
+def go_on(folder: Path, *troubles: Trouble) -> Killable:
+    """Resume; a folder in which nothing was decided yet is begun anew, as a user would."""
+    return resume(folder, *troubles) if (folder / "config.json").exists() else begin(folder, *troubles)
+
+
+def finish(folder: Path) -> Killable:
+    process = go_on(folder)
+    assert process.wait() == 0, process.output
+    return process
+
+
+def profile() -> Path:
+    return home() / "profile.json"
+
+
+@dataclass(frozen=True)
+class Straight:
+    folder: Path
+    outcome: dict[str, Any]
+    seconds: float
+    """What a run takes from its start to its end, here and now."""
+
+
+@functools.cache
+def straight() -> Straight:
+    """The run that is left alone, once with the measuring at its end and once without."""
+    first = home() / "measured"
+    process = begin(first)
+    assert process.wait() == 0, process.output
+    shutil.copyfile(first / "profile.json", profile())
+    folder = home() / "straight"
+    began = time.monotonic()
+    process = begin(folder)
+    assert process.wait() == 0, process.output
+    seconds = time.monotonic() - began
+    found = outcome(folder)
+    assert found == outcome(first)
+    return Straight(folder, found, seconds)
+
+
+INTERRUPTED = 15
+"""The step of its newest checkpoint; the one before it is of step 12."""
+
+
+@functools.cache
+def _interrupted() -> Path:
+    folder = home() / "interrupted"
+    mark = {"point": "prune: done", "nth": 7, "mark": str(home() / "mark")}
+    process = begin(folder, ("kill_at", mark))
+    assert process.wait() == KILLED, process.output
+    return folder
+
+
+def interrupted(folder: Path) -> Path:
+    """A run that was killed behind its middle, as often as one is needed."""
+    straight()
+    shutil.copytree(_interrupted(), folder)
+    return folder
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that must not differ: every bit of the last state, and everything logged and concluded, times aside."""
+    checkpoints = CheckpointStore(folder=folder / "checkpoints" / "seed-42", notice=lambda text: None)
+    kept, best = [path.name for path in checkpoints.saved()], checkpoints.best()
+    state = checkpoints.load()
+    assert state is not None
+    assert best is not None
+    result = json.loads((folder / "result.json").read_text())
+    return {
+        "state": state_of(state),
+        "kept": kept,
+        "best": best.name,
+        "events": logged(folder),
+        "mlperf": mlperf(folder),
+        "quality": result["quality"],
+        "data": result["data"],
+    }
+
+
+def state_of(saved: dict[str, Any]) -> Any:
+    """A saved state, but for how long the logs were: times are written with more or fewer digits."""
+    return flat({key: saved[key] for key in ("trial", "position", "history", "rng", "contract")})
+
+
+def flat(value: Any) -> Any:
+    """Tensors as their bytes, so that equality means every bit."""
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), tuple(value.shape), value.detach().contiguous().numpy().tobytes())
+    if isinstance(value, dict):
+        return {key: flat(inner) for key, inner in value.items()}
+    return [flat(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in event.items() if k != "t"} for event in events if event["kind"] in COMPARED]
+
+
+def mlperf(folder: Path) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Keys, values and places of the MLPerf log in their order; its times must not go back."""
+    lines = scan((folder / "mlperf.log").read_bytes())
+    assert not lines.faults
+    times = [line.time_ms for line in lines.good]
+    assert times == sorted(times)
+    return [(line.key, line.value, line.metadata) for line in lines.good]
