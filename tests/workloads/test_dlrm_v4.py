@@ -34,7 +34,8 @@ def small(**changes: Any) -> DLRMv4WorkloadConfig:
 WORDS = [
     "run", "dlrm-v4", "--data.events", "3000", "--data.history.length", "12", "--data.history.scan", "40",
     "--data.windows.min-history", "5", "--data.windows.seconds", "2592000", "--data.holdout-windows", "2",
-    "--model.row-scale", "0.02", "--train.batch-size", "64", "--train.device", "cpu", "--target.beat", "none", "--no-peaks", "--no-report",
+    "--model.row-scale", "0.02",
+    "--train.batch-size", "64", "--train.device", "cpu", "--target.beat", "none", "--no-peaks", "--no-report",
 ]  # fmt: skip
 
 

@@ -46,7 +46,11 @@ FIELDS = (
     Field("quality.target.accuracy", "number or null", "least accuracy"),
     Field("quality.target.auc", "number or null", "least AUC"),
     Field("quality.met", "boolean", "whether every bound of the target holds for the mean metrics"),
-    Field("quality.baselines", "object", "simple rules on the same split: majority, item_bias, user_item_bias; of dlrm-v4 popularity too"),
+    Field(
+        "quality.baselines",
+        "object",
+        "simple rules on the same split: majority, item_bias, user_item_bias; of dlrm-v4 popularity too",
+    ),
     Field("quality.baselines.*", "object", "metrics of that rule"),
     Field("quality.baselines.*.*", "number", "as in quality.metrics"),
     Field("performance", "object", "how fast training was; evaluation and checkpoints excluded"),

@@ -167,8 +167,8 @@ class DLRMv4WorkloadConfig(TrialsConfig):
 
 
 def laptop() -> DLRMv4WorkloadConfig:
-    """Embedded events and a small model: learns in minutes on a CPU. Windows are shuffled: in their own order a batch of
-    this size is one user's. One thread: operators this small wait for each other longer than they work together."""
+    """Embedded events and a small model: learns in minutes on a CPU. Windows are shuffled: in their own order a batch
+    of this size is one user's. One thread: operators this small wait for each other longer than they work together."""
     events = EventsConfig(
         events=160_000,
         history=HistoryConfig(length=36, scan=400),
