@@ -36,6 +36,11 @@ def test_the_best_interval_is_near_the_formula_s() -> None:
         assert found.mean > simulate(replace(USUAL, interval_s=other * young(USUAL)), seed=1).mean
 
 
+def test_the_formula_s_interval_is_taken_where_nothing_fails() -> None:
+    calm = Cluster(mtbf_s=1e9, checkpoint_s=60, work_s=100)
+    assert best(calm).interval_s == pytest.approx(young(calm))
+
+
 def test_a_seed_gives_the_same_again() -> None:
     assert simulate(USUAL, seed=5) == simulate(USUAL, seed=5)
     assert simulate(USUAL, seed=5) != simulate(USUAL, seed=6)
