@@ -7,17 +7,19 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH  := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types bench clean
+.PHONY: help setup setup-distributed run test lint types bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.test-ready ## a virtual environment with everything
+
+setup-distributed: $(VENV)/.distributed-ready ## TorchRec, for runs on several ranks
 
 run: $(VENV)/.run-ready ## train micro-dlrm on embedded data and print the result
 	@$(BIN)/recperf run micro-dlrm --data.source embedded
 
-test: $(VENV)/.test-ready lint types ## lint, types and all tests
+test: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types ## lint, types and all tests
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 tests
 
 lint: $(VENV)/.test-ready ## ruff
@@ -51,4 +53,9 @@ $(VENV)/.bench-ready: $(VENV)/.run-ready
 
 $(VENV)/.test-ready: $(VENV)/.run-ready
 	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,dev]"
+	@touch $@
+
+# Without dependencies: torchrec asks for another build of fbgemm than the one that runs here.
+$(VENV)/.distributed-ready: $(VENV)/.run-ready requirements/distributed-cpu.txt
+	@$(PIP) --no-deps -r requirements/distributed-cpu.txt
 	@touch $@

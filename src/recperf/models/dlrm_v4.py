@@ -76,11 +76,19 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
 
 
 class DLRMv4(nn.Module):
-    def __init__(self, config: DLRMv4Config, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        config: DLRMv4Config,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        tables: DLRMv4Tables | None = None,
+    ) -> None:
+        """With `tables` of its own where those do not lie in this process alone."""
         super().__init__()
         self.config, self.moment = config, Moment(seed)
         dim, table, eps = config.dim, config.table_dim, config.eps
-        self.tables = DLRMv4Tables(config, seed=seed, device=device)
+        self.tables = DLRMv4Tables(config, seed=seed, device=device) if tables is None else tables
         self.context_weight = nn.Parameter(torch.zeros(config.context_tokens, table, dim))
         self.context_bias = nn.Parameter(torch.zeros(config.context_tokens, dim))
         self.content = Encoder(table, config.encoder_hidden, dim, eps)

@@ -17,8 +17,12 @@ from ..errors import ConfigError, DataError, UsageError, closest
 from ..files import write_json
 from .record import CONFIG_SCHEMA, now, read_json
 
-FREE = ("data.path", "data.workers", "train.checkpoint_*", "train.keep_last")
-"""Fields outside the contract: where the data lies (its digest is compared anyway), who fetches it, when to save."""
+FREE = (
+    "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
+    "distributed.sharding", "distributed.placement", "distributed.timeout_s",
+)  # fmt: skip
+"""Fields outside the contract: where the data lies (its digest is compared anyway), who fetches it, when to save, and
+which rank holds what."""
 
 
 @dataclass(frozen=True)

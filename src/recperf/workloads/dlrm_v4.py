@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..config import require, within
 from ..data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from ..data.yambda.schema import DAY_S
+from ..distributed.config import DistributedConfig
 from ..errors import ConfigError
 from ..measure.cost import FLOAT
 from ..models import dlrm_v4_config as models
@@ -146,9 +147,11 @@ class DLRMv4WorkloadConfig(TrialsConfig):
     train: HistoryTrainConfig = field(default_factory=HistoryTrainConfig)
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
     mlperf: SubmissionConfig = field(default_factory=SubmissionConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.distributed.require_tables(self.model.tables)
         longest, room = self.data.history.longest, self.model.max_history
         require(
             longest <= room,

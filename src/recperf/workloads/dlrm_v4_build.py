@@ -26,7 +26,7 @@ from ..points import passing
 from ..runs.mlperf.facts import Facts, Precision
 from ..runs.mlperf.log import MLPerfLog
 from ..train import stream
-from ..train.loop import Position, Recipe
+from ..train.loop import Position, Recipe, WholeStep
 from ..train.metrics import Tally, binary_metrics, normalized_entropy
 from ..train.stream import after_windows, interval, seams_of
 from .dlrm_v4 import HistoryTrainConfig
@@ -152,6 +152,14 @@ class Evaluations:
         assert self._ahead is not None
         _, inputs, batches = self._ahead
         self._ahead = None
+        logits_N, labels_N = self.predicted(inputs, batches)
+        self.lifetime.add(logits_N, labels_N)
+        metrics = binary_metrics(logits_N, labels_N)
+        entropy = normalized_entropy(metrics["log_loss"], float(labels_N.double().mean()))
+        return {**metrics, "normalized_entropy": entropy, "lifetime_auc": self.lifetime.auc()}
+
+    def predicted(self, inputs: InputOrder, batches: Iterator[HistoryBatch]) -> tuple[Tensor, Tensor]:
+        """Logits and labels of all that is scored, on the host."""
         logits, labels = [], []
         for batch in batches:
             found = inputs.inputs(batch)
@@ -159,11 +167,7 @@ class Evaluations:
             labels.append(found.labels_B)
             if len(logits) == 1:
                 passing("evaluation: first batch scored")
-        logits_N, labels_N = torch.cat(logits).cpu(), torch.cat(labels).cpu()
-        self.lifetime.add(logits_N, labels_N)
-        metrics = binary_metrics(logits_N, labels_N)
-        entropy = normalized_entropy(metrics["log_loss"], float(labels_N.double().mean()))
-        return {**metrics, "normalized_entropy": entropy, "lifetime_auc": self.lifetime.auc()}
+        return torch.cat(logits).cpu(), torch.cat(labels).cpu()
 
 
 class HistoryTrial:
@@ -172,11 +176,11 @@ class HistoryTrial:
     def __init__(self, prepared: PreparedHistories, seed: int) -> None:
         config, device = prepared.config, prepared.settings.device
         self.prepared = prepared
-        self.model = DLRMv4(config.model, seed=seed, device=device)
+        self.model = self._model(seed)
         self.optimizer = AdamAndRows(self.model, config.train)
-        self.stepped = SteppedModel(self.model, seed, device)
+        self.stepped = self._stepped(seed, device)
         self.order = prepared.train_order()
-        self.evaluations, self.due = Evaluations(self), self._evaluations()
+        self.evaluations, self.due = self._scorer(), self._evaluations()
         inputs, train = self.inputs(self.order), config.train
         self.rise = rise = train.warmup_steps or max(1, round(train.rise * train.epochs * len(inputs)))
         self.recipe = Recipe(
@@ -193,10 +197,23 @@ class HistoryTrial:
             about_score=self._about_score,
             seen=self.stepped.seen,
             ahead=self.ahead,
+            whole_step=self._whole_step(),
         )
         self._left: dict[int, list[int]] = {}
         for place, seam in enumerate(self.order.seams_S.tolist()):
             self._left.setdefault(seam, []).append(place)
+
+    def _model(self, seed: int) -> DLRMv4:
+        return DLRMv4(self.prepared.config.model, seed=seed, device=self.prepared.settings.device)
+
+    def _stepped(self, seed: int, device: torch.device) -> SteppedModel:
+        return SteppedModel(self.model, seed, device)
+
+    def _scorer(self) -> Evaluations:
+        return Evaluations(self)
+
+    def _whole_step(self) -> WholeStep | None:
+        return None
 
     def inputs(self, order: StreamOrder) -> InputOrder:
         prepared = self.prepared

@@ -19,6 +19,7 @@ from ..data.yambda.reference.cache import open_events
 from ..data.yambda.schema import LISTEN_PLUS
 from ..data.yambda.synthesize.config import of_size
 from ..data.yambda.windows import Users, WindowIndex, refuse_overlap
+from ..distributed.world import current
 from ..errors import ConfigError, DataError
 from ..measure.cost import FLOAT, Cost
 from ..models.dlrm_v4_cost import load_of, step
@@ -134,6 +135,11 @@ class PreparedHistories:
         )
 
     def trial(self, seed: int) -> HistoryTrial:
+        world = current()
+        if world.size > 1:
+            from .dlrm_v4_ranks import RankTrial
+
+            return RankTrial(self, seed, world)
         from .dlrm_v4_build import HistoryTrial
 
         return HistoryTrial(self, seed)

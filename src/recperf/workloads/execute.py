@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..distributed.record import shared_stop
+from ..distributed.world import World, current
 from ..errors import ConfigError, DataError
 from ..measure.explain import read
 from ..runs.provenance import checkout, machine, packages
@@ -41,11 +43,14 @@ def execute(
 
     `allow` names fields of the config that may differ from those a run was begun with.
     """
+    world = current()
+    stop = shared_stop(stop, world)
     started = _start(run)
-    log = workload.open_log(config, run.folder)
+    log = workload.open_log(config, run.folder) if world.leads else None
     if log:
         log.begin()
-    prepared = workload.prepare(config)
+    # Rank 0 first: it may make the data, and no other rank may meet it half made.
+    prepared = world.first_alone(lambda: workload.prepare(config))
     _can_stop(config, prepared.target)
     _same_data(run, prepared)
     facts = machine()
@@ -57,7 +62,7 @@ def execute(
     with applied(prepared.settings):
         baselines = run.read("baselines.json", "majority")
         if baselines is None:
-            baselines = prepared.baselines()
+            baselines = world.of_first(prepared.baselines)
             run.write("baselines.json", baselines)
         enough = stopping_rule(config, baselines, prepared.target)
         for seed in range(config.seed, config.seed + config.seeds):
@@ -75,7 +80,8 @@ def execute(
                 timers.append(timer)
                 run.write(f"trial-{seed}.json", finished)
             trials.append(finished)
-        if run.read("profile.json") is None:
+        # How many steps that takes is a matter of time, and ranks must take as many as each other.
+        if world.size == 1 and run.read("profile.json") is None:
             measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
     result = {
         "schema": SCHEMA,
@@ -84,7 +90,7 @@ def execute(
         "quality": quality(trials, baselines, prepared.target),
         "performance": {
             "device": prepared.settings.device_name,
-            "settings": prepared.settings.reasons,
+            "settings": {**prepared.settings.reasons, **_ranks(world)},
             **performance(timers),
             "mfu": mfu(run.read("profile.json"), ceilings),
         },
@@ -102,8 +108,13 @@ def execute(
         },
     }
     run.write("result.json", checked(result))
-    seal(run.folder)
+    if world.leads:
+        seal(run.folder)
     return result
+
+
+def _ranks(world: World) -> dict[str, str]:
+    return {"ranks": f"{world.size}: {world.backend}"} if world.size > 1 else {}
 
 
 def _start(run: Run) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..distributed.record import shared_store
+from ..distributed.world import current
 from ..runs.record import Run
 from ..runs.resume import contract_of
-from ..train.cadence import Minutes, either, every
+from ..train.cadence import Due, Minutes, either, every, never
 from ..train.checkpoint import CheckpointStore
 from ..train.loop import Position, train
 from ..train.stop import StopFlag
@@ -51,7 +53,7 @@ class Training:
     def finish(self) -> tuple[dict[str, Any], StepTimer]:
         """Train to the end: what trial-<seed>.json says, and the times of this process's steps."""
         folder = self.run.folder / "checkpoints" / f"seed-{self.seed}"
-        with open_store(folder, self.trial, self.config.train, self.report.notice) as store:
+        with shared_store(open_store(folder, self.trial, self.config.train, self.report.notice), current()) as store:
             return self._finish(store)
 
     def _finish(self, store: CheckpointStore) -> tuple[dict[str, Any], StepTimer]:
@@ -122,6 +124,10 @@ class Training:
             log=self.submission.log if self.submission else None,
         )
 
+    def _minutes(self) -> Due:
+        minutes = self.config.train.checkpoint_minutes
+        return current().decided(Minutes(minutes)) if minutes else never
+
     def _watch(self, timer: StepTimer, evaluator: Evaluator, keeper: Keeper) -> Watchers:
         recipe, chosen = self.trial.recipe, self.config.train
         return Watchers(
@@ -135,6 +141,6 @@ class Training:
             batches=len(recipe.order),
             events_after=recipe.events_after,
             evaluate_due=either(every(chosen.evaluate_steps), recipe.evaluate_after),
-            save_due=either(every(chosen.checkpoint_steps), recipe.save_after, Minutes(chosen.checkpoint_minutes)),
+            save_due=either(every(chosen.checkpoint_steps), recipe.save_after, self._minutes()),
             save_scored=chosen.checkpoint_epochs,
         )

@@ -1,0 +1,50 @@
+"""TorchRec, which is optional: what is missing is said with how to install it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from typing import Any
+
+from ..errors import MachineError
+
+FIX = "make setup-distributed, or pip install --no-deps -r requirements/distributed-cpu.txt (distributed-gpu.txt)"
+MODULES = ("fbgemm_gpu", "torchrec")
+
+
+def require_torchrec() -> None:
+    """Import it, quietly; that it imports does not say that its operators work, which `jagged_op` tries."""
+    # It logs at length about plans and topologies that are printed here as a table.
+    for name in ("torchrec", "fbgemm_gpu", "torch.fx._symbolic_trace"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in MODULES:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module(name)
+        except ImportError as error:
+            raise MachineError(f"several ranks need TorchRec: {error}", fix=FIX) from None
+        except OSError as error:
+            # A build for another torch installs, and fails when its library is loaded.
+            first = str(error).splitlines()[0]
+            raise MachineError(f"{name} is installed but does not load: {first}", fix=FIX) from None
+
+
+def jagged_op() -> str:
+    """Really run an operator of fbgemm; gives the versions. A wrong build installs cleanly and fails here."""
+    require_torchrec()
+    import torch
+
+    lengths = torch.tensor([2, 0, 1])
+    try:
+        found: Any = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
+        ids = torch.tensor([5, 9, 1])
+        moved: Any = torch.ops.fbgemm.permute_1D_sparse_data(torch.tensor([2, 0, 1]), lengths, ids)
+    except (AttributeError, RuntimeError, NotImplementedError) as error:
+        raise MachineError(f"fbgemm loads, but cannot compute: {str(error).splitlines()[0]}", fix=FIX) from None
+    if found.tolist() != [0, 2, 2, 3] or moved[1].tolist() != [1, 5, 9]:
+        raise MachineError("a jagged operator of fbgemm computes wrong numbers", fix=FIX)
+    import torchrec
+
+    return f"torchrec {torchrec.__version__}"

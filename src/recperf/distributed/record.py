@@ -1,0 +1,126 @@
+"""A run's folder and checkpoints as several ranks share them: rank 0 has them, the others know what it knows."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from ..errors import RecperfError
+from ..runs.record import Run
+from ..train.checkpoint import CheckpointStore
+from ..train.stop import StopFlag
+from .world import World
+
+
+class _Led:
+    """Rank 0's run: what is read of it is read by all."""
+
+    def __init__(self, run: Run, world: World) -> None:
+        self._run, self._world = run, world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def read(self, name: str, *needs: str) -> Any:
+        return self._world.told(self._run.read(name, *needs))
+
+    def digest(self, name: str) -> Any:
+        return self._world.told(self._run.digest(name))
+
+
+class _Followed:
+    """The run of the other ranks: nothing is written, and reading is being told."""
+
+    event_bytes = 0
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self.folder, self._world = folder, world
+
+    def read(self, name: str, *needs: str) -> Any:
+        return self._world.told(None)
+
+    def digest(self, name: str) -> Any:
+        return self._world.told(None)
+
+    def event_digest(self, size: int | None = None) -> str:
+        return ""
+
+    def event(self, kind: str, **fields: Any) -> None:
+        pass
+
+    def write(self, name: str, value: Any) -> None:
+        pass
+
+    def sync_events(self) -> None:
+        pass
+
+    def rewind_events(self, size: int, digest: str | None = None) -> None:
+        pass
+
+    def forget_events(self, seed: int) -> None:
+        pass
+
+
+def shared(run: Run | None, world: World) -> Run:
+    """The run as this rank sees it; rank 0 brings it."""
+    folder = world.told(run.folder if run else Path())
+    return cast(Run, _Followed(folder, world) if run is None else _Led(run, world))
+
+
+class _SharedStore:
+    """Rank 0 reads and writes; a state's tables stay there until the trial spreads them."""
+
+    def __init__(self, store: CheckpointStore, world: World) -> None:
+        self._store, self._world = store, world
+        self.folder = store.folder
+
+    def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
+        if self._world.leads:
+            self._store.save(step, state, best=best)
+
+    def load(self, which: str = "last", into: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        saved = self._store.load(which, into) if self._world.leads else None
+        rest = None if saved is None else {name: part for name, part in saved.items() if name != "trial"}
+        told = self._world.told(rest)
+        return None if told is None else {**told, "trial": saved["trial"] if saved else {}}
+
+    def wait(self) -> None:
+        if self._world.leads:
+            self._store.wait()
+        # What is said to be saved must be on disk before any rank leaves.
+        self._world.barrier()
+
+    def __enter__(self) -> _SharedStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._world.leads:
+            self._store.__exit__(kind, error, at)
+
+
+def shared_store(store: CheckpointStore, world: World) -> CheckpointStore:
+    return store if world.size == 1 else cast(CheckpointStore, _SharedStore(store, world))
+
+
+class _SharedStop:
+    """Stops where all ranks agreed to, which they do once a step; a signal may reach them steps apart."""
+
+    def __init__(self, own: StopFlag, world: World) -> None:
+        self._own, self._world = own, world
+        world.heard = own
+
+    @property
+    def received(self) -> int | None:
+        return self._world.signal
+
+    def patience(self) -> AbstractContextManager[None]:
+        return self._own.patience()
+
+    def error(self, what: str, fix: str | None) -> RecperfError:
+        return StopFlag.error(cast(StopFlag, self), what, fix)
+
+
+def shared_stop(own: StopFlag, world: World) -> StopFlag:
+    return own if world.size == 1 else cast(StopFlag, _SharedStop(own, world))

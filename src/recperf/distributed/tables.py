@@ -1,0 +1,223 @@
+"""The tables of DLRMv4 on several ranks: TorchRec's EmbeddingCollection behind the same few methods.
+
+A rank asks for the distinct rows its own samples use, so that each travels to it once. `lookup` runs TorchRec's forward
+pass and hands out copies as leaves; `update` runs its backward pass with their gradients, in which fbgemm's row-wise
+Adagrad changes the tables where they lie.
+
+Shapes: R rows of a table, D width, U distinct rows that a rank's batch uses.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.dlrm_v4_config import DLRMv4Config
+from ..models.dlrm_v4_inputs import Inputs
+from ..models.dlrm_v4_tables import CHUNK, fill_uniform_, table_seed
+from .config import DistributedConfig
+from .library import require_torchrec
+from .moving import collect, spread
+from .placing import Part, free_memory, parts_of, planned, require_possible
+from .replicated import Replicated
+from .world import World
+
+EPS = 1e-8
+"""Of row-wise Adagrad; fbgemm wants to know it when tables are made."""
+
+
+class TorchRecTables(nn.Module):
+    """As `DLRMv4Tables`, with the rows of all ranks behind it. Every rank calls every method as often as the others."""
+
+    def __init__(
+        self,
+        config: DLRMv4Config,
+        options: DistributedConfig,
+        world: World,
+        *,
+        ids: Mapping[str, float],
+        batch_size: int,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        require_torchrec()
+        require_possible(options, config.table_dim, world.device)
+        self.names, self.dim, self.world = config.tables, config.table_dim, world
+        self.rows = config.table_rows
+        self.place = torch.device(device)
+        copied = {name for name, kind in options.shardings.items() if kind == "data-parallel"}
+        self.copies = Replicated({n: r for n, r in self.rows.items() if n in copied}, self.dim, world, self.place)
+        self.divided = tuple(name for name in self.names if name not in copied)
+        self.parts = [part for name in sorted(copied) for part in self._copy_parts(name)]
+        # Not a submodule: its parameters are no dense ones, and its state has a format of its own.
+        self._engine: list[Any] = []
+        if self.divided:
+            self._engine.append(self._shard(options, ids, batch_size))
+        self._rate = 0.0
+        self._rows: dict[str, Tensor] = {}
+        self._leaves: dict[str, Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
+        self.reset(seed)
+
+    def _copy_parts(self, name: str) -> Iterator[Part]:
+        for rank in range(self.world.size):
+            yield Part(
+                table=name, rank=rank, kind="data-parallel", kernel="copy", first_row=0, rows=self.rows[name],
+                first_column=0, columns=self.dim, why="--distributed.sharding",
+            )  # fmt: skip
+
+    def _shard(self, options: DistributedConfig, ids: Mapping[str, float], batch_size: int) -> Any:
+        from torchrec.distributed import comm_ops
+        from torchrec.distributed.types import ShardingEnv
+        from torchrec.modules.embedding_configs import EmbeddingConfig
+        from torchrec.modules.embedding_modules import EmbeddingCollection
+
+        # A loss here is already weighted by each rank's samples, so gradients are sums, not means over the ranks.
+        comm_ops.set_gradient_division(False)
+        tables = {name: self.rows[name] for name in self.divided}
+        module = EmbeddingCollection(
+            device=torch.device("meta"),
+            tables=[
+                EmbeddingConfig(name=name, embedding_dim=self.dim, num_embeddings=rows, feature_names=[name])
+                for name, rows in tables.items()
+            ],
+        )
+        sharder = _sharder(options, self.place)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plan = planned(
+                module, sharder, tables, ids, options, self.world, batch_size=batch_size, memory=free_memory(self.world)
+            )
+            self.parts += parts_of(plan, options)
+            (placed,) = plan.plan.values()
+            group: Any = torch.distributed.group.WORLD
+            return sharder.shard(module, placed, ShardingEnv.from_process_group(group), self.place)
+
+    @torch.no_grad()
+    def reset(self, seed: int) -> None:
+        """The very numbers that one process draws: each a function of the seed, the table's name and its place."""
+        for part, weight_RD, state_R in self.local():
+            count = max(1, CHUNK // self.dim)
+            for start in range(0, part.rows, count):
+                rows = min(count, part.rows - start)
+                # A row is drawn whole, and a rank that has some of its columns keeps those.
+                whole = torch.empty(rows, self.dim, device=weight_RD.device)
+                bound, first = self.rows[part.table] ** -0.5, part.first_row + start
+                fill_uniform_(whole, bound, table_seed(seed, part.table), first_row=first)
+                weight_RD[start : start + rows] = whole[:, part.first_column : part.first_column + part.columns]
+            state_R.zero_()
+        self.copies.reset(seed)
+        self.forget()
+
+    def local(self) -> list[tuple[Part, Tensor, Tensor]]:
+        """The parts of divided tables on this rank, their rows, and what row-wise Adagrad remembers of them."""
+        found = []
+        for engine in self._engine:
+            weights = engine.state_dict()
+            states = engine.fused_optimizer.state_dict()["state"]
+            for name in self.divided:
+                key = f"embeddings.{name}.weight"
+                mine = [part for part in self.parts if part.table == name and part.rank == self.world.rank]
+                if not mine:
+                    continue
+                kept = weights[key].local_shards()
+                memory = states[key][f"{name}.momentum1"].local_shards()
+                for part in mine:
+                    place = [part.first_row, part.first_column]
+                    index = [list(shard.metadata.shard_offsets) for shard in kept].index(place)
+                    found.append((part, kept[index].tensor, memory[index].tensor))
+        return found
+
+    def set_rate(self, rate: float) -> None:
+        """Of the next update: fbgemm binds it to the lookup whose backward pass the update is."""
+        self._rate = float(rate)
+        for engine in self._engine:
+            for group in engine.fused_optimizer.param_groups:
+                group["lr"] = self._rate
+            engine.fused_optimizer.step()
+
+    def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
+        """The rows of every table that this rank's samples use."""
+        if inputs.rows is self._rows:
+            return self._leaves
+        if torch.is_grad_enabled() and self._leaves:
+            raise RuntimeError("gradients of another batch wait: call update() or forget() before the next lookup")
+        outputs = self._looked_up(inputs.rows)
+        for name in self.copies.tables:
+            outputs[name] = self.copies.lookup(name, inputs.rows[name])
+        found = {name: outputs[name].detach() for name in inputs.rows}
+        if torch.is_grad_enabled():
+            self._rows, self._outputs = inputs.rows, outputs
+            self._leaves = {name: leaf.requires_grad_() for name, leaf in found.items()}
+        return found
+
+    def _looked_up(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not self._engine:
+            return {}
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+        asked = [rows[name].long() for name in self.divided]
+        lengths = torch.tensor([ids.shape[0] for ids in asked], dtype=torch.int32, device=self.place)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = self._engine[0](KeyedJaggedTensor(list(self.divided), torch.cat(asked), lengths=lengths))
+            return {name: found[name].values() for name in self.divided}
+
+    def gradients(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """The table, the rows this rank used and their gradient, for every table that has one."""
+        for name, leaf_UD in self._leaves.items():
+            if leaf_UD.grad is not None:
+                yield name, self._rows[name], leaf_UD.grad
+
+    def forget(self) -> None:
+        self._rows, self._leaves, self._outputs = {}, {}, {}
+
+    def update(self, rate: float | Tensor, eps: float = EPS) -> None:
+        """Row-wise Adagrad of the rows that any rank used. A rank that has no gradient sends zeros, which change
+        nothing: the others wait for it."""
+        if eps != EPS or float(rate) != self._rate:
+            raise RuntimeError("fbgemm takes rate and eps when rows are looked up: call set_rate() before lookup()")
+        given = {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in self._leaves.items()
+        }
+        if self._engine:
+            torch.autograd.backward(
+                [self._outputs[name] for name in self.divided], [given[name] for name in self.divided]
+            )
+        for name in self.copies.tables:
+            self.copies.update(name, self._rows[name], given[name], rate, eps)
+        self.forget()
+
+    def whole(self) -> dict[str, Tensor]:
+        """All tables and states under the names one process saves them by, on rank 0; nothing on the others."""
+        return collect(self)
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """From what rank 0 has of `whole`, saved by any number of ranks; the others' is not read."""
+        spread(self, saved)
+        self.forget()
+
+
+def _sharder(options: DistributedConfig, device: torch.device) -> Any:
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+
+    class Sharder(EmbeddingCollectionSharder):  # type: ignore[misc]  # it has no types
+        def sharding_types(self, compute_device_type: str) -> list[str]:
+            """Row-wise too: TorchRec offers it for GPUs only, but its parts run on CPUs as well."""
+            return ["row_wise", "column_wise", "table_wise"]
+
+    codecs = None
+    if options.all_to_all == "fp16":
+        half = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
+        codecs = get_qcomm_codecs_registry(half, device=device)
+    return Sharder(
+        fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.0, "eps": EPS},
+        qcomm_codecs_registry=codecs,
+    )

@@ -1,0 +1,176 @@
+"""The ranks of a run: who this one is, and what they tell each other. Torch is imported when there are others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from ..errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..train.loop import Position
+    from ..train.metrics import Tally
+
+T = TypeVar("T")
+
+
+class Signalled(Protocol):
+    """Where signals to this process are noted."""
+
+    received: int | None
+
+
+@dataclass
+class World:
+    """A world of one needs no process group, and everything here is free."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    backend: str = "none"
+    device: str = "cpu"
+    joined: bool = False
+    signal: int | None = None
+    """The one that the ranks agreed to stop on."""
+    heard: Signalled | None = None
+    """What this rank alone received so far."""
+
+    @classmethod
+    def from_environment(cls) -> World:
+        """As torchrun describes it; alone where it does not."""
+        words = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+        if not words["RANK"] or words["WORLD_SIZE"] in ("", "1"):
+            return cls()
+        try:
+            size, rank = int(words["WORLD_SIZE"]), int(words["RANK"])
+            local, local_size = int(words["LOCAL_RANK"] or rank), int(words["LOCAL_WORLD_SIZE"] or size)
+        except ValueError:
+            raise UsageError(f"RANK and WORLD_SIZE are no numbers: {words}", fix="start it with torchrun") from None
+        return cls(rank=rank, size=size, local_rank=local, local_size=local_size)
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 prints and writes; the others only work."""
+        return self.rank == 0
+
+    def join(self, device: str, timeout_s: float, *, init_method: str = "env://") -> None:
+        """Meet the other ranks: gloo between CPUs, NCCL between GPUs, with gloo beside it for what lies on the host."""
+        if self.size == 1 or self.joined:
+            return
+        from datetime import timedelta
+
+        import torch
+        from torch import distributed
+
+        self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        if self.device == "cuda":
+            if self.local_rank >= torch.cuda.device_count():
+                raise MachineError(
+                    f"rank {self.rank} is the {self.local_rank + 1}. of its host, which has "
+                    f"{torch.cuda.device_count()} GPUs",
+                    fix="as many ranks as GPUs, or --train.device cpu",
+                )
+            torch.cuda.set_device(self.local_rank)
+        self.backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
+        distributed.init_process_group(
+            self.backend,
+            init_method=init_method,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        self.joined = True
+
+    def leave(self) -> None:
+        if self.joined:
+            from torch import distributed
+
+            self.joined = False
+            distributed.destroy_process_group()
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Over the ranks, in place; the same bits everywhere."""
+        if self.size > 1:
+            from torch import distributed
+
+            distributed.all_reduce(tensor)
+        return tensor
+
+    def largest(self, number: int) -> int:
+        if self.size == 1:
+            return number
+        import torch
+        from torch import distributed
+
+        told = torch.tensor([number])
+        distributed.all_reduce(told, op=distributed.ReduceOp.MAX)
+        return int(told)
+
+    def any_true(self, flag: bool) -> bool:
+        return bool(self.largest(int(flag)))
+
+    def all_true(self, flag: bool) -> bool:
+        return not self.any_true(not flag)
+
+    def told(self, value: T) -> T:
+        """What rank 0 has, on every rank."""
+        if self.size == 1:
+            return value
+        from torch import distributed
+
+        carried: list[Any] = [value if self.leads else None]
+        distributed.broadcast_object_list(carried, src=0)
+        found: T = carried[0]
+        return found
+
+    def of_first(self, work: Callable[[], T]) -> T:
+        """The result of what only rank 0 does."""
+        return cast(T, self.told(work() if self.leads else None))
+
+    def first_alone(self, work: Callable[[], T]) -> T:
+        """Every rank does it, rank 0 before the others, so that what it leaves on disk is made once."""
+        if self.leads:
+            found = work()
+            self.barrier()
+            return found
+        self.barrier()
+        return work()
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            self.largest(0)
+
+    def decided(self, due: Callable[[Position], bool]) -> Callable[[Position], bool]:
+        """Something that looks at the clock, asked on rank 0 for all."""
+        if self.size == 1:
+            return due
+        return lambda at: self.any_true(self.leads and due(at))
+
+    def merged(self, tally: Tally) -> Tally:
+        """What all ranks counted together; this rank's own tally stays as it is."""
+        from ..train.metrics import Tally
+
+        found = Tally(bins=tally.counts_2K.shape[1], device=tally.counts_2K.device)
+        found.merge(tally)
+        self.sum_(found.counts_2K)
+        self.sum_(found.sums_2)
+        return found
+
+
+_world = World()
+
+
+def current() -> World:
+    """The world this process is in."""
+    return _world
+
+
+def enter(world: World) -> World:
+    global _world
+    _world = world
+    return world

@@ -1,0 +1,225 @@
+"""A trial of dlrm-v4 on several ranks: the same model and order, each rank with its share of every batch.
+
+A batch is `train.batch_size` samples of all ranks together; rank r of n takes its samples r, r + n, r + 2n... A rank
+that gets none takes the first sample with weight 0, because every rank must ask for rows in every step.
+
+Shapes: B samples of a batch, N samples of an evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..data.batch import HistoryBatch
+from ..data.yambda.history import Histories
+from ..data.yambda.order import StreamOrder
+from ..data.yambda.schema import HISTORY
+from ..distributed.notes import note
+from ..distributed.placing import table_of
+from ..distributed.step import RankStep, Reduction
+from ..distributed.tables import TorchRecTables
+from ..distributed.world import World
+from ..measure.spans import span
+from ..models.dlrm_v4 import DLRMv4
+from ..models.dlrm_v4_inputs import Inputs
+from ..models.dlrm_v4_tables import DLRMv4Tables
+from ..models.stages import StagedLoss
+from ..points import passing
+from .dlrm_v4_build import Evaluations, HistoryTrial, InputOrder, Numbered, SteppedModel
+from .dlrm_v4_data import PreparedHistories
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Gathers this rank's samples of a batch."""
+
+    histories: Histories
+    rank: int
+    size: int
+
+    def batch(self, positions_B: NDArray[np.int64]) -> HistoryBatch:
+        ours = positions_B[self.rank :: self.size]
+        return self.histories.batch(ours if len(ours) else positions_B[:1])
+
+    def count(self, samples: int) -> int:
+        """Samples of a batch that are this rank's."""
+        return len(range(self.rank, samples, self.size))
+
+
+@dataclass(frozen=True, eq=False)
+class SharedBatch(Numbered):
+    """A rank's part of a batch."""
+
+    samples: int
+    """Of all ranks."""
+    ours: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+@dataclass(frozen=True, eq=False)
+class SharedOrder(InputOrder):
+    """The batches of a stream, as one rank sees them."""
+
+    share: Share
+    world: World
+
+    def inputs(self, batch: HistoryBatch) -> Inputs:
+        found = super().inputs(batch)
+        if self.model.hstu.attention_scale == "fixed":
+            return found
+        # Scores are divided by the tokens of the longest row of the whole batch.
+        return replace(found, whole_longest=self.world.largest(found.whole_longest))
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
+        for number, batch in enumerate(super().batches(epoch, start), start):
+            samples = self.samples(number)
+            yield SharedBatch(batch.inputs, batch.step, samples, self.share.count(samples))
+
+    def samples(self, number: int) -> int:
+        """Of a batch, all ranks together."""
+        return self.order.samples_until(number + 1) - self.order.samples_until(number)
+
+
+class RankModel(SteppedModel):
+    """Its loss is this rank's part of the whole batch's: those of all ranks add up to it."""
+
+    def __init__(self, model: DLRMv4, seed: int, device: torch.device, world: World) -> None:
+        super().__init__(model, seed, device)
+        self.world = world
+
+    def loss(self, batch: Numbered) -> StagedLoss:
+        assert isinstance(batch, SharedBatch)
+        # Ranks drop other features of their tokens, each the same ones whenever the step is taken again.
+        self.model.set_step(self.seed, batch.step, self.world.rank)
+        loss = self.model.loss(batch.inputs)
+        if batch.ours:
+            with span("metrics"):
+                self.recent.add(loss.logits_B, batch.inputs.labels_B)
+        return loss * (batch.ours / batch.samples)
+
+    def seen(self) -> dict[str, float] | None:
+        """Of all ranks; the lifetime tally is theirs together too."""
+        own, self.recent = self.recent, self.world.merged(self.recent)
+        found = super().seen()
+        own.clear()
+        self.recent = own
+        return found
+
+
+class SharedEvaluations(Evaluations):
+    """Every row is scored by one rank, and all ranks get all scores."""
+
+    trial: RankTrial
+
+    def predicted(self, inputs: InputOrder, batches: Iterator[HistoryBatch]) -> tuple[Tensor, Tensor]:
+        assert isinstance(inputs, SharedOrder)
+        world, total = self.trial.world, inputs.order.samples
+        # A row's scores, label and how often it was scored: zeros where other ranks have theirs.
+        found_3N = torch.zeros(3, total, dtype=torch.float64)
+        for number, batch in enumerate(batches):
+            note(f"evaluation, batch {number + 1} of {len(inputs)}")
+            part = inputs.inputs(batch)
+            logits_B = self.trial.model(part)
+            start, stop = inputs.order.samples_until(number), inputs.order.samples_until(number + 1)
+            if inputs.share.count(stop - start):
+                ours = slice(start + world.rank, stop, world.size)
+                found_3N[0, ours] = logits_B.double().cpu()
+                found_3N[1, ours] = part.labels_B.double().cpu()
+                found_3N[2, ours] += 1
+            if number == 0:
+                passing("evaluation: first batch scored")
+        world.sum_(found_3N)
+        if not bool((found_3N[2] == 1).all()):
+            raise RuntimeError("a row was scored by no rank, or by two")
+        return found_3N[0].float(), found_3N[1].float()
+
+
+class RankTrial(HistoryTrial):
+    """One rank of a trial: dense parameters as all ranks have them, and its own part of the tables."""
+
+    def __init__(self, prepared: PreparedHistories, seed: int, world: World) -> None:
+        self.world = world
+        super().__init__(prepared, seed)
+
+    @property
+    def rank_tables(self) -> TorchRecTables:
+        return cast(TorchRecTables, self.model.tables)
+
+    def _model(self, seed: int) -> DLRMv4:
+        config, device = self.prepared.config, self.prepared.settings.device
+        events = config.data.history.longest + 1
+        ids = {name: float(events if name in HISTORY else 1) for name in config.model.tables}
+        tables = TorchRecTables(
+            config.model, config.distributed, self.world,
+            ids=ids, batch_size=config.train.batch_size, seed=seed, device=device,
+        )  # fmt: skip
+        return DLRMv4(config.model, seed=seed, device=device, tables=cast(DLRMv4Tables, tables))
+
+    def _stepped(self, seed: int, device: torch.device) -> SteppedModel:
+        return RankModel(self.model, seed, device, self.world)
+
+    def _scorer(self) -> Evaluations:
+        return SharedEvaluations(self)
+
+    def _whole_step(self) -> RankStep:
+        train = self.prepared.config.train
+        ratio = train.table_learning_rate / train.learning_rate
+        return RankStep(
+            self.stepped,
+            self.optimizer,
+            Reduction(self.model.dense_parameters(), self.world),
+            before=lambda rate: self.rank_tables.set_rate(float(rate) * ratio),
+            sync=self.prepared.settings.sync,
+        )
+
+    def inputs(self, order: StreamOrder) -> InputOrder:
+        prepared = self.prepared
+        share = Share(prepared.histories, self.world.rank, self.world.size)
+        device, workers = prepared.settings.device, prepared.config.data.workers
+        gather = cast(Histories, share)
+        return SharedOrder(order, gather, prepared.config.model, device, workers, share, self.world)
+
+    def plan(self) -> list[list[str]]:
+        """Which rank holds what, as rows of text."""
+        return table_of(self.rank_tables.parts)
+
+    def state(self) -> dict[str, Any]:
+        """On rank 0 what one process would save, so that any number of ranks can go on from it; none on the others."""
+        note("gathering the state")
+        tables = self.rank_tables.whole()
+        recent = self.world.merged(self.stepped.recent)
+        if not self.world.leads:
+            return {}
+        dense = {name: value.detach() for name, value in self.model.state_dict().items()}
+        tallies = {name: tally.state() for name, tally in {**self._tallies(), "recent": recent}.items()}
+        return {
+            "model": {**{f"tables.{name}": tensor for name, tensor in tables.items()}, **dense},
+            "optimizer": self.optimizer.state_dict(),
+            "tallies": tallies,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """From rank 0's; the others' is not read."""
+        note("spreading the state")
+        begins = "tables."
+        saved = state.get("model", {})
+        self.rank_tables.load({name.removeprefix(begins): t for name, t in saved.items() if name.startswith(begins)})
+        dense = {name: tensor for name, tensor in saved.items() if not name.startswith(begins)}
+        rest: dict[str, Any] = {name: state.get(name) for name in ("optimizer", "tallies")}
+        told = self.world.told({"dense": dense, **rest})
+        self.model.load_state_dict(told["dense"])
+        self.optimizer.load_state_dict(told["optimizer"])
+        for name, tally in self._tallies().items():
+            tally.load(told["tallies"][name])
+        if not self.world.leads:
+            # Rank 0 has what all counted.
+            self.stepped.recent.clear()
