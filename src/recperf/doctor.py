@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -114,6 +115,15 @@ def _extra(extra: str, names: tuple[str, ...], why: str) -> Finding:
     return next((one for one in found if one.state != OK), found[0])
 
 
+def distributed() -> Finding:
+    """Runs an operator: a build of fbgemm for another torch installs cleanly and fails when it is loaded."""
+    from .distributed.library import FIX, jagged_op
+
+    if not all(importlib.util.find_spec(name) for name in ("torchrec", "fbgemm_gpu")):
+        return Finding("torchrec", OPTIONAL, "not installed; runs on several ranks need it", FIX)
+    return Finding("torchrec", OK, f"{jagged_op()}, a jagged operator of fbgemm ran")
+
+
 def compiler() -> Finding:
     found = shutil.which("cc") or shutil.which("gcc")
     if found:
@@ -169,5 +179,6 @@ def _writable(name: str, folder: Path, fix: str) -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    python, torch, numpy, gpu, triton, compiler, pooch, report, yambda, mlperf, ceilings, movielens, cache_folder, run_folder,
+    python, torch, numpy, gpu, triton, compiler, pooch, report, yambda, mlperf, distributed, ceilings, movielens,
+    cache_folder, run_folder,
 )  # fmt: skip

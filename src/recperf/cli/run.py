@@ -11,6 +11,8 @@ from typing import Any
 import tyro
 
 from ..config import to_json, with_absolute_paths
+from ..distributed.launch import as_rank, launch, require_ranks, without_ranks
+from ..distributed.world import World, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import require_writable, write_atomic
 from ..runs.record import Run
@@ -36,11 +38,22 @@ class Options(WorkloadOptions[C]):
     """Read the run against this machine's ceilings, measuring them first (some seconds) where none are kept."""
     report: bool = True
     """Write the run's page, report.html, at the end."""
+    ranks: int = 0
+    """Start so many processes on this host, each with a part of the tables and of every batch (docs/distributed.md);
+    under torchrun leave it out."""
     dry_run: bool = False
     """Check config, data and folder, say what would happen, and stop."""
 
 
 def command(words: list[str]) -> int:
+    world = enter(World.from_environment())
+    if world.size == 1:
+        return one(words, world)
+    return as_rank(world, lambda: one(words, world), lambda error: print_error(error, as_json="--json" in words))
+
+
+def one(words: list[str], world: World) -> int:
+    """The command in this process, which may be one of several ranks, or is to start them."""
     # Signals count from the first moment: an early Ctrl-C must not surface as a traceback out of an import.
     with StopFlag() as stop:
         choice = choose(words)
@@ -51,11 +64,18 @@ def command(words: list[str]) -> int:
             raise UsageError("--allow-change goes with --resume: a new run may have any config")
         if choice.resume:
             allowed_changes(choice, options)
-        terminal = Terminal(as_json=options.json, quiet=options.quiet)
+        require_ranks(world, options.ranks, choice.workload.name, hasattr(options.values, "distributed"))
+        if options.ranks > 1 and world.size == 1 and not options.dry_run:
+            return launch(without_ranks(words), options.ranks, lambda e: print_error(e, as_json=options.json))
+        terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.leads)
         try:
+            if options.dry_run and not world.leads:
+                return 0
             if options.dry_run:
                 return dry_run(choice, options, terminal)
-            return run(choice, options, stop, terminal)
+            if world.size > 1:
+                world.join(options.values.train.device, options.values.distributed.timeout_s)
+            return run(choice, options, stop, terminal) if world.leads else follow(choice, options, stop, terminal)
         finally:
             terminal.close()
 
@@ -89,6 +109,20 @@ def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
     return 0
 
 
+def follow(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
+    """Train as a rank that writes nothing."""
+    from ..distributed.record import shared
+    from ..workloads.execute import execute
+
+    world = current()
+    if world.told(False):
+        return 0
+    allow = world.told(())
+    record = shared(None, world)
+    execute(choice.workload, with_absolute_paths(options.values), record, stop, terminal, allow=allow)
+    return 0
+
+
 def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
     config = with_absolute_paths(options.values)
     if choice.resume:
@@ -97,6 +131,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
         record = Run.create(choice.workload.name, to_json(config), folder=options.run_dir)
     try:
         result = record.read("result.json") if record.finished else None
+        current().told(result is not None)
         if result is not None:
             terminal.notice("this run is finished already; nothing to do")
         else:
@@ -163,4 +198,10 @@ def train(
     peaks = (lambda: at_hand(terminal)) if options.peaks else None
     # A field named here that config.json has already was edited there by hand.
     allow = (*allowed_before(record.folder), *known_fields(options.allow_change, config)) if choice.resume else ()
+    world = current()
+    world.told(allow)
+    if world.size > 1:
+        from ..distributed.record import shared
+
+        record = shared(record, world)
     return execute(choice.workload, config, record, stop, terminal, peaks, allow=allow)

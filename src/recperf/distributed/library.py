@@ -36,11 +36,11 @@ def jagged_op() -> str:
     require_torchrec()
     import torch
 
-    lengths = torch.tensor([2, 0, 1])
+    lengths, order = torch.tensor([2, 0, 1]), torch.tensor([2, 0, 1], dtype=torch.int32)
     try:
         found: Any = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
         ids = torch.tensor([5, 9, 1])
-        moved: Any = torch.ops.fbgemm.permute_1D_sparse_data(torch.tensor([2, 0, 1]), lengths, ids)
+        moved: Any = torch.ops.fbgemm.permute_1D_sparse_data(order, lengths, ids)
     except (AttributeError, RuntimeError, NotImplementedError) as error:
         raise MachineError(f"fbgemm loads, but cannot compute: {str(error).splitlines()[0]}", fix=FIX) from None
     if found.tolist() != [0, 2, 2, 3] or moved[1].tolist() != [1, 5, 9]:

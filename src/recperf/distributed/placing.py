@@ -42,8 +42,16 @@ class Part:
         return 4 * self.rows * (self.columns + 1)
 
 
-def require_possible(options: DistributedConfig, dim: int, device: str) -> None:
+def require_possible(options: DistributedConfig, tables: Mapping[str, int], dim: int, world: World) -> None:
     """Refuse what TorchRec cannot do here, alike on every rank, before anything is allocated."""
+    device = world.device
+    for table, kind in options.shardings.items():
+        if kind == "row" and not _rows_for_all(tables[table], world.size):
+            raise ConfigError(
+                f"distributed.sharding {table}=row: {tables[table]} rows do not give each of {world.size} ranks one",
+                where={"field": "distributed.sharding"},
+                fix=f"{table}=table",
+            )
     for table, place in options.placements.items():
         if place != "device" and device != "cuda":
             raise ConfigError(
@@ -81,12 +89,12 @@ def planned(
 
     constraints = {
         name: ParameterConstraints(
-            sharding_types=_allowed(options.shardings.get(name)),
+            sharding_types=_allowed(options.shardings.get(name), rows, world.size),
             compute_kernels=[KERNELS[options.placements.get(name, "device")]],
             min_partition=_columns(module, world.size),
             pooling_factors=[ids[name]],
         )
-        for name in tables
+        for name, rows in tables.items()
     }
     room = {"hbm_cap" if world.device == "cuda" else "ddr_cap": memory}
     topology = Topology(world_size=world.size, local_world_size=world.local_size, compute_device=world.device, **room)
@@ -103,10 +111,17 @@ def planned(
         ) from None
 
 
-def _allowed(asked: str | None) -> list[str]:
+def _rows_for_all(rows: int, ranks: int) -> bool:
+    """Whether no rank is left without rows, for which fbgemm has no operator on a CPU. Ranks get blocks of one size."""
+    return -(-rows // ranks) * (ranks - 1) < rows
+
+
+def _allowed(asked: str | None, rows: int, ranks: int) -> list[str]:
     """The planner divides by columns only where that was asked for: row-wise Adagrad then has other numbers than one
     process has, and a run should not learn otherwise because it got more ranks."""
-    return [KINDS[asked]] if asked else [KINDS["row"], KINDS["table"]]
+    if asked:
+        return [KINDS[asked]]
+    return [KINDS["row"], KINDS["table"]] if _rows_for_all(rows, ranks) else [KINDS["table"]]
 
 
 def _columns(module: nn.Module, ranks: int) -> int:
@@ -155,8 +170,15 @@ def free_memory(world: World) -> int:
     return -world.largest(-free)
 
 
+def text_of(parts: list[Part]) -> str:
+    """The plan as a table to read."""
+    rows = table_of(parts)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
 def table_of(parts: list[Part]) -> list[list[str]]:
-    """The plan as rows of text: rank, table, kind, kernel, rows, columns, bytes, why."""
+    """The plan as rows of text, the first the head."""
     found = [["rank", "table", "kind", "kernel", "rows", "columns", "bytes", "why"]]
     for part in sorted(parts, key=lambda part: (part.rank, part.table, part.first_row, part.first_column)):
         found.append([

@@ -46,7 +46,7 @@ class TorchRecTables(nn.Module):
     ) -> None:
         super().__init__()
         require_torchrec()
-        require_possible(options, config.table_dim, world.device)
+        require_possible(options, config.table_rows, config.table_dim, world)
         self.names, self.dim, self.world = config.tables, config.table_dim, world
         self.rows = config.table_rows
         self.place = torch.device(device)

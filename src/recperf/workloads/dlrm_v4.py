@@ -11,6 +11,7 @@ from ..config import require, within
 from ..data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from ..data.yambda.schema import DAY_S
 from ..distributed.config import DistributedConfig
+from ..distributed.world import current
 from ..errors import ConfigError
 from ..measure.cost import FLOAT
 from ..models import dlrm_v4_config as models
@@ -231,7 +232,8 @@ def check(config: DLRMv4WorkloadConfig) -> str:
 def prepare(config: DLRMv4WorkloadConfig) -> PreparedHistories:
     from .dlrm_v4_data import PreparedHistories
 
-    require_memory(estimate(config), fix=SMALLER)
+    # Each rank has its part of the tables.
+    require_memory(estimate(config), tables=1 / current().size, fix=SMALLER)
     return PreparedHistories(config)
 
 

@@ -22,7 +22,7 @@ from ..data.yambda.history import Histories
 from ..data.yambda.order import StreamOrder
 from ..data.yambda.schema import HISTORY
 from ..distributed.notes import note
-from ..distributed.placing import table_of
+from ..distributed.placing import text_of
 from ..distributed.step import RankStep, Reduction
 from ..distributed.tables import TorchRecTables
 from ..distributed.world import World
@@ -188,9 +188,9 @@ class RankTrial(HistoryTrial):
         gather = cast(Histories, share)
         return SharedOrder(order, gather, prepared.config.model, device, workers, share, self.world)
 
-    def plan(self) -> list[list[str]]:
-        """Which rank holds what, as rows of text."""
-        return table_of(self.rank_tables.parts)
+    def plan(self) -> str:
+        """Which rank holds what, as a table to read."""
+        return text_of(self.rank_tables.parts)
 
     def state(self) -> dict[str, Any]:
         """On rank 0 what one process would save, so that any number of ranks can go on from it; none on the others."""

@@ -6,7 +6,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from ..distributed.record import shared_stop
 from ..distributed.world import World, current
@@ -23,6 +23,13 @@ from ..train.watch import StepTimer
 from .base import Prepared, Trial, Workload
 from .measuring import measure_run
 from .training import Reporter, Training
+
+
+class Ranked(Protocol):
+    """A trial on several ranks."""
+
+    def plan(self) -> str: ...
+
 
 Ceilings = Callable[[], dict[str, Any] | None]
 """This machine's ceilings, asked for once the data is known to be good, since measuring takes seconds, and before a
@@ -70,6 +77,8 @@ def execute(
             if finished is None:
                 del trial  # A table may fill half of the memory: never two at once.
                 trial = prepared.trial(seed)
+                if world.size > 1:
+                    report.notice(f"which rank holds what\n{cast(Ranked, trial).plan()}")
                 training = Training(
                     seed=seed, trial=trial, prepared=prepared, config=config, run=run, stop=stop, report=report,
                     enough=enough, allow=allow,

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..distributed.world import current
 from ..errors import ConfigError, DataError, RecperfError
 from ..runs.provenance import available_bytes
 from ..runs.record import Run
@@ -145,7 +146,7 @@ class Keeper:
         self.run.event("notice", seed=self.seed, text=text)
         return self.stop.error(
             f" at step {position.step} of {self.trial.recipe.steps}; the state is saved",
-            f"recperf run --resume {self.run.folder}",
+            f"recperf run --resume {self.run.folder}" + (f" --ranks {ranks}" if (ranks := current().size) > 1 else ""),
         )
 
 

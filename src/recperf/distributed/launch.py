@@ -1,0 +1,183 @@
+"""Starting the ranks of one host by torchrun's agent, and what each rank tells of its end.
+
+A rank whose peers went away says nothing: the one that went first has said why, or was killed, which its launcher sees.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import ConfigError, GateFailed, Interrupted, MachineError, RecperfError, Stopped, UsageError
+from . import notes
+from .world import World
+
+MOST_RANKS = 1024
+SAVE_S = 600
+"""Seconds that ranks get to save after a signal before they are killed."""
+LINGER_S = 5.0
+"""Seconds that a rank whose peers went away waits to be ended, so that it is not taken for the one that failed."""
+LOST = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|timed out waiting|gloo|nccl|process group|"
+    r"failed to (connect|recv|send)|socket",
+    re.IGNORECASE,
+)
+SILENT = re.compile("timed out|timeout", re.IGNORECASE)
+ALIKE = (ConfigError, UsageError, GateFailed, Stopped, Interrupted)
+"""Errors that every rank comes to by itself, from what all ranks know."""
+
+
+def without_ranks(words: list[str]) -> list[str]:
+    """The command line of a rank."""
+    found, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == "--ranks":
+            skip = True
+        elif not word.startswith("--ranks="):
+            found.append(word)
+    return found
+
+
+def launch(words: list[str], ranks: int, say: Callable[[RecperfError], None]) -> int:
+    """Run a command as so many ranks; their exit code."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from .library import require_torchrec
+
+    require_torchrec()
+    # The agent would tell at length what is told here in a line.
+    logging.disable(logging.CRITICAL)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    with tempfile.TemporaryDirectory(prefix="recperf-ranks-") as place:
+        os.environ[notes.VARIABLE] = place
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id=Path(place).name,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=place),
+            shutdown_timeout=SAVE_S,
+        )
+        died: dict[int, int] = {}
+        received = None
+        try:
+            elastic_launch(config, sys.executable)("-m", "recperf", "run", *words)
+        except ChildFailedError as error:
+            died = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        except SignalException as error:
+            received = int(error.sigval)
+        finally:
+            del os.environ[notes.VARIABLE]
+            logging.disable(logging.NOTSET)
+        return verdict(Path(place), ranks, died, received, say)
+
+
+def verdict(
+    place: Path, ranks: int, died: dict[int, int], received: int | None, say: Callable[[RecperfError], None]
+) -> int:
+    """The exit code of the rank that failed first; one that could not say why is named."""
+    words = {rank: word for rank in range(ranks) if (word := notes.word(place, rank)) is not None}
+    own = {rank: word for rank, word in words.items() if word["code"] and not word["lost"]}
+    if own:
+        return int(min(own.values(), key=lambda word: float(word["time"]))["code"])
+    if received is not None:
+        text = "; the ranks did not say that they saved"
+        error = Interrupted(f"interrupted{text}") if received == signal.SIGINT else Stopped(f"stopped{text}")
+        if len(words) < ranks:
+            say(error)
+        return error.exit_code if len(words) < ranks else max(int(word["code"]) for word in words.values())
+    silent = [rank for rank in range(ranks) if rank not in words]
+    if not silent:
+        lost = [rank for rank, word in words.items() if word["lost"]]
+        if not lost:
+            return 0
+        # Every rank is waiting for another one.
+        silent = lost[:1]
+    # A process that ended by itself comes before one that only did not answer.
+    rank = min(silent, key=lambda rank: (rank not in died, rank))
+    # One that others waited for in vain was ended by the agent, not by itself.
+    waited = any(word["lost"] == "silent" for word in words.values())
+    say(_gone(rank, None if waited else died.get(rank), notes.noted(place, rank), ranks))
+    return MachineError.exit_code
+
+
+def _gone(rank: int, code: int | None, last: str | None, ranks: int) -> MachineError:
+    if code is None:
+        what = f"rank {rank} of {ranks} does not answer"
+    elif code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        what = f"rank {rank} of {ranks} was ended by {name}" + (", as when memory runs out" if code == -9 else "")
+    else:
+        what = f"rank {rank} of {ranks} ended with code {code}"
+    return MachineError(
+        what + "; the others were stopped",
+        where={"rank": rank, "last seen": last or "before it began"},
+        fix=f"recperf run --resume RUN --ranks {ranks} goes on from the last checkpoint",
+    )
+
+
+def require_ranks(world: World, asked: int, workload: str, has_ranks: bool) -> None:
+    """Refuse what cannot be started as several ranks."""
+    if asked and world.size > 1 and asked != world.size:
+        raise UsageError(f"--ranks {asked}, but torchrun started {world.size}", fix="leave --ranks out")
+    if not 0 <= asked <= MOST_RANKS:
+        raise UsageError(f"--ranks {asked}: allowed are 1 to {MOST_RANKS}")
+    if max(asked, world.size) > 1 and not has_ranks:
+        raise UsageError(f"workload {workload!r} runs in one process", fix="--ranks goes with dlrm-v4")
+
+
+def as_rank(world: World, work: Callable[[], int], tell: Callable[[RecperfError], None]) -> int:
+    """Be one rank: its exit code, with one message from all ranks where something fails."""
+    notes.begin(world.rank)
+    try:
+        code, lost = work(), ""
+    except SystemExit:
+        raise
+    except BaseException as error:
+        code, lost = _told(world, error, tell)
+    finally:
+        # Without waiting for the others, who may be gone.
+        world.joined = False
+    notes.leave_word(world.rank, code=code, lost=lost, time=time.time())
+    if lost == "gone":
+        time.sleep(LINGER_S)
+    return code
+
+
+def _told(world: World, error: BaseException, tell: Callable[[RecperfError], None]) -> tuple[int, str]:
+    """What an error makes of a rank: its exit code, and whether it only lost the others: they are gone, or silent."""
+    text = " ".join(error.lines()) if isinstance(error, RecperfError) else f"{type(error).__name__}: {error}"
+    if world.joined and isinstance(error, (RuntimeError, RecperfError)) and LOST.search(text):
+        if world.leads and notes.folder() is None:
+            tell(MachineError("rank 0 lost another rank, which failed before it", where={"was told": text[:200]}))
+        return MachineError.exit_code, "silent" if SILENT.search(text) else "gone"
+    if isinstance(error, RecperfError):
+        # What every rank finds out alike is said by rank 0.
+        alike = isinstance(error, ALIKE) or not world.joined
+        if world.leads or not alike:
+            error.where = {**error.where, "rank": str(world.rank)} if not alike else error.where
+            tell(error)
+        return error.exit_code, ""
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted.exit_code, ""
+    if isinstance(error, MemoryError):
+        tell(MachineError("out of memory", where={"rank": world.rank}))
+        return MachineError.exit_code, ""
+    traceback.print_exception(error)
+    tell(RecperfError(f"a fault in recperf itself: {text}", where={"rank": world.rank}))
+    return 1, ""
