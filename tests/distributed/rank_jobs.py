@@ -1,0 +1,150 @@
+"""What ranks do in tests; every function is called on each of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recperf.distributed.config import DistributedConfig
+from recperf.distributed.step import RankStep
+from recperf.distributed.tables import TorchRecTables
+from recperf.distributed.world import World
+from recperf.errors import DataError, RecperfError
+from recperf.models.dlrm_v4_config import DLRMv4Config, laptop
+from recperf.models.dlrm_v4_tables import DLRMv4Tables
+from recperf.train.loop import Position, take_step
+from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig
+from recperf.workloads.dlrm_v4_data import PreparedHistories
+
+SEED, STEPS = 3, 3
+
+
+def small() -> DLRMv4Config:
+    return replace(laptop(), table_dim=16, rows=tuple(range(40, 51)), row_scale=1.0)
+
+
+def make(world: World, sharding: str, all_to_all: str = "fp32", placement: str = "") -> TorchRecTables:
+    config = small()
+    kinds = ",".join(f"{name}={sharding}" for name in config.tables) if sharding and "=" not in sharding else sharding
+    options = DistributedConfig(sharding=kinds, all_to_all=all_to_all, placement=placement)  # type: ignore[arg-type]
+    ids = dict.fromkeys(config.tables, 2.0)
+    return TorchRecTables(config, options, world, ids=ids, batch_size=16, seed=SEED)
+
+
+def uses(step: int, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Rows and their gradient; other ranks use some of the same rows."""
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    rows = {name: torch.randperm(count, generator=draw)[: 9 + rank] for name, count in small().table_rows.items()}
+    return rows, {name: torch.randn(len(ids), 16, generator=draw) for name, ids in rows.items()}
+
+
+def trained(world: World, sharding: str, all_to_all: str = "fp32") -> dict[str, Any]:
+    """Tables before and after some updates, and what was looked up on the way."""
+    tables = make(world, sharding, all_to_all)
+    first, seen = tables.whole(), []
+    for step in range(STEPS):
+        tables.set_rate(0.1 + step / 10)
+        rows, gradients = uses(step, world.rank)
+        found = tables.lookup(SimpleNamespace(rows=rows))  # type: ignore[arg-type]
+        seen.append({name: leaf.detach().clone() for name, leaf in found.items()})
+        for name, leaf in found.items():
+            # A rank without a gradient still takes part.
+            leaf.grad = None if step == 1 and world.rank == 1 else gradients[name]
+        tables.update(0.1 + step / 10)
+    return {"first": first, "seen": seen, "last": tables.whole(), "parts": tables.parts}
+
+
+def alone(ranks: int, config: DLRMv4Config | None = None) -> tuple[DLRMv4Tables, list[dict[str, Tensor]]]:
+    """The same by one process, and what each step looked up of all rows."""
+    tables, before = DLRMv4Tables(config or small(), seed=SEED), []
+    for step in range(STEPS):
+        used = [uses(step, rank) for rank in range(ranks) if not (step == 1 and rank == 1)]
+        before.append({name: tables.table(name).clone() for name in tables.names})
+        rows = {name: torch.cat([ids[name] for ids, _ in used]).unique() for name in tables.names}
+        for name, leaf in tables.lookup(SimpleNamespace(rows=rows)).items():  # type: ignore[arg-type]
+            leaf.grad = torch.zeros_like(leaf)
+            for ids, gradients in used:
+                leaf.grad.index_add_(0, torch.searchsorted(rows[name], ids[name]), gradients[name])
+        tables.update(0.1 + step / 10)
+    return tables, before
+
+
+def loaded(world: World, sharding: str, saved: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Load a state and give it back; only rank 0 may look at it."""
+    tables = make(world, sharding)
+    tables.load(saved if world.leads else {})
+    return tables.whole()
+
+
+def refused(world: World, **options: str) -> list[str]:
+    try:
+        make(world, **options)
+    except RecperfError as error:
+        return [type(error).__name__, error.what]
+    return []
+
+
+def training(
+    world: World, config: DLRMv4WorkloadConfig, steps: int, state: dict[str, Any] | None = None, done: int = 0
+) -> dict[str, Any]:
+    """Some steps of a trial from the start or from a state: losses, scores, the state."""
+    trial = PreparedHistories(config).trial(SEED)
+    if state is not None:
+        trial.restore(state if world.leads else {})
+    batches, losses, samples = trial.recipe.order.batches(0, done), [], []
+    trial.model.train()
+    for step in range(done, done + steps):
+        loss, count = take_step(trial.recipe, batches, step)
+        losses.append(float(loss))
+        samples.append(count)
+    saved = trial.state()
+    logits, labels = _predicted(trial)
+    metrics = trial.score(Position(0, done + steps, done + steps))
+    seen = trial.recipe.seen()
+    dense = [parameter.detach().clone() for parameter in trial.model.dense_parameters()]
+    return {
+        "losses": losses, "samples": samples, "state": saved, "metrics": metrics, "seen": seen, "logits": logits,
+        "labels": labels, "dense": dense,
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def _predicted(trial: Any) -> tuple[Tensor, Tensor]:
+    trial.model.eval()
+    inputs = trial.inputs(trial.prepared.valid_order(trial.prepared.holdout))
+    found: tuple[Tensor, Tensor] = trial.evaluations.predicted(inputs, iter(inputs.loader()))
+    return found
+
+
+def fails(rank: int, at: int, how: str, on: int = 1) -> None:
+    """Something happens to a rank at a step."""
+    step, seen = RankStep.__call__, [0]
+
+    def failing(self: RankStep, *words: Any) -> Any:
+        seen[0] += 1
+        if rank == on and seen[0] == at:
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "stop":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if how == "raise":
+                raise DataError("this rank read nonsense", fix="read something else")
+        return step(self, *words)
+
+    RankStep.__call__ = failing  # type: ignore[method-assign]
+
+
+def events(folder: Path) -> Path:
+    from recperf.data.yambda import synthesize
+    from recperf.data.yambda.synthesize.config import YambdaLike
+
+    if not folder.exists():
+        synthesize.write_store(YambdaLike(users=24, events_per_user=40, items=60, genres=4, seed=3), folder)
+    return folder

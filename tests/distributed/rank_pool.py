@@ -1,0 +1,127 @@
+"""Runs a function of rank_jobs as several ranks, each a fork of a process that has imported everything."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import shutil
+import tempfile
+import time
+import traceback
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+needs_torchrec = pytest.mark.skipif(
+    importlib.util.find_spec("torchrec") is None or importlib.util.find_spec("fbgemm_gpu") is None,
+    reason="TorchRec is not installed: make setup-distributed",
+)
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["rank_warm"])
+SECONDS = 120.0
+
+
+@functools.cache
+def home() -> Path:
+    """The ranks' cache folder, made together with the fork server."""
+    folder = Path(tempfile.mkdtemp(prefix="recperf-ranks-home-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # The server imports by name what it preloads, and knows no path but the environment's.
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    with mock.patch.dict(os.environ, {"PYTHONPATH": path, "RECPERF_HOME": str(folder), "OMP_NUM_THREADS": "1"}):
+        forkserver.ensure_running()
+    return folder
+
+
+def _main(job: str, rank: int, size: int, meeting: str, pipe: Any, packed: bytes) -> None:
+    arguments = pickle.loads(packed)
+    os.environ["RECPERF_HOME"] = str(arguments.pop("home"))
+    import rank_jobs
+    import torch
+
+    from recperf.distributed.world import World, enter
+
+    torch.set_num_threads(1)
+    world = enter(World(rank=rank, size=size, local_rank=rank, local_size=size))
+    try:
+        world.join("cpu", 60, init_method=f"file://{meeting}")
+        # As bytes: tensors sent as such are shared, and gone when the rank is.
+        pipe.send_bytes(pickle.dumps((True, getattr(rank_jobs, job)(world, **arguments))))
+        world.barrier()
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    os._exit(0)
+
+
+def run_ranks(size: int, job: str, **arguments: Any) -> list[Any]:
+    """What the job gave on each rank."""
+    packed = pickle.dumps({"home": home(), **arguments})
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = []
+        for rank in range(size):
+            ours, theirs = CONTEXT.Pipe()
+            words = (job, rank, size, f"{folder}/meeting", theirs, packed)
+            process = CONTEXT.Process(target=_main, args=words)
+            process.start()
+            theirs.close()
+            ranks.append((process, ours))
+        end, found = time.monotonic() + SECONDS, []
+        for _, ours in ranks:
+            assert ours.poll(max(0.0, end - time.monotonic())), f"rank {len(found)} does not answer"
+            found.append(pickle.loads(ours.recv_bytes()))
+        for process, _ in ranks:
+            process.join()
+    # The first fault, not that of a rank which only lost the others.
+    faults = [text for fine, text in found if not fine]
+    assert not faults, min(faults, key=lambda text: "onnection" in text)
+    return [value for _, value in found]
+
+
+def start(size: int, words: list[str], folder: Path, *, trouble: str = "", **more: Any) -> list[Any]:
+    """The command `recperf run` as several ranks; their processes. Each writes what it says to rank-<r>.log."""
+    home()
+    meeting = folder / "meeting"
+    found = []
+    for rank in range(size):
+        process = CONTEXT.Process(target=_command, args=(words, rank, size, str(folder), str(meeting), trouble, more))
+        process.start()
+        found.append(process)
+    return found
+
+
+def _command(
+    words: list[str], rank: int, size: int, folder: str, meeting: str, trouble: str, more: dict[str, Any]
+) -> None:
+    import sys
+
+    handle = os.open(f"{folder}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    here = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "OMP_NUM_THREADS": 1}
+    os.environ.update({name: str(value) for name, value in here.items()}, RECPERF_RANKS=folder)
+    os.environ["RECPERF_HOME"] = str(home_of(more))
+    import rank_jobs
+
+    from recperf.cli import main
+    from recperf.distributed import launch
+    from recperf.distributed.world import World
+
+    # Nobody is there who would end a rank that lost the others.
+    launch.LINGER_S = 0.0
+    World.join = functools.partialmethod(World.join, init_method=f"file://{meeting}")
+    if trouble:
+        getattr(rank_jobs, trouble)(rank, **more)
+    os._exit(main(words))
+
+
+def home_of(more: dict[str, Any]) -> Path:
+    return Path(more.pop("home"))

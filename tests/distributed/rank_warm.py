@@ -1,0 +1,22 @@
+"""Everything a rank imports, done once in the fork server, so that a start is a fork. Starts no thread."""
+
+# ruff: noqa: F401
+from __future__ import annotations
+
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import fbgemm_gpu.split_embedding_configs
+    import rich.console
+    import torch._dynamo
+    import torchrec.distributed.embedding
+    import torchrec.distributed.planner
+
+    import recperf.train.checkpoint_dcp
+    import recperf.workloads.dlrm_v4_ranks
+    import recperf.workloads.execute
+from recperf.cli.options import choose, read_options
+from recperf.cli.run import Options
+
+read_options(Options, choose(["dlrm-v4"]), verb="run", description="")

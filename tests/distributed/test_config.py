@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from recperf.distributed.config import DistributedConfig
+from recperf.errors import ConfigError
+from recperf.runs.resume import contract_of
+from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig, laptop
+
+
+def test_overrides_are_read() -> None:
+    config = DistributedConfig(sharding="item_id=row, uid=data-parallel", placement="uid=cached-host")
+    assert config.shardings == {"item_id": "row", "uid": "data-parallel"}
+    assert config.placements == {"uid": "cached-host"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("item_id=diagonal", "data-parallel"), ("item_id", "table=value"), ("=row", "table=value"),
+     ("uid=row,uid=table", "named twice"), ("uid=table-row", "row, column, table")],
+)  # fmt: skip
+def test_an_unknown_sharding_names_the_known_ones(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        DistributedConfig(sharding=text)
+
+
+def test_an_unknown_placement_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cached-host"):
+        DistributedConfig(placement="uid=disk")
+
+
+def test_an_unknown_table_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'item_id'") as caught:
+        DLRMv4WorkloadConfig(distributed=DistributedConfig(sharding="item_ids=row"))
+    assert "album_id" in caught.value.where["known"]
+
+
+def test_a_resumed_run_may_be_divided_otherwise() -> None:
+    other = replace(laptop(), distributed=DistributedConfig(sharding="uid=row", timeout_s=9))
+    assert contract_of(other) == contract_of(laptop())
+    # What is sent changes numbers.
+    half = replace(laptop(), distributed=DistributedConfig(all_to_all="fp16"))
+    assert contract_of(half) != contract_of(laptop())

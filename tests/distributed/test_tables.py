@@ -1,0 +1,114 @@
+"""Tables on several ranks against the same tables in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rank_jobs import SEED, STEPS, alone, small, uses
+from rank_pool import needs_torchrec, run_ranks
+
+from recperf.distributed.placing import text_of
+from recperf.models.dlrm_v4_tables import DLRMv4Tables
+
+pytestmark = needs_torchrec
+
+
+def names() -> list[str]:
+    return [part for name in small().tables for part in (name, f"{name}_state")]
+
+
+def whole(tables: DLRMv4Tables) -> dict[str, torch.Tensor]:
+    return {name: tables.get_buffer(name) for name in names()}
+
+
+@pytest.mark.parametrize(("ranks", "sharding"), [(2, "row"), (2, "table"), (2, "data-parallel"), (4, "")])
+def test_rows_and_updates_are_those_of_one_process(ranks: int, sharding: str) -> None:
+    found = run_ranks(ranks, "trained", sharding=sharding)
+    expected, before = alone(ranks)
+    first = whole(DLRMv4Tables(small(), seed=SEED))
+    assert all(torch.equal(found[0]["first"][name], first[name]) for name in names())
+    for rank, told in enumerate(found):
+        for step in range(STEPS):
+            rows, _ = uses(step, rank)
+            for name, seen in told["seen"][step].items():
+                torch.testing.assert_close(seen, before[step][name][rows[name]], rtol=1e-5, atol=1e-6)
+    for name, tensor in whole(expected).items():
+        torch.testing.assert_close(found[0]["last"][name], tensor, rtol=1e-5, atol=1e-6)
+    assert found[1]["last"] == {}
+    # The updates did something.
+    assert not torch.allclose(found[0]["last"]["uid"], first["uid"], atol=1e-2)
+
+
+def test_by_columns_each_part_has_a_state_of_its_own() -> None:
+    found = run_ranks(2, "trained", sharding="column")[0]
+    parts = [part for part in found["parts"] if part.table == "uid"]
+    assert [(part.rank, part.first_column, part.columns) for part in parts] == [(0, 0, 8), (1, 8, 8)]
+    expected, first = halves("uid"), DLRMv4Tables(small(), seed=SEED)
+    assert torch.equal(found["first"]["uid"], first.table("uid"))
+    torch.testing.assert_close(found["last"]["uid"], expected["table"], rtol=1e-5, atol=1e-6)
+    # The mean over the parts is what one process adds up from the same gradients.
+    torch.testing.assert_close(found["last"]["uid_state"], expected["state"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["last"]["uid_state"], alone(2)[0].state("uid"), rtol=1e-5, atol=1e-6)
+
+
+def halves(name: str) -> dict[str, torch.Tensor]:
+    """Row-wise Adagrad of the left and of the right half of a table, apart from each other."""
+    table = DLRMv4Tables(small(), seed=SEED).table(name).clone()
+    states = [torch.zeros(len(table)), torch.zeros(len(table))]
+    for step in range(STEPS):
+        gradient = torch.zeros_like(table)
+        for rank in range(2):
+            if (step, rank) != (1, 1):
+                rows, gradients = uses(step, rank)
+                gradient.index_add_(0, rows[name], gradients[name])
+        for state, half in zip(states, (slice(0, 8), slice(8, 16))):
+            state += gradient[:, half].square().mean(1)
+            table[:, half] -= (0.1 + step / 10) * gradient[:, half] / (state.sqrt() + 1e-8).unsqueeze(1)
+    return {"table": table, "state": (states[0] + states[1]) / 2}
+
+
+def test_states_move_between_any_ranks_and_shardings_to_the_bit() -> None:
+    state = {name: tensor.clone() for name, tensor in whole(alone(1)[0]).items()}
+    mixed = "uid=column,item_id=table,album_id=data-parallel,artist_id=row"
+    for ranks, sharding in ((2, "row"), (4, "column"), (2, mixed), (2, "table")):
+        found = run_ranks(ranks, "loaded", sharding=sharding, saved=state)
+        assert found[0].keys() == state.keys()
+        assert all(torch.equal(found[0][name], state[name]) for name in names()), sharding
+        state = found[0]
+
+
+def test_half_precision_on_the_way() -> None:
+    found, expected = run_ranks(2, "trained", sharding="table", all_to_all="fp16")[0], alone(2)[0]
+    last: Any = found["last"]
+    rounded = [name for name in small().tables if not torch.allclose(last[name], expected.table(name), atol=1e-6)]
+    assert rounded
+    for name in small().tables:
+        torch.testing.assert_close(last[name], expected.table(name), rtol=0.01, atol=0.01)
+
+
+def test_what_cannot_be_done_is_refused_on_every_rank() -> None:
+    for options, what in (
+        ({"sharding": "", "placement": "uid=host"}, "needs a GPU"),
+        ({"sharding": "", "placement": "uid=cached-host"}, "needs a GPU"),
+    ):
+        found = run_ranks(2, "refused", **options)
+        assert all(kind == "ConfigError" and what in text for kind, text in found)
+
+
+def test_the_plan_says_who_holds_what_and_why() -> None:
+    found = run_ranks(2, "trained", sharding="uid=row,item_id=column,album_id=data-parallel")
+    # Every rank has the same plan.
+    assert text_of(found[0]["parts"]) == text_of(found[1]["parts"])
+    lines = [line.split() for line in text_of(found[0]["parts"]).splitlines()]
+    assert lines[0] == ["rank", "table", "kind", "kernel", "rows", "columns", "bytes", "why"]
+    said = {(line[0], line[1]): (line[2], line[3], line[-1]) for line in lines[1:]}
+    assert said["0", "uid"] == said["1", "uid"] == ("row", "fused", "--distributed.sharding")
+    assert said["1", "item_id"] == ("column", "fused", "--distributed.sharding")
+    assert said["1", "album_id"] == ("data-parallel", "copy", "--distributed.sharding")
+    others = [kind for (_, table), kind in said.items() if table not in ("uid", "item_id", "album_id")]
+    assert {why for _, _, why in others} == {"planner"}
+    assert {kind for kind, _, _ in others} <= {"row", "table"}
+    rows = sum(part.rows * part.columns for part in found[0]["parts"] if part.kind != "data-parallel")
+    assert rows == 16 * sum(count for name, count in small().table_rows.items() if name != "album_id")
