@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import pytest
+from rank_pool import needs_torchrec
+
+from recperf import doctor
+from recperf.distributed import library
+from recperf.errors import MachineError
+
+
+def test_without_torchrec_one_is_told_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(library.importlib, "import_module", missing)
+    with pytest.raises(MachineError, match="No module named 'fbgemm_gpu'") as caught:
+        library.require_torchrec()
+    assert "make setup-distributed" in str(caught.value.fix)
+
+
+def test_a_build_for_another_torch_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> Any:
+        raise OSError("fbgemm_gpu_py.so: undefined symbol: _ZN2at\nand more")
+
+    monkeypatch.setattr(library.importlib, "import_module", broken)
+    with pytest.raises(MachineError, match=r"fbgemm_gpu is installed but does not load: .*undefined symbol"):
+        library.require_torchrec()
+
+
+def test_doctor_does_not_miss_what_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = doctor.distributed()
+    assert (found.state, found.fix) == (doctor.OPTIONAL, library.FIX)
+
+
+@needs_torchrec
+def test_doctor_runs_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.distributed().state == doctor.OK
+    import torch
+
+    monkeypatch.setattr(torch.ops.fbgemm, "asynchronous_complete_cumsum", lambda lengths: lengths)
+    with pytest.raises(MachineError, match="wrong numbers"):
+        doctor.distributed()
