@@ -1,6 +1,13 @@
-"""All that a command imports or compiles, done once in the fork server: a start is then a fork. Starts no thread."""
+"""All that a command imports, compiles or sets up, done once in the fork server: a start is then a fork. No thread is
+left running."""
 
 from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import tiny_v4
 
 import recperf.cli.peaks
 import recperf.ops.assemble.reference
@@ -12,8 +19,10 @@ import recperf.train.checkpoint_dcp
 import recperf.workloads.clicks
 import recperf.workloads.dlrm_v4_build
 import recperf.workloads.execute  # noqa: F401
+from recperf.cli import main
 from recperf.cli.options import choose, read_options
 from recperf.cli.run import Options
+from recperf.data.yambda import synthesize
 from recperf.ops.bag import native as bag
 from recperf.ops.history import native as history
 from recperf.ops.hstu_attention import native as attention
@@ -23,3 +32,16 @@ for op in (bag, history, attention):
 for workload in ("micro-dlrm", "dlrm-v4"):
     # Reading a command line makes its parser, which is most of what a start takes.
     read_options(Options, choose([workload]), verb="run", description="")
+
+
+def rehearse() -> None:
+    """A whole small run: what torch sets up at its first product, backward pass and file is set up before any fork."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        synthesize.write_store(tiny_v4.EVENTS, folder / "events")
+        assert main([*tiny_v4.words(folder / "run", events=folder / "events"), "--quiet"]) == 0
+    finally:
+        shutil.rmtree(folder)
+
+
+rehearse()
