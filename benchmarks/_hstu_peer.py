@@ -125,6 +125,8 @@ def on_the_gpu(device: torch.device) -> bool:
 
 def jagged_lengths(rows: int, shortest: int, longest: int, mean: float, seed: int) -> Tensor:
     """Lengths between the two bounds whose mean is as asked to the token: even draws on either side of it, mixed."""
+    if not shortest <= mean <= longest:
+        raise ValueError(f"no lengths of {shortest} to {longest} have a mean of {mean}")
     if shortest == longest:
         return torch.full((rows,), longest)
     draw = torch.Generator().manual_seed(seed)

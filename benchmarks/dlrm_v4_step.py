@@ -348,9 +348,9 @@ def measure(plan: Plan, chosen: list[str], device: torch.device, room: float) ->
 
 def plan_of(chosen: argparse.Namespace, device: torch.device) -> Plan:
     if chosen.tiny:
-        return Plan(laptop(), 6, 40, 10, batches=2, warm_up=1, steps=3, budget_steps=2)
+        return Plan(laptop(), 6, 25, 10, batches=2, warm_up=1, steps=3, budget_steps=2)
     if device.type == "cpu":
-        return Plan(laptop(), chosen.batch or 32, 77, 16, warm_up=5, steps=50, budget_steps=20)
+        return Plan(laptop(), chosen.batch or 128, 30, 10, warm_up=5, steps=50, budget_steps=20)
     return Plan(gpu(), chosen.batch or 1024, MEAN, SHORTEST, steps=chosen.steps)
 
 
