@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH  := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-distributed run test lint types bench clean
+.PHONY: help setup setup-distributed run test test-all lint types bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,8 +19,11 @@ setup-distributed: $(VENV)/.distributed-ready ## TorchRec, for runs on several r
 run: $(VENV)/.run-ready ## train micro-dlrm on embedded data and print the result
 	@$(BIN)/recperf run micro-dlrm --data.source embedded
 
-test: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types ## lint, types and all tests
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 tests
+test: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types ## lint, types and tests, minutes
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal tests
+
+test-all: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types ## the same, with the tests that take long
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "long or not long" tests
 
 lint: $(VENV)/.test-ready ## ruff
 	$(BIN)/ruff check .

@@ -84,6 +84,7 @@ def test_check_finds_the_evidence_and_any_change_of_it(call) -> None:
     assert "result.json" in out
 
 
+@pytest.mark.long
 def test_movielens_goes_through_the_same_table(call) -> None:
     words = ["--preset", "movielens", "--data.source", "embedded", "--train.epochs", "1", "--train.batch-size", "2000"]
     words += ["--model.rows", "20000", "--model.dim", "16", "--target.beat", "none", "--train.device", "cpu"]

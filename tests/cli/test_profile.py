@@ -298,6 +298,7 @@ def test_two_profiles_of_one_config_can_be_compared(call: Call) -> None:
     assert call("diff", "old", "new", "--gate", "100000%")[0] == 0
 
 
+@pytest.mark.long
 def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "WORTH", 0.0)
     words = ["--preset", "experiment-plain", *TINY, "--train.threads", "2", "--train.onednn", "on"]

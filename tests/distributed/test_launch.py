@@ -56,6 +56,7 @@ def kinds(folder: Path) -> list[str]:
 
 
 @needs_torchrec
+@pytest.mark.long
 def test_rank_0_writes_and_the_others_are_silent(tmp_path: Path) -> None:
     assert ended(began(tmp_path, "--train.max-steps", "4", "--mlperf")) == [0, 0]
     assert "which rank holds what" in said(tmp_path, 0)
@@ -68,6 +69,7 @@ def test_rank_0_writes_and_the_others_are_silent(tmp_path: Path) -> None:
     assert log.count('"run_start"') == log.count('"run_stop"') == 1
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_a_signal_to_one_rank_makes_all_save_and_one_process_can_go_on(tmp_path: Path) -> None:
     how = {"trouble": "fails", "at": 3, "how": "stop", "on": 1}
@@ -80,6 +82,7 @@ def test_a_signal_to_one_rank_makes_all_save_and_one_process_can_go_on(tmp_path:
     assert kinds(tmp_path).count("step") == 6
 
 
+@pytest.mark.long
 @needs_torchrec
 @pytest.mark.parametrize("on", [0, 1])
 def test_an_error_of_one_rank_is_said_once_with_its_name(tmp_path: Path, on: int) -> None:
@@ -95,6 +98,7 @@ def test_an_error_of_one_rank_is_said_once_with_its_name(tmp_path: Path, on: int
 
 
 @needs_torchrec
+@pytest.mark.long
 def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
     codes = ended(began(tmp_path, trouble="fails", at=3, how="kill", on=1))
     assert codes == [4, -signal.SIGKILL]
@@ -104,6 +108,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
     assert told[0].where == {"rank": "1", "last seen": "step 2: done"}
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_the_launcher_passes_on_what_its_ranks_say(tmp_path: Path) -> None:
     where = ["--data.path", str(events(home() / "events")), "--run-dir", str(tmp_path / "run")]

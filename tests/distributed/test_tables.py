@@ -23,7 +23,13 @@ def whole(tables: DLRMv4Tables) -> dict[str, torch.Tensor]:
     return {name: tables.get_buffer(name) for name in names()}
 
 
-@pytest.mark.parametrize(("ranks", "sharding"), [(2, "row"), (2, "table"), (2, "data-parallel"), (4, "")])
+@pytest.mark.parametrize(
+    ("ranks", "sharding"),
+    [
+        (2, "row"),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((2, "table"), (2, "data-parallel"), (4, ""))),
+    ],
+)
 def test_rows_and_updates_are_those_of_one_process(ranks: int, sharding: str) -> None:
     found = run_ranks(ranks, "trained", sharding=sharding)
     expected, before = alone(ranks)
@@ -41,6 +47,7 @@ def test_rows_and_updates_are_those_of_one_process(ranks: int, sharding: str) ->
     assert not torch.allclose(found[0]["last"]["uid"], first["uid"], atol=1e-2)
 
 
+@pytest.mark.long
 def test_by_columns_each_part_has_a_state_of_its_own() -> None:
     found = run_ranks(2, "trained", sharding="column")[0]
     parts = [part for part in found["parts"] if part.table == "uid"]
@@ -69,6 +76,7 @@ def halves(name: str) -> dict[str, torch.Tensor]:
     return {"table": table, "state": (states[0] + states[1]) / 2}
 
 
+@pytest.mark.long
 def test_states_move_between_any_ranks_and_shardings_to_the_bit() -> None:
     state = {name: tensor.clone() for name, tensor in whole(alone(1)[0]).items()}
     mixed = "uid=column,item_id=table,album_id=data-parallel,artist_id=row"
@@ -79,6 +87,7 @@ def test_states_move_between_any_ranks_and_shardings_to_the_bit() -> None:
         state = found[0]
 
 
+@pytest.mark.long
 def test_half_precision_on_the_way() -> None:
     found, expected = run_ranks(2, "trained", sharding="table", all_to_all="fp16")[0], alone(2)[0]
     last: Any = found["last"]
@@ -88,6 +97,7 @@ def test_half_precision_on_the_way() -> None:
         torch.testing.assert_close(last[name], expected.table(name), rtol=0.01, atol=0.01)
 
 
+@pytest.mark.long
 def test_what_cannot_be_done_is_refused_on_every_rank() -> None:
     for options, what in (
         ({"sharding": "", "placement": "uid=host"}, "needs a GPU"),
@@ -97,6 +107,7 @@ def test_what_cannot_be_done_is_refused_on_every_rank() -> None:
         assert all(kind == "ConfigError" and what in text for kind, text in found)
 
 
+@pytest.mark.long
 def test_the_plan_says_who_holds_what_and_why() -> None:
     found = run_ranks(2, "trained", sharding="uid=row,item_id=column,album_id=data-parallel")
     # Every rank has the same plan.

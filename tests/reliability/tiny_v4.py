@@ -27,7 +27,8 @@ STREAM = [
     "--target.beat", "none", "--evaluate.batch-size", "110",
 ]  # fmt: skip
 MODEL = [
-    "--model.row-scale", "0.02", "--model.hstu.dropout", "0.1", "--model.input-dropout", "0.2", "--model.table-dim", "8", "--model.encoder-hidden", "8", "--model.item-hidden", "8",
+    "--model.row-scale", "0.02", "--model.hstu.dropout", "0.1", "--model.input-dropout", "0.2",
+    "--model.table-dim", "8", "--model.encoder-hidden", "8", "--model.item-hidden", "8",
     "--model.head-hidden", "8", "--model.positions", "32", "--model.time-buckets", "16", "--model.hstu.dim", "8",
     "--model.hstu.layers", "1", "--model.hstu.heads", "1", "--model.hstu.qk-dim", "8", "--model.hstu.v-dim", "8",
     "--model.hstu.max-length", "16",

@@ -88,6 +88,7 @@ def real(prepared: PreparedDLRM, *names: str) -> tuple[Fix, ...]:
     return tuple(fix for fix in REAL(prepared) if fix.name in names)
 
 
+@pytest.mark.long
 def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: dict[str, Any]) -> None:
     found = tried(peaks)
     rows = {fix["name"]: fix for fix in found["fixes"]}

@@ -237,6 +237,7 @@ print(len(points), kills)
 """
 
 
+@pytest.mark.long
 def test_a_kill_at_any_moment_costs_nothing_but_time(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
     write_raw(tmp_path / "raw", make_events(events=500), row_group_size=210)
     done = subprocess.run(
