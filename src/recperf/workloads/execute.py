@@ -67,10 +67,7 @@ def execute(
     timers: list[StepTimer] = []
     trial: Trial | None = None
     with applied(prepared.settings):
-        baselines = run.read("baselines.json", "majority")
-        if baselines is None:
-            baselines = world.of_first(prepared.baselines)
-            run.write("baselines.json", baselines)
+        baselines = _baselines(run, world, prepared)
         enough = stopping_rule(config, baselines, prepared.target)
         for seed in range(config.seed, config.seed + config.seeds):
             finished = run.read(f"trial-{seed}.json", "seed", "metrics", "best")
@@ -97,24 +94,9 @@ def execute(
         "workload": workload.name,
         "run": run.folder.resolve().name,
         "quality": quality(trials, baselines, prepared.target),
-        "performance": {
-            "device": prepared.settings.device_name,
-            "settings": {**prepared.settings.reasons, **_ranks(world)},
-            **performance(timers),
-            "mfu": mfu(run.read("profile.json"), ceilings),
-        },
+        "performance": {**speed(prepared, world, timers), "mfu": mfu(run.read("profile.json"), ceilings)},
         "data": prepared.data,
-        "provenance": {
-            **checkout(),
-            "packages": packages(),
-            "machine": facts["fingerprint"],
-            "seed": config.seed,
-            "data_digest": prepared.data["digest"],
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-            "started": started["started"],
-            "ended": now(),
-            "resumes": started["resumes"],
-        },
+        "provenance": provenance(started, facts, prepared.data, config.seed),
     }
     run.write("result.json", checked(result))
     if world.leads:
@@ -122,8 +104,26 @@ def execute(
     return result
 
 
-def _ranks(world: World) -> dict[str, str]:
-    return {"ranks": f"{world.size}: {world.backend}"} if world.size > 1 else {}
+def provenance(started: dict[str, Any], facts: dict[str, Any], data: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Where the result of a run that ends now comes from."""
+    return {
+        **checkout(),
+        "packages": packages(),
+        "machine": facts["fingerprint"],
+        "seed": seed,
+        "data_digest": data["digest"],
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "started": started["started"],
+        "ended": now(),
+        "resumes": started["resumes"],
+    }
+
+
+def speed(prepared: Prepared, world: World, timers: list[StepTimer]) -> dict[str, Any]:
+    """How fast the steps of this process were, and what was chosen for that."""
+    ranks = {"ranks": f"{world.size}: {world.backend}"} if world.size > 1 else {}
+    settings = prepared.settings
+    return {"device": settings.device_name, "settings": {**settings.reasons, **ranks}, **performance(timers)}
 
 
 def _start(run: Run) -> dict[str, Any]:
@@ -138,6 +138,14 @@ def _start(run: Run) -> dict[str, Any]:
     state = {"started": now(), "resumes": 0} if before is None else {**before, "resumes": before["resumes"] + 1}
     run.write("progress.json", state)
     return state
+
+
+def _baselines(run: Run, world: World, prepared: Prepared) -> dict[str, Any]:
+    baselines = run.read("baselines.json", "majority")
+    if baselines is None:
+        baselines = world.of_first(prepared.baselines)
+        run.write("baselines.json", baselines)
+    return baselines
 
 
 def _can_stop(config: Any, target: dict[str, Any]) -> None:
