@@ -107,8 +107,6 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
     assert [path for path in absent if not path.startswith(allowed)] == []
 
     assert sum(part["share"] for part in found["components"]) == pytest.approx(1)
-    # How far the medians of parts are from that of the whole depends on what else the machine does.
-    assert all(0 <= part["ms"]["p50"] <= found["step_ms"]["p80"] * 16 for part in found["components"])
     assert found["overhead"]["share"] == pytest.approx(
         found["overhead"]["clocked_ms"] / found["overhead"]["plain_ms"] - 1
     )
