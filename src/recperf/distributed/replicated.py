@@ -33,20 +33,21 @@ class Replicated:
     @torch.no_grad()
     def update(self, name: str, rows_U: Tensor, gradient_UD: Tensor, rate: float | Tensor, eps: float) -> None:
         """Every rank adds up what all ranks have, in the order of the ranks, so that copies stay equal to the bit."""
-        rows_N, gradient_ND = self._all(rows_U.long()), self._all(gradient_UD)
+        rows_N, gradient_ND = of_all(rows_U.long(), self.world), of_all(gradient_UD, self.world)
         found = ops.unique(rows_N)
         summed_UD = ops.segment_sum(gradient_ND, found.order_N, found.starts_U1)
         ops.rowwise_adagrad_(
             self.tables[name], self.states[name], found.values_U, summed_UD.to(gradient_UD.dtype), rate=rate, eps=eps
         )
 
-    def _all(self, ours: Tensor) -> Tensor:
-        """One behind the other; shorter ones travel with room to spare."""
-        counts = torch.zeros(self.world.size, dtype=torch.long)
-        counts[self.world.rank] = ours.shape[0]
-        sizes: list[int] = self.world.sum_(counts).tolist()
-        padded = ours.new_zeros(max(sizes), *ours.shape[1:])
-        padded[: ours.shape[0]] = ours
-        theirs = [torch.empty_like(padded) for _ in sizes]
-        distributed.all_gather(theirs, padded)
-        return torch.cat([tensor[:size] for tensor, size in zip(theirs, sizes)])
+
+def of_all(ours: Tensor, world: World) -> Tensor:
+    """Every rank's rows one behind the other; shorter ones travel with room to spare."""
+    counts = torch.zeros(world.size, dtype=torch.long)
+    counts[world.rank] = ours.shape[0]
+    sizes: list[int] = world.sum_(counts).tolist()
+    padded = ours.new_zeros(max(sizes), *ours.shape[1:])
+    padded[: ours.shape[0]] = ours
+    theirs = [torch.empty_like(padded) for _ in sizes]
+    distributed.all_gather(theirs, padded)
+    return torch.cat([tensor[:size] for tensor, size in zip(theirs, sizes)])

@@ -22,8 +22,9 @@ from ..models.dlrm_v4_tables import CHUNK, fill_uniform_, table_seed
 from .config import DistributedConfig
 from .library import require_torchrec
 from .moving import collect, spread
-from .placing import Part, free_memory, parts_of, planned, require_possible
+from .placing import Part, require_possible
 from .replicated import Replicated
+from .sharding import copied_parts, held, set_rate, sharded, sharder_of
 from .world import World
 
 EPS = 1e-8
@@ -53,7 +54,7 @@ class TorchRecTables(nn.Module):
         copied = {name for name, kind in options.shardings.items() if kind == "data-parallel"}
         self.copies = Replicated({n: r for n, r in self.rows.items() if n in copied}, self.dim, world, self.place)
         self.divided = tuple(name for name in self.names if name not in copied)
-        self.parts = [part for name in sorted(copied) for part in self._copy_parts(name)]
+        self.parts = [part for name in sorted(copied) for part in copied_parts(name, self.rows[name], self.dim, world)]
         # Not a submodule: its parameters are no dense ones, and its state has a format of its own.
         self._engine: list[Any] = []
         if self.divided:
@@ -64,21 +65,12 @@ class TorchRecTables(nn.Module):
         self._outputs: dict[str, Tensor] = {}
         self.reset(seed)
 
-    def _copy_parts(self, name: str) -> Iterator[Part]:
-        for rank in range(self.world.size):
-            yield Part(
-                table=name, rank=rank, kind="data-parallel", kernel="copy", first_row=0, rows=self.rows[name],
-                first_column=0, columns=self.dim, why="--distributed.sharding",
-            )  # fmt: skip
-
     def _shard(self, options: DistributedConfig, ids: Mapping[str, float], batch_size: int) -> Any:
-        from torchrec.distributed import comm_ops
-        from torchrec.distributed.types import ShardingEnv
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from torchrec.distributed.embedding import EmbeddingCollectionSharder
         from torchrec.modules.embedding_configs import EmbeddingConfig
         from torchrec.modules.embedding_modules import EmbeddingCollection
 
-        # A loss here is already weighted by each rank's samples, so gradients are sums, not means over the ranks.
-        comm_ops.set_gradient_division(False)
         tables = {name: self.rows[name] for name in self.divided}
         module = EmbeddingCollection(
             device=torch.device("meta"),
@@ -87,16 +79,14 @@ class TorchRecTables(nn.Module):
                 for name, rows in tables.items()
             ],
         )
-        sharder = _sharder(options, self.place)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            plan = planned(
-                module, sharder, tables, ids, options, self.world, batch_size=batch_size, memory=free_memory(self.world)
-            )
-            self.parts += parts_of(plan, options)
-            (placed,) = plan.plan.values()
-            group: Any = torch.distributed.group.WORLD
-            return sharder.shard(module, placed, ShardingEnv.from_process_group(group), self.place)
+        sharder = sharder_of(
+            EmbeddingCollectionSharder, options, self.place, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, eps=EPS
+        )
+        engine, parts = sharded(
+            module, sharder, tables, ids, options, self.world, batch_size=batch_size, place=self.place
+        )
+        self.parts += parts
+        return engine
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
@@ -116,30 +106,19 @@ class TorchRecTables(nn.Module):
 
     def local(self) -> list[tuple[Part, Tensor, Tensor]]:
         """The parts of divided tables on this rank, their rows, and what row-wise Adagrad remembers of them."""
+        ours = [part for part in self.parts if part.rank == self.world.rank]
         found = []
         for engine in self._engine:
-            weights = engine.state_dict()
-            states = engine.fused_optimizer.state_dict()["state"]
-            for name in self.divided:
-                key = f"embeddings.{name}.weight"
-                mine = [part for part in self.parts if part.table == name and part.rank == self.world.rank]
-                if not mine:
-                    continue
-                kept = weights[key].local_shards()
-                memory = states[key][f"{name}.momentum1"].local_shards()
-                for part in mine:
-                    place = [part.first_row, part.first_column]
-                    index = [list(shard.metadata.shard_offsets) for shard in kept].index(place)
-                    found.append((part, kept[index].tensor, memory[index].tensor))
+            for part, weight_RD, state_R in held(engine, "embeddings", self.divided, ours):
+                assert state_R is not None
+                found.append((part, weight_RD, state_R))
         return found
 
     def set_rate(self, rate: float) -> None:
         """Of the next update: fbgemm binds it to the lookup whose backward pass the update is."""
         self._rate = float(rate)
         for engine in self._engine:
-            for group in engine.fused_optimizer.param_groups:
-                group["lr"] = self._rate
-            engine.fused_optimizer.step()
+            set_rate(engine, self._rate)
 
     def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
         """The rows of every table that this rank's samples use."""
@@ -201,23 +180,3 @@ class TorchRecTables(nn.Module):
         """From what rank 0 has of `whole`, saved by any number of ranks; the others' is not read."""
         spread(self, saved)
         self.forget()
-
-
-def _sharder(options: DistributedConfig, device: torch.device) -> Any:
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
-
-    class Sharder(EmbeddingCollectionSharder):  # type: ignore[misc]  # it has no types
-        def sharding_types(self, compute_device_type: str) -> list[str]:
-            """Row-wise too: TorchRec offers it for GPUs only, but its parts run on CPUs as well."""
-            return ["row_wise", "column_wise", "table_wise"]
-
-    codecs = None
-    if options.all_to_all == "fp16":
-        half = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
-        codecs = get_qcomm_codecs_registry(half, device=device)
-    return Sharder(
-        fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.0, "eps": EPS},
-        qcomm_codecs_registry=codecs,
-    )
