@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,6 +28,8 @@ class Settings:
     reasons: dict[str, str]
     precision: str = "float32"
     """What large products are taken in: float32, tf32 or bfloat16."""
+    deterministic: bool = False
+    """Whether a GPU is held to ways whose results do not vary; a CPU's never do."""
 
     @property
     def sync(self) -> Callable[[], None] | None:
@@ -65,6 +68,13 @@ def choose(config: TrainConfig, *, largest_product_flops: int) -> Settings:
     return Settings(device=device, device_name=name, threads=threads, onednn=onednn, reasons=reasons)
 
 
+def repeatable(settings: Settings) -> Settings:
+    """The same bits in every repeat and after every resume, asked for."""
+    on = settings.device.type == "cuda"
+    why = "asked for; slower" if on else "asked for; a CPU's results never vary"
+    return replace(settings, deterministic=on, reasons={**settings.reasons, "deterministic": f"yes: {why}"})
+
+
 def _device(asked: str) -> tuple[torch.device, str]:
     if asked == "cuda" and not torch.cuda.is_available():
         raise MachineError("torch sees no GPU here", fix="--train.device cpu, or recperf doctor")
@@ -79,16 +89,21 @@ def _device(asked: str) -> tuple[torch.device, str]:
 def applied(settings: Settings) -> Iterator[None]:
     """Use the settings inside, and put back what was there before."""
     threads, onednn = torch.get_num_threads(), bool(torch.backends.mkldnn.enabled)
-    tf32 = torch.backends.cuda.matmul.allow_tf32
+    tf32, strict = torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(settings.threads)
     allow_onednn(settings.onednn)
     torch.backends.cuda.matmul.allow_tf32 = settings.precision != "float32"
+    if settings.deterministic:
+        # Without it torch refuses products: cuBLAS would choose room for them as it goes.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         allow_onednn(onednn)
         torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.use_deterministic_algorithms(strict)
 
 
 def allow_onednn(allowed: bool) -> None:

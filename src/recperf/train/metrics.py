@@ -87,7 +87,8 @@ class Tally:
         self.sums_2.zero_()
 
     def auc(self) -> float:
-        negatives_K, positives_K = self.counts_2K
+        # On the host: a GPU's running sums vary with the order it takes them in.
+        negatives_K, positives_K = self.counts_2K.cpu()
         pairs = float(negatives_K.sum() * positives_K.sum())
         if not pairs:
             return 0.5

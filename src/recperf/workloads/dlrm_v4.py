@@ -130,6 +130,8 @@ class HistoryTrainConfig(TrainConfig):
     """Must be 0: the benchmark decays nothing."""
     checkpoint_windows: int = 0
     """Save after every so many windows too; 0 means not."""
+    deterministic: bool = False
+    """On a GPU: the same bits in every repeat and after every resume, by slower ways. A CPU always gives them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,7 +24,7 @@ from ..errors import ConfigError, DataError
 from ..measure.cost import FLOAT, Cost
 from ..models.dlrm_v4_cost import load_of, step
 from ..train.baselines import baselines, popularity
-from ..train.device import choose
+from ..train.device import choose, repeatable
 from ..train.loop import Position, Recipe
 from ..train.stream import next_window
 from .base import Fix, Trial
@@ -56,7 +56,8 @@ class PreparedHistories:
         self.scored_users: Users = "held-out" if data.windows.train_share < 1 else "all"
         model = config.model
         product = 2 * config.train.batch_size * model.hstu.max_length * model.dim * model.hstu.uvqk_width
-        self.settings = choose(config.train, largest_product_flops=product)
+        settings = choose(config.train, largest_product_flops=product)
+        self.settings = repeatable(settings) if config.train.deterministic else settings
         self.histories = Histories(self.store, data.history, pin=self.settings.device.type == "cuda")
         train, valid = self.train_order(), self.valid_order(self.windows_at(None))
         if not train.samples or not valid.samples:

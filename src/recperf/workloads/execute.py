@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import torch
+
 from ..distributed.record import shared_stop
 from ..distributed.world import World, current
 from ..errors import ConfigError, DataError
@@ -73,6 +75,8 @@ def execute(
             finished = run.read(f"trial-{seed}.json", "seed", "metrics", "best")
             if finished is None:
                 del trial  # A table may fill half of the memory: never two at once.
+                # Nothing here draws from torch's own generators, but a user's model may.
+                torch.manual_seed(seed)
                 trial = prepared.trial(seed)
                 if world.size > 1:
                     report.notice(f"which rank holds what\n{cast(Ranked, trial).plan()}")

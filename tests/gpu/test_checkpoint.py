@@ -1,0 +1,93 @@
+"""Checkpoints of what lies on a GPU: copied while training goes on, read straight into the tensors there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recperf.train.checkpoint import CheckpointStore
+from recperf.train.metrics import Tally
+from recperf.workloads.keeper import _random_state, _set_random_state
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+ROWS, WIDTH = 300_000, 64
+"""A table of 77 MB: several pieces."""
+
+
+def state(seed: int) -> dict[str, dict[str, torch.Tensor | int]]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    table = torch.randn(ROWS, WIDTH, device="cuda", generator=generator)
+    small = torch.randn(7, device="cuda", generator=generator, dtype=torch.float64)
+    return {"trial": {"table": table, "half": table[:1000].bfloat16(), "small": small, "step": 3, "host": small.cpu()}}
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_state_comes_back_into_the_tensors_there_are(background: bool, tmp_path: Path) -> None:
+    saved, room = state(1), state(2)
+    with CheckpointStore(folder=tmp_path / "kept", notice=print, background=background) as store:
+        store.save(5, saved, best=True)
+        if background:
+            # As the next step does, while the thread still writes.
+            saved["trial"]["table"].add_(1.0)  # type: ignore[union-attr]
+        found = store.load(into=room)
+    assert found is not None
+    for name, value in state(1)["trial"].items():
+        back = found["trial"][name]
+        if isinstance(value, torch.Tensor):
+            assert back is not value
+            assert back.device == value.device
+            assert back.data_ptr() == room["trial"][name].data_ptr()  # type: ignore[union-attr]
+            assert torch.equal(back, value), name
+        else:
+            assert back == value
+
+
+def test_a_second_save_reuses_the_pinned_room(tmp_path: Path) -> None:
+    with CheckpointStore(folder=tmp_path / "kept", notice=print, background=True) as store:
+        store.save(1, state(1), best=True)
+        store.wait()
+        places = {name: block.data_ptr() for name, block in store._room.items()}
+        assert all(block.is_pinned() for name, block in store._room.items() if name.startswith("tensor"))
+        store.save(2, state(2), best=True)
+        store.wait()
+        assert places == {name: block.data_ptr() for name, block in store._room.items()}
+        found = store.load()
+    assert found is not None
+    assert torch.equal(found["trial"]["table"], state(2)["trial"]["table"].cpu())  # type: ignore[union-attr]
+
+
+def test_the_generators_of_a_gpu_go_on_where_they_were() -> None:
+    torch.manual_seed(9)
+    torch.rand(3, device="cuda")
+    kept = _random_state()
+    wanted = torch.rand(5, device="cuda"), torch.rand(5)
+    torch.manual_seed(10)
+    _set_random_state(kept)
+    assert torch.equal(torch.rand(5, device="cuda"), wanted[0])
+    assert torch.equal(torch.rand(5), wanted[1])
+
+
+def test_a_tally_counts_as_on_the_host() -> None:
+    logits = 3 * torch.randn(100_000, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    labels = (torch.rand(100_000, generator=torch.Generator().manual_seed(4)) < logits.sigmoid()).double()
+    here, there = Tally(), Tally(device="cuda")
+    for part in range(0, 100_000, 9_000):
+        chosen = slice(part, part + 9_000)
+        here.add(logits[chosen], labels[chosen])
+        there.add(logits[chosen].cuda(), labels[chosen].cuda())
+    wanted, found = here.metrics(), there.metrics()
+    assert wanted is not None
+    assert found is not None
+    # A logit at a bin's edge may fall to either side: exponentials of two devices differ in the last bit.
+    assert int((here.counts_2K != there.counts_2K.cpu()).sum()) <= 4
+    for name, value in wanted.items():
+        assert found[name] == pytest.approx(value, rel=1e-9), name
+    again = Tally(device="cuda")
+    again.load(there.state())
+    assert torch.equal(again.counts_2K, there.counts_2K)
+    assert torch.equal(again.sums_2, there.sums_2)
+    again.merge(here)
+    assert float(again.counts_2K.sum()) == 200_000
