@@ -3,7 +3,7 @@
 Row-wise Adagrad keeps one number a row: the mean of squared gradients over the row's columns, added up. Divided by
 columns, each part keeps that of its own columns. The number of the whole row is then their mean, weighted by columns,
 which is what one process would have added up from the same gradients. The other way each part begins with the number of
-the whole row.
+the whole row. Adagrad of every number keeps what is as large as the table and moves like it; SGD keeps nothing.
 
 Shapes: R rows of a table, D width.
 """
@@ -11,7 +11,7 @@ Shapes: R rows of a table, D width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, distributed
@@ -19,12 +19,40 @@ from torch import Tensor, distributed
 from .placing import Part
 from .world import World
 
-if TYPE_CHECKING:
-    from .tables import TorchRecTables
+
+class Copies(Protocol):
+    """Tables of which every rank has all rows."""
+
+    @property
+    def tables(self) -> Mapping[str, Tensor]: ...
+
+    @property
+    def states(self) -> Mapping[str, Tensor]:
+        """What the optimizer remembers of them, where it does."""
+        ...
+
+
+class Movable(Protocol):
+    """Tables of one width on several ranks."""
+
+    world: World
+    names: tuple[str, ...]
+    rows: Mapping[str, int]
+    dim: int
+    parts: list[Part]
+    remembered: int
+    """Numbers that the optimizer keeps of a row: none, one, or as many as the row has."""
+
+    @property
+    def copies(self) -> Copies: ...
+
+    def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
+        """This rank's parts of divided tables, their rows, and what the optimizer remembers of them."""
+        ...
 
 
 @torch.no_grad()
-def collect(tables: TorchRecTables) -> dict[str, Tensor]:
+def collect(tables: Movable) -> dict[str, Tensor]:
     """All tables on rank 0, on its host."""
     world, found = tables.world, {}
     held = {_key(part): (weight, state) for part, weight, state in tables.local()}
@@ -32,49 +60,64 @@ def collect(tables: TorchRecTables) -> dict[str, Tensor]:
         if name in tables.copies.tables:
             if world.leads:
                 found[name] = tables.copies.tables[name].detach().cpu().clone()
-                found[f"{name}_state"] = tables.copies.states[name].cpu().clone()
+                if tables.remembered:
+                    found[f"{name}_state"] = tables.copies.states[name].cpu().clone()
             continue
-        rows = tables.rows[name]
+        rows, each = tables.rows[name], tables.remembered > 1
         if world.leads:
             found[name] = torch.empty(rows, tables.dim)
-            sums_R = torch.zeros(rows, dtype=torch.float64)
+            sums = torch.zeros(rows, tables.remembered, dtype=torch.float32 if each else torch.float64)
         for part in _parts(tables, name):
             weight, state = held.get(_key(part), (None, None))
             weight = _to_first(world, part, weight, (part.rows, part.columns))
-            state = _to_first(world, part, state, (part.rows,))
-            if weight is None or state is None:
+            if tables.remembered:
+                state = _to_first(world, part, state, (part.rows, part.columns) if each else (part.rows,))
+            if weight is None:
                 continue
-            these = slice(part.first_row, part.first_row + part.rows)
-            found[name][these, part.first_column : part.first_column + part.columns] = weight
-            # In float64, so that the mean of equal numbers is that number to the bit.
-            sums_R[these] += state.double() * (part.columns / tables.dim)
-        if world.leads:
-            found[f"{name}_state"] = sums_R.float()
+            these, columns = _place(part)
+            found[name][these, columns] = weight
+            if state is not None and each:
+                sums[these, columns] = state
+            elif state is not None:
+                # In float64, so that the mean of equal numbers is that number to the bit.
+                sums[these, 0] += state.double() * (part.columns / tables.dim)
+        if world.leads and tables.remembered:
+            found[f"{name}_state"] = sums if each else sums[:, 0].float()
     return found
 
 
 @torch.no_grad()
-def spread(tables: TorchRecTables, saved: Mapping[str, Tensor]) -> None:
+def spread(tables: Movable, saved: Mapping[str, Tensor]) -> None:
     """To every rank its parts of what rank 0 has."""
     world = tables.world
     held = {_key(part): (weight, state) for part, weight, state in tables.local()}
     for name in tables.names:
         if name in tables.copies.tables:
             for kept, key in ((tables.copies.tables, name), (tables.copies.states, f"{name}_state")):
-                if world.leads:
-                    kept[name].copy_(saved[key])
-                distributed.broadcast(kept[name], src=0)
+                if name in kept:
+                    if world.leads:
+                        kept[name].copy_(saved[key])
+                    distributed.broadcast(kept[name], src=0)
             continue
         for part in _parts(tables, name):
             weight, state = held.get(_key(part), (None, None))
-            these = slice(part.first_row, part.first_row + part.rows)
-            columns = slice(part.first_column, part.first_column + part.columns)
-            ours = saved[name][these, columns] if world.leads else None
-            _from_first(world, part, ours, weight)
-            _from_first(world, part, saved[f"{name}_state"][these] if world.leads else None, state)
+            these, columns = _place(part)
+            _from_first(world, part, saved[name][these, columns] if world.leads else None, weight)
+            if tables.remembered:
+                whole = saved[f"{name}_state"][these] if world.leads else None
+                if whole is not None and whole.dim() == 2:
+                    whole = whole[:, columns]
+                _from_first(world, part, whole, state)
 
 
-def _parts(tables: TorchRecTables, name: str) -> list[Part]:
+def _place(part: Part) -> tuple[slice, slice]:
+    return (
+        slice(part.first_row, part.first_row + part.rows),
+        slice(part.first_column, part.first_column + part.columns),
+    )
+
+
+def _parts(tables: Movable, name: str) -> list[Part]:
     return [part for part in tables.parts if part.table == name]
 
 

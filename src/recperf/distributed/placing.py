@@ -35,14 +35,18 @@ class Part:
     first_column: int
     columns: int
     why: str
+    remembered: int = 1
+    """Numbers that the optimizer keeps of each row of this part; row-wise Adagrad keeps one."""
 
     @property
     def nbytes(self) -> int:
-        """With what row-wise Adagrad remembers of its rows."""
-        return 4 * self.rows * (self.columns + 1)
+        """With what the optimizer remembers."""
+        return 4 * self.rows * (self.columns + self.remembered)
 
 
-def require_possible(options: DistributedConfig, tables: Mapping[str, int], dim: int, world: World) -> None:
+def require_possible(
+    options: DistributedConfig, tables: Mapping[str, int], dim: int, world: World, *, field: str = "model.table_dim"
+) -> None:
     """Refuse what TorchRec cannot do here, alike on every rank, before anything is allocated."""
     device = world.device
     for table, kind in options.shardings.items():
@@ -66,8 +70,8 @@ def require_possible(options: DistributedConfig, tables: Mapping[str, int], dim:
             )
     if dim % LEAST_COLUMNS:
         raise ConfigError(
-            f"model.table_dim is {dim}: divided tables want a multiple of {LEAST_COLUMNS}",
-            where={"field": "model.table_dim"},
+            f"{field} is {dim}: divided tables want a multiple of {LEAST_COLUMNS}",
+            where={"field": field},
         )
 
 

@@ -49,7 +49,8 @@ class TorchRecTables(nn.Module):
         require_torchrec()
         require_possible(options, config.table_rows, config.table_dim, world)
         self.names, self.dim, self.world = config.tables, config.table_dim, world
-        self.rows = config.table_rows
+        self.rows: Mapping[str, int] = config.table_rows
+        self.remembered = 1
         self.place = torch.device(device)
         copied = {name for name, kind in options.shardings.items() if kind == "data-parallel"}
         self.copies = Replicated({n: r for n, r in self.rows.items() if n in copied}, self.dim, world, self.place)
@@ -100,19 +101,15 @@ class TorchRecTables(nn.Module):
                 bound, first = self.rows[part.table] ** -0.5, part.first_row + start
                 fill_uniform_(whole, bound, table_seed(seed, part.table), first_row=first)
                 weight_RD[start : start + rows] = whole[:, part.first_column : part.first_column + part.columns]
-            state_R.zero_()
+            if state_R is not None:
+                state_R.zero_()
         self.copies.reset(seed)
         self.forget()
 
-    def local(self) -> list[tuple[Part, Tensor, Tensor]]:
+    def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
         """The parts of divided tables on this rank, their rows, and what row-wise Adagrad remembers of them."""
         ours = [part for part in self.parts if part.rank == self.world.rank]
-        found = []
-        for engine in self._engine:
-            for part, weight_RD, state_R in held(engine, "embeddings", self.divided, ours):
-                assert state_R is not None
-                found.append((part, weight_RD, state_R))
-        return found
+        return [found for engine in self._engine for found in held(engine, "embeddings", self.divided, ours)]
 
     def set_rate(self, rate: float) -> None:
         """Of the next update: fbgemm binds it to the lookup whose backward pass the update is."""
