@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -141,6 +143,22 @@ def fails(rank: int, at: int, how: str, on: int = 1) -> None:
     RankStep.__call__ = failing  # type: ignore[method-assign]
 
 
+def fails_inside(rank: int, at: int, how: str, on: int = 1) -> None:
+    """A rank stands still, or has no memory, in the middle of a step."""
+    name = {"hang": "update", "memory": "lookup"}[how]
+    original, seen = getattr(TorchRecTables, name), [0]
+
+    def failing(self: TorchRecTables, *words: Any) -> Any:
+        seen[0] += 1
+        if rank == on and seen[0] == at:
+            if how == "memory":
+                raise MemoryError
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return original(self, *words)
+
+    setattr(TorchRecTables, name, failing)
+
+
 def events(folder: Path) -> Path:
     from recperf.data.yambda import synthesize
     from recperf.data.yambda.synthesize.config import YambdaLike
@@ -148,3 +166,31 @@ def events(folder: Path) -> Path:
     if not folder.exists():
         synthesize.write_store(YambdaLike(users=24, events_per_user=40, items=60, genres=4, seed=3), folder)
     return folder
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Batches that take long to come."""
+
+    order: Any
+    seconds: float
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        for batch in self.order.batches(epoch, start):
+            time.sleep(self.seconds)
+            yield batch
+
+
+def window(world: World, config: DLRMv4WorkloadConfig, steps: int, slow: int, seconds: float) -> dict[str, Any]:
+    """The measured window of a trial, one rank of which waits for its data in every step."""
+    from recperf.workloads.measuring import measure_window
+
+    prepared = PreparedHistories(config)
+    trial = prepared.trial(SEED)
+    order = trial.recipe.order
+    recipe = replace(trial.recipe, order=Slow(order, seconds)) if world.rank == slow else trial.recipe
+    trial.model.train()
+    return measure_window(prepared, trial, recipe, None, steps=steps)

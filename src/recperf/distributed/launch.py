@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ConfigError, GateFailed, Interrupted, MachineError, RecperfError, Stopped, UsageError
-from . import notes
+from . import notes, roll_call
+from .watching import Watch
 from .world import World
 
 MOST_RANKS = 1024
@@ -25,6 +26,7 @@ SAVE_S = 600
 """Seconds that ranks get to save after a signal before they are killed."""
 LINGER_S = 5.0
 """Seconds that a rank whose peers went away waits to be ended, so that it is not taken for the one that failed."""
+FULL = re.compile("out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE)
 LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|timed out waiting|gloo|nccl|process group|"
     r"failed to (connect|recv|send)|socket",
@@ -50,10 +52,6 @@ def without_ranks(words: list[str]) -> list[str]:
 
 def launch(words: list[str], ranks: int, say: Callable[[RecperfError], None]) -> int:
     """Run a command as so many ranks; their exit code."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     from .library import require_torchrec
 
     require_torchrec()
@@ -62,29 +60,39 @@ def launch(words: list[str], ranks: int, say: Callable[[RecperfError], None]) ->
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     with tempfile.TemporaryDirectory(prefix="recperf-ranks-") as place:
         os.environ[notes.VARIABLE] = place
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=ranks,
-            run_id=Path(place).name,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=place),
-            shutdown_timeout=SAVE_S,
-        )
-        died: dict[int, int] = {}
-        received = None
         try:
-            elastic_launch(config, sys.executable)("-m", "recperf", "run", *words)
-        except ChildFailedError as error:
-            died = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        except SignalException as error:
-            received = int(error.sigval)
+            with Watch(Path(place), ranks):
+                died, received = _agent(words, ranks, place)
         finally:
             del os.environ[notes.VARIABLE]
             logging.disable(logging.NOTSET)
         return verdict(Path(place), ranks, died, received, say)
+
+
+def _agent(words: list[str], ranks: int, place: str) -> tuple[dict[int, int], int | None]:
+    """Until all ranks have ended: the exit codes of those that failed, and the signal that stopped them."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=Path(place).name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(log_dir=place),
+        shutdown_timeout=SAVE_S,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "recperf", "run", *words)
+    except ChildFailedError as error:
+        return {rank: failure.exitcode for rank, failure in error.failures.items()}, None
+    except SignalException as error:
+        return {}, int(error.sigval)
+    return {}, None
 
 
 def verdict(
@@ -110,13 +118,13 @@ def verdict(
         silent = lost[:1]
     # A process that ended by itself comes before one that only did not answer.
     rank = min(silent, key=lambda rank: (rank not in died, rank))
-    # One that others waited for in vain was ended by the agent, not by itself.
+    # One that others waited for in vain was ended by us, not by itself.
     waited = any(word["lost"] == "silent" for word in words.values())
-    say(_gone(rank, None if waited else died.get(rank), notes.noted(place, rank), ranks))
+    say(_gone(rank, ranks, notes.noted(place, rank), None if waited else died.get(rank)))
     return MachineError.exit_code
 
 
-def _gone(rank: int, code: int | None, last: str | None, ranks: int) -> MachineError:
+def _gone(rank: int, ranks: int, last: notes.Note, code: int | None) -> MachineError:
     if code is None:
         what = f"rank {rank} of {ranks} does not answer"
     elif code < 0:
@@ -126,7 +134,7 @@ def _gone(rank: int, code: int | None, last: str | None, ranks: int) -> MachineE
         what = f"rank {rank} of {ranks} ended with code {code}"
     return MachineError(
         what + "; the others were stopped",
-        where={"rank": rank, "last seen": last or "before it began"},
+        where={"rank": rank, **last.facts},
         fix=f"recperf run --resume RUN --ranks {ranks} goes on from the last checkpoint",
     )
 
@@ -154,30 +162,58 @@ def as_rank(world: World, work: Callable[[], int], tell: Callable[[RecperfError]
         # Without waiting for the others, who may be gone.
         world.joined = False
     notes.leave_word(world.rank, code=code, lost=lost, time=time.time())
-    if lost == "gone":
+    if lost == "gone" and notes.launched():
         time.sleep(LINGER_S)
+    notes.end(world.rank)
     return code
 
 
 def _told(world: World, error: BaseException, tell: Callable[[RecperfError], None]) -> tuple[int, str]:
     """What an error makes of a rank: its exit code, and whether it only lost the others: they are gone, or silent."""
     text = " ".join(error.lines()) if isinstance(error, RecperfError) else f"{type(error).__name__}: {error}"
-    if world.joined and isinstance(error, (RuntimeError, RecperfError)) and LOST.search(text):
-        if world.leads and notes.folder() is None:
-            tell(MachineError("rank 0 lost another rank, which failed before it", where={"was told": text[:200]}))
+    full = isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and FULL.search(text))
+    if world.joined and not full and isinstance(error, (RuntimeError, RecperfError)) and LOST.search(text):
+        if not notes.launched():
+            _name_lacking(world, text, tell)
         return MachineError.exit_code, "silent" if SILENT.search(text) else "gone"
+    code = _say(world, error, text, bool(full), tell)
+    if world.joined and not notes.launched():
+        roll_call.answer(world, said=True)
+    return code, ""
+
+
+def _say(world: World, error: BaseException, text: str, full: bool, tell: Callable[[RecperfError], None]) -> int:
+    """A rank's own failure."""
+    if full:
+        last = notes.last(world.rank)
+        tell(MachineError("out of memory", where={"rank": world.rank, **last.facts, "was told": text[:200]}))
+        return MachineError.exit_code
     if isinstance(error, RecperfError):
         # What every rank finds out alike is said by rank 0.
         alike = isinstance(error, ALIKE) or not world.joined
         if world.leads or not alike:
             error.where = {**error.where, "rank": str(world.rank)} if not alike else error.where
             tell(error)
-        return error.exit_code, ""
+        return error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted.exit_code, ""
-    if isinstance(error, MemoryError):
-        tell(MachineError("out of memory", where={"rank": world.rank}))
-        return MachineError.exit_code, ""
+        return Interrupted.exit_code
     traceback.print_exception(error)
     tell(RecperfError(f"a fault in recperf itself: {text}", where={"rank": world.rank}))
-    return 1, ""
+    return 1
+
+
+def _name_lacking(world: World, text: str, tell: Callable[[RecperfError], None]) -> None:
+    """Under torchrun alone: one of the ranks that are left names those that are not."""
+    # torchrun ends them as soon as it sees one gone; it waits 30 seconds for those that do not.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    lacking = roll_call.answer(world, said=False)
+    if lacking:
+        first, *others = lacking
+        more = {"as well": ", ".join(f"rank {found.rank}" for found in others)} if others else {}
+        tell(
+            MachineError(
+                f"rank {first.rank} of {world.size} is gone or does not answer; the others stop",
+                where={"rank": first.rank, **first.note.facts, **more, "was told": text[:200]},
+                fix="recperf run --resume RUN goes on from the last checkpoint",
+            )
+        )

@@ -50,8 +50,26 @@ class _On:
         self.listener.leave()
 
 
+class _Both:
+    __slots__ = ("first", "second")
+
+    def __init__(self, first: Listener, second: Listener) -> None:
+        self.first, self.second = first, second
+
+    def enter(self, name: str) -> None:
+        self.first.enter(name)
+        self.second.enter(name)
+
+    def leave(self) -> None:
+        self.second.leave()
+        self.first.leave()
+
+
 _OFF = _Off()
 _listener: Listener | None = None
+"""Who is told: the follower, whoever listens now, or both."""
+_follower: Listener | None = None
+_hearing: Listener | None = None
 
 
 def span(name: str) -> _Off | _On:
@@ -61,9 +79,28 @@ def span(name: str) -> _Off | _On:
 
 def listen(listener: Listener | None) -> Listener | None:
     """Set who hears spans (none: nobody) and return who did before."""
-    global _listener
-    before, _listener = _listener, listener
+    global _hearing
+    before, _hearing = _hearing, listener
+    _tell()
     return before
+
+
+def follow(follower: Listener | None) -> None:
+    """Set who hears all spans of this process, whoever else listens for a while."""
+    global _follower
+    _follower = follower
+    _tell()
+
+
+def _tell() -> None:
+    global _listener
+    _listener = _Both(_follower, _hearing) if _follower and _hearing else _follower or _hearing
+
+
+def inside() -> str:
+    """The innermost open span of the clock that listens; empty where none does."""
+    found = getattr(_hearing, "inside", "")
+    return str(found)
 
 
 class StepClock:
@@ -86,6 +123,10 @@ class StepClock:
         self._book()
         listen(self._before)
         return self._mark - self._began, self._parts
+
+    @property
+    def inside(self) -> str:
+        return self._stack[-1]
 
     def enter(self, name: str) -> None:
         self._book()
