@@ -1,9 +1,10 @@
-"""Runs a function of rank_jobs as several ranks, each a fork of a process that has imported everything."""
+"""Runs a function of rank_jobs, or of another module (module.function), as several ranks: forks of one warm process."""
 
 from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import importlib.util
 import multiprocessing
 import os
@@ -43,17 +44,18 @@ def home() -> Path:
 def _main(job: str, rank: int, size: int, meeting: str, pipe: Any, packed: bytes) -> None:
     arguments = pickle.loads(packed)
     os.environ["RECPERF_HOME"] = str(arguments.pop("home"))
-    import rank_jobs
     import torch
 
     from recperf.distributed.world import World, enter
 
+    module, _, name = job.rpartition(".")
+    work = getattr(importlib.import_module(module or "rank_jobs"), name)
     torch.set_num_threads(1)
     world = enter(World(rank=rank, size=size, local_rank=rank, local_size=size))
     try:
         world.join("cpu", 60, init_method=f"file://{meeting}")
         # As bytes: tensors sent as such are shared, and gone when the rank is.
-        pipe.send_bytes(pickle.dumps((True, getattr(rank_jobs, job)(world, **arguments))))
+        pipe.send_bytes(pickle.dumps((True, work(world, **arguments))))
         world.barrier()
     except BaseException:
         pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))

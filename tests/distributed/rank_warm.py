@@ -11,9 +11,11 @@ with warnings.catch_warnings():
     import rich.console
     import torch._dynamo
     import torchrec.distributed.embedding
+    import torchrec.distributed.embeddingbag
     import torchrec.distributed.planner
 
     import recperf.train.checkpoint_dcp
+    import recperf.workloads.dlrm_ranks
     import recperf.workloads.dlrm_v4_ranks
     import recperf.workloads.execute
 from recperf.cli.options import choose, read_options

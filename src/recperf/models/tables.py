@@ -20,6 +20,13 @@ PATTERN = 1 << 22
 """Initial values of a table repeat after so many: drawing billions on the host would outlast a training."""
 
 
+def pattern(key: str, rows: int, numbers: int, std: float, seed: int) -> Tensor:
+    """Initial values of a table, row after row, which begin again after the last; a std of 0: +-1/sqrt(rows)."""
+    draw, drawn = generator(seed, f"table.{key}"), torch.empty(min(PATTERN, numbers))
+    drawn = drawn.normal_(0, std, generator=draw) if std else drawn.uniform_(-1, 1, generator=draw)
+    return drawn.mul_(1 if std else rows**-0.5)
+
+
 class SparseTables(SparseGradients):
     """All features looked up by one call; the update sees each used row once, with its whole gradient.
 
@@ -60,10 +67,7 @@ class SparseTables(SparseGradients):
         """A std of 0 means uniform in +-1/sqrt(rows)."""
         for key, rows in zip(self.keys, self.rows):
             flat = self.table(key).view(-1)
-            draw = generator(seed, f"table.{key}")
-            drawn = torch.empty(min(PATTERN, flat.numel()))
-            drawn = drawn.normal_(0, std, generator=draw) if std else drawn.uniform_(-1, 1, generator=draw)
-            drawn = drawn.mul_(1 if std else rows**-0.5).to(flat.device)
+            drawn = pattern(key, rows, flat.numel(), std, seed).to(flat.device)
             for start in range(0, flat.numel(), drawn.numel()):
                 part = flat[start : start + drawn.numel()]
                 part.copy_(drawn[: part.numel()])

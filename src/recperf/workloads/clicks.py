@@ -14,6 +14,7 @@ from ..data.clicks import ClickArrays, build
 from ..data.config import MovieLensConfig
 from ..data.movielens import load
 from ..data.order import Samples, ShuffledOrder, cut
+from ..distributed.world import current
 from ..measure.cost import FLOAT, Cost
 from ..models.config import DLRMConfig
 from ..models.cost import dlrm_step
@@ -48,8 +49,13 @@ class PreparedClicks:
         return baselines(self.train, self.valid)
 
     def trial(self, seed: int) -> ClickTrial:
-        device = self.settings.device
-        return ClickTrial(self.config, self.train.to(device), self.valid.to(device), seed, device)
+        device, world = self.settings.device, current()
+        train, valid = self.train.to(device), self.valid.to(device)
+        if world.size > 1:
+            from .dlrm_ranks import RankMicroDLRM
+
+            return RankMicroDLRM(self.config, train, valid, seed, self.settings, world)
+        return ClickTrial(self.config, train, valid, seed, device)
 
     def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
         return dlrm_step(self.config.model, self.config.train.batch_size, unique=unique)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..config import require, within
 from ..data.criteo.config import DENSE, KEYS, CriteoConfig
 from ..data.random_config import RandomBagsConfig
+from ..distributed.config import DistributedConfig
+from ..distributed.world import current
 from ..errors import ConfigError
 from ..measure.cost import FLOAT
 from ..models.config import DLRMConfig
@@ -128,9 +130,11 @@ class DLRMWorkloadConfig(TrialsConfig):
     train: DLRMTrainConfig = field(default_factory=DLRMTrainConfig)
     fast: FastConfig = field(default_factory=FastConfig)
     target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="none"))
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.distributed.require_tables(self.dlrm.features)
         if self.data.source == "random":
             self.data.most_ids(self.dlrm.rows)
 
@@ -235,10 +239,21 @@ def estimate(config: DLRMWorkloadConfig) -> Estimate:
     )
 
 
+def table_share(config: DLRMWorkloadConfig) -> float:
+    """How much of the tables one process has: all, or with several ranks its part and what every rank has a copy of."""
+    if config.train.optimizer == "adamw":
+        return 1.0
+    model, kinds, size = config.dlrm, config.distributed.shardings, current().size
+    ours = [
+        rows if kinds.get(name) == "data-parallel" else rows / size for name, rows in zip(model.features, model.rows)
+    ]
+    return sum(ours) / sum(model.rows)
+
+
 def check(config: DLRMWorkloadConfig) -> str:
     """Look at the data without reading all of it, and at the memory where a CPU will train."""
     if config.train.device == "cpu" or not Path("/dev/nvidia0").exists():
-        require_memory(estimate(config), fix=LESS)
+        require_memory(estimate(config), tables=table_share(config), fix=LESS)
     if config.data.source == "random":
         if config.data.profile is not None:
             from ..data.random_config import read_profile

@@ -13,12 +13,13 @@ from torch import Tensor
 from ..config import to_json
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..data.random_bags import RandomBags
+from ..distributed.world import current
 from ..errors import MachineError
 from ..measure.cost import FLOAT, Cost
 from ..models.arithmetic import Arithmetic, FastArithmetic
 from ..models.cost import dlrm_step, sparse_dlrm_step
 from ..models.dlrm import DLRM, make_interaction
-from ..models.embeddings import StackedTables
+from ..models.embeddings import Embeddings, StackedTables
 from ..models.interaction import Dot, Interaction
 from ..models.lanes import Lanes
 from ..models.losses import make as make_loss
@@ -35,7 +36,7 @@ from ..train.schedule import make as make_schedule
 from ..train.sparse import SparseRows, SplitOptimizer
 from .base import Fix, Trial, describe_made_up, require_memory
 from .clicks import KeptTrial, cpu_fixes, largest_product
-from .dlrm import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids
+from .dlrm import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids, table_share
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,7 @@ class PreparedDLRM:
         product = largest_product(self.model, config.train.batch_size)
         settings = choose(config.train, largest_product_flops=product)
         self._require_room(settings.device)
-        self.switches: Switches = resolve(
-            config.fast,
-            settings.device,
-            drawn=self.drawn,
-            slices=config.train.micro_batches,
-            optimizer=config.train.optimizer,
-        )
+        self.switches: Switches = self._resolved(settings.device)
         reasons = {**settings.reasons, **self.switches.reasons}
         if settings.device.type == "cpu" and self.switches.precision == "bfloat16":
             reasons["onednn"] = "off: it warns of every bfloat16 product on a CPU without them"
@@ -85,13 +80,29 @@ class PreparedDLRM:
         self.data = self._describe()
         self.target = bounds(config)
 
+    def _resolved(self, device: torch.device) -> Switches:
+        config, fast = self.config, self.config.fast
+        lack = "several ranks, which talk to each other in the middle of a step"
+        if current().size > 1 and fast.graph == "on":
+            raise MachineError(f"a step cannot be a CUDA graph: {lack}", fix="--fast.graph off")
+        found = resolve(
+            replace(fast, graph="off") if current().size > 1 else fast,
+            device,
+            drawn=self.drawn,
+            slices=config.train.micro_batches,
+            optimizer=config.train.optimizer,
+        )
+        if current().size > 1 and fast.graph == "auto":
+            found.reasons["graph"] = f"off: {lack}"
+        return found
+
     def _require_room(self, device: torch.device) -> None:
         """Refuse what the memory that trains cannot hold."""
-        found = estimate(self.config)
+        found, share = estimate(self.config), table_share(self.config)
         if device.type == "cpu":
-            require_memory(found, fix=LESS)
+            require_memory(found, tables=share, fix=LESS)
             return
-        needed, free = sum(found.memory.values()), torch.cuda.mem_get_info()[0]
+        needed, free = sum(found.memory.values()) - (1 - share) * found.table_bytes, torch.cuda.mem_get_info()[0]
         if needed > free:
             raise MachineError(
                 f"{needed / 2**30:,.1f} GiB are needed, {free / 2**30:,.1f} GiB are free on the GPU",
@@ -158,6 +169,11 @@ class PreparedDLRM:
         return found
 
     def trial(self, seed: int) -> DLRMTrial:
+        world = current()
+        if world.size > 1:
+            from .dlrm_ranks import RankDLRM
+
+            return RankDLRM(self, seed, world)
         return DLRMTrial(self, seed)
 
     def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
@@ -261,7 +277,7 @@ class DLRMTrial(KeptTrial):
             whole_step=whole,
         )
 
-    def _embeddings(self, device: torch.device, lanes: Lanes) -> StackedTables | SparseTables:
+    def _embeddings(self, device: torch.device, lanes: Lanes) -> Embeddings:
         model, reasons = self.prepared.model, self.prepared.settings.reasons
         if self.prepared.config.train.optimizer == "adamw":
             reasons["bag"] = "torch: adamw updates every row, so the tables have a dense gradient"
@@ -332,12 +348,17 @@ class DLRMTrial(KeptTrial):
     @torch.no_grad()
     def score(self, at: Position | None = None) -> dict[str, float]:
         self.model.eval()
+        logits_N, labels_N = self.predicted()
+        self.model.train()
+        return binary_metrics(logits_N, labels_N)
+
+    def predicted(self) -> tuple[Tensor, Tensor]:
+        """Logits and labels of the validation rows, in their order."""
         logits, labels = [], []
         for batch in self.prepared.held_out(self.seed):
             logits.append(self.model(batch.dense_BD, batch.features))
             labels.append(batch.labels_B)
-        self.model.train()
-        return binary_metrics(torch.cat(logits), torch.cat(labels))
+        return torch.cat(logits), torch.cat(labels)
 
     def rows_of(self, batch: ClickBatch | Ticket) -> Tensor:
         """The table rows a batch looks up."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..data.config import MovieLensConfig
+from ..distributed.config import DistributedConfig
 from ..errors import ConfigError
 from ..measure.cost import FLOAT
 from ..measure.explain import explain
@@ -33,6 +34,11 @@ class MicroDLRMConfig(TrialsConfig):
     data: MovieLensConfig = field(default_factory=MovieLensConfig)
     model: DLRMConfig = field(default_factory=_model)
     train: TrainConfig = field(default_factory=TrainConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.distributed.require_tables(self.model.features)
 
 
 def default() -> MicroDLRMConfig:

@@ -1,0 +1,305 @@
+"""A trial of dlrm or micro-dlrm on several ranks: the same model and order, each rank with its share of every batch.
+
+A batch is `train.batch_size` samples of all ranks together; rank r of n takes its samples r, r + n, r + 2n... A rank
+that gets none takes the first sample with weight 0, because every rank must take part in every step.
+
+Tables whose optimizer changes only the rows a step used are divided by TorchRec. AdamW changes every row in every step,
+by its decay and its moments, which fbgemm's Adam does not do; with it every rank has a copy of all tables, and their
+dense gradient is added up with the others.
+
+Shapes: B samples of a batch, F features, V ids, N samples of an evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import ClickBatch
+from ..data.order import Samples, cut
+from ..distributed.bags import BagTables, SharedFeatures, require_something_sent
+from ..distributed.config import DistributedConfig
+from ..distributed.notes import note
+from ..distributed.placing import text_of
+from ..distributed.sharding import copied_parts
+from ..distributed.step import RankStep, Reduction
+from ..distributed.world import World
+from ..errors import ConfigError
+from ..measure.spans import span
+from ..models.dlrm import DLRM, WrittenOutLoss
+from ..models.embeddings import Embeddings
+from ..models.lanes import Lanes
+from ..train.loop import Optimizer, Order, Recipe
+from ..train.optim import DenseOptimizer, make_dense
+from .clicks import SCORING_BATCH, ClickTrial, KeptTrial
+from .dlrm import most_ids
+from .dlrm_build import DLRMTrial, PreparedDLRM
+from .micro_dlrm import MicroDLRMConfig
+
+TABLE = "embeddings.table_RD"
+"""Under which name one process saves its tables, one behind the other."""
+
+
+@dataclass(frozen=True, eq=False)
+class SharedClicks:
+    """A rank's part of a batch."""
+
+    part: ClickBatch
+    step: int
+    samples: int
+    """Of all ranks."""
+    ours: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+def share(batch: ClickBatch, world: World, step: int = 0) -> SharedClicks:
+    """This rank's samples of a batch."""
+    samples = len(batch)
+    ours = len(range(world.rank, samples, world.size))
+    these = slice(world.rank, samples, world.size) if ours else slice(0, 1)
+    part = ClickBatch(batch.dense_BD[these], _bags(batch, these, -(-samples // world.size)), batch.labels_B[these])
+    return SharedClicks(part, step, samples, ours)
+
+
+def _bags(batch: ClickBatch, these: slice, bags: int) -> SharedFeatures:
+    features = batch.features.trimmed()
+    lengths_FB = features.offsets_FB1.diff().view(len(features.keys), -1)
+    kept_FB = torch.zeros_like(lengths_FB, dtype=torch.bool)
+    kept_FB[:, these] = True
+    kept_V = kept_FB.view(-1)
+    if not features.one_id_a_bag:
+        kept_V = kept_V.repeat_interleave(lengths_FB.view(-1), output_size=features.values_V.numel())
+    offsets = nn.functional.pad(lengths_FB[:, these].reshape(-1).cumsum(0), (1, 0))
+    return SharedFeatures(features.keys, features.values_V[kept_V], offsets, features.one_id_a_bag, bags=bags)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedOrder:
+    """The batches of an order, as one rank sees them: each is made whole on every rank, which takes its samples."""
+
+    order: Order
+    world: World
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[SharedClicks]:
+        for number, batch in enumerate(self.order.batches(epoch, start), start):
+            yield share(batch, self.world, epoch * len(self) + number)
+
+
+class RankModel:
+    """Its loss is this rank's part of the whole batch's: those of all ranks add up to it."""
+
+    def __init__(self, model: DLRM) -> None:
+        self.model = model
+
+    def train(self, mode: bool = True) -> RankModel:
+        self.model.train(mode)
+        return self
+
+    def loss(self, batch: SharedClicks) -> WrittenOutLoss:
+        return self.model.loss(batch.part) * (batch.ours / batch.samples)
+
+
+class DenseAndBags:
+    """The dense optimizer, and the one that fbgemm has for the tables."""
+
+    def __init__(self, dense: DenseOptimizer, tables: BagTables) -> None:
+        self.dense, self.tables = dense, tables
+
+    def step(self, learning_rate: float | Tensor) -> None:
+        with span("sparse_update"):
+            self.tables.update(float(learning_rate))
+        with span("dense_update"):
+            self.dense.step(learning_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"dense": self.dense.state_dict(), "rows": None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.dense.load_state_dict(state["dense"])
+
+
+class OnRanks(KeptTrial):
+    """What a rank's trial of either model has beside one process's."""
+
+    recipe: Recipe
+    world: World
+
+    @property
+    def rank_tables(self) -> BagTables | None:
+        """None where every rank has all rows."""
+        tables = self.model.embeddings
+        return tables if isinstance(tables, BagTables) else None
+
+    def share_out(self, settings: Any) -> None:
+        """Make the recipe of one process a rank's."""
+        tables = self.rank_tables
+        parameters = self.model.dense_parameters()
+        if tables is None:
+            parameters = [*parameters, *self.model.embeddings.parameters()]
+        model = RankModel(self.model)
+        step = RankStep(
+            model,
+            self.optimizer,
+            Reduction(parameters, self.world),
+            before=tables.set_rate if tables else lambda rate: None,
+            sync=settings.sync,
+        )
+        order = SharedOrder(self.recipe.order, self.world)
+        self.recipe = replace(self.recipe, model=model, order=order, whole_step=step)
+
+    def tables(self) -> list[tuple[str, int]]:
+        return list(zip(self.model.config.features, self.model.config.rows))
+
+    def plan(self) -> str:
+        """Which rank holds what, as a table to read."""
+        if self.rank_tables:
+            return text_of(self.rank_tables.parts)
+        dim, parts = self.model.config.dim, []
+        for name, rows in self.tables():
+            parts += copied_parts(name, rows, dim, self.world, why="AdamW changes every row")
+        # Two moments of every number.
+        return text_of([replace(part, remembered=2 * dim) for part in parts])
+
+    @torch.no_grad()
+    def scored(self, batches: Iterable[ClickBatch]) -> tuple[Tensor, Tensor]:
+        """Logits and labels of all rows in their order, each scored by one rank."""
+        world, found = self.world, []
+        for number, batch in enumerate(batches):
+            note(f"evaluation, batch {number + 1}")
+            shared = share(batch, world)
+            logits_B = self.model(shared.part.dense_BD, shared.part.features)
+            # A row's score, label and how often it was scored: zeros where other ranks have theirs.
+            found_3B = torch.zeros(3, len(batch), dtype=torch.float64)
+            if shared.ours:
+                found_3B[0, world.rank :: world.size] = logits_B.double().cpu()
+                found_3B[1, world.rank :: world.size] = shared.part.labels_B.double().cpu()
+                found_3B[2, world.rank :: world.size] += 1
+            found.append(found_3B)
+        found_3N = world.sum_(torch.cat(found, 1))
+        if not bool((found_3N[2] == 1).all()):
+            raise RuntimeError("a row was scored by no rank, or by two")
+        return found_3N[0].float(), found_3N[1].float()
+
+    def state(self) -> dict[str, Any]:
+        """On rank 0 what one process would save, so that any number of ranks can go on from it; none on the others."""
+        note("gathering the state")
+        whole = self.rank_tables.whole() if self.rank_tables else {}
+        if not self.world.leads:
+            return {}
+        found = super().state()
+        if self.rank_tables:
+            names = self.rank_tables.names
+            found["model"] = {TABLE: torch.cat([whole.pop(name) for name in names]), **found["model"]}
+            if whole:
+                found["optimizer"]["rows"] = torch.cat([whole.pop(f"{name}_state") for name in names])
+        return found
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """From rank 0's; the others' is not read."""
+        note("spreading the state")
+        rest = {name: dict(part) for name, part in state.items()}
+        if self.rank_tables:
+            table_RD, rows = None, None
+            if self.world.leads:
+                table_RD, rows = rest["model"].pop(TABLE), rest["optimizer"].pop("rows")
+            self.rank_tables.load({**self._by_table(table_RD), **self._by_table(rows, "_state")})
+        super().restore(self.world.told(rest))
+
+    def _by_table(self, stacked: Tensor | None, ending: str = "") -> dict[str, Tensor]:
+        if stacked is None:
+            return {}
+        names, rows = zip(*self.tables())
+        return {f"{name}{ending}": part for name, part in zip(names, torch.split(stacked, list(rows)))}
+
+
+class RankDLRM(OnRanks, DLRMTrial):
+    """One rank of a trial of dlrm."""
+
+    def __init__(self, prepared: PreparedDLRM, seed: int, world: World) -> None:
+        self.world = world
+        train = prepared.config.train
+        if train.optimizer == "adamw":
+            require_copies(prepared.config.distributed, "--train.optimizer rowwise-adagrad")
+        if train.micro_batches > 1:
+            raise ConfigError(
+                "train.micro_batches: a rank takes its part of a batch in one piece, since fbgemm updates tables in "
+                "each backward pass",
+                where={"field": "train.micro_batches"},
+                fix="--train.micro-batches 1; more ranks have smaller parts",
+            )
+        super().__init__(prepared, seed)
+        self.share_out(prepared.settings)
+
+    def _embeddings(self, device: torch.device, lanes: Lanes) -> Embeddings:
+        prepared, config = self.prepared, self.prepared.config
+        if config.train.optimizer == "adamw":
+            return super()._embeddings(device, lanes)
+        model = prepared.model
+        prepared.settings.reasons["bag"] = "TorchRec: several ranks"
+        return BagTables(
+            dict(zip(model.features, model.rows)), model.dim, config.distributed, self.world,
+            optimizer=config.train.optimizer, eps=config.train.eps,
+            ids=dict(zip(model.features, map(float, most_ids(config)))), batch_size=config.train.batch_size,
+            device=device, bag="auto" if prepared.switches.embedding else "reference",
+        )  # fmt: skip
+
+    def _optimizer(self, lanes: Lanes) -> Optimizer:
+        if self.rank_tables is None:
+            return super()._optimizer(lanes)
+        train, plain = self.prepared.config.train, not self.prepared.switches.optimizer
+        groups = [(self.model.dense_parameters(), 0.0)]
+        return DenseAndBags(make_dense(train.optimizer, groups, eps=train.eps, plain=plain), self.rank_tables)
+
+    def predicted(self) -> tuple[Tensor, Tensor]:
+        return self.scored(self.prepared.held_out(self.seed))
+
+    def rows_of(self, batch: Any) -> Tensor:
+        """The table rows that this rank's part of a batch looks up."""
+        part = cast(SharedClicks, batch).part
+        return self.rank_tables.rows_of(part.features) if self.rank_tables else super().rows_of(part)
+
+
+class RankMicroDLRM(OnRanks, ClickTrial):
+    """One rank of a trial of micro-dlrm, whose optimizer is AdamW."""
+
+    def __init__(
+        self, config: MicroDLRMConfig, train: Samples, valid: Samples, seed: int, settings: Any, world: World
+    ) -> None:
+        self.world = world
+        require_copies(config.distributed, "recperf run dlrm, which has other optimizers")
+        super().__init__(config, train, valid, seed, settings.device)
+        self.share_out(settings)
+
+    def logits(self) -> Tensor:
+        self.model.eval()
+        return self.scored(cut(self.valid, SCORING_BATCH))[0]
+
+    def rows_of(self, batch: Any) -> Tensor:
+        """The table rows that this rank's part of a batch looks up."""
+        return super().rows_of(cast(SharedClicks, batch).part)
+
+
+def require_copies(options: DistributedConfig, instead: str) -> None:
+    """Refuse to divide tables that AdamW updates, alike on every rank."""
+    for field, named, allowed in (
+        ("sharding", options.shardings, "data-parallel"),
+        ("placement", options.placements, "device"),
+    ):
+        for table, value in named.items():
+            if value != allowed:
+                raise ConfigError(
+                    f"distributed.{field} {table}={value}: AdamW changes every row in every step, which TorchRec's "
+                    "divided tables cannot; every rank has a copy",
+                    where={"field": f"distributed.{field}"},
+                    fix=f"{table}={allowed}, or {instead}",
+                )
+    require_something_sent(options, divided=False)

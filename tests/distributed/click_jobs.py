@@ -1,0 +1,115 @@
+"""What ranks of the click models do in tests; every function is called on each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from recperf.data.batch import ClickBatch, JaggedFeatures
+from recperf.distributed.config import DistributedConfig
+from recperf.distributed.world import World
+from recperf.errors import RecperfError
+from recperf.train.device import applied
+from recperf.train.loop import take_step
+from recperf.workloads.clicks import PreparedClicks
+from recperf.workloads.dlrm import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
+from recperf.workloads.dlrm_build import PreparedDLRM
+from recperf.workloads.dlrm_ranks import share
+
+SEED = 3
+
+
+def dlrm(
+    optimizer: str = "sgd", sharding: str = "", *, all_to_all: str = "fp32", placement: str = "", batch: int = 29,
+    ids: int = 5, **train: Any,
+) -> DLRMWorkloadConfig:  # fmt: skip
+    """Tables t1 to t4; batches that no number of ranks divides evenly."""
+    options: dict[str, Any] = {"sharding": sharding, "all_to_all": all_to_all, "placement": placement}
+    fields: dict[str, Any] = {"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-2, **train}
+    return DLRMWorkloadConfig(
+        data=DLRMDataConfig(ids_per_bag=ids, batches=16, held_out_batches=2),
+        model=DLRMModelConfig(rows=(30, 9, 200, 12), dim=8, bottom=(6, 8, 8), top=(8, 1)),
+        train=DLRMTrainConfig(epochs=1, batch_size=batch, device="cpu", threads=1, **fields),
+        distributed=DistributedConfig(**options),
+    )
+
+
+def prepared_of(config: Any) -> Any:
+    return PreparedDLRM(config) if isinstance(config, DLRMWorkloadConfig) else PreparedClicks(config)
+
+
+def training(
+    world: World, config: Any, steps: int, state: dict[str, Any] | None = None, done: int = 0
+) -> dict[str, Any]:
+    """Some steps of a trial from the start or from a state: losses, scores, states before and after."""
+    prepared = prepared_of(config)
+    with applied(prepared.settings):
+        trial = prepared.trial(SEED)
+        if state is not None:
+            trial.restore(state if world.leads else {})
+        first = _copy(trial.state())
+        batches, losses, samples = trial.recipe.order.batches(0, done), [], []
+        trial.recipe.model.train()
+        for step in range(done, done + steps):
+            loss, count = take_step(trial.recipe, batches, step)
+            losses.append(float(loss))
+            samples.append(count)
+        batch = next(batches)
+        with torch.no_grad():
+            trial.model.eval()
+            logits, labels = predicted(trial)
+        return {
+            "losses": losses, "samples": samples, "first": first, "state": _copy(trial.state()), "logits": logits,
+            "labels": labels, "metrics": trial.score(), "plan": trial.plan() if world.size > 1 else "",
+            "rows": trial.rows_of(batch), "dense": [p.detach().clone() for p in trial.model.dense_parameters()],
+        }  # fmt: skip
+
+
+def trainings(world: World, configs: dict[str, Any], steps: int) -> dict[str, dict[str, Any]]:
+    return {name: training(world, config, steps) for name, config in configs.items()}
+
+
+def going_on(world: World, configs: dict[str, Any], steps: int, states: dict[str, Any], done: int) -> dict[str, Any]:
+    return {name: training(world, config, steps, states[name], done) for name, config in configs.items()}
+
+
+def predicted(trial: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the validation rows, in their order."""
+    found: tuple[torch.Tensor, torch.Tensor]
+    found = trial.predicted() if hasattr(trial, "predicted") else (trial.logits(), trial.valid.labels_N)
+    return found
+
+
+def _copy(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return {name: _copy(part) for name, part in state.items()}
+    return [_copy(part) for part in state] if isinstance(state, list) else state
+
+
+def refused(world: World, configs: list[Any]) -> list[list[str]]:
+    found = []
+    for config in configs:
+        try:
+            prepared_of(config).trial(SEED)
+        except RecperfError as error:
+            found.append([type(error).__name__, error.what])
+        else:
+            found.append([])
+    return found
+
+
+def shares(batch: ClickBatch, size: int) -> list[Any]:
+    return [share(batch, World(rank=rank, size=size)) for rank in range(size)]
+
+
+def bags_of(features: JaggedFeatures) -> list[list[list[int]]]:
+    """As nested lists, `bags[feature][sample]`."""
+    found = []
+    for key in features.keys:
+        ids, offsets = features[key]
+        edges = offsets.tolist()
+        found.append([ids[start:stop].tolist() for start, stop in zip(edges, edges[1:])])
+    return found

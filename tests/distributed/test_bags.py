@@ -1,0 +1,240 @@
+"""dlrm and micro-dlrm trained by 1, 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click_jobs import bags_of, dlrm, shares
+from rank_pool import home, needs_torchrec, run_ranks, start
+
+from recperf.cli import main
+from recperf.config import from_json, to_json
+from recperf.data.batch import ClickBatch, JaggedFeatures
+from recperf.data.config import MovieLensConfig
+from recperf.distributed.config import DistributedConfig
+from recperf.errors import ConfigError
+from recperf.workloads.dlrm import DLRMWorkloadConfig
+from recperf.workloads.micro_dlrm import MicroDLRMConfig
+from recperf.workloads.micro_dlrm import default as micro_default
+
+STEPS = 12
+TOLERANCE = 1e-4
+"""Relative, of a loss: ranks add gradients up in another order."""
+MIXED = "t1=row,t2=table,t3=data-parallel"
+COLUMNS = "t1=column,t2=column,t3=row,t4=data-parallel"
+
+
+def micro(**options: Any) -> MicroDLRMConfig:
+    made = micro_default()
+    train = replace(made.train, device="cpu", threads=1, batch_size=251)
+    return replace(made, data=MovieLensConfig(source="embedded"), train=train, distributed=DistributedConfig(**options))
+
+
+def everywhere(kind: str) -> str:
+    return ",".join(f"t{index}={kind}" for index in range(1, 5))
+
+
+def configs() -> dict[str, Any]:
+    return {
+        "sgd": dlrm("sgd", MIXED),
+        "adagrad": dlrm("adagrad", COLUMNS),
+        "rowwise": dlrm("rowwise-adagrad", "t1=row,t2=data-parallel"),
+        "one id": dlrm("sgd", ids=1),
+        "adamw": dlrm("adamw", learning_rate=0.01, weight_decay=0.1, table_weight_decay=0.5),
+        "micro": micro(),
+    }
+
+
+@functools.cache
+def trained(ranks: int) -> list[dict[str, dict[str, Any]]]:
+    return run_ranks(ranks, "click_jobs.trainings", configs=configs(), steps=STEPS)
+
+
+def close(ours: list[float], theirs: list[float], tolerance: float = TOLERANCE) -> bool:
+    return len(ours) == len(theirs) and all(abs(a - b) <= tolerance * abs(a) for a, b in zip(ours, theirs))
+
+
+def same(ours: Any, theirs: Any, **how: Any) -> None:
+    """Two states, number by number; to the bit where no tolerance is given."""
+    torch.testing.assert_close(ours, theirs, **(how or {"rtol": 0, "atol": 0}))
+
+
+@needs_torchrec
+@pytest.mark.parametrize("name", configs())
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_losses_weights_and_scores_are_those_of_one_process(ranks: int, name: str) -> None:
+    one, found = trained(1)[0][name], [told[name] for told in trained(ranks)]
+    first, *others = found
+    # Initial weights to the bit, however they are divided.
+    same(first["first"], one["first"])
+    assert close(one["losses"], first["losses"]), (one["losses"], first["losses"])
+    assert len(set(one["losses"])) == STEPS
+    same(first["state"], one["state"], rtol=1e-3, atol=1e-5)
+    same(first["logits"], one["logits"], rtol=1e-3, atol=1e-4)
+    assert first["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=2e-3)
+    for told in found:
+        assert told["samples"] == one["samples"]
+        # The same rows, each scored once.
+        assert torch.equal(told["labels"].float(), one["labels"].float())
+    for told in others:
+        assert (told["losses"], told["metrics"], told["plan"]) == (first["losses"], first["metrics"], first["plan"])
+        assert (told["first"], told["state"]) == ({}, {})
+        same(told["dense"], first["dense"])
+    # Ranks looked up what one process did, each its own part.
+    assert sorted(torch.cat([told["rows"] for told in found]).tolist()) == sorted(one["rows"].tolist())
+    tables = "embeddings.weight_RD" if name in ("adamw", "micro") else "embeddings.table_RD"
+    assert not torch.allclose(one["state"]["model"][tables], one["first"]["model"][tables], atol=1e-3)
+
+
+@needs_torchrec
+@pytest.mark.parametrize("turns", [(2, 1, 2), pytest.param((4, 1, 4, 2), marks=pytest.mark.long)])
+def test_a_state_goes_on_with_any_ranks_and_sharding(turns: tuple[int, ...]) -> None:
+    straight = trained(1)[0]
+    shardings = {"sgd": ("", COLUMNS), "adagrad": (MIXED, "t1=table,t3=column"), "rowwise": ("t1=table", "t3=row")}
+    states: dict[str, Any] = dict.fromkeys(configs())
+    losses: dict[str, list[float]] = {name: [] for name in states}
+    steps = STEPS // len(turns)
+    for turn, ranks in enumerate(turns):
+        divided = {
+            name: replace(config, distributed=DistributedConfig(sharding=shardings.get(name, ("", ""))[turn % 2]))
+            for name, config in configs().items()
+        }
+        told = run_ranks(
+            ranks, "click_jobs.going_on", configs=divided, steps=steps, states=states, done=steps * turn
+        )  # fmt: skip
+        for name, found in told[0].items():
+            if turn:
+                # What was loaded is what was saved, to the bit.
+                same(found["first"], states[name])
+            states[name] = found["state"]
+            losses[name] += found["losses"]
+    for name, state in states.items():
+        assert close(straight[name]["losses"], losses[name]), name
+        same(state, straight[name]["state"], rtol=1e-3, atol=1e-5)
+
+
+@needs_torchrec
+def test_the_plan_says_who_holds_what_and_why() -> None:
+    plans = {name: told["plan"] for name, told in trained(2)[0].items()}
+    lines = [line.split() for line in plans["sgd"].splitlines()]
+    said = {(line[0], line[1]): (line[2], line[3], line[-1]) for line in lines[1:]}
+    asked = "--distributed.sharding"
+    assert said["0", "t1"] == said["1", "t1"] == ("row", "fused", asked)
+    assert said["0", "t3"] == said["1", "t3"] == ("data-parallel", "copy", asked)
+    assert [kind for (_, table), kind in said.items() if table == "t2"] == [("table", "fused", asked)]
+    assert {why for (_, table), (_, _, why) in said.items() if table == "t4"} == {"planner"}
+    # 200 rows of 8 numbers of 4 bytes: SGD remembers nothing, Adagrad every number of a rank's 100 rows.
+    assert "6,400" in next(line for line in plans["sgd"].splitlines() if " t3 " in line)
+    assert "6,400" in next(line for line in plans["adagrad"].splitlines() if " t3 " in line)
+    assert "3,600" in next(line for line in plans["rowwise"].splitlines() if " t3 " in line)
+    assert all("AdamW changes every row" in line for line in plans["micro"].splitlines()[1:])
+    assert len(plans["micro"].splitlines()) == 1 + 2 * 3
+
+
+@needs_torchrec
+def test_what_cannot_be_done_is_refused_on_every_rank() -> None:
+    cases = {
+        "AdamW changes every row": dlrm("adamw", "t1=row"),
+        "distributed.sharding user=column": micro(sharding="user=column"),
+        "distributed.placement item=host": micro(placement="item=host"),
+        "no rows are sent": micro(all_to_all="fp16"),
+        "fp16: every rank has a copy": dlrm("sgd", everywhere("data-parallel"), all_to_all="fp16"),
+        "needs a GPU": dlrm("sgd", placement="t1=cached-host"),
+        "in one piece": dlrm("sgd", micro_batches=2),
+        "model.dim is 6": replace(dlrm("sgd"), model=replace(dlrm("sgd").model, dim=6, bottom=(6, 6))),
+    }
+    found = run_ranks(2, "click_jobs.refused", configs=list(cases.values()))
+    for told in found:
+        for what, (kind, text) in zip(cases, told):
+            assert kind == "ConfigError", what
+            assert what in text
+
+
+@needs_torchrec
+@pytest.mark.long
+def test_fewer_samples_than_ranks() -> None:
+    cases = {
+        "sgd": dlrm("sgd", MIXED, batch=3),
+        "row": dlrm("rowwise-adagrad", "t1=row", batch=2),
+        "adamw": dlrm("adamw", batch=3),
+    }
+    (one,), found = (run_ranks(n, "click_jobs.trainings", configs=cases, steps=STEPS) for n in (1, 4))
+    for name in cases:
+        assert close(one[name]["losses"], found[0][name]["losses"], 1e-3), name
+        assert torch.equal(found[3][name]["labels"], one[name]["labels"])
+
+
+@needs_torchrec
+@pytest.mark.long
+def test_half_precision_on_the_way() -> None:
+    cases = ("row", "table", "column")
+    half = {kind: dlrm("sgd", everywhere(kind), all_to_all="fp16") for kind in cases}
+    found, one = run_ranks(2, "click_jobs.trainings", configs=half, steps=STEPS)[0], trained(1)[0]["sgd"]
+    for kind in cases:
+        table = found[kind]["state"]["model"]["embeddings.table_RD"]
+        exact = one["state"]["model"]["embeddings.table_RD"]
+        assert not torch.allclose(table, exact, rtol=0, atol=1e-6), kind
+        same(table, exact, rtol=0.01, atol=2e-3)
+        assert close(one["losses"], found[kind]["losses"], 2e-3), kind
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_share_out_every_sample_once(size: int) -> None:
+    bags = [[[1, 2], [], [3]], [[0], [5, 5, 5], [7]]]
+    batch = ClickBatch(torch.arange(6.0).view(3, 2), JaggedFeatures.from_bags(("a", "b"), bags), torch.arange(3.0))
+    found = shares(batch, size)
+    for rank, shared in enumerate(found):
+        assert (len(shared), shared.ours) == (3, len(range(rank, 3, size)))
+        these = list(range(rank, 3, size)) or [0]
+        assert shared.part.labels_B.tolist() == these
+        assert shared.part.dense_BD.tolist() == [[2.0 * i, 2.0 * i + 1] for i in these]
+        assert bags_of(shared.part.features) == [[feature[i] for i in these] for feature in bags]
+        # Every rank brings as many bags as the one that has most.
+        assert shared.part.features.bags == max(len(other.part) for other in found)
+
+
+def test_tables_that_a_model_does_not_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 't1'"):
+        dlrm("sgd", "t11=row")
+    with pytest.raises(ConfigError, match="did you mean 'user'"):
+        micro(sharding="users=data-parallel")
+
+
+def test_a_config_of_before_has_no_choice_about_ranks() -> None:
+    saved = to_json(dlrm())
+    del saved["distributed"]
+    assert from_json(DLRMWorkloadConfig, saved) == dlrm()
+
+
+def test_ranks_of_a_workload_that_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "micro-dlrm-dram", "--ranks", "2"]) == 2
+    assert "runs in one process" in (told := capsys.readouterr().err)
+    assert "micro-dlrm, dlrm and dlrm-v4" in told
+
+
+@needs_torchrec
+@pytest.mark.long
+@pytest.mark.parametrize("workload", ["dlrm", "micro-dlrm"])
+def test_a_run_of_two_ranks_and_going_on_alone(tmp_path: Path, workload: str) -> None:
+    more = {"dlrm": ["--data.batches", "6", "--model.bottom", "8", "64", "--model.top", "8", "1"], "micro-dlrm": []}
+    words = [
+        "run", workload, *more[workload], "--train.batch-size", "64", "--train.max-steps", "6", "--train.device", "cpu",
+        "--train.threads", "1", "--train.checkpoint-steps", "3", "--target.beat", "none", "--no-peaks", "--no-report",
+        "--run-dir", str(tmp_path / "run"),
+    ]  # fmt: skip
+    trouble = {"trouble": "fails", "at": 4, "how": "stop", "on": 1}
+    ranks = start(2, words, tmp_path, home=str(home()), **trouble)
+    for rank in ranks:
+        rank.join(60)
+    assert [rank.exitcode for rank in ranks] == [75, 75]
+    assert "which rank holds what" in (tmp_path / "rank-0.log").read_text()
+    assert (tmp_path / "rank-1.log").read_text() == ""
+    assert main(["run", "--resume", str(tmp_path / "run"), "--no-peaks", "--no-report", "--quiet"]) == 0
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines].count("step") == 6
