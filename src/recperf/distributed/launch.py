@@ -146,7 +146,8 @@ def require_ranks(world: World, asked: int, workload: str, has_ranks: bool) -> N
     if not 0 <= asked <= MOST_RANKS:
         raise UsageError(f"--ranks {asked}: allowed are 1 to {MOST_RANKS}")
     if max(asked, world.size) > 1 and not has_ranks:
-        raise UsageError(f"workload {workload!r} runs in one process", fix="--ranks goes with dlrm-v4")
+        fix = "--ranks goes with micro-dlrm, dlrm and dlrm-v4"
+        raise UsageError(f"workload {workload!r} runs in one process", fix=fix)
 
 
 def as_rank(world: World, work: Callable[[], int], tell: Callable[[RecperfError], None]) -> int:
