@@ -35,6 +35,8 @@ def spread(value: float) -> dict[str, float]:
 
 def phase(name: str) -> str:
     last = name.rpartition("_")[2]
+    if last == "exchange":
+        return "communication"
     if last in ("backward", "update", "data"):
         return last
     return "forward" if name in ("bottom", "embedding", "interaction", "top", "loss") else "other"
@@ -255,3 +257,35 @@ def budget() -> dict[str, Any]:
     """Spans only: what needs a trace was not asked for."""
     lacking = {key: {"missing": "budget mode: no trace"} for key in ("operator_table", "kernels", "idle", "transfers")}
     return full(CPU, "cpu", "unclear", "Unclear.", mode="budget", roofline={"missing": "no ceilings"}, **lacking)
+
+
+def ranks() -> dict[str, Any]:
+    """A processor that two ranks share, the second of which comes late."""
+    rows = [(0, 300.0, 230.0, 205.0, 12.0), (1, 478.0, 52.0, 12.0, 205.0)]
+    each = [
+        {
+            "rank": rank,
+            "step_ms": own + waits,
+            "own_ms": own,
+            "exposed_ms": waits,
+            "late_ms": late,
+            "moving_ms": waits - late,
+            "awaited_ms": awaited,
+            "largest_part": "data",
+        }
+        for rank, own, waits, late, awaited in rows
+    ]
+    communication = {
+        "ranks": 2, "hosts": 1, "slowest": 1, "steps": 30, "step_ms": 530.0, "own_ms": 389.0, "exposed_ms": 141.0,
+        "late_ms": 108.5, "moving_ms": 32.5, "exposed_share": 141 / 530, "clock_error_ms": 0.0,
+        "not_told_apart": None, "sharing": 2, "each": each,
+        "collectives": [
+            {"part": "embedding", "what": "all_to_all_single", "count": 4.0, "bytes": 9.5e3, "exposed_ms": 120.0,
+             "late_ms": 100.0, "moving_ms": 20.0, "awaited_rank": 1},
+            {"part": "reduce", "what": "all_reduce", "count": 1.0, "bytes": 1.5e4, "exposed_ms": 21.0, "late_ms": 8.5,
+             "moving_ms": 12.5, "awaited_rank": 1},
+        ],
+    }  # fmt: skip
+    parts = {**CPU, "embedding_exchange": 40.0, "reduce": 3.0, "reduce_exchange": 12.0}
+    lone = {"missing": "fixes are predicted and tried in one process"}
+    return {**cpu(), **base(parts, "cpu"), "communication": communication, "fixes": lone}

@@ -24,7 +24,7 @@ chromium, folders, profiles = _neighbour("chromium"), _neighbour("folders"), _ne
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
 
-FIGURES = {"cpu": 4, "eager": 6, "graph": 4, "budget": 2}
+FIGURES = {"cpu": 4, "eager": 6, "graph": 4, "budget": 2, "ranks": 4}
 
 
 @pytest.mark.parametrize("name", FIGURES)

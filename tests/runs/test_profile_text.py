@@ -20,7 +20,7 @@ assert _spec.loader
 profiles = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(profiles)
 
-MADE = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget")}
+MADE = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget", "ranks")}
 TITLES = [title for title, _, _ in SECTIONS]
 
 

@@ -9,14 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import to_json, with_absolute_paths
-from ..errors import MachineError, UsageError
-from ..files import write_atomic
+from ..distributed.launch import as_rank, launch, require_ranks, without_ranks
+from ..distributed.world import World, current, enter
+from ..errors import MachineError, RecperfError, UsageError
+from ..files import write_atomic, writing
 from ..runs.record import PROFILE_MARK, Run, read_json
 from .options import C, Choice, WorkloadOptions, choose, read_options
-from .terminal import Terminal, print_json
+from .terminal import Terminal, print_error, print_json
+
+if TYPE_CHECKING:
+    from ..workloads.profiling import Wish
 
 DESCRIPTION = """What limits a workload (default: dlrm), with evidence: a bounded window of steady steps, without the
 warm-up, then what could be switched, ranked by predicted gain. docs/profiling.md says how each figure comes about."""
@@ -30,7 +35,8 @@ class Options(WorkloadOptions[C]):
     try_fixes: bool = False
     """Apply each fix alone and all together, measure again, and show predicted beside measured gains."""
     trace: bool = False
-    """Keep a trace for ui.perfetto.dev, trace.json.gz in the folder."""
+    """Keep a trace for ui.perfetto.dev, trace.json.gz in the folder; of several ranks one each, trace.rank0.json.gz and
+    so on, which recperf trace merge joins."""
     trace_mb: float = 50.0
     """Most megabytes of that trace; whole steps are kept."""
     stalls: bool = False
@@ -43,9 +49,20 @@ class Options(WorkloadOptions[C]):
     """Read the profile against this machine's ceilings, measuring them first (some seconds) where none are kept."""
     report: bool = True
     """Write the page, profile.html."""
+    ranks: int = 0
+    """Start so many processes on this host, which take the same window together (docs/distributed.md); under torchrun
+    leave it out."""
 
 
 def command(words: list[str]) -> int:
+    world = enter(World.from_environment())
+    if world.size == 1:
+        return one(words, world)
+    return as_rank(world, lambda: one(words, world), lambda error: print_error(error, as_json="--json" in words))
+
+
+def one(words: list[str], world: World) -> int:
+    """The command in this process, which may be one of several ranks, or is to start them."""
     if any(word.partition("=")[0] == "--resume" for word in words):
         raise UsageError("a profile has nothing to resume", fix="--config takes the config of a run")
     choice = choose(words, default="dlrm")
@@ -58,21 +75,40 @@ def command(words: list[str]) -> int:
         raise UsageError("--trace and --stalls need --mode full")
     if options.try_fixes and not options.peaks:
         raise UsageError("fixes are predicted from this machine's ceilings", fix="--try-fixes without --no-peaks")
+    require_ranks(world, options.ranks, choice.workload.name, hasattr(options.values, "distributed"))
+    if max(options.ranks, world.size) > 1 and (options.try_fixes or options.stalls):
+        raise UsageError("--try-fixes and --stalls are for one process", fix="leave --ranks out")
+    if options.ranks > 1 and world.size == 1:
+        return launch(without_ranks(words), options.ranks, lambda e: gone(e, options), verb="profile")
+    if not world.leads:
+        return follow(choice, options, world)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     try:
         with ended_by_signal():
             found, folder = take(choice, options, terminal)
     finally:
         terminal.close()
+    tell(found, folder, options, terminal)
+    return 0
+
+
+def gone(error: RecperfError, options: Options[Any]) -> None:
+    """Say why ranks ended; there is no state to go on from."""
+    error.fix = "take the profile again"
+    print_error(error, as_json=options.json)
+
+
+def tell(found: dict[str, Any], folder: Path, options: Options[Any], terminal: Terminal) -> None:
     from ..runs.profile_text import text
 
     terminal.say(text(found))
     terminal.say(f"\n  profile  {folder / 'profile.json'}")
+    if options.trace and current().size > 1:
+        terminal.say(f"  traces   recperf trace merge {folder} joins those of the ranks")
     if options.report:
         write_page(found, folder, terminal)
     if options.json:
         print_json(found)
-    return 0
 
 
 @contextmanager
@@ -89,9 +125,46 @@ def ended_by_signal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def follow(choice: Choice, options: Options[Any], world: World) -> int:
+    """Profile as a rank that writes nothing but its trace."""
+    config = with_absolute_paths(options.values)
+    join(config, world)
+    folder = world.told(Path())
+    from ..workloads.profiling import profile
+
+    with ended_by_signal():
+        profile(choice.workload, config, None, wished(options, folder, world), lambda text: None)
+    return 0
+
+
+def join(config: Any, world: World) -> None:
+    if world.size > 1:
+        world.join(config.train.device, config.distributed.timeout_s)
+
+
+def wished(options: Options[Any], folder: Path, world: World) -> Wish:
+    from ..workloads.profiling import Wish
+
+    trace = None
+    if options.trace:
+        # Without a file system of their own hosts keep the traces of their ranks.
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        trace = folder / (f"trace.rank{world.rank}.json.gz" if world.size > 1 else "trace.json.gz")
+    return Wish(
+        full=options.mode == "full",
+        try_fixes=options.try_fixes,
+        trace=trace,
+        trace_mb=options.trace_mb,
+        steps=options.steps,
+        run=folder.resolve().name,
+    )
+
+
 def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dict[str, Any], Path]:
     """Profile into a folder of its own."""
-    config = with_absolute_paths(options.values)
+    config, world = with_absolute_paths(options.values), current()
+    join(config, world)
     folder = options.run_dir
     if folder is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -100,28 +173,23 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
     write_atomic(folder / PROFILE_MARK, b"")
     try:
         from ..runs.provenance import machine
-        from ..workloads.profiling import Wish, profile
+        from ..workloads.profiling import profile
         from .peaks import at_hand
 
         peaks = at_hand(terminal) if options.peaks else None
         run.write("machine.json", machine())
         if peaks is not None:
             run.write("peaks.json", peaks)
-        wish = Wish(
-            full=options.mode == "full",
-            try_fixes=options.try_fixes,
-            trace=folder / "trace.json.gz" if options.trace else None,
-            trace_mb=options.trace_mb,
-            steps=options.steps,
-        )
-        found = profile(choice.workload, config, peaks, wish, terminal.notice)
+        world.told(folder.resolve())
+        found = profile(choice.workload, config, peaks, wished(options, folder, world), terminal.notice)
         found["preset"] = choice.preset
         if options.stalls:
             found["stalls"] = stalls(found, folder, terminal)
         run.write("profile.json", found)
     except BaseException:
         if not (folder / "profile.json").exists():
-            run.discard("peaks.json", "trace.json.gz", PROFILE_MARK)
+            traces = [path.name for path in folder.glob("trace*.json.gz")]
+            run.discard("peaks.json", *traces, PROFILE_MARK)
         raise
     finally:
         run.close()

@@ -1,30 +1,40 @@
-"""recperf trace info FILE"""
+"""recperf trace info FILE, recperf trace merge RUN"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
-from ..errors import UsageError, closest
+from ..errors import DataError, UsageError, closest
 from .parse import parse
 from .terminal import number, print_json, size, table
 
-ACTIONS = {"info": "what a trace of torch.profiler says about a step"}
+ACTIONS = {
+    "info": "what a trace of torch.profiler says about a step",
+    "merge": "the traces of several ranks as one file, a track a rank",
+}
 
-HELP = """usage: recperf trace ACTION FILE [OPTIONS]
+HELP = """usage: recperf trace info FILE [OPTIONS]
+       recperf trace merge RUN|FILE... [OPTIONS]
 
 {actions}
 
-FILE is a .json or .json.gz that torch.profiler wrote, in recperf or in any other program.
+FILE is a .json or .json.gz that torch.profiler wrote, in recperf or in any other program; RUN is the folder of a
+profile that several ranks took with --trace.
   recperf trace ACTION --help    options of an action"""
 
 DESCRIPTION = """What a trace of torch.profiler says about a step: operators, kernels, idle time of the device by cause,
 transfers, and who waited for the device."""
 
+MERGE = """Join the traces of several ranks: one process track a rank, on one clock, for ui.perfetto.dev. Ranks of one
+host share its clock; between hosts the ends of barriers that all ranks marked are taken for the same moment."""
+
 NAME_WIDTH = 60
+RANKS = "trace.rank*.json.gz"
+JOINED = "trace.merged.json.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +45,16 @@ class Options:
     """Rows of each table."""
     json: bool = False
     """Print one JSON object, with all rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeOptions:
+    traces: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|FILE...")] = ()
+    """The folder of a profile that several ranks took, or their traces."""
+    output: Path | None = None
+    """The file to write, packed if it ends in .gz; default trace.merged.json.gz in the folder."""
+    json: bool = False
+    """Print one JSON object."""
 
 
 def command(words: list[str]) -> int:
@@ -48,6 +68,8 @@ def command(words: list[str]) -> int:
             f"unknown action {action!r}" + (f"; did you mean {guess!r}?" if guess else ""),
             fix="recperf trace info FILE",
         )
+    if action == "merge":
+        return merge_command(words[1:])
     options: Options = parse(Options, words[1:], prog=f"recperf trace {action}", description=DESCRIPTION)
     if options.top < 1:
         raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 10")
@@ -59,11 +81,58 @@ def command(words: list[str]) -> int:
     return 0
 
 
+def merge_command(words: list[str]) -> int:
+    from ..measure.trace.merge import merge
+
+    options = parse(MergeOptions, words, prog="recperf trace merge", description=MERGE, default=MergeOptions())
+    if not options.traces:
+        raise UsageError("merge needs a run's folder, or the traces of its ranks", fix="recperf trace merge RUN")
+    folder = options.traces[0] if len(options.traces) == 1 and options.traces[0].is_dir() else None
+    paths = sorted(folder.glob(RANKS)) if folder else list(options.traces)
+    if not paths:
+        raise DataError(
+            "the folder holds no trace of a rank",
+            where={"folder": folder},
+            fix="recperf profile WORKLOAD --ranks N --trace writes them",
+        )
+    output = options.output or (folder / JOINED if folder else None)
+    if output is None:
+        raise UsageError("--output is missing: where should the merged trace go?", fix=f"--output {JOINED}")
+    found = merge(paths, output)
+    if options.json:
+        print_json(found)
+    else:
+        print(merged_text(found))
+    return 0
+
+
+def merged_text(found: dict[str, Any]) -> str:
+    rows = [["rank", "events", "shifted by us", "file"]]
+    rows += [[str(r["rank"]), f"{r['events']:,}", f"{r['shift_us']:.1f}", r["file"]] for r in found["ranks"]]
+    several = len(found["ranks"])
+    lacking = f"; {found['of'] - several} of its {found['of']} ranks are not among them" if found["of"] else ""
+    lines = [
+        f"{found['file']}  {size(found['bytes'])}, {found['events']:,} events of {several} ranks"
+        + (lacking if found["of"] and found["of"] > several else ""),
+        f"clock    {found['clock']}",
+    ]
+    if found["apart_us"] is not None:
+        lines.append(f"check    the same barrier ends up to {found['apart_us']:.0f} us apart on different ranks")
+    return "\n".join([*lines, "", table(rows), "", "open it at https://ui.perfetto.dev"])
+
+
 def info(path: Path) -> dict[str, Any]:
     from ..measure.trace.analyse import analyse
-    from ..measure.trace.read import read
+    from ..measure.trace.merge import MERGED
+    from ..measure.trace.read import ABOUT, read
 
     trace = read(path)
+    if isinstance(trace.header.get(ABOUT), dict) and MERGED in trace.header[ABOUT]:
+        raise DataError(
+            "a merged trace holds the steps of several ranks",
+            where={"file": path},
+            fix="give the trace of one of them",
+        )
     found = analyse(trace)
     return {
         "file": str(path),

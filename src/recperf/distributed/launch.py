@@ -50,7 +50,7 @@ def without_ranks(words: list[str]) -> list[str]:
     return found
 
 
-def launch(words: list[str], ranks: int, say: Callable[[RecperfError], None]) -> int:
+def launch(words: list[str], ranks: int, say: Callable[[RecperfError], None], *, verb: str = "run") -> int:
     """Run a command as so many ranks; their exit code."""
     from .library import require_torchrec
 
@@ -62,7 +62,7 @@ def launch(words: list[str], ranks: int, say: Callable[[RecperfError], None]) ->
         os.environ[notes.VARIABLE] = place
         try:
             with Watch(Path(place), ranks):
-                died, received = _agent(words, ranks, place)
+                died, received = _agent([verb, *words], ranks, place)
         finally:
             del os.environ[notes.VARIABLE]
             logging.disable(logging.NOTSET)
@@ -87,7 +87,7 @@ def _agent(words: list[str], ranks: int, place: str) -> tuple[dict[int, int], in
         shutdown_timeout=SAVE_S,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "recperf", "run", *words)
+        elastic_launch(config, sys.executable)("-m", "recperf", *words)
     except ChildFailedError as error:
         return {rank: failure.exitcode for rank, failure in error.failures.items()}, None
     except SignalException as error:

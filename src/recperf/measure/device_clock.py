@@ -48,6 +48,10 @@ class EventClock:
             parts[name] = parts.get(name, 0) + round(begin.elapsed_time(end) * 1e6)
         return sum(parts.values()), parts
 
+    @property
+    def inside(self) -> str:
+        return self._stack[-1]
+
     def enter(self, name: str) -> None:
         self._stack.append(name)
         self._mark()

@@ -101,7 +101,27 @@ def explain(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, 
     name = named[0] if len(named) == 1 else UNCLEAR
     known = {key: 0.0 if value is None else value for key, value in readings.items()}
     sentence = SENTENCES[name].format(**known) if name in SENTENCES else _why_unclear(named, readings)
+    sentence = " ".join(filter(None, (sentence, ranks_sentence(profile))))
     return {"name": name, "sentence": sentence, "evidence": _evidence(name, readings)}
+
+
+def ranks_sentence(profile: dict[str, Any]) -> str:
+    """Which rank the others wait for, and what waiting costs; empty of one rank."""
+    found = profile.get("communication") or {}
+    if "each" not in found:
+        return ""
+    own = {row["rank"]: row["own_ms"] for row in found["each"]}
+    slowest = own.pop(found["slowest"])
+    others = sum(own.values()) / len(own)
+    little = ", by less than 5%" if slowest < 1.05 * others else ""
+    split = ""
+    if found["late_ms"] is not None:
+        split = f": {found['late_ms']:.3g} ms for a rank that comes late, {found['moving_ms']:.3g} ms for bytes to move"
+    return (
+        f"Rank {found['slowest']} of {found['ranks']} is the slowest{little}: its own work takes {slowest:.3g} ms of a "
+        f"step, that of the others {others:.3g} ms. Exposed communication: ranks wait in collectives for "
+        f"{found['exposed_share']:.0%} of a step, {found['exposed_ms']:.3g} ms{split}."
+    )
 
 
 def read(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, float | None]:
@@ -150,14 +170,16 @@ def ceilings(profile: dict[str, Any], peaks: dict[str, Any] | None) -> Ceilings 
     """Of the processor or of the GPU the profile is of; products in the precision it used."""
     if peaks is None:
         return None
+    # Ranks on the same processor have a part of it each.
+    sharing = (profile.get("communication") or {}).get("sharing", 1)
     precision = profile.get("precision") or "float32"
     device = profile.get("device", "cpu")
     if device == "cpu":
         caches = peaks["machine"]["caches"].values()
         known = peaks["gemm"].get(precision, peaks["gemm"]["float32"])
         return Ceilings(
-            known["p50"], peaks["copy"]["p50"], peaks["dispatch"]["op"]["p50"], peaks["gather"]["dram"]["rows"],
-            max(caches, default=0),
+            known["p50"] / sharing, peaks["copy"]["p50"] / sharing, peaks["dispatch"]["op"]["p50"],
+            peaks["gather"]["dram"]["rows"], max(caches, default=0) // sharing,
         )  # fmt: skip
     gpu = (peaks.get("gpu") or {}).get(device)
     if gpu is None:

@@ -21,6 +21,8 @@ FORWARD = (
     "encoders", "context", "position_time", "stu_input", "attention", "stu_output", "postprocessor", "item_tower",
     "head",
 )  # fmt: skip
+EXCHANGE = "exchange"
+"""How parts end in which a rank waits for what others send."""
 Step = Callable[[Iterator[Any], int], Any]
 """Takes the next batch and trains on it."""
 Reading = tuple[int, dict[str, int]]
@@ -48,7 +50,8 @@ class Window:
     """Readings of steady steps on batches training has not seen: plain and clocked ones in turn.
 
     `rows` are those of all tables, `rows_of` gives the ones a batch uses, and `cost_of(ids, unique)` counts the work of
-    a step that looks up so many ids, of so many different rows.
+    a step that looks up so many ids, of so many different rows. Where several processes take each step together,
+    `agree` makes one number of steps of what each would take, and `meet` lets timed steps begin together.
     """
 
     def __init__(
@@ -62,7 +65,10 @@ class Window:
         cost_of: Callable[[int, int], dict[str, Cost]],
         sync: Callable[[], None] | None,
         clocked_step: ClockedStep | None = None,
+        agree: Callable[[int], int] = lambda steps: steps,
+        meet: Callable[[], None] = lambda: None,
     ) -> None:
+        self.agree, self.meet = agree, meet
         self.step, self.rows_of, self.cost_of, self.sync = step, rows_of, cost_of, sync
         self.clocked_step = clocked_step or self._clocked
         self.batches = endless(order, first_epoch)
@@ -89,15 +95,17 @@ class Window:
             self.sync()
         each = (perf_counter_ns() - began) / 2e9
         # A clocked step, a plain one beside it, and the warm-up.
-        steps = max(FEWEST, min(steps, int(seconds / each / 2.25)))
+        steps = self.agree(max(FEWEST, min(steps, int(seconds / each / 2.25))))
         self.warm(max(0, steps // 4 - 4))
         return steps
 
     def take(self, steps: int) -> None:
         """So many clocked steps, and as many plain ones between them."""
         for _ in range(steps):
+            self.meet()
             self.plain.append(_plain(self.step, self.batches, self.sync))
             kept = _Kept(self.batches)
+            self.meet()
             self.clocked.append(self.clocked_step(kept))
             # Looked at after the clock stopped, so that counting rows costs no step anything.
             used = self.rows_of(kept.last).cpu()
@@ -135,7 +143,7 @@ class Window:
             "operators": counter.calls,
             "threads": torch.get_num_threads(),
             "step_ms": spread(walls),
-            "overhead": _overhead(walls, self.plain),
+            "overhead": overhead(walls, self.plain),
             "components": components(self.clocked, self.cost_of(round(ids), round(unique))),
             "ids": {
                 "lookups": ids,
@@ -188,7 +196,7 @@ def spread(nanoseconds: list[int]) -> dict[str, float]:
     return {"p20": p20, "p50": p50, "p80": p80}
 
 
-def _overhead(clocked: list[int], plain: list[int]) -> dict[str, float]:
+def overhead(clocked: list[int], plain: list[int]) -> dict[str, float]:
     """What measuring costs: clocked steps against the plain ones between them."""
     on, off = spread(clocked)["p50"], spread(plain)["p50"]
     return {"plain_ms": off, "clocked_ms": on, "share": on / off - 1}
@@ -219,4 +227,6 @@ def phase(name: str) -> str:
     if name in FORWARD:
         return "forward"
     last = name.rpartition("_")[2]
+    if last == EXCHANGE:
+        return "communication"
     return last if last in ("backward", "update", "data") else "other"

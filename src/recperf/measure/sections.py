@@ -11,14 +11,16 @@ if TYPE_CHECKING:
 
 SECOND = {
     "input": "input: {:.0%} of the step waits for data",
+    "communication": "other ranks: {:.0%} of the step waits in collectives",
     "launch": "launches: the device waits for the host for {:.0%} of the step",
     "compute": "arithmetic: the counted FLOPs alone would take {:.0%} of the step",
     "stream": "memory bandwidth: the counted bytes alone would take {:.0%} of the step",
     "table": "the tables: {:.0%} of the step",
 }
 FIRST = {
-    "input-bound": "input", "launch-bound": "launch", "dispatch-bound": "launch", "compute-bound": "compute",
-    "bandwidth-bound": "stream", "latency-bound": "table", "cache-bound": "table",
+    "input-bound": "input", "communication-bound": "communication", "launch-bound": "launch",
+    "dispatch-bound": "launch", "compute-bound": "compute", "bandwidth-bound": "stream",
+    "latency-bound": "table", "cache-bound": "table",
 }  # fmt: skip
 NOTICED = 0.15
 """Shares below this are not worth naming as what comes second."""

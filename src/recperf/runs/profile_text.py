@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .report import profile_words as say
+from .report import ranks
 from .report.words import component
 
 WIDTH = 110
@@ -199,19 +200,16 @@ def _embeddings(profile: Profile) -> list[str]:
 
 
 def _communication(profile: Profile) -> list[str]:
-    rows = profile["communication"]
-    if not rows:
-        return ["  none"]
-    heads = list(dict.fromkeys(key for row in rows for key in row))
-    return columns(
-        [[head.replace("_", " ") for head in heads], *([_cell(row.get(key)) for key in heads] for row in rows)]
-    )
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return say.NONE
-    return say.three(value) if isinstance(value, float) else say.short(value, 30)
+    part = profile["communication"]
+    lines = wrapped(ranks.sentence(profile))
+    listed = ranks.rank_rows(part)
+    lines += ["", *columns([list(ranks.HEAD), *listed[:TOP]], words=(7,))]
+    if len(listed) > TOP:
+        lines.append(f"  {len(listed) - TOP} more ranks have less work of their own.")
+    collectives = ranks.collective_rows(part)
+    if collectives:
+        lines += ["", *columns([list(ranks.COLLECTIVES), *collectives[:TOP]], words=(1, 7))]
+    return [*lines, "", *wrapped(ranks.method(part))]
 
 
 def _fixes(profile: Profile) -> list[str]:

@@ -76,6 +76,22 @@ FIELDS = (
         "of bottom, interaction and top",
     ),
     Field("performance.steps_in_budget", "integer", "steps behind the budget"),
+    Field("performance.ranks", "object or absent", "of the steps of profile.json on several ranks, in ms a step"),
+    Field("performance.ranks.slowest", "integer", "the rank with the most time of its own, which others wait for"),
+    Field("performance.ranks.step_ms", "number", "a step, mean over the ranks"),
+    Field("performance.ranks.own_ms", "number", "of it outside collectives"),
+    Field("performance.ranks.exposed_ms", "number", "of it waiting in collectives"),
+    Field("performance.ranks.late_ms", "number or null", "of the waiting for a rank that came late; null: not told"),
+    Field("performance.ranks.moving_ms", "number or null", "of the waiting for bytes to move; null: not told"),
+    Field("performance.ranks.each", "array", "the same of each rank"),
+    Field("performance.ranks.each.*.rank", "integer", "its number"),
+    *(
+        Field(f"performance.ranks.each.*.{name}_ms", kind, f"as performance.ranks.{name}_ms")
+        for name, kind in (
+            ("step", "number"), ("own", "number"), ("exposed", "number"), ("late", "number or null"),
+            ("moving", "number or null"),
+        )
+    ),
     Field("data", "object", "what was trained on"),
     Field("data.name", "string", "dataset"),
     Field("data.digest", "string", "SHA-256 of its content"),

@@ -146,9 +146,11 @@ class PreparedHistories:
         return HistoryTrial(self, seed)
 
     def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        """Of a step with the lengths of a batch from the middle of training."""
-        order = self.train_order()
-        lengths = self.histories.batch(order.batch(len(order) // 2)).history_offsets_B1.diff()
+        """Of a step with the lengths of a batch from the middle of training; of several ranks, of this one's share."""
+        order, world = self.train_order(), current()
+        positions_B = order.batch(len(order) // 2)
+        ours_B = positions_B[world.rank :: world.size]
+        lengths = self.histories.batch(ours_B if len(ours_B) else positions_B[:1]).history_offsets_B1.diff()
         least = self.config.model.context_tokens + 1
         return step(self.config.model, [load_of(self.config.model, (lengths + least).tolist())], rows=unique)
 

@@ -90,15 +90,15 @@ def execute(
                 timers.append(timer)
                 run.write(f"trial-{seed}.json", finished)
             trials.append(finished)
-        # How many steps that takes is a matter of time, and ranks must take as many as each other.
-        if world.size == 1 and run.read("profile.json") is None:
+        if run.read("profile.json") is None:
             measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
+    profile = run.read("profile.json")
     result = {
         "schema": SCHEMA,
         "workload": workload.name,
         "run": run.folder.resolve().name,
         "quality": quality(trials, baselines, prepared.target),
-        "performance": {**speed(prepared, world, timers), "mfu": mfu(run.read("profile.json"), ceilings)},
+        "performance": {**speed(prepared, world, timers), "mfu": mfu(profile, ceilings), **of_ranks(profile)},
         "data": prepared.data,
         "provenance": provenance(started, facts, prepared.data, config.seed),
     }
@@ -128,6 +128,16 @@ def speed(prepared: Prepared, world: World, timers: list[StepTimer]) -> dict[str
     ranks = {"ranks": f"{world.size}: {world.backend}"} if world.size > 1 else {}
     settings = prepared.settings
     return {"device": settings.device_name, "settings": {**settings.reasons, **ranks}, **performance(timers)}
+
+
+def of_ranks(profile: dict[str, Any] | None) -> dict[str, Any]:
+    """What the measured steps say of several ranks; nothing of one."""
+    found = (profile or {}).get("communication") or {}
+    if "each" not in found:
+        return {}
+    times = ("step_ms", "own_ms", "exposed_ms", "late_ms", "moving_ms")
+    each = [{name: row[name] for name in ("rank", *times)} for row in found["each"]]
+    return {"ranks": {"slowest": found["slowest"], **{name: found[name] for name in times}, "each": each}}
 
 
 def _start(run: Run) -> dict[str, Any]:

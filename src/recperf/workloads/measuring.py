@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..distributed.world import current
 from ..measure.explain import explain, part_ms
-from ..measure.profile import ClockedStep, Window
+from ..measure.profile import ClockedStep, Reading, Window
 from ..runs.record import Run
 from ..train.loop import Recipe, take_step
 from .base import Prepared, Trial
+
+if TYPE_CHECKING:
+    from ..distributed.collectives import WaitLog
 
 
 class Notices(Protocol):
@@ -20,7 +25,8 @@ def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any
     """Write profile.json, the ceilings it is read against, and pair.json where the workload has a matched pair."""
     if peaks is not None:
         run.write("peaks.json", peaks)
-    pair = measure_pair(prepared, trial, peaks)
+    # The halves of a pair are measured by one process.
+    pair = measure_pair(prepared, trial, peaks) if current().size == 1 else None
     if pair is not None:
         run.write("pair.json", pair)
     found = measure_window(prepared, trial, trial.recipe, peaks)
@@ -40,15 +46,32 @@ PAIR_EPOCHS = 1000
 def measure_window(
     prepared: Prepared, trial: Trial, recipe: Recipe, peaks: dict[str, Any] | None, *, steps: int = STEPS
 ) -> dict[str, Any]:
-    """A window of steps after training, with batches it has not seen; they change the weights but no result."""
-    window = open_window(prepared, trial, recipe)
-    steps = window.warm_up(steps, seconds=SECONDS)
-    window.take(steps)
-    return close_window(window, prepared, peaks)
+    """A window of steps after training, with batches it has not seen; they change the weights but no result.
+
+    Every rank takes the same one, and gets the window of all of them.
+    """
+    watch = _watch()
+    with watch.installed() if watch else nullcontext():
+        window = open_window(prepared, trial, recipe, watch=watch)
+        steps = window.warm_up(steps, seconds=SECONDS)
+        window.take(steps)
+    return close_window(window, prepared, peaks, watch=watch)
 
 
-def open_window(prepared: Prepared, trial: Trial, recipe: Recipe, *, later: int = 0) -> Window:
+def _watch() -> WaitLog | None:
+    """Over what ranks wait for; none where there is one."""
+    if current().size == 1:
+        return None
+    from ..distributed.collectives import WaitLog
+
+    return WaitLog()
+
+
+def open_window(
+    prepared: Prepared, trial: Trial, recipe: Recipe, *, later: int = 0, watch: WaitLog | None = None
+) -> Window:
     """A window on the epochs after training, or on some `later` ones, so that two windows share no ids."""
+    world = current()
 
     def step(batches: Iterator[Any], _: int) -> Any:
         # The last rate of the schedule: the update does its full work and hardly moves anything.
@@ -63,23 +86,38 @@ def open_window(prepared: Prepared, trial: Trial, recipe: Recipe, *, later: int 
         rows_of=trial.rows_of,
         cost_of=prepared.step_cost,
         sync=prepared.settings.sync,
-        clocked_step=_inside(recipe),
+        clocked_step=_inside(recipe, watch),
+        agree=world.largest,
+        meet=world.barrier,
     )
 
 
-def _inside(recipe: Recipe) -> ClockedStep | None:
+def _inside(recipe: Recipe, watch: WaitLog | None) -> ClockedStep | None:
     """How to clock a step that is one piece; none where spans tell its parts apart."""
     whole = recipe.whole_step
     if whole is None:
         return None
-    return lambda batches: whole.clocked(batches, recipe.learning_rate(recipe.steps - 1))
+
+    def clocked(batches: Iterator[Any]) -> Reading:
+        with watch.step() if watch else nullcontext():
+            return whole.clocked(batches, recipe.learning_rate(recipe.steps - 1))
+
+    return clocked
 
 
-def close_window(window: Window, prepared: Prepared, peaks: dict[str, Any] | None) -> dict[str, Any]:
+def close_window(
+    window: Window, prepared: Prepared, peaks: dict[str, Any] | None, *, watch: WaitLog | None = None
+) -> dict[str, Any]:
     row_bytes, all_bytes = prepared.table_bytes()
     device = prepared.settings.device_name
     found = window.result(device=device, row_bytes=row_bytes, working_set_bytes=all_bytes)
     found["precision"] = prepared.settings.precision
+    if watch is not None:
+        from ..distributed.window import joined, told
+
+        world = current()
+        ranks = told(world, window.clocked, window.plain, watch)
+        found = joined(world, found, ranks, queued=prepared.settings.sync is not None)
     found["regime"] = explain(found, peaks)
     return found
 

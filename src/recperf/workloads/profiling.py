@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..distributed.world import current
 from ..errors import DataError
 from ..measure import fixes as predictions
 from ..measure import sections
@@ -32,6 +33,7 @@ from ..train.device import applied
 from ..train.loop import Recipe, take_step
 from .base import Fix, Prepared, Trial, Workload
 from .measuring import STEPS, measure_window
+from .profiling_ranks import about, of_slowest, share_of_others
 
 TRACED = 8
 """Steps under torch.profiler: enough for means, few enough for a trace a browser opens."""
@@ -44,6 +46,7 @@ DRIFT = 1.15
 WORTH = 1.0
 """Measured gain below which a fix on a CPU is left out of the combination."""
 BUDGET_MODE = "not recorded in budget mode; --mode full records it"
+ALONE = "fixes are predicted and tried in one process"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +56,23 @@ class Wish:
     full: bool = True
     try_fixes: bool = False
     trace: Path | None = None
+    """Where this rank's trace is kept."""
     trace_mb: float = 50.0
     steps: int = STEPS
+    run: str = ""
+    """What the traces of this profile's ranks have in common."""
 
 
 def profile(
     workload: Workload, config: Any, peaks: dict[str, Any] | None, wish: Wish, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Everything but stalls, which need a process of their own."""
+    """Everything but stalls, which need a process of their own.
+
+    Every rank takes the same window and records the same steps. What is told of one of them is told of the slowest.
+    """
+    world = current()
     company = Company()
-    prepared = workload.prepare(config)
+    prepared = world.first_alone(lambda: workload.prepare(config))
     with applied(prepared.settings):
         trial = prepared.trial(config.seed)
         say(f"measuring up to {wish.steps} steps, part by part")
@@ -72,9 +82,9 @@ def profile(
         parts, cost, trace = None, None, None
         if wish.full:
             say(f"recording {TRACED} steps with torch.profiler")
-            traced, parts, cost, trace = _traced(prepared, trial, found, wish, say)
+            traced, parts, cost, trace = of_slowest(found, _traced(prepared, trial, found, wish, say))
         found |= traced
-        touched = _touched(trial)
+        touched = of_slowest(found, _touched(trial))
         tables = trial.tables()
     found |= {
         "kind": "profile",
@@ -85,11 +95,15 @@ def profile(
         "verdict": sections.verdict(found, peaks),
         "roofline": sections.roofline(found, peaks),
         "embeddings": sections.embeddings(found, peaks, tables, touched),
-        "communication": {"missing": "one rank"},
+        "communication": found.get("communication") or {"missing": "one rank"},
         "trace": trace,
         "stalls": None,
     }
     del trial
+    if world.size > 1:
+        found["fixes"] = {"missing": ALONE}
+        found["trust"] = _trust(found, config, cost, company)
+        return found
     ranked = predictions.ranked(prepared.fixes(), found, parts, peaks, os.cpu_count() or 1)
     found["fixes"] = [_suggested(fix, predicted, found) for fix, predicted in ranked]
     if wish.try_fixes and ranked:
@@ -106,7 +120,10 @@ def _traced(
     cuda = prepared.settings.device.type == "cuda"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        record(lambda _: take_step(recipe, batches, recipe.steps - 1), TRACED, path, cuda)
+        record(
+            lambda _: take_step(recipe, batches, recipe.steps - 1), TRACED, path, cuda,
+            about=about(wish.run), meet=current().barrier if current().size > 1 else None,
+        )  # fmt: skip
         analysed = analyse(read(path))
         kept = _kept(path, wish, say)
     plain, traced = found["overhead"]["plain_ms"], analysed["window"]["wall_ms"]
@@ -316,7 +333,7 @@ def _rounds(recipe: Recipe, sync: Callable[[], None]) -> list[float]:
 def _trust(found: dict[str, Any], config: Any, cost: dict[str, float] | None, company: Company) -> dict[str, Any]:
     missing = [
         f"{name}: {found[name]['missing']}"
-        for name in ("operator_table", "kernels", "idle", "transfers", "roofline", "communication")
+        for name in ("operator_table", "kernels", "idle", "transfers", "roofline", "communication", "fixes")
         if isinstance(found[name], dict) and "missing" in found[name]
     ]
     return {
@@ -331,7 +348,7 @@ def _trust(found: dict[str, Any], config: Any, cost: dict[str, float] | None, co
             "cuda": torch.version.cuda,
         },
         "clocks": _clocks() if found["device"] != "cpu" else None,
-        "company": {"share": company.share()},
+        "company": {"share": share_of_others(company)},
         "not_measured": missing,
     }
 

@@ -16,12 +16,19 @@ class Company:
     def __init__(self) -> None:
         self._began, self._busy, self._own = monotonic(), _busy_seconds(), _own_seconds()
 
-    def share(self) -> float | None:
-        """0 when we were alone, 1 when every core worked for others; None where the system does not tell."""
+    def own_seconds(self) -> float:
+        """Processor time of this process since then."""
+        return _own_seconds() - self._own
+
+    def share(self, own_seconds: float | None = None) -> float | None:
+        """0 when we were alone, 1 when every core worked for others; None where the system does not tell.
+
+        `own_seconds` are those of all processes that are not others; by default of this one.
+        """
         busy, seconds = _busy_seconds(), monotonic() - self._began
         if busy is None or self._busy is None or seconds <= 0:
             return None
-        others = (busy - self._busy) - (_own_seconds() - self._own)
+        others = (busy - self._busy) - (self.own_seconds() if own_seconds is None else own_seconds)
         return min(1.0, max(0.0, others / (seconds * (os.cpu_count() or 1))))
 
 

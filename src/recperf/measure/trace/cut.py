@@ -16,11 +16,12 @@ from typing import IO, Any
 from ...errors import DataError
 from ...files import writing
 from .nesting import find_steps
-from .read import KINDS, STEP_OF_TORCH, Host, collect
+from .read import KINDS, MARK, STEP_OF_TORCH, Host, collect
 from .scan import Scan
 
 ALWAYS, NEVER = -2, -1
-"""Where an event stands that belongs to every cut (names of threads), or to none (outside the steps)."""
+"""Where an event stands that belongs to every cut (names of threads, marks that ranks are aligned by), or to none
+(outside the steps)."""
 _MARGIN = 0.97
 """Packed sizes are foreseen from the mean; a step may pack a little worse."""
 _SAMPLE = 20_000_000
@@ -94,7 +95,7 @@ class _Plan:
 
     def step_of(self, event: Event) -> int:
         time = event.get("ts")
-        if event.get("ph") == "M" or not isinstance(time, int | float):
+        if event.get("ph") == "M" or not isinstance(time, int | float) or str(event.get("name")).startswith(MARK):
             return ALWAYS
         if not self.starts:
             return 0
@@ -126,7 +127,7 @@ class _Plan:
         packer = zlib.compressobj(6)
         before = after = 0
         for event, step in self.events():
-            text = _text(event)
+            text = finite_text(event)
             if step == ALWAYS:
                 sizes.fixed += len(text) + 2
             elif step == NEVER:
@@ -136,7 +137,7 @@ class _Plan:
             if packed and before < _SAMPLE:
                 before += len(text)
                 after += len(packer.compress(text.encode()))
-        sizes.fixed += len(_text(self.header)) + 100
+        sizes.fixed += len(finite_text(self.header)) + 100
         return sizes, (after + len(packer.flush())) / before if packed and before else 1.0
 
 
@@ -155,7 +156,7 @@ def _write(plan: _Plan, target: Path, kept: int, limit: float, packed: bool) -> 
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     with writing(target):
         try:
-            with _opened(beside, packed) as file:
+            with opened(beside, packed) as file:
                 _write_events(plan, file, kept, target.name)
             size = beside.stat().st_size
             if size <= limit:
@@ -165,7 +166,7 @@ def _write(plan: _Plan, target: Path, kept: int, limit: float, packed: bool) -> 
     return size
 
 
-def _opened(path: Path, packed: bool) -> IO[str]:
+def opened(path: Path, packed: bool) -> IO[str]:
     return gzip.open(path, "wt", encoding="ascii", compresslevel=6) if packed else path.open("w", encoding="ascii")
 
 
@@ -177,16 +178,16 @@ def _write_events(plan: _Plan, file: IO[str], kept: int, name: str) -> None:
         # Outside the steps an arrow may lack an end, which viewers dislike; it says little there.
         outside = step == NEVER and everything and event.get("ph") not in ("s", "f")
         if step == ALWAYS or outside or 0 <= step < kept:
-            file.write(between + _text(event))
+            file.write(between + finite_text(event))
             between = ",\n"
-    file.write("\n],\n" + _text({**plan.header, "traceName": name})[1:] + "\n")
+    file.write("\n],\n" + finite_text({**plan.header, "traceName": name})[1:] + "\n")
 
 
 def _flow(event: Event) -> tuple[str, str]:
     return str(event.get("cat")), str(event.get("id"))
 
 
-def _text(event: Event) -> str:
+def finite_text(event: Event) -> str:
     try:
         return json.dumps(event, separators=(",", ":"), allow_nan=False)
     except ValueError:

@@ -35,6 +35,10 @@ SILENT = {"gpu_user_annotation", "trace", "overhead", "cuda_sync", "cuda_profile
 """The profiler's own, which repeat what other events say."""
 DEVICE = ("kernel", "copy", "set")
 STEP_OF_TORCH = "ProfilerStep"
+MARK = "recperf.mark"
+"""Ranges before the steps that end when all ranks have come."""
+ABOUT = "recperf"
+"""Where in its header a trace of ours says whose it is."""
 
 
 class Shapes(NamedTuple):

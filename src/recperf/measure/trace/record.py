@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -15,9 +17,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ...errors import MachineError
 from ...files import require_writable
 from ..spans import listen
+from .read import ABOUT, MARK
 
 STEP = "recperf.step"
 PART = "recperf.part."
+MARKS = 9
+"""Barriers that ranks mark: enough for the one in the middle not to be a slow one."""
 
 
 class _Ranges:
@@ -35,11 +40,20 @@ class _Ranges:
         self._open.pop().__exit__(None, None, None)
 
 
-def record(step: Callable[[int], object], steps: int, path: Path, cuda: bool) -> None:
+def record(
+    step: Callable[[int], object],
+    steps: int,
+    path: Path,
+    cuda: bool,
+    *,
+    about: dict[str, Any] | None = None,
+    meet: Callable[[], None] | None = None,
+) -> None:
     """Profile `steps` calls of `step`, which must be warm, and write the Chrome trace to `path` (gzip if it ends so).
 
     One more step runs first, without a name: the first under the profiler pays for its buffers, and belongs to no
-    measurement. `step` is given 0 there, then 1, 2, ...
+    measurement. `step` is given 0 there, then 1, 2, ... The trace says `about` itself whose it is; where several ranks
+    record together, `meet` waits for all of them, and the ends of some such waits are marked before the steps.
     """
     require_writable(path.parent)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -49,7 +63,12 @@ def record(step: Callable[[int], object], steps: int, path: Path, cuda: bool) ->
     before = listen(_Ranges())
     try:
         profiler.add_metadata("torch_version", torch.__version__)
+        if about is not None:
+            profiler.add_metadata_json(ABOUT, json.dumps(about))
         step(0)
+        for number in range(MARKS if meet else 0):
+            with record_function(f"{MARK}#{number}"):
+                meet() if meet else None
         for index in range(steps):
             with record_function(f"{STEP}#{index}"):
                 step(index + 1)

@@ -83,6 +83,7 @@ def run_sections(run: Reading, key: str, *, short: bool) -> list[Section]:
     return [
         sections.quality(run, key),
         sections.budget(run, key),
+        *limits.between_ranks(run, key),
         limits.roofline(run, key),
         limits.knee(run, key),
         limits.pair(run, key),

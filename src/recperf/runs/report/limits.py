@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import curves, plots, roofs
+from . import curves, plots, ranks, roofs
 from .blocks import Block, Cell, Missing, Section, Table, Text, cells
 from .reading import Reading, shares
 from .svg import family
@@ -39,21 +39,24 @@ def ceilings(run: Reading) -> Ceilings | None:
     part = _device_peaks(run)
     if part is None:
         return None
-    product = part["gemm"]["float32"]["p50"]
-    streams = {"copy": part["copy"]["p50"], "read": part["read"]["p50"]}
+    # A rank's part of a processor that it shares with others.
+    sharing = (ranks.several(run.profile) or {}).get("sharing", 1)
+    share = f" / {sharing} ranks" if sharing > 1 else ""
+    product = part["gemm"]["float32"]["p50"] / sharing
+    streams = {name: part[name]["p50"] / sharing for name in ("copy", "read")}
     best = max(streams, key=lambda name: streams[name])
     drawn = [
         _roof(name, name, bandwidth, tone="ink" if name == best else "muted", main=name == best)
         for name, bandwidth in streams.items()
     ]
     place, row = _rows(run, part)
-    bandwidth = row["bytes_per_s"]["p50"] if row else None
+    bandwidth = row["bytes_per_s"]["p50"] / sharing if row else None
     if row and bandwidth:
         label = f"random rows of {row['row_bytes']} B, {place}"
         drawn.append(_roof(label, "random rows", bandwidth, tone="embedding"))
     return Ceilings(
         product=product,
-        product_label=f"float32 product {scaled(product, 'FLOP/s')}",
+        product_label=f"float32 product{share} {scaled(product, 'FLOP/s')}",
         stream=streams[best],
         stream_label=best,
         roofs=drawn,
@@ -282,6 +285,12 @@ def pair(run: Reading, key: str) -> Section:
 def _pair_cells(hot: float | None, cold: float | None) -> tuple[Cell, ...]:
     ratio = f"{cold / hot:.2f} x" if hot and cold else "–"
     return cells(ratio, *(ms(time) if time is not None else "–" for time in (hot, cold)))
+
+
+def between_ranks(run: Reading, key: str) -> list[Section]:
+    """The slowest rank and what ranks wait for; nothing of one rank."""
+    found = ranks.blocks(key, run.profile) if run.profile else []
+    return [Section("ranks", "Between the ranks", found)] if found else []
 
 
 def evidence(run: Reading) -> Section:

@@ -16,6 +16,7 @@ from ...errors import MachineError
 from ...files import write_atomic, writing
 from . import profile_sections as sections
 from . import profile_words as say
+from . import ranks
 from .blocks import Badge, RunView, Section, Text, Tile
 from .builder import environment
 from .profile_sections import Page
@@ -117,12 +118,18 @@ def tiles(profile: dict[str, Any]) -> list[Tile]:
     else:
         shown.append(Tile("samples a second", f"{profile['batch_size'] / step['p50'] * 1e3:,.0f}" if step["p50"] else
                           say.NONE, "at the median step"))  # fmt: skip
-    tried = [fix for fix in profile.get("fixes") or [] if fix.get("measured_gain") and fix["status"] != "rejected"]
-    offered = [fix for fix in profile.get("fixes") or [] if fix.get("predicted_gain")]
+    fixes = [] if say.missing(profile, "fixes") else profile["fixes"]
+    tried = [fix for fix in fixes if fix.get("measured_gain") and fix["status"] != "rejected"]
+    offered = [fix for fix in fixes if fix.get("predicted_gain")]
     if tried:
         best = max(tried, key=lambda fix: fix["measured_gain"])
         shown.append(Tile("best fix tried", say.gain(best["measured_gain"]), best["title"]))
     elif offered:
         best = max(offered, key=lambda fix: fix["predicted_gain"])
         shown.append(Tile("best fix, predicted", say.gain(best["predicted_gain"]), best["title"]))
+    several = ranks.several(profile)
+    if several:
+        shown.append(Tile("slowest rank", str(several["slowest"]), f"of {several['ranks']}, by its own work"))
+        note = f"{say.time(several['exposed_ms'])} of a step, mean over the ranks"
+        shown.append(Tile("exposed communication", say.percent(several["exposed_share"], 0), note))
     return shown

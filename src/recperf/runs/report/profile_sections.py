@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from . import plots, profile_plots, roofs
+from . import plots, profile_plots, ranks, roofs
 from . import profile_words as say
 from .blocks import Block, Cell, Table, Text, cells
 from .reading import shares
@@ -306,18 +306,7 @@ def embeddings(of: Page) -> list[Block]:
 
 
 def communication(of: Page) -> list[Block]:
-    listed = of.profile["communication"]
-    if not listed:
-        return [Text("None.")]
-    heads = list(dict.fromkeys(key for row in listed for key in row))
-    rows = [cells(*(_said(row.get(key)) for key in heads)) for row in listed]
-    return _longest(tuple(head.replace("_", " ") for head in heads), rows, "rows")
-
-
-def _said(value: Any) -> Cell:
-    if value is None:
-        return Cell(say.NONE)
-    return Cell(say.three(value)) if isinstance(value, float) else named(str(value), 40)
+    return ranks.blocks("profile", of.profile)
 
 
 def fixes(of: Page) -> list[Block]:

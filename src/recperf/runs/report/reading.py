@@ -60,6 +60,22 @@ _PROFILE = [
     ("regime.evidence.*.unit", "string or null"),
     ("regime.evidence.*.threshold", "string or null"),
     ("regime.evidence.*.says", "string or null"),
+    ("communication", "object or absent"),
+    *((f"communication.{name}", "integer") for name in ("ranks", "hosts", "slowest", "steps", "sharing")),
+    *((f"communication.{name}", "number") for name in ("exposed_ms", "exposed_share", "clock_error_ms")),
+    *((f"communication.{name}", "number or null") for name in ("late_ms", "moving_ms")),
+    ("communication.not_told_apart", "string or null"),
+    ("communication.each", "array"),
+    ("communication.each.*.rank", "integer"),
+    *((f"communication.each.*.{name}", "number") for name in ("step_ms", "own_ms", "exposed_ms")),
+    *((f"communication.each.*.{name}", "number or null") for name in ("late_ms", "moving_ms", "awaited_ms")),
+    ("communication.each.*.largest_part", "string"),
+    ("communication.collectives", "array"),
+    *((f"communication.collectives.*.{name}", "string") for name in ("part", "what")),
+    *(
+        (f"communication.collectives.*.{name}", "number")
+        for name in ("count", "bytes", "exposed_ms", "late_ms", "moving_ms", "awaited_rank")
+    ),
 ]
 
 _PAIR = [

@@ -20,6 +20,11 @@ WIDE, NARROW = 880, 340
 
 FAMILIES = ("data", "hash", "bottom", "embedding", "interaction", "top", "loss", "backward", "update", "sparse")
 EXTRA = ("extra-1", "extra-2", "extra-3")
+KNOWN = {
+    "dense_update": "update", "sparse_update": "sparse", "optimizer": "update", "exchange": "extra-2",
+    "own work": "accent", "waiting for a rank": "loss", "waiting for bytes": "extra-2", "waiting": "extra-2",
+}  # fmt: skip
+"""Names that have the colour of another."""
 TONES = ("ink", "muted", "line", "surface", "on-fill", "accent", "good", "bad", "other", *FAMILIES, *EXTRA)
 """Every colour a figure may use; style.css gives each a value for light and for dark."""
 
@@ -44,7 +49,7 @@ def family(component: str) -> tuple[str, bool]:
     if component == "backward":
         return "backward", False
     head = component.removesuffix("_backward")
-    known = {"dense_update": "update", "sparse_update": "sparse", "optimizer": "update"}.get(head, head)
+    known = KNOWN.get(head.rpartition("_")[2] if head.endswith("_exchange") else head, head)
     if known not in TONES:
         # A name this page has never met keeps its colour from run to run.
         known = EXTRA[sum(known.encode()) % len(EXTRA)]

@@ -46,7 +46,7 @@ PHASES = {
     "update": "update",
     "other": "other",
 }
-ORDER = ("data", "forward", "backward", "update", "other")
+ORDER = ("data", "forward", "backward", "communication", "update", "other")
 """Phases as a step goes through them."""
 
 NOT_MEASURED = "not measured"

@@ -1,0 +1,215 @@
+"""A window of steps that several ranks clocked together: which rank the others wait for, and what waiting costs.
+
+Every rank clocks the same steps, which begin together. A rank's own time is its step without the waits inside
+collectives; the slowest rank is the one with the most of it. Of a wait, what lies before the last rank came to the
+collective is waiting for that rank (`late`), and the rest is for bytes to move. Torch-free but for the exchange itself.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ..measure.profile import EXCHANGE, Reading, overhead, spread
+from .clocks import Clock, compared
+from .collectives import Wait, WaitLog
+from .world import World
+
+OUTER = 0.2
+"""Share of the steps left out at either end, by how long they took: a hiccup of the machine is nobody's fault."""
+QUEUED = "a device's queue does not say when a rank came to a collective"
+APART = "the ranks noted different collectives"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a rank tells of its window."""
+
+    clocked: list[Reading]
+    plain: list[int]
+    waits: list[list[Wait]]
+    clock: Clock
+
+
+def told(world: World, clocked: list[Reading], plain: list[int], watch: WaitLog) -> list[Told]:
+    """Of every rank, on every rank."""
+    from torch import distributed
+
+    clock = compared(world)
+    found: list[Any] = [None] * world.size
+    distributed.all_gather_object(found, Told(clocked, plain, watch.steps, clock))
+    return cast(list[Told], found)
+
+
+def from_rank(world: World, rank: int, value: Any) -> Any:
+    """What one rank has, on every rank."""
+    from torch import distributed
+
+    carried = [value if world.rank == rank else None]
+    distributed.broadcast_object_list(carried, src=rank)
+    return carried[0]
+
+
+def joined(world: World, found: dict[str, Any], ranks: list[Told], *, queued: bool) -> dict[str, Any]:
+    """The window of all ranks: times of a step are the longest of any rank, parts are those of the slowest rank."""
+    communication = summed(ranks, queued=queued)
+    of_slowest = cast(dict[str, Any], from_rank(world, communication["slowest"], found))
+    walls = _longest(([wall for wall, _ in rank.clocked] for rank in ranks), len(ranks[0].clocked))
+    plain = _longest((rank.plain for rank in ranks), len(ranks[0].plain))
+    sharing = world.local_size if world.device == "cpu" else 1
+    return {
+        **of_slowest,
+        "step_ms": spread(walls),
+        "overhead": overhead(walls, plain),
+        "communication": {**communication, "sharing": sharing},
+    }
+
+
+def _longest(ranks: Iterable[Sequence[int]], steps: int) -> list[int]:
+    listed = list(ranks)
+    return [max(times[step] for times in listed) for step in range(steps)]
+
+
+def summed(ranks: list[Told], *, queued: bool = False) -> dict[str, Any]:
+    """The section `communication` of a profile: means over the steps in the middle, in ms a step."""
+    steps = _middle(_longest(([wall for wall, _ in rank.clocked] for rank in ranks), len(ranks[0].clocked)))
+    why = QUEUED if queued else None if _alike(ranks) else APART
+    lasts = None if why else _last(ranks, steps)
+    each = [_of_rank(ranks, number, steps, lasts) for number in range(len(ranks))]
+    slowest = max(each, key=lambda row: row["own_ms"])["rank"]
+    means = {name: _mean(row[name] for row in each) for name in ("step_ms", "own_ms", "exposed_ms")}
+    late = None if lasts is None else _mean(row["late_ms"] for row in each)
+    return {
+        "ranks": len(ranks),
+        "hosts": len({rank.clock.host for rank in ranks}),
+        "slowest": slowest,
+        "steps": len(steps),
+        **means,
+        "late_ms": late,
+        "moving_ms": None if late is None else means["exposed_ms"] - late,
+        "exposed_share": means["exposed_ms"] / means["step_ms"] if means["step_ms"] else 0.0,
+        "clock_error_ms": max(rank.clock.error_ns for rank in ranks) / 1e6,
+        "not_told_apart": why,
+        "each": each,
+        "collectives": [] if lasts is None else _rows(ranks, steps, lasts),
+    }
+
+
+def _middle(walls: list[int]) -> list[int]:
+    """The steps that took neither longest nor shortest."""
+    order = sorted(range(len(walls)), key=lambda step: walls[step])
+    out = int(OUTER * len(walls))
+    return sorted(order[out : len(walls) - out])
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
+
+
+def _alike(ranks: list[Told]) -> bool:
+    """Whether all ranks noted the same collectives in the same order."""
+    seen = [[[(wait.number, wait.what, wait.part) for wait in step] for step in rank.waits] for rank in ranks]
+    return all(other == seen[0] for other in seen[1:])
+
+
+@dataclass(frozen=True)
+class _Last:
+    """The last to come to a collective."""
+
+    rank: int
+    came: int
+    """By the clock of rank 0."""
+
+
+def _last(ranks: list[Told], steps: list[int]) -> dict[tuple[int, int], _Last]:
+    """By step and position in it."""
+    found = {}
+    for step in steps:
+        for place in range(len(ranks[0].waits[step])):
+            came = [rank.waits[step][place].came - rank.clock.ahead_ns for rank in ranks]
+            latest = max(range(len(ranks)), key=lambda number: came[number])
+            found[step, place] = _Last(latest, came[latest])
+    return found
+
+
+def _late(wait: Wait, clock: Clock, last: _Last) -> int:
+    """ns of a wait that passed before the last rank came."""
+    began, ended = wait.began - clock.ahead_ns, wait.ended - clock.ahead_ns
+    return max(0, min(ended, last.came) - began)
+
+
+def _of_rank(
+    ranks: list[Told], number: int, steps: list[int], lasts: Mapping[tuple[int, int], _Last] | None
+) -> dict[str, Any]:
+    rank = ranks[number]
+    walls = [rank.clocked[step][0] for step in steps]
+    exposed = [
+        sum(ns for name, ns in rank.clocked[step][1].items() if name.rpartition("_")[2] == EXCHANGE) for step in steps
+    ]
+    wall_ms, exposed_ms = _mean(walls) / 1e6, _mean(exposed) / 1e6
+    late_ms = awaited_ms = None
+    if lasts is not None:
+        late = [_late(rank.waits[step][place], rank.clock, last) for (step, place), last in lasts.items()]
+        # A collective's wait is noted a little inside its span; none of it may be counted beyond that.
+        late_ms = min(exposed_ms, sum(late) / len(steps) / 1e6)
+        awaited_ms = _awaited(ranks, number, lasts) / len(steps) / max(1, len(ranks) - 1) / 1e6
+    return {
+        "rank": number,
+        "step_ms": wall_ms,
+        "own_ms": wall_ms - exposed_ms,
+        "exposed_ms": exposed_ms,
+        "late_ms": late_ms,
+        "moving_ms": None if late_ms is None else exposed_ms - late_ms,
+        "awaited_ms": awaited_ms,
+        "largest_part": _largest([rank.clocked[step][1] for step in steps]),
+    }
+
+
+def _awaited(ranks: list[Told], number: int, lasts: Mapping[tuple[int, int], _Last]) -> int:
+    """ns that all others together waited for this rank."""
+    return sum(
+        _late(rank.waits[step][place], rank.clock, last)
+        for (step, place), last in lasts.items()
+        if last.rank == number
+        for rank in ranks
+    )
+
+
+def _largest(parts: list[dict[str, int]]) -> str:
+    """What a rank's own time goes to most."""
+    total: defaultdict[str, int] = defaultdict(int)
+    for step in parts:
+        for name, ns in step.items():
+            total[name] += ns if name.rpartition("_")[2] != EXCHANGE else 0
+    return max(total, key=lambda name: total[name])
+
+
+def _rows(ranks: list[Told], steps: list[int], lasts: Mapping[tuple[int, int], _Last]) -> list[dict[str, Any]]:
+    """The collectives by part and kind; times are means over the ranks."""
+    groups: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for step, place in lasts:
+        wait = ranks[0].waits[step][place]
+        groups[wait.part, wait.what].append((step, place))
+    a_step = 1e6 * len(steps) * len(ranks)
+    rows = []
+    for (part, what), places in groups.items():
+        waits = [(rank.waits[step][place], rank.clock, lasts[step, place]) for step, place in places for rank in ranks]
+        exposed = sum(wait.ended - wait.began for wait, _, _ in waits) / a_step
+        late = sum(_late(wait, clock, last) for wait, clock, last in waits) / a_step
+        there = {place: lasts[place] for place in places}
+        rows.append(
+            {
+                "part": part,
+                "what": what,
+                "count": len(places) / len(steps),
+                "bytes": sum(wait.bytes for wait, _, _ in waits) / len(steps) / len(ranks),
+                "exposed_ms": exposed,
+                "late_ms": late,
+                "moving_ms": exposed - late,
+                "awaited_rank": max(range(len(ranks)), key=lambda number: _awaited(ranks, number, there)),
+            }
+        )
+    return sorted(rows, key=lambda row: -row["exposed_ms"])
