@@ -58,7 +58,8 @@ class PreparedClicks:
         return ClickTrial(self.config, train, valid, seed, device)
 
     def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        return dlrm_step(self.config.model, self.config.train.batch_size, unique=unique)
+        """Of a step; of several ranks, of this one's share of it."""
+        return dlrm_step(self.config.model, rank_share(self.config.train.batch_size), unique=unique)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
@@ -155,6 +156,12 @@ class ClickTrial(KeptTrial):
         """The table rows a batch looks up."""
         assert isinstance(self.model.embeddings, StackedTables)
         return self.model.embeddings.rows_of(batch.features)
+
+
+def rank_share(samples: int) -> int:
+    """Samples of a batch that this process works on: all, or with several ranks its part."""
+    world = current()
+    return max(1, len(range(world.rank, samples, world.size)))
 
 
 def largest_product(model: DLRMConfig, batch: int) -> int:

@@ -35,7 +35,7 @@ from ..train.optim import make_dense
 from ..train.schedule import make as make_schedule
 from ..train.sparse import SparseRows, SplitOptimizer
 from .base import Fix, Trial, describe_made_up, require_memory
-from .clicks import KeptTrial, cpu_fixes, largest_product
+from .clicks import KeptTrial, cpu_fixes, largest_product, rank_share
 from .dlrm import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids, table_share
 
 
@@ -177,7 +177,8 @@ class PreparedDLRM:
         return DLRMTrial(self, seed)
 
     def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        batch, optimizer = self.config.train.batch_size, self.config.train.optimizer
+        """Of a step; of several ranks, of this one's share of it."""
+        batch, optimizer = rank_share(self.config.train.batch_size), self.config.train.optimizer
         if optimizer == "adamw":
             return dlrm_step(self.model, batch, ids=ids, unique=unique)
         return sparse_dlrm_step(self.model, batch, ids=ids, unique=unique, optimizer=optimizer)
