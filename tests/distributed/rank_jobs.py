@@ -194,3 +194,27 @@ def window(world: World, config: DLRMv4WorkloadConfig, steps: int, slow: int, se
     recipe = replace(trial.recipe, order=Slow(order, seconds)) if world.rank == slow else trial.recipe
     trial.model.train()
     return measure_window(prepared, trial, recipe, None, steps=steps)
+
+
+def sleeps(rank: int, seconds: float, on: int = 1) -> None:
+    """A rank waits for its data in every step."""
+    step = RankStep.__call__
+
+    def slow(self: RankStep, batches: Iterator[Any], rate: float) -> Any:
+        def late() -> Iterator[Any]:
+            time.sleep(seconds)
+            yield next(batches)
+
+        return step(self, late() if rank == on else batches, rate)
+
+    RankStep.__call__ = slow  # type: ignore[method-assign]
+
+
+def clocks(world: World, ahead_ns: int) -> dict[str, Any]:
+    """How far a rank's clock is ahead of rank 0's: as if on two hosts, and as it is."""
+    from recperf.distributed.clocks import compared
+
+    ahead = ahead_ns * world.rank
+    apart = compared(world, here=f"host {world.rank}", now=lambda: time.monotonic_ns() + ahead)
+    shared = compared(world)
+    return {"apart": (apart.ahead_ns, apart.error_ns), "shared": (shared.ahead_ns, shared.error_ns)}

@@ -1,0 +1,113 @@
+"""What is made of the readings of several ranks, and of their clocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rank_pool import needs_torchrec, run_ranks
+
+from recperf.distributed.clocks import Clock
+from recperf.distributed.collectives import Wait
+from recperf.distributed.window import APART, QUEUED, Told, summed
+from recperf.measure.explain import explain, ranks_sentence
+
+MS = 1_000_000
+
+
+def rank(came: float, *, ahead: float = 0.0, host: str = "one", own: float | None = None, steps: int = 5) -> Told:
+    """Steps of a rank that comes to one reduction so many ms after a step began, and has its sum at 30 ms.
+
+    The step ends 10 ms later. Its own clock is `ahead`.
+    """
+    found = []
+    for step in range(steps):
+        begin = 100 * step + ahead
+        moments = [round((begin + ms) * MS) for ms in (came, came, 30.0)]
+        found.append([Wait(step + 1, "all_reduce", "reduce", *moments, 4096)])
+    waits = round((30.0 - came) * MS)
+    reading = (40 * MS, {"data": 40 * MS - waits, "reduce_exchange": waits})
+    return Told([reading] * steps, [39 * MS] * steps, found, Clock(host, round(ahead * MS), 0))
+
+
+def test_the_rank_that_comes_last_is_the_slowest_and_its_wait_is_for_bytes() -> None:
+    found = summed([rank(5.0), rank(25.0), rank(10.0)])
+    assert found["slowest"] == 1
+    assert [row["own_ms"] for row in found["each"]] == pytest.approx([15.0, 35.0, 20.0])
+    assert [row["late_ms"] for row in found["each"]] == pytest.approx([20.0, 0.0, 15.0])
+    assert [row["moving_ms"] for row in found["each"]] == pytest.approx([5.0, 5.0, 5.0])
+    # Two others waited for it, 20 and 15 ms.
+    assert [row["awaited_ms"] for row in found["each"]] == pytest.approx([0.0, 17.5, 0.0])
+    assert found["exposed_ms"] == pytest.approx((25 + 5 + 20) / 3)
+    assert found["late_ms"] + found["moving_ms"] == pytest.approx(found["exposed_ms"])
+    assert found["exposed_share"] == pytest.approx(50 / 3 / 40)
+    (row,) = found["collectives"]
+    assert (row["part"], row["what"], row["count"], row["bytes"]) == ("reduce", "all_reduce", 1.0, 4096.0)
+    assert row["awaited_rank"] == 1
+    assert row["exposed_ms"] == pytest.approx(found["exposed_ms"])
+
+
+def test_a_clock_that_is_ahead_changes_nothing() -> None:
+    alike, ahead = summed([rank(5.0), rank(25.0)]), summed([rank(5.0), rank(25.0, ahead=1e6, host="two")])
+    assert ahead["hosts"] == 2
+    assert {**ahead, "hosts": 1} == alike
+
+
+def test_a_hiccup_names_nobody() -> None:
+    """One step in five in which the faster rank stood still."""
+    ranks = [rank(5.0), rank(25.0)]
+    ranks[0].clocked[2] = (5000 * MS, {"data": 5000 * MS})
+    found = summed(ranks)
+    assert found["slowest"] == 1
+    assert found["each"][0]["own_ms"] == pytest.approx(15.0)
+    assert found["steps"] == 3
+
+
+@pytest.mark.parametrize(("queued", "why"), [(True, QUEUED), (False, APART)])
+def test_what_cannot_be_told_apart_is_not(queued: bool, why: str) -> None:
+    ranks = [rank(5.0), rank(25.0)]
+    if not queued:
+        ranks[1].waits[3].pop()
+    found = summed(ranks, queued=queued)
+    assert found["not_told_apart"] == why
+    assert found["slowest"] == 1
+    assert found["exposed_ms"] == pytest.approx(15.0)
+    assert found["late_ms"] is found["moving_ms"] is found["each"][0]["late_ms"] is None
+    assert found["collectives"] == []
+
+
+def profile(ranks: list[Told], share: float) -> dict[str, Any]:
+    parts = [("data", "data", 1 - share), ("reduce_exchange", "communication", share)]
+    return {
+        "device": "cpu",
+        "components": [
+            {"name": name, "phase": phase, "share": part, "ms": {"p50": 40 * part}, "flops": None, "bytes": None}
+            for name, phase, part in parts
+        ],
+        "step_ms": {"p20": 39.0, "p50": 40.0, "p80": 41.0},
+        "ids": {"lookups": 0, "row_bytes": 64, "touched_bytes": 0},
+        "communication": summed(ranks),
+    }
+
+
+def test_the_verdict_names_the_slowest_rank_and_the_exposed_communication() -> None:
+    found = explain(profile([rank(5.0), rank(25.0)], 0.125), None)
+    assert found["name"] == "input-bound"
+    assert (
+        "Rank 1 of 2 is the slowest: its own work takes 35 ms of a step, that of the others 15 ms." in found["sentence"]
+    )
+    assert "ranks wait in collectives for 38% of a step, 15 ms: 10 ms for a rank" in found["sentence"]
+    assert explain(profile([rank(5.0), rank(5.0)], 0.6), None)["name"] == "communication-bound"
+    assert "by less than 5%" in ranks_sentence(profile([rank(5.0), rank(5.1)], 0.6))
+    assert ranks_sentence({"communication": {"missing": "one rank"}}) == ""
+
+
+@needs_torchrec
+def test_clocks_of_hosts_are_compared() -> None:
+    """A rank that claims another host, with a clock 3 s ahead; and two that share one."""
+    first, second = run_ranks(2, "clocks", ahead_ns=3 * 10**9)
+    assert first["apart"] == (0, 0)
+    ahead, error = second["apart"]
+    assert 0 < error < 10**9
+    assert abs(ahead - 3 * 10**9) <= error
+    assert first["shared"] == second["shared"] == (0, 0)

@@ -1,0 +1,187 @@
+"""The traces of several ranks as one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.errors import DataError, RecperfError, UsageError
+from recperf.measure.trace.cut import write_cut
+from recperf.measure.trace.merge import merge
+from recperf.measure.trace.read import read
+
+_spec = importlib.util.spec_from_file_location("made", Path(__file__).with_name("made.py"))
+assert _spec
+assert _spec.loader
+made = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(made)
+
+BASE = 1_790_000_000_000_000_000
+
+
+def trace(
+    folder: Path,
+    rank: int,
+    *,
+    at: float = 1000.0,
+    base: int = BASE,
+    host: str | None = "one",
+    marks: Sequence[float] = (0.0, 50.0, 80.0),
+    **about: Any,
+) -> Path:
+    """A rank that marks three barriers, ended so long after `at`, and takes a step with an arrow to a kernel."""
+    events = [made.around(f"recperf.mark#{number}", at + end - 20, 20) for number, end in enumerate(marks)]
+    events += [
+        made.around("recperf.step#0", at + 100, 500), made.op("aten::mm", at + 110, 50, external=7),
+        made.call("cudaLaunchKernel", at + 120, 5, 3), made.kernel("gemm", at + 130, 60, 3),
+        *made.flow(3, at + 120, at + 130),
+        {"ph": "M", "name": "thread_name", "pid": made.HOST, "tid": made.HOST, "ts": 0, "args": {"name": "main"}},
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "ts": 0, "args": {"name": "stream 7"}},
+        {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "ts": 0, "args": {"labels": "GPU 0"}},
+    ]  # fmt: skip
+    header = {"recperf": {"run": "a", "rank": rank, "ranks": 2, "host": host, **about}, "baseTimeNanoseconds": base}
+    return Path(made.write(folder / f"trace.rank{rank}.json.gz", events, **header))
+
+
+def merged(folder: Path, paths: list[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    found = merge(paths, folder / "merged.json")
+    return found, json.loads((folder / "merged.json").read_text())["traceEvents"]
+
+
+def steps(events: list[dict[str, Any]]) -> dict[int, float]:
+    """When each process began its step."""
+    return {event["pid"]: event["ts"] for event in events if event["name"] == "recperf.step#0"}
+
+
+def test_a_process_a_rank_with_its_name_and_place(tmp_path: Path) -> None:
+    found, events = merged(tmp_path, [trace(tmp_path, 1), trace(tmp_path, 0)])
+    told = {(e["pid"], e["name"]): e["args"] for e in events if e["ph"] == "M" and e["name"].startswith("process")}
+    assert told[1, "process_name"] == {"name": "rank 0"}
+    assert told[2, "process_name"] == {"name": "rank 1"}
+    assert (told[1, "process_sort_index"], told[2, "process_sort_index"]) == ({"sort_index": 0}, {"sort_index": 1})
+    assert {event["pid"] for event in events} == {1, 2}
+    # What ran on the device stands below the host's threads of the same rank.
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    threads = {(e["pid"], e["name"]): e["tid"] for e in events if e["ph"] == "X"}
+    for pid in (1, 2):
+        assert names[pid, threads[pid, "aten::mm"]] == "main"
+        assert names[pid, threads[pid, "gemm"]] == "GPU 0: stream 7"
+        assert threads[pid, "aten::mm"] != threads[pid, "gemm"]
+    assert found["events"] == 2 * 13
+    assert [row["rank"] for row in found["ranks"]] == [0, 1]
+
+
+def test_arrows_stay_inside_their_rank(tmp_path: Path) -> None:
+    _, events = merged(tmp_path, [trace(tmp_path, 0), trace(tmp_path, 1)])
+    ends = {(e["pid"], e["ph"]): e["id"] for e in events if e["ph"] in ("s", "f")}
+    assert ends[1, "s"] == ends[1, "f"]
+    assert ends[2, "s"] == ends[2, "f"]
+    assert ends[1, "s"] != ends[2, "s"]
+
+
+def test_ranks_of_one_host_keep_its_clock(tmp_path: Path) -> None:
+    """The second counts from a moment 1 ms earlier, and was 200 us late to begin and 30 us more at each barrier."""
+    late = [trace(tmp_path, 0), trace(tmp_path, 1, at=2200.0, base=BASE - 1_000_000, marks=(30.0, 80.0, 110.0))]
+    found, events = merged(tmp_path, late)
+    assert found["clock"] == "one host's clock"
+    assert steps(events)[2] - steps(events)[1] == pytest.approx(200.0)
+    assert found["ranks"][1]["shift_us"] == 0
+    assert found["apart_us"] == pytest.approx(230.0)
+
+
+def test_between_hosts_barriers_end_at_the_same_time(tmp_path: Path) -> None:
+    """A clock that is 5 s ahead; one of the three barriers ended late on the second host."""
+    other = trace(tmp_path, 1, base=BASE + 5_000_000_000, host="two", marks=(7.0, 50.0, 80.0))
+    found, events = merged(tmp_path, [trace(tmp_path, 0), other])
+    assert found["clock"] == "barriers"
+    assert found["ranks"][1]["shift_us"] == pytest.approx(-5e6)
+    assert steps(events)[2] == pytest.approx(steps(events)[1])
+    assert found["apart_us"] == pytest.approx(7.0)
+
+
+def test_hosts_without_barriers_are_trusted_and_that_is_said(tmp_path: Path) -> None:
+    paths = [trace(tmp_path, 0, marks=(), host=None), trace(tmp_path, 1, marks=(), host=None)]
+    found, _ = merged(tmp_path, paths)
+    assert "trusted" in found["clock"]
+    assert found["apart_us"] is None
+
+
+def test_another_programs_traces_say_their_rank_too(tmp_path: Path) -> None:
+    paths = []
+    for rank in (0, 1):
+        told = {"backend": "nccl", "rank": rank, "world_size": 2}
+        paths.append(made.write(tmp_path / f"{rank}.json", [made.op("mm", 5.0, 2.0)], distributedInfo=told))
+    found, events = merged(tmp_path, paths)
+    assert found["of"] == 2
+    assert {event["pid"] for event in events} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("second", "what"),
+    [
+        ({"rank": 0}, "two traces are of rank 0"),
+        ({"rank": 1, "run": "b"}, "different runs"),
+        ({"rank": 1, "ranks": 4}, "different runs"),
+        ({"rank": 1, "base": BASE + 10**12}, "different moments"),
+        ({"rank": 1, "merged": [0, 1]}, "merged trace already"),
+    ],
+)
+def test_traces_that_do_not_belong_together_are_refused(tmp_path: Path, second: dict[str, Any], what: str) -> None:
+    (tmp_path / "other").mkdir()
+    paths = [trace(tmp_path, 0), trace(tmp_path / "other", **second)]
+    with pytest.raises(DataError, match=what):
+        merge(paths, tmp_path / "merged.json")
+    assert not (tmp_path / "merged.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"hello", "not a trace"),
+        (b"{}", "no list called traceEvents"),
+        (b'{"traceEvents":[{"ph":"X","name":"a","ts":1,"dur":1,"pid":1,"tid":1}]}', "which rank"),
+        (b'{"traceEvents":[]}', "no event with a time"),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_is_no_trace_of_a_rank_is_refused(tmp_path: Path, content: bytes | None, what: str) -> None:
+    if content is not None:
+        (tmp_path / "odd.json").write_bytes(content)
+    with pytest.raises(RecperfError, match=what):
+        merge([trace(tmp_path, 0), tmp_path / "odd.json"], tmp_path / "merged.json")
+
+
+def test_a_trace_is_never_written_over(tmp_path: Path) -> None:
+    paths = [trace(tmp_path, 0), trace(tmp_path, 1)]
+    with pytest.raises(UsageError, match="one of the traces"):
+        merge(paths, paths[0])
+    with pytest.raises(UsageError, match="at least two"):
+        merge(paths[:1], tmp_path / "merged.json")
+    assert read(paths[0]).events == read(paths[1]).events
+
+
+def test_a_cut_trace_keeps_its_barriers(tmp_path: Path) -> None:
+    events = [made.around("recperf.mark#0", 10.0, 5.0), *made.gpu_step(0, 100.0, 10), *made.gpu_step(1, 1100.0, 20)]
+    source = made.write(tmp_path / "whole.json", events)
+    kept = write_cut(source, tmp_path / "cut.json", source.stat().st_size / 1e6 / 2.5)
+    assert kept["steps_kept"] == 1
+    assert "recperf.mark#0" in {event.name for event in read(tmp_path / "cut.json").host}
+
+
+def test_the_command_takes_a_folder_and_needs_no_torch(tmp_path: Path) -> None:
+    trace(tmp_path, 0)
+    trace(tmp_path, 1)
+    code = "import sys; from recperf.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
+    words = ["trace", "merge", str(tmp_path)]
+    said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "0 False"
+    assert "rank" in said
+    assert "one host's clock" in said
+    assert (tmp_path / "trace.merged.json.gz").exists()
