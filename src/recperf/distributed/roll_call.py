@@ -7,6 +7,8 @@ there, with what it can read of its neighbours; whoever does not answer within s
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +31,32 @@ class Lacking:
 
 def answer(world: World, *, said: bool) -> list[Lacking]:
     """Answer the call, and get the ranks that do not where this one is to name them. `said`: it told why it ends."""
+    if not _store_answers():
+        return [] if said else _of_other_hosts(world)
     try:
         return _answer(world, said)
     except Exception:
         # The store went with the rank or the host that kept it; torch has several errors for that.
         return []
+
+
+def _store_answers() -> bool:
+    """Whether the host that keeps the store is there: asked in vain, the store itself would wait without an end."""
+    place = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 0)
+    try:
+        socket.create_connection(place, timeout=ANSWER_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _of_other_hosts(world: World) -> list[Lacking]:
+    """Where a host went with the store, or the network between: each host's first rank names what it cannot reach."""
+    if world.local_rank:
+        return []
+    here = range(world.rank, world.rank + world.local_size)
+    unknown = notes.Note(doing="not known: the host on which the ranks met does not answer")
+    return [Lacking(rank, unknown) for rank in range(world.size) if rank not in here]
 
 
 def _answer(world: World, said: bool) -> list[Lacking]:
