@@ -171,7 +171,7 @@ class BagTables(Embeddings):
             ],
         )
         rule = getattr(EmbOptimType, FBGEMM[self.optimizer])
-        sharder = sharder_of(EmbeddingBagCollectionSharder, options, self.place, optimizer=rule, eps=self.eps)
+        sharder = sharder_of(EmbeddingBagCollectionSharder, options, optimizer=rule, eps=self.eps)
         engine, parts = sharded(
             module, sharder, tables, ids, options, self.world, batch_size=batch_size, place=self.place
         )
@@ -277,8 +277,11 @@ class BagTables(Embeddings):
         if float(rate) != self._rate:
             raise RuntimeError("fbgemm takes the rate when rows are looked up: call set_rate() before record()")
         waiting, self._waiting = self._waiting, []
-        for output_MW, gradient_MW in waiting:
-            torch.autograd.backward([output_MW], [gradient_MW])
+        with warnings.catch_warnings():
+            # TorchRec gathers row-wise gradients by a name that torch means to give up.
+            warnings.simplefilter("ignore")
+            for output_MW, gradient_MW in waiting:
+                torch.autograd.backward([output_MW], [gradient_MW])
         if self.copies.bags.keys:
             self.copies.update(self._rate)
 

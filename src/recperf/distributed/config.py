@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ..config import within
+from ..config import require, within
 from ..errors import ConfigError, closest
 
 SHARDING = ("row", "column", "table", "data-parallel")
 PLACEMENT = ("device", "host", "cached-host")
+PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +23,15 @@ class DistributedConfig:
     every rank. The planner decides about tables that are not named."""
     placement: str = ""
     """Where tables lie, as item_id=host; device, host or cached-host, the last two with GPUs only."""
-    all_to_all: Literal["fp32", "fp16"] = "fp32"
+    all_to_all: Literal["fp32", "fp16", "bf16"] = "fp32"
     """What rows and their gradients are sent as."""
+    pipeline: bool = True
+    """Send the ids of the next batch while this one is computed. Changes no number."""
     timeout_s: float = 300.0
     """Seconds a rank waits for the others before it gives up; a save by rank 0 must fit into them."""
 
     def __post_init__(self) -> None:
+        require(self.all_to_all in PRECISIONS, "distributed.all_to_all", self.all_to_all, ", ".join(PRECISIONS))
         within(1.0, self.timeout_s, 86_400.0, "distributed.timeout_s")
         self.shardings, self.placements  # noqa: B018
 

@@ -17,7 +17,7 @@ from .placing import Part, free_memory, parts_of, planned
 from .world import World
 
 
-def sharder_of(base: type, options: DistributedConfig, device: torch.device, **fused: Any) -> Any:
+def sharder_of(base: type, options: DistributedConfig, **fused: Any) -> Any:
     """TorchRec's sharder of a collection; `fused` says what fbgemm does with a gradient."""
 
     class Sharder(base):  # type: ignore[misc]  # it has no types
@@ -25,17 +25,25 @@ def sharder_of(base: type, options: DistributedConfig, device: torch.device, **f
             """Row-wise too: TorchRec offers it for GPUs only, but its parts run on CPUs as well."""
             return ["row_wise", "column_wise", "table_wise"]
 
-    return Sharder(fused_params={"learning_rate": 0.0, **fused}, qcomm_codecs_registry=codecs(options, device))
+    return Sharder(fused_params={"learning_rate": 0.0, **fused}, qcomm_codecs_registry=codecs(options))
 
 
-def codecs(options: DistributedConfig, device: torch.device) -> Any:
+def codecs(options: DistributedConfig) -> Any:
     """What rows and gradients are sent as; none means as they are."""
-    from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+    from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
+    from torchrec.distributed.types import CommOp
 
     if options.all_to_all == "fp32":
         return None
-    half = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
-    return get_qcomm_codecs_registry(half, device=device)
+    # TorchRec's own registry makes bf16 fp16 on a CPU, with a warning; here what was asked for is what is sent.
+    precision = CommType(options.all_to_all)
+    chosen = QCommsConfig(forward_precision=precision, backward_precision=precision)
+    sent = (
+        CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL,
+        CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL,
+        CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER,
+    )
+    return {operation.name: get_qcomm_codecs(chosen) for operation in sent}
 
 
 def sharded(
@@ -51,7 +59,7 @@ def sharded(
 ) -> tuple[Any, list[Part]]:
     """A collection divided among the ranks, and which of them holds what."""
     from torchrec.distributed import comm_ops
-    from torchrec.distributed.types import ShardingEnv
+    from torchrec.distributed.model_parallel import DistributedModelParallel
 
     # A loss here is already weighted by each rank's samples, so gradients are sums, not means over the ranks.
     comm_ops.set_gradient_division(False)
@@ -60,9 +68,11 @@ def sharded(
         plan = planned(
             module, sharder, tables, ids, options, world, batch_size=batch_size, memory=free_memory(world)
         )  # fmt: skip
-        (placed,) = plan.plan.values()
-        group: Any = torch.distributed.group.WORLD
-        engine = sharder.shard(module, placed, ShardingEnv.from_process_group(group), place)
+        # Around the collection alone: it would wrap dense parameters in DDP, whose gradients are means, one message a
+        # bucket; ours are sums that travel in one buffer with the loss and the wish to stop.
+        engine = DistributedModelParallel(
+            module, device=place, plan=plan, sharders=[sharder], init_data_parallel=False, init_parameters=False
+        )
     return engine, parts_of(plan, options)
 
 

@@ -9,7 +9,6 @@ Shapes: R rows of a table, D width, U distinct rows that a rank's batch uses.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from ..models.dlrm_v4_config import DLRMv4Config
 from ..models.dlrm_v4_inputs import Inputs
 from ..models.dlrm_v4_tables import CHUNK, fill_uniform_, table_seed
+from .ahead import Ahead
 from .config import DistributedConfig
 from .library import require_torchrec
 from .moving import collect, spread
@@ -60,6 +60,7 @@ class TorchRecTables(nn.Module):
         self._engine: list[Any] = []
         if self.divided:
             self._engine.append(self._shard(options, ids, batch_size))
+        self.ahead = Ahead(self._engine[0].module, self._asked, self.place) if self._engine else None
         self._rate = 0.0
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
@@ -80,9 +81,7 @@ class TorchRecTables(nn.Module):
                 for name, rows in tables.items()
             ],
         )
-        sharder = sharder_of(
-            EmbeddingCollectionSharder, options, self.place, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, eps=EPS
-        )
+        sharder = sharder_of(EmbeddingCollectionSharder, options, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, eps=EPS)
         engine, parts = sharded(
             module, sharder, tables, ids, options, self.world, batch_size=batch_size, place=self.place
         )
@@ -132,17 +131,23 @@ class TorchRecTables(nn.Module):
             self._leaves = {name: leaf.requires_grad_() for name, leaf in found.items()}
         return found
 
+    def follow(self, inputs: Inputs | None) -> None:
+        """Say which batch comes after the next one: its ids travel while that one is computed."""
+        if self.ahead:
+            self.ahead.follow(None if inputs is None else inputs.rows)
+
     def _looked_up(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if not self._engine:
+        if not self.ahead:
             return {}
+        found = self.ahead.lookup(rows, training=torch.is_grad_enabled())
+        return {name: found[name].values() for name in self.divided}
+
+    def _asked(self, rows: Mapping[str, Tensor]) -> Any:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
         asked = [rows[name].long() for name in self.divided]
         lengths = torch.tensor([ids.shape[0] for ids in asked], dtype=torch.int32, device=self.place)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = self._engine[0](KeyedJaggedTensor(list(self.divided), torch.cat(asked), lengths=lengths))
-            return {name: found[name].values() for name in self.divided}
+        return KeyedJaggedTensor(list(self.divided), torch.cat(asked), lengths=lengths)
 
     def gradients(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """The table, the rows this rank used and their gradient, for every table that has one."""

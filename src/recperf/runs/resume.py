@@ -19,7 +19,7 @@ from .record import CONFIG_SCHEMA, now, read_json
 
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
-    "distributed.sharding", "distributed.placement", "distributed.timeout_s",
+    "distributed.sharding", "distributed.placement", "distributed.timeout_s", "distributed.pipeline",
 )  # fmt: skip
 """Fields outside the contract: where the data lies (its digest is compared anyway), who fetches it, when to save, and
 which rank holds what."""

@@ -60,6 +60,8 @@ class SharedBatch(Numbered):
     samples: int
     """Of all ranks."""
     ours: int
+    following: Inputs | None = None
+    """The batch after it, whose ids may travel already; it is neither trained on nor counted with this one."""
 
     def __len__(self) -> int:
         return self.samples
@@ -71,6 +73,10 @@ class SharedOrder(InputOrder):
 
     share: Share
     world: World
+    ahead: bool = False
+    """Whether a batch brings the one after it."""
+    last: int = 0
+    """The number of steps that training ends with, if not with the data: what comes after is not looked at then."""
 
     def inputs(self, batch: HistoryBatch) -> Inputs:
         found = super().inputs(batch)
@@ -80,9 +86,18 @@ class SharedOrder(InputOrder):
         return replace(found, whole_longest=self.world.largest(found.whole_longest))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
-        for number, batch in enumerate(super().batches(epoch, start), start):
-            samples = self.samples(number)
-            yield SharedBatch(batch.inputs, batch.step, samples, self.share.count(samples))
+        with self.loader(start) as loader:
+            gathered = iter(loader)
+            following: Inputs | None = None
+            for number in range(start, len(self)):
+                ours = self.inputs(next(gathered)) if following is None else following
+                step, samples = epoch * len(self) + number, self.samples(number)
+                # Every rank has as many batches, so all of them see a next one or none of them does.
+                more = self.ahead and number + 1 < len(self) and step + 1 != self.last
+                following = self.inputs(next(gathered)) if more else None
+                if number in self.firsts:
+                    passing("window: entered")
+                yield SharedBatch(ours, step, samples, self.share.count(samples), following)
 
     def samples(self, number: int) -> int:
         """Of a batch, all ranks together."""
@@ -100,6 +115,7 @@ class RankModel(SteppedModel):
         assert isinstance(batch, SharedBatch)
         # Ranks drop other features of their tokens, each the same ones whenever the step is taken again.
         self.model.set_step(self.seed, batch.step, self.world.rank)
+        cast(TorchRecTables, self.model.tables).follow(batch.following)
         loss = self.model.loss(batch.inputs)
         if batch.ours:
             with span("metrics"):
@@ -186,7 +202,11 @@ class RankTrial(HistoryTrial):
         share = Share(prepared.histories, self.world.rank, self.world.size)
         device, workers = prepared.settings.device, prepared.config.data.workers
         gather = cast(Histories, share)
-        return SharedOrder(order, gather, prepared.config.model, device, workers, share, self.world)
+        config = prepared.config
+        return SharedOrder(
+            order, gather, config.model, device, workers, share, self.world,
+            ahead=config.distributed.pipeline, last=config.train.max_steps,
+        )  # fmt: skip
 
     def plan(self) -> str:
         """Which rank holds what, as a table to read."""

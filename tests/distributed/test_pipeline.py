@@ -1,0 +1,138 @@
+"""The ids of the next batch travel while this one is computed, and nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from rank_jobs import STEPS, small
+from rank_pool import needs_torchrec, run_ranks
+from test_ranks import config
+
+from recperf.distributed.config import DistributedConfig
+from recperf.distributed.world import World
+from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig
+
+pytestmark = needs_torchrec
+MIXED = "uid=column,item_id=table,album_id=data-parallel,artist_id=row"
+ROWS = torch.float32
+"""What rows travel as; ids and their counts are whole numbers."""
+
+
+def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_ids_are_under_way_before_their_batch_is_looked_up() -> None:
+    with_it, without = (run_ranks(2, "pipeline_jobs.looked_up", sharding=MIXED, following=how) for how in (True, False))
+    for rank, plain in zip(with_it, without):
+        # Three ways of dividing tables are three messages each: counts, lengths and ids; then rows.
+        assert [[kind for kind, _ in step].count(ROWS) for step in plain["told"]] == [3] * 2 * STEPS
+        assert [len(step) for step in plain["told"]] == [12] * 2 * STEPS
+        # The first lookup begins two batches, the last none, and a score in between its own alone.
+        assert [len(step) for step in rank["told"]] == [21, 12, 12, 12, 3, 12]
+        assert {kind for kind, _ in rank["told"][4]} == {ROWS}
+        assert sorted(map(str, chain(*rank["told"]))) == sorted(map(str, chain(*plain["told"])))
+        assert all(equal(ours, theirs) for ours, theirs in zip(rank["seen"], plain["seen"]))
+        assert equal(rank["last"], plain["last"])
+
+
+def told(pipeline: bool, ranks: int = 2, **options: Any) -> list[dict[str, Any]]:
+    chosen = config(**options)
+    chosen = replace(chosen, distributed=replace(chosen.distributed, pipeline=pipeline))
+    return run_ranks(ranks, "pipeline_jobs.steps", config=chosen, count=8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {"sharding": MIXED}),
+        # Fewer samples than ranks, dropout, and a number that ranks agree on while they gather.
+        pytest.param(4, {"batch": 3, "dropout": 0.5, "scale": "batch-max"}, marks=pytest.mark.long),
+    ],
+)
+def test_training_is_the_same_to_the_bit(ranks: int, options: dict[str, Any]) -> None:
+    with_it, without = told(True, ranks, **options), told(False, ranks, **options)
+    assert len(set(with_it[0]["losses"])) == 8
+    for ours, theirs in zip(with_it, without):
+        for name in ("losses", "samples", "metrics", "seen"):
+            assert ours[name] == theirs[name], name
+        assert all(torch.equal(a, b) for a, b in zip(ours["dense"], theirs["dense"]))
+        assert equal(ours["tables"], theirs["tables"])
+
+
+def order(chosen: DLRMv4WorkloadConfig) -> Any:
+    """The batches of rank 1 of 2, without the others."""
+    from recperf.workloads.dlrm_v4_data import PreparedHistories
+    from recperf.workloads.dlrm_v4_ranks import RankTrial
+
+    trial = RankTrial.__new__(RankTrial)
+    trial.prepared, trial.world = PreparedHistories(chosen), World(rank=1, size=2)
+    return trial.inputs(trial.prepared.train_order())
+
+
+def test_a_batch_brings_the_next_one_where_there_is_one() -> None:
+    chosen = config(batch=60)
+    batches = list(order(chosen).batches(0))
+    assert len(batches) == len(order(chosen)) > 6
+    for batch, after in zip(batches, batches[1:]):
+        assert batch.following is after.inputs
+    assert batches[-1].following is None
+    # From the middle they are the same.
+    again = list(order(chosen).batches(0, 4))
+    assert [batch.step for batch in again] == [batch.step for batch in batches[4:]]
+    assert [len(batch) for batch in again] == [len(batch) for batch in batches[4:]]
+    assert all(torch.equal(a.inputs.times_T, b.inputs.times_T) for a, b in zip(again, batches[4:]))
+
+
+def test_nothing_is_gathered_that_training_does_not_reach() -> None:
+    chosen = config(batch=60)
+    short = replace(chosen, train=replace(chosen.train, max_steps=3))
+    batches = order(short).batches(0)
+    assert [next(batches).following is None for _ in range(3)] == [False, False, True]
+    # A window that is measured after training goes on as training did.
+    assert next(batches).following is not None
+    off = order(replace(chosen, distributed=DistributedConfig(pipeline=False)))
+    assert all(batch.following is None for batch in off.batches(0))
+
+
+def test_windows_are_entered_with_their_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from recperf.workloads import dlrm_v4_ranks
+
+    entered: list[str] = []
+    monkeypatch.setattr(dlrm_v4_ranks, "passing", entered.append)
+    found = order(config(batch=60))
+    for number, _ in enumerate(found.batches(0)):
+        assert len(entered) == sum(first <= number for first in found.firsts)
+    assert len(entered) > 1
+
+
+@pytest.mark.long
+def test_what_torchrecs_own_pipeline_does_to_a_score_between_two_steps() -> None:
+    """Why it is not used. Its steps themselves are those of the model alone."""
+    for found in run_ranks(2, "pipeline_jobs.torchrec_pipeline"):
+        # After two steps it has taken four batches.
+        assert found["taken"] == [0, 1, 2, 3]
+        assert found["rewritten"]["losses"] == found["let go"]["losses"] == found["alone"][:2]
+        # As it is, what is scored are the rows of the next step, which it then misses.
+        assert found["rewritten"]["score"] == found["alone"][2]
+        assert "input_dist" in found["rewritten"]["error"]
+        # Let go, it scores the right rows, and cannot go on with the batches it had begun.
+        assert found["let go"]["score"] != found["alone"][2]
+        assert found["let go"]["error"]
+
+
+def test_each_distinct_row_is_asked_for_once() -> None:
+    ranks = run_ranks(2, "pipeline_jobs.repeated")
+    for found in ranks:
+        assert found["same"]
+        assert found["distinct"] <= 6 * len(small().tables) < found["raw"] / 6
+        for how, count in (("once", found["distinct"]), ("each", found["raw"])):
+            assert max(numbers for kind, numbers in found[how] if kind == torch.int64) == count
+    # As many rows are sent back by all ranks together.
+    for how, count in (("once", "distinct"), ("each", "raw")):
+        rows = sum(numbers for found in ranks for kind, numbers in found[how] if kind == ROWS)
+        assert rows == 16 * sum(found[count] for found in ranks)
