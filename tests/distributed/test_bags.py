@@ -222,7 +222,8 @@ def test_ranks_of_a_workload_that_has_none(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.long
 @pytest.mark.parametrize("workload", ["dlrm", "micro-dlrm"])
 def test_a_run_of_two_ranks_and_going_on_alone(tmp_path: Path, workload: str) -> None:
-    more = {"dlrm": ["--data.batches", "6", "--model.bottom", "8", "64", "--model.top", "8", "1"], "micro-dlrm": []}
+    small = ["--data.batches", "6", "--model.bottom", "8", "64", "--model.top", "8", "1"]
+    more = {"dlrm": [*small, "--distributed.sharding", "t1=row,t2=column"], "micro-dlrm": []}
     words = [
         "run", workload, *more[workload], "--train.batch-size", "64", "--train.max-steps", "6", "--train.device", "cpu",
         "--train.threads", "1", "--train.checkpoint-steps", "3", "--target.beat", "none", "--no-peaks", "--no-report",

@@ -23,6 +23,7 @@ from ..data.batch import ClickBatch
 from ..data.order import Samples, cut
 from ..distributed.bags import BagTables, SharedFeatures, require_something_sent
 from ..distributed.config import DistributedConfig
+from ..distributed.moving import divided
 from ..distributed.notes import note
 from ..distributed.placing import text_of
 from ..distributed.sharding import copied_parts
@@ -33,6 +34,7 @@ from ..measure.spans import span
 from ..models.dlrm import DLRM, WrittenOutLoss
 from ..models.embeddings import Embeddings
 from ..models.lanes import Lanes
+from ..train.checkpoint_parts import stacked
 from ..train.loop import Optimizer, Order, Recipe
 from ..train.optim import DenseOptimizer, make_dense
 from .clicks import SCORING_BATCH, ClickTrial, KeptTrial
@@ -190,35 +192,20 @@ class OnRanks(KeptTrial):
         return found_3N[0].float(), found_3N[1].float()
 
     def state(self) -> dict[str, Any]:
-        """On rank 0 what one process would save, so that any number of ranks can go on from it; none on the others."""
-        note("gathering the state")
-        whole = self.rank_tables.whole() if self.rank_tables else {}
-        if not self.world.leads:
-            return {}
+        """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""
         found = super().state()
         if self.rank_tables:
-            names = self.rank_tables.names
-            found["model"] = {TABLE: torch.cat([whole.pop(name) for name in names]), **found["model"]}
-            if whole:
-                found["optimizer"]["rows"] = torch.cat([whole.pop(f"{name}_state") for name in names])
+            names, parts = self.rank_tables.names, divided(self.rank_tables)
+            found["model"] = {TABLE: stacked([parts[name] for name in names]), **found["model"]}
+            if self.rank_tables.remembered:
+                found["optimizer"]["rows"] = stacked([parts[f"{name}_state"] for name in names])
         return found
 
     def restore(self, state: dict[str, Any]) -> None:
-        """From rank 0's; the others' is not read."""
-        note("spreading the state")
-        rest = {name: dict(part) for name, part in state.items()}
+        """The tables' parts were read to where they lie."""
         if self.rank_tables:
-            table_RD, rows = None, None
-            if self.world.leads:
-                table_RD, rows = rest["model"].pop(TABLE), rest["optimizer"].pop("rows")
-            self.rank_tables.load({**self._by_table(table_RD), **self._by_table(rows, "_state")})
-        super().restore(self.world.told(rest))
-
-    def _by_table(self, stacked: Tensor | None, ending: str = "") -> dict[str, Tensor]:
-        if stacked is None:
-            return {}
-        names, rows = zip(*self.tables())
-        return {f"{name}{ending}": part for name, part in zip(names, torch.split(stacked, list(rows)))}
+            state = {**state, "model": {name: part for name, part in state["model"].items() if name != TABLE}}
+        super().restore(state)
 
 
 class RankDLRM(OnRanks, DLRMTrial):
@@ -231,8 +218,8 @@ class RankDLRM(OnRanks, DLRMTrial):
             require_copies(prepared.config.distributed, "--train.optimizer rowwise-adagrad")
         if train.micro_batches > 1:
             raise ConfigError(
-                "train.micro_batches: a rank takes its part of a batch in one piece, since fbgemm updates tables in "
-                "each backward pass",
+                f"train.micro_batches is {train.micro_batches}: a rank takes its part of a batch in one piece, since "
+                "fbgemm updates tables in each backward pass",
                 where={"field": "train.micro_batches"},
                 fix="--train.micro-batches 1; more ranks have smaller parts",
             )
