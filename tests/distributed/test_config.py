@@ -31,6 +31,11 @@ def test_an_unknown_placement_is_refused() -> None:
         DistributedConfig(placement="uid=disk")
 
 
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fp32, fp16, bf16"):
+        DistributedConfig(all_to_all="fp8")  # type: ignore[arg-type]
+
+
 def test_an_unknown_table_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="did you mean 'item_id'") as caught:
         DLRMv4WorkloadConfig(distributed=DistributedConfig(sharding="item_ids=row"))
@@ -38,7 +43,7 @@ def test_an_unknown_table_names_the_known_ones() -> None:
 
 
 def test_a_resumed_run_may_be_divided_otherwise() -> None:
-    other = replace(laptop(), distributed=DistributedConfig(sharding="uid=row", timeout_s=9))
+    other = replace(laptop(), distributed=DistributedConfig(sharding="uid=row", timeout_s=9, pipeline=False))
     assert contract_of(other) == contract_of(laptop())
     # What is sent changes numbers.
     half = replace(laptop(), distributed=DistributedConfig(all_to_all="fp16"))

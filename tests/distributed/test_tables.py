@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from rank_jobs import SEED, STEPS, alone, small, uses
@@ -87,14 +85,32 @@ def test_states_move_between_any_ranks_and_shardings_to_the_bit() -> None:
         state = found[0]
 
 
-@pytest.mark.long
-def test_half_precision_on_the_way() -> None:
-    found, expected = run_ranks(2, "trained", sharding="table", all_to_all="fp16")[0], alone(2)[0]
-    last: Any = found["last"]
-    rounded = [name for name in small().tables if not torch.allclose(last[name], expected.table(name), atol=1e-6)]
-    assert rounded
-    for name in small().tables:
-        torch.testing.assert_close(last[name], expected.table(name), rtol=0.01, atol=0.01)
+UNITS = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+"""How far a number is from the nearest one that is sent, relative to it."""
+LEAST = 2.0**-25
+"""The same of numbers so near 0 that fp16 has fewer digits for them."""
+
+
+@pytest.mark.parametrize("sharding", ["row", *(pytest.param(k, marks=pytest.mark.long) for k in ("table", "column"))])
+def test_rows_and_gradients_are_sent_as_asked(sharding: str) -> None:
+    for rank, found in enumerate(run_ranks(2, "pipeline_jobs.precisions", sharding=sharding)):
+        exact = found["fp32"]
+        assert exact["types"] == {torch.float32}
+        for precision, unit in UNITS.items():
+            sent = found[precision]
+            assert sent["types"] == {torch.float16 if precision == "fp16" else torch.bfloat16}
+            # The first rows are those of the same tables, rounded once.
+            for name, rows_UD in exact["seen"][0].items():
+                torch.testing.assert_close(sent["seen"][0][name], rows_UD, rtol=unit, atol=LEAST)
+            rounded = torch.cat([(sent["seen"][0][n] - rows).view(-1) for n, rows in exact["seen"][0].items()])
+            assert float(rounded.abs().max()) > 0
+            if rank == 0:
+                # A row moves by its rates, 0.1 to 0.3, times a gradient over its root mean square so far, which for
+                # rows of 16 is 4 at most; both are wrong by a unit of each of the two ranks' gradients.
+                most = (0.1 + 0.2 + 0.3) * 4 * 4 * unit
+                for name in small().tables:
+                    torch.testing.assert_close(sent["last"][name], exact["last"][name], rtol=0, atol=most)
+                    assert not torch.equal(sent["last"][name], exact["last"][name])
 
 
 @pytest.mark.long
@@ -102,6 +118,7 @@ def test_what_cannot_be_done_is_refused_on_every_rank() -> None:
     for options, what in (
         ({"sharding": "", "placement": "uid=host"}, "needs a GPU"),
         ({"sharding": "", "placement": "uid=cached-host"}, "needs a GPU"),
+        ({"sharding": "", "all_to_all": "int8"}, "fp32, fp16, bf16"),
     ):
         found = run_ranks(2, "refused", **options)
         assert all(kind == "ConfigError" and what in text for kind, text in found)
