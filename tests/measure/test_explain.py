@@ -71,6 +71,12 @@ def test_an_unclear_verdict_says_what_was_found() -> None:
     assert found["evidence"]
 
 
+def test_more_work_than_the_machine_can_do_is_no_verdict() -> None:
+    found = explain(with_work(profile(), flops=8e9), PEAKS)
+    assert found["name"] == UNCLEAR
+    assert "800% of the step, which cannot be" in found["sentence"]
+
+
 def test_without_ceilings_nothing_is_guessed() -> None:
     found = explain(profile(), None)
     assert found["name"] == UNCLEAR

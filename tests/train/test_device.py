@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 
 import pytest
 import torch
 
 from recperf.errors import MachineError
 from recperf.train.config import TrainConfig
-from recperf.train.device import LARGE_PRODUCT_FLOPS, SMALL_PRODUCT_FLOPS, applied, choose
+from recperf.train.device import LARGE_PRODUCT_FLOPS, SMALL_PRODUCT_FLOPS, applied, choose, repeatable
 
 
 def test_small_products_run_on_one_thread_and_the_reason_is_kept() -> None:
@@ -49,3 +50,21 @@ def test_settings_are_put_back() -> None:
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
     with pytest.raises(MachineError, match="no GPU"):
         choose(TrainConfig(device="cuda"), largest_product_flops=1)
+
+
+def test_a_repeatable_run_says_so_and_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    settings = repeatable(choose(TrainConfig(device="cpu"), largest_product_flops=10))
+    assert not settings.deterministic  # There is nothing to hold a CPU to.
+    assert "never vary" in settings.reasons["deterministic"]
+    with applied(replace(settings, deterministic=True)):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_products_that_are_not_large_may_stay_exact() -> None:
+    settings = replace(choose(TrainConfig(device="cpu"), largest_product_flops=10), precision="bfloat16")
+    with applied(settings):
+        assert torch.backends.cuda.matmul.allow_tf32
+    with applied(replace(settings, others_exact=True)):
+        assert not torch.backends.cuda.matmul.allow_tf32

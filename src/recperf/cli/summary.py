@@ -83,7 +83,7 @@ def _performance(performance: dict[str, Any]) -> list[str]:
             f"{step['p50']:.2f} ms a step (p20 {step['p20']:.2f}, p80 {step['p80']:.2f}, "
             f"{performance['steps_timed']:,} steps)"
         )
-    speed = f", {rate:,.0f} samples/s" if rate else ""
+    speed = f", {rate:,.0f} samples/s warm-up included" if rate else ""
     parts = "not measured: too few steps"
     if budget:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in sorted(budget.items(), key=lambda kv: -kv[1]))

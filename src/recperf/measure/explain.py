@@ -91,6 +91,9 @@ SENTENCES = {
     "short to fill the device; arithmetic would need {compute:.0%} and memory {stream:.0%} of the step.",
 }
 
+IMPOSSIBLE = 1.5
+"""Counted FLOPs that would take so many steps; ceilings vary, but not as much. Bytes may come from a cache."""
+
 TABLE_PARTS = ("hash", "embedding", "embedding_backward", "sparse_update")
 
 
@@ -98,9 +101,17 @@ def explain(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, 
     """The regime's name, a sentence, and every reading with what it says."""
     readings = read(profile, peaks)
     named = [name for name, conditions in RULES.items() if all(c.holds(readings[c.reading]) for c in conditions)]
-    name = named[0] if len(named) == 1 else UNCLEAR
+    # A share that cannot be says that the ceiling or the count is wrong, and nothing about the workload.
+    impossible = (readings["compute"] or 0.0) > IMPOSSIBLE
+    name = named[0] if len(named) == 1 and not impossible else UNCLEAR
     known = {key: 0.0 if value is None else value for key, value in readings.items()}
-    sentence = SENTENCES[name].format(**known) if name in SENTENCES else _why_unclear(named, readings)
+    if impossible:
+        sentence = (
+            f"Unclear: the counted FLOPs alone would take {readings['compute']:.0%} of the step, which cannot be: the "
+            "ceiling was measured on a busy machine, or is of other products. recperf peaks measures it again."
+        )
+    else:
+        sentence = SENTENCES[name].format(**known) if name in SENTENCES else _why_unclear(named, readings)
     sentence = " ".join(filter(None, (sentence, ranks_sentence(profile))))
     return {"name": name, "sentence": sentence, "evidence": _evidence(name, readings)}
 

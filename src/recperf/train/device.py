@@ -28,6 +28,8 @@ class Settings:
     reasons: dict[str, str]
     precision: str = "float32"
     """What large products are taken in: float32, tf32 or bfloat16."""
+    others_exact: bool = False
+    """Whether the products that are not large stay float32 whatever the large ones are taken in."""
     deterministic: bool = False
     """Whether a GPU is held to ways whose results do not vary; a CPU's never do."""
 
@@ -92,7 +94,7 @@ def applied(settings: Settings) -> Iterator[None]:
     tf32, strict = torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(settings.threads)
     allow_onednn(settings.onednn)
-    torch.backends.cuda.matmul.allow_tf32 = settings.precision != "float32"
+    torch.backends.cuda.matmul.allow_tf32 = settings.precision != "float32" and not settings.others_exact
     if settings.deterministic:
         # Without it torch refuses products: cuBLAS would choose room for them as it goes.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -6,6 +6,7 @@ Shapes: N anchors.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +58,8 @@ class PreparedHistories:
         model = config.model
         product = 2 * config.train.batch_size * model.hstu.max_length * model.dim * model.hstu.uvqk_width
         settings = choose(config.train, largest_product_flops=product)
+        # Those of the transducer; the rest of the model is float32.
+        settings = replace(settings, precision=model.precision, others_exact=True)
         self.settings = repeatable(settings) if config.train.deterministic else settings
         self.histories = Histories(self.store, data.history, pin=self.settings.device.type == "cuda")
         train, valid = self.train_order(), self.valid_order(self.windows_at(None))
