@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from rank_states import restore, whole_state
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.distributed.config import DistributedConfig
@@ -47,8 +48,8 @@ def training(
     with applied(prepared.settings):
         trial = prepared.trial(SEED)
         if state is not None:
-            trial.restore(state if world.leads else {})
-        first = _copy(trial.state())
+            restore(world, trial, state)
+        first = whole_state(world, trial)
         batches, losses, samples = trial.recipe.order.batches(0, done), [], []
         trial.recipe.model.train()
         for step in range(done, done + steps):
@@ -60,7 +61,7 @@ def training(
             trial.model.eval()
             logits, labels = predicted(trial)
         return {
-            "losses": losses, "samples": samples, "first": first, "state": _copy(trial.state()), "logits": logits,
+            "losses": losses, "samples": samples, "first": first, "state": whole_state(world, trial), "logits": logits,
             "labels": labels, "metrics": trial.score(), "plan": trial.plan() if world.size > 1 else "",
             "rows": trial.rows_of(batch), "dense": [p.detach().clone() for p in trial.model.dense_parameters()],
         }  # fmt: skip
@@ -79,14 +80,6 @@ def predicted(trial: Any) -> tuple[torch.Tensor, torch.Tensor]:
     found: tuple[torch.Tensor, torch.Tensor]
     found = trial.predicted() if hasattr(trial, "predicted") else (trial.logits(), trial.valid.labels_N)
     return found
-
-
-def _copy(state: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        return state.detach().clone()
-    if isinstance(state, dict):
-        return {name: _copy(part) for name, part in state.items()}
-    return [_copy(part) for part in state] if isinstance(state, list) else state
 
 
 def refused(world: World, configs: list[Any]) -> list[list[str]]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from rank_states import restore, whole_state
 from torch import Tensor
 
 from recperf.distributed.config import DistributedConfig
@@ -99,14 +100,14 @@ def training(
     """Some steps of a trial from the start or from a state: losses, scores, the state."""
     trial = PreparedHistories(config).trial(SEED)
     if state is not None:
-        trial.restore(state if world.leads else {})
+        restore(world, trial, state)
     batches, losses, samples = trial.recipe.order.batches(0, done), [], []
     trial.model.train()
     for step in range(done, done + steps):
         loss, count = take_step(trial.recipe, batches, step)
         losses.append(float(loss))
         samples.append(count)
-    saved = trial.state()
+    saved = whole_state(world, trial)
     logits, labels = _predicted(trial)
     metrics = trial.score(Position(0, done + steps, done + steps))
     seen = trial.recipe.seen()

@@ -25,7 +25,9 @@ needs_torchrec = pytest.mark.skipif(
     reason="TorchRec is not installed: make setup-distributed",
 )
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["rank_warm"])
+SERVER = forkserver.ForkServer()
+"""A server of its own: tests elsewhere have one too, and the common one would be warm for whoever came first."""
+SERVER.set_forkserver_preload(["rank_warm"])
 SECONDS = 120.0
 
 
@@ -37,8 +39,13 @@ def home() -> Path:
     # The server imports by name what it preloads, and knows no path but the environment's.
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, {"PYTHONPATH": path, "RECPERF_HOME": str(folder), "OMP_NUM_THREADS": "1"}):
-        forkserver.ensure_running()
+        SERVER.ensure_running()
     return folder
+
+
+def _start(process: Any) -> None:
+    with mock.patch.object(forkserver, "connect_to_new_process", SERVER.connect_to_new_process):
+        process.start()
 
 
 def _main(job: str, rank: int, size: int, meeting: str, pipe: Any, packed: bytes) -> None:
@@ -71,7 +78,7 @@ def run_ranks(size: int, job: str, **arguments: Any) -> list[Any]:
             ours, theirs = CONTEXT.Pipe()
             words = (job, rank, size, f"{folder}/meeting", theirs, packed)
             process = CONTEXT.Process(target=_main, args=words)
-            process.start()
+            _start(process)
             theirs.close()
             ranks.append((process, ours))
         end, found = time.monotonic() + SECONDS, []
@@ -93,7 +100,7 @@ def start(size: int, words: list[str], folder: Path, *, trouble: str = "", **mor
     found = []
     for rank in range(size):
         process = CONTEXT.Process(target=_command, args=(words, rank, size, str(folder), str(meeting), trouble, more))
-        process.start()
+        _start(process)
         found.append(process)
     return found
 

@@ -160,7 +160,7 @@ def test_a_checkpoint_of_the_first_format_is_refused_clearly(tmp_path: Path) -> 
     folder = tmp_path / "step-00000010"
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps({"format": 1, "step": 10, "best": True, "files": {}}))
-    with pytest.raises(DataError, match="it is of format 1; this version reads 2 alone"):
+    with pytest.raises(DataError, match="it is of format 1; this version reads 2 and 3"):
         store(tmp_path)[0].load()
 
 

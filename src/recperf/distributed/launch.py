@@ -191,7 +191,7 @@ def _say(world: World, error: BaseException, text: str, full: bool, tell: Callab
         return MachineError.exit_code
     if isinstance(error, RecperfError):
         # What every rank finds out alike is said by rank 0.
-        alike = isinstance(error, ALIKE) or not world.joined
+        alike = isinstance(error, ALIKE) or not world.joined or error is world.agreed
         if world.leads or not alike:
             error.where = {**error.where, "rank": str(world.rank)} if not alike else error.where
             tell(error)

@@ -1,16 +1,16 @@
-"""A run's folder and checkpoints as several ranks share them: rank 0 has them, the others know what it knows."""
+"""A run's folder as several ranks share it: rank 0 has it, the others know what it knows."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from ..errors import RecperfError
 from ..runs.record import Run
 from ..train.checkpoint import CheckpointStore
 from ..train.stop import StopFlag
+from .store import RankStore
 from .world import World
 
 
@@ -69,39 +69,11 @@ def shared(run: Run | None, world: World) -> Run:
     return cast(Run, _Followed(folder, world) if run is None else _Led(run, world))
 
 
-class _SharedStore:
-    """Rank 0 reads and writes; a state's tables stay there until the trial spreads them."""
-
-    def __init__(self, store: CheckpointStore, world: World) -> None:
-        self._store, self._world = store, world
-        self.folder = store.folder
-
-    def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
-        if self._world.leads:
-            self._store.save(step, state, best=best)
-
-    def load(self, which: str = "last", into: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        saved = self._store.load(which, into) if self._world.leads else None
-        rest = None if saved is None else {name: part for name, part in saved.items() if name != "trial"}
-        told = self._world.told(rest)
-        return None if told is None else {**told, "trial": saved["trial"] if saved else {}}
-
-    def wait(self) -> None:
-        if self._world.leads:
-            self._store.wait()
-        # What is said to be saved must be on disk before any rank leaves.
-        self._world.barrier()
-
-    def __enter__(self) -> _SharedStore:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._world.leads:
-            self._store.__exit__(kind, error, at)
-
-
 def shared_store(store: CheckpointStore, world: World) -> CheckpointStore:
-    return store if world.size == 1 else cast(CheckpointStore, _SharedStore(store, world))
+    """The checkpoints as this rank sees them."""
+    if world.size == 1:
+        return store
+    return RankStore(folder=store.folder, notice=store.notice, keep_last=store.keep_last, world=world)
 
 
 class _SharedStop:

@@ -39,6 +39,8 @@ class World:
     """The one that the ranks agreed to stop on."""
     heard: Signalled | None = None
     """What this rank alone received so far."""
+    agreed: BaseException | None = None
+    """An error that every rank knows of, and one of them says."""
 
     @classmethod
     def from_environment(cls) -> World:
@@ -127,6 +129,16 @@ class World:
         distributed.broadcast_object_list(carried, src=0)
         found: T = carried[0]
         return found
+
+    def gathered(self, value: T) -> list[T]:
+        """What every rank has, in their order, on rank 0; nothing on the others."""
+        if self.size == 1:
+            return [value]
+        from torch import distributed
+
+        found: list[Any] = [None] * self.size
+        distributed.gather_object(value, found if self.leads else None, dst=0)
+        return found if self.leads else []
 
     def of_first(self, work: Callable[[], T]) -> T:
         """The result of what only rank 0 does."""

@@ -85,7 +85,7 @@ class CheckpointStore:
         with writing(final):
             self._make_folder()
             there = os.path.lexists(final) and final not in self._passed_over
-            if not there or folders.fault(final) is not None:
+            if not there or self._fault(final) is not None:
                 self._write_new(final, step, content, best)
                 self._read_back(final)
         passing("save: verified")
@@ -102,19 +102,20 @@ class CheckpointStore:
 
     def _write_new(self, final: Path, step: int, content: Content, best: bool) -> None:
         """A draft beside, every file of it and itself synced, then renamed."""
-        from .checkpoint_dcp import write_blocks, write_file
+        from .checkpoint_dcp import write_file
 
         draft = folders.draft_of(final)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         try:
             passing("save: begun")
-            files = write_blocks(draft, content.blocks)
+            files = self._write_tensors(draft, content)
             passing("save: tensors written")
             files[STATE] = write_file(draft / STATE, content.tree)
             passing("save: state written")
             when = datetime.now(UTC).isoformat(timespec="seconds")
-            manifest = {"format": folders.FORMAT, "step": step, "best": best, "when": when, "files": files}
+            form = folders.DIVIDED if content.divided else folders.FORMAT
+            manifest = {"format": form, "step": step, "best": best, "when": when, "files": files}
             write_file(draft / folders.MANIFEST, folders.manifest_bytes(manifest))
             passing("save: manifest written")
             sync_folder(draft)
@@ -130,11 +131,21 @@ class CheckpointStore:
         sync_folder(self.folder)
         passing("save: folder synced")
 
-    @staticmethod
-    def _read_back(path: Path) -> None:
+    def _write_tensors(self, draft: Path, content: Content) -> dict[str, dict[str, Any]]:
+        """The files of a state's tensors, and what they are."""
+        from .checkpoint_dcp import write_blocks, write_metadata
+
+        return write_metadata(draft, [write_blocks(draft, {**content.blocks, **content.parts})])
+
+    def _fault(self, path: Path, *, from_disk: bool = False) -> str | None:
+        """What is wrong with a checkpoint, all of its bytes looked at."""
+        if from_disk:
+            folders.drop_from_cache(path)
+        return folders.fault(path)
+
+    def _read_back(self, path: Path) -> None:
         """Ask the disk, not the memory: an older checkpoint may only go once this one can be read."""
-        folders.drop_from_cache(path)
-        fault = folders.fault(path)
+        fault = self._fault(path, from_disk=True)
         if fault is not None:
             raise MachineError(
                 f"checkpoint {path.name} was written, but cannot be read back: {fault}",
@@ -185,7 +196,7 @@ class CheckpointStore:
         gone = which == "last" and self._say_gone(found)
         faults: list[str] = []
         for path in found:
-            fault = folders.fault(path)
+            fault = self._fault(path)
             try:
                 state = self._read(path, into) if fault is None else {}
             except folders.Damaged as damage:
@@ -224,20 +235,24 @@ class CheckpointStore:
                 fix="bring the files back, or start a new run",
             )
 
-    @staticmethod
-    def _read(path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
-        from .checkpoint_dcp import read_blocks
+    def _read(self, path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
+        return read_state(path, into)
 
-        try:
-            room = Rebuilt((path / STATE).read_bytes(), into)
-            read_blocks(path, room.blocks)
-            state: Any = room.state()
-        except MemoryError:
-            raise
-        except Exception as error:
-            # Its digests hold, so this was written by something else than this version; torch has many words for that.
-            first = (str(error).splitlines() or [""])[0]
-            raise folders.Damaged(f"it cannot be read: {type(error).__name__}: {first}") from error
-        if not isinstance(state, dict):
-            raise folders.Damaged("it holds no state")
-        return state
+
+def read_state(path: Path, into: dict[str, Any] | None, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The state of a checkpoint whose digests hold; what `without` names is left empty."""
+    from .checkpoint_dcp import read_blocks
+
+    try:
+        room = Rebuilt((path / STATE).read_bytes(), into, without)
+        read_blocks(path, room.wanted)
+        state: Any = room.state()
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Its digests hold, so this was written by something else than this version; torch has many words for that.
+        first = (str(error).splitlines() or [""])[0]
+        raise folders.Damaged(f"it cannot be read: {type(error).__name__}: {first}") from error
+    if not isinstance(state, dict):
+        raise folders.Damaged("it holds no state")
+    return state

@@ -1,4 +1,4 @@
-"""Tensors to files and back by torch.distributed.checkpoint, in this process alone.
+"""Tensors to files and back by torch.distributed.checkpoint; each process writes and reads for itself.
 
 Its planners, writer and reader are called one after the other instead of through its `save` and `load`: those warn on
 every call without a process group and print tracebacks of errors that we say in a line. Importing it takes a second, so
@@ -12,9 +12,9 @@ import hashlib
 import io
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
 
+from .checkpoint_parts import Wanted
 from .checkpoint_tree import PIECE
 
 Files = dict[str, dict[str, Any]]
@@ -115,11 +117,20 @@ class _Writer(FileSystemWriter):
         return None
 
 
-def write_blocks(folder: Path, blocks: dict[str, Tensor]) -> Files:
-    """Write tensors into a folder, synced."""
-    # Nothing is copied ahead: blocks are pieces of bounded size, or in host memory already.
-    writer = _Writer(folder, sync_files=False, per_thread_copy_ahead=0, overwrite=False)
-    writer.fs = files = _Files()
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a process wrote of a checkpoint."""
+
+    files: Files
+    metadata: Metadata
+    """What its tensors are."""
+    places: list[list[WriteResult]]
+    """Where they are."""
+
+
+def write_blocks(folder: Path, blocks: dict[str, Tensor], writer_name: str = "") -> Written:
+    """Write tensors into a folder, synced; processes that write into the same one have names."""
+    writer, files = _writer(folder)
     planner = DefaultSavePlanner()
     planner.set_up_planner(cast(dict[str, Any], blocks), None, True)
     writer.set_up_storage_writer(True)
@@ -129,10 +140,27 @@ def write_blocks(folder: Path, blocks: dict[str, Tensor]) -> Files:
     written = []
     for number, items in enumerate(_in_files(final.items, blocks)):
         # The writer holds on to what it copies until a file is done, so files are no larger than a piece.
-        prefix = type(final.storage_data)(f"__{number}_")
+        prefix = type(final.storage_data)(f"__{writer_name}{number}_")
         written.append(writer.write_data(replace(final, items=items, storage_data=prefix), planner).wait())
-    writer.finish(metadata, written)
-    return files.written
+    return Written(files=files.written, metadata=metadata, places=written)
+
+
+def write_metadata(folder: Path, parts: Sequence[Written]) -> Files:
+    """Write what was written, by however many processes; the files of all."""
+    tensors: dict[str, Any] = {}
+    for part in parts:
+        tensors.update(part.metadata.state_dict_metadata)
+    writer, files = _writer(folder)
+    merged = Metadata(state_dict_metadata=tensors, planner_data={name: (name,) for name in tensors})
+    writer.finish(merged, [places for part in parts for places in part.places])
+    return {name: facts for part in parts for name, facts in part.files.items()} | files.written
+
+
+def _writer(folder: Path) -> tuple[FileSystemWriter, _Files]:
+    # Nothing is copied ahead: blocks are pieces of bounded size, or in host memory already.
+    writer = _Writer(folder, sync_files=False, per_thread_copy_ahead=0, overwrite=False)
+    writer.fs = files = _Files()
+    return writer, files
 
 
 def _in_files(items: list[WriteItem], blocks: dict[str, Tensor]) -> list[list[WriteItem]]:
@@ -185,12 +213,38 @@ class _Reader(FileSystemReader):
         return found
 
 
-def read_blocks(folder: Path, blocks: dict[str, Tensor]) -> None:
-    """Fill the tensors from a folder whose digests hold."""
-    reader, planner = _Reader(folder), DefaultLoadPlanner()
+class _Planner(DefaultLoadPlanner):
+    """Reads pieces of tensors to where they are wanted."""
+
+    def __init__(self, wanted: Sequence[Wanted]) -> None:
+        super().__init__()
+        self.wanted = wanted
+
+    def items(self, metadata: Metadata) -> list[ReadItem]:
+        found = []
+        for number, piece in enumerate(self.wanted):
+            about = metadata.state_dict_metadata[piece.name]
+            if not isinstance(about, TensorStorageMetadata) or tuple(about.size) != piece.stored:
+                raise ValueError(f"{piece.name} is not of the shape {piece.stored}")
+            found.append(
+                ReadItem(
+                    type=LoadItemType.TENSOR,
+                    dest_index=MetadataIndex(str(number)),
+                    dest_offsets=torch.Size([0] * len(piece.lengths)),
+                    storage_index=MetadataIndex(piece.name, torch.Size([0] * len(piece.stored))),
+                    storage_offsets=torch.Size(piece.offsets),
+                    lengths=torch.Size(piece.lengths),
+                )
+            )
+        return found
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        return self.wanted[int(read_item.dest_index.fqn)].into
+
+
+def read_blocks(folder: Path, wanted: Sequence[Wanted]) -> None:
+    """Read pieces of tensors from a folder whose digests hold."""
+    reader, planner = _Reader(folder), _Planner(wanted)
     metadata = reader.read_metadata()
-    planner.set_up_planner(cast(dict[str, Any], blocks), metadata, True)
     reader.set_up_storage_reader(metadata, True)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    plans = reader.prepare_global_plan(planner.create_global_plan([plan]))
-    reader.read_data(planner.finish_plan(plans[0]), planner).wait()
+    reader.read_data(LoadPlan(planner.items(metadata)), planner).wait()

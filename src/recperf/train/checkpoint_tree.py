@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .checkpoint_parts import Divided, Means, Rectangle, Stored, Wanted, read_parts, wanted_of
+
 SMALL = 1 << 16
 """Bytes up to which a tensor goes into the shared block."""
 PIECE = 1 << 27
@@ -31,6 +33,10 @@ class Content:
 
     tree: bytes
     blocks: dict[str, Tensor]
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    """This process's parts of tensors that are divided among several."""
+    divided: bool = False
+    """Whether there are such tensors."""
 
     @classmethod
     def of(cls, state: dict[str, Any], *, room: dict[str, Tensor] | None = None) -> Content:
@@ -40,20 +46,27 @@ class Content:
         tree = taken.value(state, ())
         tree_bytes = json.dumps({"tree": tree, "tensors": taken.described}, allow_nan=False).encode()
         blocks = taken.blocks()
-        return cls(tree=tree_bytes, blocks=blocks if room is None else _copied(blocks, room))
+        return cls(
+            tree=tree_bytes,
+            blocks=blocks if room is None else _copied(blocks, room),
+            parts=taken.parts(),
+            divided=any(isinstance(tensor, Divided) for tensor in taken.tensors),
+        )
 
 
 @dataclass
 class _Taken:
     """Tensors taken out of a tree, in their order."""
 
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[Tensor | Divided] = field(default_factory=list)
     described: list[dict[str, Any]] = field(default_factory=list)
     end: int = 0
 
     def value(self, value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, Tensor):
             return {"$tensor": self._take(value, path)}
+        if isinstance(value, Divided):
+            return {"$tensor": self._take_divided(value, path)}
         if isinstance(value, dict):
             pairs = [(key, self.value(inner, (*path, key))) for key, inner in value.items()]
             if all(isinstance(key, str) and not key.startswith("$") for key in value):
@@ -87,24 +100,62 @@ class _Taken:
         self.described.append(about)
         return number
 
+    def _take_divided(self, tensor: Divided, path: tuple[Any, ...]) -> int:
+        self.tensors.append(tensor)
+        self.described.append(
+            {
+                "name": _shown(path),
+                "shape": list(tensor.shape),
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "width": tensor.width,
+                "parts": [list(part) for part in tensor.parts],
+            }
+        )
+        return len(self.tensors) - 1
+
     def blocks(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         small: list[Tensor] = []
         for number, (tensor, about) in enumerate(zip(self.tensors, self.described)):
+            if isinstance(tensor, Divided):
+                continue
             if "start" in about:
                 small.append(_as_bytes(tensor))
             else:
-                found.update(pieces(tensor, number))
+                found.update(_cut(tensor, _whole_name(number)))
         if self.end:
             found[SHARED] = _joined(small)
         return found
 
+    def parts(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for tensor, about in zip(self.tensors, self.described):
+            if isinstance(tensor, Divided):
+                for number, part in tensor.ours.items():
+                    found.update(_cut(part.detach(), _part_name(about, number)))
+        return found
 
-def pieces(tensor: Tensor, number: int) -> Iterator[tuple[str, Tensor]]:
+
+def _whole_name(number: int) -> str:
+    return f"tensor-{number:05d}"
+
+
+def _part_name(about: dict[str, Any], number: int) -> str:
+    """After where it stands in the tree, which is the same on every process; numbers of tensors may not be."""
+    return f"{about['name']}-part-{number:05d}"
+
+
+def _cut(tensor: Tensor, name: str) -> Iterator[tuple[str, Tensor]]:
     """A large tensor under the names of its pieces, as views."""
-    rows = max(1, PIECE * tensor.shape[0] // tensor.nbytes)
-    for index, start in enumerate(range(0, tensor.shape[0], rows)):
-        yield f"tensor-{number:05d}-{index:05d}", tensor[start : start + rows]
+    for piece, start, rows in _pieces(name, tuple(tensor.shape), tensor.dtype):
+        yield piece, tensor[start : start + rows]
+
+
+def _pieces(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[str, int, int]]:
+    """Names, first rows and rows of a tensor's pieces."""
+    each = max(1, PIECE * shape[0] // (math.prod(shape) * dtype.itemsize))
+    for index, start in enumerate(range(0, shape[0], each)):
+        yield f"{name}-{index:05d}", start, min(each, shape[0] - start)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -151,50 +202,80 @@ def _shown(path: tuple[Any, ...]) -> str:
 
 def tensor_bytes(value: Any) -> int:
     """Of all tensors in a tree."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | Divided):
         return value.nbytes
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return sum(map(tensor_bytes, inner))
 
 
 class Rebuilt:
-    """Room for a state that is about to be read: where `into` has a tensor that fits, that tensor itself."""
+    """Room for a state that is about to be read: where `into` has a tensor that fits, that tensor itself.
 
-    def __init__(self, content: bytes, into: Any = None) -> None:
+    What `without` names of it is left empty.
+    """
+
+    def __init__(self, content: bytes, into: Any = None, without: tuple[str, ...] = ()) -> None:
         read = json.loads(content)
-        self.tree, self.described = read["tree"], read["tensors"]
-        self.tensors: list[Tensor | None] = [None] * len(self.described)
+        self.described = read["tensors"]
+        self.tree = {key: {} if key in without else part for key, part in read["tree"].items()}
+        self.tensors: dict[int, Tensor | Divided] = {}
         self._match(self.tree, into)
         self._shared = torch.empty(
             sum(_padded(_size(about)) for about in self.described if "start" in about), dtype=torch.uint8
         )
-        self.blocks: dict[str, Tensor] = {SHARED: self._shared} if self._shared.numel() else {}
-        for number, about in enumerate(self.described):
-            room = self.tensors[number]
-            if room is None:
-                room = self.tensors[number] = torch.empty(about["shape"], dtype=_dtype(about))
-            if "start" not in about:
-                self.blocks.update(pieces(room, number))
+        size = (self._shared.numel(),)
+        self.wanted: list[Wanted] = [Wanted(SHARED, size, (0,), size, self._shared)] if size[0] else []
+        """What is to be read."""
+        self._means = Means()
+        for number in self.tensors:
+            self._want(number, self.described[number])
 
     def _match(self, tree: Any, into: Any) -> None:
-        if isinstance(tree, list) and isinstance(into, list | tuple):
-            for inner, fitting in zip(tree, into):
-                self._match(inner, fitting)
+        if isinstance(tree, list):
+            fitting = into if isinstance(into, list | tuple) else []
+            for inner, other in itertools.zip_longest(tree, fitting[: len(tree)]):
+                self._match(inner, other)
         elif isinstance(tree, dict) and "$tensor" in tree:
-            if isinstance(into, Tensor) and _fits(into, self.described[tree["$tensor"]]):
-                self.tensors[tree["$tensor"]] = into.detach()
-        elif isinstance(tree, dict) and isinstance(into, dict):
+            self.tensors[tree["$tensor"]] = _room(into, self.described[tree["$tensor"]])
+        elif isinstance(tree, dict):
             for key, inner in tree.get("$pairs", tree.items()):
-                self._match(inner, into.get(key))
+                self._match(inner, into.get(key) if isinstance(into, dict) else None)
+
+    def _want(self, number: int, about: dict[str, Any]) -> None:
+        room, shape, dtype = self.tensors[number], tuple(about["shape"]), _dtype(about)
+        if "start" in about or (isinstance(room, Tensor) and room.is_meta):
+            return
+        if "parts" in about:
+            # A single process that reads what several wrote holds all of it.
+            whole = Rectangle(0, shape[0], 0, about["width"])
+            held = room.held if isinstance(room, Divided) else [(whole, room)]
+            self.wanted += wanted_of(shape, _stored(about, shape, dtype), held, self._means)
+            return
+        pieces = _pieces(_whole_name(number), shape, dtype)
+        if isinstance(room, Divided):
+            rows = [Stored(name, Rectangle(start, count, 0, room.width)) for name, start, count in pieces]
+            self.wanted += wanted_of(shape, rows, room.held, self._means)
+            return
+        for name, start, count in pieces:
+            part = (count, *shape[1:])
+            self.wanted.append(Wanted(name, part, (0,) * len(part), part, room[start : start + count]))
 
     def state(self) -> Any:
-        """The state, once the blocks are filled."""
-        for number, about in enumerate(self.described):
-            if "start" in about:
-                room = self.tensors[number]
-                assert room is not None
-                part = self._shared[about["start"] : about["start"] + _size(about)]
-                room.copy_(part.view(_dtype(about)).reshape(about["shape"]))
+        """The state, once all that is wanted was read."""
+        for number, room in self.tensors.items():
+            about = self.described[number]
+            if "start" not in about or (isinstance(room, Tensor) and room.is_meta):
+                continue
+            part = self._shared[about["start"] : about["start"] + _size(about)]
+            whole = part.view(_dtype(about)).reshape(about["shape"])
+            if isinstance(room, Tensor):
+                room.copy_(whole)
+                continue
+            for place, into in room.held:
+                columns = slice(place.first_column, place.first_column + place.columns)
+                rows = whole[place.first_row : place.first_row + place.rows]
+                into.copy_(rows[:, columns] if rows.dim() == 2 else rows)
+        self._means.finish()
         return self._value(self.tree)
 
     def _value(self, value: Any) -> Any:
@@ -207,6 +288,24 @@ class Rebuilt:
         if "$float" in value:
             return _NOT_FINITE[value["$float"]]
         return {key: self._value(inner) for key, inner in value.get("$pairs", value.items())}
+
+
+def _room(into: Any, about: dict[str, Any]) -> Tensor | Divided:
+    """Where a tensor goes: into what there is, if it fits, else into a new one; a divided one of another shape is not
+    read, and only says its shape."""
+    if isinstance(into, Divided):
+        return into if list(into.shape) == about["shape"] else torch.empty(about["shape"], device="meta")
+    if isinstance(into, Tensor) and _fits(into, about):
+        return into.detach()
+    return torch.empty(about["shape"], dtype=_dtype(about))
+
+
+def _stored(about: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Stored]:
+    """The pieces of a divided tensor's parts."""
+    for number, part in enumerate(read_parts(about)):
+        size = (part.rows, part.columns) if len(shape) == 2 else (part.rows,)
+        for name, start, rows in _pieces(_part_name(about, number), size, dtype):
+            yield Stored(name, Rectangle(part.first_row + start, rows, part.first_column, part.columns))
 
 
 def _fits(tensor: Tensor, about: dict[str, Any]) -> bool:
@@ -228,8 +327,8 @@ def _size(about: dict[str, Any]) -> int:
 def unlike(ours: Any, saved: Any, path: str = "") -> str | None:
     """The first tensor of two trees that has another shape in the other, in a line; none when all that are in both
     have the same."""
-    if isinstance(ours, Tensor) and isinstance(saved, Tensor):
-        if ours.shape == saved.shape:
+    if isinstance(ours, Tensor | Divided) and isinstance(saved, Tensor | Divided):
+        if tuple(ours.shape) == tuple(saved.shape):
             return None
         return f"{path} is {tuple(ours.shape)}, the checkpoint's {tuple(saved.shape)}"
     if isinstance(ours, dict) and isinstance(saved, dict):

@@ -21,6 +21,7 @@ from ..data.batch import HistoryBatch
 from ..data.yambda.history import Histories
 from ..data.yambda.order import StreamOrder
 from ..data.yambda.schema import HISTORY
+from ..distributed.moving import divided
 from ..distributed.notes import note
 from ..distributed.placing import text_of
 from ..distributed.step import RankStep, Reduction
@@ -34,6 +35,9 @@ from ..models.stages import StagedLoss
 from ..points import passing
 from .dlrm_v4_build import Evaluations, HistoryTrial, InputOrder, Numbered, SteppedModel
 from .dlrm_v4_data import PreparedHistories
+
+TABLES = "tables."
+"""What the names of tables begin with in a state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,33 +217,25 @@ class RankTrial(HistoryTrial):
         return text_of(self.rank_tables.parts)
 
     def state(self) -> dict[str, Any]:
-        """On rank 0 what one process would save, so that any number of ranks can go on from it; none on the others."""
-        note("gathering the state")
-        tables = self.rank_tables.whole()
+        """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""
+        tables = divided(self.rank_tables)
         recent = self.world.merged(self.stepped.recent)
-        if not self.world.leads:
-            return {}
         dense = {name: value.detach() for name, value in self.model.state_dict().items()}
         tallies = {name: tally.state() for name, tally in {**self._tallies(), "recent": recent}.items()}
         return {
-            "model": {**{f"tables.{name}": tensor for name, tensor in tables.items()}, **dense},
+            "model": {**{f"{TABLES}{name}": tensor for name, tensor in tables.items()}, **dense},
             "optimizer": self.optimizer.state_dict(),
             "tallies": tallies,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """From rank 0's; the others' is not read."""
-        note("spreading the state")
-        begins = "tables."
-        saved = state.get("model", {})
-        self.rank_tables.load({name.removeprefix(begins): t for name, t in saved.items() if name.startswith(begins)})
-        dense = {name: tensor for name, tensor in saved.items() if not name.startswith(begins)}
-        rest: dict[str, Any] = {name: state.get(name) for name in ("optimizer", "tallies")}
-        told = self.world.told({"dense": dense, **rest})
-        self.model.load_state_dict(told["dense"])
-        self.optimizer.load_state_dict(told["optimizer"])
+        """The tables' parts were read to where they lie."""
+        self.rank_tables.forget()
+        dense = {name: tensor for name, tensor in state["model"].items() if not name.startswith(TABLES)}
+        self.model.load_state_dict(dense)
+        self.optimizer.load_state_dict(state["optimizer"])
         for name, tally in self._tallies().items():
-            tally.load(told["tallies"][name])
+            tally.load(state["tallies"][name])
         if not self.world.leads:
             # Rank 0 has what all counted.
             self.stepped.recent.clear()

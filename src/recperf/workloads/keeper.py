@@ -52,6 +52,10 @@ def in_background(config: TrainConfig, state_bytes: int, notice: Callable[[str],
 
 def open_store(folder: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> CheckpointStore:
     """The checkpoints of a trial, as its config wants them kept."""
+    if current().size > 1:
+        if config.checkpoint_background == "on":
+            notice("checkpoints are written while training waits: several ranks write them together")
+        return CheckpointStore(folder=folder, notice=notice, keep_last=config.keep_last)
     background = in_background(config, tensor_bytes(trial.state()), notice)
     return CheckpointStore(folder=folder, notice=notice, keep_last=config.keep_last, background=background)
 
