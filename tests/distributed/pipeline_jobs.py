@@ -14,6 +14,7 @@ from torch import Tensor, distributed, nn
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
 from recperf.train.loop import Position, take_step
+from recperf.workloads.dlrm_build import PreparedDLRM
 from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig
 from recperf.workloads.dlrm_v4_data import PreparedHistories
 
@@ -76,6 +77,26 @@ def steps(world: World, config: DLRMv4WorkloadConfig, count: int) -> dict[str, A
     tables = trial.rank_tables.whole()
     return {"losses": losses, "samples": samples, "metrics": metrics, "dense": dense, "tables": tables,
             "seen": trial.recipe.seen()}  # fmt: skip
+
+
+def clicks(world: World, configs: dict[str, Any], count: int) -> dict[str, Any]:
+    """The same of a click model, with how many messages of whole numbers each step sends."""
+    result = {}
+    for name, config in configs.items():
+        trial = PreparedDLRM(config).trial(SEED)
+        batches, losses, samples, told, metrics = trial.recipe.order.batches(0), [], [], [], {}
+        for step in range(count):
+            if step == count // 2:
+                metrics = trial.score()
+                batches = trial.recipe.order.batches(0, step)
+            with sent() as found:
+                loss, taken = take_step(trial.recipe, batches, step)
+            losses.append(float(loss))
+            samples.append(taken)
+            told.append(sum(not kind.is_floating_point for kind, _ in found))
+        result[name] = {"losses": losses, "samples": samples, "metrics": metrics, "told": told,
+                        "tables": trial.rank_tables.whole()}  # fmt: skip
+    return result
 
 
 def precisions(world: World, sharding: str) -> dict[str, Any]:

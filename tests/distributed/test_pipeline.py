@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from click_jobs import dlrm
 from rank_jobs import STEPS, small
 from rank_pool import needs_torchrec, run_ranks
 from test_ranks import config
@@ -108,6 +109,42 @@ def test_windows_are_entered_with_their_first_batch(monkeypatch: pytest.MonkeyPa
     for number, _ in enumerate(found.batches(0)):
         assert len(entered) == sum(first <= number for first in found.firsts)
     assert len(entered) > 1
+
+
+def test_click_models_train_the_same_to_the_bit() -> None:
+    chosen = dlrm("rowwise-adagrad", "t1=row,t2=column,t3=table,t4=data-parallel", max_steps=6)
+    off = replace(chosen, distributed=replace(chosen.distributed, pipeline=False))
+    ranks = run_ranks(2, "pipeline_jobs.clicks", configs={"with": chosen, "without": off}, count=6)
+    for found in ranks:
+        ours, theirs = found["with"], found["without"]
+        assert len(set(ours["losses"])) == 6
+        for name in ("losses", "samples", "metrics"):
+            assert ours[name] == theirs[name], name
+        assert equal(ours["tables"], theirs["tables"])
+        # Counts, lengths and ids of three ways of dividing tables; by rows the sums come back by another operation.
+        assert theirs["told"] == [9] * 6
+        assert ours["told"] == [18, 9, 9, 18, 9, 0]
+
+
+def test_a_batch_of_clicks_brings_the_next_ones_bags() -> None:
+    from recperf.data.order import Samples, ShuffledOrder
+    from recperf.workloads.dlrm_ranks import SharedOrder
+
+    samples = Samples(
+        keys=("a", "b"), dense_ND=torch.zeros(45, 2), ids_FN=torch.arange(90).view(2, 45), labels_N=torch.zeros(45)
+    )
+    made = ShuffledOrder(samples=samples, batch_size=10, seed=3)
+    batches = list(SharedOrder(made, World(rank=1, size=2), ahead=True, last=3).batches(0))
+    assert [batch.step for batch in batches] == [0, 1, 2, 3, 4]
+    assert [batch.following is after.part.features for batch, after in zip(batches, batches[1:])] == [
+        True, True, False, True,
+    ]  # fmt: skip
+    assert batches[2].following is batches[4].following is None
+    again = list(SharedOrder(made, World(rank=1, size=2), ahead=False).batches(0, 2))
+    assert [batch.step for batch in again] == [2, 3, 4]
+    for ours, theirs in zip(again, batches[2:]):
+        assert torch.equal(ours.part.features.values_V, theirs.part.features.values_V)
+        assert ours.following is None
 
 
 @pytest.mark.long

@@ -25,6 +25,7 @@ from ..models.tables import SparseTables, pattern
 from ..ops import lookup as ops
 from ..ops.bag import Name
 from ..ops.bag.reference import stacked_rows
+from .ahead import Ahead
 from .config import DistributedConfig
 from .library import require_torchrec
 from .moving import collect, spread
@@ -149,6 +150,7 @@ class BagTables(Embeddings):
         self._engine: list[Any] = []
         if self.divided:
             self._engine.append(self._shard(options, ids, batch_size))
+        self.ahead = Ahead(self._engine[0].module, self._asked, self.place) if self._engine else None
         self.parts = [replace(part, remembered=self._kept(part)) for part in self.parts]
         self._rate = 0.0
         self._waiting: list[tuple[Tensor, Tensor]] = []
@@ -225,9 +227,10 @@ class BagTables(Embeddings):
     def _pooled(self, features: JaggedFeatures) -> tuple[Tensor, _Saved]:
         if features.keys != self.names:
             raise ValueError(f"the batch has features {features.keys}, the tables {self.names}")
+        # As it came: a batch that was begun before is known by being the very same object.
+        output_MW, order = self._looked_up(features) if self._engine else (None, ())
         features = features.trimmed()
         pooled_FBD = torch.empty(len(self.names), features.batch_size, self.dim, device=self.place)
-        output_MW, order = self._looked_up(features) if self._engine else (None, ())
         if output_MW is not None:
             sums_MFD = output_MW.detach().view(-1, len(order), self.dim)
             for place, index in enumerate(order):
@@ -239,20 +242,27 @@ class BagTables(Embeddings):
                 pooled_FBD[self.names.index(key)] = rows_BD
         return pooled_FBD, _Saved(output_MW, order, rows_V)
 
+    def follow(self, features: JaggedFeatures | None) -> None:
+        """Say which bags come after the next ones: their ids travel while those are computed."""
+        if self.ahead:
+            self.ahead.follow(features)
+
     def _looked_up(self, features: JaggedFeatures) -> tuple[Tensor, tuple[int, ...]]:
+        assert self.ahead
+        found = self.ahead.lookup(features, training=torch.is_grad_enabled())
+        # The sharding decides in which order features come back.
+        order: list[str] = found.keys()
+        return found.values(), tuple(self.divided.index(key) for key in order)
+
+    def _asked(self, features: JaggedFeatures) -> Any:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+        features = features.trimmed()
         asked = _chosen(features, self.divided)
         lengths_FB = asked.offsets_FB1.diff().view(len(self.divided), -1)
         lacking = features.bags - features.batch_size if isinstance(features, SharedFeatures) else 0
         lengths_FM = torch.nn.functional.pad(lengths_FB, (0, lacking)).int()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            jagged = KeyedJaggedTensor(list(self.divided), asked.values_V, lengths=lengths_FM.view(-1))
-            found = self._engine[0](jagged).wait()
-        # The sharding decides in which order features come back.
-        order: list[str] = found.keys()
-        return found.values(), tuple(self.divided.index(key) for key in order)
+        return KeyedJaggedTensor(list(self.divided), asked.values_V, lengths=lengths_FM.view(-1))
 
     def backward(self, saved: _Saved, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
         if saved.output_MW is not None:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..data.batch import ClickBatch
+from ..data.batch import ClickBatch, JaggedFeatures
 from ..data.order import Samples, cut
 from ..distributed.bags import BagTables, SharedFeatures, require_something_sent
 from ..distributed.config import DistributedConfig
@@ -55,6 +55,8 @@ class SharedClicks:
     samples: int
     """Of all ranks."""
     ours: int
+    following: JaggedFeatures | None = None
+    """The bags of the batch after it, whose ids may travel already."""
 
     def __len__(self) -> int:
         return self.samples
@@ -87,13 +89,26 @@ class SharedOrder:
 
     order: Order
     world: World
+    ahead: bool = False
+    """Whether a batch brings the bags of the one after it."""
+    last: int = 0
+    """The number of steps that training ends with, if not with the data: what comes after is not looked at then."""
 
     def __len__(self) -> int:
         return len(self.order)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[SharedClicks]:
-        for number, batch in enumerate(self.order.batches(epoch, start), start):
-            yield share(batch, self.world, epoch * len(self) + number)
+        made = self.order.batches(epoch, start)
+        first = epoch * len(self)
+        shared = (share(batch, self.world, first + number) for number, batch in enumerate(made, start))
+        if not self.ahead:
+            yield from shared
+            return
+        current = next(shared, None)
+        while current is not None:
+            following = next(shared, None) if current.step + 1 != self.last else None
+            yield replace(current, following=None if following is None else following.part.features)
+            current = next(shared, None) if following is None else following
 
 
 class RankModel:
@@ -101,12 +116,15 @@ class RankModel:
 
     def __init__(self, model: DLRM) -> None:
         self.model = model
+        self.tables = model.embeddings if isinstance(model.embeddings, BagTables) else None
 
     def train(self, mode: bool = True) -> RankModel:
         self.model.train(mode)
         return self
 
     def loss(self, batch: SharedClicks) -> WrittenOutLoss:
+        if self.tables:
+            self.tables.follow(batch.following)
         return self.model.loss(batch.part) * (batch.ours / batch.samples)
 
 
@@ -141,7 +159,7 @@ class OnRanks(KeptTrial):
         tables = self.model.embeddings
         return tables if isinstance(tables, BagTables) else None
 
-    def share_out(self, settings: Any) -> None:
+    def share_out(self, settings: Any, options: DistributedConfig) -> None:
         """Make the recipe of one process a rank's."""
         tables = self.rank_tables
         parameters = self.model.dense_parameters()
@@ -155,7 +173,8 @@ class OnRanks(KeptTrial):
             before=tables.set_rate if tables else lambda rate: None,
             sync=settings.sync,
         )
-        order = SharedOrder(self.recipe.order, self.world)
+        ahead = tables is not None and options.pipeline
+        order = SharedOrder(self.recipe.order, self.world, ahead, self.recipe.max_steps)
         self.recipe = replace(self.recipe, model=model, order=order, whole_step=step)
 
     def tables(self) -> list[tuple[str, int]]:
@@ -224,7 +243,7 @@ class RankDLRM(OnRanks, DLRMTrial):
                 fix="--train.micro-batches 1; more ranks have smaller parts",
             )
         super().__init__(prepared, seed)
-        self.share_out(prepared.settings)
+        self.share_out(prepared.settings, prepared.config.distributed)
 
     def _embeddings(self, device: torch.device, lanes: Lanes) -> Embeddings:
         prepared, config = self.prepared, self.prepared.config
@@ -264,7 +283,7 @@ class RankMicroDLRM(OnRanks, ClickTrial):
         self.world = world
         require_copies(config.distributed, "recperf run dlrm, which has other optimizers")
         super().__init__(config, train, valid, seed, settings.device)
-        self.share_out(settings)
+        self.share_out(settings, config.distributed)
 
     def logits(self) -> Tensor:
         self.model.eval()
