@@ -29,7 +29,7 @@ LINGER_S = 5.0
 FULL = re.compile("out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE)
 LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|timed out waiting|gloo|nccl|process group|"
-    r"failed to (connect|recv|send)|socket",
+    r"failed to (connect|recv|send)|socket|pair closure",
     re.IGNORECASE,
 )
 SILENT = re.compile("timed out|timeout", re.IGNORECASE)
