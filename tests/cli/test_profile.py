@@ -101,9 +101,9 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
     assert "<script" not in page
 
     assert layout._fields(found) - layout._described() == set()
-    # What a profile of this machine lacks is what has no device, was not asked for, or could not be measured.
+    # What a profile of this machine lacks is what has no device or needs ranks, was not asked for, or not measured.
     absent = {path for path in layout._described() - layout._fields(found) if not _holds(found, path)}
-    allowed = ("kernels.", "idle.", "transfers.", "stalls.", "trace.", "trust.clocks.")
+    allowed = ("kernels.", "idle.", "transfers.", "stalls.", "trace.", "trust.clocks.", "communication.")
     assert [path for path in absent if not path.startswith(allowed)] == []
 
     assert sum(part["share"] for part in found["components"]) == pytest.approx(1)

@@ -414,3 +414,32 @@ def test_labels_keep_clear_of_each_other() -> None:
 )
 def test_how_things_are_said(say, value: object, text: str) -> None:
     assert say(value) == text
+
+
+def test_a_run_of_several_ranks_shows_the_slowest_and_the_waiting(tmp_path: Path) -> None:
+    run = folders.make_run(tmp_path / "run")
+    assert "Between the ranks" not in text_of(written(run))
+    times = {"step_ms": 50.0, "exposed_ms": 20.0}
+    fast = {"own_ms": 30.0, "late_ms": 15.0, "moving_ms": 5.0, "awaited_ms": 1.0, "largest_part": "top"}
+    slow = {"own_ms": 45.0, "late_ms": 1.0, "moving_ms": 4.0, "awaited_ms": 15.0, "largest_part": "data"}
+    each = [{"rank": rank, **times, **own} for rank, own in enumerate((fast, slow))]
+    found = {
+        "ranks": 2, "hosts": 2, "slowest": 1, "steps": 30, **times, "own_ms": 37.5, "late_ms": 8.0, "moving_ms": 4.5,
+        "exposed_share": 0.25, "clock_error_ms": 0.2, "not_told_apart": None, "sharing": 2, "each": each,
+        "collectives": [{"part": "reduce", "what": "all_reduce", "count": 1.0, "bytes": 1e3, "exposed_ms": 12.5,
+                         "late_ms": 8.0, "moving_ms": 4.5, "awaited_rank": 1}],
+    }  # fmt: skip
+    alone = ceilings(read(run))
+    folders.change(run, "profile.json", "communication", found)
+    said = text_of(written(run))
+    assert "Rank 1 of 2 is the slowest: its own work takes 45 ms of a step, that of the others 30 ms." in said
+    assert "compared by messages, to within 200 µs" in said
+    assert "all_reduce" in said
+    # Two ranks share the processor, so each has half of what it can do.
+    shared = ceilings(read(run))
+    assert alone
+    assert shared
+    assert shared.product == pytest.approx(alone.product / 2)
+    folders.change(run, "profile.json", "communication", {**found, "each": [{"rank": 0}]})
+    with pytest.raises(DataError, match="communication"):
+        read(run)

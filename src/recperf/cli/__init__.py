@@ -19,7 +19,7 @@ COMMANDS = {
     "report": "the page of a run, or of several compared",
     "profile": "what limits a workload, with evidence, and fixes ranked, predicted and tried",
     "diff": "what got slower between two profiles; --gate exits 5 on a regression",
-    "trace": "what a trace of torch.profiler says, also another program's",
+    "trace": "what a trace of torch.profiler says, also another program's; ranks' traces merged",
     "compare": "what changed between runs",
     "check": "hold runs to what their workloads claim",
     "sweep": "measure a workload at several values of any field",

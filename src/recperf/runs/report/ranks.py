@@ -99,7 +99,7 @@ def _drawing(key: str, part: dict[str, Any]) -> Block:
     said = "; ".join(
         f"rank {r['rank']} {say.time(r['own_ms'])} own, {say.time(r['exposed_ms'])} waiting" for r in listed
     )
-    caption = "A step of each rank: its own work, then what it waits in collectives, added up."
+    caption = "A step of each rank: its own work, then all it waits in collectives, for a late rank and for bytes."
     if len(part["each"]) > len(listed):
         caption += f" The {len(listed)} of {len(part['each'])} with the most work of their own."
     return plots.drawing(

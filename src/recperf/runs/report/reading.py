@@ -61,22 +61,26 @@ _PROFILE = [
     ("regime.evidence.*.threshold", "string or null"),
     ("regime.evidence.*.says", "string or null"),
     ("communication", "object or absent"),
-    *((f"communication.{name}", "integer") for name in ("ranks", "hosts", "slowest", "steps", "sharing")),
-    *((f"communication.{name}", "number") for name in ("exposed_ms", "exposed_share", "clock_error_ms")),
-    *((f"communication.{name}", "number or null") for name in ("late_ms", "moving_ms")),
-    ("communication.not_told_apart", "string or null"),
-    ("communication.each", "array"),
-    ("communication.each.*.rank", "integer"),
-    *((f"communication.each.*.{name}", "number") for name in ("step_ms", "own_ms", "exposed_ms")),
-    *((f"communication.each.*.{name}", "number or null") for name in ("late_ms", "moving_ms", "awaited_ms")),
-    ("communication.each.*.largest_part", "string"),
-    ("communication.collectives", "array"),
-    *((f"communication.collectives.*.{name}", "string") for name in ("part", "what")),
+]
+
+_RANKS = [
+    *((name, "integer") for name in ("ranks", "hosts", "slowest", "steps", "sharing")),
+    *((name, "number") for name in ("exposed_ms", "exposed_share", "clock_error_ms")),
+    *((name, "number or null") for name in ("late_ms", "moving_ms")),
+    ("not_told_apart", "string or null"),
+    ("each", "array"),
+    ("each.*.rank", "integer"),
+    *((f"each.*.{name}", "number") for name in ("step_ms", "own_ms", "exposed_ms")),
+    *((f"each.*.{name}", "number or null") for name in ("late_ms", "moving_ms", "awaited_ms")),
+    ("each.*.largest_part", "string"),
+    ("collectives", "array"),
+    *((f"collectives.*.{name}", "string") for name in ("part", "what")),
     *(
-        (f"communication.collectives.*.{name}", "number")
+        (f"collectives.*.{name}", "number")
         for name in ("count", "bytes", "exposed_ms", "late_ms", "moving_ms", "awaited_rank")
     ),
 ]
+"""Of the section that a profile of several ranks has."""
 
 _PAIR = [
     ("schema", "integer"),
@@ -144,7 +148,7 @@ def read(folder: Path) -> Reading:
         result=result,
         events=_events(folder / "events.jsonl"),
         peaks=_peaks(folder / "peaks.json", machine),
-        profile=_described(folder / "profile.json", _PROFILE, ("",)),
+        profile=_profile(folder / "profile.json"),
         pair=_described(folder / "pair.json", _PAIR, ("hot", "cold")),
     )
 
@@ -193,6 +197,14 @@ def _peaks(path: Path, machine: dict[str, Any]) -> dict[str, Any] | None:
     return dict(value)
 
 
+def _profile(path: Path) -> dict[str, Any] | None:
+    found = _described(path, _PROFILE, ("",))
+    ranks = (found or {}).get("communication")
+    if ranks is not None and "each" in ranks:
+        _refuse_faults(path, ranks, tuple(Field(name, kind, "") for name, kind in _RANKS), "communication: ")
+    return found
+
+
 def _described(path: Path, described: list[tuple[str, str]], halves: tuple[str, ...]) -> dict[str, Any] | None:
     """A measured file whose shares must sum to 1 in each of its halves."""
     if not path.exists():
@@ -210,10 +222,14 @@ def _described(path: Path, described: list[tuple[str, str]], halves: tuple[str, 
 
 def _refuse(path: Path, value: Any, fields: tuple[Field, ...], schema: int) -> None:
     _require_schema(path, value, schema)
+    _refuse_faults(path, value, fields)
+
+
+def _refuse_faults(path: Path, value: Any, fields: tuple[Field, ...], of: str = "") -> None:
     # A later version may add fields; only what is missing or of another type is in the way.
     wrong = [fault for fault in faults(value, fields) if not fault.endswith("is not described")]
     if wrong:
-        raise DataError(f"{path.name} does not fit its description: {'; '.join(wrong[:3])}", where={"file": path})
+        raise DataError(f"{path.name} does not fit its description: {of}{'; '.join(wrong[:3])}", where={"file": path})
 
 
 def _require_schema(path: Path, value: Any, schema: int) -> None:
