@@ -89,6 +89,15 @@ class Inputs:
         pinned: Inputs = _changed(self, lambda tensor: tensor.pin_memory())
         return pinned
 
+    def record_stream(self, stream: Any) -> None:
+        """Keep the memory of all tensors until that queue has done what it was given so far."""
+
+        def keep(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        _changed(self, keep)
+
     @property
     def nbytes(self) -> int:
         sizes: list[int] = []

@@ -26,6 +26,7 @@ from ..points import passing
 from ..runs.mlperf.facts import Facts, Precision
 from ..runs.mlperf.log import MLPerfLog
 from ..train import stream
+from ..train.ahead import made_ahead
 from ..train.loop import Position, Recipe, WholeStep
 from ..train.metrics import Tally, binary_metrics, normalized_entropy
 from ..train.stream import after_windows, interval, seams_of
@@ -66,10 +67,10 @@ class InputOrder:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
         with self.loader(start) as loader:
-            for number, batch in enumerate(loader, start):
+            for number, inputs in enumerate(made_ahead(iter(loader), self.inputs, self.device), start):
                 if number in self.firsts:
                     passing("window: entered")
-                yield Numbered(self.inputs(batch), epoch * len(self) + number)
+                yield Numbered(inputs, epoch * len(self) + number)
 
     @cached_property
     def firsts(self) -> frozenset[int]:
