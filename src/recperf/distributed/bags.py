@@ -28,6 +28,7 @@ from ..ops.bag.reference import stacked_rows
 from .ahead import Ahead
 from .config import DistributedConfig
 from .library import require_torchrec
+from .moving import collect
 from .placing import Part, require_possible
 from .replicated import of_all
 from .sharding import copied_parts, held, set_rate, sharded, sharder_of
@@ -293,6 +294,10 @@ class BagTables(Embeddings):
                 torch.autograd.backward([output_MW], [gradient_MW])
         if self.copies.bags.keys:
             self.copies.update(self._rate)
+
+    def whole(self) -> dict[str, Tensor]:
+        """All tables and what the optimizer remembers of them (`<table>_state`), on rank 0; nothing on the others."""
+        return collect(self)
 
 
 def require_something_sent(options: DistributedConfig, divided: bool) -> None:
