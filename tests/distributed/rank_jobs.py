@@ -219,3 +219,16 @@ def clocks(world: World, ahead_ns: int) -> dict[str, Any]:
     apart = compared(world, here=f"host {world.rank}", now=lambda: time.monotonic_ns() + ahead)
     shared = compared(world)
     return {"apart": (apart.ahead_ns, apart.error_ns), "shared": (shared.ahead_ns, shared.error_ns)}
+
+
+def starts(world: World, late: float) -> list[tuple[int, int]]:
+    """When this rank came to a common start and when it left, several times."""
+    from recperf.distributed.window import Together
+
+    together, found = Together(world), []
+    for _ in range(3):
+        time.sleep(late * world.rank)
+        came = time.monotonic_ns()
+        together.meet()
+        found.append((came, time.monotonic_ns()))
+    return found

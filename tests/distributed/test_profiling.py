@@ -16,7 +16,8 @@ from recperf.cli import main
 from recperf.measure.trace.merge import look
 from recperf.runs.result import faults
 
-SLEEP_MS = 150.0
+SLEEP_MS = 250.0
+"""Much more than anything else in these steps takes, on a busy machine too."""
 
 
 @needs_torchrec
@@ -27,8 +28,8 @@ def test_the_rank_that_is_slow_is_named_and_waiting_for_it_is_late() -> None:
     found = first["communication"]
     fast, slow = found["each"]
     assert found["slowest"] == 1
-    assert slow["own_ms"] - fast["own_ms"] > 0.8 * SLEEP_MS
-    assert fast["late_ms"] > 0.8 * SLEEP_MS
+    assert slow["own_ms"] - fast["own_ms"] > 0.5 * SLEEP_MS
+    assert fast["late_ms"] > 0.5 * SLEEP_MS
     assert slow["awaited_ms"] == pytest.approx(fast["late_ms"])
     assert slow["late_ms"] < 0.5 * SLEEP_MS
     for row in (fast, slow):
@@ -42,7 +43,7 @@ def test_the_rank_that_is_slow_is_named_and_waiting_for_it_is_late() -> None:
     assert all(row["bytes"] > 0 and row["moving_ms"] > 0 for row in rows.values())
     # The budget is that of the slow rank, whose data is what takes long, and sums to the step.
     parts = {part["name"]: part for part in first["components"]}
-    assert parts["data"]["ms"]["p50"] > 0.8 * SLEEP_MS
+    assert parts["data"]["ms"]["p50"] >= SLEEP_MS
     assert parts["embedding_exchange"]["phase"] == "communication"
     assert sum(part["share"] for part in first["components"]) == pytest.approx(1.0)
     assert first["steps"] == 5

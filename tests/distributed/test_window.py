@@ -111,3 +111,11 @@ def test_clocks_of_hosts_are_compared() -> None:
     assert 0 < error < 10**9
     assert abs(ahead - 3 * 10**9) <= error
     assert first["shared"] == second["shared"] == (0, 0)
+
+
+@needs_torchrec
+def test_ranks_begin_a_step_at_the_same_moment_however_late_one_comes() -> None:
+    """The moments at which each rank comes to a start and leaves it; the second is late."""
+    first, second = run_ranks(2, "starts", late=0.05)
+    for (came, left), (other_came, other_left) in zip(first, second):
+        assert min(left, other_left) >= max(came, other_came)

@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic_ns, sleep
 from typing import Any, cast
 
 from ..measure.profile import EXCHANGE, Reading, overhead, spread
@@ -20,6 +21,8 @@ from .world import World
 
 OUTER = 0.2
 """Share of the steps left out at either end, by how long they took: a hiccup of the machine is nobody's fault."""
+MARGIN_NS, SPIN_NS = 2_000_000, 200_000
+"""How long before a common start ranks agree on it, and of that how long they watch the clock instead of sleeping."""
 QUEUED = "a device's queue does not say when a rank came to a collective"
 APART = "the ranks noted different collectives"
 
@@ -34,14 +37,31 @@ class Told:
     clock: Clock
 
 
-def told(world: World, clocked: list[Reading], plain: list[int], watch: WaitLog) -> list[Told]:
-    """Of every rank, on every rank."""
-    from torch import distributed
+class Together:
+    """What ranks need to measure a window together; each of them makes one."""
 
-    clock = compared(world)
-    found: list[Any] = [None] * world.size
-    distributed.all_gather_object(found, Told(clocked, plain, watch.steps, clock))
-    return cast(list[Told], found)
+    def __init__(self, world: World) -> None:
+        self.world, self.log, self.clock = world, WaitLog(), compared(world)
+
+    def meet(self) -> None:
+        """Return on all ranks at the same moment. They do not leave a barrier so: the first may be ahead by more than
+        a short step takes."""
+        start = self.world.largest(self._now()) + MARGIN_NS
+        while (left := start - self._now()) > 0:
+            sleep(max(0, left - SPIN_NS) / 1e9)
+
+    def _now(self) -> int:
+        return monotonic_ns() - self.clock.ahead_ns
+
+    def joined(
+        self, found: dict[str, Any], clocked: list[Reading], plain: list[int], *, queued: bool
+    ) -> dict[str, Any]:
+        """The window of all ranks, of what each found."""
+        from torch import distributed
+
+        ranks: list[Any] = [None] * self.world.size
+        distributed.all_gather_object(ranks, Told(clocked, plain, self.log.steps, self.clock))
+        return joined(self.world, found, ranks, queued=queued)
 
 
 def from_rank(world: World, rank: int, value: Any) -> Any:

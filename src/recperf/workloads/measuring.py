@@ -14,7 +14,7 @@ from ..train.loop import Recipe, take_step
 from .base import Prepared, Trial
 
 if TYPE_CHECKING:
-    from ..distributed.collectives import WaitLog
+    from ..distributed.window import Together
 
 
 class Notices(Protocol):
@@ -50,28 +50,27 @@ def measure_window(
 
     Every rank takes the same one, and gets the window of all of them.
     """
-    watch = _watch()
-    with watch.installed() if watch else nullcontext():
-        window = open_window(prepared, trial, recipe, watch=watch)
+    together = _together()
+    with together.log.installed() if together else nullcontext():
+        window = open_window(prepared, trial, recipe, together=together)
         steps = window.warm_up(steps, seconds=SECONDS)
         window.take(steps)
-    return close_window(window, prepared, peaks, watch=watch)
+    return close_window(window, prepared, peaks, together=together)
 
 
-def _watch() -> WaitLog | None:
-    """Over what ranks wait for; none where there is one."""
+def _together() -> Together | None:
+    """What several ranks need for that; none of one."""
     if current().size == 1:
         return None
-    from ..distributed.collectives import WaitLog
+    from ..distributed.window import Together
 
-    return WaitLog()
+    return Together(current())
 
 
 def open_window(
-    prepared: Prepared, trial: Trial, recipe: Recipe, *, later: int = 0, watch: WaitLog | None = None
+    prepared: Prepared, trial: Trial, recipe: Recipe, *, later: int = 0, together: Together | None = None
 ) -> Window:
     """A window on the epochs after training, or on some `later` ones, so that two windows share no ids."""
-    world = current()
 
     def step(batches: Iterator[Any], _: int) -> Any:
         # The last rate of the schedule: the update does its full work and hardly moves anything.
@@ -86,38 +85,35 @@ def open_window(
         rows_of=trial.rows_of,
         cost_of=prepared.step_cost,
         sync=prepared.settings.sync,
-        clocked_step=_inside(recipe, watch),
-        agree=world.largest,
-        meet=world.barrier,
+        clocked_step=_inside(recipe, together),
+        agree=current().largest,
+        meet=together.meet if together else lambda: None,
     )
 
 
-def _inside(recipe: Recipe, watch: WaitLog | None) -> ClockedStep | None:
+def _inside(recipe: Recipe, together: Together | None) -> ClockedStep | None:
     """How to clock a step that is one piece; none where spans tell its parts apart."""
     whole = recipe.whole_step
     if whole is None:
         return None
 
     def clocked(batches: Iterator[Any]) -> Reading:
-        with watch.step() if watch else nullcontext():
+        with together.log.step() if together else nullcontext():
             return whole.clocked(batches, recipe.learning_rate(recipe.steps - 1))
 
     return clocked
 
 
 def close_window(
-    window: Window, prepared: Prepared, peaks: dict[str, Any] | None, *, watch: WaitLog | None = None
+    window: Window, prepared: Prepared, peaks: dict[str, Any] | None, *, together: Together | None = None
 ) -> dict[str, Any]:
     row_bytes, all_bytes = prepared.table_bytes()
     device = prepared.settings.device_name
     found = window.result(device=device, row_bytes=row_bytes, working_set_bytes=all_bytes)
     found["precision"] = prepared.settings.precision
-    if watch is not None:
-        from ..distributed.window import joined, told
-
-        world = current()
-        ranks = told(world, window.clocked, window.plain, watch)
-        found = joined(world, found, ranks, queued=prepared.settings.sync is not None)
+    if together is not None:
+        queued = prepared.settings.sync is not None
+        found = together.joined(found, window.clocked, window.plain, queued=queued)
     found["regime"] = explain(found, peaks)
     return found
 
