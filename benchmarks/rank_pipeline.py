@@ -1,0 +1,224 @@
+"""Steps of dlrm-v4's laptop model on gloo ranks of this host: the next batch's ids sent early, and not.
+
+One training takes both kinds of steps, in blocks that alternate, so that they share weights, batches and whatever else
+the machine does. Between processes of one host an exchange takes next to no time, so the same is measured once more
+with every all-to-all made to take a while, as between hosts: its result is held back until then, nothing else waits.
+
+A second pair asks for every distinct row once, as the model does, and for every id as often as it occurs: what travels,
+and how long a lookup without gradient takes.
+
+Run as `python benchmarks/rank_pipeline.py`; it starts the ranks itself. Needs TorchRec.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter, sleep
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from _rows import record, row, show
+from recperf.data.batch import HistoryBatch
+from recperf.distributed.library import require_torchrec
+from recperf.distributed.tables import TorchRecTables
+from recperf.distributed.world import World, enter
+from recperf.errors import RecperfError
+from recperf.measure.profile import endless
+from recperf.models.dlrm_v4_config import FEATURE_TABLES, DLRMv4Config
+from recperf.train.loop import take_step
+from recperf.workloads.dlrm_v4 import laptop
+from recperf.workloads.dlrm_v4_data import PreparedHistories
+
+NAME = "rank_pipeline"
+
+
+class Late(distributed.Work):
+    """A collective whose end is seen no earlier than at some moment; TorchRec asks whether it is a `Work`."""
+
+    def __init__(self, work: Any, ready: float) -> None:
+        super().__init__()
+        self.work, self.ready = work, ready
+
+    def wait(self, *words: Any, **more: Any) -> bool:
+        found = self.work.wait(*words, **more)
+        sleep(max(0.0, self.ready - perf_counter()))
+        return bool(found)
+
+
+@contextmanager
+def exchanges(seconds: float = 0.0) -> Iterator[list[int]]:
+    """The bytes of each all-to-all, which takes at least so long."""
+    sent: list[int] = []
+    before = distributed.all_to_all_single
+
+    def watched(output: Tensor, input: Tensor, *words: Any, **named: Any) -> Any:
+        sent.append(input.nbytes)
+        work = before(output, input, *words, **named)
+        return work if work is None else Late(work, perf_counter() + seconds)
+
+    distributed.all_to_all_single = watched  # type: ignore[assignment]
+    try:
+        yield sent
+    finally:
+        distributed.all_to_all_single = before
+
+
+class Lookups:
+    """Time spent in lookups, of which the exchange is a part."""
+
+    def __init__(self) -> None:
+        self.seconds, lookup = 0.0, TorchRecTables.lookup
+
+        def timed(tables: TorchRecTables, inputs: Any) -> dict[str, Tensor]:
+            began = perf_counter()
+            found = lookup(tables, inputs)
+            self.seconds += perf_counter() - began
+            return found
+
+        TorchRecTables.lookup = timed  # type: ignore[method-assign]
+
+
+def steps(trial: Any, world: World, lookups: Lookups, blocks: int, each: int) -> dict[str, dict[str, list[float]]]:
+    """ms a step and a lookup, of alternating blocks."""
+    ways = {"early": True, "in the step": False}
+    recipe = trial.recipe
+    batches = {name: endless(replace(recipe.order, ahead=on), 0) for name, on in ways.items()}
+    found: dict[str, dict[str, list[float]]] = {name: {"step_ms": [], "lookup_ms": []} for name in ways}
+    for block in range(blocks + 1):
+        for name in ways:
+            # One that does not count: what the other way began is not there for this one.
+            take_step(recipe, batches[name], recipe.steps - 1)
+            world.barrier()
+            lookups.seconds, began = 0.0, perf_counter()
+            for _ in range(each):
+                take_step(recipe, batches[name], recipe.steps - 1)
+            world.barrier()
+            if block:
+                found[name]["step_ms"].append((perf_counter() - began) / each * 1e3)
+                found[name]["lookup_ms"].append(lookups.seconds / each * 1e3)
+    return found
+
+
+def asked(batch: HistoryBatch, model: DLRMv4Config) -> dict[str, Tensor]:
+    """Every id of a batch, table by table, as often as it occurs."""
+    return {
+        table: torch.cat([batch.features[name][0].long() for name, place in FEATURE_TABLES.items() if place == table])
+        % model.table_rows[table]
+        for table in model.tables
+    }
+
+
+@torch.no_grad()
+def repeats(trial: Any, world: World, count: int) -> dict[str, dict[str, list[float]]]:
+    """Bytes sent and ms a lookup, with each row once and with every id."""
+    tables, order = trial.rank_tables, trial.recipe.order
+    found: dict[str, dict[str, list[float]]] = {}
+    for number, batch in zip(range(count + 1), order.loader()):
+        every = asked(batch, order.model)
+        once = {name: ids.unique() for name, ids in every.items()}
+        for way, rows in (("each row once", once), ("every id", every)):
+            world.barrier()
+            with exchanges() as sent:
+                began = perf_counter()
+                tables.lookup(SimpleNamespace(rows=rows))
+                taken = perf_counter() - began
+            if number:
+                told = found.setdefault(way, {"sent_bytes": [], "lookup_ms": []})
+                told["sent_bytes"].append(float(sum(sent)))
+                told["lookup_ms"].append(taken * 1e3)
+    return found
+
+
+def rank(chosen: argparse.Namespace) -> None:
+    """What each rank does; the first keeps the rows."""
+    world = enter(World.from_environment())
+    torch.set_num_threads(1)
+    world.join("cpu", 300, init_method=f"file://{chosen.meeting}")
+    config = laptop()
+    config = replace(
+        config, data=replace(config.data, events=chosen.events), train=replace(config.train, batch_size=chosen.batch)
+    )
+    trial: Any = world.first_alone(lambda: PreparedHistories(config)).trial(0)
+    conditions = {
+        "ranks": world.size, "backend": world.backend, "batch": chosen.batch, "block": chosen.each,
+        "table_dim": config.model.table_dim, "note": chosen.note,
+    }  # fmt: skip
+    found, watch = [], Lookups()
+    for delay in chosen.delays:
+        with exchanges(delay / 1e3):
+            told = steps(trial, world, watch, chosen.blocks, chosen.each)
+        here = {**conditions, "least_exchange_ms": delay}
+        found += _rows(told, here)
+        ratios = [slow / fast for slow, fast in zip(told["in the step"]["step_ms"], told["early"]["step_ms"])]
+        found.append(row(NAME, "in the step over early", "ratio", "x", ratios, here))
+    found += _rows(repeats(trial, world, chosen.lookups), conditions)
+    if world.leads:
+        for entry in found:
+            print(f"{entry['conditions'].get('least_exchange_ms', ''):>4} {show(entry)}")
+        if not chosen.dry:
+            print(f"rows appended to {record(found)}", file=sys.stderr)
+    world.barrier()
+    world.leave()
+
+
+UNITS = {"step_ms": "ms", "lookup_ms": "ms", "sent_bytes": "bytes"}
+
+
+def _rows(told: dict[str, dict[str, list[float]]], conditions: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        row(NAME, way, metric, UNITS[metric], values, conditions)
+        for way, metrics in told.items()
+        for metric, values in metrics.items()
+    ]
+
+
+def start(ranks: int) -> int:
+    """This script as so many ranks; the first code that is not 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *sys.argv, "--meeting", f"{folder}/meeting"]
+        fixed = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+        running = []
+        for number in range(ranks):
+            who = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            running.append(subprocess.Popen(command, env={**os.environ, **fixed, **who}))
+        return next(filter(None, [process.wait() for process in running]), 0)
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--ranks", type=int, default=2)
+    words.add_argument("--events", type=int, default=40_000)
+    words.add_argument("--batch", type=int, default=128, help="of all ranks together")
+    words.add_argument("--blocks", type=int, default=12)
+    words.add_argument("--each", type=int, default=10, help="steps of a block")
+    words.add_argument("--lookups", type=int, default=20)
+    words.add_argument(
+        "--delays", type=float, nargs="+", default=[0.0, 5.0], help="ms that an all-to-all takes at least"
+    )
+    words.add_argument("--note", default="", help="about the machine, kept with the rows")
+    words.add_argument("--dry", action="store_true", help="print, keep no rows")
+    words.add_argument("--meeting", default="", help=argparse.SUPPRESS)
+    chosen = words.parse_args()
+    try:
+        require_torchrec()
+    except RecperfError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 4
+    if not chosen.meeting:
+        return start(chosen.ranks)
+    rank(chosen)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
