@@ -66,7 +66,7 @@ def exchanges(seconds: float = 0.0) -> Iterator[list[int]]:
         work = before(output, input, *words, **named)
         return work if work is None else Late(work, perf_counter() + seconds)
 
-    distributed.all_to_all_single = watched  # type: ignore[assignment]
+    distributed.all_to_all_single = watched
     try:
         yield sent
     finally:
@@ -85,7 +85,7 @@ class Lookups:
             self.seconds += perf_counter() - began
             return found
 
-        TorchRecTables.lookup = timed  # type: ignore[method-assign]
+        TorchRecTables.lookup = timed  # type: ignore[assignment,method-assign]
 
 
 def steps(trial: Any, world: World, lookups: Lookups, blocks: int, each: int) -> dict[str, dict[str, list[float]]]:
@@ -125,7 +125,7 @@ def repeats(trial: Any, world: World, count: int) -> dict[str, dict[str, list[fl
     found: dict[str, dict[str, list[float]]] = {}
     for number, batch in zip(range(count + 1), order.loader()):
         every = asked(batch, order.model)
-        once = {name: ids.unique() for name, ids in every.items()}
+        once = {name: torch.unique(ids) for name, ids in every.items()}
         for way, rows in (("each row once", once), ("every id", every)):
             world.barrier()
             with exchanges() as sent:

@@ -23,7 +23,7 @@ from .config import DistributedConfig
 from .library import require_torchrec
 from .moving import collect, spread
 from .placing import Part, require_possible
-from .replicated import Replicated
+from .replicated import Gathering, Replicated
 from .sharding import copied_parts, held, set_rate, sharded, sharder_of
 from .world import World
 
@@ -65,6 +65,7 @@ class TorchRecTables(nn.Module):
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
+        self._gathering: Gathering | None = None
         self.reset(seed)
 
     def _shard(self, options: DistributedConfig, ids: Mapping[str, float], batch_size: int) -> Any:
@@ -122,12 +123,15 @@ class TorchRecTables(nn.Module):
             return self._leaves
         if torch.is_grad_enabled() and self._leaves:
             raise RuntimeError("gradients of another batch wait: call update() or forget() before the next lookup")
+        gathering = self.copies.gather(inputs.rows) if torch.is_grad_enabled() else None
         outputs = self._looked_up(inputs.rows)
+        if gathering:
+            gathering.send()
         for name in self.copies.tables:
             outputs[name] = self.copies.lookup(name, inputs.rows[name])
         found = {name: outputs[name].detach() for name in inputs.rows}
         if torch.is_grad_enabled():
-            self._rows, self._outputs = inputs.rows, outputs
+            self._rows, self._outputs, self._gathering = inputs.rows, outputs, gathering
             self._leaves = {name: leaf.requires_grad_() for name, leaf in found.items()}
         return found
 
@@ -156,7 +160,7 @@ class TorchRecTables(nn.Module):
                 yield name, self._rows[name], leaf_UD.grad
 
     def forget(self) -> None:
-        self._rows, self._leaves, self._outputs = {}, {}, {}
+        self._rows, self._leaves, self._outputs, self._gathering = {}, {}, {}, None
 
     def update(self, rate: float | Tensor, eps: float = EPS) -> None:
         """Row-wise Adagrad of the rows that any rank used. A rank that has no gradient sends zeros, which change
@@ -170,8 +174,8 @@ class TorchRecTables(nn.Module):
             torch.autograd.backward(
                 [self._outputs[name] for name in self.divided], [given[name] for name in self.divided]
             )
-        for name in self.copies.tables:
-            self.copies.update(name, self._rows[name], given[name], rate, eps)
+        if self._gathering:
+            self.copies.update(self._gathering, given, rate, eps)
         self.forget()
 
     def whole(self) -> dict[str, Tensor]:
