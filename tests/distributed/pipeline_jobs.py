@@ -164,7 +164,7 @@ def torchrec_pipeline(world: World) -> dict[str, Any]:
     Pipelineable.register(Asked)
     found: dict[str, Any] = {}
     optimizer = SimpleNamespace(zero_grad=lambda: None, step=lambda: None)
-    for how in ("alone", "rewritten", "let go"):
+    for how in ("alone", "rewritten", "let go", "another"):
         tables = make(world, "row")
         tables.set_rate(0.1)
         model, taken = Summed(tables), []
@@ -178,6 +178,9 @@ def torchrec_pipeline(world: World) -> dict[str, Any]:
             continue
         stream = (taken.append(step) or batch for step, batch in enumerate(batches))
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        if how == "another":
+            found[how] = [float(pipeline.progress(source)) for source in (stream, iter(batches[4:]))]
+            continue
         losses = [float(pipeline.progress(stream)) for _ in range(2)]
         found["taken"] = list(taken)
         if how == "let go":

@@ -153,6 +153,8 @@ def test_what_torchrecs_own_pipeline_does_to_a_score_between_two_steps() -> None
     for found in run_ranks(2, "pipeline_jobs.torchrec_pipeline"):
         # After two steps it has taken four batches.
         assert found["taken"] == [0, 1, 2, 3]
+        # Which it goes on with when it is given others.
+        assert found["another"] == found["alone"][:2]
         assert found["rewritten"]["losses"] == found["let go"]["losses"] == found["alone"][:2]
         # As it is, what is scored are the rows of the next step, which it then misses.
         assert found["rewritten"]["score"] == found["alone"][2]
