@@ -315,4 +315,4 @@ def test_what_cannot_be_several_ranks() -> None:
 
 def test_a_rank_is_not_told_to_start_ranks() -> None:
     assert without_ranks(["dlrm-v4", "--ranks", "4", "--seed", "1"]) == ["dlrm-v4", "--seed", "1"]
-    assert without_ranks(["--ranks=4", "dlrm-v4"]) == ["dlrm-v4"]
+    assert without_ranks(["--ranks=4", "dlrm-v4", "--restarts", "2"]) == ["dlrm-v4"]

@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Tests are imported by path, so this folder is not on it by itself.
-sys.path.insert(0, str(Path(__file__).parent))
+# Tests are imported by path, so these folders are not on it by themselves; tests with ranks use the other one's.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "distributed")]

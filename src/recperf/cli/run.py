@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import tyro
 
 from ..config import to_json, with_absolute_paths
 from ..distributed.launch import as_rank, launch, require_ranks, without_ranks
+from ..distributed.notes import leave_run, left_run, restarted
 from ..distributed.world import World, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import require_writable, write_atomic
-from ..runs.record import Run
+from ..runs.record import Run, read_config
 from ..runs.resume import Change, allowed_before, changes, contract_of, known_fields, remember, require_allowed
 from ..train.stop import StopFlag
 from .options import C, Choice, WorkloadOptions, choose, read_options
@@ -41,6 +42,9 @@ class Options(WorkloadOptions[C]):
     ranks: int = 0
     """Start so many processes on this host, each with a part of the tables and of every batch (docs/distributed.md);
     under torchrun leave it out."""
+    restarts: int = 0
+    """With --ranks: start all of them again so often, where one is killed, hangs or has no memory; they go on from the
+    last checkpoint. torchrun has --max-restarts for it."""
     dry_run: bool = False
     """Check config, data and folder, say what would happen, and stop."""
 
@@ -66,7 +70,9 @@ def one(words: list[str], world: World) -> int:
             allowed_changes(choice, options)
         require_ranks(world, options.ranks, choice.workload.name, hasattr(options.values, "distributed"))
         if options.ranks > 1 and world.size == 1 and not options.dry_run:
-            return launch(without_ranks(words), options.ranks, lambda e: print_error(e, as_json=options.json))
+            return started(words, options)
+        if options.restarts:
+            raise UsageError("--restarts goes with --ranks", fix="torchrun --max-restarts")
         terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.leads)
         try:
             if options.dry_run and not world.leads:
@@ -78,6 +84,23 @@ def one(words: list[str], world: World) -> int:
             return run(choice, options, stop, terminal) if world.leads else follow(choice, options, stop, terminal)
         finally:
             terminal.close()
+
+
+def started(words: list[str], options: Options[Any]) -> int:
+    """Be the launcher of several ranks."""
+    if options.restarts < 0:
+        raise UsageError(f"--restarts {options.restarts}: allowed are 0 and more")
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    try:
+        return launch(
+            without_ranks(words),
+            options.ranks,
+            lambda error: print_error(error, as_json=options.json),
+            restarts=options.restarts,
+            notice=terminal.notice,
+        )
+    finally:
+        terminal.close()
 
 
 def allowed_changes(choice: Choice, options: Options[Any]) -> list[Change]:
@@ -125,11 +148,16 @@ def follow(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Term
 
 def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
     config = with_absolute_paths(options.values)
+    if not choice.resume and (before := begun(choice, options, config)):
+        terminal.notice("the ranks were started again, and go on with their run")
+        choice = replace(choice, resume=before, config=config)
     if choice.resume:
         record = Run.open(choice.resume)
     else:
         record = Run.create(choice.workload.name, to_json(config), folder=options.run_dir)
     try:
+        if current().size > 1:
+            leave_run(record.folder)
         result = record.read("result.json") if record.finished else None
         current().told(result is not None)
         if result is not None:
@@ -156,6 +184,17 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
         print_error(missed, as_json=False)
         return missed.exit_code
     return 0
+
+
+def begun(choice: Choice, options: Options[Any], config: Any) -> Path | None:
+    """The run that these ranks had begun, with this very config, when one of them failed and all were started again."""
+    if current().size == 1:
+        return None
+    found = left_run() or (options.run_dir if restarted() else None)
+    if found is None or not (found / "config.json").exists():
+        return None
+    same = read_config(found) == (choice.workload.name, to_json(config))
+    return found if same else None
 
 
 @contextmanager

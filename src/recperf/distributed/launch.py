@@ -43,30 +43,56 @@ def without_ranks(words: list[str]) -> list[str]:
     for word in words:
         if skip:
             skip = False
-        elif word == "--ranks":
+        elif word in ("--ranks", "--restarts"):
             skip = True
-        elif not word.startswith("--ranks="):
+        elif not word.startswith(("--ranks=", "--restarts=")):
             found.append(word)
     return found
 
 
-def launch(words: list[str], ranks: int, say: Callable[[RecperfError], None], *, verb: str = "run") -> int:
-    """Run a command as so many ranks; their exit code."""
+def launch(
+    words: list[str],
+    ranks: int,
+    say: Callable[[RecperfError], None],
+    *,
+    verb: str = "run",
+    restarts: int = 0,
+    notice: Callable[[str], None] = print,
+) -> int:
+    """Run a command as so many ranks; their exit code.
+
+    Where a rank was killed, hangs or has no memory all are started again, as often as there are `restarts`.
+    """
     from .library import require_torchrec
 
     require_torchrec()
-    # The agent would tell at length what is told here in a line.
-    logging.disable(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     with tempfile.TemporaryDirectory(prefix="recperf-ranks-") as place:
-        os.environ[notes.VARIABLE] = place
-        try:
-            with Watch(Path(place), ranks):
-                died, received = _agent([verb, *words], ranks, place)
-        finally:
-            del os.environ[notes.VARIABLE]
-            logging.disable(logging.NOTSET)
-        return verdict(Path(place), ranks, died, received, say)
+        for attempt in range(1, restarts + 2):
+            code, why = _attempt([verb, *words], ranks, Path(place))
+            if code == MachineError.exit_code and attempt <= restarts and notes.run_in(Path(place)):
+                notice(f"{why.what if why else 'a rank failed'}; they are started again, {attempt} of {restarts}")
+                continue
+            if why is not None:
+                say(why)
+            return code
+    raise AssertionError
+
+
+def _attempt(words: list[str], ranks: int, place: Path) -> tuple[int, RecperfError | None]:
+    """Start the ranks once: their exit code, and what none of them could say."""
+    told: list[RecperfError] = []
+    notes.forget(place)
+    os.environ[notes.VARIABLE] = str(place)
+    # The agent would tell at length what is told here in a line.
+    logging.disable(logging.CRITICAL)
+    try:
+        with Watch(place, ranks):
+            died, received = _agent(words, ranks, str(place))
+    finally:
+        del os.environ[notes.VARIABLE]
+        logging.disable(logging.NOTSET)
+    return verdict(place, ranks, died, received, told.append), told[0] if told else None
 
 
 def _agent(words: list[str], ranks: int, place: str) -> tuple[dict[int, int], int | None]:
@@ -165,7 +191,7 @@ def as_rank(world: World, work: Callable[[], int], tell: Callable[[RecperfError]
     notes.leave_word(world.rank, code=code, lost=lost, time=time.time())
     if lost == "gone" and notes.launched():
         time.sleep(LINGER_S)
-    notes.end(world.rank)
+    notes.end(world.rank, done=code == 0)
     return code
 
 

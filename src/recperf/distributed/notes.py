@@ -21,7 +21,7 @@ from typing import Any
 from ..measure import spans
 
 VARIABLE = "RECPERF_RANKS"
-RUN = "run"
+RUN = "run-of-the-ranks"
 """Which run the ranks are at: a restart goes on with it."""
 _PROCESS, _DOING, _SPAN = slice(0, 12), slice(12, 132), slice(132, 200)
 _SIZE = _SPAN.stop
@@ -112,13 +112,15 @@ def begin(rank: int) -> None:
     spans.follow(_Trail(_page))
 
 
-def end(rank: int) -> None:
-    """Take this rank's notes away where no launcher does it."""
+def end(rank: int, *, done: bool) -> None:
+    """Take this rank's notes away where no launcher does it, and which run it was at if there is nothing left to do."""
     place = folder()
     if place is not None and not launched():
         with contextlib.suppress(OSError):
             (place / f"rank-{rank}.note").unlink(missing_ok=True)
             (place / f"rank-{rank}.json").unlink(missing_ok=True)
+            if done:
+                (place / RUN).unlink(missing_ok=True)
             place.rmdir()
 
 
@@ -162,23 +164,42 @@ def word(place: Path, rank: int) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def leave_run(run: Path | None) -> None:
-    """Which run this is, so that a restart goes on with it; none: there is nothing to go on with."""
+def forget(place: Path) -> None:
+    """Make room for the words of ranks that are started again; which run they are at stays."""
+    for path in place.glob("rank-*"):
+        path.unlink(missing_ok=True)
+
+
+def leave_run(run: Path) -> None:
+    """Which run this is, so that ranks that are started again go on with it."""
     place = folder()
     if place is not None:
         with contextlib.suppress(OSError):
-            if run is None:
-                (place / RUN).unlink(missing_ok=True)
-            else:
-                (place / RUN).write_text(str(run.resolve()))
+            (place / RUN).write_text(str(run.resolve()))
 
 
-def left_run(place: Path | None) -> Path | None:
-    """The run that ranks were at."""
+def run_in(place: Path) -> Path | None:
+    """The run that ranks left there."""
     try:
-        return Path((place / RUN).read_text()) if place else None
+        return Path((place / RUN).read_text())
     except (OSError, ValueError):
         return None
+
+
+def left_run() -> Path | None:
+    """The run that these ranks were at before they were started again."""
+    place = folder()
+    if place is None:
+        return None
+    if not launched() and not restarted():
+        # Of an earlier torchrun, whose number the system has given out again.
+        (place / RUN).unlink(missing_ok=True)
+    return run_in(place)
+
+
+def restarted() -> bool:
+    """Whether torchrun has started the ranks again."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def _length(part: slice) -> int:

@@ -32,6 +32,10 @@ class RankStore(CheckpointStore):
     _found: dict[str, Any] | None = None
     """What this rank has read."""
 
+    def __post_init__(self) -> None:
+        # What rank 0 names must be the same place for all.
+        self.folder = self.folder.absolute()
+
     def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
         """Keep a state; it is on disk when this returns."""
         note(f"saving step {step}")
@@ -155,7 +159,7 @@ class RankStore(CheckpointStore):
 
 def _nearest(path: Path) -> Path:
     """The folder, or the nearest one above that is there."""
-    return next(place for place in (path, *path.absolute().parents) if place.is_dir())
+    return next(place for place in (path, *path.parents) if place.is_dir())
 
 
 def _manifest_digest(path: Path) -> str:

@@ -3,7 +3,7 @@
 A batch is `train.batch_size` samples of all ranks together; rank r of n takes its samples r, r + n, r + 2n... A rank
 that gets none takes the first sample with weight 0, because every rank must ask for rows in every step.
 
-Shapes: B samples of a batch, N samples of an evaluation.
+Shapes: B samples of a batch, N samples of an evaluation, R ranks.
 """
 
 from __future__ import annotations
@@ -222,6 +222,10 @@ class RankTrial(HistoryTrial):
         recent = self.world.merged(self.stepped.recent)
         dense = {name: value.detach() for name, value in self.model.state_dict().items()}
         tallies = {name: tally.state() for name, tally in {**self._tallies(), "recent": recent}.items()}
+        # In which order numbers are added up shows in their last bit, so ranks keep what each of them has.
+        sums_R2 = torch.zeros(self.world.size, 2, dtype=torch.float64)
+        sums_R2[self.world.rank] = self.stepped.recent.sums_2
+        tallies["recent"]["sums of ranks"] = self.world.sum_(sums_R2)
         return {
             "model": {**{f"{TABLES}{name}": tensor for name, tensor in tables.items()}, **dense},
             "optimizer": self.optimizer.state_dict(),
@@ -239,3 +243,6 @@ class RankTrial(HistoryTrial):
         if not self.world.leads:
             # Rank 0 has what all counted.
             self.stepped.recent.clear()
+        sums_R2 = state["tallies"]["recent"].get("sums of ranks")
+        if sums_R2 is not None and len(sums_R2) == self.world.size:
+            self.stepped.recent.sums_2.copy_(sums_R2[self.world.rank])

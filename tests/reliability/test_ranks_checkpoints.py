@@ -1,0 +1,123 @@
+"""Checkpoints that ranks write and read in parts: any number of ranks and any sharding, whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_pool import needs_torchrec, run_ranks
+from store_jobs import pieces
+
+from recperf.train.checkpoint import CheckpointStore
+from recperf.train.checkpoint_folder import read_manifest
+
+pytestmark = needs_torchrec
+MIXED = "item_id=row,uid=table,album_id=data-parallel,artist_id=column"
+KINDS = ["row", "column", "table", "data-parallel", MIXED]
+CUT, SMALL = 16, 1 << 16
+"""Bytes up to which a whole tensor shares a block: with the first every table is cut into pieces."""
+
+
+def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def alone(folder: Path) -> CheckpointStore:
+    """As one process sees them."""
+    return CheckpointStore(folder=folder, notice=pytest.fail)
+
+
+def check(tmp_path: Path, ranks: int, reading: int, kinds: list[str], others: list[str]) -> None:
+    saved = run_ranks(ranks, "store_jobs.save", root=tmp_path, shardings=kinds, small=CUT)
+    roots = [tmp_path / str(number) for number in range(len(kinds))]
+    wholes = [found["whole"] for found in saved[0]]
+    for number, small in enumerate((CUT, SMALL)):
+        # As one process saves it.
+        roots.append(tmp_path / f"alone-{number}")
+        with pieces(small):
+            alone(roots[-1]).save(1, {"trial": {"model": wholes[0]}}, best=False)
+        wholes.append(wholes[0])
+    for root, whole in zip(roots, wholes):
+        with pieces(CUT):
+            state = alone(root).load()
+        assert state is not None
+        assert same(state["trial"]["model"], whole), root
+    for other in others:
+        loaded = run_ranks(reading, "store_jobs.load", roots=roots, sharding=other, small=CUT)
+        for index, whole in enumerate(wholes):
+            if other != "column" or (index < len(kinds) and kinds[index] in ("row", "table", "data-parallel")):
+                assert same(loaded[0][index]["whole"], whole), (other, index)
+
+
+def test_what_two_ranks_save_others_load_and_the_other_way_round(tmp_path: Path) -> None:
+    check(tmp_path, 2, 3, ["row", MIXED], [MIXED])
+    assert read_manifest(tmp_path / "0" / "step-00000001")["format"] == 3
+    assert read_manifest(tmp_path / "alone-0" / "step-00000001")["format"] == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "reading"), [(2, 2), (2, 4), (4, 2)])
+def test_every_sharding_into_every_other(tmp_path: Path, ranks: int, reading: int) -> None:
+    check(tmp_path, ranks, reading, KINDS, KINDS)
+
+
+def test_each_rank_reads_its_own_parts_and_their_own_states(tmp_path: Path) -> None:
+    saved = run_ranks(2, "store_jobs.save", root=tmp_path, shardings=["row", "column"], small=CUT)
+    for number, kind in enumerate(("row", "column")):
+        loaded = run_ranks(2, "store_jobs.load", roots=[tmp_path / str(number)], sharding=kind, small=CUT)
+        for before, after in zip(saved, loaded):
+            for (part, *ours), (other, *theirs) in zip(before[number]["parts"], after[0]["parts"]):
+                assert part == other
+                assert all(map(torch.equal, ours, theirs))
+        # Two ranks that divide the tables as they were saved read nothing that the other one reads.
+        assert not {*loaded[0][0]["read"]} & {*loaded[1][0]["read"]}
+    # By columns the state of a row is the mean of its parts', which are not alike.
+    halves = [found[1]["parts"][0][2] for found in saved]
+    assert not torch.equal(*halves)
+    whole = saved[0][1]["whole"][f"{saved[0][1]['parts'][0][0].table}_state"]
+    torch.testing.assert_close(whole, (halves[0] + halves[1]) / 2)
+
+
+def test_damage_is_found_by_whoever_reads_and_the_newest_intact_one_is_taken(tmp_path: Path) -> None:
+    run_ranks(2, "store_jobs.save_two", root=tmp_path)
+    first, second = "step-00000001", "step-00000002"
+    of_0, of_1 = f"{second}/__0-0_0.distcp", f"{second}/__1-0_0.distcp"
+    ways = [
+        [["flip", of_0, ""]],
+        [["flip", of_1, ""]],
+        [["cut", of_1, ""]],
+        [["delete", of_1, ""]],
+        [["swap", of_0, of_1]],
+        [["flip", f"{second}/manifest.json", ""]],
+        [["delete", f"{second}/.metadata", ""], ["flip", f"{first}/__1-0_0.distcp", ""]],
+    ]
+    led, followed = run_ranks(2, "store_jobs.damaged", root=tmp_path, damages=[[], *ways])
+    assert led[0] == (2, [])
+    for (step, said), (theirs, unsaid) in zip(led[1:-1], followed[1:-1]):
+        assert step == theirs == 1
+        assert f"checkpoint {second} is damaged" in said[0]
+        assert said[1] == f"going on from checkpoint {first}, the newest intact one"
+        assert unsaid == []
+    # All of them know it, and one says it.
+    assert led[-1] == followed[-1]
+    assert led[-1][0] == "DataError"
+    assert "none of the 2 checkpoints is intact" in led[-1][1]
+    assert led[-1][2]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("full", "the disk is full"), ("elsewhere", "rank 1 does not see the files that rank 0 writes")]
+)
+def test_one_rank_that_cannot_write_is_everyones_error(tmp_path: Path, how: str, said: str) -> None:
+    root = tmp_path / "run"
+    root.mkdir()
+    run_ranks(2, "store_jobs.save_two", root=root)
+    for kind, what, rank, agreed in run_ranks(2, "store_jobs.save_fails", root=root, how=how):
+        assert (kind, rank, agreed) == ("MachineError", "1", True)
+        assert said in what
+    assert [path.name for path in root.iterdir() if path.name.startswith(".")] == []
+    state = alone(root).load()
+    assert state is not None
+    assert state["position"] == 2
