@@ -126,7 +126,10 @@ def test_a_signal_to_one_host_makes_both_save_and_the_run_goes_on(tmp_path: Path
     hosts[1].started[-1].send_signal(signal.SIGTERM)
     for host in hosts:
         host.ended(SLACK_S)
-    assert errors(tmp_path, 0) == [], (tmp_path / "host-0.log").read_text()
+    (said,) = errors(tmp_path, 0)
+    assert said.startswith("error: stopped by SIGTERM at step ")
+    assert said.endswith("; the state is saved")
+    assert errors(tmp_path, 1) == []
     done = len(logged(tmp_path / "run", "step"))
     more = ["--train.max-steps", str(done + 2), "--allow-change", "train.max_steps"]
     begin(hosts, tmp_path, ["run", "--resume", str(tmp_path / "run"), *more, "--no-peaks", "--no-report"], log="again")

@@ -1,0 +1,174 @@
+"""The scripts and commands of docs/launching.md, as far as they can be tried without a cluster: every word of them is
+understood by torchrun and by recperf, and a job is queued again only where that helps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.cli.options import choose, read_options
+from recperf.cli.run import DESCRIPTION, Options
+from recperf.runs.record import Run
+
+ROOT = Path(__file__).parents[2]
+HOSTS, SLURM = ROOT / "examples" / "hosts" / "start.sh", ROOT / "examples" / "slurm" / "dlrm_v4.sbatch"
+STUBS = {
+    # Notes what it was called with, and what ranks leave behind.
+    "torchrun": """
+        printf '%s\\n' "$(printf '%s\\037' "$@")" >> "$CALLS"
+        [ -n "${SAVES:-}" ] && mkdir -p "$SAVES" && touch -d '+1 minute' "$SAVES/manifest.json"
+        exit "${CODE:-0}"
+    """,
+    "srun": """
+        while [[ $1 == --* ]]; do shift; done
+        for node in 0 1; do SLURM_NODEID=$node "$@" || code=$?; done
+        exit "${code:-0}"
+    """,
+    "scontrol": """
+        if [ "$1" = show ]; then printf 'node7\\nnode8\\n'; else echo "$@" >> "$CALLS.scontrol"; fi
+    """,
+}
+
+
+class Cluster:
+    """Commands of a cluster that only note how they were called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.calls = folder, folder / "calls"
+        for name, text in STUBS.items():
+            path = folder / name
+            path.write_text(f"#!/usr/bin/env bash\n{text}")
+            path.chmod(0o755)
+
+    def start(self, script: Path, *words: str, **variables: str) -> int:
+        path = f"{self.folder}{os.pathsep}{os.environ['PATH']}"
+        job = {"SLURM_JOB_ID": "12345", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[7-8]"}
+        environment = {"PATH": path, "CALLS": str(self.calls), "SLURM_SUBMIT_DIR": str(self.folder), **job, **variables}
+        return subprocess.run(["bash", str(script), *words], env=environment, cwd=self.folder).returncode
+
+    def torchruns(self) -> list[tuple[Any, Any]]:
+        """What each meant: torchrun's own options, and recperf's."""
+        return [understood(line.split("\x1f")[:-1]) for line in self.calls.read_text().splitlines()]
+
+    def requeued(self) -> bool:
+        path = self.calls.with_suffix(".scontrol")
+        return path.exists() and path.read_text() == "requeue 12345\n"
+
+
+def understood(words: list[str]) -> tuple[Any, Any]:
+    """A command line of torchrun as it and recperf read it; both end the process where they do not understand."""
+    from torch.distributed.run import get_args_parser
+
+    agent = get_args_parser().parse_args(words)
+    assert (agent.module, agent.training_script) == (True, "recperf")
+    command, *rest = agent.training_script_args
+    assert command == "run"
+    choice = choose(rest)
+    return agent, replace(read_options(Options, choice, verb="run", description=DESCRIPTION), resume=choice.resume)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+@pytest.mark.parametrize("script", [HOSTS, SLURM], ids=lambda path: path.name)
+def test_a_script_is_a_script(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_hosts_start_their_ranks(cluster: Cluster, tmp_path: Path) -> None:
+    where = {"FIRST": "10.0.0.1", "HOSTS": "2", "RANKS": "4", "INTERFACE": "eth0"}
+    run = tmp_path / "run"
+    for number in ("0", "1"):
+        assert cluster.start(HOSTS, number, str(run), "--train.batch-size", "64", **where) == 0
+    agents, options = zip(*cluster.torchruns())
+    assert [(agent.nnodes, agent.node_rank, agent.nproc_per_node) for agent in agents] == [("2", 0, "4"), ("2", 1, "4")]
+    assert {(agent.master_addr, agent.master_port, agent.shutdown_timeout) for agent in agents} == {
+        ("10.0.0.1", 29400, 600)
+    }
+    assert options[0] == options[1]
+    assert (options[0].run_dir, options[0].values.train.batch_size) == (run, 64)
+
+
+def test_the_same_words_go_on_with_a_run(cluster: Cluster, tmp_path: Path) -> None:
+    made = choose(["dlrm-v4"])
+    from recperf.config import to_json
+
+    Run.create("dlrm-v4", to_json(made.config), folder=tmp_path / "run").close()
+    assert cluster.start(HOSTS, "1", str(tmp_path / "run"), "--train.batch-size", "64", FIRST="a", HOSTS="2") == 0
+    ((agent, options),) = cluster.torchruns()
+    assert agent.nproc_per_node == "auto"
+    assert Path(options.resume) == tmp_path / "run"
+    assert options.run_dir is None
+
+
+@pytest.mark.parametrize("lacking", ["FIRST", "HOSTS"])
+def test_a_host_that_is_not_told_enough(cluster: Cluster, tmp_path: Path, lacking: str) -> None:
+    where = {name: "2" for name in ("FIRST", "HOSTS") if name != lacking}
+    assert cluster.start(HOSTS, "0", str(tmp_path / "run"), **where) != 0
+    assert not cluster.calls.exists()
+
+
+def test_a_job_starts_a_torchrun_a_node(cluster: Cluster, tmp_path: Path) -> None:
+    assert cluster.start(SLURM, DATA="/shared/yambda") == 0
+    agents, options = zip(*cluster.torchruns())
+    assert [agent.node_rank for agent in agents] == [0, 1]
+    assert {(agent.master_addr, agent.master_port, agent.nproc_per_node) for agent in agents} == {
+        ("node7", 22345, "gpu")
+    }
+    assert options[0].run_dir == tmp_path / "runs" / "dlrm-v4-12345"
+    assert options[0].values.data.path == Path("/shared/yambda")
+    assert not cluster.requeued()
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_job_that_saved_is_queued_again(cluster: Cluster, tmp_path: Path, saved: bool) -> None:
+    """One that failed without is not: it would fail again."""
+    run = tmp_path / "run"
+    saves = {"SAVES": str(run / "checkpoints" / "seed-42" / "step-00000001")} if saved else {}
+    assert cluster.start(SLURM, DATA="/shared/yambda", RUN=str(run), CODE="1", **saves) == 1
+    assert cluster.requeued() is saved
+
+
+def test_a_finished_run_is_not_queued_again(cluster: Cluster, tmp_path: Path) -> None:
+    """The target was missed, say."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "result.json").write_text(json.dumps({}))
+    (run / "not-a-result").touch()
+    saves = str(run / "checkpoints" / "seed-42" / "step-00000001")
+    assert cluster.start(SLURM, DATA="/shared/yambda", RUN=str(run), CODE="1", SAVES=saves) == 1
+    assert not cluster.requeued()
+
+
+def commands() -> list[str]:
+    """Those of the page that start ranks, as one types them."""
+    text = (ROOT / "docs" / "launching.md").read_text()
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.partition("#")[0] for line in lines if line.startswith("torchrun ")]
+
+
+def test_the_page_has_commands() -> None:
+    assert len(commands()) >= 2
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_of_the_page_is_understood(line: str, tmp_path: Path) -> None:
+    from recperf.config import to_json
+
+    words = shlex.split(line)[1:]
+    if "--resume" in words:
+        Run.create("dlrm-v4", to_json(choose(["dlrm-v4"]).config), folder=tmp_path / "run").close()
+        words[words.index("--resume") + 1] = str(tmp_path / "run")
+    agent, _ = understood(words)
+    assert agent.nnodes == "2"
