@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recperf.distributed.plan.devices import KNOWN, Efficiency, Rates, device_of, from_peaks, network_of
+from recperf.distributed.plan.devices import KNOWN, NETWORKS, Efficiency, Rates, device_of, from_peaks, network_of
 from recperf.errors import ConfigError, UsageError
 
 FILE: dict[str, Any] = {
@@ -92,3 +93,22 @@ def test_a_precision_without_a_figure_is_float32() -> None:
 def test_scaling_leaves_links_alone_and_never_passes_a_peak() -> None:
     found = Efficiency(products=0.4, attention=0.3, bytes=0.6, link=0.7).scaled(2, "doubled")
     assert (found.products, found.attention, found.bytes, found.link) == (0.8, 0.6, 1.0, 0.7)
+
+
+def test_ranks_take_a_core_each_and_beyond_that_share_them() -> None:
+    core = replace(KNOWN["h200"], name="core", shared=True, cores=2)
+    assert [core.crowd(ranks) for ranks in (1, 2, 4)] == [1.0, 1.0, 2.0]
+    two, four = core.share(2), core.share(4)
+    assert (two.bytes_per_s, two.flops) == (core.bytes_per_s, core.flops)
+    assert (four.bytes_per_s, four.link_bytes_per_s) == (core.bytes_per_s / 2, core.link_bytes_per_s / 2)
+    assert (two.memory_bytes, four.memory_bytes) == (core.memory_bytes // 2, core.memory_bytes // 4)
+    with pytest.raises(ConfigError, match="unless ranks share the device"):
+        replace(core, shared=False)
+    with pytest.raises(ConfigError, match=r"device\.cores"):
+        replace(core, cores=0)
+
+
+def test_a_message_waits_until_its_rank_has_a_turn() -> None:
+    slow = NETWORKS["loopback"].crowded(3.0)
+    assert slow.link_latency_s == pytest.approx(3 * NETWORKS["loopback"].link_latency_s)
+    assert slow.bytes_per_s == NETWORKS["loopback"].bytes_per_s

@@ -10,7 +10,15 @@ import pytest
 from recperf.distributed.plan import network as wires
 from recperf.distributed.plan import skew, target
 from recperf.distributed.plan.devices import KNOWN, NETWORKS, Device, Efficiency, Network, Rates
-from recperf.distributed.plan.predict import PARTS, Choices, calibrated, dense_seconds, exposed, predict
+from recperf.distributed.plan.predict import (
+    PARTS,
+    Choices,
+    calibrated,
+    calibrated_by_parts,
+    dense_seconds,
+    exposed,
+    predict,
+)
 from recperf.distributed.plan.work import work_of
 from recperf.errors import ConfigError, UsageError
 from recperf.models.dlrm_v4_cost import load_of, model_flops, step
@@ -125,6 +133,59 @@ def test_a_measured_step_calibrates_a_device() -> None:
     assert predict(laptop(), 1, fitted).seconds == pytest.approx(3 * before, rel=1e-6)
     two = predict(laptop(), 2, fitted, NETWORKS["loopback"])
     assert two.seconds > 2.9 * before, "two ranks on one host share its rates: half the batch takes as long"
+
+
+CORES = replace(
+    PLAIN, shared=True, cores=2, efficiency=Efficiency(products=0.5, attention=0.1, bytes=0.5, link=0.5, origin="given")
+)
+
+
+def test_four_ranks_on_two_cores_are_as_slow_as_two_and_the_plan_says_so() -> None:
+    quick = replace(NETWORKS["loopback"], latency_s=0.0, link_latency_s=0.0)
+    made = {ranks: predict(laptop(), ranks, CORES, quick) for ranks in (1, 2, 4)}
+    dense = {ranks: one.parts["dense forward"] + one.parts["dense backward"] for ranks, one in made.items()}
+    assert dense[2] == pytest.approx(dense[1] / 2, rel=0.1)
+    assert dense[4] == pytest.approx(dense[2], rel=0.1)
+    assert "each on one of 2 cores" in made[2].origins["device"]
+    assert "4 ranks share 2 cores: each works 50% of the time" in made[4].origins["device"]
+    assert "share" not in made[1].origins["device"]
+
+
+def test_latencies_count_for_every_message_and_more_in_a_crowd() -> None:
+    slow = Network(latency_s=1.0, link_latency_s=1.0, bytes_per_s=1e15, ranks_per_node=8)
+    far = replace(CORES, link_bytes_per_s=1e15)
+    two, four = (predict(laptop(), ranks, far, slow).parts for ranks in (2, 4))
+    assert two["ids all-to-all"] == pytest.approx(3.0, rel=1e-3), "how many, how many of each table, and the ids"
+    assert two["rows all-to-all"] == pytest.approx(1.0, rel=1e-3)
+    assert four["rows all-to-all"] == pytest.approx(2.0, rel=1e-3)
+    alike = predict(laptop(), 4, replace(far, cores=None), slow).parts
+    assert alike["rows all-to-all"] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_gradients_that_are_added_up_afterwards_are_waited_for() -> None:
+    parts = dict.fromkeys(PARTS, 1.0) | {"all-reduce": 5.0, "dense backward": 3.0}
+    assert exposed(parts, Choices(pipelined=False, overlapped=False)) == parts
+    told = predict(laptop(), 2, CORES, choices=Choices(overlapped=False)).origins["overlap"]
+    assert "nothing behind the backward pass" in told
+
+
+def test_the_parts_of_a_measured_step_calibrate_a_device() -> None:
+    """Spans that took three times as long as planned mean a third of the share, each kind its own."""
+    fast = replace(CORES, bytes_per_s=1e16)
+    planned = dense_seconds(work_of(laptop()), fast, laptop().train.batch_size)
+    taken = {name: (3 if name.startswith("attention") else 2) * one for name, one in planned.items()}
+    found = calibrated_by_parts(laptop(), fast, taken).efficiency
+    assert found.attention == pytest.approx(fast.efficiency.attention / 3)
+    assert found.products == pytest.approx(fast.efficiency.products / 2, rel=1e-3)
+    assert found.bytes == fast.efficiency.bytes
+    with pytest.raises(ConfigError, match="spans of attention and of products"):
+        calibrated_by_parts(laptop(), fast, {"attention": 1.0})
+
+
+def test_counted_items_are_encoded_once_each() -> None:
+    """What is computed once for each different item follows the data's counts, not the benchmark's shares."""
+    few, many = (work_of(laptop(), items=items).parts(64)["encoders"].flops for items in (1.0, 20.0))
+    assert many > 10 * few
 
 
 def test_samples_to_the_target() -> None:

@@ -127,6 +127,9 @@ def test_a_dataset_is_counted_as_its_batches_are(store: EventStore) -> None:
     assert (dedup < found.traffic["artist_id"].raw_NR).any()
     assert (found.traffic["artist_id"].touched_NR <= dedup).all()
     assert found.traffic["uid"].raw_NR[-1].sum() == batch * ranks
+    items = found.traffic["item_id"].unique_NR.sum() / (2 * ranks * batch)
+    assert found.items_a_sample(batch) == pytest.approx(items)
+    assert skew.even(work_of(config), batch, ranks).items_a_sample(batch) is None, "not counted"
 
 
 def test_data_smaller_than_its_tables_is_said(store: EventStore) -> None:

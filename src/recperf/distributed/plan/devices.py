@@ -67,7 +67,7 @@ class Rates:
     def of(self, precision: str) -> float:
         return float(getattr(self, precision, None) or self.float32)
 
-    def over(self, ranks: int) -> Rates:
+    def over(self, ranks: float) -> Rates:
         """What each of so many ranks has, where they share a device."""
         parts = {name: value and value / ranks for name, value in vars(self).items()}
         return Rates(**parts)
@@ -91,6 +91,8 @@ class Device:
     """From the host's memory, one way."""
     shared: bool = False
     """Ranks of a node share one device, as gloo ranks on one host do: each has a share of its rates and memory."""
+    cores: int | None = None
+    """Of a shared device whose rates are those of one core: a rank works on one, and ranks beyond them share them."""
     efficiency: Efficiency = field(default_factory=Efficiency)
     """Which shares of its peaks a step reaches."""
     origin: str = "stated in the file"
@@ -101,18 +103,26 @@ class Device:
         within(1 << 20, self.memory_bytes, 1 << 50, "device.memory_bytes")
         for name in ("bytes_per_s", "link_bytes_per_s", "host_bytes_per_s"):
             within(1e6, getattr(self, name), 1e16, f"device.{name}")
+        if self.cores is not None:
+            require(self.shared, "device.cores", self.cores, "nothing, unless ranks share the device")
+            within(1, self.cores, 1 << 16, "device.cores")
+
+    def crowd(self, ranks_here: int) -> float:
+        """How many ranks share what one rank alone would have."""
+        return max(1.0, ranks_here / (self.cores or 1)) if self.shared else 1.0
 
     def share(self, ranks_here: int) -> Device:
         """What one of so many ranks of a node has of it."""
         if not self.shared or ranks_here == 1:
             return self
+        crowd = self.crowd(ranks_here)
         return replace(
             self,
             memory_bytes=self.memory_bytes // ranks_here,
-            bytes_per_s=self.bytes_per_s / ranks_here,
-            flops=self.flops.over(ranks_here),
-            link_bytes_per_s=self.link_bytes_per_s / ranks_here,
-            host_bytes_per_s=self.host_bytes_per_s / ranks_here,
+            bytes_per_s=self.bytes_per_s / crowd,
+            flops=self.flops.over(crowd),
+            link_bytes_per_s=self.link_bytes_per_s / crowd,
+            host_bytes_per_s=self.host_bytes_per_s / crowd,
         )
 
 
@@ -132,6 +142,10 @@ class Network:
     """Devices a node has."""
     origin: str = "stated in the file"
     """Where its figures come from."""
+
+    def crowded(self, crowd: float) -> Network:
+        """As so many ranks see it that share what one would have: a message waits until its rank has its turn."""
+        return replace(self, latency_s=crowd * self.latency_s, link_latency_s=crowd * self.link_latency_s)
 
     def __post_init__(self) -> None:
         within(1e3, self.bytes_per_s, 1e16, "network.bytes_per_s")

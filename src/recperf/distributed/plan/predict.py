@@ -22,6 +22,8 @@ from .skew import Skew, even
 from .work import Work, work_of
 
 UPDATE = "dense_update"
+ID_MESSAGES = 3
+"""Of TorchRec, to tell which rows are wanted: how many there will be, how many of each table, and the ids."""
 PARTS = {
     "input": "from the host's memory",
     "ids all-to-all": "which rows are wanted",
@@ -57,6 +59,8 @@ class Choices:
     """An id that a rank's batch has several times is asked for once."""
     pipelined: bool = True
     """The next batch is copied, and its ids sent, while this one is learned from."""
+    overlapped: bool = True
+    """Dense gradients are added up behind the backward pass, as DDP does; recperf's own ranks do it afterwards."""
     input_bytes: int | None = None
     """Of a rank's batch; none: as the model reads it."""
 
@@ -116,12 +120,14 @@ def predict(
     """Of a workload's config on so many ranks. Without a skew ids are spread evenly."""
     within(1, ranks, 1 << 20, "ranks")
     choices = choices or Choices()
-    work = work_of(config, history=history)
     batch = rank_batch_of(config, ranks, choices)
+    work = work_of(config, history=history, items=None if skew is None else skew.items_a_sample(batch))
     skew = skew or even(work, batch, ranks)
     placed = place_all(work, ranks, skew, batch, choices)
-    mine = device.share(wires.here(ranks, network))
-    parts = _seconds(work, placed, skew, batch, mine, network, choices)
+    here = wires.here(ranks, network)
+    mine = device.share(here)
+    waits = network.crowded(device.crowd(here)) if device.cores else network
+    parts = _seconds(work, placed, skew, batch, mine, waits, choices)
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
@@ -131,7 +137,7 @@ def predict(
         placed=tuple(placed),
         skew=skew,
         work=work,
-        origins=_origins(work, device, network, skew, choices),
+        origins=_origins(work, device, network, skew, choices, here),
     )
 
 
@@ -156,10 +162,11 @@ def memory_now(work: Work, placed: list[Placed], skew: Skew, batch: int, device:
 
 
 def exposed(parts: Mapping[str, float], choices: Choices) -> dict[str, float]:
-    """What nothing hides: the all-reduce runs behind the backward pass, and with a pipeline the next batch's input and
-    ids behind everything else. Rows and their gradients are waited for."""
+    """What nothing hides: an overlapped all-reduce runs behind the backward pass, and with a pipeline the next batch's
+    input and ids behind everything else. Rows and their gradients are waited for."""
     left = dict(parts)
-    left["all-reduce"] = max(0.0, parts["all-reduce"] - parts["dense backward"])
+    if choices.overlapped:
+        left["all-reduce"] = max(0.0, parts["all-reduce"] - parts["dense backward"])
     if choices.pipelined:
         ahead = parts["input"] + parts["ids all-to-all"]
         others = sum(left.values()) - ahead
@@ -168,14 +175,47 @@ def exposed(parts: Mapping[str, float], choices: Choices) -> dict[str, float]:
     return left
 
 
-def calibrated(config: Any, device: Device, seconds: float, choices: Choices | None = None) -> Device:
+def calibrated(
+    config: Any,
+    device: Device,
+    seconds: float,
+    choices: Choices | None = None,
+    *,
+    skew: Skew | None = None,
+    history: float | None = None,
+) -> Device:
     """The device with efficiencies that make one rank's step take the measured time."""
     within(1e-9, seconds, 1e6, "seconds")
-    found = predict(config, 1, device, choices=choices)
+    found = predict(config, 1, device, choices=choices, skew=skew, history=history)
     of_device = sum(found.exposed[name] for name in PARTS if "all" not in name and name != "input")
     factor = of_device / max(1e-9, seconds - (found.seconds - of_device))
     told = f"measured: one rank's step takes {seconds * 1e3:,.3g} ms, {factor:.3g} of what was assumed before"
     return replace(device, efficiency=device.efficiency.scaled(factor, told))
+
+
+def calibrated_by_parts(
+    config: Any,
+    device: Device,
+    seconds: Mapping[str, float],
+    *,
+    skew: Skew | None = None,
+    history: float | None = None,
+) -> Device:
+    """The device with the shares of its FLOP/s that one rank's step reached, from seconds by span: attention has one,
+    and all else that multiplies matrices. What only moves bytes is too short to tell a bandwidth from calls."""
+    batch = rank_batch_of(config, 1, Choices())
+    work = work_of(config, history=history, items=None if skew is None else skew.items_a_sample(batch))
+    flops, taken = ({"attention": 0.0, "products": 0.0} for _ in range(2))
+    for name, cost in work.parts(batch).items():
+        if cost.flops:
+            kind = "attention" if name.startswith("attention") else "products"
+            flops[kind] += cost.flops
+            taken[kind] += seconds.get(name, 0.0)
+    require(all(taken.values()), "seconds", sorted(seconds), "seconds of spans of attention and of products")
+    peak = device.flops.of(work.precision)
+    shares = {kind: min(1.0, flops[kind] / taken[kind] / peak) for kind in flops}
+    told = "products and attention measured: parts of one rank's step"
+    return replace(device, efficiency=replace(device.efficiency, **shares, origin=told))
 
 
 def dense_seconds(work: Work, device: Device, batch: int) -> dict[str, float]:
@@ -203,6 +243,8 @@ def _seconds(
     update = dense.get(UPDATE, 0.0)
     number = HALF if choices.wire == "fp16" else FLOAT
     rate = device.efficiency.bytes * device.bytes_per_s
+    nothing_R = np.zeros(len(placed[0].width_R))
+    before_ids = (ID_MESSAGES - 1) * wires.all_to_all(nothing_R, nothing_R, device, network)
     each: list[dict[str, float]] = []
     for index in range(skew.batches):
         sent_R, received_R, ids_R = moved_R(placed, skew, index, batch, choices.dedup)
@@ -210,7 +252,7 @@ def _seconds(
         looked_R, changed_R = _table_bytes_R(placed, skew, index, choices.dedup)
         each.append(
             {
-                "ids all-to-all": wires.all_to_all(INDEX * asked_R, INDEX * ids_R, device, network),
+                "ids all-to-all": before_ids + wires.all_to_all(INDEX * asked_R, INDEX * ids_R, device, network),
                 "lookup": float((looked_R + FLOAT * sent_R).max()) / rate,
                 "rows all-to-all": wires.all_to_all(number * sent_R, number * received_R, device, network),
                 "gradients all-to-all": wires.all_to_all(number * received_R, number * sent_R, device, network),
@@ -246,19 +288,32 @@ def _table_bytes_R(
     return looked_R, changed_R
 
 
-def _origins(work: Work, device: Device, network: Network, skew: Skew, choices: Choices) -> dict[str, str]:
+def _origins(work: Work, device: Device, network: Network, skew: Skew, choices: Choices, here: int) -> dict[str, str]:
     """Where every figure comes from."""
     share = device.efficiency
     shares = f"products {share.products:.3g}, attention {share.attention:.3g}, bytes {share.bytes:.3g}"
     far = device.name in ("b200", "mi350x") and "H200" in share.origin
     carried = "; carried over, and published runs on these devices stayed below that (docs/planning.md)" if far else ""
     hidden = "input and ids behind the step before, " if choices.pipelined else "no pipeline of input and ids; "
+    summed = "the all-reduce behind the backward pass" if choices.overlapped else "nothing behind the backward pass"
+    shared = _shared_words(device, here)
     return {
         "work": "counted from the config (recperf show)",
         **work.origins,
-        "device": f"{device.name}: {device.origin}",
+        "device": f"{device.name}: {device.origin}{shared}",
         "efficiency": f"{shares} of the peaks, links {share.link:.3g}: {share.origin}{carried}",
         "network": f"{network.name}: {network.origin}; {network.ranks_per_node:,} ranks a node",
         "ids": skew.origin,
-        "overlap": f"assumed: {hidden}the all-reduce behind the backward pass, rows and gradients waited for",
+        "overlap": f"assumed: {hidden}{summed}, rows and gradients waited for",
     }
+
+
+def _shared_words(device: Device, here: int) -> str:
+    """What each of a node's ranks has, where they share it."""
+    if not device.shared or here == 1:
+        return ""
+    if device.cores is None:
+        return f"; {here:,} ranks share it"
+    if here <= device.cores:
+        return f"; {here:,} ranks, each on one of {device.cores:,} cores"
+    return f"; {here:,} ranks share {device.cores:,} cores: each works {device.cores / here:.0%} of the time"

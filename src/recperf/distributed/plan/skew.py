@@ -72,6 +72,13 @@ class Skew:
     mean_history: float | None = None
     """Of the batches read, where they were."""
 
+    def items_a_sample(self, batch: int) -> float | None:
+        """Different items of a rank's batch for each of its samples, where a dataset's batches were counted."""
+        if self.mean_history is None or "item_id" not in self.traffic:
+            return None
+        unique_NR = self.traffic["item_id"].unique_NR
+        return float(unique_NR.sum(1).mean() / (unique_NR.shape[1] * batch))
+
     def scaled(self, factor: float) -> Skew:
         return Skew({name: one.scaled(factor) for name, one in self.traffic.items()}, self.origin, self.batches)
 

@@ -65,10 +65,11 @@ class Work:
     """What the counts rest on."""
 
 
-def work_of(config: Any, *, history: float | None = None) -> Work:
-    """Of a workload's config. `history` is the mean length of a history, where samples have one."""
+def work_of(config: Any, *, history: float | None = None, items: float | None = None) -> Work:
+    """Of a workload's config. `history` is the mean length of a history, where samples have one, and `items` counts the
+    different ones of a batch for each of its samples."""
     if isinstance(getattr(config, "model", None), DLRMv4Config):
-        return _histories(config, history)
+        return _histories(config, history, items)
     if history is not None:
         raise UsageError("--history is of dlrm-v4: other workloads have no histories")
     from ...workloads.dlrm import DLRMWorkloadConfig
@@ -101,7 +102,7 @@ def mean_history(config: Any, history: float | None) -> tuple[float, str]:
     return PUBLISHED_HISTORY * asked.longest, "published: 2,663 of 4,086 asked for"
 
 
-def _histories(config: Any, history: float | None) -> Work:
+def _histories(config: Any, history: float | None, items: float | None) -> Work:
     from ...models import dlrm_v4_cost as cost
     from ...models import dlrm_v4_memory as memory
 
@@ -114,7 +115,9 @@ def _histories(config: Any, history: float | None) -> Work:
         return cost.usual_rows(model, (length,) * samples)
 
     def load(samples: int) -> Any:
-        return cost.load_of(model, (length,) * samples, triples=rows(samples)["item_id"])
+        # Artist and album follow from the item, so there are as many triples as items.
+        triples = rows(samples)["item_id"] if items is None else round(items * samples)
+        return cost.load_of(model, (length,) * samples, triples=triples)
 
     # The search for the end of memory asks for the same batches again and again.
     @lru_cache(maxsize=64)
