@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +161,10 @@ def test_the_launcher_passes_on_what_its_ranks_say(tmp_path: Path) -> None:
 class Started:
     """A launcher in a process of its own, and its ranks."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, more: Sequence[str] = ("--train.epochs", "1000")) -> None:
         self.folder = folder
         where = ["--data.path", str(events(home() / "events")), "--run-dir", str(folder / "run")]
-        train = ["run", "dlrm-v4", *where, *WORDS, "--train.epochs", "1000"]
+        train = ["run", "dlrm-v4", *where, *WORDS, *more]
         self.process = subprocess.Popen(
             [sys.executable, "-m", *words[:1], *train, *words[1:]] if words[0] == "recperf" else [*words, *train],
             stdout=subprocess.DEVNULL,
@@ -231,6 +231,26 @@ def test_under_torchrun_alone_a_rank_that_is_left_names_the_one_that_is_not(tmp_
     assert said.count("error: ") == 1, said
     assert f"rank {on} of 2 is gone or does not answer" in said
     assert "last span:" in said
+
+
+@pytest.mark.long
+@needs_torchrec
+@pytest.mark.parametrize("by", ["recperf", "torchrun"])
+def test_ranks_that_are_started_again_go_on(tmp_path: Path, by: str) -> None:
+    saving = ["--train.epochs", "1", "--train.checkpoint-steps", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["recperf", "--ranks", "2", "--restarts", "1"]
+    started = Started(
+        tmp_path, *([*torchrun, "--max-restarts", "1", "-m", "recperf"] if by == "torchrun" else words), more=saving
+    )
+    process = started.rank(1)
+    while not list((tmp_path / "run" / "checkpoints").glob("seed-*/step-*")):
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)
+    started.ended(240)
+    assert started.process.returncode == 0
+    assert kinds(tmp_path).count("step") == 20
+    assert json.loads((tmp_path / "run" / "progress.json").read_text())["resumes"] == 1
 
 
 def test_ranks_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
