@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mutations import mutate
 from rank_jobs import events
 from rank_pool import home, needs_torchrec, start
 from tiny_v4 import MODEL, QUIETLY, STREAM, outcome
@@ -103,3 +104,26 @@ def test_rank_0_killed_at_an_unkind_moment(tmp_path: Path, point: str) -> None:
 def test_another_rank_killed_while_it_writes_its_parts(tmp_path: Path, function: str, nth: int) -> None:
     killed(tmp_path, trouble="killing_jobs.in_call", on=1, function=function, nth=nth)
     ends_the_same(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_damaged_files_of_ranks_are_told_in_a_line(tmp_path: Path, seed: int) -> None:
+    """Whatever is damaged, the older checkpoint is taken, or all ranks end with a message."""
+    straight()
+    killed(tmp_path, trouble="fails", on=1, at=10, how="kill")
+    draw = random.Random(seed)
+    checkpoints = sorted((tmp_path / "run" / "checkpoints" / "seed-42").glob("step-*"))
+    assert len(checkpoints) >= 2
+    groups = [sorted(path.iterdir()) for path in checkpoints]
+    what = [mutate(groups, draw) for _ in range(1 + seed % 3)]
+    codes = run(tmp_path)
+    said = "".join((tmp_path / f"rank-{rank}.log").read_text() for rank in range(2))
+    assert "Traceback" not in said, what
+    assert codes in ([0, 0], [3, 3], [3, 4]), (what, said)
+    if codes == [0, 0]:
+        # Which is the best may be lost with it.
+        ours, theirs = ({**found, "best": "", "kept": ""} for found in (outcome(tmp_path / "run"), straight()))
+        assert ours == theirs, what
+    else:
+        assert said.count("error:") == 1, (what, said)
