@@ -13,7 +13,7 @@ One set of efficiencies serves all points of a kind:
 * the kinds of work in its published traces: where the error comes from;
 * our own steps on 1, 2 and 4 gloo ranks of this machine, part by part, from ceilings of one core and of messages
   between two ranks, measured here: with assumed shares of them, with one factor for all shares (`calibrated`), and with
-  the shares that one rank's parts reached. Rows measured beside other work say nothing; the load before is in them.
+  what one rank's steps of two sizes tell. Rows measured beside other work say nothing; the load before is in them.
 
 Its step is planned as it runs: every layer and every position in full, no pipeline, a batch of 215.6 MB copied from
 pageable memory at the published 2.4 GB/s, tables placed as its planner did on eight devices.
@@ -36,12 +36,12 @@ from typing import Any
 
 import _plan_ranks as gloo
 from _rows import RESULTS, record, row, show
+from recperf.distributed.plan.calibrate import Measured, calibrated_by_steps
 from recperf.distributed.plan.devices import GB, KNOWN, REFERENCE, TERA, Device, Network, Rates
 from recperf.distributed.plan.predict import (
     Choices,
     Prediction,
     calibrated,
-    calibrated_by_parts,
     dense_seconds,
     part_seconds,
     predict,
@@ -209,13 +209,18 @@ def rank_points(batch: int, steps: int) -> list[Point]:
     store = PreparedHistories(config).store.folder
     ceilings = gloo.one_core()
     taken = {ranks: gloo.measured(ranks, config, steps) for ranks in (1, 2, 4)}
+    few = gloo.measured(1, gloo.config(batch // 4), steps)
     assumed, network = gloo.device(ceilings, taken[2])
     ids = {ranks: from_store(store, config, work_of(config), batch // ranks, ranks) for ranks in taken}
     counted: dict[str, Any] = {"skew": ids[1], "history": ids[1].mean_history}
+    sizes = [
+        Measured(size, work_of(config, history=ids[1].mean_history, items=found.items_a_sample(size)), one.spans)
+        for size, found, one in ((batch // 4, ids[4], few), (batch, ids[1], taken[1]))
+    ]
     ways = {
         "gloo ranks, shares assumed": assumed,
         "gloo ranks, one factor": calibrated(config, assumed, median(taken[1].seconds), OWN_RANKS, **counted),
-        "gloo ranks": calibrated_by_parts(config, assumed, taken[1].spans, **counted),
+        "gloo ranks": calibrated_by_steps(assumed, *sizes),
     }
     conditions = {
         "batch": batch, "steps": steps, "load_before": load, "gemm": ceilings["gemm"]["float32"]["p50"],

@@ -9,12 +9,11 @@ import pytest
 
 from recperf.distributed.plan import network as wires
 from recperf.distributed.plan import skew, target
-from recperf.distributed.plan.devices import KNOWN, NETWORKS, Device, Efficiency, Network, Rates
+from recperf.distributed.plan.devices import KNOWN, NETWORKS, Calls, Device, Efficiency, Network, Rates
 from recperf.distributed.plan.predict import (
     PARTS,
     Choices,
     calibrated,
-    calibrated_by_parts,
     dense_seconds,
     exposed,
     predict,
@@ -169,17 +168,13 @@ def test_gradients_that_are_added_up_afterwards_are_waited_for() -> None:
     assert "nothing behind the backward pass" in told
 
 
-def test_the_parts_of_a_measured_step_calibrate_a_device() -> None:
-    """Spans that took three times as long as planned mean a third of the share, each kind its own."""
-    fast = replace(CORES, bytes_per_s=1e16)
-    planned = dense_seconds(work_of(laptop()), fast, laptop().train.batch_size)
-    taken = {name: (3 if name.startswith("attention") else 2) * one for name, one in planned.items()}
-    found = calibrated_by_parts(laptop(), fast, taken).efficiency
-    assert found.attention == pytest.approx(fast.efficiency.attention / 3)
-    assert found.products == pytest.approx(fast.efficiency.products / 2, rel=1e-3)
-    assert found.bytes == fast.efficiency.bytes
-    with pytest.raises(ConfigError, match="spans of attention and of products"):
-        calibrated_by_parts(laptop(), fast, {"attention": 1.0})
+def test_what_a_step_costs_beside_its_work_is_in_its_parts() -> None:
+    calls = Calls(input=1.0, lookup=2.0, forward=3.0, backward=4.0, update=5.0)
+    plain, slow = (predict(laptop(), 4, device).parts for device in (CORES, replace(CORES, calls=calls)))
+    more = {name: slow[name] - plain[name] for name in PARTS if slow[name] > plain[name] + 1e-6}
+    assert more == pytest.approx(
+        {"input": 2.0, "lookup": 4.0, "dense forward": 6.0, "dense backward": 8.0, "dense update": 10.0}
+    ), "twice, since four ranks share two cores"
 
 
 def test_counted_items_are_encoded_once_each() -> None:

@@ -49,6 +49,30 @@ REFERENCE = Efficiency(
 
 
 @dataclass(frozen=True, kw_only=True)
+class Calls:
+    """Seconds that a step costs on a device whatever its batch: calls of the framework, and what is as large for one
+    sample as for many. Nothing unless they were measured; `plan/calibrate.py` does."""
+
+    input: float = 0.0
+    """Of making a batch ready, as far as it is waited for."""
+    lookup: float = 0.0
+    """Of rows looked up."""
+    forward: float = 0.0
+    """Of the model's layers."""
+    backward: float = 0.0
+    """Of their gradients."""
+    update: float = 0.0
+    """Of both updates."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            within(0.0, value, 1e3, f"device.calls.{name}")
+
+    def times(self, factor: float) -> Calls:
+        return Calls(**{name: factor * value for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rates:
     """Peak FLOP/s of dense matrix products; a precision without a figure is computed in float32."""
 
@@ -95,6 +119,8 @@ class Device:
     """Of a shared device whose rates are those of one core: a rank works on one, and ranks beyond them share them."""
     efficiency: Efficiency = field(default_factory=Efficiency)
     """Which shares of its peaks a step reaches."""
+    calls: Calls = field(default_factory=Calls)
+    """What a step costs beside its work."""
     origin: str = "stated in the file"
     """Where its figures come from."""
 
@@ -123,6 +149,7 @@ class Device:
             flops=self.flops.over(crowd),
             link_bytes_per_s=self.link_bytes_per_s / crowd,
             host_bytes_per_s=self.host_bytes_per_s / crowd,
+            calls=self.calls.times(crowd),
         )
 
 

@@ -193,31 +193,6 @@ def calibrated(
     return replace(device, efficiency=device.efficiency.scaled(factor, told))
 
 
-def calibrated_by_parts(
-    config: Any,
-    device: Device,
-    seconds: Mapping[str, float],
-    *,
-    skew: Skew | None = None,
-    history: float | None = None,
-) -> Device:
-    """The device with the shares of its FLOP/s that one rank's step reached, from seconds by span: attention has one,
-    and all else that multiplies matrices. What only moves bytes is too short to tell a bandwidth from calls."""
-    batch = rank_batch_of(config, 1, Choices())
-    work = work_of(config, history=history, items=None if skew is None else skew.items_a_sample(batch))
-    flops, taken = ({"attention": 0.0, "products": 0.0} for _ in range(2))
-    for name, cost in work.parts(batch).items():
-        if cost.flops:
-            kind = "attention" if name.startswith("attention") else "products"
-            flops[kind] += cost.flops
-            taken[kind] += seconds.get(name, 0.0)
-    require(all(taken.values()), "seconds", sorted(seconds), "seconds of spans of attention and of products")
-    peak = device.flops.of(work.precision)
-    shares = {kind: min(1.0, flops[kind] / taken[kind] / peak) for kind in flops}
-    told = "products and attention measured: parts of one rank's step"
-    return replace(device, efficiency=replace(device.efficiency, **shares, origin=told))
-
-
 def dense_seconds(work: Work, device: Device, batch: int) -> dict[str, float]:
     """Of each dense part: its FLOPs or its bytes, whichever take longer."""
     return {name: part_seconds(name, cost, work, device) for name, cost in work.parts(batch).items()}
@@ -262,11 +237,13 @@ def _seconds(
     inputs = work.input_bytes(batch) if choices.input_bytes is None else choices.input_bytes
     ranks = len(placed[0].width_R)
     found = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+    calls = device.calls
+    found["lookup"] += calls.lookup
     found |= {
-        "input": inputs / device.host_bytes_per_s,
-        "dense forward": sum(dense.values()) - back - update,
-        "dense backward": back,
-        "dense update": update,
+        "input": inputs / device.host_bytes_per_s + calls.input,
+        "dense forward": sum(dense.values()) - back - update + calls.forward,
+        "dense backward": back + calls.backward,
+        "dense update": update + calls.update,
         "all-reduce": wires.all_reduce(FLOAT * work.dense_parameters, ranks, device, network),
     }
     return {name: found[name] for name in PARTS}
