@@ -68,6 +68,7 @@ class World:
 
         import torch
         from torch import distributed
+        from torch.distributed.rendezvous import rendezvous
 
         self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         if self.device == "cuda":
@@ -79,12 +80,16 @@ class World:
                 )
             torch.cuda.set_device(self.local_rank)
         self.backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
+        timeout = timedelta(seconds=timeout_s)
+        store, _, _ = next(rendezvous(init_method, self.rank, self.size, timeout=timeout))
+        # torchrun keeps its store when it starts ranks again: those must not read the addresses of the ones before.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         distributed.init_process_group(
             self.backend,
-            init_method=init_method,
+            store=distributed.PrefixStore(f"recperf-{attempt}", store),  # type: ignore[attr-defined]
             rank=self.rank,
             world_size=self.size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timeout,
         )
         self.joined = True
 
