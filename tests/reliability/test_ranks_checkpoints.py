@@ -24,6 +24,13 @@ def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def nearly_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """A mean of means has been rounded once more; tables are moved, and every bit of them."""
+    tables, rows = ({name: kept[name] for name in kept if not name.endswith("_state")} for kept in (ours, theirs))
+    states = [name for name in theirs if name.endswith("_state")]
+    return same(tables, rows) and all(torch.allclose(ours[name], theirs[name], rtol=1e-6, atol=0) for name in states)
+
+
 def alone(folder: Path) -> CheckpointStore:
     """As one process sees them."""
     return CheckpointStore(folder=folder, notice=pytest.fail)
@@ -47,8 +54,8 @@ def check(tmp_path: Path, ranks: int, reading: int, kinds: list[str], others: li
     for other in others:
         loaded = run_ranks(reading, "store_jobs.load", roots=roots, sharding=other, small=CUT)
         for index, whole in enumerate(wholes):
-            if other != "column" or (index < len(kinds) and kinds[index] in ("row", "table", "data-parallel")):
-                assert same(loaded[0][index]["whole"], whole), (other, index)
+            alike = nearly_same if "column" in other else same
+            assert alike(loaded[0][index]["whole"], whole), (other, index)
 
 
 def test_what_two_ranks_save_others_load_and_the_other_way_round(tmp_path: Path) -> None:
