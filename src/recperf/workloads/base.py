@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import within
+from ..distributed.world import current
 from ..errors import MachineError
-from ..measure.cost import Cost
+from ..measure.cost import FLOAT, Cost
 from ..runs.contract import Claim
 from ..runs.provenance import available_bytes
 from ..train.config import TargetConfig
@@ -19,6 +20,7 @@ from ..train.config import TargetConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..distributed.config import DistributedConfig
     from ..runs.mlperf.log import MLPerfLog
     from ..train.device import Settings
     from ..train.loop import Position, Recipe
@@ -135,15 +137,30 @@ def describe_made_up(name: str, data: Any, batch: int, parts: dict[str, Any]) ->
 SMALLER = "smaller tables (--model.rows, --model.dim) or a smaller --train.batch-size"
 
 
-def require_memory(found: Estimate, *, tables: float = 1.0, fix: str = SMALLER) -> None:
-    """Refuse what memory cannot hold before anything is allocated; `tables` is how many copies will be made."""
-    needed = sum(found.memory.values()) + (tables - 1) * found.table_bytes
+def require_memory(found: Estimate, *, tables: float = 1.0, more: int = 0, fix: str = SMALLER) -> None:
+    """Refuse what memory cannot hold before anything is allocated; `tables` is how many copies will be made, `more` are
+    bytes that the estimate does not know of. Ranks of a host need as much each, at the same time."""
+    ranks = current().local_size
+    needed = ranks * (sum(found.memory.values()) + (tables - 1) * found.table_bytes + more)
     available = available_bytes()
     if needed > available:
+        by = f" by the {ranks} ranks of this host" if ranks > 1 else ""
         raise MachineError(
-            f"{needed / 2**30:,.1f} GiB are needed, {available / 2**30:,.1f} GiB are free",
+            f"{needed / 2**30:,.1f} GiB are needed{by}, {available / 2**30:,.1f} GiB are free",
             fix=fix,
         )
+
+
+def held_share(rows: Mapping[str, int], options: DistributedConfig) -> float:
+    """How much of the tables one process has: all, or with several ranks its part and what every rank has a copy of."""
+    kinds, size = options.shardings, current().size
+    ours = [count if kinds.get(name) == "data-parallel" else count / size for name, count in rows.items()]
+    return sum(ours) / sum(rows.values())
+
+
+def summed_bytes(parameters: int) -> int:
+    """Of the buffer in which several ranks add up gradients of so many numbers; one process has none."""
+    return FLOAT * parameters if current().size > 1 else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from ..config import require, within
 from ..data.criteo.config import DENSE, KEYS, CriteoConfig
 from ..data.random_config import RandomBagsConfig
 from ..distributed.config import DistributedConfig
-from ..distributed.world import current
 from ..errors import ConfigError
 from ..measure.cost import FLOAT
 from ..models.config import DLRMConfig
@@ -18,7 +17,7 @@ from ..models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlr
 from ..runs.contract import Claim, budget_sums, known_machine, quality_target
 from ..train.config import DLRMTrainConfig, TargetConfig
 from ..train.fast_config import PLAIN, FastConfig
-from .base import Estimate, TrialsConfig, Workload, require_memory
+from .base import Estimate, TrialsConfig, Workload, held_share, require_memory, summed_bytes
 
 if TYPE_CHECKING:
     from .dlrm_build import PreparedDLRM
@@ -243,17 +242,19 @@ def table_share(config: DLRMWorkloadConfig) -> float:
     """How much of the tables one process has: all, or with several ranks its part and what every rank has a copy of."""
     if config.train.optimizer == "adamw":
         return 1.0
-    model, kinds, size = config.dlrm, config.distributed.shardings, current().size
-    ours = [
-        rows if kinds.get(name) == "data-parallel" else rows / size for name, rows in zip(model.features, model.rows)
-    ]
-    return sum(ours) / sum(model.rows)
+    return held_share(dict(zip(config.dlrm.features, config.dlrm.rows)), config.distributed)
+
+
+def reduction_bytes(config: DLRMWorkloadConfig) -> int:
+    """AdamW's gradients of the tables travel with the others."""
+    model = config.dlrm
+    return summed_bytes(model.mlp_parameters + (model.table_parameters if config.train.optimizer == "adamw" else 0))
 
 
 def check(config: DLRMWorkloadConfig) -> str:
     """Look at the data without reading all of it, and at the memory where a CPU will train."""
     if config.train.device == "cpu" or not Path("/dev/nvidia0").exists():
-        require_memory(estimate(config), tables=table_share(config), fix=LESS)
+        require_memory(estimate(config), tables=table_share(config), more=reduction_bytes(config), fix=LESS)
     if config.data.source == "random":
         if config.data.profile is not None:
             from ..data.random_config import read_profile

@@ -36,7 +36,7 @@ from ..train.schedule import make as make_schedule
 from ..train.sparse import SparseRows, SplitOptimizer
 from .base import Fix, Trial, describe_made_up, require_memory
 from .clicks import KeptTrial, cpu_fixes, largest_product, rank_share
-from .dlrm import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids, table_share
+from .dlrm import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids, reduction_bytes, table_share
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,12 @@ class PreparedDLRM:
 
     def _require_room(self, device: torch.device) -> None:
         """Refuse what the memory that trains cannot hold."""
-        found, share = estimate(self.config), table_share(self.config)
+        found, share, more = estimate(self.config), table_share(self.config), reduction_bytes(self.config)
         if device.type == "cpu":
-            require_memory(found, tables=share, fix=LESS)
+            require_memory(found, tables=share, more=more, fix=LESS)
             return
-        needed, free = sum(found.memory.values()) - (1 - share) * found.table_bytes, torch.cuda.mem_get_info()[0]
+        needed = sum(found.memory.values()) - (1 - share) * found.table_bytes + more
+        free = torch.cuda.mem_get_info()[0]
         if needed > free:
             raise MachineError(
                 f"{needed / 2**30:,.1f} GiB are needed, {free / 2**30:,.1f} GiB are free on the GPU",

@@ -11,7 +11,6 @@ from ..config import require, within
 from ..data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from ..data.yambda.schema import DAY_S
 from ..distributed.config import DistributedConfig
-from ..distributed.world import current
 from ..errors import ConfigError
 from ..measure.cost import FLOAT
 from ..models import dlrm_v4_config as models
@@ -21,7 +20,7 @@ from ..models.dlrm_v4_memory import memory
 from ..runs.contract import Claim, budget_sums, known_machine, quality_target
 from ..runs.mlperf.config import SubmissionConfig
 from ..train.config import TargetConfig, TrainConfig
-from .base import Estimate, TrialsConfig, Workload, require_memory
+from .base import Estimate, TrialsConfig, Workload, held_share, require_memory, summed_bytes
 
 if TYPE_CHECKING:
     from ..runs.mlperf.log import MLPerfLog
@@ -222,7 +221,7 @@ def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
 
 
 def check(config: DLRMv4WorkloadConfig) -> str:
-    require_memory(estimate(config), fix=SMALLER)
+    _require_room(config)
     if config.data.path is None:
         return f"yambda-like, about {config.data.events:,} events (synthetic)"
     from ..data.yambda.reference.cache import open_events
@@ -231,11 +230,15 @@ def check(config: DLRMv4WorkloadConfig) -> str:
     return f"{store.name}, {store.events:,} events{' (synthetic)' if store.synthetic else ''}"
 
 
+def _require_room(config: DLRMv4WorkloadConfig) -> None:
+    share = held_share(config.model.table_rows, config.distributed)
+    require_memory(estimate(config), tables=share, more=summed_bytes(config.model.dense_parameters), fix=SMALLER)
+
+
 def prepare(config: DLRMv4WorkloadConfig) -> PreparedHistories:
     from .dlrm_v4_data import PreparedHistories
 
-    # Each rank has its part of the tables.
-    require_memory(estimate(config), tables=1 / current().size, fix=SMALLER)
+    _require_room(config)
     return PreparedHistories(config)
 
 

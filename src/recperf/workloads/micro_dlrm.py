@@ -14,7 +14,7 @@ from ..models.config import DLRMConfig
 from ..models.cost import dlrm_memory, dlrm_step
 from ..runs.contract import Claim, budget_sums, known_machine, quality_target, rate_below, regime_is_not
 from ..train.config import TrainConfig
-from .base import Estimate, TrialsConfig, Workload, require_memory
+from .base import Estimate, TrialsConfig, Workload, require_memory, summed_bytes
 
 if TYPE_CHECKING:
     from .clicks import PreparedClicks
@@ -79,11 +79,17 @@ def check_sizes(model: DLRMConfig, rows: tuple[int, ...], dense: int) -> None:
         )
 
 
+def _require_room(config: MicroDLRMConfig) -> None:
+    """On several ranks every one has all tables, and their gradient travels with the others."""
+    found = estimate(config)
+    require_memory(found, more=summed_bytes(sum(found.parameters.values())))
+
+
 def check(config: MicroDLRMConfig) -> str:
     from ..data.clicks import build
     from ..data.movielens import load
 
-    require_memory(estimate(config))
+    _require_room(config)
     data = load(config.data)
     clicks = build(data, config.data)
     check_sizes(config.model, clicks.rows, len(clicks.dense_names))
@@ -93,7 +99,7 @@ def check(config: MicroDLRMConfig) -> str:
 def prepare(config: MicroDLRMConfig) -> PreparedClicks:
     from .clicks import PreparedClicks
 
-    require_memory(estimate(config))
+    _require_room(config)
     return PreparedClicks(config)
 
 

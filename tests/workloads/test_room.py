@@ -1,0 +1,77 @@
+"""Whether memory is enough, of one process and of ranks that share a host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from recperf.distributed.config import DistributedConfig
+from recperf.distributed.world import World, current, enter
+from recperf.errors import MachineError
+from recperf.workloads import base, dlrm, dlrm_v4, micro_dlrm
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    before = current()
+    yield
+    enter(before)
+
+
+def two_of(local: int) -> None:
+    enter(World(rank=0, size=2, local_size=local))
+
+
+def room(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(base, "available_bytes", lambda: size)
+
+
+def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = base.Estimate(parameters={}, table_bytes=0, step={}, memory={"all": 600})
+    room(monkeypatch, 1000)
+    base.require_memory(found)
+    two_of(1)
+    base.require_memory(found)
+    two_of(2)
+    with pytest.raises(MachineError, match="by the 2 ranks of this host"):
+        base.require_memory(found)
+
+
+@pytest.mark.parametrize(("kinds", "share"), [("", 0.5), ("a=row,b=data-parallel", 0.8), ("a=data-parallel", 0.7)])
+def test_a_copied_table_is_held_whole(kinds: str, share: float) -> None:
+    rows, options = {"a": 40, "b": 60}, DistributedConfig(sharding=kinds)
+    assert base.held_share(rows, options) == 1.0
+    two_of(1)
+    assert base.held_share(rows, options) == pytest.approx(share)
+
+
+def test_dlrm_v4_counts_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for half of the tables on each rank, which is not enough for a copy of all."""
+    config = dlrm_v4.laptop()
+    config = replace(config, model=replace(config.model, row_scale=1.0))
+    two_of(1)
+    found = dlrm_v4.estimate(config)
+    dense = 4 * config.model.dense_parameters
+    room(monkeypatch, sum(found.memory.values()) - found.table_bytes // 2 + dense)
+    dlrm_v4.check(config)
+    copies = ",".join(f"{name}=data-parallel" for name in config.model.tables)
+    with pytest.raises(MachineError, match="are needed"):
+        dlrm_v4.check(replace(config, distributed=DistributedConfig(sharding=copies)))
+
+
+def test_gradients_of_copied_tables_travel_in_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dlrm.experiment()
+    adamw = replace(config, train=replace(config.train, optimizer="adamw", learning_rate=0.001))
+    assert dlrm.reduction_bytes(adamw) == 0
+    two_of(1)
+    model = config.dlrm
+    assert dlrm.reduction_bytes(config) == 4 * model.mlp_parameters
+    assert dlrm.reduction_bytes(adamw) == 4 * (model.mlp_parameters + model.table_parameters)
+    tiny = micro_dlrm.MicroDLRMConfig()
+    room(monkeypatch, sum(micro_dlrm.estimate(tiny).memory.values()))
+    with pytest.raises(MachineError, match="are needed"):
+        micro_dlrm.check(tiny)
+    enter(World())
+    micro_dlrm.check(tiny)
