@@ -106,6 +106,19 @@ def test_between_hosts_barriers_end_at_the_same_time(tmp_path: Path) -> None:
     assert found["apart_us"] == pytest.approx(7.0)
 
 
+def test_ranks_that_share_a_clock_are_moved_together(tmp_path: Path) -> None:
+    """Two ranks on the first host, of which one is late at every barrier, and two on another, 5 s ahead."""
+    paths = [trace(tmp_path, 0, ranks=4), trace(tmp_path, 1, ranks=4, at=1009.0)]
+    for rank, at in ((2, 1000.0), (3, 1004.0)):
+        paths.append(trace(tmp_path, rank, ranks=4, at=at, base=BASE + 5_000_000_000, host="two"))
+    found, events = merged(tmp_path, paths)
+    assert found["clock"] == "barriers"
+    assert [row["shift_us"] for row in found["ranks"]] == pytest.approx([0.0, 0.0, -5e6 - 2.0, -5e6 - 2.0])
+    began = steps(events)
+    assert [began[pid] - began[1] for pid in (2, 3, 4)] == pytest.approx([9.0, -2.0, 2.0])
+    assert found["apart_us"] == pytest.approx(9.0)
+
+
 def test_hosts_without_barriers_are_trusted_and_that_is_said(tmp_path: Path) -> None:
     paths = [trace(tmp_path, 0, marks=(), host=None), trace(tmp_path, 1, marks=(), host=None)]
     found, _ = merged(tmp_path, paths)

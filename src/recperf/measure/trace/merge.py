@@ -1,8 +1,8 @@
 """The traces of several ranks as one file: a process a rank, and one clock. Torch-free.
 
 Times of a trace are microseconds after a moment its header names, by the clock of its host. Ranks of one host share
-that clock. Between hosts the ends of the same barriers, which every rank marked when it began to record, say how far
-the clocks lie apart.
+that clock, and are moved together or not at all. Between hosts the ends of the same barriers, which every rank marked
+when it began to record, say how far the clocks lie apart.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 import os
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,17 +159,28 @@ def _require_one_time(sources: list[Source]) -> None:
 def _align(sources: list[Source]) -> dict[str, Any]:
     """Give every source its shift; how it was found, and by how much the same barrier still ends apart."""
     first = sources[0]
-    shared = set(first.marks).intersection(*(source.marks for source in sources))
-    one_host = first.host is not None and all(source.host == first.host for source in sources)
+    shared = sorted(set(first.marks).intersection(*(source.marks for source in sources)))
+    hosts: defaultdict[str | int, list[Source]] = defaultdict(list)
+    for source in sources:
+        # A trace that names no host may be of any.
+        hosts[source.rank if source.host is None else source.host].append(source)
     apart = [0.0]
-    for source in sources[1:]:
-        late = [source.moment(source.marks[mark]) - first.moment(first.marks[mark]) for mark in sorted(shared)]
-        if late and not one_host:
+    for ranks in hosts.values():
+        late = [_late(source, first, mark) for source in ranks for mark in shared]
+        if late and first not in ranks:
             # Any of the ends may be late on one rank; the one in the middle is the most likely to be at the same time.
-            source.shift_ns = -round(statistics.median(late))
-        apart += [abs(ns + source.shift_ns) / 1e3 for ns in late]
+            shift = -round(statistics.median(late))
+            for source in ranks:
+                source.shift_ns = shift
+        apart += [abs(_late(source, first, mark)) / 1e3 for source in ranks for mark in shared]
+    one_host = len(hosts) == 1
     how = "one host's clock" if one_host else "barriers" if shared else "the hosts' clocks, which were trusted"
     return {"clock": how, "barriers": len(shared), "apart_us": max(apart) if shared else None}
+
+
+def _late(source: Source, first: Source, mark: str) -> int:
+    """ns by which a barrier ended later here than on the first rank."""
+    return source.moment(source.marks[mark]) - first.moment(first.marks[mark])
 
 
 def _write(sources: list[Source], target: Path, clock: str) -> int:
