@@ -9,7 +9,7 @@ from rank_pool import needs_torchrec, run_ranks
 
 from recperf.distributed.clocks import Clock
 from recperf.distributed.collectives import Wait
-from recperf.distributed.window import APART, QUEUED, Told, summed
+from recperf.distributed.window import APART, QUEUED, Told, shared_by, summed
 from recperf.measure.explain import explain, ranks_sentence
 
 MS = 1_000_000
@@ -100,6 +100,15 @@ def test_the_verdict_names_the_slowest_rank_and_the_exposed_communication() -> N
     assert explain(profile([rank(5.0), rank(5.0)], 0.6), None)["name"] == "communication-bound"
     assert "by less than 5%" in ranks_sentence(profile([rank(5.0), rank(5.1)], 0.6))
     assert ranks_sentence({"communication": {"missing": "one rank"}}) == ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "cores", "parts"),
+    [(2, 1, 2, 2), (4, 1, 2, 2), (2, 2, 2, 1), (2, 8, 64, 2), (16, 4, 32, 8), (2, 4, 2, 1)],
+)
+def test_a_rank_has_its_threads_part_of_the_cores(ranks: int, threads: int, cores: int, parts: int) -> None:
+    """More ranks than cores take turns: one of them may still have a core for itself."""
+    assert shared_by(ranks, threads, cores) == parts
 
 
 @needs_torchrec

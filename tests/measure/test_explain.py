@@ -77,6 +77,17 @@ def test_more_work_than_the_machine_can_do_is_no_verdict() -> None:
     assert "800% of the step, which cannot be" in found["sentence"]
 
 
+def test_ranks_that_share_a_processor_have_a_part_of_its_ceilings() -> None:
+    """Half of the rates, and rows that take twice as long: the same step is nearer to what it can do."""
+    alone = with_work(profile(embedding=0.5), flops=1e8, moved=1e8)
+    before = read(alone, PEAKS)
+    after = read({**alone, "communication": {"sharing": 2}}, PEAKS)
+    for name, factor in {"compute": 2.0, "stream": 2.0, "of memory": 0.5, "beyond": 2.0}.items():
+        known = before[name]
+        assert known
+        assert after[name] == pytest.approx(factor * known)
+
+
 def test_without_ceilings_nothing_is_guessed() -> None:
     found = explain(profile(), None)
     assert found["name"] == UNCLEAR

@@ -7,6 +7,7 @@ collective is waiting for that rank (`late`), and the rest is for bytes to move.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,13 +80,19 @@ def joined(world: World, found: dict[str, Any], ranks: list[Told], *, queued: bo
     of_slowest = cast(dict[str, Any], from_rank(world, communication["slowest"], found))
     walls = _longest(([wall for wall, _ in rank.clocked] for rank in ranks), len(ranks[0].clocked))
     plain = _longest((rank.plain for rank in ranks), len(ranks[0].plain))
-    sharing = world.local_size if world.device == "cpu" else 1
+    sharing = shared_by(world.local_size, of_slowest["threads"], os.cpu_count() or 1) if world.device == "cpu" else 1
     return {
         **of_slowest,
         "step_ms": spread(walls),
         "overhead": overhead(walls, plain),
         "communication": {**communication, "sharing": sharing},
     }
+
+
+def shared_by(ranks: int, threads: int, cores: int) -> int:
+    """Into how many parts ceilings of all cores fall. More ranks than cores do not make a part smaller than a rank's
+    threads: while the others wait, it has those cores for itself."""
+    return max(1, min(ranks, cores // threads))
 
 
 def _longest(ranks: Iterable[Sequence[int]], steps: int) -> list[int]:

@@ -179,26 +179,56 @@ class Ceilings:
 
 def ceilings(profile: dict[str, Any], peaks: dict[str, Any] | None) -> Ceilings | None:
     """Of the processor or of the GPU the profile is of; products in the precision it used."""
+    part = device_part(profile, peaks)
+    if peaks is None or part is None:
+        return None
+    product, copy, rows = product_of(profile, part), part["copy"]["p50"], part["gather"]["dram"]["rows"]
+    if profile.get("device", "cpu") != "cpu":
+        return Ceilings(product, copy, part["launch"]["queue"]["p50"], rows, part["l2_bytes"])
+    last_level = max(peaks["machine"]["caches"].values(), default=0) // sharing(profile)
+    return Ceilings(product, copy, part["dispatch"]["op"]["p50"], rows, last_level)
+
+
+def sharing(profile: dict[str, Any]) -> int:
+    """Ranks that have a part each of the profile's processor."""
+    return int((profile.get("communication") or {}).get("sharing", 1))
+
+
+def device_part(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The measured ceilings of the processor, or of the GPU, that a profile is of; of a processor that ranks share, one
+    rank's part."""
     if peaks is None:
         return None
-    # Ranks on the same processor have a part of it each.
-    sharing = (profile.get("communication") or {}).get("sharing", 1)
-    precision = profile.get("precision") or "float32"
-    device = profile.get("device", "cpu")
-    if device == "cpu":
-        caches = peaks["machine"]["caches"].values()
-        known = peaks["gemm"].get(precision, peaks["gemm"]["float32"])
-        return Ceilings(
-            known["p50"] / sharing, peaks["copy"]["p50"] / sharing, peaks["dispatch"]["op"]["p50"],
-            peaks["gather"]["dram"]["rows"], max(caches, default=0) // sharing,
-        )  # fmt: skip
-    gpu = (peaks.get("gpu") or {}).get(device)
-    if gpu is None:
-        return None
-    return Ceilings(
-        gpu["gemm"][precision]["p50"], gpu["copy"]["p50"], gpu["launch"]["queue"]["p50"], gpu["gather"]["dram"]["rows"],
-        gpu["l2_bytes"],
-    )  # fmt: skip
+    device, ranks = profile.get("device", "cpu"), sharing(profile)
+    if device != "cpu":
+        return (peaks.get("gpu") or {}).get(device)
+    if ranks == 1:
+        return peaks
+    found = {**peaks, "gemm": {name: _times(figure, 1 / ranks) for name, figure in peaks["gemm"].items()}}
+    found |= {name: _times(peaks[name], 1 / ranks) for name in ("copy", "read") if name in peaks}
+    found["gather"] = {
+        place: {**table, "rows": [_shared_row(row, ranks) for row in table["rows"]]}
+        for place, table in peaks["gather"].items()
+    }
+    return found
+
+
+def product_of(profile: dict[str, Any], part: dict[str, Any]) -> float:
+    """FLOP/s of products in the precision the profile used."""
+    gemm = part["gemm"]
+    return float(gemm.get(profile.get("precision") or "float32", gemm["float32"])["p50"])
+
+
+def _times(figure: dict[str, Any], factor: float) -> dict[str, Any]:
+    return {**figure, **{name: figure[name] * factor for name in ("p20", "p50", "p80") if name in figure}}
+
+
+def _shared_row(row: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Random rows of some size, which take longer where others read theirs too."""
+    slower = {
+        name: _times(row[name], factor) for name, factor in (("ns", ranks), ("bytes_per_s", 1 / ranks)) if name in row
+    }
+    return {**row, **slower}
 
 
 def small_share(profile: dict[str, Any]) -> float:

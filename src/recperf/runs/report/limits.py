@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...measure import explain
 from . import curves, plots, ranks, roofs
 from .blocks import Block, Cell, Missing, Section, Table, Text, cells
 from .reading import Reading, shares
@@ -39,24 +40,24 @@ def ceilings(run: Reading) -> Ceilings | None:
     part = _device_peaks(run)
     if part is None:
         return None
-    # A rank's part of a processor that it shares with others.
-    sharing = (ranks.several(run.profile) or {}).get("sharing", 1)
+    profile = run.profile or {}
+    sharing = explain.sharing(profile)
     share = f" / {sharing} ranks" if sharing > 1 else ""
-    product = part["gemm"]["float32"]["p50"] / sharing
-    streams = {name: part[name]["p50"] / sharing for name in ("copy", "read")}
+    product = explain.product_of(profile, part)
+    streams = {name: part[name]["p50"] for name in ("copy", "read")}
     best = max(streams, key=lambda name: streams[name])
     drawn = [
         _roof(name, name, bandwidth, tone="ink" if name == best else "muted", main=name == best)
         for name, bandwidth in streams.items()
     ]
     place, row = _rows(run, part)
-    bandwidth = row["bytes_per_s"]["p50"] / sharing if row else None
+    bandwidth = row["bytes_per_s"]["p50"] if row else None
     if row and bandwidth:
         label = f"random rows of {row['row_bytes']} B, {place}"
         drawn.append(_roof(label, "random rows", bandwidth, tone="embedding"))
     return Ceilings(
         product=product,
-        product_label=f"float32 product{share} {scaled(product, 'FLOP/s')}",
+        product_label=f"{profile.get('precision') or 'float32'} product{share} {scaled(product, 'FLOP/s')}",
         stream=streams[best],
         stream_label=best,
         roofs=drawn,
@@ -72,13 +73,9 @@ def _roof(label: str, short: str, bandwidth: float, *, tone: str, main: bool = F
 
 def _device_peaks(run: Reading) -> dict[str, Any] | None:
     """The ceilings of the device that was profiled: the processor's, or the GPU's of that name."""
-    if run.peaks is None:
-        return None
-    device = run.profile["device"] if run.profile else run.result["performance"]["device"]
-    if device == "cpu":
-        return run.peaks
-    gpus: dict[str, dict[str, Any]] = run.peaks.get("gpu") or {}
-    return gpus.get(device) or gpus.get(run.result["performance"]["device"]) or next(iter(gpus.values()), None)
+    named = {"device": run.result["performance"]["device"]}
+    known = explain.device_part(run.profile or named, run.peaks) or explain.device_part(named, run.peaks)
+    return known or next(iter(((run.peaks or {}).get("gpu") or {}).values()), None)
 
 
 def _rows(run: Reading, part: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
@@ -86,7 +83,8 @@ def _rows(run: Reading, part: dict[str, Any]) -> tuple[str, dict[str, Any] | Non
     ids = (run.profile or {}).get("ids") or {}
     if not ids.get("row_bytes"):
         return "", None
-    last = part.get("l2_bytes") or max((run.machine.get("caches") or {"": 0}).values(), default=0)
+    caches = run.machine.get("caches") or {"": 0}
+    last = part.get("l2_bytes") or max(caches.values(), default=0) // explain.sharing(run.profile or {})
     touched = ids.get("touched_bytes")
     place = "cache" if touched is not None and touched <= last else "memory"
     rows = part["gather"]["cache" if place == "cache" else "dram"]["rows"]
