@@ -15,7 +15,8 @@ One set of efficiencies serves all points of a kind:
   between two ranks, measured here: with assumed shares of them, with one factor for all shares (`calibrated`), and with
   what one rank's steps of two sizes tell. Rows measured beside other work say nothing; the load before is in them.
 
-Its step is planned as it runs: every layer and every position in full, no pipeline, a batch of 215.6 MB copied from
+Its step is planned as it runs: every layer and every position in full, no pipeline, the all-reduce behind the backward
+pass, a batch of 215.6 MB copied from
 pageable memory at the published 2.4 GB/s, tables placed as its planner did on eight devices.
 
 Run as `python benchmarks/plan_validate.py`, with --only ranks or --only known for a part. Prints every error; exits
@@ -108,6 +109,7 @@ def reference_on(
         sharding="row" if rows else "table",
         overrides=overrides,
         pipelined=False,
+        overlapped=True,
         dedup=dedup,
         input_bytes=INPUT_BYTES,
     )
@@ -197,7 +199,7 @@ def trace_points() -> list[Point]:
 
 
 OWN_RANKS = Choices(sharding="row", wire="fp32", pipelined=False, overlapped=False)
-"""As recperf's ranks work: batches are gathered ahead, but nothing of a step is hidden behind another part of it."""
+"""As the ranks that are measured work: batches are gathered ahead, but nothing of a step is hidden behind another."""
 
 
 def rank_points(batch: int, steps: int) -> list[Point]:
@@ -256,13 +258,12 @@ def own_parts(made: Prediction, device: Device, network: Network) -> dict[str, f
     picks = dense_seconds(made.work, device.share(here), made.rank_batch)["embedding"]
     left = made.exposed
     return {
-        "data": left["input"],
+        "input": left["input"],
         "lookup": left["ids all-to-all"] + left["lookup"] + left["rows all-to-all"] + picks,
         "forward": left["dense forward"] - picks,
         "backward": left["dense backward"],
         "reduce": left["all-reduce"],
         "update": left["gradients all-to-all"] + left["table update"] + left["dense update"],
-        "other": 0.0,
     }
 
 

@@ -52,6 +52,15 @@ def test_a_plan_says_all_it_rests_on(call: Call) -> None:
         assert words in out
 
 
+def test_gradients_are_waited_for_unless_it_says_otherwise(call: Call) -> None:
+    """As recperf's own ranks do: after the backward pass."""
+    words = (*MLPERF, "--ranks", "16", "--gpu", "b200")
+    own, ddp = (found(call, *words, *more)["points"][0] for more in ((), ("--overlap", "on")))
+    assert (own["choices"]["overlapped"], ddp["choices"]["overlapped"]) == (False, True)
+    assert "nothing behind the backward pass" in own["origins"]["overlap"]
+    assert own["samples_per_s"] < ddp["samples_per_s"]
+
+
 def test_several_ranks_are_a_table_a_plot_and_a_page(call: Call, tmp_path: Path) -> None:
     words = (*MLPERF, "--ranks", "8,64,512", "--gpu", "b200")
     code, out, _ = call(*words, "--out", "plan.svg")

@@ -60,6 +60,8 @@ class Options(WorkloadOptions[C]):
     """Ask once for an id that a rank's batch has several times."""
     pipeline: Switch = "on"
     """Copy the next batch and send its ids while this one is learned from."""
+    overlap: Switch = "off"
+    """Add dense gradients up behind the backward pass, as DDP does; recperf's own ranks do it afterwards."""
     history: float | None = None
     """Mean events of a history (dlrm-v4); none: the published share of the most, or that of the dataset of --skew."""
     efficiency: float = 1.0
@@ -172,6 +174,7 @@ def _choices(options: Options[Any]) -> Choices:
         codec=options.codec,
         dedup=options.dedup == "on",
         pipelined=options.pipeline == "on",
+        overlapped=options.overlap == "on",
     )
 
 

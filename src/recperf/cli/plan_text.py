@@ -52,6 +52,7 @@ def prediction(found: Prediction, choices: Choices) -> dict[str, Any]:
             "codec": choices.codec,
             "dedup": choices.dedup,
             "pipelined": choices.pipelined,
+            "overlapped": choices.overlapped,
         },
         "origins": found.origins,
     }

@@ -67,4 +67,5 @@ def test_every_span_belongs_to_a_part() -> None:
     spans |= {"backward": "backward", "attention_backward": "backward", "recompute": "backward"}
     spans |= {"update": "update", "dense_update": "update", "sparse_update": "update"}
     assert {span: group_of(span) for span in spans} == spans
+    assert group_of("reduce") == "reduce"
     assert set(spans.values()) == set(GROUPS)

@@ -73,7 +73,7 @@ def test_exposed_parts_are_the_step() -> None:
 
 def test_what_hides_behind_what() -> None:
     parts = dict.fromkeys(PARTS, 1.0) | {"input": 20.0, "all-reduce": 5.0, "dense backward": 3.0}
-    piped, plain = (exposed(parts, Choices(pipelined=on)) for on in (True, False))
+    piped, plain = (exposed(parts, Choices(pipelined=on, overlapped=True)) for on in (True, False))
     assert piped["all-reduce"] == 2.0, "the backward pass hides as much as it lasts"
     assert piped["ids all-to-all"] == 0
     assert piped["input"] == 21.0 - (6 * 1.0 + 3.0 + 2.0)
@@ -163,8 +163,8 @@ def test_latencies_count_for_every_message_and_more_in_a_crowd() -> None:
 
 def test_gradients_that_are_added_up_afterwards_are_waited_for() -> None:
     parts = dict.fromkeys(PARTS, 1.0) | {"all-reduce": 5.0, "dense backward": 3.0}
-    assert exposed(parts, Choices(pipelined=False, overlapped=False)) == parts
-    told = predict(laptop(), 2, CORES, choices=Choices(overlapped=False)).origins["overlap"]
+    assert exposed(parts, Choices(pipelined=False)) == parts
+    told = predict(laptop(), 2, CORES).origins["overlap"]
     assert "nothing behind the backward pass" in told
 
 

@@ -11,6 +11,7 @@ from .predict import UPDATE, part_seconds
 from .work import Work
 
 GROUPS = ("input", "lookup", "forward", "backward", "update")
+"""Those that one rank's step has; several ranks have `reduce` too."""
 UPDATES = ("update", UPDATE, "sparse_update")
 
 
@@ -26,9 +27,11 @@ class Measured:
 
 
 def group_of(span: str) -> str:
-    """The part of a step that a span belongs to."""
+    """The part of a step that a span belongs to; what lies between spans counts as forward."""
     if span == "data":
         return "input"
+    if span == "reduce":
+        return "reduce"
     if span == "embedding":
         return "lookup"
     if span in UPDATES:

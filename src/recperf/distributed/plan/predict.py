@@ -59,7 +59,7 @@ class Choices:
     """An id that a rank's batch has several times is asked for once."""
     pipelined: bool = True
     """The next batch is copied, and its ids sent, while this one is learned from."""
-    overlapped: bool = True
+    overlapped: bool = False
     """Dense gradients are added up behind the backward pass, as DDP does; recperf's own ranks do it afterwards."""
     input_bytes: int | None = None
     """Of a rank's batch; none: as the model reads it."""
