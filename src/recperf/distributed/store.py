@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from ..errors import MachineError, RecperfError
 from ..files import writing
+from ..memory import out_of_memory
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, read_state
 from ..train.checkpoint_tree import Content
 from .notes import note
 from .world import World
+
+_DOES = {"see": "look at", "look": "look at", "write": "write", "read": "read"}
 
 
 @dataclass(kw_only=True)
@@ -60,8 +64,7 @@ class RankStore(CheckpointStore):
             self._all("see", token)
         finally:
             token.unlink(missing_ok=True)
-        if super().load(which, into) is None:
-            self._all("forget")
+        super().load(which, into)
 
     def _led(self, work: Callable[[], None]) -> None:
         """Rank 0 works, and the others do what it tells them."""
@@ -69,7 +72,8 @@ class RankStore(CheckpointStore):
             self._follow()
             return
         try:
-            work()
+            with self._said(""):
+                work()
         except RecperfError as error:
             self.world.agreed = error
             self.world.told(("failed", error))
@@ -98,16 +102,28 @@ class RankStore(CheckpointStore):
 
     def _tried(self, order: str, word: Any) -> Any:
         try:
-            return getattr(self, f"_do_{order}")(word)
+            with self._said(order):
+                return getattr(self, f"_do_{order}")(word)
         except RecperfError as error:
             return error
+
+    @contextmanager
+    def _said(self, order: str) -> Iterator[None]:
+        """What the system refuses a rank, as an error that all ranks can be told."""
+        try:
+            yield
+        except OSError as error:
+            if out_of_memory(error):
+                raise
+            raise MachineError(
+                f"rank {self.world.rank} cannot {_DOES.get(order, 'keep')} a checkpoint: {error.strerror or error}",
+                where={"folder": self.folder, "rank": self.world.rank},
+                fix="check the disk of that rank's host",
+            ) from error
 
     def _do_see(self, token: Path) -> None:
         if not token.exists():
             raise _not_seen(self.world, token.parent)
-
-    def _do_forget(self, _: None) -> None:
-        self._found = None
 
     def _do_write(self, draft: Path) -> Any:
         from ..train.checkpoint_dcp import write_blocks
@@ -128,10 +144,8 @@ class RankStore(CheckpointStore):
         return folders.fault(path, share=(self.world.rank, self.world.size))
 
     def _do_read(self, path: Path) -> str | None:
-        # A trial that offers no room on this rank gets its state from rank 0.
-        without = () if self._into is None or self._into.get("trial", True) else ("trial",)
         try:
-            self._found = read_state(path, self._into, without)
+            self._found = read_state(path, self._into)
         except folders.Damaged as damage:
             return str(damage)
         return None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import DataError, MachineError
 from ..files import sync_folder, writing
+from ..memory import out_of_memory
 from ..points import passing
 from . import checkpoint_folder as folders
 from .checkpoint_tree import Content, Rebuilt
@@ -239,17 +240,20 @@ class CheckpointStore:
         return read_state(path, into)
 
 
-def read_state(path: Path, into: dict[str, Any] | None, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The state of a checkpoint whose digests hold; what `without` names is left empty."""
+def read_state(path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
+    """The state of a checkpoint whose digests hold."""
     from .checkpoint_dcp import read_blocks
 
     try:
-        room = Rebuilt((path / STATE).read_bytes(), into, without)
+        room = Rebuilt((path / STATE).read_bytes(), into)
         read_blocks(path, room.wanted)
         state: Any = room.state()
-    except MemoryError:
-        raise
     except Exception as error:
+        if out_of_memory(error):
+            # An intact checkpoint must not be passed over, and then removed, for what the machine lacks.
+            raise MemoryError(str(error)) from error
+        if isinstance(error, OSError) and not folders.of_files(error):
+            raise folders.unreadable(path, error) from error
         # Its digests hold, so this was written by something else than this version; torch has many words for that.
         first = (str(error).splitlines() or [""])[0]
         raise folders.Damaged(f"it cannot be read: {type(error).__name__}: {first}") from error

@@ -13,6 +13,7 @@ known when it was written, else in index.json. Without index.json nothing is los
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from ..errors import MachineError
 from ..files import sha256, write_json
 from ..points import passing
 
@@ -36,6 +38,23 @@ _DRAFT = re.compile(r"\.(?:step-\d{8,}|index\.json)\.(\d+)\.(?:tmp|aside)")
 
 class Damaged(Exception):
     """Why a checkpoint cannot be used."""
+
+
+_OF_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL)
+"""What the system says of files that are not what they should be, however well it works itself."""
+
+
+def of_files(error: OSError) -> bool:
+    """Whether an error speaks of a checkpoint's files; if not, they may be intact, and the machine is at fault."""
+    return error.errno in _OF_FILES
+
+
+def unreadable(path: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"checkpoint {path.name} cannot be read: {error.strerror or error}",
+        where={"folder": path},
+        fix="it may be intact: check the disk, and try again",
+    )
 
 
 def name_of(step: int) -> str:
@@ -80,6 +99,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except NotADirectoryError:
         raise Damaged("it is not a folder") from None
     except OSError as error:
+        if not _damages(error):
+            raise unreadable(path, error) from error
         raise Damaged(f"{MANIFEST} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise Damaged(f"{MANIFEST} is not JSON") from None
@@ -115,8 +136,15 @@ def fault(path: Path, *, hashed: bool = True, share: tuple[int, int] = (0, 1)) -
     except Damaged as damage:
         return str(damage)
     except OSError as error:
+        if not _damages(error):
+            raise unreadable(path, error) from error
         return f"it cannot be read: {error.strerror or error}"
     return None
+
+
+def _damages(error: OSError) -> bool:
+    """Whether files that cannot even be looked at count as damaged: also where the disk has lost what was in them."""
+    return of_files(error) or error.errno == errno.EIO
 
 
 def _file_fault(file: Path, stated: dict[str, Any], hashed: bool) -> str | None:

@@ -209,15 +209,11 @@ def tensor_bytes(value: Any) -> int:
 
 
 class Rebuilt:
-    """Room for a state that is about to be read: where `into` has a tensor that fits, that tensor itself.
+    """Room for a state that is about to be read: where `into` has a tensor that fits, that tensor itself."""
 
-    What `without` names of it is left empty.
-    """
-
-    def __init__(self, content: bytes, into: Any = None, without: tuple[str, ...] = ()) -> None:
+    def __init__(self, content: bytes, into: Any = None) -> None:
         read = json.loads(content)
-        self.described = read["tensors"]
-        self.tree = {key: {} if key in without else part for key, part in read["tree"].items()}
+        self.described, self.tree = read["tensors"], read["tree"]
         self.tensors: dict[int, Tensor | Divided] = {}
         self._match(self.tree, into)
         self._shared = torch.empty(
