@@ -74,6 +74,16 @@ def test_a_field_of_the_contract_is_refused_by_name(begun: Path, call: Call) -> 
     assert Path("r/config.json").read_bytes() == before
 
 
+def test_a_free_change_of_how_ranks_share_is_remembered_without_being_allowed(begun: Path, call: Call) -> None:
+    code, said = call("--resume", "r", "--distributed.sharding", "item=row")
+    assert code == 0, said
+    assert saved()["config"]["distributed"]["sharding"] == "item=row"
+    (change,) = saved()["changed"]
+    assert (change["field"], change["was"], change["now"]) == ("distributed.sharding", "", "item=row")
+    assert notices() == ["distributed.sharding changed from '' to 'item=row' after step 20"]
+    assert agrees()
+
+
 def test_an_allowed_change_is_made_and_remembered(begun: Path, call: Call) -> None:
     code, said = call("--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate")
     assert code == 0, said

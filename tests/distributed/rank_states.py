@@ -6,13 +6,18 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recperf.distributed.launch import ALIKE
+from recperf.distributed.record import require_same_config, require_same_data
 from recperf.distributed.store import RankStore
 from recperf.distributed.world import World
+from recperf.errors import RecperfError
 from recperf.train.checkpoint import CheckpointStore, read_state
 from recperf.train.checkpoint_folder import name_of
+from recperf.workloads import micro_dlrm
 
 
 @contextmanager
@@ -45,3 +50,23 @@ def restore(world: World, trial: Any, state: dict[str, Any]) -> None:
         loaded = store_of(world, folder).load(into={"trial": trial.state()})
         assert loaded is not None
         trial.restore(loaded["trial"])
+
+
+def unlike(world: World) -> list[tuple[str, str, str, bool]]:
+    """What is said where ranks differ: in a path, which is fine; in a number of the config; in the data."""
+    config = micro_dlrm.MicroDLRMConfig()
+    elsewhere = replace(config, data=replace(config.data, path=Path(f"/host-{world.rank}")))
+    require_same_config(world, "micro-dlrm", elsewhere, steps=5)
+    require_same_data(world, "digest")
+    other = replace(config, train=replace(config.train, batch_size=64 + world.rank))
+    found = []
+    for label, check in (
+        ("field", lambda: require_same_config(world, "micro-dlrm", other)),
+        ("its digest", lambda: require_same_data(world, f"digest {world.rank}")),
+    ):
+        try:
+            check()
+        except RecperfError as error:
+            one_says_it = isinstance(error, ALIKE) or error is world.agreed
+            found.append((type(error).__name__, error.what, error.where[label], one_says_it))
+    return found

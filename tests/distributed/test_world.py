@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 import torch
+from rank_pool import needs_torchrec, run_ranks
+from torch import distributed
 
-from recperf.distributed.world import World
+from recperf.distributed.world import NotMet, World, agreed_round
 from recperf.errors import UsageError
 from recperf.train.metrics import Tally
 
@@ -35,3 +41,39 @@ def test_alone_nothing_is_sent() -> None:
     assert world.merged(tally).metrics() == tally.metrics()
     assert (world.largest(3), world.told("x"), world.all_true(False), world.any_true(True)) == (3, "x", False, True)
     assert world.first_alone(lambda: 7) == world.of_first(lambda: 7) == 7
+
+
+def test_ranks_that_do_not_meet(tmp_path: Path) -> None:
+    with pytest.raises(NotMet, match=r"the ranks did not meet within 0\.1 s") as found:
+        World(rank=0, size=2).join("cpu", 0.1, init_method=f"file://{tmp_path / 'meeting'}")
+    assert found.value.where["was told"] == "rank 1 did not come"
+    assert "GLOO_SOCKET_IFNAME" in str(found.value.fix)
+    assert "docs/launching.md" in str(found.value.fix)
+    assert not distributed.is_initialized()
+
+
+def test_ranks_started_again_meet_in_a_round_of_their_own() -> None:
+    """The store has what the ranks before them left, and they come one after the other."""
+    store, rounds = distributed.HashStore(), []  # type: ignore[attr-defined]
+
+    def meet(rank: int) -> str:
+        time.sleep(0.1 * rank)
+        return agreed_round(store, rank, 3, 20)
+
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(3):
+            (found,) = set(pool.map(meet, range(3)))
+            rounds.append(found)
+    assert len(set(rounds)) == 3
+    # One that went again is not counted among those that are there.
+    with pytest.raises(TimeoutError, match="is gone"):
+        agreed_round(store, 0, 3, 0.2)
+
+
+@needs_torchrec
+def test_ranks_with_another_config_or_other_data_are_named_by_all() -> None:
+    config, data = zip(*run_ranks(2, "rank_states.unlike"))
+    (told,) = set(config)
+    assert told == ("ConfigError", "rank 1 has train.batch_size 65, rank 0 has 64", "train.batch_size", True)
+    (told,) = set(data)
+    assert told == ("DataError", "rank 1 has other data than rank 0", "digest 1", True)

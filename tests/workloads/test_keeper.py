@@ -99,6 +99,20 @@ def test_a_changed_contract_is_refused_by_name_and_an_allowed_one_noted(run: Run
     assert b"train.rise changed from 0.3 to 0.5 after step 4" in (run.folder / "events.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize("text", ["not enough memory: you tried to allocate 1 bytes", "Connection closed by peer"])
+def test_what_only_the_machine_or_others_lack_is_no_misfit(
+    run: Run, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    keeper(run, Weights()).save(Position(0, 1, 1), best=False)
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(Weights, "restore", refuse)
+    with pytest.raises(RuntimeError, match=text):
+        keeper(run, Weights()).restore()
+
+
 @pytest.mark.parametrize("saved", [torch.zeros(1), torch.zeros(4)])
 def test_a_state_of_another_shape_is_not_stretched(run: Run, saved: torch.Tensor) -> None:
     keeper(run, Weights(saved), contract={"dim": 1}).save(Position(0, 1, 1), best=False)

@@ -128,7 +128,7 @@ def ended_by_signal() -> Iterator[None]:
 def follow(choice: Choice, options: Options[Any], world: World) -> int:
     """Profile as a rank that writes nothing but its trace."""
     config = with_absolute_paths(options.values)
-    join(config, world)
+    join(choice, config, options, world)
     folder = world.told(Path())
     from ..workloads.profiling import profile
 
@@ -137,9 +137,13 @@ def follow(choice: Choice, options: Options[Any], world: World) -> int:
     return 0
 
 
-def join(config: Any, world: World) -> None:
+def join(choice: Choice, config: Any, options: Options[Any], world: World) -> None:
     if world.size > 1:
+        from ..distributed.record import require_same_config
+
         world.join(config.train.device, config.distributed.timeout_s)
+        asked = {"mode": options.mode, "steps": options.steps, "trace": options.trace, "trace_mb": options.trace_mb}
+        require_same_config(world, choice.workload.name, config, **asked)
 
 
 def wished(options: Options[Any], folder: Path, world: World) -> Wish:
@@ -164,7 +168,7 @@ def wished(options: Options[Any], folder: Path, world: World) -> Wish:
 def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dict[str, Any], Path]:
     """Profile into a folder of its own."""
     config, world = with_absolute_paths(options.values), current()
-    join(config, world)
+    join(choice, config, options, world)
     folder = options.run_dir
     if folder is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")

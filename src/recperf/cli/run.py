@@ -12,12 +12,21 @@ import tyro
 
 from ..config import to_json, with_absolute_paths
 from ..distributed.launch import as_rank, launch, require_ranks, without_ranks
-from ..distributed.notes import leave_run, left_run, restarted
+from ..distributed.notes import job, leave_run, left_run, restarted, same_job
 from ..distributed.world import World, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import require_writable, write_atomic
 from ..runs.record import Run, read_config
-from ..runs.resume import Change, allowed_before, changes, contract_of, known_fields, remember, require_allowed
+from ..runs.resume import (
+    Change,
+    allowed_before,
+    changes,
+    contract_of,
+    free_changes,
+    known_fields,
+    remember,
+    require_allowed,
+)
 from ..train.stop import StopFlag
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .summary import summary
@@ -25,6 +34,9 @@ from .terminal import Terminal, print_error, print_json
 
 DESCRIPTION = """Train a workload (default: micro-dlrm), score it beside simple baselines and write a run folder.
 WORKLOAD comes first; every option below overrides one field of its config."""
+
+JOB = ".torchrun"
+"""Which job of torchrun is at the run of a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +92,10 @@ def one(words: list[str], world: World) -> int:
             if options.dry_run:
                 return dry_run(choice, options, terminal)
             if world.size > 1:
+                from ..distributed.record import require_same_config
+
                 world.join(options.values.train.device, options.values.distributed.timeout_s)
+                require_same_config(world, choice.workload.name, with_absolute_paths(options.values))
             return run(choice, options, stop, terminal) if world.leads else follow(choice, options, stop, terminal)
         finally:
             terminal.close()
@@ -148,9 +163,13 @@ def follow(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Term
 
 def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
     config = with_absolute_paths(options.values)
-    if not choice.resume and (before := begun(choice, options, config)):
-        terminal.notice("the ranks were started again, and go on with their run")
-        choice = replace(choice, resume=before, config=config)
+    if not choice.resume and current().size > 1:
+        before = begun(choice, options, config)
+        if before is not None:
+            terminal.notice("the ranks were started again, and go on with their run")
+            choice = replace(choice, resume=before, config=config)
+        elif restarted():
+            terminal.notice("the ranks were started again, but no run of theirs is found here: a new one begins")
     if choice.resume:
         record = Run.open(choice.resume)
     else:
@@ -158,6 +177,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
     try:
         if current().size > 1:
             leave_run(record.folder)
+            write_atomic(record.folder / JOB, job().encode())
         result = record.read("result.json") if record.finished else None
         current().told(result is not None)
         if result is not None:
@@ -168,7 +188,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
                 result = train(choice, config, options, record, stop, terminal)
     except (ConfigError, DataError, MachineError):
         if not choice.resume and not record.began:
-            record.discard()
+            record.discard(JOB)
         raise
     finally:
         terminal.close()
@@ -187,14 +207,26 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
 
 
 def begun(choice: Choice, options: Options[Any], config: Any) -> Path | None:
-    """The run that these ranks had begun, with this very config, when one of them failed and all were started again."""
-    if current().size == 1:
-        return None
-    found = left_run() or (options.run_dir if restarted() else None)
+    """The run that these ranks had begun, with this very config, when one of them failed and all were started again.
+
+    Its folder is noted on the host it was begun on; on another one, --run-dir names a run of the same torchrun job.
+    """
+    found = left_run()
+    if found is None and options.run_dir is not None and of_this_job(options.run_dir):
+        found = options.run_dir
     if found is None or not (found / "config.json").exists():
         return None
     same = read_config(found) == (choice.workload.name, to_json(config))
     return found if same else None
+
+
+def of_this_job(folder: Path) -> bool:
+    """Whether a folder holds a run that this torchrun job has begun and not finished."""
+    try:
+        noted = (folder / JOB).read_text()
+    except (OSError, ValueError):
+        return False
+    return same_job(noted) and not (folder / "seal.json").exists()
 
 
 @contextmanager
@@ -203,7 +235,7 @@ def changed(choice: Choice, options: Options[Any], config: Any, record: Run, ter
     if not choice.resume or config == choice.config:
         yield
         return
-    found = allowed_changes(choice, options)
+    found = [*allowed_changes(choice, options), *free_changes(choice.config, config)]
     for change in found:
         terminal.notice(f"{change.field} changes from {change.was!r} to {change.now!r}")
     before = remember(record.folder, config, found)

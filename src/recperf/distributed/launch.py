@@ -15,18 +15,19 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError, GateFailed, Interrupted, MachineError, RecperfError, Stopped, UsageError
+from ..memory import out_of_memory
 from . import notes, roll_call
 from .watching import Watch
-from .world import World
+from .world import NotMet, World
 
 MOST_RANKS = 1024
 SAVE_S = 600
 """Seconds that ranks get to save after a signal before they are killed."""
 LINGER_S = 5.0
 """Seconds that a rank whose peers went away waits to be ended, so that it is not taken for the one that failed."""
-FULL = re.compile("out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE)
 LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|timed out waiting|gloo|nccl|process group|"
     r"failed to (connect|recv|send)|socket|pair closure",
@@ -61,38 +62,59 @@ def launch(
 ) -> int:
     """Run a command as so many ranks; their exit code.
 
-    Where a rank was killed, hangs or has no memory all are started again, as often as there are `restarts`.
+    Where a rank was killed, hangs or has no memory all are started again, as often as there are `restarts`, unless a
+    signal came.
     """
     from .library import require_torchrec
 
     require_torchrec()
+    from torch.distributed.elastic.multiprocessing import SignalException
+
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     with tempfile.TemporaryDirectory(prefix="recperf-ranks-") as place:
-        for attempt in range(1, restarts + 2):
-            code, why = _attempt([verb, *words], ranks, Path(place))
-            if code == MachineError.exit_code and attempt <= restarts and notes.run_in(Path(place)):
-                notice(f"{why.what if why else 'a rank failed'}; they are started again, {attempt} of {restarts}")
-                continue
-            if why is not None:
-                say(why)
-            return code
+        try:
+            return _attempts([verb, *words], ranks, Path(place), say, restarts, notice)
+        except SignalException as stopped:
+            # The agent's handlers stay when it has ended: one that comes between two starts ends here.
+            error = _unsaved(int(stopped.sigval))
+            say(error)
+            return error.exit_code
+
+
+def _attempts(
+    words: list[str],
+    ranks: int,
+    place: Path,
+    say: Callable[[RecperfError], None],
+    restarts: int,
+    notice: Callable[[str], None],
+) -> int:
+    for attempt in range(1, restarts + 2):
+        told: list[RecperfError] = []
+        died, received = _attempt(words, ranks, place)
+        code = verdict(place, ranks, died, received, told.append)
+        if attempt <= restarts and received is None and curable(place, ranks, told) and notes.run_in(place):
+            what = told[0].what if told else "a rank has no memory"
+            notice(f"{what}; they are started again, {attempt} of {restarts}")
+            continue
+        for error in told:
+            say(error)
+        return code
     raise AssertionError
 
 
-def _attempt(words: list[str], ranks: int, place: Path) -> tuple[int, RecperfError | None]:
-    """Start the ranks once: their exit code, and what none of them could say."""
-    told: list[RecperfError] = []
+def _attempt(words: list[str], ranks: int, place: Path) -> tuple[dict[int, int], int | None]:
+    """Start the ranks once: the exit codes of those that failed, and the signal that stopped them."""
     notes.forget(place)
     os.environ[notes.VARIABLE] = str(place)
     # The agent would tell at length what is told here in a line.
     logging.disable(logging.CRITICAL)
     try:
         with Watch(place, ranks):
-            died, received = _agent(words, ranks, str(place))
+            return _agent(words, ranks, str(place))
     finally:
         del os.environ[notes.VARIABLE]
         logging.disable(logging.NOTSET)
-    return verdict(place, ranks, died, received, told.append), told[0] if told else None
 
 
 def _agent(words: list[str], ranks: int, place: str) -> tuple[dict[int, int], int | None]:
@@ -125,13 +147,12 @@ def verdict(
     place: Path, ranks: int, died: dict[int, int], received: int | None, say: Callable[[RecperfError], None]
 ) -> int:
     """The exit code of the rank that failed first; one that could not say why is named."""
-    words = {rank: word for rank in range(ranks) if (word := notes.word(place, rank)) is not None}
-    own = {rank: word for rank, word in words.items() if word["code"] and not word["lost"]}
-    if own:
-        return int(min(own.values(), key=lambda word: float(word["time"]))["code"])
+    words = _words(place, ranks)
+    first = _first_failure(words)
+    if first is not None:
+        return int(first["code"])
     if received is not None:
-        text = "; the ranks did not say that they saved"
-        error = Interrupted(f"interrupted{text}") if received == signal.SIGINT else Stopped(f"stopped{text}")
+        error = _unsaved(received)
         if len(words) < ranks:
             say(error)
         return error.exit_code if len(words) < ranks else max(int(word["code"]) for word in words.values())
@@ -150,7 +171,36 @@ def verdict(
     return MachineError.exit_code
 
 
-def _gone(rank: int, ranks: int, last: notes.Note, code: int | None) -> MachineError:
+def curable(place: Path, ranks: int, told: list[RecperfError]) -> bool:
+    """Whether starting the ranks again may help: the first to fail was killed, hangs or has no memory."""
+    first = _first_failure(_words(place, ranks))
+    if first is not None:
+        return bool(first.get("full"))
+    return any(isinstance(error, Gone) and error.curable for error in told)
+
+
+def _words(place: Path, ranks: int) -> dict[int, dict[str, Any]]:
+    return {rank: word for rank in range(ranks) if (word := notes.word(place, rank)) is not None}
+
+
+def _first_failure(words: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+    """The word of the rank that failed first, by a failure of its own."""
+    own = [word for word in words.values() if word["code"] and not word["lost"]]
+    return min(own, key=lambda word: float(word["time"]), default=None)
+
+
+def _unsaved(received: int) -> RecperfError:
+    text = "; the ranks did not say that they saved"
+    return Interrupted(f"interrupted{text}") if received == signal.SIGINT else Stopped(f"stopped{text}")
+
+
+class Gone(MachineError):
+    """A rank that could not say why it ended."""
+
+    curable = True
+
+
+def _gone(rank: int, ranks: int, last: notes.Note, code: int | None) -> Gone:
     if code is None:
         what = f"rank {rank} of {ranks} does not answer"
     elif code < 0:
@@ -158,11 +208,14 @@ def _gone(rank: int, ranks: int, last: notes.Note, code: int | None) -> MachineE
         what = f"rank {rank} of {ranks} was ended by {name}" + (", as when memory runs out" if code == -9 else "")
     else:
         what = f"rank {rank} of {ranks} ended with code {code}"
-    return MachineError(
+    found = Gone(
         what + "; the others were stopped",
         where={"rank": rank, **last.facts},
         fix=f"recperf run --resume RUN --ranks {ranks} goes on from the last checkpoint",
     )
+    # It left by itself, and would do so again.
+    found.curable = code is None or code < 0
+    return found
 
 
 def require_ranks(world: World, asked: int, workload: str, has_ranks: bool) -> None:
@@ -179,42 +232,54 @@ def require_ranks(world: World, asked: int, workload: str, has_ranks: bool) -> N
 def as_rank(world: World, work: Callable[[], int], tell: Callable[[RecperfError], None]) -> int:
     """Be one rank: its exit code, with one message from all ranks where something fails."""
     notes.begin(world.rank)
+    full = False
     try:
         code, lost = work(), ""
     except SystemExit:
         raise
     except BaseException as error:
+        full = out_of_memory(error)
         code, lost = _told(world, error, tell)
     finally:
         # Without waiting for the others, who may be gone.
         world.joined = False
-    notes.leave_word(world.rank, code=code, lost=lost, time=time.time())
+    notes.leave_word(world.rank, code=code, lost=lost, full=full, time=time.time())
     if lost == "gone" and notes.launched():
         time.sleep(LINGER_S)
-    notes.end(world.rank, done=code == 0)
+    # What the others end with says nothing about the run, which is rank 0's.
+    notes.end(world.rank, done=world.leads and code == 0)
     return code
+
+
+def lost_others(error: BaseException) -> bool:
+    """Whether an error only says that another rank went away; messages of our own may have the same words in a path."""
+    return isinstance(error, RuntimeError) and not out_of_memory(error) and LOST.search(str(error)) is not None
 
 
 def _told(world: World, error: BaseException, tell: Callable[[RecperfError], None]) -> tuple[int, str]:
     """What an error makes of a rank: its exit code, and whether it only lost the others: they are gone, or silent."""
     text = " ".join(error.lines()) if isinstance(error, RecperfError) else f"{type(error).__name__}: {error}"
-    full = isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and FULL.search(text))
-    if world.joined and not full and isinstance(error, (RuntimeError, RecperfError)) and LOST.search(text):
+    if world.joined and lost_others(error):
         if not notes.launched():
             _name_lacking(world, text, tell)
         return MachineError.exit_code, "silent" if SILENT.search(text) else "gone"
-    code = _say(world, error, text, bool(full), tell)
+    code = _say(world, error, text, tell)
     if world.joined and not notes.launched():
         roll_call.answer(world, said=True)
     return code, ""
 
 
-def _say(world: World, error: BaseException, text: str, full: bool, tell: Callable[[RecperfError], None]) -> int:
+def _say(world: World, error: BaseException, text: str, tell: Callable[[RecperfError], None]) -> int:
     """A rank's own failure."""
-    if full:
+    if out_of_memory(error):
         last = notes.last(world.rank)
         tell(MachineError("out of memory", where={"rank": world.rank, **last.facts, "was told": text[:200]}))
         return MachineError.exit_code
+    if isinstance(error, NotMet):
+        # Hosts that do not meet cannot agree on who says so.
+        if world.local_rank == 0:
+            tell(error)
+        return error.exit_code
     if isinstance(error, RecperfError):
         # What every rank finds out alike is said by rank 0.
         alike = isinstance(error, ALIKE) or not world.joined or error is world.agreed

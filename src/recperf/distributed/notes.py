@@ -1,7 +1,7 @@
 """What each rank is doing, where others can read it after the rank is gone: a few bytes of a mapped file on its host.
 
 RECPERF_RANKS names the folder where a launcher of ours reads it. Under torchrun alone the ranks of a host, which are
-children of one process, meet in a folder named after that.
+children of one process, meet in a folder named after that process and the moment it began.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def folder() -> Path | None:
     """Where the ranks of this host leave word; none where there is no place for it."""
     if launched():
         return Path(os.environ[VARIABLE])
-    found = Path(tempfile.gettempdir()) / f"{_own()}{os.getppid()}"
+    found = Path(tempfile.gettempdir()) / f"{_own()}{_named(os.getppid())}"
     try:
         found.mkdir(mode=0o700, exist_ok=True)
         about = found.lstat()
@@ -85,11 +85,24 @@ def _own() -> str:
     return f"recperf-ranks-{os.getuid()}-"
 
 
+def _named(process: int) -> str:
+    """A process by its number and when it began: the system gives numbers out again."""
+    try:
+        # The name of a program, in brackets, may have any letters; the moment is the 20th word behind it.
+        began = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        began = "0"
+    return f"{process}-{began}"
+
+
 def _sweep() -> None:
     """Remove what the ranks of launchers that are gone have left."""
+    if not Path("/proc/self").exists():
+        return
     for found in Path(tempfile.gettempdir()).glob(f"{_own()}*"):
         launcher = found.name.removeprefix(_own())
-        if launcher.isdigit() and not Path(f"/proc/{launcher}").exists() and Path("/proc/self").exists():
+        process = launcher.partition("-")[0]
+        if process.isdigit() and _named(int(process)) != launcher:
             shutil.rmtree(found, ignore_errors=True)
 
 
@@ -113,7 +126,7 @@ def begin(rank: int) -> None:
 
 
 def end(rank: int, *, done: bool) -> None:
-    """Take this rank's notes away where no launcher does it, and which run it was at if there is nothing left to do."""
+    """Take this rank's notes away where no launcher does it, and which run they were at where that is `done`."""
     place = folder()
     if place is not None and not launched():
         with contextlib.suppress(OSError):
@@ -189,17 +202,24 @@ def run_in(place: Path) -> Path | None:
 def left_run() -> Path | None:
     """The run that these ranks were at before they were started again."""
     place = folder()
-    if place is None:
-        return None
-    if not launched() and not restarted():
-        # Of an earlier torchrun, whose number the system has given out again.
-        (place / RUN).unlink(missing_ok=True)
-    return run_in(place)
+    # A shell that starts ranks may start others later; torchrun's agent starts the same ones again.
+    return run_in(place) if place is not None and (launched() or job()) else None
+
+
+def job() -> str:
+    """What torchrun calls its job, the same on all hosts; nothing where torchrun did not start this."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 def restarted() -> bool:
-    """Whether torchrun has started the ranks again."""
+    """Whether torchrun has started the ranks again, as far as this host's agent knows: only the agents whose ranks
+    failed count."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def same_job(noted: str) -> bool:
+    """Whether a job noted earlier is this one. torchrun calls all jobs none that have no --rdzv-id."""
+    return bool(noted) and noted == job() and (noted != "none" or restarted())
 
 
 def _length(part: slice) -> int:

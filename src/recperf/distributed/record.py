@@ -6,12 +6,50 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
-from ..errors import RecperfError
+from ..errors import ConfigError, DataError, RecperfError
 from ..runs.record import Run
+from ..runs.resume import changes, fields_of
 from ..train.checkpoint import CheckpointStore
 from ..train.stop import StopFlag
 from .store import RankStore
 from .world import World
+
+OF_A_HOST = ("data.path", "data.cache")
+"""Fields that may differ between hosts: the data's digest is compared."""
+
+
+def require_same_config(world: World, workload: str, config: Any, **options: Any) -> None:
+    """Refuse ranks that were started with something else than rank 0: they would wait for each other, or learn what
+    nobody asked for."""
+    if world.size == 1:
+        return
+    ours = {"workload": workload, **fields_of(config), **options}
+    for name in OF_A_HOST:
+        ours.pop(name, None)
+    first = world.told(ours)
+    lacking = sorted(ours.keys() ^ first.keys())
+    differing = [(change.field, change.was, change.now) for change in changes(first, ours)]
+    differing += [(name, first.get(name, "nothing"), ours.get(name, "nothing")) for name in lacking]
+    for rank, found in enumerate(world.told(world.gathered(differing[:1]))):
+        for field, was, now in found:
+            raise ConfigError(
+                f"rank {rank} has {field} {now!r}, rank 0 has {was!r}",
+                where={"rank": rank, "field": field},
+                fix="the same command, and the same config where it is read from a file, on every host",
+            )
+
+
+def require_same_data(world: World, digest: str) -> None:
+    """Refuse ranks that read other data than rank 0."""
+    digests = world.told(world.gathered(digest))
+    for rank, found in enumerate(digests):
+        if found != digests[0]:
+            world.agreed = error = DataError(
+                f"rank {rank} has other data than rank 0",
+                where={"rank": rank, "its digest": found, "digest of rank 0": digests[0]},
+                fix="the same data on every host",
+            )
+            raise error
 
 
 class _Led:

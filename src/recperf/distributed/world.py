@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ..errors import MachineError, UsageError
+from ..memory import out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +20,11 @@ if TYPE_CHECKING:
     from ..train.metrics import Tally
 
 T = TypeVar("T")
+_EVERY_S = 0.02
+
+
+class NotMet(MachineError):
+    """The ranks did not come together."""
 
 
 class Signalled(Protocol):
@@ -81,17 +90,30 @@ class World:
             torch.cuda.set_device(self.local_rank)
         self.backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
         timeout = timedelta(seconds=timeout_s)
-        store, _, _ = next(rendezvous(init_method, self.rank, self.size, timeout=timeout))
-        # torchrun keeps its store when it starts ranks again: those must not read the addresses of the ones before.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        distributed.init_process_group(
-            self.backend,
-            store=distributed.PrefixStore(f"recperf-{attempt}", store),  # type: ignore[attr-defined]
-            rank=self.rank,
-            world_size=self.size,
-            timeout=timeout,
-        )
+        try:
+            store, _, _ = next(rendezvous(init_method, self.rank, self.size, timeout=timeout))
+            # torchrun keeps its store when it starts ranks again: those must not read the addresses of the ones before.
+            prefix = f"recperf/{agreed_round(store, self.rank, self.size, timeout_s)}"
+            distributed.init_process_group(
+                self.backend,
+                store=distributed.PrefixStore(prefix, store),  # type: ignore[attr-defined]
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timeout,
+            )
+        except (RuntimeError, TimeoutError) as error:
+            if out_of_memory(error):
+                raise
+            raise self._not_met(timeout_s, error) from error
         self.joined = True
+
+    def _not_met(self, timeout_s: float, error: Exception) -> NotMet:
+        return NotMet(
+            f"the ranks did not meet within {timeout_s:g} s",
+            where={"rank": self.rank, "of": self.size, "was told": " ".join(str(error).split())[:200]},
+            fix="GLOO_SOCKET_IFNAME names the network device between the hosts, see docs/launching.md; "
+            "--distributed.timeout-s where ranks start late",
+        )
 
     def leave(self) -> None:
         if self.joined:
@@ -177,6 +199,40 @@ class World:
         self.sum_(found.counts_2K)
         self.sum_(found.sums_2)
         return found
+
+
+def agreed_round(store: Any, rank: int, size: int, timeout_s: float) -> str:
+    """A name that the ranks which are there now have in common, and no earlier ones had in the same store.
+
+    How often torchrun has started them differs between hosts, so it is agreed on: each rank leaves a word of its own,
+    rank 0 publishes a round with the words it sees, anew where one changes, and lets everyone go once all whose words
+    are in it have said so. Ranks that are gone cannot say so.
+    """
+    ours, end, published = uuid.uuid4().hex, time.monotonic() + timeout_s, ""
+    store.set(f"recperf/hello/{rank}", ours)
+    hello = [f"recperf/hello/{other}" for other in range(size)]
+    words: list[str] = []
+    while time.monotonic() < end:
+        if rank == 0 and store.check(hello):
+            seen = [_text(store.get(key)) for key in hello]
+            if seen != words:
+                words, published = seen, uuid.uuid4().hex
+                store.set("recperf/round", json.dumps([published, words]))
+        if store.check(["recperf/round"]):
+            name, told = json.loads(_text(store.get("recperf/round")))
+            if told[rank : rank + 1] == [ours]:
+                store.set(f"recperf/in/{name}/{rank}", "1")
+                if rank == 0 and store.check([f"recperf/in/{name}/{other}" for other in range(size)]):
+                    store.set("recperf/go", name)
+                if store.check(["recperf/go"]) and _text(store.get("recperf/go")) == name:
+                    return str(name)
+        time.sleep(_EVERY_S)
+    missing = [str(other) for other in range(size) if not store.check([hello[other]])]
+    raise TimeoutError(f"rank {', '.join(missing)} did not come" if missing else "a rank that was there is gone")
+
+
+def _text(value: bytes) -> str:
+    return value.decode()
 
 
 _world = World()

@@ -54,6 +54,20 @@ def contract_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in fields_of(config).items() if not is_free(name)}
 
 
+def noted_of(config: Any) -> dict[str, Any]:
+    """The contract, and what may change freely but is noted when it does: how tables are divided among ranks, say."""
+    return {name: value for name, value in fields_of(config).items() if not is_free(name) or _is_noted(name)}
+
+
+def free_changes(was: Any, now: Any) -> list[Change]:
+    """Fields outside the contract whose changes are noted all the same."""
+    return [change for change in changes(noted_of(was), noted_of(now)) if is_free(change.field)]
+
+
+def _is_noted(field: str) -> bool:
+    return field.startswith("distributed.")
+
+
 def is_free(field: str) -> bool:
     return any(fnmatchcase(field, pattern) for pattern in FREE)
 

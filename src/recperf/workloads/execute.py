@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
 
-from ..distributed.record import shared_stop
+from ..distributed.record import require_same_data, shared_stop
 from ..distributed.world import World, current
 from ..errors import ConfigError, DataError
 from ..measure.explain import read
@@ -61,37 +62,22 @@ def execute(
     # Rank 0 first: it may make the data, and no other rank may meet it half made.
     prepared = world.first_alone(lambda: workload.prepare(config))
     _can_stop(config, prepared.target)
+    require_same_data(world, prepared.data["digest"])
     _same_data(run, prepared)
     facts = machine()
     _same_machine(run, facts, report)
     ceilings = peaks() if peaks else None
-    trials: list[dict[str, Any]] = []
-    timers: list[StepTimer] = []
-    trial: Trial | None = None
     with applied(prepared.settings):
         baselines = _baselines(run, world, prepared)
-        enough = stopping_rule(config, baselines, prepared.target)
+        trained = _Seeds(
+            workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
+            enough=stopping_rule(config, baselines, prepared.target), log=log,
+        )  # fmt: skip
         for seed in range(config.seed, config.seed + config.seeds):
-            finished = run.read(f"trial-{seed}.json", "seed", "metrics", "best")
-            if finished is None:
-                del trial  # A table may fill half of the memory: never two at once.
-                # Nothing here draws from torch's own generators, but a user's model may.
-                torch.manual_seed(seed)
-                trial = prepared.trial(seed)
-                if world.size > 1:
-                    report.notice(f"which rank holds what\n{cast(Ranked, trial).plan()}")
-                training = Training(
-                    seed=seed, trial=trial, prepared=prepared, config=config, run=run, stop=stop, report=report,
-                    enough=enough, allow=allow,
-                    submission=workload.submission(trial, seed, log) if log and workload.submission else None,
-                )  # fmt: skip
-                with stop.patience():
-                    finished, timer = training.finish()
-                timers.append(timer)
-                run.write(f"trial-{seed}.json", finished)
-            trials.append(finished)
+            trained.finish(seed)
         if run.read("profile.json") is None:
-            measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
+            measure_run(prepared, trained.trial or prepared.trial(config.seed), run, ceilings, report)
+    trials, timers = trained.trials, trained.timers
     profile = run.read("profile.json")
     result = {
         "schema": SCHEMA,
@@ -106,6 +92,51 @@ def execute(
     if world.leads:
         seal(run.folder)
     return result
+
+
+@dataclass(kw_only=True)
+class _Seeds:
+    """The trainings of a run, one after the other."""
+
+    workload: Workload
+    config: Any
+    prepared: Prepared
+    run: Run
+    stop: StopFlag
+    report: Reporter
+    allow: tuple[str, ...]
+    enough: Callable[[dict[str, float]], bool]
+    log: Any
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    timers: list[StepTimer] = field(default_factory=list)
+    trial: Trial | None = None
+    """The last one that was trained here."""
+
+    def finish(self, seed: int) -> None:
+        """Train a seed to its end, unless it is there already."""
+        finished = self.run.read(f"trial-{seed}.json", "seed", "metrics", "best")
+        if finished is None:
+            finished = self._train(seed)
+            self.run.write(f"trial-{seed}.json", finished)
+        self.trials.append(finished)
+
+    def _train(self, seed: int) -> dict[str, Any]:
+        self.trial = None  # A table may fill half of the memory: never two at once.
+        # Nothing here draws from torch's own generators, but a user's model may.
+        torch.manual_seed(seed)
+        self.trial = trial = self.prepared.trial(seed)
+        if current().size > 1:
+            self.report.notice(f"which rank holds what\n{cast(Ranked, trial).plan()}")
+        told = self.workload.submission
+        training = Training(
+            seed=seed, trial=trial, prepared=self.prepared, config=self.config, run=self.run, stop=self.stop,
+            report=self.report, enough=self.enough, allow=self.allow,
+            submission=told(trial, seed, self.log) if self.log and told else None,
+        )  # fmt: skip
+        with self.stop.patience():
+            finished, timer = training.finish()
+        self.timers.append(timer)
+        return finished
 
 
 def provenance(started: dict[str, Any], facts: dict[str, Any], data: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 import torch
 
+from ..distributed.launch import lost_others
 from ..distributed.world import current
 from ..errors import ConfigError, DataError, RecperfError
+from ..memory import out_of_memory
 from ..runs.provenance import available_bytes
 from ..runs.record import Run
-from ..runs.resume import changes, require_allowed
+from ..runs.resume import changes, is_free, require_allowed
 from ..train.checkpoint import CheckpointStore
 from ..train.checkpoint_tree import tensor_bytes, unlike
 from ..train.config import TrainConfig
@@ -71,7 +73,7 @@ class Keeper:
     store: CheckpointStore
     stop: StopFlag
     contract: dict[str, Any] = field(default_factory=dict)
-    """The fields of the config that a state is bound to."""
+    """The fields of the config that a state is bound to, and free ones whose changes are noted."""
     allow: tuple[str, ...] = ()
     """Those of them that may differ all the same."""
     log: Rewindable | None = None
@@ -88,7 +90,8 @@ class Keeper:
         lacking = [part for part in PARTS if part not in saved]
         if lacking:
             raise DataError(f"the checkpoint has no {lacking[0]}", where={"folder": self.store.folder})
-        found = changes(saved["contract"], self.contract)
+        noted = changes(saved["contract"], self.contract)
+        found = [change for change in noted if not is_free(change.field)]
         require_allowed(found, self.allow, {"run": self.run.folder, "checkpoint": f"step {saved['position']['step']}"})
         if not any(change.field.startswith("data.") for change in found):
             self._require_baselines(saved["baselines"])
@@ -98,7 +101,7 @@ class Keeper:
         self.run.rewind_events(saved["event_bytes"], saved["event_digest"])
         if self.log:
             self.log.rewind(saved["mlperf"])
-        for change in found:
+        for change in noted:
             text = f"{change.field} changed from {change.was!r} to {change.now!r}"
             self.run.event("notice", seed=self.seed, text=f"{text} after step {saved['position']['step']}")
         return Position(**saved["position"])
@@ -121,6 +124,8 @@ class Keeper:
                 self.trial.restore(saved)
                 return
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+                if out_of_memory(error) or lost_others(error):
+                    raise
                 misfit = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
             "the saved state does not fit this config" + (f": {'; '.join(changed)}" if changed else ""),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..distributed.record import shared_store
 from ..distributed.world import current
 from ..runs.record import Run
-from ..runs.resume import contract_of
+from ..runs.resume import noted_of
 from ..train.cadence import Due, Minutes, either, every, never
 from ..train.checkpoint import CheckpointStore
 from ..train.loop import Position, train
@@ -119,7 +119,7 @@ class Training:
             run=self.run,
             store=store,
             stop=self.stop,
-            contract=contract_of(self.config),
+            contract=noted_of(self.config),
             allow=self.allow,
             log=self.submission.log if self.submission else None,
         )
