@@ -28,9 +28,8 @@ from ..ops.bag.reference import stacked_rows
 from .ahead import Ahead
 from .config import DistributedConfig
 from .library import require_torchrec
-from .moving import collect
 from .placing import Part, require_possible
-from .replicated import of_all
+from .replicated import Gathering
 from .sharding import copied_parts, held, set_rate, sharded, sharder_of
 from .world import World
 
@@ -50,8 +49,28 @@ class SharedFeatures(JaggedFeatures):
     """Of a feature, on every rank."""
 
 
+class _Used:
+    """The rows that this rank's bags use, each once, on their way to the others while the step is computed."""
+
+    def __init__(self, rows_V: Tensor, offsets_N1: Tensor, world: World) -> None:
+        bags = torch.arange(offsets_N1.numel() - 1, device=rows_V.device)
+        bag_V = bags.repeat_interleave(offsets_N1.diff(), output_size=rows_V.numel())
+        found = ops.unique(rows_V)
+        self._bag_V, self._starts_U1 = bag_V[found.order_N], found.starts_U1
+        self._gathering = Gathering({"rows": found.values_U}, world)
+
+    def send(self) -> None:
+        self._gathering.send()
+
+    def of_all(self, gradient_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """All ranks' rows, and what the bags' gradient makes theirs."""
+        summed_UD = ops.segment_sum(gradient_ND, self._bag_V, self._starts_U1)
+        return self._gathering.rows()["rows"], self._gathering.of_all({"rows": summed_UD})["rows"]
+
+
 class CopiedBags:
-    """Tables of which every rank has a copy. Ranks send each other the rows they used and their summed gradients."""
+    """Tables of which every rank has a copy. Ranks send each other the rows they used, and in the update the summed
+    gradients."""
 
     def __init__(
         self, rows: Mapping[str, int], dim: int, world: World, device: torch.device, *, remembered: int, eps: float,
@@ -62,6 +81,7 @@ class CopiedBags:
         self.bags.group_early = False
         shape = (sum(rows.values()), dim) if remembered > 1 else (sum(rows.values()),)
         self.state_R = torch.zeros(shape, device=device) if remembered else None
+        self._used: _Used | None = None
 
     @property
     def tables(self) -> dict[str, Tensor]:
@@ -77,19 +97,27 @@ class CopiedBags:
     def reset(self, std: float, seed: int) -> None:
         self.bags.reset(std, seed)
         self.bags.forget()
+        self._used = None
         if self.state_R is not None:
             self.state_R.zero_()
 
     @torch.no_grad()
+    def tell(self, features: JaggedFeatures) -> None:
+        """Begin to tell the other ranks which rows this one trains; `send` goes on once all know how many come."""
+        rows_V = stacked_rows(features.values_V, features.offsets_FB1, self.bags.starts_F)
+        self._used = _Used(rows_V, features.offsets_FB1, self.world)
+
+    def send(self) -> None:
+        if self._used:
+            self._used.send()
+
+    @torch.no_grad()
     def update(self, rate: float) -> None:
         """Every rank adds up what all ranks have, in the order of the ranks, so that copies stay equal to the bit."""
-        used, tables = self.bags.take_gradient(), self.bags
-        rows_V = stacked_rows(used.ids_V, used.offsets_N1, tables.starts_F)
-        bags = torch.arange(used.offsets_N1.numel() - 1, device=rows_V.device)
-        bag_V = bags.repeat_interleave(used.offsets_N1.diff(), output_size=rows_V.numel())
-        found = ops.unique(rows_V)
-        summed_UD = ops.segment_sum(used.gradient_ND, bag_V[found.order_N], found.starts_U1)
-        rows_N, gradient_ND = of_all(found.values_U, self.world), of_all(summed_UD, self.world)
+        tables, used = self.bags, self._used
+        assert used, "rows are told when they are looked up"
+        self._used = None
+        rows_N, gradient_ND = used.of_all(tables.take_gradient().gradient_ND)
         offsets_N1 = torch.arange(rows_N.numel() + 1, device=rows_N.device)
         grouped = tables.bag.Grouped(rows_N, offsets_N1, tables.table_RD.shape[0], None)
         tables.bag.update(
@@ -227,8 +255,14 @@ class BagTables(Embeddings):
     def _pooled(self, features: JaggedFeatures) -> tuple[Tensor, _Saved]:
         if features.keys != self.names:
             raise ValueError(f"the batch has features {features.keys}, the tables {self.names}")
+        copied = _chosen(features.trimmed(), self.copies.bags.keys) if self.copies.bags.keys else None
+        telling = torch.is_grad_enabled()
+        if telling and copied is not None:
+            self.copies.tell(copied)
         # As it came: a batch that was begun before is known by being the very same object.
         output_MW, order = self._looked_up(features) if self._engine else (None, ())
+        if telling:
+            self.copies.send()
         features = features.trimmed()
         pooled_FBD = torch.empty(len(self.names), features.batch_size, self.dim, device=self.place)
         if output_MW is not None:
@@ -236,8 +270,8 @@ class BagTables(Embeddings):
             for place, index in enumerate(order):
                 pooled_FBD[self.names.index(self.divided[index])] = sums_MFD[: features.batch_size, place]
         rows_V = None
-        if self.copies.bags.keys:
-            copied_FBD, rows_V = self.copies.bags.record(_chosen(features, self.copies.bags.keys))
+        if copied is not None:
+            copied_FBD, rows_V = self.copies.bags.record(copied)
             for key, rows_BD in zip(self.copies.bags.keys, copied_FBD):
                 pooled_FBD[self.names.index(key)] = rows_BD
         return pooled_FBD, _Saved(output_MW, order, rows_V)
@@ -294,10 +328,6 @@ class BagTables(Embeddings):
                 torch.autograd.backward([output_MW], [gradient_MW])
         if self.copies.bags.keys:
             self.copies.update(self._rate)
-
-    def whole(self) -> dict[str, Tensor]:
-        """All tables and what the optimizer remembers of them (`<table>_state`), on rank 0; nothing on the others."""
-        return collect(self)
 
 
 def require_something_sent(options: DistributedConfig, divided: bool) -> None:

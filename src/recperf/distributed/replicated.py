@@ -87,15 +87,3 @@ class Gathering:
     def _by_table(self, theirs: list[Tensor]) -> dict[str, Tensor]:
         split = [torch.split(whole[: sum(sizes)], sizes) for whole, sizes in zip(theirs, self._sizes)]
         return {name: torch.cat([parts[place] for parts in split]) for place, name in enumerate(self._names)}
-
-
-def of_all(ours: Tensor, world: World) -> Tensor:
-    """Every rank's rows one behind the other; shorter ones travel with room to spare."""
-    counts = torch.zeros(world.size, dtype=torch.long)
-    counts[world.rank] = ours.shape[0]
-    sizes: list[int] = world.sum_(counts).tolist()
-    padded = ours.new_zeros(max(sizes), *ours.shape[1:])
-    padded[: ours.shape[0]] = ours
-    theirs = [torch.empty_like(padded) for _ in sizes]
-    distributed.all_gather(theirs, padded)
-    return torch.cat([tensor[:size] for tensor, size in zip(theirs, sizes)])

@@ -7,7 +7,7 @@ Tables whose optimizer changes only the rows a step used are divided by TorchRec
 by its decay and its moments, which fbgemm's Adam does not do; with it every rank has a copy of all tables, and their
 dense gradient is added up with the others.
 
-Shapes: B samples of a batch, F features, V ids, N samples of an evaluation.
+Shapes: B samples of a batch, F features, V ids.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..distributed.config import DistributedConfig
 from ..distributed.moving import divided
 from ..distributed.notes import note
 from ..distributed.placing import text_of
+from ..distributed.samples import Scores, count, with_next
 from ..distributed.sharding import copied_parts
 from ..distributed.step import RankStep, Reduction
 from ..distributed.world import World
@@ -65,7 +66,7 @@ class SharedClicks:
 def share(batch: ClickBatch, world: World, step: int = 0) -> SharedClicks:
     """This rank's samples of a batch."""
     samples = len(batch)
-    ours = len(range(world.rank, samples, world.size))
+    ours = count(world.rank, world.size, samples)
     these = slice(world.rank, samples, world.size) if ours else slice(0, 1)
     part = ClickBatch(batch.dense_BD[these], _bags(batch, these, -(-samples // world.size)), batch.labels_B[these])
     return SharedClicks(part, step, samples, ours)
@@ -101,14 +102,8 @@ class SharedOrder:
         made = self.order.batches(epoch, start)
         first = epoch * len(self)
         shared = (share(batch, self.world, first + number) for number, batch in enumerate(made, start))
-        if not self.ahead:
-            yield from shared
-            return
-        current = next(shared, None)
-        while current is not None:
-            following = next(shared, None) if current.step + 1 != self.last else None
-            yield replace(current, following=None if following is None else following.part.features)
-            current = next(shared, None) if following is None else following
+        for batch, following in with_next(shared, lambda batch: self.ahead and batch.step + 1 != self.last):
+            yield batch if following is None else replace(batch, following=following.part.features)
 
 
 class RankModel:
@@ -193,22 +188,12 @@ class OnRanks(KeptTrial):
     @torch.no_grad()
     def scored(self, batches: Iterable[ClickBatch]) -> tuple[Tensor, Tensor]:
         """Logits and labels of all rows in their order, each scored by one rank."""
-        world, found = self.world, []
+        scores = Scores(self.world)
         for number, batch in enumerate(batches):
             note(f"evaluation, batch {number + 1}")
-            shared = share(batch, world)
-            logits_B = self.model(shared.part.dense_BD, shared.part.features)
-            # A row's score, label and how often it was scored: zeros where other ranks have theirs.
-            found_3B = torch.zeros(3, len(batch), dtype=torch.float64)
-            if shared.ours:
-                found_3B[0, world.rank :: world.size] = logits_B.double().cpu()
-                found_3B[1, world.rank :: world.size] = shared.part.labels_B.double().cpu()
-                found_3B[2, world.rank :: world.size] += 1
-            found.append(found_3B)
-        found_3N = world.sum_(torch.cat(found, 1))
-        if not bool((found_3N[2] == 1).all()):
-            raise RuntimeError("a row was scored by no rank, or by two")
-        return found_3N[0].float(), found_3N[1].float()
+            part = share(batch, self.world).part
+            scores.add(self.model(part.dense_BD, part.features), part.labels_B, len(batch))
+        return scores.of_all()
 
     def state(self) -> dict[str, Any]:
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""

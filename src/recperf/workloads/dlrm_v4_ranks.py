@@ -3,7 +3,7 @@
 A batch is `train.batch_size` samples of all ranks together; rank r of n takes its samples r, r + n, r + 2n... A rank
 that gets none takes the first sample with weight 0, because every rank must ask for rows in every step.
 
-Shapes: B samples of a batch, N samples of an evaluation, R ranks.
+Shapes: B samples of a batch, R ranks.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..data.yambda.schema import HISTORY
 from ..distributed.moving import divided
 from ..distributed.notes import note
 from ..distributed.placing import text_of
+from ..distributed.samples import Scores, count, with_next
 from ..distributed.step import RankStep, Reduction
 from ..distributed.tables import TorchRecTables
 from ..distributed.world import World
@@ -52,10 +53,6 @@ class Share:
         ours = positions_B[self.rank :: self.size]
         return self.histories.batch(ours if len(ours) else positions_B[:1])
 
-    def count(self, samples: int) -> int:
-        """Samples of a batch that are this rank's."""
-        return len(range(self.rank, samples, self.size))
-
 
 @dataclass(frozen=True, eq=False)
 class SharedBatch(Numbered):
@@ -75,7 +72,6 @@ class SharedBatch(Numbered):
 class SharedOrder(InputOrder):
     """The batches of a stream, as one rank sees them."""
 
-    share: Share
     world: World
     ahead: bool = False
     """Whether a batch brings the one after it."""
@@ -91,17 +87,20 @@ class SharedOrder(InputOrder):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
         with self.loader(start) as loader:
-            gathered = iter(loader)
-            following: Inputs | None = None
-            for number in range(start, len(self)):
-                ours = self.inputs(next(gathered)) if following is None else following
-                step, samples = epoch * len(self) + number, self.samples(number)
-                # Every rank has as many batches, so all of them see a next one or none of them does.
-                more = self.ahead and number + 1 < len(self) and step + 1 != self.last
-                following = self.inputs(next(gathered)) if more else None
-                if number in self.firsts:
+            gathered = (
+                SharedBatch(self.inputs(batch), epoch * len(self) + number, *self.counts(number))
+                for number, batch in zip(range(start, len(self)), loader)
+            )
+            # Every rank has as many batches, so all of them see a next one or none of them does.
+            for batch, following in with_next(gathered, lambda batch: self.ahead and batch.step + 1 != self.last):
+                if batch.step - epoch * len(self) in self.firsts:
                     passing("window: entered")
-                yield SharedBatch(ours, step, samples, self.share.count(samples), following)
+                yield batch if following is None else replace(batch, following=following.inputs)
+
+    def counts(self, number: int) -> tuple[int, int]:
+        """Samples of a batch: of all ranks, and of this one."""
+        samples = self.samples(number)
+        return samples, count(self.world.rank, self.world.size, samples)
 
     def samples(self, number: int) -> int:
         """Of a batch, all ranks together."""
@@ -142,25 +141,14 @@ class SharedEvaluations(Evaluations):
 
     def predicted(self, inputs: InputOrder, batches: Iterator[HistoryBatch]) -> tuple[Tensor, Tensor]:
         assert isinstance(inputs, SharedOrder)
-        world, total = self.trial.world, inputs.order.samples
-        # A row's scores, label and how often it was scored: zeros where other ranks have theirs.
-        found_3N = torch.zeros(3, total, dtype=torch.float64)
+        scores = Scores(self.trial.world)
         for number, batch in enumerate(batches):
             note(f"evaluation, batch {number + 1} of {len(inputs)}")
             part = inputs.inputs(batch)
-            logits_B = self.trial.model(part)
-            start, stop = inputs.order.samples_until(number), inputs.order.samples_until(number + 1)
-            if inputs.share.count(stop - start):
-                ours = slice(start + world.rank, stop, world.size)
-                found_3N[0, ours] = logits_B.double().cpu()
-                found_3N[1, ours] = part.labels_B.double().cpu()
-                found_3N[2, ours] += 1
+            scores.add(self.trial.model(part), part.labels_B, inputs.samples(number))
             if number == 0:
                 passing("evaluation: first batch scored")
-        world.sum_(found_3N)
-        if not bool((found_3N[2] == 1).all()):
-            raise RuntimeError("a row was scored by no rank, or by two")
-        return found_3N[0].float(), found_3N[1].float()
+        return scores.of_all(inputs.order.samples)
 
 
 class RankTrial(HistoryTrial):
@@ -208,7 +196,7 @@ class RankTrial(HistoryTrial):
         gather = cast(Histories, share)
         config = prepared.config
         return SharedOrder(
-            order, gather, config.model, device, workers, share, self.world,
+            order, gather, config.model, device, workers, self.world,
             ahead=config.distributed.pipeline, last=config.train.max_steps,
         )  # fmt: skip
 
