@@ -17,6 +17,7 @@ from recperf.workloads.clicks import PreparedClicks
 from recperf.workloads.dlrm import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
 from recperf.workloads.dlrm_build import PreparedDLRM
 from recperf.workloads.dlrm_ranks import share
+from recperf.workloads.measuring import measure_window
 
 SEED = 3
 
@@ -73,6 +74,15 @@ def trainings(world: World, configs: dict[str, Any], steps: int) -> dict[str, di
 
 def going_on(world: World, configs: dict[str, Any], steps: int, states: dict[str, Any], done: int) -> dict[str, Any]:
     return {name: training(world, config, steps, states[name], done) for name, config in configs.items()}
+
+
+def window(world: World, config: Any, steps: int) -> dict[str, Any]:
+    """The measured window of a trial."""
+    prepared = prepared_of(config)
+    with applied(prepared.settings):
+        trial = prepared.trial(SEED)
+        trial.recipe.model.train()
+        return measure_window(prepared, trial, trial.recipe, None, steps=steps)
 
 
 def predicted(trial: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rank_states import restore, whole_state
+from rank_states import restore, whole, whole_state
 from torch import Tensor
 
 from recperf.distributed.config import DistributedConfig
@@ -51,7 +51,7 @@ def uses(step: int, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def trained(world: World, sharding: str, all_to_all: str = "fp32") -> dict[str, Any]:
     """Tables before and after some updates, and what was looked up on the way."""
     tables = make(world, sharding, all_to_all)
-    first, seen = tables.whole(), []
+    first, seen = whole(tables), []
     for step in range(STEPS):
         tables.set_rate(0.1 + step / 10)
         rows, gradients = uses(step, world.rank)
@@ -61,7 +61,7 @@ def trained(world: World, sharding: str, all_to_all: str = "fp32") -> dict[str, 
             # A rank without a gradient still takes part.
             leaf.grad = None if step == 1 and world.rank == 1 else gradients[name]
         tables.update(0.1 + step / 10)
-    return {"first": first, "seen": seen, "last": tables.whole(), "parts": tables.parts}
+    return {"first": first, "seen": seen, "last": whole(tables), "parts": tables.parts}
 
 
 def alone(ranks: int, config: DLRMv4Config | None = None) -> tuple[DLRMv4Tables, list[dict[str, Tensor]]]:
@@ -77,13 +77,6 @@ def alone(ranks: int, config: DLRMv4Config | None = None) -> tuple[DLRMv4Tables,
                 leaf.grad.index_add_(0, torch.searchsorted(rows[name], ids[name]), gradients[name])
         tables.update(0.1 + step / 10)
     return tables, before
-
-
-def loaded(world: World, sharding: str, saved: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Load a state and give it back; only rank 0 may look at it."""
-    tables = make(world, sharding)
-    tables.load(saved if world.leads else {})
-    return tables.whole()
 
 
 def refused(world: World, **options: str) -> list[str]:
@@ -221,12 +214,20 @@ def clocks(world: World, ahead_ns: int) -> dict[str, Any]:
     return {"apart": (apart.ahead_ns, apart.error_ns), "shared": (shared.ahead_ns, shared.error_ns)}
 
 
-def starts(world: World, late: float) -> list[tuple[int, int]]:
-    """When this rank came to a common start and when it left, several times."""
-    from recperf.distributed.window import Together
+def starts(world: World, late: float, margin: float, rounds: int = 5) -> list[tuple[int, int]]:
+    """When this rank came to a common start and when it left, several times; ranks hear of it one after the other."""
+    from recperf.distributed import window
 
-    together, found = Together(world), []
-    for _ in range(3):
+    class Slow(World):
+        def largest(self, value: int) -> int:
+            found = world.largest(value)
+            time.sleep(late * world.rank)
+            return found
+
+    window.MARGIN_NS = int(margin * 1e9)
+    together, found = window.Together(world), []
+    together.world = Slow()
+    for _ in range(rounds):
         time.sleep(late * world.rank)
         came = time.monotonic_ns()
         together.meet()

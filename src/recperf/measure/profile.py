@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from .device_clock import step_clock
 SCHEMA = 1
 FEWEST = 5
 """Steps below which a window says nothing."""
+WATCHED = 4
+"""Steps that are clocked one after the other where something has to watch them."""
 FORWARD = (
     "hash", "bottom", "embedding", "interaction", "top", "loss",
     "encoders", "context", "position_time", "stu_input", "attention", "stu_output", "postprocessor", "item_tower",
@@ -51,7 +54,9 @@ class Window:
 
     `rows` are those of all tables, `rows_of` gives the ones a batch uses, and `cost_of(ids, unique)` counts the work of
     a step that looks up so many ids, of so many different rows. Where several processes take each step together,
-    `agree` makes one number of steps of what each would take, and `meet` lets timed steps begin together.
+    `agree` makes one number of steps of what each would take, and `meet` lets timed steps begin together. `watch` is
+    what clocked steps need around them, and plain ones, which show what clocking costs, must not have; a step may wait
+    for what the one before it began, so that one more is taken under the watch before those that are clocked.
     """
 
     def __init__(
@@ -67,8 +72,9 @@ class Window:
         clocked_step: ClockedStep | None = None,
         agree: Callable[[int], int] = lambda steps: steps,
         meet: Callable[[], None] = lambda: None,
+        watch: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> None:
-        self.agree, self.meet = agree, meet
+        self.agree, self.meet, self.watch = agree, meet, watch
         self.step, self.rows_of, self.cost_of, self.sync = step, rows_of, cost_of, sync
         self.clocked_step = clocked_step or self._clocked
         self.batches = endless(order, first_epoch)
@@ -101,19 +107,29 @@ class Window:
 
     def take(self, steps: int) -> None:
         """So many clocked steps, and as many plain ones between them."""
-        for _ in range(steps):
-            self.meet()
-            self.plain.append(_plain(self.step, self.batches, self.sync))
-            kept = _Kept(self.batches)
-            self.meet()
-            self.clocked.append(self.clocked_step(kept))
-            # Looked at after the clock stopped, so that counting rows costs no step anything.
-            used = self.rows_of(kept.last).cpu()
-            different = torch.unique(used)
-            self.touched[different] = True
-            self.lookups += used.numel()
-            self.unique += different.numel()
-            self.samples = len(kept.last)
+        block = 1 if self.watch is None else WATCHED
+        for first in range(0, steps, block):
+            these = min(block, steps - first)
+            for _ in range(these):
+                self.meet()
+                self.plain.append(_plain(self.step, self.batches, self.sync))
+            with self.watch() if self.watch else nullcontext():
+                if self.watch:
+                    self.warm(1)
+                for _ in range(these):
+                    self._take_clocked()
+
+    def _take_clocked(self) -> None:
+        kept = _Kept(self.batches)
+        self.meet()
+        self.clocked.append(self.clocked_step(kept))
+        # Looked at after the clock stopped, so that counting rows costs no step anything.
+        used = self.rows_of(kept.last).cpu()
+        different = torch.unique(used)
+        self.touched[different] = True
+        self.lookups += used.numel()
+        self.unique += different.numel()
+        self.samples = len(kept.last)
 
     def _clocked(self, batches: Iterator[Any]) -> Reading:
         clock = step_clock(self.sync)

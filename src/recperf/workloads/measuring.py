@@ -51,10 +51,9 @@ def measure_window(
     Every rank takes the same one, and gets the window of all of them.
     """
     together = _together()
-    with together.log.installed() if together else nullcontext():
-        window = open_window(prepared, trial, recipe, together=together)
-        steps = window.warm_up(steps, seconds=SECONDS)
-        window.take(steps)
+    window = open_window(prepared, trial, recipe, together=together)
+    steps = window.warm_up(steps, seconds=SECONDS)
+    window.take(steps)
     return close_window(window, prepared, peaks, together=together)
 
 
@@ -88,6 +87,7 @@ def open_window(
         clocked_step=_inside(recipe, together),
         agree=current().largest,
         meet=together.meet if together else lambda: None,
+        watch=together.log.installed if together else None,
     )
 
 
