@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from rank_jobs import SEED, STEPS, make, small, trained, uses
+from rank_states import whole
 from torch import Tensor, distributed, nn
 
 from recperf.distributed.tables import TorchRecTables
@@ -57,7 +58,7 @@ def looked_up(world: World, sharding: str, following: bool) -> dict[str, Any]:
             scored = tables.lookup(other)  # type: ignore[arg-type]
         told.append(list(found))
         seen.append({name: rows.clone() for name, rows in scored.items()})
-    return {"told": told, "seen": seen, "last": tables.whole()}
+    return {"told": told, "seen": seen, "last": whole(tables)}
 
 
 def steps(world: World, config: DLRMv4WorkloadConfig, count: int) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def steps(world: World, config: DLRMv4WorkloadConfig, count: int) -> dict[str, A
         losses.append(float(loss))
         samples.append(taken)
     dense = [parameter.detach().clone() for parameter in trial.model.dense_parameters()]
-    tables = trial.rank_tables.whole()
+    tables = whole(trial.rank_tables)
     return {"losses": losses, "samples": samples, "metrics": metrics, "dense": dense, "tables": tables,
             "seen": trial.recipe.seen()}  # fmt: skip
 
@@ -95,7 +96,7 @@ def clicks(world: World, configs: dict[str, Any], count: int) -> dict[str, Any]:
             samples.append(taken)
             told.append(sum(not kind.is_floating_point for kind, _ in found))
         result[name] = {"losses": losses, "samples": samples, "metrics": metrics, "told": told,
-                        "tables": trial.rank_tables.whole()}  # fmt: skip
+                        "tables": whole(trial.rank_tables)}  # fmt: skip
     return result
 
 

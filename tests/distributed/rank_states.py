@@ -10,7 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from recperf.distributed.launch import ALIKE
+from recperf.distributed.moving import Movable
 from recperf.distributed.record import require_same_config, require_same_data
 from recperf.distributed.store import RankStore
 from recperf.distributed.world import World
@@ -33,6 +37,35 @@ def shared_folder(world: World) -> Iterator[Path]:
 
 def store_of(world: World, folder: Path) -> RankStore:
     return RankStore(folder=folder, notice=print, world=world)
+
+
+def whole(tables: Movable) -> dict[str, Tensor]:
+    """All tables, and what the optimizer remembers of them (`<table>_state`), put together on rank 0 without a
+    checkpoint; nothing on the others."""
+    each = tables.world.gathered([*tables.local()])
+    if not tables.world.leads:
+        return {}
+    found: dict[str, Tensor] = {}
+    for name in tables.names:
+        if name in tables.copies.tables:
+            found[name] = tables.copies.tables[name].detach().clone()
+            if tables.remembered:
+                found[f"{name}_state"] = tables.copies.states[name].clone()
+            continue
+        found[name] = torch.empty(tables.rows[name], tables.dim)
+        sums = torch.zeros(tables.rows[name], tables.remembered, dtype=torch.float64)
+        for part, weight, state in (held for parts in each for held in parts if held[0].table == name):
+            rows = slice(part.first_row, part.first_row + part.rows)
+            columns = slice(part.first_column, part.first_column + part.columns)
+            found[name][rows, columns] = weight.detach()
+            if state is not None and tables.remembered > 1:
+                sums[rows, columns] = state.double()
+            elif state is not None:
+                # One number for a row is the mean of those of its parts, by their columns.
+                sums[rows, 0] += state.double() * (part.columns / tables.dim)
+        if tables.remembered:
+            found[f"{name}_state"] = (sums if tables.remembered > 1 else sums[:, 0]).float()
+    return found
 
 
 def whole_state(world: World, trial: Any) -> dict[str, Any]:

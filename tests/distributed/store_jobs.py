@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from rank_jobs import make
-from rank_states import store_of
+from rank_states import store_of, whole
 from torch import Tensor
 
 from recperf.distributed.moving import divided
@@ -51,7 +51,7 @@ def save(world: World, root: Path, shardings: list[str], small: int) -> list[dic
     for number, sharding in enumerate(shardings):
         tables = filled(world, sharding)
         store_of(world, root / str(number)).save(1, {"trial": {"model": dict(divided(tables))}}, best=False)
-        found.append({"whole": tables.whole(), "parts": parts_of(tables)})
+        found.append({"whole": whole(tables), "parts": parts_of(tables)})
     return found
 
 
@@ -81,7 +81,7 @@ def load(world: World, roots: list[Path], sharding: str, small: int) -> list[dic
         names.clear()
         loaded = store_of(world, root).load(into={"trial": {"model": dict(divided(tables))}})
         assert loaded is not None
-        found.append({"whole": tables.whole(), "parts": parts_of(tables), "read": sorted(set(names))})
+        found.append({"whole": whole(tables), "parts": parts_of(tables), "read": sorted(set(names))})
     return found
 
 

@@ -74,17 +74,6 @@ def halves(name: str) -> dict[str, torch.Tensor]:
     return {"table": table, "state": (states[0] + states[1]) / 2}
 
 
-@pytest.mark.long
-def test_states_move_between_any_ranks_and_shardings_to_the_bit() -> None:
-    state = {name: tensor.clone() for name, tensor in whole(alone(1)[0]).items()}
-    mixed = "uid=column,item_id=table,album_id=data-parallel,artist_id=row"
-    for ranks, sharding in ((2, "row"), (4, "column"), (2, mixed), (2, "table")):
-        found = run_ranks(ranks, "loaded", sharding=sharding, saved=state)
-        assert found[0].keys() == state.keys()
-        assert all(torch.equal(found[0][name], state[name]) for name in names()), sharding
-        state = found[0]
-
-
 UNITS = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 """How far a number is from the nearest one that is sent, relative to it."""
 LEAST = 2.0**-25

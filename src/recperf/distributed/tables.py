@@ -21,7 +21,6 @@ from ..models.dlrm_v4_tables import CHUNK, fill_uniform_, table_seed
 from .ahead import Ahead
 from .config import DistributedConfig
 from .library import require_torchrec
-from .moving import collect, spread
 from .placing import Part, require_possible
 from .replicated import Gathering, Replicated
 from .sharding import copied_parts, held, set_rate, sharded, sharder_of
@@ -176,13 +175,4 @@ class TorchRecTables(nn.Module):
             )
         if self._gathering:
             self.copies.update(self._gathering, given, rate, eps)
-        self.forget()
-
-    def whole(self) -> dict[str, Tensor]:
-        """All tables and states under the names one process saves them by, on rank 0; nothing on the others."""
-        return collect(self)
-
-    def load(self, saved: Mapping[str, Tensor]) -> None:
-        """From what rank 0 has of `whole`, saved by any number of ranks; the others' is not read."""
-        spread(self, saved)
         self.forget()
