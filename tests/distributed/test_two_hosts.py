@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,13 +98,12 @@ def test_two_hosts_learn_what_one_does(tmp_path: Path, hosts: tuple[Host, Host])
 @pytest.mark.parametrize("gone", [0, 1])
 @pytest.mark.parametrize("meet", ["fixed", "c10d"])
 def test_a_host_that_crashes(tmp_path: Path, hosts: tuple[Host, Host], gone: int, meet: str) -> None:
-    begin(hosts, tmp_path, command(tmp_path / "run", *LONG), meet=meet)
+    """The other is told, and does not wait out the time it would allow."""
+    begin(hosts, tmp_path, command(tmp_path / "run", *LONG, "--distributed.timeout-s", "300"), meet=meet)
     training(hosts, tmp_path / "run")
-    began = time.monotonic()
     hosts[gone].crash()
-    assert hosts[1 - gone].ended(TIMEOUT_S + SLACK_S) == 1, "torchrun's own code"
+    assert hosts[1 - gone].ended(SLACK_S) == 1, "torchrun's own code"
     assert errors(tmp_path, 1 - gone) == [f"error: rank {gone} of 2 is gone or does not answer; the others stop"]
-    assert time.monotonic() - began < TIMEOUT_S + SLACK_S
     assert hosts[1 - gone].processes() == []
 
 
