@@ -64,6 +64,7 @@ def training(
         return {
             "losses": losses, "samples": samples, "first": first, "state": whole_state(world, trial), "logits": logits,
             "labels": labels, "metrics": trial.score(), "plan": trial.plan() if world.size > 1 else "",
+            "settings": dict(prepared.settings.reasons),
             "rows": trial.rows_of(batch), "dense": [p.detach().clone() for p in trial.model.dense_parameters()],
         }  # fmt: skip
 

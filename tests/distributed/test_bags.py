@@ -138,6 +138,16 @@ def test_the_plan_says_who_holds_what_and_why() -> None:
 
 
 @needs_torchrec
+def test_settings_say_whose_kernels_look_rows_up() -> None:
+    """Of divided tables fbgemm's, of copies our own."""
+    chosen = {name: told["settings"] for name, told in trained(2)[0].items() if name != "micro"}
+    assert chosen["sgd"]["embedding"].startswith("fbgemm: several ranks; copies fused")
+    assert chosen["sgd"]["bag"].startswith("TorchRec: several ranks; copies ")
+    assert chosen["one id"]["embedding"] == "fbgemm: several ranks"
+    assert chosen["adamw"]["bag"].startswith("torch: adamw")
+
+
+@needs_torchrec
 def test_what_cannot_be_done_is_refused_on_every_rank() -> None:
     cases = {
         "AdamW changes every row": dlrm("adamw", "t1=row"),

@@ -234,14 +234,22 @@ class RankDLRM(OnRanks, DLRMTrial):
         prepared, config = self.prepared, self.prepared.config
         if config.train.optimizer == "adamw":
             return super()._embeddings(device, lanes)
-        model = prepared.model
-        prepared.settings.reasons["bag"] = "TorchRec: several ranks"
-        return BagTables(
+        model, reasons = prepared.model, prepared.settings.reasons
+        tables = BagTables(
             dict(zip(model.features, model.rows)), model.dim, config.distributed, self.world,
             optimizer=config.train.optimizer, eps=config.train.eps,
             ids=dict(zip(model.features, map(float, most_ids(config)))), batch_size=config.train.batch_size,
             device=device, bag="auto" if prepared.switches.embedding else "reference",
         )  # fmt: skip
+        own = tables.copies.bags.why
+        if tables.divided:
+            # fbgemm has its own way; what was asked for or chosen is that of the copies.
+            copies = bool(tables.copies.bags.keys)
+            reasons["embedding"] = "fbgemm: several ranks" + (f"; copies {reasons['embedding']}" if copies else "")
+            reasons["bag"] = "TorchRec: several ranks" + (f"; copies {own}" if copies else "")
+        else:
+            reasons["bag"] = own
+        return tables
 
     def _optimizer(self, lanes: Lanes) -> Optimizer:
         if self.rank_tables is None:
