@@ -12,6 +12,7 @@ import pytest
 from recperf.cli import main
 from recperf.data.movielens_like import generate, write
 from recperf.runs.contract import check_run
+from recperf.runs.resume import FREE
 
 QUIETLY = ["--no-peaks", "--no-report"]
 Call = Callable[..., tuple[int, str]]
@@ -72,6 +73,11 @@ def test_a_field_of_the_contract_is_refused_by_name(begun: Path, call: Call) -> 
     assert code == 3
     assert "--allow-change model.dim --allow-change train.batch_size" in said
     assert Path("r/config.json").read_bytes() == before
+
+
+def test_the_page_names_every_free_field() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    assert [field for field in FREE if f"`{field}`" not in page] == []
 
 
 def test_a_free_change_of_how_ranks_share_is_remembered_without_being_allowed(begun: Path, call: Call) -> None:

@@ -28,7 +28,8 @@ class DistributedConfig:
     pipeline: bool = True
     """Send the ids of the next batch while this one is computed. Changes no number."""
     timeout_s: float = 300.0
-    """Seconds a rank waits for the others before it gives up; what rank 0 alone does of a save must fit into them."""
+    """Seconds a rank waits for the others before it gives up. A save counts: until the slowest rank has written its
+    parts, or looked at them, the others wait, and so they do for what rank 0 alone does of it."""
 
     def __post_init__(self) -> None:
         require(self.all_to_all in PRECISIONS, "distributed.all_to_all", self.all_to_all, ", ".join(PRECISIONS))
