@@ -1,8 +1,10 @@
 """Steps of dlrm-v4's laptop model on gloo ranks of this host: the next batch's ids sent early, and not.
 
-One training takes both kinds of steps, in blocks that alternate, so that they share weights, batches and whatever else
-the machine does. Between processes of one host an exchange takes next to no time, so the same is measured once more
-with every all-to-all made to take a while, as between hosts: its result is held back until then, nothing else waits.
+One training takes both kinds of steps, in pairs of blocks, so that they share weights, batches and whatever else the
+machine does; which kind goes first alternates. Ranks begin each block at the same moment, with a step that does not
+count: what the other kind began is not there for it, and what waits meanwhile is nobody's gain. Between processes of
+one host an exchange takes next to no time, so the same is measured once more with every all-to-all made to take a
+while, as between hosts: its result is held back until then, nothing else waits.
 
 A second pair asks for every distinct row once, as the model does, and for every id as often as it occurs: what travels,
 and how long a lookup without gradient takes.
@@ -29,8 +31,10 @@ from torch import Tensor, distributed
 
 from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
+from recperf.distributed.ahead import Exchange
 from recperf.distributed.library import require_torchrec
 from recperf.distributed.tables import TorchRecTables
+from recperf.distributed.window import Together
 from recperf.distributed.world import World, enter
 from recperf.errors import RecperfError
 from recperf.measure.profile import endless
@@ -73,39 +77,56 @@ def exchanges(seconds: float = 0.0) -> Iterator[list[int]]:
         distributed.all_to_all_single = before
 
 
-class Lookups:
-    """Time spent in lookups, of which the exchange is a part."""
+class Timed:
+    """Seconds spent in some methods: in a lookup, and within it waiting for ids, and looking rows up and waiting for
+    those of other ranks."""
 
     def __init__(self) -> None:
-        self.seconds, lookup = 0.0, TorchRecTables.lookup
+        self.seconds: dict[str, float] = {}
+        for name, kind, method in (
+            ("lookup_ms", TorchRecTables, "lookup"),
+            ("ids_ms", Exchange, "receive"),
+            ("rows_ms", Exchange, "rows"),
+        ):
+            self._time(name, kind, method)
 
-        def timed(tables: TorchRecTables, inputs: Any) -> dict[str, Tensor]:
+    def _time(self, name: str, kind: type, method: str) -> None:
+        call = getattr(kind, method)
+        self.seconds[name] = 0.0
+
+        def timed(*words: Any, **named: Any) -> Any:
             began = perf_counter()
-            found = lookup(tables, inputs)
-            self.seconds += perf_counter() - began
+            found = call(*words, **named)
+            self.seconds[name] += perf_counter() - began
             return found
 
-        TorchRecTables.lookup = timed  # type: ignore[assignment,method-assign]
+        setattr(kind, method, timed)
+
+    def clear(self) -> None:
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
 
 
-def steps(trial: Any, world: World, lookups: Lookups, blocks: int, each: int) -> dict[str, dict[str, list[float]]]:
-    """ms a step and a lookup, of alternating blocks."""
+def steps(trial: Any, together: Together, timed: Timed, blocks: int, each: int) -> dict[str, dict[str, list[float]]]:
+    """ms a step, a lookup and its waits, of pairs of blocks."""
     ways = {"early": True, "in the step": False}
-    recipe = trial.recipe
+    recipe, world = trial.recipe, together.world
     batches = {name: endless(replace(recipe.order, ahead=on), 0) for name, on in ways.items()}
-    found: dict[str, dict[str, list[float]]] = {name: {"step_ms": [], "lookup_ms": []} for name in ways}
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"step_ms": [], **{n: [] for n in timed.seconds}} for name in ways
+    }
     for block in range(blocks + 1):
-        for name in ways:
-            # One that does not count: what the other way began is not there for this one.
+        for name in sorted(ways, reverse=bool(block % 2)):
+            together.meet()
             take_step(recipe, batches[name], recipe.steps - 1)
-            world.barrier()
-            lookups.seconds, began = 0.0, perf_counter()
+            timed.clear()
+            began = perf_counter()
             for _ in range(each):
                 take_step(recipe, batches[name], recipe.steps - 1)
-            world.barrier()
+            # Of the last rank to be done.
+            taken = world.largest(round((perf_counter() - began) * 1e9)) / 1e9
             if block:
-                found[name]["step_ms"].append((perf_counter() - began) / each * 1e3)
-                found[name]["lookup_ms"].append(lookups.seconds / each * 1e3)
+                for metric, seconds in {"step_ms": taken, **timed.seconds}.items():
+                    found[name][metric].append(seconds / each * 1e3)
     return found
 
 
@@ -153,10 +174,10 @@ def rank(chosen: argparse.Namespace) -> None:
         "ranks": world.size, "backend": world.backend, "batch": chosen.batch, "block": chosen.each,
         "table_dim": config.model.table_dim, "note": chosen.note,
     }  # fmt: skip
-    found, watch = [], Lookups()
+    found, timed, together = [], Timed(), Together(world)
     for delay in chosen.delays:
         with exchanges(delay / 1e3):
-            told = steps(trial, world, watch, chosen.blocks, chosen.each)
+            told = steps(trial, together, timed, chosen.blocks, chosen.each)
         here = {**conditions, "least_exchange_ms": delay}
         found += _rows(told, here)
         ratios = [slow / fast for slow, fast in zip(told["in the step"]["step_ms"], told["early"]["step_ms"])]
@@ -171,12 +192,9 @@ def rank(chosen: argparse.Namespace) -> None:
     world.leave()
 
 
-UNITS = {"step_ms": "ms", "lookup_ms": "ms", "sent_bytes": "bytes"}
-
-
 def _rows(told: dict[str, dict[str, list[float]]], conditions: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        row(NAME, way, metric, UNITS[metric], values, conditions)
+        row(NAME, way, metric, metric.rpartition("_")[2], values, conditions)
         for way, metrics in told.items()
         for metric, values in metrics.items()
     ]
@@ -199,7 +217,7 @@ def main() -> int:
     words.add_argument("--ranks", type=int, default=2)
     words.add_argument("--events", type=int, default=40_000)
     words.add_argument("--batch", type=int, default=128, help="of all ranks together")
-    words.add_argument("--blocks", type=int, default=12)
+    words.add_argument("--blocks", type=int, default=20, help="pairs of them")
     words.add_argument("--each", type=int, default=10, help="steps of a block")
     words.add_argument("--lookups", type=int, default=20)
     words.add_argument(
