@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from recperf.cli.options import choose, read_options
 from recperf.config import to_json, with_absolute_paths
 from recperf.distributed import launch, library, notes, roll_call
 from recperf.distributed.world import NotMet, World, enter
-from recperf.errors import DataError, MachineError, RecperfError, Stopped
+from recperf.errors import DataError, MachineError, RecperfError, Stopped, UsageError
 from recperf.measure import spans
 from recperf.memory import out_of_memory
 from recperf.runs.record import Run
+from recperf.train.stop import StopFlag
 
 
 @pytest.fixture
@@ -46,8 +48,8 @@ def torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     spans.follow(None)
 
 
-def raising(error: BaseException) -> Callable[[], int]:
-    def work() -> int:
+def raising(error: BaseException) -> Callable[..., int]:
+    def work(*_: Any, **__: Any) -> int:
         raise error
 
     return work
@@ -207,6 +209,18 @@ def test_rank_0_on_another_host_finds_a_run_of_its_job(
     assert (asked.begun() == folder) is goes_on
     (folder / run_command.JOB).write_text("another")
     assert asked.begun() is None
+
+
+@pytest.mark.parametrize(("count", "said"), [("0", 0), ("1", 1)])
+def test_where_nothing_is_found_a_new_run_begins_and_that_is_said(
+    torchrun: None, monkeypatch: pytest.MonkeyPatch, count: str, said: int
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    monkeypatch.setattr(Run, "create", raising(UsageError("a new one")))
+    asked, noticed = Asked(), list[str]()
+    with pytest.raises(UsageError, match="a new one"):
+        run_command.run(asked.choice, asked.options, StopFlag(), cast(Any, SimpleNamespace(notice=noticed.append)))
+    assert sum("no run of theirs is found here: a new one begins" in text for text in noticed) == said
 
 
 def test_a_machine_error_is_no_loss_of_others(place: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..distributed.record import require_same_data
 from ..distributed.world import current
 from ..errors import DataError
 from ..measure import fixes as predictions
@@ -73,6 +74,7 @@ def profile(
     world = current()
     company = Company()
     prepared = world.first_alone(lambda: workload.prepare(config))
+    require_same_data(world, prepared.data["digest"])
     with applied(prepared.settings):
         trial = prepared.trial(config.seed)
         say(f"measuring up to {wish.steps} steps, part by part")
