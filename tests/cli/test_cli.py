@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -12,14 +13,24 @@ import pytest
 
 from recperf import __version__
 from recperf.cli import main
+from recperf.data import movielens
+from recperf.data.movielens import MovieLens
+from recperf.data.movielens_like import generate
 
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none"]
 QUICK += ["--train.batch-size", "1000", "--train.device", "cpu", "--no-peaks", "--no-report"]
 
 
+@functools.cache
+def few_ratings(seed: int) -> MovieLens:
+    return generate(seed, users=120, items=200, ratings=5000)
+
+
 @pytest.fixture
 def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
+    # The simple rules that a model stands beside take most of a short run on all the embedded ratings.
+    monkeypatch.setattr(movielens, "_generate", few_ratings)
 
     def call(*words: str) -> tuple[int, str, str]:
         code = main(list(words))
@@ -124,7 +135,7 @@ def test_dry_run_runs_nothing(run_command, tmp_path: Path) -> None:
 
 
 def test_a_run_leaves_everything(run_command, tmp_path: Path) -> None:
-    code, out, err = run_command(*QUICK, "--run-dir", "r", "--json")
+    code, out, err = run_command(*QUICK, "--train.batch-size", "50", "--run-dir", "r", "--json")
     assert code == 0
     result = json.loads(out)
     assert result == json.loads((tmp_path / "r" / "result.json").read_text())
@@ -188,10 +199,10 @@ def test_a_finished_run_is_not_run_again(run_command) -> None:
 
 
 def test_a_table_too_small_for_the_data_says_what_is_needed(run_command) -> None:
-    code, _, err = run_command(*QUICK, "--model.rows", "10", "1683", "22", "--run-dir", "r")
+    code, _, err = run_command(*QUICK, "--model.rows", "10", "201", "21", "--run-dir", "r")
     assert code == 3
-    assert "table 'user' has 10 rows, the data needs 944" in err
-    assert "--model.rows 944 1683 22" in err
+    assert "table 'user' has 10 rows, the data needs 121" in err
+    assert "--model.rows 121 201 21" in err
 
 
 def test_max_steps_stops_early_with_a_result(run_command) -> None:
