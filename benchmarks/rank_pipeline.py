@@ -15,10 +15,7 @@ Run as `python benchmarks/rank_pipeline.py`; it starts the ranks itself. Needs T
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,13 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from _ranks import join, start
 from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
 from recperf.distributed.ahead import Exchange
 from recperf.distributed.library import require_torchrec
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.window import Together
-from recperf.distributed.world import World, enter
+from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.measure.profile import endless
 from recperf.models.dlrm_v4_config import FEATURE_TABLES, DLRMv4Config
@@ -162,9 +160,7 @@ def repeats(trial: Any, world: World, count: int) -> dict[str, dict[str, list[fl
 
 def rank(chosen: argparse.Namespace) -> None:
     """What each rank does; the first keeps the rows."""
-    world = enter(World.from_environment())
-    torch.set_num_threads(1)
-    world.join("cpu", 300, init_method=f"file://{chosen.meeting}")
+    world = join(chosen.meeting)
     config = laptop()
     config = replace(
         config, data=replace(config.data, events=chosen.events), train=replace(config.train, batch_size=chosen.batch)
@@ -198,18 +194,6 @@ def _rows(told: dict[str, dict[str, list[float]]], conditions: dict[str, Any]) -
         for way, metrics in told.items()
         for metric, values in metrics.items()
     ]
-
-
-def start(ranks: int) -> int:
-    """This script as so many ranks; the first code that is not 0."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *sys.argv, "--meeting", f"{folder}/meeting"]
-        fixed = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-        running = []
-        for number in range(ranks):
-            who = {"RANK": str(number), "LOCAL_RANK": str(number)}
-            running.append(subprocess.Popen(command, env={**os.environ, **fixed, **who}))
-        return next(filter(None, [process.wait() for process in running]), 0)
 
 
 def main() -> int:
