@@ -129,7 +129,6 @@ def test_ranks_that_were_started_with_other_words_are_refused_before_a_run_is_ma
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.long
 @needs_torchrec
 def test_a_rank_that_hangs_is_named_with_the_span_it_hangs_in(tmp_path: Path) -> None:
     ranks = began(tmp_path, "--distributed.timeout-s", "2", trouble="fails_inside", at=3, how="hang", on=1)
@@ -143,7 +142,6 @@ def test_a_rank_that_hangs_is_named_with_the_span_it_hangs_in(tmp_path: Path) ->
     assert found.where["last span"] == "sparse_update"
 
 
-@pytest.mark.long
 @needs_torchrec
 def test_a_rank_without_memory_says_so_with_the_span_it_failed_in(tmp_path: Path) -> None:
     codes = ended(began(tmp_path, trouble="fails_inside", at=3, how="memory", on=1))

@@ -62,7 +62,6 @@ def close(ours: list[float], theirs: list[float], tolerance: float = TOLERANCE) 
     return len(ours) == len(theirs) and all(abs(a - b) <= tolerance * abs(a) for a, b in zip(ours, theirs))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_losses_are_those_of_one_process(ranks: int) -> None:
     (one,), found = trained(1), trained(ranks)
@@ -77,7 +76,7 @@ def test_losses_are_those_of_one_process(ranks: int) -> None:
     assert found[0]["seen"]["accuracy"] == pytest.approx(one["seen"]["accuracy"], abs=0.01)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_same_rows_are_scored_whoever_scores_them(ranks: int) -> None:
     (one,), found = trained(1), trained(ranks)
     for told in found:
@@ -87,7 +86,6 @@ def test_the_same_rows_are_scored_whoever_scores_them(ranks: int) -> None:
     assert found[0]["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=2e-3)
 
 
-@pytest.mark.long
 def test_batches_with_fewer_samples_than_ranks() -> None:
     """Windows of some dozen anchors in batches of 3: the fourth rank never has a sample of its own."""
     (one,), found = trained(1, batch=3), trained(4, batch=3)
@@ -95,14 +93,12 @@ def test_batches_with_fewer_samples_than_ranks() -> None:
     assert torch.equal(found[3]["labels"], one["labels"])
 
 
-@pytest.mark.long
 def test_the_longest_row_is_that_of_all_ranks() -> None:
     (one,), found = trained(1, scale="batch-max"), trained(2, scale="batch-max")
     assert close(one["losses"], found[0]["losses"])
     assert not close(one["losses"], trained(1)[0]["losses"])
 
 
-@pytest.mark.long
 def test_ranks_drop_other_features_and_the_same_again() -> None:
     first = trained(2, dropout=0.5)
     again = run_ranks(2, "training", config=config(dropout=0.5), steps=STEPS)
@@ -110,7 +106,6 @@ def test_ranks_drop_other_features_and_the_same_again() -> None:
     assert not close(first[0]["losses"], trained(2)[0]["losses"])
 
 
-@pytest.mark.long
 def test_a_state_goes_on_with_any_ranks_and_sharding() -> None:
     """1 -> 2 -> 4 -> 1, four steps each, against all of them by one process."""
     (straight,) = trained(1)
