@@ -1,4 +1,4 @@
-"""What every test shares: a cache folder of its own, and a look at every result it leaves behind."""
+"""What every test shares: a cache folder of its own, short windows, and a look at every result it leaves behind."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ settings.load_profile(os.environ.get("RECPERF_HYPOTHESIS", "same"))
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests must not see the user's datasets: with them `auto` would train on real data."""
     monkeypatch.setenv("RECPERF_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(autouse=True)
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run ends with steps that are measured for seconds; tests are not about how fast this machine is."""
+    monkeypatch.setattr("recperf.workloads.measuring.SECONDS", 0.0)
 
 
 def documented_fields() -> tuple[Field, ...]:

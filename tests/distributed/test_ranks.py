@@ -99,6 +99,7 @@ def test_the_longest_row_is_that_of_all_ranks() -> None:
     assert not close(one["losses"], trained(1)[0]["losses"])
 
 
+@pytest.mark.long
 def test_ranks_drop_other_features_and_the_same_again() -> None:
     first = trained(2, dropout=0.5)
     again = run_ranks(2, "training", config=config(dropout=0.5), steps=STEPS)
@@ -106,6 +107,7 @@ def test_ranks_drop_other_features_and_the_same_again() -> None:
     assert not close(first[0]["losses"], trained(2)[0]["losses"])
 
 
+@pytest.mark.long
 def test_a_state_goes_on_with_any_ranks_and_sharding() -> None:
     """1 -> 2 -> 4 -> 1, four steps each, against all of them by one process."""
     (straight,) = trained(1)
