@@ -31,7 +31,10 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Script:
     return importlib.import_module
 
 
-@pytest.mark.parametrize("name", ["hstu_attention", "stu_stack", "stu_ops", "dlrm_v4_step"])
+@pytest.mark.parametrize(
+    "name",
+    ["stu_ops", *(pytest.param(n, marks=pytest.mark.long) for n in ("hstu_attention", "stu_stack", "dlrm_v4_step"))],
+)
 def test_a_tiny_run_prints_and_records_nothing(
     script: Script, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

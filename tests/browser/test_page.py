@@ -63,7 +63,7 @@ def test_the_full_page(pages: dict[str, Path], tmp_path: Path, width: int, dark:
 
 
 @pytest.mark.parametrize("name", ["bare", "large", "compared"])
-@pytest.mark.parametrize("width", [375, 1440])
+@pytest.mark.parametrize("width", [375, pytest.param(1440, marks=pytest.mark.long)])
 def test_other_pages(pages: dict[str, Path], tmp_path: Path, name: str, width: int) -> None:
     found = chromium.measure(pages[name], tmp_path, width=width, dark=width == 375)
     sound(found, width)

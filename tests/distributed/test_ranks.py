@@ -93,6 +93,7 @@ def test_batches_with_fewer_samples_than_ranks() -> None:
     assert torch.equal(found[3]["labels"], one["labels"])
 
 
+@pytest.mark.long
 def test_the_longest_row_is_that_of_all_ranks() -> None:
     (one,), found = trained(1, scale="batch-max"), trained(2, scale="batch-max")
     assert close(one["losses"], found[0]["losses"])

@@ -95,7 +95,7 @@ def run(impl: Any, parts: dict[str, Tensor], of: Plan, dropout: Dropout) -> tupl
     return out.detach(), *(leaf.grad for leaf in leaves.values())  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("context", "rate"), [(0, 0.3), (3, 0.0), (5, 0.3)])
+@pytest.mark.parametrize(("context", "rate"), [pytest.param(0, 0.3, marks=pytest.mark.long), (3, 0.0), (5, 0.3)])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 @pytest.mark.parametrize("impl", ALL)
 def test_values_and_every_gradient(impl: Any, lengths: list[int], context: int, rate: float) -> None:

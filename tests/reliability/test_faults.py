@@ -43,13 +43,13 @@ def newest(folder: Path) -> Path:
     [
         (["write"], errno.ENOSPC, "save: begun", 3, "the disk is full"),
         (["write"], errno.ENOSPC, "window: left", 2, "cannot write events.jsonl: the disk is full"),
-        (["fsync"], errno.ENOSPC, "evaluation: scored", 2, "the disk is full"),
+        pytest.param(["fsync"], errno.ENOSPC, "evaluation: scored", 2, "the disk is full", marks=pytest.mark.long),
         (["write"], errno.EDQUOT, "evaluation: due", 3, "the disk quota is used up"),
         (["fsync"], errno.EIO, "save: state written", 2, "input/output error"),
-        (["fsync"], errno.EIO, "save: renamed", 4, "input/output error"),
+        pytest.param(["fsync"], errno.EIO, "save: renamed", 4, "input/output error", marks=pytest.mark.long),
         (["mkdir"], errno.EIO, "window: entered", 2, "input/output error"),
         (WRITING, errno.EROFS, "save: tensors written", 2, "the file system is read-only"),
-        (WRITING, errno.EROFS, "window: logged", 4, "the file system is read-only"),
+        pytest.param(WRITING, errno.EROFS, "window: logged", 4, "the file system is read-only", marks=pytest.mark.long),
         (["replace"], errno.EACCES, "save: verified", 5, "permission denied"),
     ],
 )

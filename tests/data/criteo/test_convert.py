@@ -121,7 +121,7 @@ def killed(arm: Callable[[], None], settings: CriteoConfig) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path: Path, packed: bool) -> None:
     for day in range(2):
         synthesize.write(tmp_path / f"day_{day}", lines=LINES, seed=3, day=day, packed=packed)
