@@ -39,7 +39,7 @@ def test_alone_nothing_is_sent() -> None:
     assert not torch.distributed.is_initialized()
     tally.add(torch.tensor([1.0, -1.0]), torch.tensor([1.0, 1.0]))
     assert world.merged(tally).metrics() == tally.metrics()
-    assert (world.largest(3), world.told("x"), world.all_true(False), world.any_true(True)) == (3, "x", False, True)
+    assert (world.largest(3), world.told("x"), world.any_true(False), world.any_true(True)) == (3, "x", False, True)
     assert world.first_alone(lambda: 7) == world.of_first(lambda: 7) == 7
 
 

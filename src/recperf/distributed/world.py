@@ -143,9 +143,6 @@ class World:
     def any_true(self, flag: bool) -> bool:
         return bool(self.largest(int(flag)))
 
-    def all_true(self, flag: bool) -> bool:
-        return not self.any_true(not flag)
-
     def told(self, value: T) -> T:
         """What rank 0 has, on every rank."""
         if self.size == 1:
