@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recperf.data import hashing
 from recperf.data.random_clicks import RandomClicks
+from recperf.ops import hashing
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
-from recperf.data.hashing import rows_int
 from recperf.models.config import HashedDLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.hashed import HashedTable, ask_for_huge_pages
+from recperf.ops.hashing import rows_int
 from recperf.train.optim import AdamW
 from recperf.train.sparse import SparseRows, SplitOptimizer
 

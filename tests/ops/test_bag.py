@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from recperf.data.hashing import rows_int
 from recperf.errors import MachineError
 from recperf.ops.bag import choose, native, reference
+from recperf.ops.hashing import rows_int
 
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 if INTERPRETED:

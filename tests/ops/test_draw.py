@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from recperf.data.hashing import hash_int
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig, write_profile
 from recperf.errors import MachineError
 from recperf.ops.draw import choose, native, reference
 from recperf.ops.draw.plan import MULTIPLIERS, Plan
+from recperf.ops.hashing import hash_int
 
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 if INTERPRETED:

@@ -9,9 +9,9 @@ from itertools import product
 import pytest
 import torch
 
-from recperf.data.hashing import hash_int
 from recperf.errors import ConfigError, MachineError
 from recperf.ops.dropout import Dropout, choose, drop, dropout_seed, keep_mask, reference
+from recperf.ops.hashing import hash_int
 
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 if INTERPRETED:

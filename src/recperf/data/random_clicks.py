@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ..config import require
+from ..ops.hashing import finalise_torch_, hash_int, signed, stream
+from ..ops.splitmix import GOLDEN
 from .batch import ClickBatch, JaggedFeatures
-from .hashing import finalise_torch_, hash_int, signed, stream
-from .splitmix import GOLDEN
 
 MOST_IDS = 1 << 40
 GOLDEN_SHARE = (math.sqrt(5) - 1) / 2

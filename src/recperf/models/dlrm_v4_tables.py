@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..data.hashing import finalise_torch_, signed, stream
-from ..data.splitmix import GOLDEN
 from ..ops import lookup as ops
+from ..ops.hashing import finalise_torch_, signed, stream
+from ..ops.splitmix import GOLDEN
 from .dlrm_v4_config import DLRMv4Config
 from .dlrm_v4_inputs import Inputs
 from .init import generator

@@ -11,7 +11,7 @@ import pytest
 from recperf.data.criteo import lines
 from recperf.data.criteo.config import DENSE, SPARSE
 from recperf.data.criteo.parse import Parser
-from recperf.data.hashing import rows_int
+from recperf.ops.hashing import rows_int
 
 ROWS = tuple(range(2, 2 + SPARSE))
 GOOD = b"1\t" + b"\t".join(b"%d" % n for n in range(DENSE)) + b"\t" + b"\t".join(b"%08x" % n for n in range(SPARSE))

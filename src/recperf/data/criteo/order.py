@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...ops.hashing import hash_int
 from ..batch import ClickBatch, JaggedFeatures
-from ..hashing import hash_int
 from ..order import permutation
 from .config import KEYS
 from .store import CriteoStore, Rows, Split

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..hashing import stream
-from ..splitmix import finalise_numpy_
+from ...ops.hashing import stream
+from ...ops.splitmix import finalise_numpy_
 from .config import DENSE, SPARSE
 from .lines import COLUMNS, MOST_DIGITS, MOST_HEX
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...config import require
 from ...errors import UsageError
 from ...files import sync_folder, writing
-from ..hashing import hash_numpy
+from ...ops.hashing import hash_numpy
 from .config import DENSE, SPARSE
 
 MARK = b"\t".join(

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError, MachineError
 from ...files import require_writable, sync_folder, writing
+from ...ops.splitmix import GOLDEN, finalise_numpy_
 from ...places import home
-from ..splitmix import GOLDEN, finalise_numpy_
 from .config import WindowConfig
 from .store import EventStore, map_file, seal_of
 from .window_build import (

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import within
-from ...data.splitmix import GOLDEN, finalise_numpy_
 from ...errors import DataError, UsageError
+from ...ops.splitmix import GOLDEN, finalise_numpy_
 from .work import Table, Work
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ static uint64_t finalise(uint64_t word) {
     return word ^ (word >> 31);
 }
 
-/* The table row of each id first..last: data/hashing.py says how, and a test holds the two together. */
+/* The table row of each id first..last: ops/hashing.py says how, and a test holds the two together. */
 void hash_rows(const int64_t *ids, int64_t *rows, int64_t first, int64_t last, uint64_t key, uint64_t count) {
     for (int64_t i = first; i < last; i++)
         rows[i] = (int64_t)(((finalise(finalise((uint64_t)ids[i] + key) + key) >> 32) * count) >> 32);

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...data.hashing import stream
 from ..compile import even_cuts, load, share
+from ..hashing import stream
 from .reference import stacked_rows
 
 SOURCE = Path(__file__).with_name("native.c")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...data.hashing import rows_torch
+from ..hashing import rows_torch
 
 CHUNK = 16_384
 """Ids whose gradients are expanded at a time, so that memory does not grow with the batch."""

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...data.hashing import rows_torch
+from ..hashing import rows_torch
 from . import reference
 
 JOINED = 8

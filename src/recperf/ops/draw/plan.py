@@ -6,7 +6,7 @@ All random numbers are 32-bit words that depend on nothing but two 32-bit keys o
 
 with `mix` a bijection of three xor-shifts (16, 15, 16) and two odd multipliers that Wellons' search found to have the
 least bias of their kind. Hence no word serves twice in a window, any word is computed without the others, and a loop
-over counters vectorises. The keys are the halves of the window's 64-bit hash (data/hashing.py).
+over counters vectorises. The keys are the halves of the window's 64-bit hash (ops/hashing.py).
 
 The counters of a window, in this order: ids (feature by feature, sample by sample, most ids each), dense features
 (sample by sample), lengths (feature by feature) and labels.
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ...config import require
-from ...data.hashing import hash_int, signed, stream
+from ..hashing import hash_int, signed, stream
 
 Kind = Literal["uniform", "gaussian", "zipf", "replay"]
 

@@ -39,7 +39,7 @@ def _finalise(word):
 
 @triton.jit
 def _keys(index, stream):
-    """The two keys of the window: halves of its hash, as data/hashing.py has it."""
+    """The two keys of the window: halves of its hash, as ops/hashing.py has it."""
     key = tl.load(stream).to(tl.uint64, bitcast=True)
     word = tl.load(index).to(tl.uint64, bitcast=True)
     word = _finalise(_finalise(word + key) + key)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ...config import require
-from ...data.hashing import hash_int
+from ..hashing import hash_int
 
 
 @dataclass(frozen=True)

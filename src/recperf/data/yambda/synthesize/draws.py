@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...splitmix import GOLDEN, WORD, finalise_numpy_
+from ....ops.splitmix import GOLDEN, WORD, finalise_numpy_
 from .config import YambdaLike
 
 Words = NDArray[np.uint64]

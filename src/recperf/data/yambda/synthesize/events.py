@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...splitmix import GOLDEN, finalise_numpy_
+from ....ops.splitmix import GOLDEN, finalise_numpy_
 from ..schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, TICK_S
 from .config import YambdaLike
 from .draws import (

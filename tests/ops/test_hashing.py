@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recperf.data import hashing
+from recperf.ops import hashing
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 EXTREMES = [0, 1, -1, 2, -2, 2**31, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]
