@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from recperf.runs.provenance import checkout, machine, packages
+from recperf.machine import machine_facts
+from recperf.runs.provenance import checkout, packages
 from recperf.train.timing import percentile
 
 RESULTS = Path(__file__).parent / "results"
@@ -17,7 +18,7 @@ def row(
     benchmark: str, variant: str, metric: str, unit: str, values: list[float], conditions: dict[str, Any]
 ) -> dict[str, Any]:
     ordered = sorted(values)
-    facts = machine()
+    facts = machine_facts()
     return {
         "benchmark": benchmark,
         "variant": variant,

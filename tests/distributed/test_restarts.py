@@ -17,8 +17,8 @@ from recperf.config import to_json, with_absolute_paths
 from recperf.distributed import launch, library, notes, roll_call
 from recperf.distributed.world import NotMet, World, enter
 from recperf.errors import DataError, MachineError, RecperfError, Stopped, UsageError
+from recperf.machine import out_of_memory
 from recperf.measure import spans
-from recperf.memory import out_of_memory
 from recperf.runs.record import Run
 from recperf.train.stop import StopFlag
 

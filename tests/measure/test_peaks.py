@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from recperf.errors import DataError, MachineError
+from recperf.machine import machine_facts
 from recperf.measure import peaks
-from recperf.measure.peaks import cpu, memory
+from recperf.measure.peaks import cpu, sampling
 from recperf.measure.peaks.company import Company
 from recperf.measure.peaks.sampling import FULL, MIB, QUICK, TINY, Sampler, better, figure, noisy
-from recperf.runs import provenance
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_every_figure_is_positive_ordered_and_has_a_unit(measured: dict[str, Any
 
 def test_the_layout_is_the_described_one(measured: dict[str, Any]) -> None:
     assert measured["schema"] == 1
-    assert measured["machine"] == provenance.machine()
+    assert measured["machine"] == machine_facts()
     assert measured["quick"] is True
     assert measured["threads"] == torch.get_num_threads()
     assert measured["gemm"]["float32"]["shape"] == [32, 32, 32]
@@ -125,7 +125,7 @@ def test_the_share_of_other_work_is_a_share_or_unknown() -> None:
 
 
 def test_never_more_than_a_quarter_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(sampling, "available_bytes", lambda: 64 * MIB)
     said: list[str] = []
     table = cpu.memory_table(FULL, 32 * MIB, said.append)
     assert table.numel() * 4 <= 16 * MIB
@@ -138,21 +138,17 @@ def test_never_more_than_a_quarter_of_free_memory(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_table_that_fits_is_not_shrunk_and_every_page_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda: 1 << 34)
+    monkeypatch.setattr(sampling, "available_bytes", lambda: 1 << 34)
     said: list[str] = []
     table = cpu.memory_table(TINY, 32 * MIB, said.append)
     assert (table.numel() * 4, said) == (MIB, [])
     assert bool((table == 1).all())
 
 
-def test_free_memory_is_known_here() -> None:
-    assert memory.free_bytes() > 0
-
-
 def test_what_is_saved_is_loaded(own: dict[str, Any]) -> None:
     assert peaks.load() is None
     path = peaks.save(own)
-    assert path == peaks.path_of(provenance.machine())
+    assert path == peaks.path_of(machine_facts())
     assert path.parent.name == "machines"
     assert peaks.load() == own
     assert peaks.load(own["machine"]) == own
@@ -171,11 +167,11 @@ def test_another_machines_file_is_refused(own: dict[str, Any]) -> None:
     assert "abacus" in caught.value.where["measured on"]
     assert caught.value.fix == "recperf peaks"
     with pytest.raises(DataError, match=ours):
-        peaks.require_own(own, provenance.machine())
+        peaks.require_own(own, machine_facts())
 
 
 def test_own_ceilings_are_accepted(own: dict[str, Any]) -> None:
-    peaks.require_own(own, provenance.machine())
+    peaks.require_own(own, machine_facts())
 
 
 def spoilt(own: dict[str, Any], what: str) -> bytes:

@@ -15,9 +15,9 @@ import pytest
 
 from recperf.cli import main
 from recperf.files import write_json
+from recperf.machine import fingerprint
 from recperf.runs import contract
 from recperf.runs.contract import Claim, Evidence, Finding, check_run, judge
-from recperf.runs.provenance import fingerprint
 from recperf.runs.seal import present, seal
 
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "bias"]

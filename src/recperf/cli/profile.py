@@ -176,12 +176,12 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
     run = Run.create(choice.workload.name, to_json(config), folder=folder)
     write_atomic(folder / PROFILE_MARK, b"")
     try:
-        from ..runs.provenance import machine
+        from ..machine import machine_facts
         from ..workloads.profiling import profile
         from .peaks import at_hand
 
         peaks = at_hand(terminal) if options.peaks else None
-        run.write("machine.json", machine())
+        run.write("machine.json", machine_facts())
         if peaks is not None:
             run.write("peaks.json", peaks)
         world.told(folder.resolve())

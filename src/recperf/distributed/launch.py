@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, GateFailed, Interrupted, MachineError, RecperfError, Stopped, UsageError
-from ..memory import out_of_memory
+from ..machine import out_of_memory
 from . import notes, roll_call
 from .watching import Watch
 from .world import NotMet, World

@@ -168,7 +168,7 @@ def free_memory(world: World) -> int:
     if world.device == "cuda":
         free = int(torch.cuda.mem_get_info()[0])
     else:
-        from ..runs.provenance import available_bytes
+        from ..machine import available_bytes
 
         free = available_bytes() // world.local_size
     return -world.largest(-free)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from ..errors import MachineError, RecperfError
 from ..files import writing
-from ..memory import out_of_memory
+from ..machine import out_of_memory
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, read_state
 from ..train.checkpoint_tree import Content

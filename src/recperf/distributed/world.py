@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ..errors import MachineError, UsageError
-from ..memory import out_of_memory
+from ..machine import out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .provenance import fingerprint
+from ..machine import fingerprint
 from .result import faults
 from .seal import Evidence, NoEvidence, Part, broken, present, printable
 

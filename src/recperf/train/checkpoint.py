@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import DataError, MachineError
 from ..files import sync_folder, writing
-from ..memory import out_of_memory
+from ..machine import out_of_memory
 from ..points import passing
 from . import checkpoint_folder as folders
 from .checkpoint_tree import Content, Rebuilt

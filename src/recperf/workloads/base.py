@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..config import within
 from ..distributed.world import current
 from ..errors import MachineError
+from ..machine import available_bytes
 from ..measure.cost import FLOAT, Cost
 from ..runs.contract import Claim
-from ..runs.provenance import available_bytes
 from ..train.config import TargetConfig
 
 if TYPE_CHECKING:

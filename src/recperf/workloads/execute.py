@@ -14,8 +14,9 @@ import torch
 from ..distributed.record import require_same_data, shared_stop
 from ..distributed.world import World, current
 from ..errors import ConfigError, DataError
+from ..machine import machine_facts
 from ..measure.explain import read
-from ..runs.provenance import checkout, machine, packages
+from ..runs.provenance import checkout, packages
 from ..runs.record import Run, now
 from ..runs.result import SCHEMA, checked
 from ..runs.seal import seal
@@ -64,7 +65,7 @@ def execute(
     _can_stop(config, prepared.target)
     require_same_data(world, prepared.data["digest"])
     _same_data(run, prepared)
-    facts = machine()
+    facts = machine_facts()
     _same_machine(run, facts, report)
     ceilings = peaks() if peaks else None
     with applied(prepared.settings):

@@ -12,8 +12,7 @@ import torch
 from ..distributed.launch import lost_others
 from ..distributed.world import current
 from ..errors import ConfigError, DataError, RecperfError
-from ..memory import out_of_memory
-from ..runs.provenance import available_bytes
+from ..machine import available_bytes, out_of_memory
 from ..runs.record import Run
 from ..runs.resume import changes, is_free, require_allowed
 from ..train.checkpoint import CheckpointStore

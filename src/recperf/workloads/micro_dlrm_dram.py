@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..data.config import DramDataConfig
+from ..machine import available_bytes, caches
 from ..measure.cost import FLOAT
 from ..measure.explain import explain
 from ..models.config import HashedDLRMConfig
@@ -20,7 +21,6 @@ from ..runs.contract import (
     regime_is,
     share_of_forward_at_least,
 )
-from ..runs.provenance import available_bytes, caches
 from ..train.config import SparseTrainConfig
 from .base import Estimate, TrialsConfig, Workload, require_memory
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config import to_json
+from ..machine import machine_facts
 from ..measure.explain import part_ms
-from ..runs.provenance import machine
 from ..train.device import applied
 from .base import Workload
 from .measuring import measure_window
@@ -31,7 +31,7 @@ def sweep(
             found = measure_window(prepared, trial, trial.recipe, peaks, steps=STEPS)
         del trial
         rows.append({"settings": settings, "config": to_json(config), "profile": found})
-    return {"schema": 1, "workload": workload.name, "machine": machine(), "rows": rows, "fits": fits(rows)}
+    return {"schema": 1, "workload": workload.name, "machine": machine_facts(), "rows": rows, "fits": fits(rows)}
 
 
 def fits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -226,7 +226,7 @@ NETWORKS = {
 
 def from_peaks(found: dict[str, Any]) -> Device:
     """This machine's CPU as a device all ranks of the host share, from its measured ceilings."""
-    from ...runs.provenance import available_bytes
+    from ...machine import available_bytes
 
     copy = float(found["copy"]["p50"])
     return Device(

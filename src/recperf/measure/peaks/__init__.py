@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ...runs import provenance
+from ...machine import machine_facts
 from .store import SCHEMA, faults, load, path_of, require_own, save
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> 
     from .company import Company
     from .sampling import Sampler, better, noisy
 
-    facts = provenance.machine()
+    facts = machine_facts()
     notes: list[str] = []
 
     def note(text: str) -> None:

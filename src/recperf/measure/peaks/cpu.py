@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import memory
-from .sampling import MIB, Effort, Figure, Sampler, figure, gather_row, rate
+from .sampling import MIB, Effort, Figure, Sampler, allowed_bytes, bounded, figure, gather_row, rate
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -42,12 +41,12 @@ def measure(sampler: Sampler, facts: dict[str, Any], say: Say, note: Say) -> dic
     figures["gemm"] = products(sampler, say, note)
     table = memory_table(sampler.effort, last_cache, note)
     # The knee may go on past the memory table; everything else uses the part that many caches fill.
-    beyond = table[: memory.bounded(_beyond(sampler.effort, last_cache), table.numel() * 4) // 4]
+    beyond = table[: bounded(_beyond(sampler.effort, last_cache), table.numel() * 4) // 4]
     say(f"streaming {beyond.numel() * 4 // MIB} MiB")
     figures["copy"] = copy(sampler, beyond)
     figures["read"] = read(sampler, beyond)
     # An eighth of the last cache stays there although ids and outputs pass through it.
-    cached = beyond[: memory.bounded(min(last_cache // 8, beyond.numel()), beyond.numel() * 4) // 4]
+    cached = beyond[: bounded(min(last_cache // 8, beyond.numel()), beyond.numel() * 4) // 4]
     figures["gather"] = {}
     for name, source in (("cache", cached), ("dram", beyond)):
         say(f"random rows, table of {source.numel() * 4 / MIB:g} MiB")
@@ -80,8 +79,8 @@ def _beyond(effort: Effort, last_cache: int) -> int:
 def memory_table(effort: Effort, last_cache: int, note: Say) -> Tensor:
     """One buffer for everything that needs memory beyond the caches, every page written."""
     wanted = max(_beyond(effort, last_cache), effort.knee_bytes)
-    allowed = memory.free_bytes() // memory.SHARE
-    size = memory.bounded(wanted, allowed - min(RESERVE, allowed // 2))
+    allowed = allowed_bytes()
+    size = bounded(wanted, allowed - min(RESERVE, allowed // 2))
     if size < wanted:
         note(f"memory is short: the largest table has {size / MIB:.3g} MiB instead of {wanted / MIB:.3g}")
     if effort.caches and size < effort.caches * last_cache:
@@ -127,7 +126,7 @@ def products(sampler: Sampler, say: Say, note: Say) -> dict[str, Figure]:
 def product(sampler: Sampler, dtype: torch.dtype) -> Figure:
     """Climbs from a small side to the largest that still fits the time, then measures the last three."""
     effort, generator = sampler.effort, torch.Generator().manual_seed(0)
-    allowed, climbed, side = memory.free_bytes() // memory.SHARE, [], min(128, effort.product_side)
+    allowed, climbed, side = allowed_bytes(), [], min(128, effort.product_side)
 
     def multiply(side: int) -> Callable[[], float]:
         a, b = (torch.rand(side, side, generator=generator).to(dtype) for _ in range(2))

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import memory
 from .cpu import BAG, ROW_BYTES, timed_alone
-from .sampling import MIB, Figure, Sampler, figure, gather_row, rate
+from .sampling import MIB, Figure, Sampler, allowed_bytes, bounded, figure, gather_row, rate
 
 Say = Callable[[str], None]
 
@@ -43,10 +42,10 @@ class Gpu:
         self.l2_bytes = int(properties.L2_cache_size) or 64 * MIB
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.generator = torch.Generator(self.device).manual_seed(0)
-        self.allowed = torch.cuda.mem_get_info()[0] // memory.SHARE
+        self.allowed = torch.cuda.mem_get_info()[0] // 4
         # Writing several times the L2 leaves nothing of the work's own data in it, and keeps the device busy while
         # the host queues what is timed, so that no launch gap is booked to it.
-        self.flush = torch.ones(memory.bounded(4 * self.l2_bytes, self.allowed // 4) // 4, device=self.device)
+        self.flush = torch.ones(bounded(4 * self.l2_bytes, self.allowed // 4) // 4, device=self.device)
 
     def measure(self) -> dict[str, Any]:
         self.say(f"{self.name}: launches and transfers")
@@ -54,13 +53,13 @@ class Gpu:
         self.say(f"{self.name}: matrix products")
         found["gemm"] = self.products()
         wanted = max(self.effort.gpu_table_bytes, self.effort.caches * self.l2_bytes)
-        size = memory.bounded(wanted, self.allowed // 2)
+        size = bounded(wanted, self.allowed // 2)
         if size < wanted:
             self.note(f"{self.name}: memory is short: the table has {size // MIB} MiB instead of {wanted // MIB}")
         table = torch.ones(size // 4, device=self.device)
         self.say(f"{self.name}: streaming and random rows, {size // MIB} MiB")
         found["copy"], found["read"] = self.copy(table), self.read(table)
-        cached = table[: memory.bounded(self.l2_bytes // 4, size) // 4]
+        cached = table[: bounded(self.l2_bytes // 4, size) // 4]
         found["gather"] = {
             "cache": self.gather(cached, warm=lambda: cached.sum()),
             "dram": self.gather(table, warm=lambda: None),
@@ -137,7 +136,7 @@ class Gpu:
 
     def gather_rows(self, table: Tensor, warm: Callable[[], object]) -> dict[str, Any]:
         row_bytes = table.shape[1] * 4
-        ids = min(1 << 20, memory.bounded(256 * MIB, self.allowed // 4) // row_bytes)
+        ids = min(1 << 20, bounded(256 * MIB, self.allowed // 4) // row_bytes)
         offsets = torch.arange(0, ids, BAG, device=self.device)
         out = torch.empty(ids, table.shape[1], device=self.device)
         some = torch.empty(ids, dtype=torch.int64, device=self.device)
@@ -156,7 +155,7 @@ class Gpu:
 
     def transfers(self) -> dict[str, Figure]:
         """Host to device and back, from pinned memory (by DMA) and from pageable memory (staged by the driver)."""
-        size = memory.bounded(self.effort.transfer_bytes, min(self.allowed, memory.free_bytes() // memory.SHARE // 2))
+        size = bounded(self.effort.transfer_bytes, min(self.allowed, allowed_bytes() // 2))
         there = torch.ones(size // 4, device=self.device)
         found = {}
         for name, pinned in (("pinned", True), ("pageable", False)):

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ...machine import available_bytes
+
 Figure = dict[str, Any]
 """p20, p50, p80, n and unit, with what is needed to read them."""
 
@@ -16,6 +18,9 @@ NOISY = 0.25
 """Distance from p20 to p80, over the median, beyond which a series is measured again and named in the notes."""
 
 WARM_UPS = 2
+
+GRAIN = 1 << 16
+"""Table sizes are whole multiples of this, so that rows of every size divide them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +142,16 @@ class Sampler:
         while len(series) < self.effort.least or (len(series) < self.effort.most and monotonic() < until):
             series.append(once())
         return series
+
+
+def allowed_bytes() -> int:
+    """Memory that a measurement may allocate: a quarter of what is available."""
+    return available_bytes() // 4
+
+
+def bounded(requested: int, allowed: int) -> int:
+    """The requested bytes, or the allowed ones if fewer, in whole grains and at least one grain."""
+    return max(GRAIN, min(requested, allowed) // GRAIN * GRAIN)
 
 
 def spread(values: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from ... import places
 from ...errors import DataError, MachineError
 from ...files import write_json, writing
-from ...runs import provenance
+from ...machine import machine_facts
 
 SCHEMA = 1
 
@@ -49,7 +49,7 @@ def save(peaks: dict[str, Any]) -> Path:
 
 def load(facts: dict[str, Any] | None = None) -> dict[str, Any] | None:
     """This machine's ceilings; None when they were never measured."""
-    facts = provenance.machine() if facts is None else facts
+    facts = machine_facts() if facts is None else facts
     path = path_of(facts)
     try:
         text = path.read_bytes()

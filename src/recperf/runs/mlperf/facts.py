@@ -115,7 +115,7 @@ def this_platform() -> str:
     """A name for this machine: its accelerators, or its processor where it has none."""
     from collections import Counter
 
-    from ..provenance import cpu_model, gpus
+    from ...machine import cpu_model, gpus
 
     named = Counter(gpu["name"] for gpu in gpus())
     return " + ".join(f"{count}x {name}" for name, count in named.items()) or cpu_model()

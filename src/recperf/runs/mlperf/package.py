@@ -131,9 +131,9 @@ def _machine(paths: list[Path]) -> tuple[dict[str, Any], bool]:
         facts = None
     if isinstance(facts, dict) and "fingerprint" in facts:
         return facts, True
-    from ..provenance import machine
+    from ...machine import machine_facts
 
-    return machine(), False
+    return machine_facts(), False
 
 
 def _left(paths: list[Path], logs: list[Lines], system: dict[str, str], name: str, own: bool) -> list[str]:

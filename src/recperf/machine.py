@@ -1,0 +1,144 @@
+"""Facts about this machine: processor, caches, memory, GPUs. Importing this needs no torch."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_OUT_OF_MEMORY = re.compile(
+    "out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE
+)
+_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+"""Limit and usage, in version 2 and version 1 of control groups."""
+
+
+def machine_facts() -> dict[str, Any]:
+    """Facts that do not change from call to call, and a fingerprint of exactly those facts."""
+    facts: dict[str, Any] = {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "caches": caches(),
+        "memory_gib": memory_gib(),
+        "gpus": gpus(),
+        "torch": _torch_version(),
+    }
+    return {**facts, "fingerprint": fingerprint(facts)}
+
+
+def fingerprint(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _torch_version() -> str | None:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str:
+    """The processor's name as the operating system reports it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" in fields:
+        return fields["model name"]
+    # ARM kernels print numbers only; lscpu knows the names.
+    try:
+        listed = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        listed = ""
+    for line in listed.splitlines():
+        if line.startswith("Model name:"):
+            return line.split(":", 1)[1].strip()
+    return f"implementer {fields.get('CPU implementer', '?')} part {fields.get('CPU part', '?')}"
+
+
+def caches() -> dict[str, int]:
+    """Bytes of each data cache of the first core, by level."""
+    sizes: dict[str, int] = {}
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            kind = (folder / "type").read_text().strip()
+            level = (folder / "level").read_text().strip()
+            size = (folder / "size").read_text().strip()
+        except OSError:
+            continue
+        if kind != "Instruction":
+            sizes[f"L{level}"] = _bytes(size)
+    return sizes
+
+
+def _bytes(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+
+
+def gpus() -> list[dict[str, Any]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [{"name": p.name, "memory_gib": round(p.total_memory / (1 << 30))} for p in properties]
+
+
+def memory_gib() -> int | None:
+    """Installed memory in whole GiB: the kernel's own share varies from boot to boot."""
+    installed = _installed_bytes()
+    return None if installed is None else round(installed / (1 << 30))
+
+
+def _installed_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def available_bytes() -> int:
+    """Memory that a new allocation can use now; a container's limit counts. Not part of the fingerprint."""
+    return min([_system_available_bytes(), *_container_available_bytes()])
+
+
+def _system_available_bytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError):
+        pass
+    # Without /proc/meminfo, half of the installed memory is a cautious guess.
+    return (_installed_bytes() or 4 << 30) // 2
+
+
+def _container_available_bytes() -> list[int]:
+    folder = Path("/sys/fs/cgroup")
+    for limit_name, used_name in _CGROUP_FILES:
+        try:
+            limit, used = (folder / limit_name).read_text(), (folder / used_name).read_text()
+            return [max(0, int(limit) - int(used))]
+        except (OSError, ValueError):
+            continue
+    return []
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory of the host or of a device ran out; torch reports that in the message only."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    )

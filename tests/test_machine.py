@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from recperf.machine import _bytes, available_bytes, cpu_model, fingerprint, machine_facts
+
+
+def test_the_fingerprint_covers_every_fact_and_does_not_change() -> None:
+    facts = machine_facts()
+    assert facts == machine_facts()
+    stated = facts.pop("fingerprint")
+    assert len(stated) == 16
+    assert fingerprint(facts) == stated
+    for name in facts:
+        assert fingerprint({**facts, name: "something else"}) != stated
+
+
+def test_the_processor_and_the_available_memory_are_known() -> None:
+    assert cpu_model()
+    assert available_bytes() > 0
+
+
+def test_cache_sizes_are_read_in_bytes() -> None:
+    assert _bytes("64K") == 65536
+    assert _bytes("32M") == 32 << 20
+    assert _bytes("512") == 512
