@@ -23,7 +23,7 @@ from recperf.distributed.plan.calibrate import group_of
 from recperf.distributed.plan.devices import Device, Efficiency, Network, Rates, from_peaks
 from recperf.models.dlrm_v4_config import laptop as small_model
 from recperf.models.hstu_config import HSTUConfig
-from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig, laptop
+from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop
 
 WARM_UP, LEAST_BYTES, MOST_BYTES = 4, 1 << 10, 1 << 24
 SEED = 1
@@ -96,7 +96,7 @@ def _rank(rank: int, file: Path, ranks: int, meeting: str, made: DLRMv4WorkloadC
     from recperf.distributed.world import World, enter
     from recperf.measure.spans import StepClock
     from recperf.train.loop import take_step
-    from recperf.workloads.dlrm_v4_data import PreparedHistories
+    from recperf.workloads.dlrm_v4.data import PreparedHistories
 
     torch.set_num_threads(1)
     world = enter(World(rank=rank, size=ranks, local_rank=rank, local_size=ranks))

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from random_batches import DENSE, SAMPLES, public_batch
 from recperf.errors import UsageError
 from recperf.models.config import DLRMConfig
-from recperf.workloads.dlrm import DLRMWorkloadConfig
+from recperf.workloads.dlrm.config import DLRMWorkloadConfig
 
 ENDLESS = 1 << 40
 """Batches its Dataset says it has."""

@@ -27,8 +27,8 @@ from dlrm_peer import PublicLoop
 from recperf.train.device import Settings, applied
 from recperf.train.fast_config import PLAIN, FastConfig
 from recperf.train.loop import Order, take_step
-from recperf.workloads.dlrm import DLRMWorkloadConfig, experiment, intended
-from recperf.workloads.dlrm_build import PreparedDLRM
+from recperf.workloads.dlrm.build import PreparedDLRM
+from recperf.workloads.dlrm.config import DLRMWorkloadConfig, experiment, intended
 
 PRESETS: dict[str, Callable[[], DLRMWorkloadConfig]] = {"experiment": experiment, "intended": intended}
 GOAL_RATIO = {"experiment": 1.7}

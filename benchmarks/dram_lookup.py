@@ -14,8 +14,8 @@ import torch
 
 from _rows import record, row, show
 from recperf.models.hashed import HashedTable
-from recperf.workloads.dram import PreparedDram
-from recperf.workloads.micro_dlrm_dram import default
+from recperf.workloads.micro_dlrm_dram.build import PreparedDram
+from recperf.workloads.micro_dlrm_dram.config import default
 
 ROUNDS = 30
 

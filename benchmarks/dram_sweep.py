@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from _rows import record, row, show
+from recperf.execution.measuring import open_window
+from recperf.execution.sweep import line
 from recperf.train.device import applied
-from recperf.workloads.dram import PreparedDram
-from recperf.workloads.measuring import open_window
-from recperf.workloads.micro_dlrm_dram import MicroDLRMDramConfig, default
-from recperf.workloads.sweep import line
+from recperf.workloads.micro_dlrm_dram.build import PreparedDram
+from recperf.workloads.micro_dlrm_dram.config import MicroDLRMDramConfig, default
 
 STEPS = 16
 

@@ -26,8 +26,8 @@ from recperf.train.device import applied
 from recperf.train.loop import Position, train
 from recperf.train.metrics import binary_metrics
 from recperf.train.optim import one_cycle
-from recperf.workloads.clicks import ClickTrial, PreparedClicks
-from recperf.workloads.micro_dlrm import MicroDLRMConfig, default
+from recperf.workloads.micro_dlrm.build import ClickTrial, PreparedClicks
+from recperf.workloads.micro_dlrm.config import MicroDLRMConfig, default
 
 
 class OneSample(Dataset[tuple[Tensor, Tensor, Tensor]]):

@@ -23,7 +23,7 @@ from recperf.data.yambda.synthesize.config import of_size
 from recperf.distributed.plan import skew
 from recperf.distributed.plan.work import work_of
 from recperf.models.dlrm_v4_config import PUBLISHED_ROWS
-from recperf.workloads.dlrm_v4 import mlperf
+from recperf.workloads.dlrm_v4.config import mlperf
 
 NAME = "plan_skew"
 RANKS, BATCH, BATCHES = 32, 1024, 4

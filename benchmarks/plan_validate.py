@@ -51,7 +51,7 @@ from recperf.distributed.plan.sharding import Wish
 from recperf.distributed.plan.skew import from_store
 from recperf.distributed.plan.work import work_of
 from recperf.models import dlrm_v4_cost as cost
-from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig, gpu, mlperf
+from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, gpu, mlperf
 
 NAME = "plan_validate"
 INPUT_BYTES, PAGEABLE = 215_600_000, 2.4 * GB
@@ -204,7 +204,7 @@ OWN_RANKS = Choices(sharding="row", wire="fp32", pipelined=False, overlapped=Fal
 
 def rank_points(batch: int, steps: int) -> list[Point]:
     """Steps on 1, 2 and 4 ranks of this machine, predicted in three ways."""
-    from recperf.workloads.dlrm_v4_data import PreparedHistories
+    from recperf.workloads.dlrm_v4.data import PreparedHistories
 
     load = os.getloadavg()[0]
     config = gloo.config(batch)

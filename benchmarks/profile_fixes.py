@@ -21,9 +21,9 @@ PRESETS = ("experiment", "intended")
 
 
 def taken(preset: str) -> dict[str, Any]:
+    from recperf.execution.profiling import Wish, profile
     from recperf.measure import peaks
     from recperf.workloads import WORKLOADS
-    from recperf.workloads.profiling import Wish, profile
 
     workload = WORKLOADS["dlrm"]
     found = peaks.load() or peaks.measure(quick=True, say=lambda text: None)

@@ -43,21 +43,21 @@ Rows = list[dict[str, Any]]
 def prepared_of(name: str) -> Any:
     """A workload by its default preset, on one thread of a CPU; dlrm in smaller batches, dlrm-v4 with fewer events."""
     if name == "dlrm":
-        from recperf.workloads.dlrm import experiment
-        from recperf.workloads.dlrm_build import PreparedDLRM
+        from recperf.workloads.dlrm.build import PreparedDLRM
+        from recperf.workloads.dlrm.config import experiment
 
         made = experiment()
         return PreparedDLRM(replace(made, train=replace(made.train, batch_size=512, device="cpu", threads=1)))
     if name == "micro-dlrm":
         from recperf.data.config import MovieLensConfig
-        from recperf.workloads.clicks import PreparedClicks
-        from recperf.workloads.micro_dlrm import default
+        from recperf.workloads.micro_dlrm.build import PreparedClicks
+        from recperf.workloads.micro_dlrm.config import default
 
         tiny = default()
         train = replace(tiny.train, device="cpu", threads=1)
         return PreparedClicks(replace(tiny, data=MovieLensConfig(source="embedded"), train=train))
-    from recperf.workloads.dlrm_v4 import laptop
-    from recperf.workloads.dlrm_v4_data import PreparedHistories
+    from recperf.workloads.dlrm_v4.config import laptop
+    from recperf.workloads.dlrm_v4.data import PreparedHistories
 
     small = laptop()
     return PreparedHistories(replace(small, data=replace(small.data, events=40_000)))
@@ -214,7 +214,7 @@ class Slow:
 
 
 def window(world: World, chosen: argparse.Namespace) -> Rows:
-    from recperf.workloads.measuring import measure_window
+    from recperf.execution.measuring import measure_window
 
     prepared = prepared_of("dlrm-v4")
     trial = prepared.trial(0)

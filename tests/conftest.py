@@ -31,7 +31,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 @pytest.fixture(autouse=True)
 def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run ends with steps that are measured for seconds; tests are not about how fast this machine is."""
-    monkeypatch.setattr("recperf.workloads.measuring.SECONDS", 0.0)
+    monkeypatch.setattr("recperf.execution.measuring.SECONDS", 0.0)
 
 
 def documented_fields() -> tuple[Field, ...]:

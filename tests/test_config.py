@@ -9,7 +9,7 @@ import pytest
 from recperf.config import from_json, to_json
 from recperf.errors import ConfigError, RecperfError, closest
 from recperf.workloads import WORKLOADS
-from recperf.workloads.micro_dlrm import MicroDLRMConfig, default
+from recperf.workloads.micro_dlrm.config import MicroDLRMConfig, default
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))

@@ -20,7 +20,7 @@ import torch
 from recperf.errors import UsageError
 from recperf.models.config import DLRMConfig
 from recperf.ops.bag import reference
-from recperf.workloads.dlrm import DLRMWorkloadConfig, experiment
+from recperf.workloads.dlrm.config import DLRMWorkloadConfig, experiment
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

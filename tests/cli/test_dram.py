@@ -11,11 +11,11 @@ import torch
 
 from recperf.cli import main
 from recperf.cli.sweep import split, widths
+from recperf.execution.sweep import line
 from recperf.measure import peaks
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.sampling import TINY
-from recperf.workloads.micro_dlrm_dram import default, hot_ids, resolved_rows
-from recperf.workloads.sweep import line
+from recperf.workloads.micro_dlrm_dram.config import default, hot_ids, resolved_rows
 
 SMALL = ["--model.rows", "20000", "--model.dim", "16", "--data.batches", "12", "--data.ids-per-bag", "4"]
 SMALL += ["--train.batch-size", "128", "--train.device", "cpu", "--data.held-out-batches", "2"]
@@ -150,7 +150,7 @@ def test_the_ladder_checks_every_rung(call) -> None:
 
 
 def test_a_rung_with_wrong_numbers_fails_the_gate(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recperf.workloads import ladder
+    from recperf.workloads.micro_dlrm_dram import ladder
 
     wrong = ladder.Rung(
         "wrong", "adds one", "lookup", lambda s, _: 1.0, lambda s, r, o, g: ladder._lookup(s.table_RD, r, o) + 1
@@ -173,7 +173,7 @@ def test_a_table_that_memory_cannot_hold_is_refused_before_it_is_made(call) -> N
 def test_auto_rows_are_twenty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    module = "recperf.workloads.micro_dlrm_dram."
+    module = "recperf.workloads.micro_dlrm_dram.config."
     monkeypatch.setattr(module + "caches", lambda: {"L1": 1 << 16, "L2": 1 << 20, "L3": 1 << 25})
     config = replace(default(), model=replace(default().model, rows="auto"))
     assert resolved_rows(config) * 1024 == 20 * (1 << 25)
@@ -187,7 +187,7 @@ def test_memory_beyond_the_table_stays_small() -> None:
     from dataclasses import replace
 
     from recperf.train.loop import take_step
-    from recperf.workloads.dram import PreparedDram
+    from recperf.workloads.micro_dlrm_dram.build import PreparedDram
 
     config = replace(default(), model=replace(default().model, rows=200_000, bag="reference"))
     trial = PreparedDram(config).trial(1)

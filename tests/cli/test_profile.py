@@ -14,10 +14,10 @@ import pytest
 
 from recperf.cli import main
 from recperf.cli import profile as command
+from recperf.execution import profiling
 from recperf.measure import peaks
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.sampling import TINY as LITTLE
-from recperf.workloads import profiling
 
 
 def _beside(*parts: str) -> ModuleType:

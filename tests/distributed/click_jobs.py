@@ -11,13 +11,13 @@ from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.world import World
 from recperf.errors import RecperfError
+from recperf.execution.measuring import measure_window
 from recperf.train.device import applied
 from recperf.train.loop import take_step
-from recperf.workloads.clicks import PreparedClicks
-from recperf.workloads.dlrm import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
-from recperf.workloads.dlrm_build import PreparedDLRM
-from recperf.workloads.dlrm_ranks import share
-from recperf.workloads.measuring import measure_window
+from recperf.workloads.click_ranks import share
+from recperf.workloads.dlrm.build import PreparedDLRM
+from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
+from recperf.workloads.micro_dlrm.build import PreparedClicks
 
 SEED = 3
 

@@ -23,8 +23,8 @@ from recperf.errors import DataError, RecperfError
 from recperf.models.dlrm_v4_config import DLRMv4Config, laptop
 from recperf.models.dlrm_v4_tables import DLRMv4Tables
 from recperf.train.loop import Position, take_step
-from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig
-from recperf.workloads.dlrm_v4_data import PreparedHistories
+from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
+from recperf.workloads.dlrm_v4.data import PreparedHistories
 
 SEED, STEPS = 3, 3
 
@@ -180,7 +180,7 @@ class Slow:
 
 def window(world: World, config: DLRMv4WorkloadConfig, steps: int, slow: int, seconds: float) -> dict[str, Any]:
     """The measured window of a trial, one rank of which waits for its data in every step."""
-    from recperf.workloads.measuring import measure_window
+    from recperf.execution.measuring import measure_window
 
     prepared = PreparedHistories(config)
     trial = prepared.trial(SEED)

@@ -121,7 +121,7 @@ def _command(
     from recperf.cli import main
     from recperf.distributed import launch
     from recperf.distributed.world import World
-    from recperf.workloads import measuring
+    from recperf.execution import measuring
 
     # Nobody is there who would end a rank that lost the others.
     launch.LINGER_S = 0.0

@@ -21,7 +21,7 @@ from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.train.checkpoint import CheckpointStore, read_state
 from recperf.train.checkpoint_folder import name_of
-from recperf.workloads import micro_dlrm
+from recperf.workloads.micro_dlrm import config as micro_dlrm
 
 
 @contextmanager

@@ -14,10 +14,10 @@ with warnings.catch_warnings():
     import torchrec.distributed.embeddingbag
     import torchrec.distributed.planner
 
+    import recperf.execution.execute
     import recperf.train.checkpoint_dcp
-    import recperf.workloads.dlrm_ranks
-    import recperf.workloads.dlrm_v4_ranks
-    import recperf.workloads.execute
+    import recperf.workloads.click_ranks
+    import recperf.workloads.dlrm_v4.ranks
 from recperf.cli.options import choose, read_options
 from recperf.cli.run import Options
 

@@ -19,9 +19,9 @@ from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.data.config import MovieLensConfig
 from recperf.distributed.config import DistributedConfig
 from recperf.errors import ConfigError
-from recperf.workloads.dlrm import DLRMWorkloadConfig
-from recperf.workloads.micro_dlrm import MicroDLRMConfig
-from recperf.workloads.micro_dlrm import default as micro_default
+from recperf.workloads.dlrm.config import DLRMWorkloadConfig
+from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
+from recperf.workloads.micro_dlrm.config import default as micro_default
 
 STEPS = 12
 TOLERANCE = 1e-4

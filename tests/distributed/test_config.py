@@ -7,7 +7,7 @@ import pytest
 from recperf.distributed.config import DistributedConfig
 from recperf.errors import ConfigError
 from recperf.runs.resume import contract_of
-from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig, laptop
+from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop
 
 
 def test_overrides_are_read() -> None:

@@ -15,7 +15,7 @@ from test_ranks import config
 
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.world import World
-from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig
+from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
 
 pytestmark = needs_torchrec
 MIXED = "uid=column,item_id=table,album_id=data-parallel,artist_id=row"
@@ -67,8 +67,8 @@ def test_training_is_the_same_to_the_bit(ranks: int, options: dict[str, Any]) ->
 
 def order(chosen: DLRMv4WorkloadConfig) -> Any:
     """The batches of rank 1 of 2, without the others."""
-    from recperf.workloads.dlrm_v4_data import PreparedHistories
-    from recperf.workloads.dlrm_v4_ranks import RankTrial
+    from recperf.workloads.dlrm_v4.data import PreparedHistories
+    from recperf.workloads.dlrm_v4.ranks import RankTrial
 
     trial = RankTrial.__new__(RankTrial)
     trial.prepared, trial.world = PreparedHistories(chosen), World(rank=1, size=2)
@@ -101,7 +101,7 @@ def test_nothing_is_gathered_that_training_does_not_reach() -> None:
 
 
 def test_windows_are_entered_with_their_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from recperf.workloads import dlrm_v4_ranks
+    from recperf.workloads.dlrm_v4 import ranks as dlrm_v4_ranks
 
     entered: list[str] = []
     monkeypatch.setattr(dlrm_v4_ranks, "passing", entered.append)
@@ -128,7 +128,7 @@ def test_click_models_train_the_same_to_the_bit() -> None:
 
 def test_a_batch_of_clicks_brings_the_next_ones_bags() -> None:
     from recperf.data.order import Samples, ShuffledOrder
-    from recperf.workloads.dlrm_ranks import SharedOrder
+    from recperf.workloads.click_ranks import SharedOrder
 
     samples = Samples(
         keys=("a", "b"), dense_ND=torch.zeros(45, 2), ids_FN=torch.arange(90).view(2, 45), labels_N=torch.zeros(45)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from recperf.execution.keeper import _random_state, _set_random_state
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.metrics import Tally
-from recperf.workloads.keeper import _random_state, _set_random_state
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
+from recperf.execution.execute import execute
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.train.stop import StopFlag
 from recperf.workloads import WORKLOADS
-from recperf.workloads.execute import execute
-from recperf.workloads.micro_dlrm import default
+from recperf.workloads.micro_dlrm.config import default
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -70,11 +70,11 @@ def test_micro_dlrm_trains_on_a_gpu(tmp_path: Path) -> None:
 
 def test_micro_dlrm_dram_learns_the_same_on_a_gpu() -> None:
     """Uniform ids and dense features are the same bits on every device, so the losses follow each other."""
+    from recperf.execution.measuring import measure_pair
     from recperf.train.device import applied
     from recperf.train.loop import take_step
-    from recperf.workloads.dram import PreparedDram
-    from recperf.workloads.measuring import measure_pair
-    from recperf.workloads.micro_dlrm_dram import default as dram
+    from recperf.workloads.micro_dlrm_dram.build import PreparedDram
+    from recperf.workloads.micro_dlrm_dram.config import default as dram
 
     losses = {}
     for device in ("cpu", "cuda"):

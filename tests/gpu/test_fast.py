@@ -20,8 +20,8 @@ from recperf.models.arithmetic import FastArithmetic
 from recperf.train.device import applied
 from recperf.train.fast_config import PLAIN, FastConfig
 from recperf.train.loop import take_step
-from recperf.workloads.dlrm import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
-from recperf.workloads.dlrm_build import DLRMTrial, PreparedDLRM
+from recperf.workloads.dlrm.build import DLRMTrial, PreparedDLRM
+from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 

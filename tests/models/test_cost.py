@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.models.cost import dlrm_memory, dlrm_step
 from recperf.models.dlrm import DLRM
-from recperf.workloads.micro_dlrm import default
+from recperf.workloads.micro_dlrm.config import default
 
 
 @pytest.mark.parametrize("interaction", ["concat", "dot", "dcn"])

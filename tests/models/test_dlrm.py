@@ -11,7 +11,7 @@ from recperf.measure.spans import StepClock
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.published import PUBLISHED, MicroDLRM
-from recperf.workloads.micro_dlrm import default
+from recperf.workloads.micro_dlrm.config import default
 
 SMALL = DLRMConfig(features=("a", "b"), rows=(5, 7), dim=4, bottom=(3, 4), top=(6, 1))
 

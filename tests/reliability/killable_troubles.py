@@ -109,7 +109,7 @@ def at_most(file_bytes: int) -> None:
 def poison(step: int) -> None:
     """A weight is no number from a step on."""
     from recperf.models.dlrm_v4 import DLRMv4
-    from recperf.workloads.dlrm_v4_build import SteppedModel
+    from recperf.workloads.dlrm_v4.build import SteppedModel
 
     original = SteppedModel.loss
 

@@ -9,24 +9,14 @@ from pathlib import Path
 
 import tiny_v4
 
-import recperf.cli.peaks
-import recperf.ops.assemble.reference
-import recperf.ops.layer_norm.reference
-import recperf.ops.stu_input.reference
-import recperf.ops.stu_output.reference
-import recperf.runs.mlperf.log
-import recperf.train.checkpoint_dcp
-import recperf.workloads.clicks
-import recperf.workloads.dlrm_v4_build
-import recperf.workloads.execute  # noqa: F401
 from recperf.cli import main
 from recperf.cli.options import choose, read_options
 from recperf.cli.run import Options
 from recperf.data.yambda import synthesize
+from recperf.execution import measuring
 from recperf.ops.bag import native as bag
 from recperf.ops.history import native as history
 from recperf.ops.hstu_attention import native as attention
-from recperf.workloads import measuring
 
 measuring.SECONDS = 0.0
 for op in (bag, history, attention):

@@ -20,10 +20,10 @@ from tiny_v4 import COMPARED, INTERRUPTED, QUIETLY, finish, flat, interrupted, o
 
 from recperf.cli import main
 from recperf.errors import RecperfError
+from recperf.execution import training
+from recperf.execution.training import Training
 from recperf.runs.resume import contract_of
 from recperf.train.loop import Position
-from recperf.workloads import training
-from recperf.workloads.training import Training
 
 TESTS, EACH = 20, 25
 SECONDS = 30

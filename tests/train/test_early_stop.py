@@ -89,8 +89,8 @@ def test_a_target_without_a_bound_is_refused(data: Path, tmp_path: Path, capfd: 
 
 def test_the_score_that_stops_is_that_of_the_saved_weights(data: Path, tmp_path: Path) -> None:
     from recperf.config import from_json
-    from recperf.workloads.clicks import PreparedClicks
-    from recperf.workloads.micro_dlrm import MicroDLRMConfig
+    from recperf.workloads.micro_dlrm.build import PreparedClicks
+    from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
 
     run = tmp_path / "run"
     assert main(words(data, run, "--target.auc", "0.0")) == 0

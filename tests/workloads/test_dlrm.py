@@ -20,7 +20,8 @@ from recperf.train.device import applied
 from recperf.train.fast_config import PLAIN, FastConfig
 from recperf.train.loop import take_step
 from recperf.workloads import WORKLOADS
-from recperf.workloads.dlrm import (
+from recperf.workloads.dlrm.build import PreparedDLRM
+from recperf.workloads.dlrm.config import (
     DLRMDataConfig,
     DLRMModelConfig,
     DLRMTrainConfig,
@@ -33,7 +34,6 @@ from recperf.workloads.dlrm import (
     most_ids,
     prepare,
 )
-from recperf.workloads.dlrm_build import PreparedDLRM
 
 # A CPU without bfloat16 takes its products another way, and torch says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")

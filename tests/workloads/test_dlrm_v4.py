@@ -13,9 +13,10 @@ import torch
 from recperf.cli import main
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.errors import ConfigError, DataError, MachineError
-from recperf.workloads import WORKLOADS, dlrm_v4
-from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig, EventsConfig, HistoryTrainConfig, laptop
-from recperf.workloads.dlrm_v4_data import PreparedHistories
+from recperf.workloads import WORKLOADS
+from recperf.workloads.dlrm_v4 import config as dlrm_v4
+from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, EventsConfig, HistoryTrainConfig, laptop
+from recperf.workloads.dlrm_v4.data import PreparedHistories
 
 EVENTS = EventsConfig(
     events=3_000,

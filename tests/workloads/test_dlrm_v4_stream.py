@@ -18,7 +18,8 @@ from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.errors import ConfigError, DataError
 from recperf.train.loop import Position
-from recperf.workloads.dlrm_v4 import (
+from recperf.workloads.dlrm_v4.build import HistoryTrial
+from recperf.workloads.dlrm_v4.config import (
     DLRMv4WorkloadConfig,
     EvaluationConfig,
     EventsConfig,
@@ -27,8 +28,7 @@ from recperf.workloads.dlrm_v4 import (
     mlperf,
     mlperf_first_samples,
 )
-from recperf.workloads.dlrm_v4_build import HistoryTrial
-from recperf.workloads.dlrm_v4_data import PreparedHistories, divided
+from recperf.workloads.dlrm_v4.data import PreparedHistories, divided
 
 DAY = 86_400
 EVENTS = EventsConfig(
@@ -133,7 +133,7 @@ def test_a_score_does_not_depend_on_the_batch_size() -> None:
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the steps that are measured at the end of a run."""
-    monkeypatch.setattr("recperf.workloads.execute.measure_run", lambda *_: None)
+    monkeypatch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
 
 
 def words(folder: str, *more: str) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..config import from_json
 from ..errors import ConfigError, DataError, UsageError, closest
+from ..execution.workload import Workload
 from ..runs.record import read_config
 from ..workloads import WORKLOADS, find
-from ..workloads.base import Workload
 
 DEFAULT = "micro-dlrm"
 FLAGS = ("json", "quiet", "dry-run", "peaks", "report", "quick", "try-fixes", "trace", "stalls", "mlperf")

@@ -23,8 +23,8 @@ def command(words: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say("climbing: three copies of the table, the plain way and each rung in turn")
     peaks = at_hand(terminal)
-    from ..workloads.dram import PreparedDram
-    from ..workloads.ladder import climb
+    from ..workloads.micro_dlrm_dram.build import PreparedDram
+    from ..workloads.micro_dlrm_dram.ladder import climb
 
     found = climb(PreparedDram(options.values), peaks)
     terminal.say(as_text(found))

@@ -17,9 +17,9 @@ def command(words: list[str]) -> int:
     options = read_options(WorkloadOptions, choice, verb="pair", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say(f"{choice.workload.name}: one model, ids hot and cold")
+    from ..execution.measuring import measure_pair
     from ..measure import peaks
     from ..train.device import applied
-    from ..workloads.measuring import measure_pair
 
     prepared = choice.workload.prepare(options.values)
     with applied(prepared.settings):

@@ -21,7 +21,7 @@ from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_error, print_json
 
 if TYPE_CHECKING:
-    from ..workloads.profiling import Wish
+    from ..execution.profiling import Wish
 
 DESCRIPTION = """What limits a workload (default: dlrm), with evidence: a bounded window of steady steps, without the
 warm-up, then what could be switched, ranked by predicted gain. docs/profiling.md says how each figure comes about."""
@@ -130,7 +130,7 @@ def follow(choice: Choice, options: Options[Any], world: World) -> int:
     config = with_absolute_paths(options.values)
     join(choice, config, options, world)
     folder = world.told(Path())
-    from ..workloads.profiling import profile
+    from ..execution.profiling import profile
 
     with ended_by_signal():
         profile(choice.workload, config, None, wished(options, folder, world), lambda text: None)
@@ -147,7 +147,7 @@ def join(choice: Choice, config: Any, options: Options[Any], world: World) -> No
 
 
 def wished(options: Options[Any], folder: Path, world: World) -> Wish:
-    from ..workloads.profiling import Wish
+    from ..execution.profiling import Wish
 
     trace = None
     if options.trace:
@@ -176,8 +176,8 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
     run = Run.create(choice.workload.name, to_json(config), folder=folder)
     write_atomic(folder / PROFILE_MARK, b"")
     try:
+        from ..execution.profiling import profile
         from ..machine import machine_facts
-        from ..workloads.profiling import profile
         from .peaks import at_hand
 
         peaks = at_hand(terminal) if options.peaks else None
@@ -202,8 +202,8 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
 
 def stalls(found: dict[str, Any], folder: Path, terminal: Terminal) -> dict[str, Any]:
     """The heaviest kernels under Nsight Compute, or what is missing for it."""
+    from ..execution.profiling import stall_command
     from ..measure.stalls import stalls as sample
-    from ..workloads.profiling import stall_command
 
     kernels = found["kernels"]
     if "rows" not in kernels:

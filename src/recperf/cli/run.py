@@ -150,7 +150,7 @@ def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
 def follow(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
     """Train as a rank that writes nothing."""
     from ..distributed.record import shared
-    from ..workloads.execute import execute
+    from ..execution.execute import execute
 
     world = current()
     if world.told(False):
@@ -263,7 +263,7 @@ def train(
     choice: Choice, config: Any, options: Options[Any], record: Run, stop: StopFlag, terminal: Terminal
 ) -> dict[str, Any]:
     # Torch takes seconds to import; everything that can fail sooner already has.
-    from ..workloads.execute import execute
+    from ..execution.execute import execute
     from .peaks import at_hand
 
     peaks = (lambda: at_hand(terminal)) if options.peaks else None

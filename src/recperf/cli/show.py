@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from ..config import to_json
+from ..execution.workload import Estimate, Workload
 from ..measure.cost import Cost
 from ..runs.record import CONFIG_SCHEMA
-from ..workloads.base import Estimate, Workload
 from .options import WorkloadOptions, choose, read_options
 from .terminal import number, print_json, size, table
 

@@ -40,8 +40,8 @@ def command(words: list[str]) -> int:
         points.append((settings, _parse(choice, fixed + single).values))
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say(f"{choice.workload.name}: {len(points)} settings")
+    from ..execution.sweep import sweep
     from ..measure import peaks
-    from ..workloads.sweep import sweep
 
     found = sweep(choice.workload, points, peaks.load(), terminal.say)
     folder = options.out or Path("runs") / f"sweep-{choice.workload.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..errors import UsageError, closest
-from .base import Workload
-from .dlrm import DLRM_WORKLOAD
-from .dlrm_v4 import DLRM_V4
-from .micro_dlrm import MICRO_DLRM
-from .micro_dlrm_dram import MICRO_DLRM_DRAM
+from ..execution.workload import Workload
+from .dlrm.config import DLRM_WORKLOAD
+from .dlrm_v4.config import DLRM_V4
+from .micro_dlrm.config import MICRO_DLRM
+from .micro_dlrm_dram.config import MICRO_DLRM_DRAM
 
 WORKLOADS: dict[str, Workload] = {
     "micro-dlrm": MICRO_DLRM,

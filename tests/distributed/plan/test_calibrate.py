@@ -11,7 +11,7 @@ from recperf.distributed.plan.devices import Device, Efficiency, Rates
 from recperf.distributed.plan.predict import Choices, dense_seconds, predict
 from recperf.distributed.plan.work import work_of
 from recperf.errors import ConfigError
-from recperf.workloads.dlrm_v4 import laptop
+from recperf.workloads.dlrm_v4.config import laptop
 
 ASSUMED = Device(
     name="core",

@@ -15,8 +15,8 @@ from recperf.distributed.plan.sharding import Kind, place
 from recperf.distributed.plan.skew import Skew, Traffic
 from recperf.distributed.plan.work import Work, work_of
 from recperf.errors import ConfigError
-from recperf.workloads.dlrm import criteo_kaggle
-from recperf.workloads.dlrm_v4 import mlperf
+from recperf.workloads.dlrm.config import criteo_kaggle
+from recperf.workloads.dlrm_v4.config import mlperf
 
 GIB = 2**30
 HOT_IDS = round(81.5 * GIB / 2048)

@@ -21,10 +21,10 @@ from recperf.distributed.plan.predict import (
 from recperf.distributed.plan.work import work_of
 from recperf.errors import ConfigError, UsageError
 from recperf.models.dlrm_v4_cost import load_of, model_flops, step
-from recperf.workloads.dlrm import DLRM_WORKLOAD, dcnv2
-from recperf.workloads.dlrm_v4 import DLRM_V4, laptop, mlperf
-from recperf.workloads.micro_dlrm import MICRO_DLRM
-from recperf.workloads.micro_dlrm_dram import MICRO_DLRM_DRAM
+from recperf.workloads.dlrm.config import DLRM_WORKLOAD, dcnv2
+from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
+from recperf.workloads.micro_dlrm.config import MICRO_DLRM
+from recperf.workloads.micro_dlrm_dram.config import MICRO_DLRM_DRAM
 
 PLAIN = Device(
     name="plain",

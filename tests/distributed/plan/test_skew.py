@@ -16,8 +16,8 @@ from recperf.distributed.plan.advice import Arrivals, arrivals
 from recperf.distributed.plan.work import Table, Work, work_of
 from recperf.errors import DataError, UsageError
 from recperf.models.dlrm_v4_config import PUBLISHED_ROWS
-from recperf.workloads.dlrm_v4 import DLRMv4WorkloadConfig, mlperf
-from recperf.workloads.micro_dlrm import default as micro
+from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, mlperf
+from recperf.workloads.micro_dlrm.config import default as micro
 
 RANKS, BATCH = 32, 1024
 """The published run: four nodes of eight, a global batch of 32,768."""

@@ -72,12 +72,12 @@ def work_of(config: Any, *, history: float | None = None, items: float | None = 
         return _histories(config, history, items)
     if history is not None:
         raise UsageError("--history is of dlrm-v4: other workloads have no histories")
-    from ...workloads.dlrm import DLRMWorkloadConfig
-    from ...workloads.micro_dlrm import MicroDLRMConfig
-    from ...workloads.micro_dlrm_dram import MicroDLRMDramConfig, resolved_rows
+    from ...workloads.dlrm.config import DLRMWorkloadConfig
+    from ...workloads.micro_dlrm.config import MicroDLRMConfig
+    from ...workloads.micro_dlrm_dram.config import MicroDLRMDramConfig, resolved_rows
 
     if isinstance(config, DLRMWorkloadConfig):
-        from ...workloads.dlrm import _mean_length, most_ids
+        from ...workloads.dlrm.config import _mean_length, most_ids
 
         exact = config.data.source == "criteo" or config.data.fixed
         ids = tuple(float(most) if exact else _mean_length(most) for most in most_ids(config))

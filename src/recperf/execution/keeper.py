@@ -21,7 +21,7 @@ from ..train.config import TrainConfig
 from ..train.loop import Position
 from ..train.stop import StopFlag
 from ..train.watch import Evaluator
-from .base import Trial
+from .workload import Trial
 
 PARTS = ("trial", "position", "history", "rng", "contract", "baselines", "event_bytes", "event_digest", "mlperf")
 """What a state has."""

@@ -9,27 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.batch import ClickBatch
-from ..data.clicks import ClickArrays, build
-from ..data.config import MovieLensConfig
-from ..data.movielens import load
-from ..data.order import Samples, ShuffledOrder, cut
-from ..distributed.world import current
-from ..measure.cost import FLOAT, Cost
-from ..models.config import DLRMConfig
-from ..models.cost import dlrm_step
-from ..models.dlrm import DLRM
-from ..models.embeddings import StackedTables
-from ..models.hashed import HashedTable
-from ..models.tables import SparseTables
-from ..train.baselines import baselines
-from ..train.config import TrainConfig
-from ..train.device import Settings, choose
-from ..train.loop import Optimizer, Order, Position, Recipe
-from ..train.metrics import binary_metrics
-from ..train.optim import AdamW, one_cycle
-from .base import Fix, Trial
-from .micro_dlrm import MicroDLRMConfig, bounds, check_sizes
+from ...data.batch import ClickBatch
+from ...data.clicks import ClickArrays, build
+from ...data.config import MovieLensConfig
+from ...data.movielens import load
+from ...data.order import Samples, ShuffledOrder, cut
+from ...distributed.world import current
+from ...execution.workload import Fix, Trial
+from ...measure.cost import FLOAT, Cost
+from ...models.config import DLRMConfig
+from ...models.cost import dlrm_step
+from ...models.dlrm import DLRM
+from ...models.embeddings import StackedTables
+from ...models.hashed import HashedTable
+from ...models.tables import SparseTables
+from ...train.baselines import baselines
+from ...train.config import TrainConfig
+from ...train.device import Settings, choose
+from ...train.loop import Optimizer, Order, Position, Recipe
+from ...train.metrics import binary_metrics
+from ...train.optim import AdamW, one_cycle
+from .config import MicroDLRMConfig, bounds, check_sizes
 
 SCORING_BATCH = 8192
 
@@ -52,7 +52,7 @@ class PreparedClicks:
         device, world = self.settings.device, current()
         train, valid = self.train.to(device), self.valid.to(device)
         if world.size > 1:
-            from .dlrm_ranks import RankMicroDLRM
+            from ..click_ranks import RankMicroDLRM
 
             return RankMicroDLRM(self.config, train, valid, seed, self.settings, world)
         return ClickTrial(self.config, train, valid, seed, device)

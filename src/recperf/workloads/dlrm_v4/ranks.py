@@ -17,25 +17,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.batch import HistoryBatch
-from ..data.yambda.history import Histories
-from ..data.yambda.order import StreamOrder
-from ..data.yambda.schema import HISTORY
-from ..distributed.moving import divided
-from ..distributed.notes import note
-from ..distributed.placing import text_of
-from ..distributed.samples import Scores, count, with_next
-from ..distributed.step import RankStep, Reduction
-from ..distributed.tables import TorchRecTables
-from ..distributed.world import World
-from ..measure.spans import span
-from ..models.dlrm_v4 import DLRMv4
-from ..models.dlrm_v4_inputs import Inputs
-from ..models.dlrm_v4_tables import DLRMv4Tables
-from ..models.stages import StagedLoss
-from ..points import passing
-from .dlrm_v4_build import Evaluations, HistoryTrial, InputOrder, Numbered, SteppedModel
-from .dlrm_v4_data import PreparedHistories
+from ...data.batch import HistoryBatch
+from ...data.yambda.history import Histories
+from ...data.yambda.order import StreamOrder
+from ...data.yambda.schema import HISTORY
+from ...distributed.moving import divided
+from ...distributed.notes import note
+from ...distributed.placing import text_of
+from ...distributed.samples import Scores, count, with_next
+from ...distributed.step import RankStep, Reduction
+from ...distributed.tables import TorchRecTables
+from ...distributed.world import World
+from ...measure.spans import span
+from ...models.dlrm_v4 import DLRMv4
+from ...models.dlrm_v4_inputs import Inputs
+from ...models.dlrm_v4_tables import DLRMv4Tables
+from ...models.stages import StagedLoss
+from ...points import passing
+from .build import Evaluations, HistoryTrial, InputOrder, Numbered, SteppedModel
+from .data import PreparedHistories
 
 TABLES = "tables."
 """What the names of tables begin with in a state."""

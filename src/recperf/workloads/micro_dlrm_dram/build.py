@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import to_json
-from ..data.batch import ClickBatch
-from ..data.order import Samples, ShuffledOrder, cut
-from ..data.random_clicks import RandomClicks
-from ..measure.cost import FLOAT, Cost
-from ..models.cost import hashed_dlrm_step
-from ..models.dlrm import DLRM
-from ..models.hashed import HashedTable
-from ..train.baselines import baselines, majority
-from ..train.device import Settings, choose
-from ..train.loop import Order, Position, Recipe
-from ..train.metrics import binary_metrics
-from ..train.optim import AdamW
-from ..train.sparse import SparseRows, SplitOptimizer
-from .base import Fix, Trial, describe_made_up
-from .clicks import SCORING_BATCH, KeptTrial, cpu_fixes, largest_product, movielens_samples, one_cycle_recipe
-from .micro_dlrm_dram import MicroDLRMDramConfig, bounds, hot_ids, resolved_rows
+from ...config import to_json
+from ...data.batch import ClickBatch
+from ...data.order import Samples, ShuffledOrder, cut
+from ...data.random_clicks import RandomClicks
+from ...execution.workload import Fix, Trial, describe_made_up
+from ...measure.cost import FLOAT, Cost
+from ...models.cost import hashed_dlrm_step
+from ...models.dlrm import DLRM
+from ...models.hashed import HashedTable
+from ...train.baselines import baselines, majority
+from ...train.device import Settings, choose
+from ...train.loop import Order, Position, Recipe
+from ...train.metrics import binary_metrics
+from ...train.optim import AdamW
+from ...train.sparse import SparseRows, SplitOptimizer
+from ..micro_dlrm.build import SCORING_BATCH, KeptTrial, cpu_fixes, largest_product, movielens_samples, one_cycle_recipe
+from .config import MicroDLRMDramConfig, bounds, hot_ids, resolved_rows
 
 
 class PreparedDram:

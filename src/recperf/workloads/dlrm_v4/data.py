@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..data.order import Samples
-from ..data.yambda import catalogue
-from ..data.yambda.history import Histories
-from ..data.yambda.order import StreamOrder
-from ..data.yambda.reference.cache import open_events
-from ..data.yambda.schema import LISTEN_PLUS
-from ..data.yambda.synthesize.config import of_size
-from ..data.yambda.windows import Users, WindowIndex, refuse_overlap
-from ..distributed.world import current
-from ..errors import ConfigError, DataError
-from ..measure.cost import FLOAT, Cost
-from ..models.dlrm_v4_cost import load_of, step
-from ..train.baselines import baselines, popularity
-from ..train.device import choose, repeatable
-from ..train.loop import Position, Recipe
-from ..train.stream import next_window
-from .base import Fix, Trial
-from .clicks import cpu_fixes
-from .dlrm_v4 import DLRMv4WorkloadConfig, EventsConfig, bounds
+from ...data.order import Samples
+from ...data.yambda import catalogue
+from ...data.yambda.history import Histories
+from ...data.yambda.order import StreamOrder
+from ...data.yambda.reference.cache import open_events
+from ...data.yambda.schema import LISTEN_PLUS
+from ...data.yambda.synthesize.config import of_size
+from ...data.yambda.windows import Users, WindowIndex, refuse_overlap
+from ...distributed.world import current
+from ...errors import ConfigError, DataError
+from ...execution.workload import Fix, Trial
+from ...measure.cost import FLOAT, Cost
+from ...models.dlrm_v4_cost import load_of, step
+from ...train.baselines import baselines, popularity
+from ...train.device import choose, repeatable
+from ...train.loop import Position, Recipe
+from ...train.stream import next_window
+from ..micro_dlrm.build import cpu_fixes
+from .config import DLRMv4WorkloadConfig, EventsConfig, bounds
 
 if TYPE_CHECKING:
-    from .dlrm_v4_build import HistoryTrial
+    from .build import HistoryTrial
 
 MOST_BASELINE_ROWS = 4_000_000
 """The simple rules learn from the newest anchors, at most so many."""
@@ -141,10 +141,10 @@ class PreparedHistories:
     def trial(self, seed: int) -> HistoryTrial:
         world = current()
         if world.size > 1:
-            from .dlrm_v4_ranks import RankTrial
+            from .ranks import RankTrial
 
             return RankTrial(self, seed, world)
-        from .dlrm_v4_build import HistoryTrial
+        from .build import HistoryTrial
 
         return HistoryTrial(self, seed)
 

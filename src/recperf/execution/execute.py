@@ -24,9 +24,9 @@ from ..train.device import applied
 from ..train.stop import StopFlag
 from ..train.timing import performance
 from ..train.watch import StepTimer
-from .base import Prepared, Trial, Workload
 from .measuring import measure_run
 from .training import Reporter, Training
+from .workload import Prepared, Trial, Workload
 
 
 class Ranked(Protocol):

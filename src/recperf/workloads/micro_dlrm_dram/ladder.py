@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data.batch import ClickBatch
-from ..measure.explain import row_time
-from ..models.hashed import HashedTable, ask_for_huge_pages
-from ..ops.bag import native, reference
-from .base import require_memory
-from .dram import PreparedDram
-from .micro_dlrm_dram import estimate
+from ...data.batch import ClickBatch
+from ...execution.workload import require_memory
+from ...measure.explain import row_time
+from ...models.hashed import HashedTable, ask_for_huge_pages
+from ...ops.bag import native, reference
+from .build import PreparedDram
+from .config import estimate
 
 BATCHES = 12
 SAMPLE = 4096

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from recperf.config import to_json
+from recperf.execution import profiling
+from recperf.execution.workload import Fix
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.sampling import TINY
-from recperf.workloads import WORKLOADS, few_steps, profiling
-from recperf.workloads.base import Fix
-from recperf.workloads.dlrm import experiment, experiment_plain
-from recperf.workloads.dlrm_build import PreparedDLRM
+from recperf.workloads import WORKLOADS, few_steps
+from recperf.workloads.dlrm.build import PreparedDLRM
+from recperf.workloads.dlrm.config import experiment, experiment_plain
 
 DLRM = WORKLOADS["dlrm"]
 REAL = PreparedDLRM.fixes

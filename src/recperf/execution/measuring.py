@@ -11,7 +11,7 @@ from ..measure.explain import explain, part_ms
 from ..measure.profile import ClockedStep, Reading, Window
 from ..runs.record import Run
 from ..train.loop import Recipe, take_step
-from .base import Prepared, Trial
+from .workload import Prepared, Trial
 
 if TYPE_CHECKING:
     from ..distributed.window import Together

@@ -9,8 +9,8 @@ from ..config import to_json
 from ..machine import machine_facts
 from ..measure.explain import part_ms
 from ..train.device import applied
-from .base import Workload
 from .measuring import measure_window
+from .workload import Workload
 
 STEPS = 24
 

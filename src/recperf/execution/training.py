@@ -16,9 +16,9 @@ from ..train.checkpoint import CheckpointStore
 from ..train.loop import Position, train
 from ..train.stop import StopFlag
 from ..train.watch import Evaluator, LossLog, StepTimer, TargetMet, Watchers
-from .base import Prepared, Trial
 from .keeper import Keeper, open_store
 from .submission import Submission
+from .workload import Prepared, Trial
 
 
 class Reporter(Protocol):

@@ -13,26 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.batch import HistoryBatch
-from ..data.yambda.history import Histories
-from ..data.yambda.loader import Loader
-from ..data.yambda.order import StreamOrder
-from ..measure.spans import span
-from ..models.dlrm_v4 import DLRMv4
-from ..models.dlrm_v4_config import DLRMv4Config
-from ..models.dlrm_v4_inputs import Inputs, prepare
-from ..models.stages import StagedLoss
-from ..points import passing
-from ..runs.mlperf.facts import Facts, Precision
-from ..runs.mlperf.log import MLPerfLog
-from ..train import stream
-from ..train.ahead import made_ahead
-from ..train.loop import Position, Recipe, WholeStep
-from ..train.metrics import Tally, binary_metrics, normalized_entropy
-from ..train.stream import after_windows, interval, seams_of
-from .dlrm_v4 import HistoryTrainConfig
-from .dlrm_v4_data import PreparedHistories
-from .submission import Submission
+from ...data.batch import HistoryBatch
+from ...data.yambda.history import Histories
+from ...data.yambda.loader import Loader
+from ...data.yambda.order import StreamOrder
+from ...execution.submission import Submission
+from ...measure.spans import span
+from ...models.dlrm_v4 import DLRMv4
+from ...models.dlrm_v4_config import DLRMv4Config
+from ...models.dlrm_v4_inputs import Inputs, prepare
+from ...models.stages import StagedLoss
+from ...points import passing
+from ...runs.mlperf.facts import Facts, Precision
+from ...runs.mlperf.log import MLPerfLog
+from ...train import stream
+from ...train.ahead import made_ahead
+from ...train.loop import Position, Recipe, WholeStep
+from ...train.metrics import Tally, binary_metrics, normalized_entropy
+from ...train.stream import after_windows, interval, seams_of
+from .config import HistoryTrainConfig
+from .data import PreparedHistories
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..data.config import DramDataConfig
-from ..machine import available_bytes, caches
-from ..measure.cost import FLOAT
-from ..measure.explain import explain
-from ..models.config import HashedDLRMConfig
-from ..models.cost import hashed_dlrm_memory, hashed_dlrm_step
-from ..runs.contract import (
+from ...data.config import DramDataConfig
+from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
+from ...machine import available_bytes, caches
+from ...measure.cost import FLOAT
+from ...measure.explain import explain
+from ...models.config import HashedDLRMConfig
+from ...models.cost import hashed_dlrm_memory, hashed_dlrm_step
+from ...runs.contract import (
     Claim,
     budget_sums,
     known_machine,
@@ -21,11 +22,10 @@ from ..runs.contract import (
     regime_is,
     share_of_forward_at_least,
 )
-from ..train.config import SparseTrainConfig
-from .base import Estimate, TrialsConfig, Workload, require_memory
+from ...train.config import SparseTrainConfig
 
 if TYPE_CHECKING:
-    from .dram import PreparedDram
+    from .build import PreparedDram
 
 CACHES = 20
 """With --model.rows auto the table is this many last-level caches large."""
@@ -95,7 +95,7 @@ def estimate(config: MicroDLRMDramConfig) -> Estimate:
 def check(config: MicroDLRMDramConfig) -> str:
     require_memory(estimate(config))
     if config.data.ids == "movielens":
-        from ..data.movielens import load
+        from ...data.movielens import load
 
         data = load(config.data)
         return f"{data.name}, {len(data.rating):,} ratings{' (synthetic)' if data.synthetic else ''}"
@@ -103,7 +103,7 @@ def check(config: MicroDLRMDramConfig) -> str:
 
 
 def prepare(config: MicroDLRMDramConfig) -> PreparedDram:
-    from .dram import PreparedDram
+    from .build import PreparedDram
 
     check(config)
     return PreparedDram(config)

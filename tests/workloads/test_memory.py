@@ -10,7 +10,10 @@ import pytest
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.world import World, current, enter
 from recperf.errors import MachineError
-from recperf.workloads import base, dlrm, dlrm_v4, micro_dlrm
+from recperf.execution import workload as base
+from recperf.workloads.dlrm import config as dlrm
+from recperf.workloads.dlrm_v4 import config as dlrm_v4
+from recperf.workloads.micro_dlrm import config as micro_dlrm
 
 
 @pytest.fixture(autouse=True)

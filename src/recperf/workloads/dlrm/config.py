@@ -6,21 +6,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config import require, within
-from ..data.criteo.config import DENSE, KEYS, CriteoConfig
-from ..data.random_config import RandomBagsConfig
-from ..distributed.config import DistributedConfig
-from ..errors import ConfigError
-from ..measure.cost import FLOAT
-from ..models.config import DLRMConfig
-from ..models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
-from ..runs.contract import Claim, budget_sums, known_machine, quality_target
-from ..train.config import DLRMTrainConfig, TargetConfig
-from ..train.fast_config import PLAIN, FastConfig
-from .base import Estimate, TrialsConfig, Workload, held_share, require_memory, summed_bytes
+from ...config import require, within
+from ...data.criteo.config import DENSE, KEYS, CriteoConfig
+from ...data.random_config import RandomBagsConfig
+from ...distributed.config import DistributedConfig
+from ...errors import ConfigError
+from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, require_memory, summed_bytes
+from ...measure.cost import FLOAT
+from ...models.config import DLRMConfig
+from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
+from ...runs.contract import Claim, budget_sums, known_machine, quality_target
+from ...train.config import DLRMTrainConfig, TargetConfig
+from ...train.fast_config import PLAIN, FastConfig
 
 if TYPE_CHECKING:
-    from .dlrm_build import PreparedDLRM
+    from .build import PreparedDLRM
 
 KAGGLE_ROWS = (
     1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992, 5_461_306,
@@ -257,12 +257,12 @@ def check(config: DLRMWorkloadConfig) -> str:
         require_memory(estimate(config), tables=table_share(config), more=reduction_bytes(config), fix=LESS)
     if config.data.source == "random":
         if config.data.profile is not None:
-            from ..data.random_config import read_profile
+            from ...data.random_config import read_profile
 
             read_profile(config.data.profile, dict(zip(config.dlrm.features, config.dlrm.rows)))
         return f"made-up batches, {config.data.ids} ids (synthetic)"
     require_criteo(config)
-    from ..data.criteo.convert import find
+    from ...data.criteo.convert import find
 
     found = find(config.data.criteo(config.dlrm.rows))
     state = f"{found.rows:,} rows, converted already" if found.complete else "to be converted first"
@@ -280,7 +280,7 @@ def require_criteo(config: DLRMWorkloadConfig) -> None:
 
 
 def prepare(config: DLRMWorkloadConfig) -> PreparedDLRM:
-    from .dlrm_build import PreparedDLRM
+    from .build import PreparedDLRM
 
     if config.data.source == "criteo":
         require_criteo(config)

@@ -38,10 +38,10 @@ from ..models.lanes import Lanes
 from ..train.checkpoint_parts import stacked
 from ..train.loop import Optimizer, Order, Recipe
 from ..train.optim import DenseOptimizer, make_dense
-from .clicks import SCORING_BATCH, ClickTrial, KeptTrial
-from .dlrm import most_ids
-from .dlrm_build import DLRMTrial, PreparedDLRM
-from .micro_dlrm import MicroDLRMConfig
+from .dlrm.build import DLRMTrial, PreparedDLRM
+from .dlrm.config import most_ids
+from .micro_dlrm.build import SCORING_BATCH, ClickTrial, KeptTrial
+from .micro_dlrm.config import MicroDLRMConfig
 
 TABLE = "embeddings.table_RD"
 """Under which name one process saves its tables, one behind the other."""

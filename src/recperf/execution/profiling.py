@@ -32,9 +32,9 @@ from ..measure.trace.read import read
 from ..measure.trace.record import record
 from ..train.device import applied
 from ..train.loop import Recipe, take_step
-from .base import Fix, Prepared, Trial, Workload
 from .measuring import STEPS, measure_window
 from .profiling_ranks import about, of_slowest, share_of_others
+from .workload import Fix, Prepared, Trial, Workload
 
 TRACED = 8
 """Steps under torch.profiler: enough for means, few enough for a trace a browser opens."""

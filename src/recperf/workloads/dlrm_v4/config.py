@@ -7,26 +7,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config import require, within
-from ..data.yambda.config import HistoryConfig, Leftover, WindowConfig
-from ..data.yambda.schema import DAY_S
-from ..distributed.config import DistributedConfig
-from ..errors import ConfigError
-from ..measure.cost import FLOAT
-from ..models import dlrm_v4_config as models
-from ..models.dlrm_v4_config import DLRMv4Config
-from ..models.dlrm_v4_cost import full_load, step
-from ..models.dlrm_v4_memory import memory
-from ..runs.contract import Claim, budget_sums, known_machine, quality_target
-from ..runs.mlperf.config import SubmissionConfig
-from ..train.config import TargetConfig, TrainConfig
-from .base import Estimate, TrialsConfig, Workload, held_share, require_memory, summed_bytes
+from ...config import require, within
+from ...data.yambda.config import HistoryConfig, Leftover, WindowConfig
+from ...data.yambda.schema import DAY_S
+from ...distributed.config import DistributedConfig
+from ...errors import ConfigError
+from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, require_memory, summed_bytes
+from ...measure.cost import FLOAT
+from ...models import dlrm_v4_config as models
+from ...models.dlrm_v4_config import DLRMv4Config
+from ...models.dlrm_v4_cost import full_load, step
+from ...models.dlrm_v4_memory import memory
+from ...runs.contract import Claim, budget_sums, known_machine, quality_target
+from ...runs.mlperf.config import SubmissionConfig
+from ...train.config import TargetConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from ..runs.mlperf.log import MLPerfLog
-    from .dlrm_v4_build import HistoryTrial
-    from .dlrm_v4_data import PreparedHistories
-    from .submission import Submission
+    from ...execution.submission import Submission
+    from ...runs.mlperf.log import MLPerfLog
+    from .build import HistoryTrial
+    from .data import PreparedHistories
 
 SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length, or a smaller --train.batch-size"
 
@@ -224,7 +224,7 @@ def check(config: DLRMv4WorkloadConfig) -> str:
     _require_room(config)
     if config.data.path is None:
         return f"yambda-like, about {config.data.events:,} events (synthetic)"
-    from ..data.yambda.reference.cache import open_events
+    from ...data.yambda.reference.cache import open_events
 
     store = open_events(config.data.path)
     return f"{store.name}, {store.events:,} events{' (synthetic)' if store.synthetic else ''}"
@@ -236,7 +236,7 @@ def _require_room(config: DLRMv4WorkloadConfig) -> None:
 
 
 def prepare(config: DLRMv4WorkloadConfig) -> PreparedHistories:
-    from .dlrm_v4_data import PreparedHistories
+    from .data import PreparedHistories
 
     _require_room(config)
     return PreparedHistories(config)
@@ -246,13 +246,13 @@ def open_log(config: DLRMv4WorkloadConfig, folder: Path) -> MLPerfLog | None:
     """The run's MLPerf log, where it wants one."""
     if not config.mlperf.log:
         return None
-    from ..runs.mlperf.log import MLPerfLog
+    from ...runs.mlperf.log import MLPerfLog
 
     return MLPerfLog(folder / "mlperf.log", config.mlperf)
 
 
 def submission(trial: HistoryTrial, seed: int, log: MLPerfLog) -> Submission:
-    from .dlrm_v4_build import submission as build
+    from .build import submission as build
 
     return build(trial, seed, log)
 

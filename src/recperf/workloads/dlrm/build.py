@@ -10,33 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import to_json
-from ..data.batch import ClickBatch, JaggedFeatures
-from ..data.random_bags import RandomBags
-from ..distributed.world import current
-from ..errors import MachineError
-from ..measure.cost import FLOAT, Cost
-from ..models.arithmetic import Arithmetic, FastArithmetic
-from ..models.cost import dlrm_step, sparse_dlrm_step
-from ..models.dlrm import DLRM, make_interaction
-from ..models.embeddings import Embeddings, StackedTables
-from ..models.interaction import Dot, Interaction
-from ..models.lanes import Lanes
-from ..models.losses import make as make_loss
-from ..models.tables import SparseTables
-from ..ops import dot, relu
-from ..train.baselines import majority
-from ..train.device import Settings, choose
-from ..train.fast import Switches, resolve
-from ..train.graph import CopiedFeed, DrawnFeed, GraphStep, Ticket, Tickets
-from ..train.loop import Optimizer, Order, Position, Recipe
-from ..train.metrics import binary_metrics
-from ..train.optim import make_dense
-from ..train.schedule import make as make_schedule
-from ..train.sparse import SparseRows, SplitOptimizer
-from .base import Fix, Trial, describe_made_up, require_memory
-from .clicks import KeptTrial, cpu_fixes, largest_product, rank_share
-from .dlrm import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids, reduction_bytes, table_share
+from ...config import to_json
+from ...data.batch import ClickBatch, JaggedFeatures
+from ...data.random_bags import RandomBags
+from ...distributed.world import current
+from ...errors import MachineError
+from ...execution.workload import Fix, Trial, describe_made_up, require_memory
+from ...measure.cost import FLOAT, Cost
+from ...models.arithmetic import Arithmetic, FastArithmetic
+from ...models.cost import dlrm_step, sparse_dlrm_step
+from ...models.dlrm import DLRM, make_interaction
+from ...models.embeddings import Embeddings, StackedTables
+from ...models.interaction import Dot, Interaction
+from ...models.lanes import Lanes
+from ...models.losses import make as make_loss
+from ...models.tables import SparseTables
+from ...ops import dot, relu
+from ...train.baselines import majority
+from ...train.device import Settings, choose
+from ...train.fast import Switches, resolve
+from ...train.graph import CopiedFeed, DrawnFeed, GraphStep, Ticket, Tickets
+from ...train.loop import Optimizer, Order, Position, Recipe
+from ...train.metrics import binary_metrics
+from ...train.optim import make_dense
+from ...train.schedule import make as make_schedule
+from ...train.sparse import SparseRows, SplitOptimizer
+from ..micro_dlrm.build import KeptTrial, cpu_fixes, largest_product, rank_share
+from .config import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids, reduction_bytes, table_share
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PreparedDLRM:
         if not self.drawn and config.data.ids_per_feature:
             reasons["ids"] = "1 a table: a column of the log has one category; data.ids_per_feature is for made-up data"
         if not self.drawn:
-            from ..data.criteo.store import CriteoStore
+            from ...data.criteo.store import CriteoStore
 
             self.store = CriteoStore.open(config.data.criteo(self.model.rows))
         self.data = self._describe()
@@ -112,7 +112,7 @@ class PreparedDLRM:
 
     def _describe(self) -> dict[str, Any]:
         if not self.drawn:
-            from ..data.criteo.store import describe
+            from ...data.criteo.store import describe
 
             return describe(self.store)
         data, batch = self.config.data, self.config.train.batch_size
@@ -135,7 +135,7 @@ class PreparedDLRM:
     def host_order(self, seed: int) -> Order:
         if self.drawn:
             return self.bags(seed, "cpu")
-        from ..data.criteo.order import CriteoOrder
+        from ...data.criteo.order import CriteoOrder
 
         return CriteoOrder(store=self.store, batch_size=self.config.train.batch_size, seed=seed)
 
@@ -151,7 +151,7 @@ class PreparedDLRM:
     def held_out(self, seed: int) -> Iterable[ClickBatch]:
         if self.drawn:
             return self.bags(seed, self.settings.device).held_out(self.config.data.held_out_batches)
-        from ..data.criteo.order import CriteoOrder
+        from ...data.criteo.order import CriteoOrder
 
         order = CriteoOrder(store=self.store, batch_size=SCORING_BATCH, seed=seed, split="valid")
         return (batch.to(self.settings.device) for batch in order.cut())
@@ -172,7 +172,7 @@ class PreparedDLRM:
     def trial(self, seed: int) -> DLRMTrial:
         world = current()
         if world.size > 1:
-            from .dlrm_ranks import RankDLRM
+            from ..click_ranks import RankDLRM
 
             return RankDLRM(self, seed, world)
         return DLRMTrial(self, seed)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from recperf.errors import ConfigError, DataError, MachineError
+from recperf.execution import keeper as keepers
+from recperf.execution.keeper import Keeper, in_background, open_store
 from recperf.runs.record import Run
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.config import TrainConfig
 from recperf.train.loop import Position
 from recperf.train.stop import StopFlag
-from recperf.workloads import keeper as keepers
-from recperf.workloads.keeper import Keeper, in_background, open_store
 
 
 @dataclass
