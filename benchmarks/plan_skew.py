@@ -20,9 +20,9 @@ from typing import Any
 from _rows import record, row, show
 from recperf.data.yambda import catalogue
 from recperf.data.yambda.synthesize.config import of_size
-from recperf.distributed.plan import skew
-from recperf.distributed.plan.work import work_of
 from recperf.models.dlrm_v4_config import PUBLISHED_ROWS
+from recperf.plan import skew
+from recperf.plan.work import work_of
 from recperf.workloads.dlrm_v4.config import mlperf
 
 NAME = "plan_skew"

@@ -37,9 +37,10 @@ from typing import Any
 
 import _plan_ranks as gloo
 from _rows import RESULTS, record, row, show
-from recperf.distributed.plan.calibrate import Measured, calibrated_by_steps
-from recperf.distributed.plan.devices import GB, KNOWN, REFERENCE, TERA, Device, Network, Rates
-from recperf.distributed.plan.predict import (
+from recperf.models import dlrm_v4_cost as cost
+from recperf.plan.calibrate import Measured, calibrated_by_steps
+from recperf.plan.devices import GB, KNOWN, REFERENCE, TERA, Device, Network, Rates
+from recperf.plan.predict import (
     Choices,
     Prediction,
     calibrated,
@@ -47,10 +48,9 @@ from recperf.distributed.plan.predict import (
     part_seconds,
     predict,
 )
-from recperf.distributed.plan.sharding import Wish
-from recperf.distributed.plan.skew import from_store
-from recperf.distributed.plan.work import work_of
-from recperf.models import dlrm_v4_cost as cost
+from recperf.plan.sharding import Wish
+from recperf.plan.skew import from_store
+from recperf.plan.work import work_of
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, gpu, mlperf
 
 NAME = "plan_validate"

@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal, cast
 import tyro
 
 from ..config import within
-from ..distributed.plan import advice, failures, skew, target
-from ..distributed.plan.devices import Device, Network, device_of, from_peaks, network_of
-from ..distributed.plan.memory import Codec, Wire
-from ..distributed.plan.network import here
-from ..distributed.plan.predict import Choices, Prediction, predict, rank_batch_of
-from ..distributed.plan.sharding import COLUMN_WIDTH, Wish
-from ..distributed.plan.work import work_of
 from ..errors import UsageError
 from ..files import write_atomic
+from ..plan import advice, failures, skew, target
+from ..plan.devices import Device, Network, device_of, from_peaks, network_of
+from ..plan.memory import Codec, Wire
+from ..plan.network import here
+from ..plan.predict import Choices, Prediction, predict, rank_batch_of
+from ..plan.sharding import COLUMN_WIDTH, Wish
+from ..plan.work import work_of
 from . import plan_text
 from .options import C, WorkloadOptions, choose, read_options
 from .peaks import at_hand
@@ -267,7 +267,7 @@ def _require_out(out: Path | None) -> Path | None:
 
 
 def _write(out: Path, found: dict[str, Any], text: str) -> None:
-    from ..distributed.plan.plot import plot
+    from ..plan.plot import plot
 
     drawn = plot(found)
     if out.suffix == ".html":

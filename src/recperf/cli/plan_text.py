@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..distributed.plan.advice import Arrivals, Limit
-from ..distributed.plan.predict import PARTS, Choices, Prediction
+from ..plan.advice import Arrivals, Limit
+from ..plan.predict import PARTS, Choices, Prediction
 from .terminal import number, size, table
 
 

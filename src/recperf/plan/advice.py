@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...measure.cost import FLOAT
+from ..measure.cost import FLOAT
 from .devices import Device
 from .memory import HALF, Memory, Wire
 from .predict import Choices, Prediction, memory_now, place_all

@@ -18,9 +18,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config import within
-from ...errors import ConfigError, closest
-from ...measure.cost import FLOAT
+from ..config import within
+from ..errors import ConfigError, closest
+from ..measure.cost import FLOAT
 from .skew import Skew, Traffic
 from .work import Table
 

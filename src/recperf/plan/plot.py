@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from ...runs.report.svg import require_matplotlib
+from ..runs.report.svg import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from recperf.distributed.plan.devices import KNOWN, NETWORKS, Efficiency, Rates, device_of, from_peaks, network_of
 from recperf.errors import ConfigError, UsageError
+from recperf.plan.devices import KNOWN, NETWORKS, Efficiency, Rates, device_of, from_peaks, network_of
 
 FILE: dict[str, Any] = {
     "name": "card",

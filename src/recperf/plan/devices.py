@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...config import from_json, require, within
-from ...errors import ConfigError, UsageError, closest
+from ..config import from_json, require, within
+from ..errors import ConfigError, UsageError, closest
 
 GB, GIB, TERA = 10**9, 2**30, 10**12
 
@@ -226,7 +226,7 @@ NETWORKS = {
 
 def from_peaks(found: dict[str, Any]) -> Device:
     """This machine's CPU as a device all ranks of the host share, from its measured ceilings."""
-    from ...machine import available_bytes
+    from ..machine import available_bytes
 
     copy = float(found["copy"]["p50"])
     return Device(

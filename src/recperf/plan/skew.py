@@ -18,14 +18,14 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config import within
-from ...errors import DataError, UsageError
-from ...ops.splitmix import GOLDEN, finalise_numpy_
+from ..config import within
+from ..errors import DataError, UsageError
+from ..ops.splitmix import GOLDEN, finalise_numpy_
 from .work import Table, Work
 
 if TYPE_CHECKING:
-    from ...data.yambda.store import EventStore
-    from ...data.yambda.windows import WindowIndex
+    from ..data.yambda.store import EventStore
+    from ..data.yambda.windows import WindowIndex
 
 Counts = NDArray[np.float64]
 
@@ -164,9 +164,9 @@ def from_store(
     within(1, batches, 1 << 16, "skew batches")
     if not hasattr(config.data, "history"):
         raise UsageError("a dataset's ids are read for dlrm-v4 only", fix="--skew zipf:1.05")
-    from ...data.yambda.history import Histories
-    from ...data.yambda.reference.cache import open_events
-    from ...data.yambda.windows import WindowIndex
+    from ..data.yambda.history import Histories
+    from ..data.yambda.reference.cache import open_events
+    from ..data.yambda.windows import WindowIndex
 
     store = open_events(path)
     index = WindowIndex.open(store, config.data.windows)
@@ -220,7 +220,7 @@ def _stream(store: EventStore, index: WindowIndex, needed: int) -> NDArray[np.in
 
 
 def _ids_by_table(made: Any, tables: dict[str, Table]) -> dict[str, NDArray[np.int64]]:
-    from ...models.dlrm_v4_config import FEATURE_TABLES
+    from ..models.dlrm_v4_config import FEATURE_TABLES
 
     found: dict[str, list[NDArray[np.int64]]] = {}
     for feature, name in FEATURE_TABLES.items():

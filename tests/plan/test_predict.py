@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recperf.distributed.plan import network as wires
-from recperf.distributed.plan import skew, target
-from recperf.distributed.plan.devices import KNOWN, NETWORKS, Calls, Device, Efficiency, Network, Rates
-from recperf.distributed.plan.predict import (
+from recperf.errors import ConfigError, UsageError
+from recperf.models.dlrm_v4_cost import load_of, model_flops, step
+from recperf.plan import network as wires
+from recperf.plan import skew, target
+from recperf.plan.devices import KNOWN, NETWORKS, Calls, Device, Efficiency, Network, Rates
+from recperf.plan.predict import (
     PARTS,
     Choices,
     calibrated,
@@ -18,9 +20,7 @@ from recperf.distributed.plan.predict import (
     exposed,
     predict,
 )
-from recperf.distributed.plan.work import work_of
-from recperf.errors import ConfigError, UsageError
-from recperf.models.dlrm_v4_cost import load_of, model_flops, step
+from recperf.plan.work import work_of
 from recperf.workloads.dlrm.config import DLRM_WORKLOAD, dcnv2
 from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
 from recperf.workloads.micro_dlrm.config import MICRO_DLRM

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...config import require, within
-from ...measure.cost import FLOAT, INDEX, Cost
+from ..config import require, within
+from ..measure.cost import FLOAT, INDEX, Cost
 from . import network as wires
 from .devices import NETWORKS, Device, Network
 from .memory import HALF, Codec, Memory, Wire, memory_of, moved_R

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from recperf.distributed.plan.failures import Cluster, best, expected, mtbf_of, simulate, young
 from recperf.errors import ConfigError
+from recperf.plan.failures import Cluster, best, expected, mtbf_of, simulate, young
 
 USUAL = Cluster(mtbf_s=4 * 3600, checkpoint_s=60, restart_s=300)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ...config import require
+from ..config import require
 from .devices import Calls, Device
 from .predict import UPDATE, part_seconds
 from .work import Work

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from recperf.distributed.plan.calibrate import GROUPS, Measured, calibrated_by_steps, group_of
-from recperf.distributed.plan.devices import Device, Efficiency, Rates
-from recperf.distributed.plan.predict import Choices, dense_seconds, predict
-from recperf.distributed.plan.work import work_of
 from recperf.errors import ConfigError
+from recperf.plan.calibrate import GROUPS, Measured, calibrated_by_steps, group_of
+from recperf.plan.devices import Device, Efficiency, Rates
+from recperf.plan.predict import Choices, dense_seconds, predict
+from recperf.plan.work import work_of
 from recperf.workloads.dlrm_v4.config import laptop
 
 ASSUMED = Device(

@@ -11,11 +11,11 @@ import pytest
 from recperf.data.yambda import catalogue
 from recperf.data.yambda.store import EventStore
 from recperf.data.yambda.synthesize.config import YambdaLike
-from recperf.distributed.plan import skew
-from recperf.distributed.plan.advice import Arrivals, arrivals
-from recperf.distributed.plan.work import Table, Work, work_of
 from recperf.errors import DataError, UsageError
 from recperf.models.dlrm_v4_config import PUBLISHED_ROWS
+from recperf.plan import skew
+from recperf.plan.advice import Arrivals, arrivals
+from recperf.plan.work import Table, Work, work_of
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, mlperf
 from recperf.workloads.micro_dlrm.config import default as micro
 

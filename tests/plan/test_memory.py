@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recperf.distributed.plan import advice, skew
-from recperf.distributed.plan.devices import KNOWN
-from recperf.distributed.plan.memory import Memory, memory_of, temporary_bytes
-from recperf.distributed.plan.predict import Choices, predict
-from recperf.distributed.plan.sharding import Kind, place
-from recperf.distributed.plan.skew import Skew, Traffic
-from recperf.distributed.plan.work import Work, work_of
 from recperf.errors import ConfigError
+from recperf.plan import advice, skew
+from recperf.plan.devices import KNOWN
+from recperf.plan.memory import Memory, memory_of, temporary_bytes
+from recperf.plan.predict import Choices, predict
+from recperf.plan.sharding import Kind, place
+from recperf.plan.skew import Skew, Traffic
+from recperf.plan.work import Work, work_of
 from recperf.workloads.dlrm.config import criteo_kaggle
 from recperf.workloads.dlrm_v4.config import mlperf
 

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...measure.cost import FLOAT, INDEX
+from ..measure.cost import FLOAT, INDEX
 from .devices import Device
 from .sharding import Placed
 from .skew import Skew, Traffic

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ...config import within
-from ...errors import UsageError
-from ...measure.cost import FLOAT, Cost
-from ...models.dlrm_v4_config import DLRMv4Config
+from ..config import within
+from ..errors import UsageError
+from ..measure.cost import FLOAT, Cost
+from ..models.dlrm_v4_config import DLRMv4Config
 
 if TYPE_CHECKING:
-    from ...models.config import DLRMConfig
+    from ..models.config import DLRMConfig
 
 PUBLISHED_HISTORY = 2663 / 4086
 """Mean length of the published interleaved histories, as a share of the most that is asked for."""
@@ -72,12 +72,12 @@ def work_of(config: Any, *, history: float | None = None, items: float | None = 
         return _histories(config, history, items)
     if history is not None:
         raise UsageError("--history is of dlrm-v4: other workloads have no histories")
-    from ...workloads.dlrm.config import DLRMWorkloadConfig
-    from ...workloads.micro_dlrm.config import MicroDLRMConfig
-    from ...workloads.micro_dlrm_dram.config import MicroDLRMDramConfig, resolved_rows
+    from ..workloads.dlrm.config import DLRMWorkloadConfig
+    from ..workloads.micro_dlrm.config import MicroDLRMConfig
+    from ..workloads.micro_dlrm_dram.config import MicroDLRMDramConfig, resolved_rows
 
     if isinstance(config, DLRMWorkloadConfig):
-        from ...workloads.dlrm.config import _mean_length, most_ids
+        from ..workloads.dlrm.config import _mean_length, most_ids
 
         exact = config.data.source == "criteo" or config.data.fixed
         ids = tuple(float(most) if exact else _mean_length(most) for most in most_ids(config))
@@ -103,8 +103,8 @@ def mean_history(config: Any, history: float | None) -> tuple[float, str]:
 
 
 def _histories(config: Any, history: float | None, items: float | None) -> Work:
-    from ...models import dlrm_v4_cost as cost
-    from ...models import dlrm_v4_memory as memory
+    from ..models import dlrm_v4_cost as cost
+    from ..models import dlrm_v4_memory as memory
 
     model: DLRMv4Config = config.model
     events, origin = mean_history(config, history)
@@ -172,7 +172,7 @@ def _clicks(
     precision: str = "float32",
     state: int | None = None,
 ) -> Work:
-    from ...models import cost
+    from ..models import cost
 
     states, flops = cost.OPTIMIZERS[optimizer]
     kept = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, model.dim) if state is None else state

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config import require, within
+from ..config import require, within
 
 SEEDS = 64
 SEARCHED = 25
