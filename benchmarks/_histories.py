@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from _hstu_peer import jagged_lengths
 from recperf.data.batch import HistoryBatch, JaggedFeatures
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY, LIKE, LISTEN_PLUS, SKIP
-from recperf.models.dlrm_v4_config import DLRMv4Config
-from recperf.models.dlrm_v4_cost import UNIQUE
+from recperf.models.dlrm_v4.config import DLRMv4Config
+from recperf.models.dlrm_v4.cost import UNIQUE
 
 ODD = 0x9E3779B1
 """Spreads small numbers over a table's rows."""

@@ -19,8 +19,8 @@ from time import perf_counter
 from typing import Any
 
 from recperf.distributed.config import DistributedConfig
-from recperf.models.dlrm_v4_config import laptop as small_model
-from recperf.models.hstu_config import HSTUConfig
+from recperf.models.dlrm_v4.config import HSTUConfig
+from recperf.models.dlrm_v4.config import laptop as small_model
 from recperf.plan.calibrate import group_of
 from recperf.plan.devices import Device, Efficiency, Network, Rates, from_peaks
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop

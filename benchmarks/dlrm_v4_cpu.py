@@ -21,10 +21,10 @@ from recperf.data.yambda.history import Histories
 from recperf.data.yambda.order import StreamOrder
 from recperf.data.yambda.synthesize.config import of_size
 from recperf.data.yambda.windows import WindowIndex
-from recperf.models import hstu
-from recperf.models.dlrm_v4 import DLRMv4
-from recperf.models.dlrm_v4_config import laptop
-from recperf.models.dlrm_v4_inputs import Inputs, prepare
+from recperf.models.dlrm_v4 import hstu
+from recperf.models.dlrm_v4.config import laptop
+from recperf.models.dlrm_v4.inputs import Inputs, prepare
+from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.ops import hstu_attention
 
 

@@ -34,11 +34,11 @@ from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
 from recperf.measure.device_clock import EventClock
 from recperf.measure.spans import StepClock, span
-from recperf.models import dlrm_v4_cost as cost
-from recperf.models.dlrm_v4 import DLRMv4
-from recperf.models.dlrm_v4_config import DLRMv4Config, gpu, laptop
-from recperf.models.dlrm_v4_inputs import Inputs, prepare_parts
-from recperf.models.dlrm_v4_memory import memory
+from recperf.models.dlrm_v4 import cost
+from recperf.models.dlrm_v4.config import DLRMv4Config, gpu, laptop
+from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
+from recperf.models.dlrm_v4.memory import memory
+from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.train.optim import AdamW
 
 NAME = "dlrm_v4_step"

@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 
 from _rows import record, row, show
-from recperf.models.hashed import HashedTable
+from recperf.models.tables import HashedTable
 from recperf.workloads.micro_dlrm_dram.build import PreparedDram
 from recperf.workloads.micro_dlrm_dram.config import default
 

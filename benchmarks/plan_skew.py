@@ -20,7 +20,7 @@ from typing import Any
 from _rows import record, row, show
 from recperf.data.yambda import catalogue
 from recperf.data.yambda.synthesize.config import of_size
-from recperf.models.dlrm_v4_config import PUBLISHED_ROWS
+from recperf.models.dlrm_v4.config import PUBLISHED_ROWS
 from recperf.plan import skew
 from recperf.plan.work import work_of
 from recperf.workloads.dlrm_v4.config import mlperf

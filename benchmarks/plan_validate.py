@@ -37,7 +37,7 @@ from typing import Any
 
 import _plan_ranks as gloo
 from _rows import RESULTS, record, row, show
-from recperf.models import dlrm_v4_cost as cost
+from recperf.models.dlrm_v4 import cost
 from recperf.plan.calibrate import Measured, calibrated_by_steps
 from recperf.plan.devices import GB, KNOWN, REFERENCE, TERA, Device, Network, Rates
 from recperf.plan.predict import (

@@ -36,7 +36,7 @@ from recperf.distributed.window import Together
 from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.measure.profile import endless
-from recperf.models.dlrm_v4_config import FEATURE_TABLES, DLRMv4Config
+from recperf.models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
 from recperf.train.loop import take_step
 from recperf.workloads.dlrm_v4.config import laptop
 from recperf.workloads.dlrm_v4.data import PreparedHistories

@@ -25,9 +25,9 @@ from torch import Tensor
 from _clock import once, peak_memory, readings
 from _hstu_peer import STACK_REFERENCE, jagged_lengths, offsets_of, on_the_gpu
 from _rows import record, row, show
-from recperf.models.dlrm_v4_cost import stack_flops
-from recperf.models.hstu import HSTU, STU, Moment, Rows
-from recperf.models.hstu_config import HSTUConfig
+from recperf.models.dlrm_v4.config import HSTUConfig
+from recperf.models.dlrm_v4.cost import stack_flops
+from recperf.models.dlrm_v4.hstu import HSTU, STU, Moment, Rows
 
 NAME = "stu_stack"
 SAMPLES, SECONDS = 25, 0.2

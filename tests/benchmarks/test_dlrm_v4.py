@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from recperf.data.yambda.schema import CANDIDATE, HISTORY
-from recperf.models import dlrm_v4_cost as cost
-from recperf.models.dlrm_v4_config import gpu, laptop, mlperf
-from recperf.models.dlrm_v4_inputs import prepare
+from recperf.models.dlrm_v4 import cost
+from recperf.models.dlrm_v4.config import gpu, laptop, mlperf
+from recperf.models.dlrm_v4.inputs import prepare
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 Script = Callable[[str], ModuleType]

@@ -20,8 +20,8 @@ from recperf.distributed.step import RankStep
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
 from recperf.errors import DataError, RecperfError
-from recperf.models.dlrm_v4_config import DLRMv4Config, laptop
-from recperf.models.dlrm_v4_tables import DLRMv4Tables
+from recperf.models.dlrm_v4.config import DLRMv4Config, laptop
+from recperf.models.dlrm_v4.tables import DLRMv4Tables
 from recperf.train.loop import Position, take_step
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
 from recperf.workloads.dlrm_v4.data import PreparedHistories

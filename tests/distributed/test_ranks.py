@@ -13,7 +13,7 @@ from rank_pool import home, needs_torchrec, run_ranks
 
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.distributed.config import DistributedConfig
-from recperf.models.hstu_config import HSTUConfig
+from recperf.models.dlrm_v4.config import HSTUConfig
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, EvaluationConfig, EventsConfig, HistoryTrainConfig
 
 pytestmark = needs_torchrec

@@ -8,7 +8,7 @@ from rank_jobs import SEED, STEPS, alone, small, uses
 from rank_pool import needs_torchrec, run_ranks
 
 from recperf.distributed.placing import text_of
-from recperf.models.dlrm_v4_tables import DLRMv4Tables
+from recperf.models.dlrm_v4.tables import DLRMv4Tables
 
 pytestmark = needs_torchrec
 

@@ -25,8 +25,8 @@ from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM, WrittenOutLoss, make_interaction
 from recperf.models.embeddings import Embeddings, StackedTables
 from recperf.models.interaction import Dot
-from recperf.models.lanes import Lanes
 from recperf.models.published import jagged, load_public_parameters
+from recperf.models.streams import SideStreams
 from recperf.models.tables import SparseTables
 
 FOLDER = Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden")) / "dlrm"
@@ -99,7 +99,7 @@ def load(path: Path, device: str = "cpu") -> Case:
 
 def build(case: Case, way: Way, device: str = "cpu") -> DLRM:
     """A model of this way with the public one's weights."""
-    config, lanes = case.config, Lanes(on=way.lanes)
+    config, lanes = case.config, SideStreams(on=way.lanes)
     model = DLRM(
         config,
         embeddings=_embeddings(config, way.bag, lanes, device),
@@ -114,7 +114,7 @@ def build(case: Case, way: Way, device: str = "cpu") -> DLRM:
     return model
 
 
-def _embeddings(config: DLRMConfig, bag: str, lanes: Lanes, device: str) -> Embeddings:
+def _embeddings(config: DLRMConfig, bag: str, lanes: SideStreams, device: str) -> Embeddings:
     if bag == "stacked":
         return StackedTables(config.features, config.rows, config.dim)
     chosen: Any = bag
@@ -123,7 +123,7 @@ def _embeddings(config: DLRMConfig, bag: str, lanes: Lanes, device: str) -> Embe
     return tables
 
 
-def _arithmetic(relu: str, lanes: Lanes) -> Arithmetic:
+def _arithmetic(relu: str, lanes: SideStreams) -> Arithmetic:
     if relu == "plain":
         return Arithmetic()
     copies = relu == "copies"

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from recperf.data.batch import HistoryBatch, JaggedFeatures
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
-from recperf.models.dlrm_v4 import DLRMv4
-from recperf.models.dlrm_v4_config import DLRMv4Config
-from recperf.models.dlrm_v4_inputs import Inputs, prepare_parts
-from recperf.models.dlrm_v4_names import load_reference, ours_by_reference
-from recperf.models.hstu_config import HSTUConfig
+from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig
+from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
+from recperf.models.dlrm_v4.model import DLRMv4
+from recperf.models.dlrm_v4.published import load_reference, ours_by_reference
 from recperf.ops.assemble import assemble
 from recperf.ops.jagged import concat_dense
 

@@ -15,11 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recperf.models.dlrm_v4 import DLRMv4
-from recperf.models.dlrm_v4_config import DLRMv4Config
-from recperf.models.dlrm_v4_inputs import parts_to, prepare, prepare_parts
-from recperf.models.dlrm_v4_tables import fill_uniform_
-from recperf.models.hstu_config import HSTUConfig
+from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig
+from recperf.models.dlrm_v4.inputs import parts_to, prepare, prepare_parts
+from recperf.models.dlrm_v4.model import DLRMv4
+from recperf.models.dlrm_v4.tables import fill_uniform_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 

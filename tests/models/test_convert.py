@@ -11,10 +11,10 @@ from torch import Tensor
 from recperf.data.batch import JaggedFeatures
 from recperf.errors import ConfigError, DataError
 from recperf.models.config import DLRMConfig
-from recperf.models.convert import FIRST, load_torchrec_parameters, to_lower, to_upper, torchrec_parameters
 from recperf.models.dlrm import DLRM
-from recperf.models.hashed import HashedTable
 from recperf.models.published import load_public_parameters, public_parameters
+from recperf.models.tables import HashedTable
+from recperf.models.torchrec_weights import FIRST, load_torchrec_parameters, to_lower, to_upper, torchrec_parameters
 
 DOT = DLRMConfig(
     features=("a", "b", "c", "d"), rows=(5, 7, 3, 4), dim=4, bottom=(3, 6, 4), top=(8, 5, 1), interaction="dot",

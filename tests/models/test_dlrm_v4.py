@@ -13,13 +13,12 @@ from recperf.data.batch import HistoryBatch, JaggedFeatures
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.errors import ConfigError, DataError
 from recperf.measure.spans import StepClock
-from recperf.models import dlrm_v4_inputs
-from recperf.models.dlrm_v4 import DLRMv4
-from recperf.models.dlrm_v4_config import PRESETS, DLRMv4Config, laptop
-from recperf.models.dlrm_v4_cost import BACKWARD, FORWARD
-from recperf.models.dlrm_v4_inputs import parts_to, prepare, prepare_parts
-from recperf.models.dlrm_v4_tables import CHUNK, DLRMv4Tables, fill_uniform_, table_seed
-from recperf.models.hstu_config import HSTUConfig
+from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
+from recperf.models.dlrm_v4.config import PRESETS, DLRMv4Config, HSTUConfig, laptop
+from recperf.models.dlrm_v4.cost import BACKWARD, FORWARD
+from recperf.models.dlrm_v4.inputs import parts_to, prepare, prepare_parts
+from recperf.models.dlrm_v4.model import DLRMv4
+from recperf.models.dlrm_v4.tables import CHUNK, DLRMv4Tables, fill_uniform_, table_seed
 
 HSTU = HSTUConfig(layers=2, dim=12, heads=2, qk_dim=4, v_dim=3, max_length=40)
 CONFIG = DLRMv4Config(
@@ -255,7 +254,7 @@ def test_initial_rows_do_not_repeat_where_a_chunk_ends(monkeypatch: pytest.Monke
     whole, pieces = torch.empty(100, 7), torch.empty(100, 7)
     fill_uniform_(whole, 1.0, 3)
     assert whole.numel() < CHUNK
-    monkeypatch.setattr("recperf.models.dlrm_v4_tables.CHUNK", 33)
+    monkeypatch.setattr("recperf.models.dlrm_v4.tables.CHUNK", 33)
     fill_uniform_(pieces, 1.0, 3)
     assert torch.equal(whole, pieces)
 

@@ -13,11 +13,10 @@ from recperf.data.batch import HistoryBatch, JaggedFeatures
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.errors import ConfigError
 from recperf.measure.cost import Cost
-from recperf.models import dlrm_v4_cost as cost
-from recperf.models.dlrm_v4 import DLRMv4
-from recperf.models.dlrm_v4_config import DLRMv4Config, laptop, mlperf
-from recperf.models.dlrm_v4_inputs import prepare
-from recperf.models.hstu_config import HSTUConfig
+from recperf.models.dlrm_v4 import cost
+from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig, laptop, mlperf
+from recperf.models.dlrm_v4.inputs import prepare
+from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.ops.hstu_attention import reference
 
 STU = ("stu_input", "attention", "stu_output")

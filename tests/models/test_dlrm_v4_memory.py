@@ -18,14 +18,13 @@ from torch import Tensor
 
 from recperf.data.batch import HistoryBatch, JaggedFeatures
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
-from recperf.models import dlrm_v4_inputs
-from recperf.models import dlrm_v4_memory as memory
-from recperf.models.dlrm_v4 import DLRMv4
-from recperf.models.dlrm_v4_config import DLRMv4Config, gpu, laptop
-from recperf.models.dlrm_v4_cost import Load, load_of, model_flops, published_flops, stack_flops, step
-from recperf.models.dlrm_v4_inputs import prepare
-from recperf.models.hstu import Rows, STULayer
-from recperf.models.hstu_config import HSTUConfig
+from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
+from recperf.models.dlrm_v4 import memory
+from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig, gpu, laptop
+from recperf.models.dlrm_v4.cost import Load, load_of, model_flops, published_flops, stack_flops, step
+from recperf.models.dlrm_v4.hstu import Rows, STULayer
+from recperf.models.dlrm_v4.inputs import prepare
+from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.ops.dropout import Dropout
 
 GIB = 2**30

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from recperf.errors import DataError
-from recperf.models.dlrm_v4 import DLRMv4
-from recperf.models.dlrm_v4_config import DLRMv4Config, laptop
-from recperf.models.dlrm_v4_names import load_reference, ours_by_reference, reference_by_ours, reference_state
+from recperf.models.dlrm_v4.config import DLRMv4Config, laptop
+from recperf.models.dlrm_v4.model import DLRMv4
+from recperf.models.dlrm_v4.published import load_reference, ours_by_reference, reference_by_ours, reference_state
 
 CONFIG = replace(laptop(), row_scale=1e-6)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recperf.errors import ConfigError
-from recperf.models.hstu import HSTU, STU, Moment, Rows, STULayer
-from recperf.models.hstu_config import HSTUConfig
+from recperf.models.dlrm_v4.config import HSTUConfig
+from recperf.models.dlrm_v4.hstu import HSTU, STU, Moment, Rows, STULayer
 from recperf.ops.dropout import Dropout, keep_mask
 
 CONFIG = HSTUConfig(layers=3, dim=10, heads=2, qk_dim=4, v_dim=3, max_length=40, dropout=0.25, candidate_only=False)

@@ -14,11 +14,11 @@ from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.errors import ConfigError, DataError
 from recperf.models import tables as module
 from recperf.models.config import DLRMConfig
-from recperf.models.convert import load_torchrec_parameters, torchrec_parameters
 from recperf.models.dlrm import DLRM
 from recperf.models.embeddings import StackedTables
 from recperf.models.published import load_public_parameters, public_parameters
 from recperf.models.tables import SparseTables
+from recperf.models.torchrec_weights import load_torchrec_parameters, torchrec_parameters
 from recperf.ops.bag import native
 from recperf.train.loop import slices
 

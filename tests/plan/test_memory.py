@@ -102,8 +102,8 @@ def test_bags_travel_summed() -> None:
 
 def test_parts_are_those_of_one_device(work: Work) -> None:
     """On one rank tables, state and dense parameters are what `recperf show` counts."""
-    from recperf.models.dlrm_v4_cost import load_of
-    from recperf.models.dlrm_v4_memory import activations, memory
+    from recperf.models.dlrm_v4.cost import load_of
+    from recperf.models.dlrm_v4.memory import activations, memory
 
     config = mlperf()
     found = predict(config, 1, KNOWN["h200"], choices=Choices(rank_batch=16), history=100)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recperf.errors import ConfigError, UsageError
-from recperf.models.dlrm_v4_cost import load_of, model_flops, step
+from recperf.models.dlrm_v4.cost import load_of, model_flops, step
 from recperf.plan import network as wires
 from recperf.plan import skew, target
 from recperf.plan.devices import KNOWN, NETWORKS, Calls, Device, Efficiency, Network, Rates

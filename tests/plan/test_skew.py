@@ -12,7 +12,7 @@ from recperf.data.yambda import catalogue
 from recperf.data.yambda.store import EventStore
 from recperf.data.yambda.synthesize.config import YambdaLike
 from recperf.errors import DataError, UsageError
-from recperf.models.dlrm_v4_config import PUBLISHED_ROWS
+from recperf.models.dlrm_v4.config import PUBLISHED_ROWS
 from recperf.plan import skew
 from recperf.plan.advice import Arrivals, arrivals
 from recperf.plan.work import Table, Work, work_of

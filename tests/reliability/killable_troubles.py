@@ -108,7 +108,7 @@ def at_most(file_bytes: int) -> None:
 
 def poison(step: int) -> None:
     """A weight is no number from a step on."""
-    from recperf.models.dlrm_v4 import DLRMv4
+    from recperf.models.dlrm_v4.model import DLRMv4
     from recperf.workloads.dlrm_v4.build import SteppedModel
 
     original = SteppedModel.loss

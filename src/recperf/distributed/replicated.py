@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from ..models.dlrm_v4_tables import fill_uniform_, table_seed
+from ..models.dlrm_v4.tables import fill_uniform_, table_seed
 from ..ops import lookup as ops
 from .world import World
 

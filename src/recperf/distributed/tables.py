@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.dlrm_v4_config import DLRMv4Config
-from ..models.dlrm_v4_inputs import Inputs
-from ..models.dlrm_v4_tables import CHUNK, fill_uniform_, table_seed
+from ..models.dlrm_v4.config import DLRMv4Config
+from ..models.dlrm_v4.inputs import Inputs
+from ..models.dlrm_v4.tables import CHUNK, fill_uniform_, table_seed
 from .ahead import Ahead
 from .config import DistributedConfig
 from .library import require_torchrec

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .gradients import add_gradient
-from .lanes import Lanes
 from .mlp import MLP, mlp_backward, mlp_forward
+from .streams import SideStreams
 
 EVEN = 8
 """Widths that are no multiple of this take a product's slow kernels on a GPU."""
@@ -27,7 +27,7 @@ EVEN = 8
 class Arithmetic:
     """The plain way; what the fast way must equal."""
 
-    lanes = Lanes()
+    lanes = SideStreams()
 
     def width(self, features: int) -> int:
         """As wide as the input of a layer with so many features is best."""
@@ -66,10 +66,10 @@ class FastArithmetic(Arithmetic):
         relu: ModuleType,
         low: torch.dtype = torch.float32,
         copies: bool = False,
-        lanes: Lanes | None = None,
+        lanes: SideStreams | None = None,
     ) -> None:
         self.relu, self.low, self.copies = relu, low, copies
-        self.lanes = lanes or Lanes()
+        self.lanes = lanes or SideStreams()
         self._forth: dict[int, list[Tensor]] = {}
         self._back: dict[int, list[Tensor]] = {}
 

@@ -53,7 +53,7 @@ def jagged(keys: tuple[str, ...], indices: list[Tensor], offsets: list[Tensor]) 
 def public_parameters(model: DLRM) -> dict[str, Tensor]:
     """Our parameters under the public DLRM's names (`emb_l.0.weight`, `bot_l.0.weight`, ...), as views."""
     if model.config.interaction == "dcn":
-        raise ConfigError("the public DLRM has no counterpart of interaction dcn", fix="models/convert.py: TorchRec's")
+        raise ConfigError("the public DLRM has no counterpart of interaction dcn", fix="use models/torchrec_weights.py")
     assert isinstance(model.embeddings, StackedTables | SparseTables), "the public model has a table a feature"
     named = {f"emb_l.{i}.weight": model.embeddings.table(key) for i, key in enumerate(model.config.features)}
     for prefix, mlp in (("bot_l", model.bottom), ("top_l", model.top)):

@@ -220,7 +220,7 @@ def _stream(store: EventStore, index: WindowIndex, needed: int) -> NDArray[np.in
 
 
 def _ids_by_table(made: Any, tables: dict[str, Table]) -> dict[str, NDArray[np.int64]]:
-    from ..models.dlrm_v4_config import FEATURE_TABLES
+    from ..models.dlrm_v4.config import FEATURE_TABLES
 
     found: dict[str, list[NDArray[np.int64]]] = {}
     for feature, name in FEATURE_TABLES.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import within
-from ..models.dlrm_v4_config import DLRMv4Config
+from ..models.dlrm_v4.config import DLRMv4Config
 
 PUBLISHED = {8192: 69.3e6, 16384: 87.7e6, 32768: 113.0e6}
 """Mean samples to AUC 0.75 by global batch size, of twenty published runs each."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import within
 from ..errors import UsageError
 from ..measure.cost import FLOAT, Cost
-from ..models.dlrm_v4_config import DLRMv4Config
+from ..models.dlrm_v4.config import DLRMv4Config
 
 if TYPE_CHECKING:
     from ..models.config import DLRMConfig
@@ -103,8 +103,7 @@ def mean_history(config: Any, history: float | None) -> tuple[float, str]:
 
 
 def _histories(config: Any, history: float | None, items: float | None) -> Work:
-    from ..models import dlrm_v4_cost as cost
-    from ..models import dlrm_v4_memory as memory
+    from ..models.dlrm_v4 import cost, memory
 
     model: DLRMv4Config = config.model
     events, origin = mean_history(config, history)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ..measure.spans import span
-from ..models.hashed import HashedTable
-from ..models.lanes import Lanes
-from ..models.tables import SparseTables
+from ..models.streams import SideStreams
+from ..models.tables import HashedTable, SparseTables
 
 EPS = 1e-8
 
@@ -94,10 +93,10 @@ class SplitOptimizer:
         *,
         table_ratio: float = 1.0,
         clip: float = 0.0,
-        lanes: Lanes | None = None,
+        lanes: SideStreams | None = None,
     ) -> None:
         self.dense, self.sparse, self.table_ratio, self.clip = dense, sparse, table_ratio, clip
-        self.lanes = lanes or Lanes()
+        self.lanes = lanes or SideStreams()
         """Where weight gradients may still be on their way."""
 
     @torch.no_grad()

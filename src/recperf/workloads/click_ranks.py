@@ -34,7 +34,7 @@ from ..errors import ConfigError
 from ..measure.spans import span
 from ..models.dlrm import DLRM, WrittenOutLoss
 from ..models.embeddings import Embeddings
-from ..models.lanes import Lanes
+from ..models.streams import SideStreams
 from ..train.checkpoint_parts import stacked
 from ..train.loop import Optimizer, Order, Recipe
 from ..train.optim import DenseOptimizer, make_dense
@@ -230,7 +230,7 @@ class RankDLRM(OnRanks, DLRMTrial):
         super().__init__(prepared, seed)
         self.share_out(prepared.settings, prepared.config.distributed)
 
-    def _embeddings(self, device: torch.device, lanes: Lanes) -> Embeddings:
+    def _embeddings(self, device: torch.device, lanes: SideStreams) -> Embeddings:
         prepared, config = self.prepared, self.prepared.config
         if config.train.optimizer == "adamw":
             return super()._embeddings(device, lanes)
@@ -251,7 +251,7 @@ class RankDLRM(OnRanks, DLRMTrial):
             reasons["bag"] = own
         return tables
 
-    def _optimizer(self, lanes: Lanes) -> Optimizer:
+    def _optimizer(self, lanes: SideStreams) -> Optimizer:
         if self.rank_tables is None:
             return super()._optimizer(lanes)
         train, plain = self.prepared.config.train, not self.prepared.switches.optimizer

@@ -22,8 +22,8 @@ from ...models.cost import dlrm_step, sparse_dlrm_step
 from ...models.dlrm import DLRM, make_interaction
 from ...models.embeddings import Embeddings, StackedTables
 from ...models.interaction import Dot, Interaction
-from ...models.lanes import Lanes
 from ...models.losses import make as make_loss
+from ...models.streams import SideStreams
 from ...models.tables import SparseTables
 from ...ops import dot, relu
 from ...train.baselines import majority
@@ -254,7 +254,7 @@ class DLRMTrial(KeptTrial):
     def __init__(self, prepared: PreparedDLRM, seed: int) -> None:
         self.prepared, self.seed = prepared, seed
         config, switches, device = prepared.config, prepared.switches, prepared.settings.device
-        lanes = Lanes(on=switches.graph and switches.mlp)
+        lanes = SideStreams(on=switches.graph and switches.mlp)
         self.model = DLRM(
             prepared.model,
             seed=seed,
@@ -279,7 +279,7 @@ class DLRMTrial(KeptTrial):
             whole_step=whole,
         )
 
-    def _embeddings(self, device: torch.device, lanes: Lanes) -> Embeddings:
+    def _embeddings(self, device: torch.device, lanes: SideStreams) -> Embeddings:
         model, reasons = self.prepared.model, self.prepared.settings.reasons
         if self.prepared.config.train.optimizer == "adamw":
             reasons["bag"] = "torch: adamw updates every row, so the tables have a dense gradient"
@@ -298,7 +298,7 @@ class DLRMTrial(KeptTrial):
         self.prepared.settings.reasons["dot"] = why
         return Dot(model.vectors, diagonal=model.diagonal, body=body)
 
-    def _arithmetic(self, device: torch.device, lanes: Lanes) -> Arithmetic:
+    def _arithmetic(self, device: torch.device, lanes: SideStreams) -> Arithmetic:
         switches = self.prepared.switches
         if not switches.mlp and switches.precision != "bfloat16":
             return Arithmetic()
@@ -307,7 +307,7 @@ class DLRMTrial(KeptTrial):
         copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
         return FastArithmetic(relu=body, low=switches.low, copies=copies, lanes=lanes)
 
-    def _optimizer(self, lanes: Lanes) -> Optimizer:
+    def _optimizer(self, lanes: SideStreams) -> Optimizer:
         train, switches = self.prepared.config.train, self.prepared.switches
         groups = [(self.model.dense_parameters(), train.weight_decay)]
         tables = self.model.embeddings

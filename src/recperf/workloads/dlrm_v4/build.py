@@ -19,10 +19,10 @@ from ...data.yambda.loader import Loader
 from ...data.yambda.order import StreamOrder
 from ...execution.submission import Submission
 from ...measure.spans import span
-from ...models.dlrm_v4 import DLRMv4
-from ...models.dlrm_v4_config import DLRMv4Config
-from ...models.dlrm_v4_inputs import Inputs, prepare
-from ...models.stages import StagedLoss
+from ...models.dlrm_v4.config import DLRMv4Config
+from ...models.dlrm_v4.inputs import Inputs, prepare
+from ...models.dlrm_v4.model import DLRMv4
+from ...models.dlrm_v4.stages import StagedLoss
 from ...points import passing
 from ...runs.mlperf.facts import Facts, Precision
 from ...runs.mlperf.log import MLPerfLog

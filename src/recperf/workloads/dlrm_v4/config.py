@@ -14,10 +14,10 @@ from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, require_memory, summed_bytes
 from ...measure.cost import FLOAT
-from ...models import dlrm_v4_config as models
-from ...models.dlrm_v4_config import DLRMv4Config
-from ...models.dlrm_v4_cost import full_load, step
-from ...models.dlrm_v4_memory import memory
+from ...models.dlrm_v4 import config as models
+from ...models.dlrm_v4.config import DLRMv4Config
+from ...models.dlrm_v4.cost import full_load, step
+from ...models.dlrm_v4.memory import memory
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...runs.mlperf.config import SubmissionConfig
 from ...train.config import TargetConfig, TrainConfig

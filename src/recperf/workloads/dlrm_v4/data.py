@@ -24,7 +24,7 @@ from ...distributed.world import current
 from ...errors import ConfigError, DataError
 from ...execution.workload import Fix, Trial
 from ...measure.cost import FLOAT, Cost
-from ...models.dlrm_v4_cost import load_of, step
+from ...models.dlrm_v4.cost import load_of, step
 from ...train.baselines import baselines, popularity
 from ...train.device import choose, repeatable
 from ...train.loop import Position, Recipe

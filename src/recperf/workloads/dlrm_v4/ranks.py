@@ -29,10 +29,10 @@ from ...distributed.step import RankStep, Reduction
 from ...distributed.tables import TorchRecTables
 from ...distributed.world import World
 from ...measure.spans import span
-from ...models.dlrm_v4 import DLRMv4
-from ...models.dlrm_v4_inputs import Inputs
-from ...models.dlrm_v4_tables import DLRMv4Tables
-from ...models.stages import StagedLoss
+from ...models.dlrm_v4.inputs import Inputs
+from ...models.dlrm_v4.model import DLRMv4
+from ...models.dlrm_v4.stages import StagedLoss
+from ...models.dlrm_v4.tables import DLRMv4Tables
 from ...points import passing
 from .build import Evaluations, HistoryTrial, InputOrder, Numbered, SteppedModel
 from .data import PreparedHistories

@@ -21,8 +21,7 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_step
 from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
-from ...models.hashed import HashedTable
-from ...models.tables import SparseTables
+from ...models.tables import HashedTable, SparseTables
 from ...train.baselines import baselines
 from ...train.config import TrainConfig
 from ...train.device import Settings, choose

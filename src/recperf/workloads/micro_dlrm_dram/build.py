@@ -17,7 +17,7 @@ from ...execution.workload import Fix, Trial, describe_made_up
 from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
-from ...models.hashed import HashedTable
+from ...models.tables import HashedTable
 from ...train.baselines import baselines, majority
 from ...train.device import Settings, choose
 from ...train.loop import Order, Position, Recipe

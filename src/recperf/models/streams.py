@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Lanes:
+class SideStreams:
     """Named queues beside the current one; off, they are the current one."""
 
     def __init__(self, *, on: bool = False) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.batch import HistoryBatch
-from ..data.yambda.schema import HISTORY
-from ..errors import DataError
-from ..ops.assemble import Plan, plan
-from ..ops.lookup import expand, unique
-from .dlrm_v4_config import ACTIONS, CANDIDATE_CODE, FEATURE_TABLES, DLRMv4Config
+from ...data.batch import HistoryBatch
+from ...data.yambda.schema import HISTORY
+from ...errors import DataError
+from ...ops.assemble import Plan, plan
+from ...ops.lookup import expand, unique
+from .config import ACTIONS, CANDIDATE_CODE, FEATURE_TABLES, DLRMv4Config
 
 MOST_KEY = 1 << 62
 """As many (item, artist, album) can be told apart by one number."""

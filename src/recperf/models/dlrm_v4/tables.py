@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..ops import lookup as ops
-from ..ops.hashing import finalise_torch_, signed, stream
-from ..ops.splitmix import GOLDEN
-from .dlrm_v4_config import DLRMv4Config
-from .dlrm_v4_inputs import Inputs
-from .init import generator
+from ...ops import lookup as ops
+from ...ops.hashing import finalise_torch_, signed, stream
+from ...ops.splitmix import GOLDEN
+from ..init import generator
+from .config import DLRMv4Config
+from .inputs import Inputs
 
 CHUNK = 1 << 22
 """Initial values drawn at a time, so that a table never needs room for itself twice."""

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.yambda.schema import HISTORY
-from ..measure.spans import span
-from ..ops.assemble import assemble
-from ..ops.dropout import drop
-from ..ops.jagged import concat_dense
-from ..ops.layer_norm import layer_norm, swish_layer_norm
-from ..ops.position_time import position_time
-from .dlrm_v4_config import ACTIONS, CANDIDATE_CODE, DLRMv4Config
-from .dlrm_v4_inputs import Inputs
-from .dlrm_v4_tables import DLRMv4Tables
+from ...data.yambda.schema import HISTORY
+from ...measure.spans import span
+from ...ops.assemble import assemble
+from ...ops.dropout import drop
+from ...ops.jagged import concat_dense
+from ...ops.layer_norm import layer_norm, swish_layer_norm
+from ...ops.position_time import position_time
+from ..init import normal_
+from ..losses import BCE
+from .config import ACTIONS, CANDIDATE_CODE, DLRMv4Config
 from .hstu import HSTU, Moment, Rows, uniform_, xavier_uniform_
-from .init import normal_
-from .losses import BCE
+from .inputs import Inputs
 from .stages import Run, StagedLoss, Stages, spanned
+from .tables import DLRMv4Tables
 
 PERIODS = ((3600, 24), (86400, 7))
 """Hours of a day and days of a week, in seconds."""

@@ -24,9 +24,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import DataError
-from .dlrm_v4 import DLRMv4
-from .dlrm_v4_config import DLRMv4Config
+from ...errors import DataError
+from .config import DLRMv4Config
+from .model import DLRMv4
 
 TRANSDUCER = "_hstu_transducer"
 PREPROCESSOR = f"{TRANSDUCER}._input_preprocessor"

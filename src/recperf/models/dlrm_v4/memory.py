@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..measure.cost import FLOAT, INDEX
-from .dlrm_v4_config import ACTIONS, DLRMv4Config
-from .dlrm_v4_cost import Load, activation_bytes, encoded_rows, usual_rows
-from .hstu_config import HSTUConfig
+from ...measure.cost import FLOAT, INDEX
+from .config import ACTIONS, DLRMv4Config, HSTUConfig
+from .cost import Load, activation_bytes, encoded_rows, usual_rows
 
 STATISTICS = 2 * FLOAT
 """Of a norm, for every row of it: mean and deviation."""

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..measure.spans import span
-from ..ops import hstu_attention, stu_input, stu_output
-from ..ops.dropout import Dropout, dropout_seed
-from ..ops.hstu_attention import Mask
-from .hstu_config import HSTUConfig
-from .init import generator
+from ...measure.spans import span
+from ...ops import hstu_attention, stu_input, stu_output
+from ...ops.dropout import Dropout, dropout_seed
+from ...ops.hstu_attention import Mask
+from ..init import generator
+from .config import HSTUConfig
 
 STU = "stu"
 """The purpose of the layers' dropout, which sets it apart from others of the same step."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..measure.spans import span
+from ...measure.spans import span
 
 Run = Callable[..., Any]
 """Calls a part: its name, a function of tensors, and those. A part without a name has spans of its own inside."""

@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..config import require
-from ..measure.cost import FLOAT, INDEX, Cost
-from .dlrm_v4_config import ACTIONS, DLRMv4Config
-from .hstu_config import HSTUConfig
+from ...config import require
+from ...measure.cost import FLOAT, INDEX, Cost
+from .config import ACTIONS, DLRMv4Config, HSTUConfig
 
 UNIQUE = {"item_id": 0.024, "album_id": 0.015, "artist_id": 0.006}
 """Distinct rows a position in batches of 1024 of the benchmark's data."""
