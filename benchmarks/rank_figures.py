@@ -86,7 +86,7 @@ def losses(world: World, chosen: argparse.Namespace) -> Rows:
         more = chosen.more if name == "micro-dlrm" else 0
         began = perf_counter()
         both, scores = trained(name, steps, more)
-        if not world.leads:
+        if not world.is_leader:
             world.barrier()
             continue
         enter(World())
@@ -135,7 +135,7 @@ def bags(world: World, kind: str, seed: int) -> Any:
 def checkpoint(world: World, chosen: argparse.Namespace) -> Rows:
     from recperf.distributed.store import RankStore
 
-    folder = Path(world.of_first(lambda: tempfile.mkdtemp(dir=chosen.folder)))
+    folder = Path(world.on_leader(lambda: tempfile.mkdtemp(dir=chosen.folder)))
     here = {"ranks": world.size, "rows": ROWS, "dim": DIM}
     found = []
 
@@ -143,8 +143,8 @@ def checkpoint(world: World, chosen: argparse.Namespace) -> Rows:
         world.barrier()
         peak, began = Peak(), perf_counter()
         work()
-        seconds = world.largest(round((perf_counter() - began) * 1e9)) / 1e9
-        most = world.largest(peak.bytes())
+        seconds = world.maximum(round((perf_counter() - began) * 1e9)) / 1e9
+        most = world.maximum(peak.bytes())
         found.append(row(NAME, what, "time", "s", [seconds], here))
         found.append(row(NAME, what, "beside_the_tables", "MiB", [most / MIB], here))
 
@@ -158,7 +158,7 @@ def checkpoint(world: World, chosen: argparse.Namespace) -> Rows:
             timed(what, partial(_load, store(), bags(world, kind, 2)))
     finally:
         world.barrier()
-        if world.leads:
+        if world.is_leader:
             shutil.rmtree(folder)
     return found
 
@@ -243,9 +243,9 @@ def rank(chosen: argparse.Namespace) -> None:
     for part in [chosen.only] if chosen.only else PARTS:
         began = perf_counter()
         found += PARTS[part](world, chosen)
-        if world.leads:
+        if world.is_leader:
             print(f"{part}: {perf_counter() - began:.0f} s", file=sys.stderr)
-    if world.leads:
+    if world.is_leader:
         for entry in found:
             entry["conditions"]["note"] = chosen.note
             print(f"{entry['conditions'].get('rank_1_sleeps_ms', ''):>5} {show(entry)}")

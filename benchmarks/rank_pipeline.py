@@ -121,7 +121,7 @@ def steps(trial: Any, together: Together, timed: Timed, blocks: int, each: int) 
             for _ in range(each):
                 take_step(recipe, batches[name], recipe.steps - 1)
             # Of the last rank to be done.
-            taken = world.largest(round((perf_counter() - began) * 1e9)) / 1e9
+            taken = world.maximum(round((perf_counter() - began) * 1e9)) / 1e9
             if block:
                 for metric, seconds in {"step_ms": taken, **timed.seconds}.items():
                     found[name][metric].append(seconds / each * 1e3)
@@ -165,7 +165,7 @@ def rank(chosen: argparse.Namespace) -> None:
     config = replace(
         config, data=replace(config.data, events=chosen.events), train=replace(config.train, batch_size=chosen.batch)
     )
-    trial: Any = world.first_alone(lambda: PreparedHistories(config)).trial(0)
+    trial: Any = world.leader_first(lambda: PreparedHistories(config)).trial(0)
     conditions = {
         "ranks": world.size, "backend": world.backend, "batch": chosen.batch, "block": chosen.each,
         "table_dim": config.model.table_dim, "note": chosen.note,
@@ -179,7 +179,7 @@ def rank(chosen: argparse.Namespace) -> None:
         ratios = [slow / fast for slow, fast in zip(told["in the step"]["step_ms"], told["early"]["step_ms"])]
         found.append(row(NAME, "in the step over early", "ratio", "x", ratios, here))
     found += _rows(repeats(trial, world, chosen.lookups), conditions)
-    if world.leads:
+    if world.is_leader:
         for entry in found:
             print(f"{entry['conditions'].get('least_exchange_ms', ''):>4} {show(entry)}")
         if not chosen.dry:

@@ -219,8 +219,8 @@ def starts(world: World, late: float, margin: float, rounds: int = 5) -> list[tu
     from recperf.distributed import window
 
     class Slow(World):
-        def largest(self, value: int) -> int:
-            found = world.largest(value)
+        def maximum(self, value: int) -> int:
+            found = world.maximum(value)
             time.sleep(late * world.rank)
             return found
 

@@ -26,12 +26,12 @@ from recperf.workloads.micro_dlrm import config as micro_dlrm
 
 @contextmanager
 def shared_folder(world: World) -> Iterator[Path]:
-    folder = Path(world.of_first(tempfile.mkdtemp))
+    folder = Path(world.on_leader(tempfile.mkdtemp))
     try:
         yield folder
     finally:
         world.barrier()
-        if world.leads:
+        if world.is_leader:
             shutil.rmtree(folder)
 
 
@@ -42,8 +42,8 @@ def store_of(world: World, folder: Path) -> RankStore:
 def whole(tables: Movable) -> dict[str, Tensor]:
     """All tables, and what the optimizer remembers of them (`<table>_state`), put together on rank 0 without a
     checkpoint; nothing on the others."""
-    each = tables.world.gathered([*tables.local()])
-    if not tables.world.leads:
+    each = tables.world.gather([*tables.local()])
+    if not tables.world.is_leader:
         return {}
     found: dict[str, Tensor] = {}
     for name in tables.names:
@@ -72,13 +72,13 @@ def whole_state(world: World, trial: Any) -> dict[str, Any]:
     """On rank 0 what one process reads of what all ranks saved; nothing on the others."""
     with shared_folder(world) as folder:
         store_of(world, folder).save(1, {"trial": trial.state()}, best=False)
-        return read_state(folder / name_of(1), None)["trial"] if world.leads else {}
+        return read_state(folder / name_of(1), None)["trial"] if world.is_leader else {}
 
 
 def restore(world: World, trial: Any, state: dict[str, Any]) -> None:
     """Go on from what one process saves, which only rank 0 looks at."""
     with shared_folder(world) as folder:
-        if world.leads:
+        if world.is_leader:
             CheckpointStore(folder=folder, notice=print).save(1, {"trial": state}, best=False)
         loaded = store_of(world, folder).load(into={"trial": trial.state()})
         assert loaded is not None
@@ -100,7 +100,7 @@ def unlike(world: World) -> list[tuple[str, str, str, bool]]:
         try:
             check()
         except RecperfError as error:
-            one_says_it = isinstance(error, ALIKE) or error is world.agreed
+            one_says_it = isinstance(error, ALIKE) or error is world.shared_error
             found.append((type(error).__name__, error.what, error.where[label], one_says_it))
     return found
 

@@ -92,7 +92,7 @@ def damaged(world: World, root: Path, damages: list[list[list[str]]]) -> list[An
     kept = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     world.barrier()
     for damage in damages:
-        if world.leads:
+        if world.is_leader:
             for way, name, other in damage:
                 _damage(way, root / name, root / other)
         world.barrier()
@@ -104,9 +104,9 @@ def damaged(world: World, root: Path, damages: list[list[list[str]]]) -> list[An
             assert state is not None
             found.append((state["position"], said))
         except RecperfError as error:
-            found.append((type(error).__name__, error.what, error is world.agreed))
+            found.append((type(error).__name__, error.what, error is world.shared_error))
         world.barrier()
-        if world.leads:
+        if world.is_leader:
             for path, content in kept.items():
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(content)
@@ -156,5 +156,5 @@ def save_fails(world: World, root: Path, how: str) -> tuple[Any, ...]:
             os.posix_fadvise = lambda *_: os.open("/nowhere", os.O_RDONLY)
         store.save(3, state, best=False)
     except RecperfError as error:
-        return type(error).__name__, error.what, error.where.get("rank"), error is world.agreed
+        return type(error).__name__, error.what, error.where.get("rank"), error is world.shared_error
     return ()

@@ -18,7 +18,7 @@ from rank_pool import home, needs_torchrec, start
 
 from recperf.cli import main
 from recperf.distributed import notes
-from recperf.distributed.launch import require_ranks, verdict, without_ranks
+from recperf.distributed.launch import rank_arguments, require_ranks, verdict
 from recperf.distributed.watching import Watch
 from recperf.distributed.world import World
 from recperf.errors import RecperfError, UsageError
@@ -342,5 +342,5 @@ def test_what_cannot_be_several_ranks() -> None:
 
 
 def test_a_rank_is_not_told_to_start_ranks() -> None:
-    assert without_ranks(["dlrm-v4", "--ranks", "4", "--seed", "1"]) == ["dlrm-v4", "--seed", "1"]
-    assert without_ranks(["--ranks=4", "dlrm-v4", "--restarts", "2"]) == ["dlrm-v4"]
+    assert rank_arguments(["dlrm-v4", "--ranks", "4", "--seed", "1"]) == ["dlrm-v4", "--seed", "1"]
+    assert rank_arguments(["--ranks=4", "dlrm-v4", "--restarts", "2"]) == ["dlrm-v4"]

@@ -15,7 +15,7 @@ from recperf.cli import run as run_command
 from recperf.cli.options import choose, read_options
 from recperf.config import to_json, with_absolute_paths
 from recperf.distributed import launch, library, notes, roll_call
-from recperf.distributed.world import NotMet, World, enter
+from recperf.distributed.world import RendezvousError, World, enter
 from recperf.errors import DataError, MachineError, RecperfError, Stopped, UsageError
 from recperf.machine import out_of_memory
 from recperf.measure import spans
@@ -57,7 +57,7 @@ def raising(error: BaseException) -> Callable[..., int]:
 
 def ended(error: BaseException, rank: int = 0) -> tuple[int, list[str], dict[str, Any]]:
     told: list[RecperfError] = []
-    code = launch.as_rank(World(rank=rank, size=2, local_rank=rank, joined=True), raising(error), told.append)
+    code = launch.run_as_rank(World(rank=rank, size=2, local_rank=rank, joined=True), raising(error), told.append)
     place = notes.folder()
     assert place is not None
     return code, [error.what for error in told], notes.word(place, rank) or {}
@@ -82,8 +82,11 @@ def test_words_of_this_torch_for_no_memory(place: Path) -> None:
 
 
 def test_ranks_that_do_not_meet_say_so_once_a_host(place: Path) -> None:
-    assert ended(NotMet("the ranks did not meet within 5 s"), rank=0)[:2] == (4, ["the ranks did not meet within 5 s"])
-    assert ended(NotMet("the ranks did not meet within 5 s"), rank=1)[:2] == (4, [])
+    assert ended(RendezvousError("the ranks did not meet within 5 s"), rank=0)[:2] == (
+        4,
+        ["the ranks did not meet within 5 s"],
+    )
+    assert ended(RendezvousError("the ranks did not meet within 5 s"), rank=1)[:2] == (4, [])
 
 
 def test_which_failures_are_worth_another_start(place: Path) -> None:
@@ -152,7 +155,7 @@ def test_after_a_signal_nothing_is_started_again(attempts: list[Any]) -> None:
 def test_only_rank_0_says_that_a_run_is_done(torchrun: None, tmp_path: Path) -> None:
     notes.leave_run(tmp_path / "run")
     for rank, code, kept in ((1, 0, True), (0, 4, True), (0, 0, False)):
-        assert launch.as_rank(World(rank=rank, size=2), lambda code=code: code, pytest.fail) == code  # type: ignore[misc]
+        assert launch.run_as_rank(World(rank=rank, size=2), lambda code=code: code, pytest.fail) == code  # type: ignore[misc]
         assert (notes.left_run() == tmp_path / "run") is kept, (rank, code)
 
 

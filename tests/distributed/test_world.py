@@ -9,7 +9,7 @@ import torch
 from rank_pool import needs_torchrec, run_ranks
 from torch import distributed
 
-from recperf.distributed.world import NotMet, World, agreed_round
+from recperf.distributed.world import RendezvousError, World, agreed_round
 from recperf.errors import UsageError
 from recperf.train.metrics import Tally
 
@@ -27,7 +27,7 @@ def test_torchrun_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
     world = World.from_environment()
-    assert (world.rank, world.size, world.local_rank, world.local_size, world.leads) == (5, 8, 1, 4, False)
+    assert (world.rank, world.size, world.local_rank, world.local_size, world.is_leader) == (5, 8, 1, 4, False)
     monkeypatch.setenv("RANK", "five")
     with pytest.raises(UsageError, match="no numbers"):
         World.from_environment()
@@ -38,13 +38,18 @@ def test_alone_nothing_is_sent() -> None:
     world.join("cpu", 1)
     assert not torch.distributed.is_initialized()
     tally.add(torch.tensor([1.0, -1.0]), torch.tensor([1.0, 1.0]))
-    assert world.merged(tally).metrics() == tally.metrics()
-    assert (world.largest(3), world.told("x"), world.any_true(False), world.any_true(True)) == (3, "x", False, True)
-    assert world.first_alone(lambda: 7) == world.of_first(lambda: 7) == 7
+    assert world.merge_tally(tally).metrics() == tally.metrics()
+    assert (world.maximum(3), world.broadcast("x"), world.any_true(False), world.any_true(True)) == (
+        3,
+        "x",
+        False,
+        True,
+    )
+    assert world.leader_first(lambda: 7) == world.on_leader(lambda: 7) == 7
 
 
 def test_ranks_that_do_not_meet(tmp_path: Path) -> None:
-    with pytest.raises(NotMet, match=r"the ranks did not meet within 0\.1 s") as found:
+    with pytest.raises(RendezvousError, match=r"the ranks did not meet within 0\.1 s") as found:
         World(rank=0, size=2).join("cpu", 0.1, init_method=f"file://{tmp_path / 'meeting'}")
     assert found.value.where["was told"] == "rank 1 did not come"
     assert "GLOO_SOCKET_IFNAME" in str(found.value.fix)

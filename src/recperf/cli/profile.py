@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import to_json, with_absolute_paths
-from ..distributed.launch import as_rank, launch, require_ranks, without_ranks
+from ..distributed.launch import launch, rank_arguments, require_ranks, run_as_rank
 from ..distributed.world import World, current, enter
 from ..errors import MachineError, RecperfError, UsageError
 from ..files import write_atomic, writing
@@ -58,7 +58,7 @@ def command(words: list[str]) -> int:
     world = enter(World.from_environment())
     if world.size == 1:
         return one(words, world)
-    return as_rank(world, lambda: one(words, world), lambda error: print_error(error, as_json="--json" in words))
+    return run_as_rank(world, lambda: one(words, world), lambda error: print_error(error, as_json="--json" in words))
 
 
 def one(words: list[str], world: World) -> int:
@@ -79,8 +79,8 @@ def one(words: list[str], world: World) -> int:
     if max(options.ranks, world.size) > 1 and (options.try_fixes or options.stalls):
         raise UsageError("--try-fixes and --stalls are for one process", fix="leave --ranks out")
     if options.ranks > 1 and world.size == 1:
-        return launch(without_ranks(words), options.ranks, lambda e: gone(e, options), verb="profile")
-    if not world.leads:
+        return launch(rank_arguments(words), options.ranks, lambda e: gone(e, options), verb="profile")
+    if not world.is_leader:
         return follow(choice, options, world)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     try:
@@ -129,7 +129,7 @@ def follow(choice: Choice, options: Options[Any], world: World) -> int:
     """Profile as a rank that writes nothing but its trace."""
     config = with_absolute_paths(options.values)
     join(choice, config, options, world)
-    folder = world.told(Path())
+    folder = world.broadcast(Path())
     from ..execution.profiling import profile
 
     with ended_by_signal():
@@ -184,7 +184,7 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
         run.write("machine.json", machine_facts())
         if peaks is not None:
             run.write("peaks.json", peaks)
-        world.told(folder.resolve())
+        world.broadcast(folder.resolve())
         found = profile(choice.workload, config, peaks, wished(options, folder, world), terminal.notice)
         found["preset"] = choice.preset
         if options.stalls:

@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from ..config import to_json, with_absolute_paths
-from ..distributed.launch import as_rank, launch, require_ranks, without_ranks
+from ..distributed.launch import launch, rank_arguments, require_ranks, run_as_rank
 from ..distributed.notes import job, leave_run, left_run, restarted, same_job
 from ..distributed.world import World, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
@@ -65,7 +65,7 @@ def command(words: list[str]) -> int:
     world = enter(World.from_environment())
     if world.size == 1:
         return one(words, world)
-    return as_rank(world, lambda: one(words, world), lambda error: print_error(error, as_json="--json" in words))
+    return run_as_rank(world, lambda: one(words, world), lambda error: print_error(error, as_json="--json" in words))
 
 
 def one(words: list[str], world: World) -> int:
@@ -85,9 +85,9 @@ def one(words: list[str], world: World) -> int:
             return started(words, options)
         if options.restarts:
             raise UsageError("--restarts goes with --ranks", fix="torchrun --max-restarts")
-        terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.leads)
+        terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.is_leader)
         try:
-            if options.dry_run and not world.leads:
+            if options.dry_run and not world.is_leader:
                 return 0
             if options.dry_run:
                 return dry_run(choice, options, terminal)
@@ -96,7 +96,7 @@ def one(words: list[str], world: World) -> int:
 
                 world.join(options.values.train.device, options.values.distributed.timeout_s)
                 require_same_config(world, choice.workload.name, with_absolute_paths(options.values))
-            return run(choice, options, stop, terminal) if world.leads else follow(choice, options, stop, terminal)
+            return run(choice, options, stop, terminal) if world.is_leader else follow(choice, options, stop, terminal)
         finally:
             terminal.close()
 
@@ -108,7 +108,7 @@ def started(words: list[str], options: Options[Any]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     try:
         return launch(
-            without_ranks(words),
+            rank_arguments(words),
             options.ranks,
             lambda error: print_error(error, as_json=options.json),
             restarts=options.restarts,
@@ -153,9 +153,9 @@ def follow(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Term
     from ..execution.execute import execute
 
     world = current()
-    if world.told(False):
+    if world.broadcast(False):
         return 0
-    allow = world.told(())
+    allow = world.broadcast(())
     record = shared(None, world)
     execute(choice.workload, with_absolute_paths(options.values), record, stop, terminal, allow=allow)
     return 0
@@ -179,7 +179,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
             leave_run(record.folder)
             write_atomic(record.folder / JOB, job().encode())
         result = record.read("result.json") if record.finished else None
-        current().told(result is not None)
+        current().broadcast(result is not None)
         if result is not None:
             terminal.notice("this run is finished already; nothing to do")
         else:
@@ -270,7 +270,7 @@ def train(
     # A field named here that config.json has already was edited there by hand.
     allow = (*allowed_before(record.folder), *known_fields(options.allow_change, config)) if choice.resume else ()
     world = current()
-    world.told(allow)
+    world.broadcast(allow)
     if world.size > 1:
         from ..distributed.record import shared
 

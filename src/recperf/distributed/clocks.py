@@ -44,7 +44,7 @@ def compared(world: World, *, here: str | None = None, now: Callable[[], int] = 
     for rank in (rank for rank, other in enumerate(hosts) if other != hosts[0]):
         if world.rank == rank:
             found = _asked(here, now)
-        elif world.leads:
+        elif world.is_leader:
             _answer(rank, now)
     return found
 

@@ -21,7 +21,7 @@ from ..errors import ConfigError, GateFailed, Interrupted, MachineError, Recperf
 from ..machine import out_of_memory
 from . import notes, roll_call
 from .watching import Watch
-from .world import NotMet, World
+from .world import RendezvousError, World
 
 MOST_RANKS = 1024
 SAVE_S = 600
@@ -38,7 +38,7 @@ ALIKE = (ConfigError, UsageError, GateFailed, Stopped, Interrupted)
 """Errors that every rank comes to by itself, from what all ranks know."""
 
 
-def without_ranks(words: list[str]) -> list[str]:
+def rank_arguments(words: list[str]) -> list[str]:
     """The command line of a rank."""
     found, skip = [], False
     for word in words:
@@ -229,7 +229,7 @@ def require_ranks(world: World, asked: int, workload: str, has_ranks: bool) -> N
         raise UsageError(f"workload {workload!r} runs in one process", fix=fix)
 
 
-def as_rank(world: World, work: Callable[[], int], tell: Callable[[RecperfError], None]) -> int:
+def run_as_rank(world: World, work: Callable[[], int], tell: Callable[[RecperfError], None]) -> int:
     """Be one rank: its exit code, with one message from all ranks where something fails."""
     notes.begin(world.rank)
     full = False
@@ -247,11 +247,11 @@ def as_rank(world: World, work: Callable[[], int], tell: Callable[[RecperfError]
     if lost == "gone" and notes.launched():
         time.sleep(LINGER_S)
     # What the others end with says nothing about the run, which is rank 0's.
-    notes.end(world.rank, done=world.leads and code == 0)
+    notes.end(world.rank, done=world.is_leader and code == 0)
     return code
 
 
-def lost_others(error: BaseException) -> bool:
+def is_peer_failure(error: BaseException) -> bool:
     """Whether an error only says that another rank went away; messages of our own may have the same words in a path."""
     return isinstance(error, RuntimeError) and not out_of_memory(error) and LOST.search(str(error)) is not None
 
@@ -259,7 +259,7 @@ def lost_others(error: BaseException) -> bool:
 def _told(world: World, error: BaseException, tell: Callable[[RecperfError], None]) -> tuple[int, str]:
     """What an error makes of a rank: its exit code, and whether it only lost the others: they are gone, or silent."""
     text = " ".join(error.lines()) if isinstance(error, RecperfError) else f"{type(error).__name__}: {error}"
-    if world.joined and lost_others(error):
+    if world.joined and is_peer_failure(error):
         if not notes.launched():
             _name_lacking(world, text, tell)
         return MachineError.exit_code, "silent" if SILENT.search(text) else "gone"
@@ -275,15 +275,15 @@ def _say(world: World, error: BaseException, text: str, tell: Callable[[RecperfE
         last = notes.last(world.rank)
         tell(MachineError("out of memory", where={"rank": world.rank, **last.facts, "was told": text[:200]}))
         return MachineError.exit_code
-    if isinstance(error, NotMet):
+    if isinstance(error, RendezvousError):
         # Hosts that do not meet cannot agree on who says so.
         if world.local_rank == 0:
             tell(error)
         return error.exit_code
     if isinstance(error, RecperfError):
         # What every rank finds out alike is said by rank 0.
-        alike = isinstance(error, ALIKE) or not world.joined or error is world.agreed
-        if world.leads or not alike:
+        alike = isinstance(error, ALIKE) or not world.joined or error is world.shared_error
+        if world.is_leader or not alike:
             error.where = {**error.where, "rank": str(world.rank)} if not alike else error.where
             tell(error)
         return error.exit_code

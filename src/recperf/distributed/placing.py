@@ -171,7 +171,7 @@ def free_memory(world: World) -> int:
         from ..machine import available_bytes
 
         free = available_bytes() // world.local_size
-    return -world.largest(-free)
+    return -world.maximum(-free)
 
 
 def text_of(parts: list[Part]) -> str:

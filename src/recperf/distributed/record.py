@@ -26,11 +26,11 @@ def require_same_config(world: World, workload: str, config: Any, **options: Any
     ours = {"workload": workload, **fields_of(config), **options}
     for name in OF_A_HOST:
         ours.pop(name, None)
-    first = world.told(ours)
+    first = world.broadcast(ours)
     lacking = sorted(ours.keys() ^ first.keys())
     differing = [(change.field, change.was, change.now) for change in changes(first, ours)]
     differing += [(name, first.get(name, "nothing"), ours.get(name, "nothing")) for name in lacking]
-    for rank, found in enumerate(world.told(world.gathered(differing[:1]))):
+    for rank, found in enumerate(world.broadcast(world.gather(differing[:1]))):
         for field, was, now in found:
             raise ConfigError(
                 f"rank {rank} has {field} {now!r}, rank 0 has {was!r}",
@@ -41,10 +41,10 @@ def require_same_config(world: World, workload: str, config: Any, **options: Any
 
 def require_same_data(world: World, digest: str) -> None:
     """Refuse ranks that read other data than rank 0."""
-    digests = world.told(world.gathered(digest))
+    digests = world.broadcast(world.gather(digest))
     for rank, found in enumerate(digests):
         if found != digests[0]:
-            world.agreed = error = DataError(
+            world.shared_error = error = DataError(
                 f"rank {rank} has other data than rank 0",
                 where={"rank": rank, "its digest": found, "digest of rank 0": digests[0]},
                 fix="the same data on every host",
@@ -62,10 +62,10 @@ class _Led:
         return getattr(self._run, name)
 
     def read(self, name: str, *needs: str) -> Any:
-        return self._world.told(self._run.read(name, *needs))
+        return self._world.broadcast(self._run.read(name, *needs))
 
     def digest(self, name: str) -> Any:
-        return self._world.told(self._run.digest(name))
+        return self._world.broadcast(self._run.digest(name))
 
 
 class _Followed:
@@ -77,10 +77,10 @@ class _Followed:
         self.folder, self._world = folder, world
 
     def read(self, name: str, *needs: str) -> Any:
-        return self._world.told(None)
+        return self._world.broadcast(None)
 
     def digest(self, name: str) -> Any:
-        return self._world.told(None)
+        return self._world.broadcast(None)
 
     def event_digest(self, size: int | None = None) -> str:
         return ""
@@ -103,7 +103,7 @@ class _Followed:
 
 def shared(run: Run | None, world: World) -> Run:
     """The run as this rank sees it; rank 0 brings it."""
-    folder = world.told(run.folder if run else Path())
+    folder = world.broadcast(run.folder if run else Path())
     return cast(Run, _Followed(folder, world) if run is None else _Led(run, world))
 
 
@@ -119,7 +119,7 @@ class _SharedStop:
 
     def __init__(self, own: StopFlag, world: World) -> None:
         self._own, self._world = own, world
-        world.heard = own
+        world.stop_flag = own
 
     @property
     def received(self) -> int | None:

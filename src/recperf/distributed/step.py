@@ -33,7 +33,7 @@ class Reduction:
         """The loss of the whole batch. Gradients become views of the buffer, the same bits on every rank."""
         parameters, world = self.parameters, self.world
         rest_R = self.buffer_G[-len(parameters) - 1 - len(SIGNALS) :]
-        heard = world.heard.received if world.heard else None
+        heard = world.stop_flag.received if world.stop_flag else None
         has = [float(parameter.grad is not None) for parameter in parameters]
         rest_R.copy_(torch.tensor([*has, 0.0, *(float(heard == number) for number in SIGNALS)]))
         rest_R[len(parameters)] = loss

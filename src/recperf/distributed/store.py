@@ -68,32 +68,32 @@ class RankStore(CheckpointStore):
 
     def _led(self, work: Callable[[], None]) -> None:
         """Rank 0 works, and the others do what it tells them."""
-        if not self.world.leads:
+        if not self.world.is_leader:
             self._follow()
             return
         try:
             with self._said(""):
                 work()
         except RecperfError as error:
-            self.world.agreed = error
-            self.world.told(("failed", error))
+            self.world.shared_error = error
+            self.world.broadcast(("failed", error))
             raise
-        self.world.told(("done", None))
+        self.world.broadcast(("done", None))
 
     def _follow(self) -> None:
         while True:
-            order, word = self.world.told(cast(tuple[str, Any], ("", None)))
+            order, word = self.world.broadcast(cast(tuple[str, Any], ("", None)))
             if order == "done":
                 return
             if order == "failed":
-                self.world.agreed = word
+                self.world.shared_error = word
                 raise word
-            self.world.gathered(self._tried(order, word))
+            self.world.gather(self._tried(order, word))
 
     def _all(self, order: str, word: Any = None) -> list[Any]:
         """What every rank answers to an order; the first error of a rank is everyone's."""
-        self.world.told((order, word))
-        answers = self.world.gathered(self._tried(order, word))
+        self.world.broadcast((order, word))
+        answers = self.world.gather(self._tried(order, word))
         for rank, answer in enumerate(answers):
             if isinstance(answer, RecperfError):
                 answer.where = {**answer.where, "rank": str(rank)}
@@ -131,13 +131,13 @@ class RankStore(CheckpointStore):
         if not draft.is_dir():
             raise _not_seen(self.world, draft.parent)
         assert self._content is not None
-        blocks = {**self._content.blocks, **self._content.parts} if self.world.leads else self._content.parts
+        blocks = {**self._content.blocks, **self._content.parts} if self.world.is_leader else self._content.parts
         with writing(self.folder / draft.name):
             return write_blocks(draft, blocks, f"{self.world.rank}-")
 
     def _do_look(self, word: tuple[Path, bool, str]) -> str | None:
         path, from_disk, digest = word
-        if not self.world.leads and _manifest_digest(path) != digest:
+        if not self.world.is_leader and _manifest_digest(path) != digest:
             raise _not_seen(self.world, path)
         if from_disk:
             folders.drop_from_cache(path)

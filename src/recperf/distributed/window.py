@@ -47,7 +47,7 @@ class Together:
     def meet(self) -> None:
         """Return on all ranks at the same moment. They do not leave a barrier so: the first may be ahead by more than
         a short step takes."""
-        start = self.world.largest(self._now()) + MARGIN_NS
+        start = self.world.maximum(self._now()) + MARGIN_NS
         while (left := start - self._now()) > 0:
             sleep(max(0, left - SPIN_NS) / 1e9)
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _EVERY_S = 0.02
 
 
-class NotMet(MachineError):
+class RendezvousError(MachineError):
     """The ranks did not come together."""
 
 
@@ -46,9 +46,9 @@ class World:
     joined: bool = False
     signal: int | None = None
     """The one that the ranks agreed to stop on."""
-    heard: Signalled | None = None
+    stop_flag: Signalled | None = None
     """What this rank alone received so far."""
-    agreed: BaseException | None = None
+    shared_error: BaseException | None = None
     """An error that every rank knows of, and one of them says."""
 
     @classmethod
@@ -65,7 +65,7 @@ class World:
         return cls(rank=rank, size=size, local_rank=local, local_size=local_size)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Rank 0 prints and writes; the others only work."""
         return self.rank == 0
 
@@ -107,8 +107,8 @@ class World:
             raise self._not_met(timeout_s, error) from error
         self.joined = True
 
-    def _not_met(self, timeout_s: float, error: Exception) -> NotMet:
-        return NotMet(
+    def _not_met(self, timeout_s: float, error: Exception) -> RendezvousError:
+        return RendezvousError(
             f"the ranks did not meet within {timeout_s:g} s",
             where={"rank": self.rank, "of": self.size, "was told": " ".join(str(error).split())[:200]},
             fix="GLOO_SOCKET_IFNAME names the network device between the hosts, see docs/launching.md; "
@@ -130,7 +130,7 @@ class World:
             distributed.all_reduce(tensor)
         return tensor
 
-    def largest(self, number: int) -> int:
+    def maximum(self, number: int) -> int:
         if self.size == 1:
             return number
         import torch
@@ -141,36 +141,36 @@ class World:
         return int(told)
 
     def any_true(self, flag: bool) -> bool:
-        return bool(self.largest(int(flag)))
+        return bool(self.maximum(int(flag)))
 
-    def told(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """What rank 0 has, on every rank."""
         if self.size == 1:
             return value
         from torch import distributed
 
-        carried: list[Any] = [value if self.leads else None]
+        carried: list[Any] = [value if self.is_leader else None]
         distributed.broadcast_object_list(carried, src=0)
         found: T = carried[0]
         return found
 
-    def gathered(self, value: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """What every rank has, in their order, on rank 0; nothing on the others."""
         if self.size == 1:
             return [value]
         from torch import distributed
 
         found: list[Any] = [None] * self.size
-        distributed.gather_object(value, found if self.leads else None, dst=0)
-        return found if self.leads else []
+        distributed.gather_object(value, found if self.is_leader else None, dst=0)
+        return found if self.is_leader else []
 
-    def of_first(self, work: Callable[[], T]) -> T:
+    def on_leader(self, work: Callable[[], T]) -> T:
         """The result of what only rank 0 does."""
-        return cast(T, self.told(work() if self.leads else None))
+        return cast(T, self.broadcast(work() if self.is_leader else None))
 
-    def first_alone(self, work: Callable[[], T]) -> T:
+    def leader_first(self, work: Callable[[], T]) -> T:
         """Every rank does it, rank 0 before the others, so that what it leaves on disk is made once."""
-        if self.leads:
+        if self.is_leader:
             found = work()
             self.barrier()
             return found
@@ -179,15 +179,15 @@ class World:
 
     def barrier(self) -> None:
         if self.size > 1:
-            self.largest(0)
+            self.maximum(0)
 
-    def decided(self, due: Callable[[Position], bool]) -> Callable[[Position], bool]:
+    def decide_on_leader(self, due: Callable[[Position], bool]) -> Callable[[Position], bool]:
         """Something that looks at the clock, asked on rank 0 for all."""
         if self.size == 1:
             return due
-        return lambda at: self.any_true(self.leads and due(at))
+        return lambda at: self.any_true(self.is_leader and due(at))
 
-    def merged(self, tally: Tally) -> Tally:
+    def merge_tally(self, tally: Tally) -> Tally:
         """What all ranks counted together; this rank's own tally stays as it is."""
         from ..train.metrics import Tally
 

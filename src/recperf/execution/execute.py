@@ -57,11 +57,11 @@ def execute(
     world = current()
     stop = shared_stop(stop, world)
     started = _start(run)
-    log = workload.open_log(config, run.folder) if world.leads else None
+    log = workload.open_log(config, run.folder) if world.is_leader else None
     if log:
         log.begin()
     # Rank 0 first: it may make the data, and no other rank may meet it half made.
-    prepared = world.first_alone(lambda: workload.prepare(config))
+    prepared = world.leader_first(lambda: workload.prepare(config))
     _can_stop(config, prepared.target)
     require_same_data(world, prepared.data["digest"])
     _same_data(run, prepared)
@@ -90,7 +90,7 @@ def execute(
         "provenance": provenance(started, facts, prepared.data, config.seed),
     }
     run.write("result.json", checked(result))
-    if world.leads:
+    if world.is_leader:
         seal(run.folder)
     return result
 
@@ -189,7 +189,7 @@ def _start(run: Run) -> dict[str, Any]:
 def _baselines(run: Run, world: World, prepared: Prepared) -> dict[str, Any]:
     baselines = run.read("baselines.json", "majority")
     if baselines is None:
-        baselines = world.of_first(prepared.baselines)
+        baselines = world.on_leader(prepared.baselines)
         run.write("baselines.json", baselines)
     return baselines
 

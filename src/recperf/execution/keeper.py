@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..distributed.launch import lost_others
+from ..distributed.launch import is_peer_failure
 from ..distributed.world import current
 from ..errors import ConfigError, DataError, RecperfError
 from ..machine import available_bytes, out_of_memory
@@ -123,7 +123,7 @@ class Keeper:
                 self.trial.restore(saved)
                 return
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-                if out_of_memory(error) or lost_others(error):
+                if out_of_memory(error) or is_peer_failure(error):
                     raise
                 misfit = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(

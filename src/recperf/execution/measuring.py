@@ -85,7 +85,7 @@ def open_window(
         cost_of=prepared.step_cost,
         sync=prepared.settings.sync,
         clocked_step=_inside(recipe, together),
-        agree=current().largest,
+        agree=current().maximum,
         meet=together.meet if together else lambda: None,
         watch=together.log.installed if together else None,
     )

@@ -73,7 +73,7 @@ def profile(
     """
     world = current()
     company = Company()
-    prepared = world.first_alone(lambda: workload.prepare(config))
+    prepared = world.leader_first(lambda: workload.prepare(config))
     require_same_data(world, prepared.data["digest"])
     with applied(prepared.settings):
         trial = prepared.trial(config.seed)

@@ -126,7 +126,7 @@ class Training:
 
     def _minutes(self) -> Due:
         minutes = self.config.train.checkpoint_minutes
-        return current().decided(Minutes(minutes)) if minutes else never
+        return current().decide_on_leader(Minutes(minutes)) if minutes else never
 
     def _watch(self, timer: StepTimer, evaluator: Evaluator, keeper: Keeper) -> Watchers:
         recipe, chosen = self.trial.recipe, self.config.train

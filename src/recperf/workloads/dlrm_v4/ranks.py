@@ -83,7 +83,7 @@ class SharedOrder(InputOrder):
         if self.model.hstu.attention_scale == "fixed":
             return found
         # Scores are divided by the tokens of the longest row of the whole batch.
-        return replace(found, whole_longest=self.world.largest(found.whole_longest))
+        return replace(found, whole_longest=self.world.maximum(found.whole_longest))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
         with self.loader(start) as loader:
@@ -127,7 +127,7 @@ class RankModel(SteppedModel):
 
     def seen(self) -> dict[str, float] | None:
         """Of all ranks; the lifetime tally is theirs together too."""
-        own, self.recent = self.recent, self.world.merged(self.recent)
+        own, self.recent = self.recent, self.world.merge_tally(self.recent)
         found = super().seen()
         own.clear()
         self.recent = own
@@ -207,7 +207,7 @@ class RankTrial(HistoryTrial):
     def state(self) -> dict[str, Any]:
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""
         tables = divided(self.rank_tables)
-        recent = self.world.merged(self.stepped.recent)
+        recent = self.world.merge_tally(self.stepped.recent)
         dense = {name: value.detach() for name, value in self.model.state_dict().items()}
         tallies = {name: tally.state() for name, tally in {**self._tallies(), "recent": recent}.items()}
         # In which order numbers are added up shows in their last bit, so ranks keep what each of them has.
@@ -228,7 +228,7 @@ class RankTrial(HistoryTrial):
         self.optimizer.load_state_dict(state["optimizer"])
         for name, tally in self._tallies().items():
             tally.load(state["tallies"][name])
-        if not self.world.leads:
+        if not self.world.is_leader:
             # Rank 0 has what all counted.
             self.stepped.recent.clear()
         sums_R2 = state["tallies"]["recent"].get("sums of ranks")
