@@ -9,39 +9,34 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, ORGANIC, POOLS, SKIP, TYPE_SHIFT
-from recperf.data.yambda.store import EventStore
 from recperf.errors import DataError, MachineError
-from recperf.ops.history import Picked, Room, Rule, choose, native, reference
+from recperf.ops.history import Events, Picked, Room, Rule, choose, native, reference
+from recperf.ops.history.rule import POOLS
 
 needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
 BODIES = [
     pytest.param(reference, id="reference"),
     pytest.param(native, id="native", marks=needs_native),
 ]
+LISTEN_PLUS, LIKE, SKIP = 1, 2, 4
 INTERLEAVED, ANY = (LISTEN_PLUS, LIKE, SKIP), (POOLS,)
 ITEMS = 1000
 
 
-def store_of(kinds: NDArray[np.uint8], layout: str = "packed", **changes: Any) -> EventStore:
+def store_of(kinds: NDArray[np.uint8], layout: str = "packed", **changes: Any) -> Events:
     draw, events = np.random.default_rng(len(kinds)), len(kinds)
     word = np.uint32 if layout == "packed" else np.int64
     columns: dict[str, Any] = {
-        "folder": Path("nowhere"),
-        "layout": layout,
-        "user_ids_U": np.array([3]),
-        "user_first_U1": np.array([0, events]),
         "items_E": draw.integers(0, ITEMS, events).astype(word),
         "times_E": np.sort(draw.integers(0, 1 << 32, events)).astype(word),
         "catalogue_I2": draw.integers(0, 1 << 31, (ITEMS, 2)).astype(np.uint32),
     }
     if layout == "packed":
-        columns["packed_kinds_E"] = kinds
+        columns["kinds_E"] = kinds
     else:
         pools = [(kinds & bit) > 0 for bit in INTERLEAVED]
-        columns["flags"] = (*pools, ((kinds & ORGANIC) > 0).astype(np.int8))
-        columns["types_E"] = (kinds >> TYPE_SHIFT).astype(np.int64)
-    return EventStore(**columns | changes)
+        columns["flags"] = tuple(pools)
+    return Events(**columns | changes)
 
 
 def kinds_with(events: int, shares: tuple[float, ...], seed: int = 0) -> NDArray[np.uint8]:
@@ -51,7 +46,7 @@ def kinds_with(events: int, shares: tuple[float, ...], seed: int = 0) -> NDArray
     return np.asarray(pools | draw.integers(0, 32, events).astype(np.uint8) << 3, np.uint8)
 
 
-def filled(body: Any, store: EventStore, begin_B: NDArray[np.int64], picked: Picked) -> Room:
+def filled(body: Any, store: Events, begin_B: NDArray[np.int64], picked: Picked) -> Room:
     """Into rooms full of what no event holds, so that a place left out shows."""
     total = len(picked.places_T)
     room = Room(
@@ -185,9 +180,8 @@ def test_positions_beyond_32_bits(body: Any, tmp_path: Path) -> None:
             file.seek((events - known) * tail.itemsize)
             file.write(tail.tobytes())
         columns[name] = np.memmap(path, tail.dtype, "r")
-    names = {"packed_kinds_E": columns["kinds"], "items_E": columns["items"], "times_E": columns["times"]}
-    store = store_of(tails["kinds"], user_first_U1=np.array([0, events]), **names)
-    assert store.events == events
+    names = {"kinds_E": columns["kinds"], "items_E": columns["items"], "times_E": columns["times"]}
+    store = store_of(tails["kinds"], **names)
     begin_B = np.array([events - known, events - 300])
     picked = body.pick(store, begin_B, np.array([events - 1, events - 200]), RULES["cut"])
     room = filled(body, store, begin_B, picked)

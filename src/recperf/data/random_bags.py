@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..config import require
-from ..ops.draw import Name, Plan, choose
+from ..ops.draw import Buffers, Name, Plan, choose
 from ..ops.draw.reference import planted_logits
 from .batch import ClickBatch, JaggedFeatures
 from .random_config import RandomBagsConfig, read_profile
@@ -71,7 +71,8 @@ class RandomBags:
 
     def planted_logits(self, dense_BD: Tensor, features: JaggedFeatures) -> Tensor:
         """The log odds labels are drawn from: what a perfect model would answer."""
-        return planted_logits(self.plan, dense_BD, features)
+        features = features.trimmed()
+        return planted_logits(self.plan, dense_BD, features.values_V, features.offsets_FB1)
 
     def buffers(self) -> ClickBatch:
         """Room for any batch, for `draw` to fill again and again."""
@@ -92,7 +93,9 @@ class RandomBags:
         Nothing waits for the device and no shape depends on what is drawn, so that a CUDA graph can hold it. Ids beyond
         the last offset are unspecified.
         """
-        self._choice[0].draw(self.plan, index_1, batch)
+        features = batch.features
+        buffers = Buffers(features.offsets_FB1, features.values_V, batch.dense_BD, batch.labels_B)
+        self._choice[0].draw(self.plan, index_1, buffers)
 
     @property
     def why(self) -> str:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import DataError, MachineError
-from ...ops.history import Name, Room, Rule, choose
-from ...ops.history.rule import large_id, unknown_item
+from ...ops.history import Events, Name, Room, Rule, choose
+from ...ops.history.rule import LARGE_ID, unknown_item
 from ..batch import HistoryBatch, JaggedFeatures
 from ..xxh64 import xxh64
 from .config import HistoryConfig
@@ -49,13 +49,20 @@ class Histories:
         _check(store)
         self.store, self.config, self.pin = store, config, pin
         self.rule = rule_of(config)
+        self._events = Events(
+            items_E=store.items_E,
+            times_E=store.times_E,
+            catalogue_I2=store.catalogue_I2,
+            kinds_E=store.packed_kinds_E,
+            flags=None if store.flags is None else store.flags[:3],
+        )
         self._body, self.why = choose(impl)
 
     def batch(self, positions_B: Words) -> HistoryBatch:
         """The samples of these anchors, in their order. An anchor is the position of an event."""
         positions_B = self._checked(positions_B)
         users_B, begin_B = self._scans(positions_B)
-        picked = self._body.pick(self.store, begin_B, positions_B, self.rule)
+        picked = self._body.pick(self._events, begin_B, positions_B, self.rule)
         batch, total = len(positions_B), len(picked.places_T)
         lengths_FB = np.ones((len(KEYS), batch), np.int64)
         lengths_FB[len(CONTEXT) : -len(CANDIDATE)] = np.diff(picked.offsets_B1)
@@ -67,7 +74,10 @@ class Histories:
         )
         items_T, artists_T, albums_T = history.reshape(len(HISTORY), total)
         room = Room(items_T=items_T, artists_T=artists_T, albums_T=albums_T, times_T=times_T.numpy())
-        self._body.fill(self.store, begin_B, picked, room)
+        try:
+            self._body.fill(self._events, begin_B, picked, room)
+        except DataError as error:
+            raise _damaged(self.store, error.what) from None
 
         kinds_B, target_times_B = self.store.kinds(positions_B), self.store.times_E[positions_B].astype(np.int64)
         target = self._target(positions_B, users_B, kinds_B, target_times_B)
@@ -112,10 +122,10 @@ class Histories:
         """What the crosses are made of, by the names schema.py gives it."""
         item_B = self.store.items_E[positions_B].astype(np.int64)
         if ((item_B < 0) | (item_B >= self.store.items)).any():
-            raise unknown_item(self.store)
+            raise _damaged(self.store, unknown_item(self.store.items))
         artist_B, album_B = self.store.catalogue_I2[item_B].T.astype(np.int64)
         if max(artist_B.max(initial=0), album_B.max(initial=0)) > MOST_ID:
-            raise large_id(self.store)
+            raise _damaged(self.store, LARGE_ID)
         return {
             "uid": self.store.user_ids_U[users_B].astype(np.int64),
             "item": item_B,

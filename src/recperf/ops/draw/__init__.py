@@ -1,7 +1,7 @@
 """Drawing a batch of made-up samples: `reference` (plain torch, any device), `native` (C, a CPU), `triton` (a GPU).
 
 implementation, why = choose("auto", device)
-implementation.draw(plan, index, batch)     # fills the batch for the window whose number `index` holds
+implementation.draw(plan, index, buffers)     # fills the buffers for the window whose number `index` holds
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 
 from .. import choice
 from ..choice import Name
-from .plan import Plan
+from .plan import Buffers, Plan
 
-__all__ = ["Name", "Plan", "choose"]
+__all__ = ["Buffers", "Name", "Plan", "choose"]
 
 
 def choose(name: Name, device: str) -> tuple[ModuleType, str]:

@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...data.batch import ClickBatch
 from ..compile import even_cuts, load, share
-from .plan import DENSE_SCALE, Plan
+from .plan import DENSE_SCALE, Buffers, Plan
 
 SOURCE = Path(__file__).with_name("native.c")
 KINDS = ("uniform", "gaussian", "zipf", "replay")
@@ -54,12 +53,12 @@ def library() -> ctypes.CDLL | str:
     return loaded
 
 
-def draw(plan: Plan, index_1: Tensor, batch: ClickBatch) -> None:
-    """Fill the batch for the window whose number the tensor holds."""
+def draw(plan: Plan, index_1: Tensor, buffers: Buffers) -> None:
+    """Fill the buffers for the window whose number the tensor holds."""
     loaded = library()
     assert not isinstance(loaded, str), loaded
     bags = plan.features * plan.samples
-    facts, offsets, values = _facts(plan, int(index_1)), batch.features.offsets_FB1, batch.features.values_V
+    facts, offsets, values = _facts(plan, int(index_1)), buffers.offsets_FB1, buffers.values_V
     address, scores_FB = ctypes.addressof(facts), torch.empty(bags)
     threads = torch.get_num_threads() if plan.words >= SMALL else 1
     by_bag = even_cuts(bags, threads)
@@ -71,7 +70,7 @@ def draw(plan: Plan, index_1: Tensor, batch: ClickBatch) -> None:
         loaded.draw_ids(address, offsets.data_ptr(), values.data_ptr(), scores_FB.data_ptr(), first, last)
 
     def samples(first: int, last: int) -> None:
-        to = batch.dense_BD.data_ptr(), batch.labels_B.data_ptr()
+        to = buffers.dense_BD.data_ptr(), buffers.labels_B.data_ptr()
         loaded.draw_samples(address, scores_FB.data_ptr(), *to, first, last)
 
     share(lengths, by_bag)

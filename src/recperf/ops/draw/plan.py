@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,15 @@ NEARLY_ONE = 1e-6
 
 _WINDOWS, _PLANTED = 1, 2
 _GOLDEN_SHARE = (math.sqrt(5) - 1) / 2
+
+
+class Buffers(NamedTuple):
+    """The tensors that a draw fills, with room for the largest batch: V is `Plan.capacity`."""
+
+    offsets_FB1: Tensor
+    values_V: Tensor
+    dense_BD: Tensor
+    labels_B: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,18 +15,17 @@ import math
 import torch
 from torch import Tensor
 
-from ...data.batch import ClickBatch, JaggedFeatures
 from ..hashing import hash_signed
-from .plan import DENSE_SCALE, MULTIPLIERS, Plan
+from .plan import DENSE_SCALE, MULTIPLIERS, Buffers, Plan
 
 _SIGNED = tuple(factor - (1 << 32) if factor >> 31 else factor for factor in MULTIPLIERS)
 
 
-def draw(plan: Plan, index_1: Tensor, batch: ClickBatch) -> None:
-    """Fill the batch for the window whose number the tensor holds; nothing depends on the host knowing it."""
+def draw(plan: Plan, index_1: Tensor, buffers: Buffers) -> None:
+    """Fill the buffers for the window whose number the tensor holds; nothing depends on the host knowing it."""
     word_1 = hash_signed(index_1, plan.window_seed)
     keys = word_1.to(torch.int32), (word_1 >> 32).to(torch.int32)
-    offsets_FB1 = batch.features.offsets_FB1
+    offsets_FB1 = buffers.offsets_FB1
     ids, kept = [], []
     for feature in range(plan.features):
         ids_BI = feature_ids(plan, keys, feature)
@@ -35,21 +34,22 @@ def draw(plan: Plan, index_1: Tensor, batch: ClickBatch) -> None:
     counts_FB = torch.stack([kept_BI.sum(1) for kept_BI in kept])
     offsets_FB1[:1].zero_()
     torch.cumsum(counts_FB.view(-1), 0, out=offsets_FB1[1:])
-    _pack(plan, ids, kept, batch.features)
+    _pack(plan, ids, kept, buffers)
     words_BD = words(keys, plan.first_dense, plan.samples * plan.dense).view(plan.samples, plan.dense)
-    torch.mul(words_BD >> 8, DENSE_SCALE, out=batch.dense_BD)
+    torch.mul(words_BD >> 8, DENSE_SCALE, out=buffers.dense_BD)
     scores_FB = torch.stack(
         [(score_words(plan, f, ids[f]).to(torch.int64) * kept[f]).sum(1) for f in range(plan.features)]
     )
-    logits_B = _logits(plan, batch.dense_BD, scores_FB, counts_FB)
+    logits_B = _logits(plan, buffers.dense_BD, scores_FB, counts_FB)
     chances_B = unsigned(words(keys, plan.first_label, plan.samples)) >> 8
-    batch.labels_B.copy_(chances_B.float() * 2.0**-24 < logits_B.sigmoid())
+    buffers.labels_B.copy_(chances_B.float() * 2.0**-24 < logits_B.sigmoid())
 
 
-def planted_logits(plan: Plan, dense_BD: Tensor, features: JaggedFeatures) -> Tensor:
+def planted_logits(plan: Plan, dense_BD: Tensor, values_V: Tensor, offsets_FB1: Tensor) -> Tensor:
     """The log odds labels are drawn from: what a perfect model would answer."""
-    counts_FB = features.offsets_FB1.diff().view(plan.features, -1)
-    scores_V = torch.cat([score_words(plan, f, features[key][0]) for f, key in enumerate(features.keys)])
+    counts_FB = offsets_FB1.diff().view(plan.features, -1)
+    ids_by_feature = torch.split(values_V, counts_FB.sum(1).tolist())
+    scores_V = torch.cat([score_words(plan, f, ids_V) for f, ids_V in enumerate(ids_by_feature)])
     bag_V = torch.arange(counts_FB.numel(), device=scores_V.device).repeat_interleave(counts_FB.view(-1))
     scores_FB = torch.zeros_like(counts_FB).view(-1).index_add_(0, bag_V, scores_V.to(torch.int64))
     return _logits(plan, dense_BD, scores_FB.view_as(counts_FB), counts_FB)
@@ -109,15 +109,15 @@ def _kept(plan: Plan, keys: tuple[Tensor, Tensor], feature: int, ids_BI: Tensor)
     return kept_BI
 
 
-def _pack(plan: Plan, ids: list[Tensor], kept: list[Tensor], features: JaggedFeatures) -> None:
+def _pack(plan: Plan, ids: list[Tensor], kept: list[Tensor], buffers: Buffers) -> None:
     """Move the kept ids together; the others all go to one place past the end, so that no shape depends on data."""
     targets = []
-    for kept_BI, offsets_B in zip(kept, features.offsets_FB1[:-1].view(plan.features, -1)):
+    for kept_BI, offsets_B in zip(kept, buffers.offsets_FB1[:-1].view(plan.features, -1)):
         place_BI = offsets_B.unsqueeze(1) + kept_BI.cumsum(1) - 1
         targets.append(torch.where(kept_BI, place_BI, plan.capacity).view(-1))
     ids_P = torch.cat([ids_BI.reshape(-1) for ids_BI in ids])
     packed = ids_P.new_zeros(plan.capacity + 1).scatter_(0, torch.cat(targets), ids_P)
-    features.values_V.copy_(packed[:-1])
+    buffers.values_V.copy_(packed[:-1])
 
 
 def _logits(plan: Plan, dense_BD: Tensor, scores_FB: Tensor, counts_FB: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...data.batch import ClickBatch
-from .plan import DENSE_SCALE, Plan
+from .plan import DENSE_SCALE, Buffers, Plan
 
 KINDS = ("uniform", "gaussian", "zipf", "replay")
 ELEMENTS = 1024
@@ -195,9 +194,9 @@ def _draw_samples(
     tl.store(labels + sample, label.to(tl.float32), mask=there)
 
 
-def draw(plan: Plan, index_1: Tensor, batch: ClickBatch) -> None:
-    """Fill the batch for the window whose number the tensor holds; the host does not wait."""
-    offsets_FB1, samples = batch.features.offsets_FB1, plan.samples
+def draw(plan: Plan, index_1: Tensor, buffers: Buffers) -> None:
+    """Fill the buffers for the window whose number the tensor holds; the host does not wait."""
+    offsets_FB1, samples = buffers.offsets_FB1, plan.samples
     scores_FB = torch.empty(plan.features * samples, device=index_1.device)
     tables = (
         plan.rows_F, plan.slope_F, plan.start_F, plan.power_1, plan.factor_F, plan.shift_F, plan.edges_K, plan.known_K,
@@ -223,11 +222,11 @@ def draw(plan: Plan, index_1: Tensor, batch: ClickBatch) -> None:
         bags = max(1, ELEMENTS // width)
     _draw_ids[(triton.cdiv(samples, bags), plan.features)](
         index_1, plan.stream_1, tables, plan.most_F, plan.first_F, plan.score_keys_F2, offsets_FB1,
-        batch.features.values_V, scores_FB, samples, plan.first_length, BAGS=bags, WIDTH=width, **choice,
+        buffers.values_V, scores_FB, samples, plan.first_length, BAGS=bags, WIDTH=width, **choice,
     )  # fmt: skip
     width = min(ELEMENTS, triton.next_power_of_2(plan.dense))
     rows = max(1, ELEMENTS // width)
     _draw_samples[(triton.cdiv(samples, rows),)](
-        index_1, plan.stream_1, plan.weights_D, scores_FB, batch.dense_BD, batch.labels_B, samples, plan.dense,
+        index_1, plan.stream_1, plan.weights_D, scores_FB, buffers.dense_BD, buffers.labels_B, samples, plan.dense,
         plan.features, plan.first_dense, plan.first_label, SAMPLES=rows, WIDTH=width, SCALE=DENSE_SCALE,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Which events make a sample's history, and what they hold: `reference` (numpy, anywhere) and `native` (C).
 
 implementation, why = choose("auto")
-picked = implementation.pick(store, begin_B, positions_B, rule)     # among the events begin <= position < anchor
-implementation.fill(store, begin_B, picked, room)
+picked = implementation.pick(events, begin_B, positions_B, rule)     # among the events begin <= position < anchor
+implementation.fill(events, begin_B, picked, room)
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 
 from .. import choice
-from .rule import Picked, Room, Rule
+from .rule import Events, Picked, Room, Rule
 
 Name = Literal["auto", "reference", "native"]
 
-__all__ = ["Name", "Picked", "Room", "Rule", "choose"]
+__all__ = ["Events", "Name", "Picked", "Room", "Rule", "choose"]
 
 
 def choose(name: Name) -> tuple[ModuleType, str]:

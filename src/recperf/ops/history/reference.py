@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.yambda.schema import MOST_ID, POOLS
-from ...data.yambda.store import EventStore
-from .rule import Picked, Room, Rule, large_id, unknown_item
+from ...errors import DataError
+from .rule import LARGE_ID, MOST_ID, Events, Picked, Room, Rule, unknown_item
 
 PART = 1 << 20
 """Events looked at at once, about 30 bytes of memory each; a sample that scans more is a part of its own."""
@@ -18,7 +17,7 @@ PART = 1 << 20
 Positions = NDArray[np.int64]
 
 
-def pick(store: EventStore, begin_B: Positions, positions_B: Positions, rule: Rule) -> Picked:
+def pick(events: Events, begin_B: Positions, positions_B: Positions, rule: Rule) -> Picked:
     """The events of each sample's history."""
     offsets_B1 = np.zeros(len(positions_B) + 1, np.int64)
     places, actions = [np.empty(0, np.uint32)], [np.empty(0, np.uint8)]
@@ -26,7 +25,7 @@ def pick(store: EventStore, begin_B: Positions, positions_B: Positions, rule: Ru
     samples = max(1, PART // max(1, widest))
     for first in range(0, len(positions_B), samples):
         part = slice(first, first + samples)
-        places_RW, actions_RW = _scanned(store, begin_B[part], positions_B[part])
+        places_RW, actions_RW = _scanned(events, begin_B[part], positions_B[part])
         kept_RW = _kept(actions_RW, rule)
         offsets_B1[1:][part] = kept_RW.sum(1)
         places.append(places_RW[kept_RW].astype(np.uint32))
@@ -34,9 +33,7 @@ def pick(store: EventStore, begin_B: Positions, positions_B: Positions, rule: Ru
     return Picked(offsets_B1=np.cumsum(offsets_B1), places_T=np.concatenate(places), actions_T=np.concatenate(actions))
 
 
-def _scanned(
-    store: EventStore, begin_R: Positions, positions_R: Positions
-) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+def _scanned(events: Events, begin_R: Positions, positions_R: Positions) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Places and actions of scans side by side, ending together at their anchors; no action before a scan's begin."""
     counts_R = positions_R - begin_R
     width = int(counts_R.max())
@@ -44,7 +41,7 @@ def _scanned(
     before_RW = places_RW < 0
     # What is before is read as the first of its scan, or, where the scan is empty, as the anchor: both exist.
     places_RW[before_RW] = 0
-    actions_RW = store.kinds(begin_R[:, None] + places_RW) & np.uint8(POOLS)
+    actions_RW = events.pools(begin_R[:, None] + places_RW)
     actions_RW[before_RW] = 0
     return places_RW, actions_RW
 
@@ -62,16 +59,16 @@ def _from_the_end(hits_RW: NDArray[np.bool_]) -> NDArray[np.int32]:
     return np.cumsum(hits_RW[:, ::-1], axis=1, dtype=np.int32)[:, ::-1]
 
 
-def fill(store: EventStore, begin_B: Positions, picked: Picked, room: Room) -> None:
+def fill(events: Events, begin_B: Positions, picked: Picked, room: Room) -> None:
     """Write what the picked events hold."""
     positions_T = np.repeat(begin_B, np.diff(picked.offsets_B1)) + picked.places_T
-    items_T = store.items_E[positions_T].astype(np.int64)
-    if len(items_T) and not 0 <= items_T.min() <= items_T.max() < store.items:
-        raise unknown_item(store)
-    rows_T2 = store.catalogue_I2[items_T]
+    items_T = events.items_E[positions_T].astype(np.int64)
+    if len(items_T) and not 0 <= items_T.min() <= items_T.max() < len(events.catalogue_I2):
+        raise DataError(unknown_item(len(events.catalogue_I2)))
+    rows_T2 = events.catalogue_I2[items_T]
     if rows_T2.max(initial=0) > MOST_ID:
-        raise large_id(store)
+        raise DataError(LARGE_ID)
     room.items_T[:] = items_T
     room.artists_T[:] = rows_T2[:, 0]
     room.albums_T[:] = rows_T2[:, 1]
-    room.times_T[:] = store.times_E[positions_T]
+    room.times_T[:] = events.times_E[positions_T]

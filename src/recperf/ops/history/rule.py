@@ -1,6 +1,6 @@
-"""What every implementation is given, and the errors they share.
+"""The arguments, the result and the error messages that the implementations share.
 
-Shapes: B samples, T events of history in a batch.
+Shapes: E events, I items of the catalogue, B samples, T events of history in a batch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.yambda.schema import MOST_ID
-from ...data.yambda.store import EventStore
-from ...errors import DataError
+Words = NDArray[np.uint32] | NDArray[np.int64]
+
+POOLS = 7
+"""The bits of a kind that say in which pools the event is: 1, 2 and 4."""
+MOST_ID = (1 << 31) - 1
+"""Batches hold ids as int32."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Events:
+    """Columns of E events, ordered by user and time, and the catalogue of I items."""
+
+    items_E: Words
+    times_E: Words
+    catalogue_I2: NDArray[np.uint32]
+    """Artist and album of every item."""
+    kinds_E: NDArray[np.uint8] | None = None
+    """One byte per event, whose low three bits are the pools the event is in."""
+    flags: tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]] | None = None
+    """In place of the kinds: whether each event is in pool 1, 2 and 4."""
+
+    def pools(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The pools that the events at these positions are in, as bits."""
+        if self.kinds_E is not None:
+            return self.kinds_E[positions] & np.uint8(POOLS)
+        assert self.flags is not None
+        first, second, third = (column[positions].astype(np.uint8) for column in self.flags)
+        return np.asarray(first | second << 1 | third << 2, np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +77,8 @@ class Room:
     times_T: NDArray[np.int64]
 
 
-def unknown_item(store: EventStore) -> DataError:
-    return _damaged(store, f"an event has an item outside the catalogue of {store.items:,} items")
+LARGE_ID = f"the catalogue has an artist or album id above {MOST_ID:,}"
 
 
-def large_id(store: EventStore) -> DataError:
-    return _damaged(store, f"the catalogue has an artist or album id above {MOST_ID:,}")
-
-
-def _damaged(store: EventStore, what: str) -> DataError:
-    fix = f"recperf data check {store.name}; if it is damaged, prepare it again"
-    return DataError(what, where={"store": store.folder}, fix=fix)
+def unknown_item(items: int) -> str:
+    return f"an event has an item outside the catalogue of {items:,} items"
