@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from recperf import machine
 from recperf.machine import _bytes, available_bytes, cpu_model, fingerprint, machine_facts
 
 
@@ -16,6 +21,13 @@ def test_the_fingerprint_covers_every_fact_and_does_not_change() -> None:
 def test_the_processor_and_the_available_memory_are_known() -> None:
     assert cpu_model()
     assert available_bytes() > 0
+
+
+@pytest.mark.parametrize("prefix", ["", "total_"])
+def test_pages_of_files_do_not_count_as_used_in_a_container(tmp_path: Path, prefix: str) -> None:
+    (tmp_path / "memory.stat").write_text(f"anon 500\n{prefix}inactive_file 90\n")
+    assert machine._reclaimable_bytes(tmp_path / "memory.stat") == 90
+    assert machine._reclaimable_bytes(tmp_path / "absent") == 0
 
 
 def test_cache_sizes_are_read_in_bytes() -> None:

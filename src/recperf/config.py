@@ -36,6 +36,17 @@ def to_json(config: Any) -> Any:
     return config
 
 
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested JSON objects as one object whose keys are dotted paths; lists stay whole."""
+    fields: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            fields |= flatten(value, f"{prefix}{key}.")
+        else:
+            fields[f"{prefix}{key}"] = value
+    return fields
+
+
 def with_absolute_paths(config: Any) -> Any:
     """The config with every path made absolute, so that it means the same from any folder."""
     changes = {}

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .places import dataset_folder, home
+from .units import size
 
 OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 
@@ -172,10 +173,10 @@ def _writable(name: str, folder: Path, fix: str) -> Finding:
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         return Finding(name, MISSING, f"{folder} cannot be written", fix)
-    free = shutil.disk_usage(place).free / (1 << 30)
-    if free < 0.1:
-        return Finding(name, MISSING, f"{folder}: {free:.2f} GiB free", "free some disk space")
-    return Finding(name, OK, f"{folder}, {free:.0f} GiB free")
+    free = shutil.disk_usage(place).free
+    if free < 100 << 20:
+        return Finding(name, MISSING, f"{folder}: {size(free)} free", "free some disk space")
+    return Finding(name, OK, f"{folder}, {size(free)} free")
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (

@@ -16,8 +16,11 @@ from typing import Any
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE
 )
-_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-"""Limit and usage, in version 2 and version 1 of control groups."""
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+"""Limit, usage and details of the usage, in version 2 and version 1 of control groups."""
 
 
 def machine_facts() -> dict[str, Any]:
@@ -126,13 +129,22 @@ def _system_available_bytes() -> int:
 
 def _container_available_bytes() -> list[int]:
     folder = Path("/sys/fs/cgroup")
-    for limit_name, used_name in _CGROUP_FILES:
+    for limit_name, used_name, details_name in _CGROUP_FILES:
         try:
-            limit, used = (folder / limit_name).read_text(), (folder / used_name).read_text()
-            return [max(0, int(limit) - int(used))]
+            limit, used = (int((folder / name).read_text()) for name in (limit_name, used_name))
         except (OSError, ValueError):
             continue
+        return [max(0, limit - used + _reclaimable_bytes(folder / details_name))]
     return []
+
+
+def _reclaimable_bytes(details: Path) -> int:
+    """File pages that count as used but are dropped when a process needs the memory."""
+    try:
+        values = dict(line.split() for line in details.read_text().splitlines())
+        return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recperf.runs.compare import changed_fields, compare, flat, summary
+from recperf.config import flatten
+from recperf.runs.compare import changed_fields, compare, summary
 from recperf.runs.report.reading import read
 
 # Tests are imported by path, so a shared neighbour is loaded by hand.
@@ -24,7 +25,7 @@ def rows(found: list) -> dict:
 
 
 def test_nested_configs_become_dotted_fields() -> None:
-    assert flat({"a": {"b": 1, "c": [2, 3]}, "d": None}) == {"a.b": 1, "a.c": [2, 3], "d": None}
+    assert flatten({"a": {"b": 1, "c": [2, 3]}, "d": None}) == {"a.b": 1, "a.c": [2, 3], "d": None}
 
 
 def test_only_fields_that_differ_are_kept_and_missing_ones_are_none() -> None:

@@ -307,7 +307,6 @@ def test_labels_keep_clear_of_each_other() -> None:
         (words.percent, 0.0001, "<0.1%"),
         (words.percent, 0.052, "5.2%"),
         (words.percent, 0.52, "52%"),
-        (words.size, 84768, "82.8 KiB"),
         (words.component, "embedding_backward", "embedding, backward"),
         (words.component, "backward", "backward"),
         (words.component, "sparse_update", "sparse update"),

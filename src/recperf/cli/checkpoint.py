@@ -11,8 +11,9 @@ import tyro
 from ..errors import DataError, MachineError, UsageError, closest
 from ..runs.checkpoints import listed, prune
 from ..runs.record import Run
+from ..units import size
 from .parse import parse
-from .terminal import Terminal, print_error, print_json, size, table
+from .terminal import Terminal, print_error, print_json, table
 
 ACTIONS = {
     "list": "what there is: step, time, size, which is the last and which the best",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UsageError
+from ..units import size
 from .options import WorkloadOptions, choose, read_options
-from .terminal import Terminal, print_json, size, table
+from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """The matched pair: one model twice, all shapes equal, only the range of ids hot or cold.
 The ratio of the two is the verdict."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from ..errors import MachineError, RecperfError
 from ..measure import peaks
+from ..units import number, size
 from .parse import parse
-from .terminal import Terminal, number, print_json, size, table
+from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure what this machine can do at best and keep it under the machine's fingerprint.
 Takes about half a minute, twice that while other work is going on, and some seconds with --quick."""

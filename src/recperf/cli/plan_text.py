@@ -8,7 +8,8 @@ import numpy as np
 
 from ..plan.advice import Arrivals, Limit
 from ..plan.predict import PARTS, Choices, Prediction
-from .terminal import number, size, table
+from ..units import number, size
+from .terminal import table
 
 
 def prediction(found: Prediction, choices: Choices) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..config import to_json
+from ..config import flatten, to_json
 from ..execution.workload import Estimate, Workload
 from ..measure.cost import Cost
 from ..runs.record import CONFIG_SCHEMA
+from ..units import number, size
 from .options import WorkloadOptions, choose, read_options
-from .terminal import number, print_json, size, table
+from .terminal import print_json, table
 
 
 def command(words: list[str]) -> int:
@@ -42,7 +43,7 @@ def as_json(workload: Workload, config: Any, estimate: Estimate) -> dict[str, An
 
 def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:
     lines = [f"{workload.name}: {workload.summary}", "", "config"]
-    lines += [f"  {name:<28} {value}" for name, value in _flat(to_json(config))]
+    lines += [f"  {name:<28} {_field(value)}" for name, value in flatten(to_json(config)).items()]
     parameters = ", ".join(f"{name} {count:,}" for name, count in estimate.parameters.items())
     lines += ["", f"parameters {sum(estimate.parameters.values()):,} ({parameters})"]
     lines += [f"tables     {size(estimate.table_bytes)}"]
@@ -57,13 +58,7 @@ def _row(name: str, cost: Cost) -> list[str]:
     return [name, number(cost.flops), size(cost.bytes), f"{cost.flops / cost.bytes:.2f}" if cost.bytes else "-"]
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found += _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            found.append((prefix + name, " ".join(map(str, value))))
-        else:
-            found.append((prefix + name, value if isinstance(value, str) else json.dumps(value)))
-    return found
+def _field(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)

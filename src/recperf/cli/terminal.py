@@ -42,21 +42,6 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def number(value: float) -> str:
-    """A count in the unit a person would say it in."""
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g} {unit}"
-    return f"{value:.3g}"
-
-
-def size(count: float) -> str:
-    for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= limit:
-            return f"{count / limit:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
 def table(rows: list[list[str]]) -> str:
     """Columns aligned, the first to the left and the others to the right; the first row is the head."""
     from rich.console import Console

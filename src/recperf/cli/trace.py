@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import tyro
 
 from ..errors import DataError, UsageError, closest
+from ..units import number, size
 from .parse import parse
-from .terminal import number, print_json, size, table
+from .terminal import print_json, table
 
 ACTIONS = {
     "info": "what a trace of torch.profiler says about a step",

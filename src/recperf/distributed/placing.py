@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import ConfigError, MachineError
+from ..units import size
 from .config import DistributedConfig
 from .world import World
 
@@ -110,7 +111,7 @@ def planned(
     except PlannerError as error:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
         raise MachineError(
-            f"the tables do not fit {world.size} ranks of {memory / 2**30:,.1f} GiB: {first}",
+            f"the tables do not fit {world.size} ranks of {size(memory)}: {first}",
             fix="more ranks, a smaller --model.row-scale, or other --distributed.sharding",
         ) from None
 

@@ -21,6 +21,7 @@ from ..train.config import TrainConfig
 from ..train.loop import Position
 from ..train.stop import StopFlag
 from ..train.watch import Evaluator
+from ..units import size
 from .workload import Trial
 
 PARTS = ("trial", "position", "history", "rng", "contract", "baselines", "event_bytes", "event_digest", "mlperf")
@@ -45,7 +46,7 @@ def in_background(config: TrainConfig, state_bytes: int, notice: Callable[[str],
     if 4 * state_bytes <= available_bytes():
         return True
     notice(
-        f"checkpoints are written while training waits: four copies of a state of {state_bytes / 2**30:,.1f} GiB "
+        f"checkpoints are written while training waits: four copies of a state of {size(state_bytes)} "
         "do not fit into memory"
     )
     return False

@@ -16,6 +16,7 @@ from ..machine import available_bytes
 from ..measure.cost import FLOAT, Cost
 from ..runs.contract import Claim
 from ..train.config import TargetConfig
+from ..units import size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,7 +147,7 @@ def require_memory(found: Estimate, *, tables: float = 1.0, more: int = 0, fix: 
     if needed > available:
         by = f" by the {ranks} ranks of this host" if ranks > 1 else ""
         raise MachineError(
-            f"{needed / 2**30:,.1f} GiB are needed{by}, {available / 2**30:,.1f} GiB are free",
+            f"{size(needed)} are needed{by}, {size(available)} are free",
             fix=fix,
         )
 

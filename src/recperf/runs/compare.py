@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..config import flatten
 from .report.reading import Reading, in_order, step_parts
 
 BEYOND_CHANCE = 2.0
@@ -104,19 +105,9 @@ def labels(runs: Sequence[Reading]) -> tuple[str, ...]:
     )
 
 
-def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested config as dotted fields."""
-    if not isinstance(config, dict):
-        return {prefix: config}
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= flat(value, f"{prefix}.{key}" if prefix else key)
-    return found
-
-
 def changed_fields(configs: Sequence[dict[str, Any]]) -> list[Row]:
     """The fields that are not the same everywhere; one that a config lacks is None there."""
-    flats = [flat(config) for config in configs]
+    flats = [flatten(config) for config in configs]
     rows = [Row(name, tuple(one.get(name) for one in flats)) for name in _union(flats)]
     return [row for row in rows if row.differs]
 

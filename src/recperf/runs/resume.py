@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..config import to_json
+from ..config import flatten, to_json
 from ..errors import ConfigError, DataError, UsageError, closest
 from ..files import write_json
 from .record import CONFIG_SCHEMA, now, read_json
@@ -38,15 +38,7 @@ class Change:
 
 def fields_of(config: Any) -> dict[str, Any]:
     """Every field of a config under its dotted name, as JSON values."""
-    return dict(_leaves(to_json(config), ""))
-
-
-def _leaves(value: Any, prefix: str) -> Iterable[tuple[str, Any]]:
-    for key, inner in value.items():
-        if isinstance(inner, dict):
-            yield from _leaves(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", inner
+    return flatten(to_json(config))
 
 
 def contract_of(config: Any) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def test_a_full_disk_is_said_and_can_be_resumed(log: Path, monkeypatch: pytest.M
 def test_too_little_room_is_said_before_hours_of_work(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("usage", (), {"free": 1000})
     monkeypatch.setattr(convert.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(MachineError, match="GiB are free"):
+    with pytest.raises(MachineError, match="KiB are free"):
         convert.convert(config(log), **SMALL)
 
 

@@ -223,7 +223,7 @@ def test_a_call_that_gave_up_is_gone_on_with_by_the_next(hub: Hub) -> None:
         patch.setattr(Answering, "content", content)
         error = failed(hub)
     assert isinstance(error, MachineError)
-    assert "goes on at 0.0 MB" in (error.fix or "")
+    assert "goes on at 700 B" in (error.fix or "")
     assert [part.read_bytes() for part in parts()] == [broken[:700]]
     hub.break_after, hub.breaks, hub.files = None, 0, hub_files
     hub.requests.clear()
@@ -341,7 +341,7 @@ def test_a_disk_too_small_is_said_before_anything_comes(hub: Hub, monkeypatch: p
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage(10_000, 4_001, 5_999))
     error = failed(hub)
-    assert "needs 0.0 MB more" in error.what
+    assert " KiB more, and 5.9 KiB are free" in error.what
     assert error.exit_code == 4
     assert hub.fetched() == []
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage(10_000, 4_000, 6_000))

@@ -320,7 +320,7 @@ def test_a_disk_without_the_room_is_refused_before_the_work(
     files = locate(write_raw(tmp_path / "raw", make_events(events=1000)))
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1 << 40, 1 << 40, 9_000))
     told: list[Any] = []
-    with pytest.raises(MachineError, match=r"has 9\.0 kB free; the store needs about 11\.0 kB more") as caught:
+    with pytest.raises(MachineError, match=r"has 8\.8 KiB free; the store needs about 10\.7 KiB more") as caught:
         prepare(files, tmp_path / "s", name="x", progress=lambda *now: told.append(now))
     assert caught.value.exit_code == 4
     assert told == []

@@ -190,14 +190,6 @@ def test_a_folder_without_a_manifest_is_no_store(tmp_path: Path) -> None:
         open_store(tmp_path / "s")
 
 
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (45_600_000, "45.6 MB"), (2_270_000_000_000, "2,270.0 GB")],
-)
-def test_amounts_are_never_rounded_to_nothing(count: int, words: str) -> None:
-    assert store_module.amount(count) == words
-
-
 @pytest.mark.parametrize("organic", [0, 1])
 def test_kinds_follow_the_definition_of_the_pools(organic: int) -> None:
     cases = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ..terminal import Terminal, number, size
+from ...units import number, size
+from ..terminal import Terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress

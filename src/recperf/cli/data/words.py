@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..terminal import Terminal, size
+from ...units import size
+from ..terminal import Terminal
 
 
 def say(found: dict[str, Any], terminal: Terminal) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
 from ...files import alone, write_json, writing
+from ...units import size
 from . import lines, source, synthesize
 from .config import DENSE, SPARSE, CriteoConfig
 from .parse import Parsed, Parser
@@ -193,7 +194,7 @@ class _Converting:
         free = shutil.disk_usage(self.found.folder).free
         if needed * 0.8 > free:
             raise MachineError(
-                f"the arrays need about {needed / 2**30:,.1f} GiB more, {free / 2**30:,.1f} GiB are free",
+                f"the arrays need about {size(needed)} more; {size(free)} are free",
                 where={"folder": self.found.folder},
                 fix="free some space, or choose another disk with --cache",
             )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ... import __version__, places
+from ... import __version__, places, units
 from ...errors import DataError, MachineError, UsageError
 from ...files import alone, sha256, sync_folder, write_json, writing
 from .schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE, LICENCE, REPOSITORY, REVISION, SIZES
@@ -128,13 +128,16 @@ def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | 
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise MachineError(
-            f"yambda-{size} needs {_gb(needed)} more, and {_gb(free)} are free",
+            f"yambda-{size} needs {units.size(needed)} more, and {units.size(free)} are free",
             where={"folder": folder},
             fix="free some space, or set RECPERF_HOME to a folder with more",
         )
     for name in names:
         begun = _size(_part(folder, name, remotes[name]))
-        say(f"fetching {name}, {_gb(remotes[name].bytes)}" + (f", of which {_gb(begun)} are here" if begun else ""))
+        say(
+            f"fetching {name}, {units.size(remotes[name].bytes)}"
+            + (f", of which {units.size(begun)} are here" if begun else "")
+        )
         _transfer(hub, size, folder, name, remotes[name])
 
 
@@ -254,10 +257,6 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
-
-
 def _failed(size: str, url: str, error: Exception, kept: int = 0) -> MachineError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     kind = type(error).__name__
@@ -270,7 +269,7 @@ def _failed(size: str, url: str, error: Exception, kept: int = 0) -> MachineErro
     else:
         reason = f"{(str(error).strip() or kind).splitlines()[0].rstrip('.')}"
     wanted = ", ".join(files_of(size))
-    goes_on = f"recperf data get yambda-{size} goes on at {_gb(kept)}" if kept else "try again"
+    goes_on = f"recperf data get yambda-{size} goes on at {units.size(kept)}" if kept else "try again"
     return MachineError(
         f"the download failed: {reason}",
         where={"url": url},

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import units
 from ...errors import DataError, MachineError, UsageError
 from ...files import sha256
 from .maps import catalogue
 from .raw import Chunk, RawEvents, RawFiles, identity_of, require_known
 from .schema import DAY_S, GAP_MINUTES, LICENCE, MADE_UP_KEY, MADE_UP_LICENCE, TEST_DAYS, TRAIN_DAYS
-from .store import EVENT_BYTES, amount, kinds_of
+from .store import EVENT_BYTES, kinds_of
 from .writer import StoreWriter, finished
 
 COMMIT_ROWS = 1 << 24
@@ -133,7 +134,7 @@ def piece_rows(memory: int, catalogue_bytes: int) -> int:
     if rows < LEAST_ROWS:
         least = -(-(fixed + LEAST_ROWS * ROW_BYTES) >> 20)
         raise UsageError(
-            f"{memory >> 20:,} MiB of memory are too little to prepare this", fix=f"allow at least {least:,} MiB"
+            f"{units.size(memory)} of memory are too little to prepare this", fix=f"allow at least {least:,} MiB"
         )
     return rows
 
@@ -206,7 +207,7 @@ def _require_room(writer: StoreWriter, rows: int) -> None:
     needed, free = rows * EVENT_BYTES, shutil.disk_usage(writer.draft).free
     if free < needed * ROOM_SHARE:
         raise MachineError(
-            f"the disk has {amount(free)} free; the store needs about {amount(needed)} more",
+            f"the disk has {units.size(free)} free; the store needs about {units.size(needed)} more",
             where={"folder": writer.draft},
             fix="free some space, or choose another place with --store",
         )

@@ -178,14 +178,6 @@ def content_digest(columns: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def amount(count: int) -> str:
-    """Bytes in words, in the largest unit that there is at least one of."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count} bytes"
-
-
 def file_of(folder: Path, name: str) -> Path:
     return folder / f"{name}.{np.dtype(COLUMNS[name]).str[1:]}"
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ... import units
 from .sampling import MIB, Effort, Figure, Sampler, allowed_bytes, bounded, figure, gather_row, rate
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ def measure(sampler: Sampler, facts: dict[str, Any], say: Say, note: Say) -> dic
     last_cache = max(facts["caches"].values(), default=0)
     if not last_cache:
         last_cache = UNKNOWN_CACHE
-        note(f"this system does not tell its cache sizes; {UNKNOWN_CACHE // MIB} MiB assumed")
+        note(f"this system does not tell its cache sizes; {units.size(UNKNOWN_CACHE)} assumed")
     rng = np.random.default_rng(0)
     say("framework overhead")
     figures: dict[str, Any] = {"dispatch": dispatch(sampler)}
@@ -42,16 +43,16 @@ def measure(sampler: Sampler, facts: dict[str, Any], say: Say, note: Say) -> dic
     table = memory_table(sampler.effort, last_cache, note)
     # The knee may go on past the memory table; everything else uses the part that many caches fill.
     beyond = table[: bounded(_beyond(sampler.effort, last_cache), table.numel() * 4) // 4]
-    say(f"streaming {beyond.numel() * 4 // MIB} MiB")
+    say(f"streaming {units.size(beyond.numel() * 4)}")
     figures["copy"] = copy(sampler, beyond)
     figures["read"] = read(sampler, beyond)
     # An eighth of the last cache stays there although ids and outputs pass through it.
     cached = beyond[: bounded(min(last_cache // 8, beyond.numel()), beyond.numel() * 4) // 4]
     figures["gather"] = {}
     for name, source in (("cache", cached), ("dram", beyond)):
-        say(f"random rows, table of {source.numel() * 4 / MIB:g} MiB")
+        say(f"random rows, table of {units.size(source.numel() * 4)}")
         figures["gather"][name] = gather(sampler, source, rng)
-    say(f"the knee: {KNEE_FROM >> 10} KiB to {table.numel() * 4 // MIB} MiB")
+    say(f"the knee: {units.size(KNEE_FROM)} to {units.size(table.numel() * 4)}")
     figures["knee"] = knee(sampler, table.numpy(), last_cache, rng)
     return {name: figures[name] for name in ("gemm", "copy", "read", "gather", "knee", "dispatch")}
 
@@ -82,7 +83,7 @@ def memory_table(effort: Effort, last_cache: int, note: Say) -> Tensor:
     allowed = allowed_bytes()
     size = bounded(wanted, allowed - min(RESERVE, allowed // 2))
     if size < wanted:
-        note(f"memory is short: the largest table has {size / MIB:.3g} MiB instead of {wanted / MIB:.3g}")
+        note(f"memory is short: the largest table has {units.size(size)} instead of {units.size(wanted)}")
     if effort.caches and size < effort.caches * last_cache:
         note(f"that is only {size / last_cache:.2g} x the last-level cache: figures beyond it are partly cached")
     return torch.ones(size // 4)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ... import units
 from .cpu import BAG, ROW_BYTES, timed_alone
 from .sampling import MIB, Figure, Sampler, allowed_bytes, bounded, figure, gather_row, rate
 
@@ -55,9 +56,9 @@ class Gpu:
         wanted = max(self.effort.gpu_table_bytes, self.effort.caches * self.l2_bytes)
         size = bounded(wanted, self.allowed // 2)
         if size < wanted:
-            self.note(f"{self.name}: memory is short: the table has {size // MIB} MiB instead of {wanted // MIB}")
+            self.note(f"{self.name}: memory is short: the table has {units.size(size)} instead of {units.size(wanted)}")
         table = torch.ones(size // 4, device=self.device)
-        self.say(f"{self.name}: streaming and random rows, {size // MIB} MiB")
+        self.say(f"{self.name}: streaming and random rows, {units.size(size)}")
         found["copy"], found["read"] = self.copy(table), self.read(table)
         cached = table[: bounded(self.l2_bytes // 4, size) // 4]
         found["gather"] = {

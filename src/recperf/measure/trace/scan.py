@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...errors import DataError
+from ...units import size
 
 PIECE = 1 << 20
 """Characters read at a time."""
@@ -140,7 +141,7 @@ class Scan:
         self.characters += len(new)
         if self.characters > self.largest:
             raise self._error(
-                f"the trace is larger than {self.largest / (1 << 30):.3g} GiB of JSON, more than is read here",
+                f"the trace is larger than {size(self.largest)} of JSON, more than is read here",
                 fix="record fewer steps, or without stacks and memory",
             )
         self._text, self._at = self._text[self._at :] + new, 0

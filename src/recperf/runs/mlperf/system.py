@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ... import units
+
 FIELDS = (
     "submitter",
     "division",
@@ -62,7 +64,7 @@ def describe(facts: dict[str, Any], submission: dict[str, Any], platform: str) -
         "number_of_nodes": 1,
         "host_processor_model_name": facts.get("cpu"),
         "host_processor_vcpu_count": facts.get("cores"),
-        "host_processor_caches": ", ".join(f"{level} {size >> 10} KiB" for level, size in sizes),
+        "host_processor_caches": ", ".join(f"{level} {units.size(size)}" for level, size in sizes),
         "host_memory_capacity": f"{facts['memory_gib']} GiB" if facts.get("memory_gib") else None,
         "accelerators_per_node": len(gpus),
         "accelerator_model_name": gpus[0].get("name") if gpus else "none",

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...units import size
 from .svg import WIDE, Sheet, plain, steps, ticks, tone
-from .words import size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...measure import explain
+from ...units import size
 from . import curves, plots, ranks, roofs
 from .blocks import Block, Cell, Missing, Section, Table, Text, cells
 from .reading import Reading, shares
 from .svg import family
-from .words import MEASURE, NOT_MEASURED, component, count, ms, number, percent, scaled, size, value
+from .words import MEASURE, NOT_MEASURED, component, count, ms, number, percent, scaled, value
 
 LOOKUPS = ("embedding", "sparse_update")
 """Components that touch random rows, by the beginning of their name."""

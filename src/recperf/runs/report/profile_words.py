@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from ... import units
 from ..seal import printable
 
 NONE = "–"
@@ -60,16 +61,16 @@ def flops(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    return scale(value, ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB")), " B")
+    return NONE if value is None else units.size(value)
 
 
-def scale(value: float | None, units: tuple[tuple[float, str], ...], last: str = "") -> str:
+def scale(value: float | None, prefixes: tuple[tuple[float, str], ...]) -> str:
     if value is None:
         return NONE
-    for limit, unit in units:
+    for limit, unit in prefixes:
         if abs(value) >= limit:
             return f"{three(value / limit)}{unit}"
-    return f"{value:,.0f}{last}"
+    return f"{value:,.0f}"
 
 
 def counted(value: float | None) -> str:

@@ -6,6 +6,8 @@ import math
 import shlex
 from typing import Any
 
+from ...config import flatten
+from ...units import size
 from . import curves, plots
 from .blocks import Block, Cell, Code, Missing, Section, Table, Text, cells
 from .reading import Reading, step_parts
@@ -218,8 +220,6 @@ def _history(run: Reading, name: str) -> dict[int, list[tuple[int, float]]]:
 
 
 def provenance(run: Reading) -> Section:
-    from ..compare import flat
-
     origin, data, facts = run.result["provenance"], run.result["data"], run.machine
     commit = origin["commit"] or "none: not run from a checkout"
     if origin["dirty"]:
@@ -236,7 +236,7 @@ def provenance(run: Reading) -> Section:
         *((f"setting: {name}", text) for name, text in run.result["performance"]["settings"].items()),
         ("packages", ", ".join(f"{name} {version}" for name, version in origin["packages"].items())),
         ("machine fingerprint", Cell(origin["machine"], "code")),
-        *((f"machine: {name}", shown(value)) for name, value in flat(_facts(facts)).items()),
+        *((f"machine: {name}", shown(value)) for name, value in flatten(_facts(facts)).items()),
     ]
     if run.peaks:
         quick = ", quick" if run.peaks.get("quick") else ""
@@ -249,8 +249,6 @@ def provenance(run: Reading) -> Section:
 
 
 def _facts(facts: dict[str, Any]) -> dict[str, Any]:
-    from .words import size
-
     kept = {key: value for key, value in facts.items() if key not in ("fingerprint", "caches", "gpus") and value}
     kept["caches"] = ", ".join(f"{level} {size(count)}" for level, count in (facts.get("caches") or {}).items()) or None
     kept["GPUs"] = ", ".join(str(gpu.get("name")) for gpu in facts.get("gpus") or []) or None
@@ -262,9 +260,7 @@ def _time(stamp: str) -> str:
 
 
 def config(run: Reading) -> Section:
-    from ..compare import flat
-
-    rows = [cells(Cell(name, "code"), Cell(shown(value), "code")) for name, value in flat(run.config).items()]
+    rows = [cells(Cell(name, "code"), Cell(shown(value), "code")) for name, value in flatten(run.config).items()]
     table = Table(("field", "value"), rows, "As saved in config.json.", fold=f"All {len(rows)} fields", words=(1,))
     return Section("config", "Config", [table])
 

@@ -94,13 +94,6 @@ def scaled(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
-def size(value: float) -> str:
-    for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if value >= limit:
-            return f"{value / limit:.3g} {unit}"
-    return f"{value:.0f} B"
-
-
 def ms(value: float) -> str:
     return f"{_three(value)} ms"
 

@@ -35,6 +35,7 @@ from ...train.metrics import binary_metrics
 from ...train.optim import make_dense
 from ...train.schedule import make as make_schedule
 from ...train.sparse import SparseRows, SplitOptimizer
+from ...units import size
 from ..micro_dlrm.build import KeptTrial, cpu_fixes, largest_product, rank_share
 from .config import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids, reduction_bytes, table_share
 
@@ -106,7 +107,7 @@ class PreparedDLRM:
         free = torch.cuda.mem_get_info()[0]
         if needed > free:
             raise MachineError(
-                f"{needed / 2**30:,.1f} GiB are needed, {free / 2**30:,.1f} GiB are free on the GPU",
+                f"{size(needed)} are needed, {size(free)} are free on the GPU",
                 fix=LESS,
             )
 

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .... import units
 from ....config import within
 from ....errors import DataError, MachineError
 from ....files import alone, sha256, write_json, writing
 from ..prepare import piece_rows, split_of
 from ..raw import RawEvents, RawFiles, need_pyarrow
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS
-from ..store import EventStore, amount
+from ..store import EventStore
 from .cache import (
     CACHE_META,
     FLAT_COLUMNS,
@@ -196,7 +197,7 @@ class _Job:
         free = shutil.disk_usage(self.processed).free
         if needed > free:
             raise MachineError(
-                f"the disk has room for {amount(free)}; the reference's files need at least {amount(needed)}",
+                f"the disk has room for {units.size(free)}; the reference's files need at least {units.size(needed)}",
                 where={"folder": self.processed},
                 fix="choose a folder on a larger disk",
             )

@@ -1,0 +1,30 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from recperf import units
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 KiB"),
+        (1024, "1 KiB"),
+        (84_768, "82.8 KiB"),
+        (1010 << 10, "1.0 MiB"),
+        (288 << 30, "288 GiB"),
+        (5e17, "444 PiB"),
+        (5e19, "44,409 PiB"),
+    ],
+)
+def test_sizes_have_at_most_three_digits(count: float, text: str) -> None:
+    assert units.size(count) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (7, "7"), (1234, "1.23 k"), (2.5e6, "2.5 M"), (3e12, "3 T")])
+def test_counts_have_a_decimal_prefix(value: float, text: str) -> None:
+    assert units.number(value) == text
