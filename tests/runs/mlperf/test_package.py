@@ -58,7 +58,7 @@ def test_the_system_is_the_one_the_runs_were_on(runs: list[Path], tmp_path: Path
     system = json.loads((made.folder / "systems" / "a_laptop.json").read_text())
     assert system["accelerators_per_node"] == "8"
     assert system["accelerator_model_name"] == "An accelerator"
-    assert system["host_processor_caches"] == "L1 48 KiB, L2 2048 KiB"
+    assert system["host_processor_caches"] == "L1 48 KiB, L2 2 MiB"
     assert system["status"] == "Research, Development, or Internal (RDI)"
     assert system["system_name"] == "a laptop"
     first = made.left[0]
