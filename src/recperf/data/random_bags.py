@@ -1,10 +1,10 @@
-"""Made-up samples with a table of its own size for every feature and bags of varying length.
+"""Synthetic samples: dense features, bags of ids and labels drawn from a planted model.
 
-An endless click task with a planted answer. A batch is a pure function of (seed, window), window = epoch * batches +
-step, so that any batch is made without those before it; held-out batches are the windows before the start. How the
-numbers come about is said in ops/draw/plan.py; on a GPU three kernels make a batch, and a CUDA graph can hold them.
+The task never ends. A batch is a pure function of (seed, index) with index = epoch * batches + step, so any batch is
+made without those before it; held-out batches have the indices before 0. ops/draw defines the random numbers; on a GPU
+three kernels make a batch, and a CUDA graph can capture them.
 
-Shapes: B samples, F sparse features, D dense features, V room for ids.
+Shapes: B samples, F sparse features, D dense features, V slots for ids.
 """
 
 from __future__ import annotations
@@ -18,38 +18,40 @@ import torch
 from torch import Tensor
 
 from ..config import require
-from ..ops.draw import Buffers, Name, Plan, choose
-from ..ops.draw.reference import planted_logits
+from ..ops.draw import Buffers, Name, Plan, SharedSpacePlan, choose, reference, shared_space
 from .batch import ClickBatch, JaggedFeatures
 from .random_config import RandomBagsConfig, read_profile
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RandomBags:
-    """Batches for `dlrm` that are drawn, not read."""
+    """Batches that are drawn, not read: from a table per feature, or from one id space that all features share."""
 
     keys: tuple[str, ...]
     """Names of the sparse features."""
-    rows: tuple[int, ...]
+    rows: tuple[int, ...] = ()
     """Rows of each feature's table: its ids are 0 to this, exclusive."""
+    id_space: int | None = None
+    """In place of rows: the size, up to 2^40, of one id space for all features. Bags then have their maximum length."""
     dense: int
     """Dense features, uniform with mean 0 and variance 1."""
     batch_size: int
     seed: int
-    """Decides the batches and the planted answer."""
+    """Determines the batches and the planted model."""
     device: str = "cpu"
     """Where batches are made and stay."""
     config: RandomBagsConfig
     implementation: Name = "auto"
-    """What draws: reference (torch), native (C, a CPU), triton (a GPU), or auto."""
+    """What draws: reference (torch), native (C, CPU), triton (GPU), or auto."""
 
     def __post_init__(self) -> None:
         require(len(self.keys) >= 1, "keys", self.keys, "at least one name")
-        require(len(set(self.keys)) == len(self.keys), "keys", self.keys, "names that differ")
-        require(len(self.rows) == len(self.keys), "rows", self.rows, f"one number for each of {len(self.keys)} keys")
+        require(len(set(self.keys)) == len(self.keys), "keys", self.keys, "distinct names")
+        tables = 0 if self.id_space is not None else len(self.keys)
+        require(len(self.rows) == tables, "rows", self.rows, f"{tables} numbers: one per key, none with an id_space")
         for name in ("dense", "batch_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        # Built here: a table or a profile that does not fit is refused before anything is drawn.
+        # Built here, so that a table or a profile that does not fit is rejected before anything is drawn.
         _ = self.plan
 
     def __len__(self) -> int:
@@ -57,60 +59,78 @@ class RandomBags:
         return self.config.batches
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
-        """The batches of an epoch from the given one on."""
+        """Yield the batches of an epoch from the given one on."""
         return (self.batch(epoch, step) for step in range(start, len(self)))
 
     def batch(self, epoch: int, step: int) -> ClickBatch:
         if epoch < 0 or not 0 <= step < len(self):
             raise IndexError(f"no batch {step} in epoch {epoch}; an epoch has {len(self)}")
-        return self._window(epoch * len(self) + step)
+        return self._batch_at(epoch * len(self) + step)
 
     def held_out(self, count_batches: int) -> Iterator[ClickBatch]:
-        """Batches of the same task that training never sees; the same ones whenever asked."""
-        return (self._window(-1 - index) for index in range(count_batches))
+        """Yield batches of the same task that training never sees; every call yields the same ones."""
+        return (self._batch_at(-1 - index) for index in range(count_batches))
 
-    def planted_logits(self, dense_BD: Tensor, features: JaggedFeatures) -> Tensor:
-        """The log odds labels are drawn from: what a perfect model would answer."""
-        features = features.trimmed()
-        return planted_logits(self.plan, dense_BD, features.values_V, features.offsets_FB1)
+    def planted_logits(self, batch: ClickBatch) -> Tensor:
+        """The log odds that labels are drawn from: what a perfect model would predict."""
+        features = batch.features.trimmed()
+        if isinstance(self.plan, SharedSpacePlan):
+            return shared_space.planted_logits(self.plan, batch.dense_BD, features.values_V)
+        return reference.planted_logits(self.plan, batch.dense_BD, features.values_V, features.offsets_FB1)
 
     def buffers(self) -> ClickBatch:
-        """Room for any batch, for `draw` to fill again and again."""
-        plan = self.plan
-        features = JaggedFeatures(
+        """Allocate a batch that `draw` can fill repeatedly."""
+        plan, features = self.plan, len(self.keys)
+        bags = JaggedFeatures(
             self.keys,
             torch.empty(plan.capacity, dtype=torch.int64, device=self.device),
-            torch.empty(plan.features * plan.samples + 1, dtype=torch.int64, device=self.device),
-            one_id_a_bag=max(plan.most) == 1,
+            torch.empty(features * plan.samples + 1, dtype=torch.int64, device=self.device),
+            one_id_a_bag=max(plan.max_ids) == 1,
             padded=not plan.exact,
         )
         dense_BD = torch.empty(plan.samples, plan.dense, device=self.device)
-        return ClickBatch(dense_BD, features, torch.empty(plan.samples, device=self.device))
+        return ClickBatch(dense_BD, bags, torch.empty(plan.samples, device=self.device))
 
     def draw(self, index_1: Tensor, batch: ClickBatch) -> None:
-        """Fill the buffers for the window whose number a one-element int64 tensor on their device holds.
+        """Fill the buffers with the batch whose index a one-element int64 tensor on their device holds.
 
-        Nothing waits for the device and no shape depends on what is drawn, so that a CUDA graph can hold it. Ids beyond
+        Nothing waits for the device and no shape depends on what is drawn, so a CUDA graph can capture it. Ids beyond
         the last offset are unspecified.
         """
-        features = batch.features
-        buffers = Buffers(features.offsets_FB1, features.values_V, batch.dense_BD, batch.labels_B)
-        self._choice[0].draw(self.plan, index_1, buffers)
+        out = Buffers(batch.dense_BD, batch.features.values_V, batch.features.offsets_FB1, batch.labels_B)
+        if isinstance(self.plan, SharedSpacePlan):
+            shared_space.draw(self.plan, index_1, out)
+        else:
+            self._choice[0].draw(self.plan, index_1, out)
 
     @property
     def why(self) -> str:
-        """Which implementation draws, and why."""
+        """The implementation that draws, and the reason."""
+        if isinstance(self.plan, SharedSpacePlan):
+            return "reference: the features share an id space"
         return self._choice[1]
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | SharedSpacePlan:
         config = self.config
+        if self.id_space is not None:
+            return SharedSpacePlan(
+                samples=self.batch_size,
+                dense=self.dense,
+                features=len(self.keys),
+                kind=config.ids,
+                id_space=self.id_space,
+                ids_per_bag=config.ids_per_bag,
+                seed=self.seed,
+                device=self.device,
+                exponent=config.exponent,
+            )
         return Plan(
             samples=self.batch_size,
             dense=self.dense,
             kind=config.ids,
             rows=self.rows,
-            most=config.most_ids(self.rows),
+            max_ids=config.max_ids(self.rows),
             fixed=config.fixed,
             distinct=config.distinct,
             seed=self.seed,
@@ -121,17 +141,17 @@ class RandomBags:
             counts=self._counts(),
         )
 
+    @cached_property
+    def _choice(self) -> tuple[ModuleType, str]:
+        return choose(self.implementation, self.device, self.config.ids)
+
     def _counts(self) -> tuple[Mapping[int, int], ...]:
         if self.config.profile is None:
             return ()
         return tuple(read_profile(self.config.profile, dict(zip(self.keys, self.rows))).values())
 
-    @cached_property
-    def _choice(self) -> tuple[ModuleType, str]:
-        return choose(self.implementation, self.device)
-
-    def _window(self, index: int) -> ClickBatch:
-        """A batch of its own, with no room to spare: on a GPU the host has to ask how many ids there are."""
-        room = self.buffers()
-        self.draw(torch.tensor([index], device=self.device), room)
-        return ClickBatch(room.dense_BD, room.features.trimmed(), room.labels_B)
+    def _batch_at(self, index: int) -> ClickBatch:
+        """A new batch without unused slots: on a GPU the host has to read the number of ids."""
+        batch = self.buffers()
+        self.draw(torch.tensor([index], device=self.device), batch)
+        return ClickBatch(batch.dense_BD, batch.features.trimmed(), batch.labels_B)

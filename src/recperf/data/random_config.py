@@ -1,4 +1,4 @@
-"""What a user may choose about made-up bags of ids, and the files that say how often each id occurs. Torch-free."""
+"""The configuration of synthetic bags of ids, and profiles: files with the frequency of each id. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,44 +16,45 @@ from ..files import write_atomic
 Counts = Mapping[str, Mapping[int, int]]
 """How often each id of each feature occurs."""
 
-MOST_IDS_A_BAG = 1 << 16
-MOST_DISTINCT = 8
-"""Ids a bag may have where repeats are dropped: each is compared with each before it, on every device."""
+MAX_IDS_PER_BAG = 1 << 16
+MAX_DISTINCT = 8
+"""Maximum ids per bag where repeats are dropped: each id is compared with all before it."""
+KINDS = ("uniform", "gaussian", "zipf", "replay")
 CSV_COLUMNS = ["feature", "id", "count"]
-MOST_COUNT = 1 << 53
-"""Counts above this are not exact in the JSON of other programs."""
+MAX_COUNT = 1 << 53
+"""Larger counts are not exact in JSON, where numbers are doubles."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomBagsConfig:
     ids: Literal["uniform", "gaussian", "zipf", "replay"] = "uniform"
-    """How ids are drawn: all alike, around the middle of a table, by a power law, or as often as a profile says."""
+    """Distribution of ids: uniform, around the middle of a table, a power law, or the frequencies of a profile."""
     ids_per_bag: int = 1
-    """Most ids of a bag; a table with fewer rows has bags of at most as many ids as rows."""
+    """Maximum number of ids in a bag; where a table has fewer rows, its number of rows is the maximum."""
     fixed: bool = False
-    """Every bag has its most ids. Otherwise the length of a bag is round(max(1, u * most)), u uniform in [0, 1)."""
+    """Give every bag its maximum length. Otherwise its length is round(max(1, u * maximum)), u uniform in [0, 1)."""
     ids_per_feature: tuple[int, ...] = ()
-    """Most ids of a bag, feature by feature, in place of ids_per_bag."""
+    """Maximum number of ids in a bag, feature by feature, in place of ids_per_bag."""
     distinct: bool = False
-    """Drop repeated ids of a bag, which then may be shorter; only where no bag has more than 8 ids."""
+    """Drop repeated ids of a bag, which shortens it; only where no bag has more than 8 ids."""
     exponent: float = 1.05
     """With ids zipf: the k-th most popular id has a share proportional to k to the minus this."""
     mean: float = 0.5
-    """With ids gaussian: the middle, as a share of the table."""
+    """With ids gaussian: the mean, as a share of the table."""
     deviation: float = 0.15
-    """With ids gaussian: the standard deviation, as a share of the table; ids outside become the first or the last."""
+    """With ids gaussian: the standard deviation, as a share of the table; ids outside become its first or last."""
     profile: Path | None = None
     """With ids replay: a JSON file {"features": {name: [[id, count], ...]}} or a CSV file feature,id,count."""
     batches: int = 100
-    """Batches an epoch has."""
+    """Batches per epoch."""
     held_out_batches: int = 8
-    """Batches that are scored and never trained on."""
+    """Batches for evaluation, never trained on."""
 
     def __post_init__(self) -> None:
-        require(self.ids in ("uniform", "gaussian", "zipf", "replay"), "data.ids", self.ids, "uniform to replay")
-        within(1, self.ids_per_bag, MOST_IDS_A_BAG, "data.ids_per_bag")
-        for index, most in enumerate(self.ids_per_feature):
-            within(1, most, MOST_IDS_A_BAG, f"data.ids_per_feature.{index}")
+        require(self.ids in KINDS, "data.ids", self.ids, ", ".join(KINDS))
+        within(1, self.ids_per_bag, MAX_IDS_PER_BAG, "data.ids_per_bag")
+        for index, longest in enumerate(self.ids_per_feature):
+            within(1, longest, MAX_IDS_PER_BAG, f"data.ids_per_feature.{index}")
         within(0.01, self.exponent, 20.0, "data.exponent")
         within(-10.0, self.mean, 10.0, "data.mean")
         within(0.0, self.deviation, 1000.0, "data.deviation")
@@ -61,30 +62,32 @@ class RandomBagsConfig:
             (self.profile is not None) == (self.ids == "replay"),
             "data.profile",
             str(self.profile),
-            "a file with data.ids replay, none otherwise",
+            "a file with data.ids replay, unset otherwise",
         )
         within(1, self.batches, 1 << 30, "data.batches")
         within(1, self.held_out_batches, 1 << 20, "data.held_out_batches")
 
-    def most_ids(self, rows: tuple[int, ...]) -> tuple[int, ...]:
-        """The most ids a bag of each feature has, given the rows of the tables."""
-        wanted = self.ids_per_feature or (self.ids_per_bag,) * len(rows)
+    def max_ids(self, rows: tuple[int, ...]) -> tuple[int, ...]:
+        """The maximum number of ids in a bag of each feature, for tables with these rows."""
+        requested = self.ids_per_feature or (self.ids_per_bag,) * len(rows)
         require(
-            len(wanted) == len(rows), "data.ids_per_feature", self.ids_per_feature, f"none, or one for each of the "
-            f"{len(rows)} features",
-        )  # fmt: skip
-        most = tuple(min(ids, table) for ids, table in zip(wanted, rows))
-        if self.distinct and max(most) > MOST_DISTINCT:
+            len(requested) == len(rows),
+            "data.ids_per_feature",
+            self.ids_per_feature,
+            f"empty, or one number for each of the {len(rows)} features",
+        )
+        longest = tuple(min(ids, table) for ids, table in zip(requested, rows))
+        if self.distinct and max(longest) > MAX_DISTINCT:
             raise ConfigError(
-                f"data.distinct is true, and a bag may have {max(most)} ids; at most {MOST_DISTINCT} can be compared",
+                f"data.distinct is set, but a bag may have {max(longest)} ids; at most {MAX_DISTINCT} can be compared",
                 where={"field": "data.distinct"},
-                fix=f"--data.no-distinct, or --data.ids-per-bag {MOST_DISTINCT}",
+                fix=f"--data.no-distinct, or --data.ids-per-bag {MAX_DISTINCT}",
             )
-        return most
+        return longest
 
 
 def write_profile(path: Path, counts: Counts) -> None:
-    """A profile for `ids replay`, as CSV or JSON by the name of the file."""
+    """Write a profile for `ids replay`, as CSV or JSON by the suffix of the file."""
     if path.suffix == ".csv":
         lines = [",".join(CSV_COLUMNS)]
         lines += [f"{name},{index},{count}" for name, ids in counts.items() for index, count in ids.items()]
@@ -95,55 +98,52 @@ def write_profile(path: Path, counts: Counts) -> None:
 
 
 def read_profile(path: Path, rows: Mapping[str, int]) -> dict[str, dict[int, int]]:
-    """How often each id of the given features occurs; ids of a feature with R rows are 0 to R - 1.
+    """Read the frequencies of the ids of these features; ids of a feature with R rows are 0 to R - 1.
 
-    Features the file has beyond the given ones are checked for their form and left out.
+    Other features of the file are only checked for their format.
     """
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the profile of ids: {error}", where={"file": path}, fix="data.profile") from None
-    found: dict[str, dict[int, int]] = {}
+    profile: dict[str, dict[int, int]] = {}
     entries = _csv_entries(path, content) if path.suffix == ".csv" else _json_entries(path, content)
     for where, name, index, count in entries:
-        kept = found.setdefault(name, {})
-        _check(index not in kept, f"id {index} of feature {name!r} is given twice", where)
-        _check(0 <= count <= MOST_COUNT, f"count {count} of id {index} of feature {name!r} is outside 0 to 2^53", where)
-        table = rows.get(name)
+        counts, table = profile.setdefault(name, {}), rows.get(name)
+        _check(index not in counts, f"id {index} of feature {name!r} occurs twice", where)
+        _check(0 <= count <= MAX_COUNT, f"count {count} of id {index} of feature {name!r} is outside 0 to 2^53", where)
         _check(
             table is None or 0 <= index < table,
             f"id {index} of feature {name!r} is outside its table of {table} rows",
             where,
         )
-        kept[index] = count
+        counts[index] = count
     for name in rows:
-        _check(any(found.get(name, {}).values()), f"feature {name!r} has no id that occurs", {"file": path})
-    return {name: found[name] for name in rows}
+        _check(any(profile.get(name, {}).values()), f"feature {name!r} has no id that occurs", {"file": path})
+    return {name: profile[name] for name in rows}
 
 
 Entry = tuple[dict[str, object], str, int, int]
 
 
-def _check(holds: bool, what: str, where: dict[str, object]) -> None:
+def _check(holds: bool, problem: str, where: dict[str, object]) -> None:
     if not holds:
-        raise DataError(
-            what, where=where, fix="correct the file, or write it anew with data.random_config.write_profile"
-        )
+        raise DataError(problem, where=where, fix="correct the file, or use data.random_config.write_profile")
 
 
 def _csv_entries(path: Path, content: str) -> Iterator[Entry]:
     lines: Iterable[list[str]] = csv.reader(content.splitlines())
-    for number, words in enumerate(lines, 1):
+    for number, fields in enumerate(lines, 1):
         where: dict[str, object] = {"file": path, "line": number}
         if number == 1:
-            _check(words == CSV_COLUMNS, f"the first line is {','.join(words)!r}, not 'feature,id,count'", where)
+            _check(fields == CSV_COLUMNS, f"the first line is {','.join(fields)!r}, not 'feature,id,count'", where)
             continue
-        _check(len(words) == 3, f"{len(words)} columns instead of 3", where)
+        _check(len(fields) == 3, f"{len(fields)} columns instead of 3", where)
         try:
-            index, count = int(words[1]), int(words[2])
+            index, count = int(fields[1]), int(fields[2])
         except ValueError:
-            _check(False, f"{','.join(words[1:])!r} are not two whole numbers", where)
-        yield where, words[0], index, count
+            _check(False, f"{','.join(fields[1:])!r} are not two integers", where)
+        yield where, fields[0], index, count
 
 
 def _json_entries(path: Path, content: str) -> Iterator[Entry]:
@@ -159,6 +159,6 @@ def _json_entries(path: Path, content: str) -> Iterator[Entry]:
         _check(isinstance(pairs, list), "not a list of [id, count]", where | {"feature": name})
         for place, pair in enumerate(pairs):
             at = where | {"feature": name, "entry": place}
-            whole = isinstance(pair, list) and len(pair) == 2 and all(type(part) is int for part in pair)
-            _check(whole, f"{json.dumps(pair)[:80]} is not [id, count] in whole numbers", at)
+            integers = isinstance(pair, list) and len(pair) == 2 and all(type(part) is int for part in pair)
+            _check(integers, f"{json.dumps(pair)[:80]} is not [id, count] in integers", at)
             yield at, name, pair[0], pair[1]

@@ -77,10 +77,10 @@ def work_of(config: Any, *, history: float | None = None, items: float | None = 
     from ..workloads.micro_dlrm_dram.config import MicroDLRMDramConfig, resolved_rows
 
     if isinstance(config, DLRMWorkloadConfig):
-        from ..workloads.dlrm.config import _mean_length, most_ids
+        from ..workloads.dlrm.config import _mean_length, max_ids
 
         exact = config.data.source == "criteo" or config.data.fixed
-        ids = tuple(float(most) if exact else _mean_length(most) for most in most_ids(config))
+        ids = tuple(float(most) if exact else _mean_length(most) for most in max_ids(config))
         precision = "bfloat16" if config.fast.precision == "auto" else config.fast.precision
         return _clicks(config.dlrm, ids, optimizer=config.train.optimizer, precision=precision)
     if isinstance(config, MicroDLRMDramConfig):

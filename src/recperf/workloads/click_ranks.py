@@ -39,7 +39,7 @@ from ..train.checkpoint_parts import stacked
 from ..train.loop import Optimizer, Order, Recipe
 from ..train.optim import DenseOptimizer, make_dense
 from .dlrm.build import DLRMTrial, PreparedDLRM
-from .dlrm.config import most_ids
+from .dlrm.config import max_ids
 from .micro_dlrm.build import SCORING_BATCH, ClickTrial, KeptTrial
 from .micro_dlrm.config import MicroDLRMConfig
 
@@ -238,7 +238,7 @@ class RankDLRM(OnRanks, DLRMTrial):
         tables = BagTables(
             dict(zip(model.features, model.rows)), model.dim, config.distributed, self.world,
             optimizer=config.train.optimizer, eps=config.train.eps,
-            ids=dict(zip(model.features, map(float, most_ids(config)))), batch_size=config.train.batch_size,
+            ids=dict(zip(model.features, map(float, max_ids(config)))), batch_size=config.train.batch_size,
             device=device, bag="auto" if prepared.switches.embedding else "reference",
         )  # fmt: skip
         own = tables.copies.bags.why

@@ -1,7 +1,10 @@
-"""Drawing a batch of made-up samples: `reference` (plain torch, any device), `native` (C, a CPU), `triton` (a GPU).
+"""Drawing a batch of synthetic samples: `reference` (plain torch, any device), `native` (C, CPU), `triton` (GPU).
 
-implementation, why = choose("auto", device)
-implementation.draw(plan, index, buffers)     # fills the buffers for the window whose number `index` holds
+implementation, why = choose("auto", device, plan.kind)
+implementation.draw(plan, index_1, buffers)     # fills the buffers with the batch whose number `index_1` holds
+
+C and Triton draw uniform and Zipf ids, which presets use; the reference draws the other kinds. `shared_space` draws ids
+from one large space that all features share.
 """
 
 from __future__ import annotations
@@ -12,12 +15,16 @@ import torch
 
 from .. import choice
 from ..choice import Name
-from .plan import Buffers, Plan
+from .plan import FAST_KINDS, Buffers, Kind, Plan
+from .shared_space import SharedSpacePlan
 
-__all__ = ["Buffers", "Name", "Plan", "choose"]
+__all__ = ["Buffers", "Name", "Plan", "SharedSpacePlan", "choose"]
 
 
-def choose(name: Name, device: str) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    place = torch.device(device)
-    return choice.choose(__name__, name, place, what="draw", subject="the batches", fix="draw with reference")
+def choose(name: Name, device: str, kind: Kind) -> tuple[ModuleType, str]:
+    """Return the implementation and the reason; an explicit request that cannot be met raises."""
+    bodies = ("reference", "native", "triton") if kind in FAST_KINDS else ("reference",)
+    return choice.choose(
+        __name__, name, torch.device(device), what="draw", subject="the batches", fix="draw with reference",
+        bodies=bodies,
+    )  # fmt: skip

@@ -1,17 +1,16 @@
-/* Drawing a batch on a CPU: plan.py says what the numbers are, reference.py what must come out. Loops over counters are
- * kept free of calls and branches, so that the compiler turns them into vector instructions. Callers split the work;
- * nothing here starts threads. */
+/* Drawing a batch on a CPU: plan.py defines the random numbers, reference.py the result. Loops over counters have no
+ * calls and no branches, so that the compiler vectorises them. Callers split the work; nothing here starts threads. */
 #include <math.h>
 #include <stdint.h>
 
-enum { UNIFORM, GAUSSIAN, ZIPF, REPLAY };
+enum { UNIFORM, ZIPF };
 enum { CHUNK = 128, LANES = 16 };
 
-/* A word is a long chain of instructions that wait for each other: several chains at a time keep the core busy. */
+/* A word is a long chain of dependent instructions: several chains at a time keep the core busy. */
 #define SEVERAL _Pragma("GCC unroll 4")
 
 typedef struct {
-    const int64_t *rows, *most, *first, *factor, *shift, *edges, *known, *part;
+    const int64_t *rows, *max_ids, *first, *factor, *shift;
     const double *slope, *start;
     const float *weights;
     const uint32_t *score_keys;
@@ -34,12 +33,6 @@ static inline uint32_t draw(uint32_t first, uint32_t second, uint32_t counter) {
 
 static inline int64_t within(double place, int64_t rows) { return (int64_t)fmin(fmax(place, 0.0), (double)(rows - 1)); }
 
-static int64_t gaussian(const plan *p, int64_t f, uint32_t word) {
-    const double radius = sqrt(log(((double)(word >> 16) + 0.5) * 0x1p-16) * -2.0);
-    const double normal = radius * cos((double)(word & 0xFFFF) * (M_PI / 32768));
-    return within(normal * p->slope[f] + p->start[f], p->rows[f]);
-}
-
 static int64_t zipf(const plan *p, int64_t f, uint32_t word) {
     double power = (double)word * 0x1p-32 * p->slope[f] + p->start[f];
     if (p->power != 0) power = log(power) * p->power;
@@ -47,22 +40,7 @@ static int64_t zipf(const plan *p, int64_t f, uint32_t word) {
     return (rank * p->factor[f] + p->shift[f]) % p->rows[f];
 }
 
-/* The id whose edge is the first above the word, among those of the feature. */
-static int64_t replay(const plan *p, int64_t f, uint32_t word) {
-    const int64_t wanted = (f << 32) + word;
-    int64_t low = p->part[f], high = p->part[f + 1] - 1;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (p->edges[middle] > wanted)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return p->known[low];
-}
-
-/* Ids of feature f with the counters from `counter` on: words first, so that they are made by vector instructions
- * whatever becomes of them. */
+/* Ids of feature f with the counters from `counter` on: all words first, so that computing them vectorises. */
 static void draw_some(const plan *p, int64_t f, uint32_t counter, int64_t count, int64_t *ids) {
     const uint32_t first = p->key[0], second = p->key[1], rows = (uint32_t)p->rows[f];
     for (int64_t begin = 0; begin < count; begin += CHUNK) {
@@ -73,38 +51,34 @@ static void draw_some(const plan *p, int64_t f, uint32_t counter, int64_t count,
         for (int64_t i = 0; i < left; i++) words[i] = draw(first, second, counter + (uint32_t)(begin + i));
         if (p->kind == UNIFORM)
             for (int64_t i = 0; i < left; i++) out[i] = (int64_t)(((uint64_t)words[i] * rows) >> 32);
-        else if (p->kind == GAUSSIAN)
-            for (int64_t i = 0; i < left; i++) out[i] = gaussian(p, f, words[i]);
-        else if (p->kind == ZIPF)
-            for (int64_t i = 0; i < left; i++) out[i] = zipf(p, f, words[i]);
         else
-            for (int64_t i = 0; i < left; i++) out[i] = replay(p, f, words[i]);
+            for (int64_t i = 0; i < left; i++) out[i] = zipf(p, f, words[i]);
     }
 }
 
 static int64_t drawn_length(const plan *p, int64_t f, int64_t bag) {
-    if (p->fixed) return p->most[f];
+    if (p->fixed) return p->max_ids[f];
     const uint64_t word = draw(p->key[0], p->key[1], (uint32_t)(p->first_length + bag));
-    const int64_t length = (int64_t)((word * (uint64_t)p->most[f] + (1u << 31)) >> 32);
+    const int64_t length = (int64_t)((word * (uint64_t)p->max_ids[f] + (1u << 31)) >> 32);
     return length < 1 ? 1 : length;
 }
 
-/* Moves the first occurrence of each id to the front; returns how many there are. */
+/* Moves the first occurrence of each id to the front; returns their number. */
 static int64_t drop_repeats(int64_t *ids, int64_t count) {
-    int64_t kept = 0;
+    int64_t unique = 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t j = 0;
-        while (j < kept && ids[j] != ids[i]) j++;
-        if (j == kept) ids[kept++] = ids[i];
+        while (j < unique && ids[j] != ids[i]) j++;
+        if (j == unique) ids[unique++] = ids[i];
     }
-    return kept;
+    return unique;
 }
 
 static uint32_t counter_of(const plan *p, int64_t f, int64_t bag) {
-    return (uint32_t)(p->first[f] + (bag - f * p->samples) * p->most[f]);
+    return (uint32_t)(p->first[f] + (bag - f * p->samples) * p->max_ids[f]);
 }
 
-/* Lengths of the bags first..last, each one place further than its bag, where their sums will be wanted. */
+/* Lengths of the bags first..last, each one slot after its bag, where the running sum needs them. */
 void draw_lengths(const plan *p, int64_t *offsets, int64_t first, int64_t last) {
     int64_t ids[CHUNK];
     for (int64_t bag = first; bag < last; bag++) {

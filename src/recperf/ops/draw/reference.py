@@ -1,11 +1,11 @@
-"""Drawing a batch in plain torch, on any device: short, and what the other implementations must equal.
+"""Drawing a batch in plain torch, on any device: the definition that the other implementations must equal.
 
 Dense features, lengths, uniform ids and replayed ids are the same bits everywhere. Zipf and Gaussian ids go through
-float64 logarithms and the like, whose last digit is the device's own: about one in a billion may differ. In float32
+float64 functions such as log, whose last digit depends on the device: about one id in a billion may differ. In float32
 most ids of a large table would, and it would draw them on a grid. Labels go through a float32 sum: one in many
 thousands may differ.
 
-Shapes: F features, B samples, I most ids of a bag, D dense features, V ids, P = B * sum of I places for ids.
+Shapes: F features, B samples, I ids of the longest bag, D dense features, V ids, P = B * sum of I slots for ids.
 """
 
 from __future__ import annotations
@@ -21,49 +21,48 @@ from .plan import DENSE_SCALE, MULTIPLIERS, Buffers, Plan
 _SIGNED = tuple(factor - (1 << 32) if factor >> 31 else factor for factor in MULTIPLIERS)
 
 
-def draw(plan: Plan, index_1: Tensor, buffers: Buffers) -> None:
-    """Fill the buffers for the window whose number the tensor holds; nothing depends on the host knowing it."""
-    word_1 = hash_signed(index_1, plan.window_seed)
+def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
+    """Fill the buffers with the batch whose number the tensor holds; the host does not wait."""
+    word_1 = hash_signed(index_1, plan.batch_seed)
     keys = word_1.to(torch.int32), (word_1 >> 32).to(torch.int32)
-    offsets_FB1 = buffers.offsets_FB1
-    ids, kept = [], []
-    for feature in range(plan.features):
-        ids_BI = feature_ids(plan, keys, feature)
-        kept.append(_kept(plan, keys, feature, ids_BI))
-        ids.append(ids_BI)
-    counts_FB = torch.stack([kept_BI.sum(1) for kept_BI in kept])
-    offsets_FB1[:1].zero_()
-    torch.cumsum(counts_FB.view(-1), 0, out=offsets_FB1[1:])
-    _pack(plan, ids, kept, buffers)
+    ids = [feature_ids(plan, keys, feature) for feature in range(plan.features)]
+    used = [_used(plan, keys, feature, ids_BI) for feature, ids_BI in enumerate(ids)]
+    counts_FB = torch.stack([used_BI.sum(1) for used_BI in used])
+    out.offsets_FB1[:1].zero_()
+    torch.cumsum(counts_FB.view(-1), 0, out=out.offsets_FB1[1:])
+    _pack(plan, ids, used, out)
     words_BD = words(keys, plan.first_dense, plan.samples * plan.dense).view(plan.samples, plan.dense)
-    torch.mul(words_BD >> 8, DENSE_SCALE, out=buffers.dense_BD)
+    torch.mul(words_BD >> 8, DENSE_SCALE, out=out.dense_BD)
     scores_FB = torch.stack(
-        [(score_words(plan, f, ids[f]).to(torch.int64) * kept[f]).sum(1) for f in range(plan.features)]
+        [
+            (score_words(ids_BI, plan.score_keys_F2[f]).to(torch.int64) * used_BI).sum(1)
+            for f, (ids_BI, used_BI) in enumerate(zip(ids, used))
+        ]
     )
-    logits_B = _logits(plan, buffers.dense_BD, scores_FB, counts_FB)
+    logits_B = _logits(plan, out.dense_BD, scores_FB, counts_FB)
     chances_B = unsigned(words(keys, plan.first_label, plan.samples)) >> 8
-    buffers.labels_B.copy_(chances_B.float() * 2.0**-24 < logits_B.sigmoid())
+    out.labels_B.copy_(chances_B.float() * 2.0**-24 < logits_B.sigmoid())
 
 
 def planted_logits(plan: Plan, dense_BD: Tensor, values_V: Tensor, offsets_FB1: Tensor) -> Tensor:
-    """The log odds labels are drawn from: what a perfect model would answer."""
+    """The log odds that labels are drawn from: what a perfect model would predict."""
     counts_FB = offsets_FB1.diff().view(plan.features, -1)
-    ids_by_feature = torch.split(values_V, counts_FB.sum(1).tolist())
-    scores_V = torch.cat([score_words(plan, f, ids_V) for f, ids_V in enumerate(ids_by_feature)])
-    bag_V = torch.arange(counts_FB.numel(), device=scores_V.device).repeat_interleave(counts_FB.view(-1))
-    scores_FB = torch.zeros_like(counts_FB).view(-1).index_add_(0, bag_V, scores_V.to(torch.int64))
+    bag_V = torch.arange(counts_FB.numel(), device=values_V.device).repeat_interleave(counts_FB.view(-1))
+    keys_V2 = plan.score_keys_F2[bag_V // counts_FB.shape[1]]
+    scores_V = score_words(values_V, keys_V2.t()).to(torch.int64)
+    scores_FB = torch.zeros_like(counts_FB).view(-1).index_add_(0, bag_V, scores_V)
     return _logits(plan, dense_BD, scores_FB.view_as(counts_FB), counts_FB)
 
 
 def mix(words: Tensor) -> Tensor:
-    """The bijection of 32-bit words, kept as int32; torch shifts copies of the sign in, which the masks take out."""
+    """The bijection of 32-bit words, held as int32; the masks clear the copies of the sign bit that torch shifts in."""
     words = (words ^ ((words >> 16) & 0xFFFF)) * _SIGNED[0]
     words = (words ^ ((words >> 15) & 0x1FFFF)) * _SIGNED[1]
     return words ^ ((words >> 16) & 0xFFFF)
 
 
 def words(keys: tuple[Tensor, Tensor], first: int, count: int) -> Tensor:
-    """The random words of a window with the counters from the first on."""
+    """The random words of a batch for `count` counters from the first on."""
     counters = torch.arange(first, first + count, device=keys[0].device).to(torch.int32)
     return mix(mix(counters ^ keys[0]) + keys[1])
 
@@ -73,51 +72,49 @@ def unsigned(words: Tensor) -> Tensor:
 
 
 def feature_ids(plan: Plan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor:
-    """The ids of every bag of a feature as if all had their most ids."""
-    most = plan.most[feature]
-    words_BI = words(keys, plan.firsts[feature], plan.samples * most).view(plan.samples, most)
+    """The ids of a feature as if every bag had its maximum length."""
+    longest = plan.max_ids[feature]
+    words_BI = words(keys, plan.firsts[feature], plan.samples * longest).view(plan.samples, longest)
     if plan.kind == "uniform":
         return (unsigned(words_BI) * plan.rows[feature]) >> 32
     if plan.kind == "replay":
-        found_BI = torch.searchsorted(plan.edges_K, unsigned(words_BI) + (feature << 32), right=True)
-        return plan.known_K[found_BI]
+        place_BI = torch.searchsorted(plan.edges_K, unsigned(words_BI) + (feature << 32), right=True)
+        return plan.profile_ids_K[place_BI]
     return _gaussian(plan, feature, words_BI) if plan.kind == "gaussian" else _zipf(plan, feature, words_BI)
 
 
-def score_words(plan: Plan, feature: int, ids: Tensor) -> Tensor:
+def score_words(ids: Tensor, keys_2: Tensor) -> Tensor:
     """The planted scores of ids as 24-bit signed integers: their sums are exact in any order."""
-    keys_2 = plan.score_keys_F2[feature]
     return mix(mix(ids.to(torch.int32) ^ keys_2[0]) + keys_2[1]) >> 8
 
 
 def _lengths(plan: Plan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor:
-    """round(max(1, u * most)) in integers, so that it is the same everywhere."""
+    """round(max(1, u * maximum)) in integers, so that it is the same everywhere."""
     words_B = unsigned(words(keys, plan.first_length + feature * plan.samples, plan.samples))
-    return ((words_B * plan.most[feature] + (1 << 31)) >> 32).clamp_(min=1)
+    return ((words_B * plan.max_ids[feature] + (1 << 31)) >> 32).clamp_(min=1)
 
 
-def _kept(plan: Plan, keys: tuple[Tensor, Tensor], feature: int, ids_BI: Tensor) -> Tensor:
-    """Which of the ids a bag really has."""
-    most = ids_BI.shape[1]
-    place_I = torch.arange(most, device=ids_BI.device)
-    kept_BI = torch.ones_like(ids_BI, dtype=torch.bool)
+def _used(plan: Plan, keys: tuple[Tensor, Tensor], feature: int, ids_BI: Tensor) -> Tensor:
+    """Which of the slots of a bag hold an id."""
+    place_I = torch.arange(ids_BI.shape[1], device=ids_BI.device)
+    used_BI = torch.ones_like(ids_BI, dtype=torch.bool)
     if not plan.fixed:
-        kept_BI = place_I < _lengths(plan, keys, feature).unsqueeze(1)
+        used_BI = place_I < _lengths(plan, keys, feature).unsqueeze(1)
     if plan.distinct:
         same_BII = ids_BI.unsqueeze(2) == ids_BI.unsqueeze(1)
-        kept_BI &= ~(same_BII & (place_I < place_I.unsqueeze(1))).any(2)
-    return kept_BI
+        used_BI &= ~(same_BII & (place_I < place_I.unsqueeze(1))).any(2)
+    return used_BI
 
 
-def _pack(plan: Plan, ids: list[Tensor], kept: list[Tensor], buffers: Buffers) -> None:
-    """Move the kept ids together; the others all go to one place past the end, so that no shape depends on data."""
+def _pack(plan: Plan, ids: list[Tensor], used: list[Tensor], out: Buffers) -> None:
+    """Move the used ids together; the others go to one slot past the end, so that no shape depends on the data."""
     targets = []
-    for kept_BI, offsets_B in zip(kept, buffers.offsets_FB1[:-1].view(plan.features, -1)):
-        place_BI = offsets_B.unsqueeze(1) + kept_BI.cumsum(1) - 1
-        targets.append(torch.where(kept_BI, place_BI, plan.capacity).view(-1))
+    for used_BI, offsets_B in zip(used, out.offsets_FB1[:-1].view(plan.features, -1)):
+        place_BI = offsets_B.unsqueeze(1) + used_BI.cumsum(1) - 1
+        targets.append(torch.where(used_BI, place_BI, plan.capacity).view(-1))
     ids_P = torch.cat([ids_BI.reshape(-1) for ids_BI in ids])
     packed = ids_P.new_zeros(plan.capacity + 1).scatter_(0, torch.cat(targets), ids_P)
-    buffers.values_V.copy_(packed[:-1])
+    out.values_V.copy_(packed[:-1])
 
 
 def _logits(plan: Plan, dense_BD: Tensor, scores_FB: Tensor, counts_FB: Tensor) -> Tensor:
@@ -126,7 +123,7 @@ def _logits(plan: Plan, dense_BD: Tensor, scores_FB: Tensor, counts_FB: Tensor) 
 
 
 def _gaussian(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
-    """Box and Muller: one half of the word is the radius, the other the angle."""
+    """Box-Muller: one half of the word gives the radius, the other the angle."""
     high_BI, low_BI = (words_BI >> 16) & 0xFFFF, words_BI & 0xFFFF
     radius_BI = (((high_BI.double() + 0.5) * 2.0**-16).log() * -2.0).sqrt()
     normal_BI = radius_BI * (low_BI.double() * (math.pi / 32768)).cos()
@@ -135,7 +132,7 @@ def _gaussian(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
 
 
 def _zipf(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
-    """Inverse of the integral of x^-exponent over [1/2, rows + 1/2); rounding x gives a rank from 1 on.
+    """Invert the integral of x^-exponent over [1/2, rows + 1/2); x, rounded, is a rank from 1 on.
 
     The cell of rank k approximates k^-exponent by the midpoint rule: for exponents near 1 about 12 % too much for the
     first rank, 6 % for the second and ever closer after that.
@@ -143,6 +140,6 @@ def _zipf(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
     log_BI = unsigned(words_BI).double() * 2.0**-32 * plan.slope_F[feature] + plan.start_F[feature]
     if plan.power:
         log_BI = log_BI.log() * plan.power
-    # Clamped before it becomes an integer: steep laws come near infinity by rounding.
+    # Clamped before the conversion to an integer: rounding takes steep laws near infinity.
     rank_BI = (log_BI.exp() - 0.5).clamp_(0, plan.rows[feature] - 1).to(torch.int64)
     return (rank_BI * plan.factor_F[feature] + plan.shift_F[feature]) % plan.rows[feature]

@@ -1,9 +1,10 @@
-"""Drawing a batch on a GPU: a kernel for the lengths, a running sum, a kernel for the ids and one for the rest.
+"""Drawing a batch of uniform or Zipf ids on a GPU: a kernel for the lengths, a running sum, a kernel for the ids and
+one for the rest.
 
-Nothing waits for the host: the number of the window is read on the device, and each kernel makes its keys from it.
-Drawing a word again is cheaper than writing and reading it, so that kernels share nothing but offsets and scores.
+Nothing waits for the host: each kernel reads the number of the batch on the device and computes its keys from it.
+Drawing a word again is cheaper than writing and reading it, so kernels share only offsets and scores.
 
-Shapes: F features, B samples, I most ids of a bag, D dense features, V room for ids.
+Shapes: F features, B samples, I ids of the longest bag, D dense features, V slots for ids.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from torch import Tensor
 
 from .plan import DENSE_SCALE, Buffers, Plan
 
-KINDS = ("uniform", "gaussian", "zipf", "replay")
 ELEMENTS = 1024
-"""Words a program makes at a time: 8 for each of the 128 threads."""
+"""Words that a program computes at a time: 8 for each of the 128 threads."""
 WIDEST = 64
-"""Ids of a bag made at a time."""
+"""Ids of a bag computed at a time."""
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _finalise(word):
 
 @triton.jit
 def _keys(index, stream):
-    """The two keys of the window: halves of its hash, as ops/hashing.py has it."""
+    """The two keys of the batch: the halves of its hash, as ops/hashing.py defines it."""
     key = tl.load(stream).to(tl.uint64, bitcast=True)
     word = tl.load(index).to(tl.uint64, bitcast=True)
     word = _finalise(_finalise(word + key) + key)
@@ -52,120 +52,98 @@ def _words(first, second, counter):
 
 
 @triton.jit
-def _search(words, feature, edges, known, part, STEPS: tl.constexpr):
-    """The id whose edge is the first above the word, among those of the feature: so many halvings find it."""
-    wanted = words.to(tl.int64) + (feature << 32)
-    low = tl.load(part + feature) + wanted * 0
-    high = tl.load(part + feature + 1) - 1 + wanted * 0
-    for _ in range(STEPS):
-        middle = (low + high) // 2
-        above = tl.load(edges + middle) > wanted
-        high = tl.where(above, middle, high)
-        low = tl.where(above, low, tl.minimum(middle + 1, high))
-    return tl.load(known + low)
-
-
-@triton.jit
-def _ids(words, feature, tables, KIND: tl.constexpr, STEPS: tl.constexpr):
+def _ids(words, feature, tables, KIND: tl.constexpr):
     """The ids that words draw from the feature's table."""
-    rows_of, slope, start, power_of, factor, shift, edges, known, part = tables
+    rows_of, slope, start, power_of, factor, shift = tables
     rows = tl.load(rows_of + feature)
     if KIND == "uniform":
         ids = (words.to(tl.int64) * rows) >> 32
-    elif KIND == "gaussian":
-        high, low = (words >> 16).to(tl.float64), (words & 0xFFFF).to(tl.float64)
-        radius = tl.sqrt(tl.log((high + 0.5) * 0.0000152587890625) * -2.0)
-        normal = radius * tl.cos(low * 9.587379924285257e-05)
-        place = normal * tl.load(slope + feature) + tl.load(start + feature)
-        ids = tl.minimum(tl.maximum(place, 0.0), (rows - 1).to(tl.float64)).to(tl.int64)
-    elif KIND == "zipf":
+    else:
         log = words.to(tl.float64) * 2.3283064365386963e-10 * tl.load(slope + feature) + tl.load(start + feature)
         power = tl.load(power_of)
         if power != 0.0:
             log = tl.log(log) * power
         place = tl.minimum(tl.maximum(tl.exp(log) - 0.5, 0.0), (rows - 1).to(tl.float64))
         ids = (place.to(tl.int64) * tl.load(factor + feature) + tl.load(shift + feature)) % rows
-    else:
-        ids = _search(words, feature, edges, known, part, STEPS)
     return ids
 
 
 @triton.jit
-def _drawn_lengths(first, second, bag, most, first_length, FIXED: tl.constexpr):
-    """round(max(1, u * most)) in integers."""
+def _drawn_lengths(first, second, bag, longest, first_length, FIXED: tl.constexpr):
+    """round(max(1, u * longest)) in integers."""
     if FIXED:
-        lengths = bag * 0 + most
+        lengths = bag * 0 + longest
     else:
         words = _words(first, second, first_length + bag).to(tl.int64)
-        lengths = tl.maximum((words * most + 2147483648) >> 32, 1)
+        lengths = tl.maximum((words * longest + 2147483648) >> 32, 1)
     return lengths
 
 
 @triton.jit
 def _fresh(ids, lengths, place):
-    """Which of a bag's ids it has and has not had before, and how many such come before each."""
+    """Mark the first occurrence of each id of a bag, and count the marked ids before each."""
     earlier = place[None, None, :] < place[None, :, None]
     same = ids[:, :, None] == ids[:, None, :]
     repeated = tl.max((same & earlier).to(tl.int32), axis=2)
-    kept = (repeated == 0) & (place[None, :] < lengths[:, None])
-    return kept, tl.sum((kept[:, None, :] & earlier).to(tl.int64), axis=2)
+    used = (repeated == 0) & (place[None, :] < lengths[:, None])
+    return used, tl.sum((used[:, None, :] & earlier).to(tl.int64), axis=2)
 
 
 @triton.jit
 def _draw_lengths(
-    index, stream, tables, most_of, first_of, offsets, B, first_length,
-    BAGS: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, STEPS: tl.constexpr, FIXED: tl.constexpr,
+    index, stream, tables, max_ids_of, first_of, offsets, B, first_length,
+    BAGS: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, FIXED: tl.constexpr,
     DISTINCT: tl.constexpr,
 ):  # fmt: skip
     feature = tl.program_id(1).to(tl.int64)
     sample = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     bag = feature * B + sample
     first, second = _keys(index, stream)
-    most = tl.load(most_of + feature)
-    lengths = _drawn_lengths(first, second, bag, most, first_length, FIXED)
+    longest = tl.load(max_ids_of + feature)
+    lengths = _drawn_lengths(first, second, bag, longest, first_length, FIXED)
     if DISTINCT:
         place = tl.arange(0, WIDTH)
-        counter = tl.load(first_of + feature) + sample[:, None] * most + place[None, :]
-        ids = _ids(_words(first, second, counter), feature, tables, KIND, STEPS)
-        kept, _ = _fresh(ids, lengths, place)
-        lengths = tl.sum(kept.to(tl.int64), axis=1)
+        counter = tl.load(first_of + feature) + sample[:, None] * longest + place[None, :]
+        ids = _ids(_words(first, second, counter), feature, tables, KIND)
+        used, _ = _fresh(ids, lengths, place)
+        lengths = tl.sum(used.to(tl.int64), axis=1)
     tl.store(offsets + 1 + bag, lengths, mask=sample < B)
     tl.store(offsets + sample * 0, lengths * 0, mask=bag == 0)
 
 
 @triton.jit
 def _draw_ids(
-    index, stream, tables, most_of, first_of, score_keys, offsets, values, scores, B, first_length,
-    BAGS: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, STEPS: tl.constexpr, FIXED: tl.constexpr,
+    index, stream, tables, max_ids_of, first_of, score_keys, offsets, values, scores, B, first_length,
+    BAGS: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, FIXED: tl.constexpr,
     DISTINCT: tl.constexpr,
 ):  # fmt: skip
     feature = tl.program_id(1).to(tl.int64)
     sample = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     bag = feature * B + sample
-    there = sample < B
+    inside = sample < B
     first, second = _keys(index, stream)
     first_score = tl.load(score_keys + feature * 2).to(tl.uint32, bitcast=True)
     second_score = tl.load(score_keys + feature * 2 + 1).to(tl.uint32, bitcast=True)
-    most, counter = tl.load(most_of + feature), tl.load(first_of + feature)
-    begin = tl.load(offsets + bag, mask=there, other=0)
-    count = tl.load(offsets + bag + 1, mask=there, other=0) - begin
+    longest, counter = tl.load(max_ids_of + feature), tl.load(first_of + feature)
+    begin = tl.load(offsets + bag, mask=inside, other=0)
+    count = tl.load(offsets + bag + 1, mask=inside, other=0) - begin
     total = tl.zeros((BAGS,), tl.int64)
-    for done in range(0, most, WIDTH):
+    for done in range(0, longest, WIDTH):
         place = done + tl.arange(0, WIDTH)
-        words = _words(first, second, counter + sample[:, None] * most + place[None, :])
-        ids = _ids(words, feature, tables, KIND, STEPS)
+        words = _words(first, second, counter + sample[:, None] * longest + place[None, :])
+        ids = _ids(words, feature, tables, KIND)
         if DISTINCT:
-            kept, before = _fresh(ids, _drawn_lengths(first, second, bag, most, first_length, FIXED), place)
+            used, before = _fresh(ids, _drawn_lengths(first, second, bag, longest, first_length, FIXED), place)
             to = begin[:, None] + before
         else:
-            kept = place[None, :] < count[:, None]
+            used = place[None, :] < count[:, None]
             to = begin[:, None] + place[None, :]
-        kept = kept & there[:, None]
-        tl.store(values + to, ids, mask=kept)
+        used = used & inside[:, None]
+        tl.store(values + to, ids, mask=used)
         score = _mix(_mix(ids.to(tl.uint32) ^ first_score) + second_score).to(tl.int32, bitcast=True) >> 8
-        total += tl.sum(tl.where(kept, score, 0).to(tl.int64), axis=1)
+        total += tl.sum(tl.where(used, score, 0).to(tl.int64), axis=1)
     score = total.to(tl.float32) * 1.1920928955078125e-07 / tl.sqrt(tl.maximum(count, 1).to(tl.float32))
-    tl.store(scores + bag, score, mask=there)
+    tl.store(scores + bag, score, mask=inside)
 
 
 @triton.jit
@@ -174,7 +152,7 @@ def _draw_samples(
     SAMPLES: tl.constexpr, WIDTH: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0).to(tl.int64) * SAMPLES + tl.arange(0, SAMPLES)
-    there = sample < B
+    inside = sample < B
     first, second = _keys(index, stream)
     logit = tl.zeros((SAMPLES,), tl.float32)
     for done in range(0, D, WIDTH):
@@ -182,51 +160,43 @@ def _draw_samples(
         place = sample[:, None] * D + column[None, :]
         words = _words(first, second, first_dense + place).to(tl.int32, bitcast=True)
         drawn = (words >> 8).to(tl.float32) * SCALE
-        tl.store(dense + place, drawn, mask=there[:, None] & (column < D)[None, :])
+        tl.store(dense + place, drawn, mask=inside[:, None] & (column < D)[None, :])
         weight = tl.load(weights + column, mask=column < D, other=0.0)
         logit += tl.sum(drawn * weight[None, :], axis=1)
     bag = sample
     for _ in range(F):
-        logit += tl.load(scores + bag, mask=there, other=0.0)
+        logit += tl.load(scores + bag, mask=inside, other=0.0)
         bag += B
     chance = (_words(first, second, first_label + sample) >> 8).to(tl.float32) * 5.9604644775390625e-08
     label = chance < 1.0 / (1.0 + tl.exp(-logit))
-    tl.store(labels + sample, label.to(tl.float32), mask=there)
+    tl.store(labels + sample, label.to(tl.float32), mask=inside)
 
 
-def draw(plan: Plan, index_1: Tensor, buffers: Buffers) -> None:
-    """Fill the buffers for the window whose number the tensor holds; the host does not wait."""
-    offsets_FB1, samples = buffers.offsets_FB1, plan.samples
+def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
+    """Fill the buffers with the batch whose number the tensor holds; the host does not wait."""
+    samples = plan.samples
     scores_FB = torch.empty(plan.features * samples, device=index_1.device)
-    tables = (
-        plan.rows_F, plan.slope_F, plan.start_F, plan.power_1, plan.factor_F, plan.shift_F, plan.edges_K, plan.known_K,
-        plan.part_F1,
-    )  # fmt: skip
-    widest = triton.next_power_of_2(max(plan.most))
-    choice = {
-        "KIND": plan.kind,
-        "STEPS": max((len(counts) for counts in plan.counts), default=1).bit_length(),
-        "FIXED": plan.fixed,
-        "DISTINCT": plan.distinct,
-    }
-    # Where repeats are dropped a bag is compared with itself, which needs room for its square.
+    tables = plan.rows_F, plan.slope_F, plan.start_F, plan.power_1, plan.factor_F, plan.shift_F
+    widest = triton.next_power_of_2(max(plan.max_ids))
+    constants = {"KIND": plan.kind, "FIXED": plan.fixed, "DISTINCT": plan.distinct}
+    # Where repeats are dropped, a bag is compared with itself, which needs space for its square.
     width = widest if plan.distinct else 1
     bags = max(1, ELEMENTS // width**2) if plan.distinct else ELEMENTS // 4
     _draw_lengths[(triton.cdiv(samples, bags), plan.features)](
-        index_1, plan.stream_1, tables, plan.most_F, plan.first_F, offsets_FB1, samples, plan.first_length,
-        BAGS=bags, WIDTH=width, **choice,
+        index_1, plan.stream_1, tables, plan.max_ids_F, plan.first_F, out.offsets_FB1, samples, plan.first_length,
+        BAGS=bags, WIDTH=width, **constants,
     )  # fmt: skip
-    torch.cumsum(offsets_FB1[1:], 0, out=offsets_FB1[1:])
+    torch.cumsum(out.offsets_FB1[1:], 0, out=out.offsets_FB1[1:])
     if not plan.distinct:
         width = min(WIDEST, widest)
         bags = max(1, ELEMENTS // width)
     _draw_ids[(triton.cdiv(samples, bags), plan.features)](
-        index_1, plan.stream_1, tables, plan.most_F, plan.first_F, plan.score_keys_F2, offsets_FB1,
-        buffers.values_V, scores_FB, samples, plan.first_length, BAGS=bags, WIDTH=width, **choice,
+        index_1, plan.stream_1, tables, plan.max_ids_F, plan.first_F, plan.score_keys_F2, out.offsets_FB1,
+        out.values_V, scores_FB, samples, plan.first_length, BAGS=bags, WIDTH=width, **constants,
     )  # fmt: skip
     width = min(ELEMENTS, triton.next_power_of_2(plan.dense))
     rows = max(1, ELEMENTS // width)
     _draw_samples[(triton.cdiv(samples, rows),)](
-        index_1, plan.stream_1, plan.weights_D, scores_FB, buffers.dense_BD, buffers.labels_B, samples, plan.dense,
+        index_1, plan.stream_1, plan.weights_D, scores_FB, out.dense_BD, out.labels_B, samples, plan.dense,
         plan.features, plan.first_dense, plan.first_label, SAMPLES=rows, WIDTH=width, SCALE=DENSE_SCALE,
     )  # fmt: skip

@@ -37,7 +37,7 @@ from ...train.schedule import make as make_schedule
 from ...train.sparse import SparseRows, SplitOptimizer
 from ...units import size
 from ..micro_dlrm.build import KeptTrial, cpu_fixes, largest_product, rank_share
-from .config import LESS, DLRMWorkloadConfig, bounds, estimate, most_ids, reduction_bytes, table_share
+from .config import LESS, DLRMWorkloadConfig, bounds, estimate, max_ids, reduction_bytes, table_share
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class PreparedDLRM:
         for batch in self.held_out(self.config.seed):
             labels.append(batch.labels_B)
             if bags is not None:
-                planted.append(bags.planted_logits(batch.dense_BD, batch.features))
+                planted.append(bags.planted_logits(batch))
         labels_N = torch.cat(labels).cpu()
         found = {"majority": binary_metrics(majority(labels_N, len(labels_N)), labels_N)}
         if planted:
@@ -338,7 +338,7 @@ class DLRMTrial(KeptTrial):
         """Memory for any batch, on the device."""
         config, device = self.prepared.config, self.prepared.settings.device
         batch, keys = config.train.batch_size, self.prepared.model.features
-        most = most_ids(config)
+        most = max_ids(config)
         values_V = torch.zeros(batch * sum(most), dtype=torch.int64, device=device)
         one = max(most) == 1
         offsets = torch.arange(len(keys) * batch + 1, device=device)

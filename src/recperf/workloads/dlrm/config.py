@@ -135,7 +135,7 @@ class DLRMWorkloadConfig(TrialsConfig):
         super().__post_init__()
         self.distributed.require_tables(self.dlrm.features)
         if self.data.source == "random":
-            self.data.most_ids(self.dlrm.rows)
+            self.data.max_ids(self.dlrm.rows)
 
     @property
     def dlrm(self) -> DLRMConfig:
@@ -193,16 +193,16 @@ def dcnv2() -> DLRMWorkloadConfig:
     )  # fmt: skip
 
 
-def most_ids(config: DLRMWorkloadConfig) -> tuple[int, ...]:
+def max_ids(config: DLRMWorkloadConfig) -> tuple[int, ...]:
     """The most ids a bag of each feature has."""
     rows = config.dlrm.rows
-    return (1,) * len(rows) if config.data.source == "criteo" else config.data.most_ids(rows)
+    return (1,) * len(rows) if config.data.source == "criteo" else config.data.max_ids(rows)
 
 
 def expected_ids(config: DLRMWorkloadConfig) -> int:
     """Ids of an average batch, repeats in a bag included."""
     exact = config.data.source == "criteo" or config.data.fixed
-    a_sample = sum(float(most) if exact else _mean_length(most) for most in most_ids(config))
+    a_sample = sum(float(most) if exact else _mean_length(most) for most in max_ids(config))
     return round(config.train.batch_size * a_sample)
 
 
@@ -215,7 +215,7 @@ def _mean_length(most: int) -> float:
 
 def expected_unique(config: DLRMWorkloadConfig, ids: int) -> int:
     """Different rows among them if all rows of a table were equally likely."""
-    rows, most = config.dlrm.rows, most_ids(config)
+    rows, most = config.dlrm.rows, max_ids(config)
     shares = [m / sum(most) * ids for m in most]
     unique = sum(float(r * (1 - (1 - 1 / r) ** share)) for r, share in zip(rows, shares))
     return max(1, round(unique))
@@ -229,7 +229,7 @@ def estimate(config: DLRMWorkloadConfig) -> Estimate:
         memory = dlrm_memory(model, batch)
     else:
         step = sparse_dlrm_step(model, batch, ids=ids, unique=expected_unique(config, ids), optimizer=optimizer)
-        memory = sparse_dlrm_memory(model, batch, ids=batch * sum(most_ids(config)), optimizer=optimizer)
+        memory = sparse_dlrm_memory(model, batch, ids=batch * sum(max_ids(config)), optimizer=optimizer)
     return Estimate(
         parameters={"tables": model.table_parameters, "mlps": model.mlp_parameters},
         table_bytes=FLOAT * model.table_parameters,

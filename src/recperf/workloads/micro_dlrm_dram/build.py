@@ -12,7 +12,8 @@ from torch import Tensor
 from ...config import to_json
 from ...data.batch import ClickBatch
 from ...data.order import Samples, ShuffledOrder, cut
-from ...data.random_clicks import RandomClicks
+from ...data.random_bags import RandomBags
+from ...data.random_config import RandomBagsConfig
 from ...execution.workload import Fix, Trial, describe_made_up
 from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
@@ -50,43 +51,43 @@ class PreparedDram:
         parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch}
         return describe_made_up(f"virtual {data.ids} ids", data, batch, parts)
 
-    def order(self, seed: int, *, span: int | None = None) -> Order:
-        """The batches of a training; with a span, virtual ids come from the first so many only."""
-        config = self.config
+    def order(self, seed: int, *, id_space: int | None = None) -> Order:
+        """The batches of a training; with an id space, virtual ids are uniform in that space instead."""
         if self.train is not None:
             return ShuffledOrder(
-                samples=self.train.to(self.settings.device), batch_size=config.train.batch_size, seed=seed
+                samples=self.train.to(self.settings.device), batch_size=self.config.train.batch_size, seed=seed
             )
-        return RandomClicks(
-            keys=config.model.features,
-            dense=config.model.bottom[0],
-            batch_size=config.train.batch_size,
-            batches_per_epoch=config.data.batches,
+        return self.bags(seed, id_space=id_space)
+
+    def bags(self, seed: int, *, id_space: int | None = None) -> RandomBags:
+        data, model = self.config.data, self.config.model
+        return RandomBags(
+            keys=model.features,
+            id_space=id_space or data.id_space,
+            dense=model.bottom[0],
+            batch_size=self.config.train.batch_size,
             seed=seed,
-            ids="uniform" if span else "zipf" if config.data.ids == "zipf" else "uniform",
-            id_space=config.data.id_space,
-            exponent=config.data.exponent,
-            ids_per_bag=config.data.ids_per_bag,
             device=self.settings.device.type,
-            span=span,
+            config=RandomBagsConfig(
+                ids="zipf" if data.ids == "zipf" and id_space is None else "uniform",
+                ids_per_bag=data.ids_per_bag,
+                exponent=data.exponent,
+                batches=data.batches,
+            ),
         )
 
     def held_out(self, seed: int) -> Iterable[ClickBatch]:
         if self.train is not None:
             return cut(self.valid.to(self.settings.device), SCORING_BATCH)
-        order = self.order(seed)
-        assert isinstance(order, RandomClicks)
-        return order.held_out(self.config.data.held_out_batches)
+        return self.bags(seed).held_out(self.config.data.held_out_batches)
 
     def baselines(self) -> dict[str, dict[str, float]]:
         if self.train is not None:
             return baselines(self.train, self.valid)
-        labels, planted = [], []
-        order = self.order(self.config.seed)
-        assert isinstance(order, RandomClicks)
-        for batch in order.held_out(self.config.data.held_out_batches):
+        labels, planted, bags = [], [], self.bags(self.config.seed)
+        for batch in bags.held_out(self.config.data.held_out_batches):
             labels.append(batch.labels_B)
-            planted.append(order.planted_logits(batch.dense_BD, batch.features.values_V))
+            planted.append(bags.planted_logits(batch))
         labels_N = torch.cat(labels).cpu()
         return {
             "majority": binary_metrics(majority(labels_N, len(labels_N)), labels_N),
@@ -119,7 +120,7 @@ class PreparedDram:
             return None
         return {
             "cold": replace(trial.recipe, order=self.order(self.config.seed)),
-            "hot": replace(trial.recipe, order=self.order(self.config.seed, span=hot)),
+            "hot": replace(trial.recipe, order=self.order(self.config.seed, id_space=hot)),
         }
 
 
