@@ -18,10 +18,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from _plan_calibrate import group_of
 from recperf.distributed.config import DistributedConfig
 from recperf.models.dlrm_v4.config import HSTUConfig
 from recperf.models.dlrm_v4.config import laptop as small_model
-from recperf.plan.calibrate import group_of
 from recperf.plan.devices import Device, Efficiency, Network, Rates, from_peaks
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop
 

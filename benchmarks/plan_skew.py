@@ -22,8 +22,8 @@ from recperf.data.yambda import catalogue
 from recperf.data.yambda.synthesize.config import of_size
 from recperf.models.dlrm_v4.config import PUBLISHED_ROWS
 from recperf.plan import skew
-from recperf.plan.work import work_of
 from recperf.workloads.dlrm_v4.config import mlperf
+from recperf.workloads.dlrm_v4.plan import planned
 
 NAME = "plan_skew"
 RANKS, BATCH, BATCHES = 32, 1024, 4
@@ -40,12 +40,14 @@ def of_data(events: int, batch: int, hashed: bool) -> tuple[float, skew.Skew]:
     data = replace(made.data, windows=replace(made.data.windows, min_history=200))
     config = replace(made, data=data, model=replace(made.model, rows=tuple(rows.values())))
     began = perf_counter()
-    found = skew.from_store(Path(store.folder), config, work_of(config), batch, RANKS, hashed=hashed, batches=BATCHES)
-    return perf_counter() - began, found
+    workload = planned(config)
+    ids = workload.ids(Path(store.folder), batch, RANKS, BATCHES)
+    counted = skew.counted(ids, workload.work(), batch, RANKS, hashed=hashed)
+    return perf_counter() - began, counted
 
 
 def of_law(batch: int, hashed: bool) -> tuple[float, skew.Skew]:
-    work = work_of(mlperf())
+    work = planned(mlperf()).work()
     skew.popularity.cache_clear()
     began = perf_counter()
     found = skew.zipf(work, batch, RANKS, 0.478, hashed=hashed)

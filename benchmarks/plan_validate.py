@@ -36,28 +36,27 @@ from statistics import median
 from typing import Any
 
 import _plan_ranks as gloo
+from _plan_calibrate import Measured, calibrated, calibrated_by_steps
 from _rows import RESULTS, record, row, show
 from recperf.models.dlrm_v4 import cost
-from recperf.plan.calibrate import Measured, calibrated_by_steps
-from recperf.plan.devices import GB, KNOWN, REFERENCE, TERA, Device, Network, Rates
-from recperf.plan.predict import (
-    Choices,
-    Prediction,
-    calibrated,
-    dense_seconds,
-    part_seconds,
-    predict,
-)
-from recperf.plan.sharding import Wish
-from recperf.plan.skew import from_store
-from recperf.plan.work import work_of
+from recperf.plan.devices import GB, KNOWN, TERA, Device, Efficiency, Network, Rates
+from recperf.plan.predict import Parallelism, Prediction, dense_seconds, part_seconds, predict
+from recperf.plan.sharding import KindOrAuto
+from recperf.plan.skew import Skew, counted
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, gpu, mlperf
+from recperf.workloads.dlrm_v4.plan import planned
 
 NAME = "plan_validate"
 INPUT_BYTES, PAGEABLE = 215_600_000, 2.4 * GB
 COLUMNS = ("user_x_artist", "user_x_album", "item_x_hour")
+REFERENCE = Efficiency(
+    products=0.276,
+    attention=0.276,
+    origin="the MLPerf reference's three layers on one H200, 273 of 989 TFLOP/s; bytes as recperf's; links assumed",
+)
+"""Of the reference's kernels: its layers were timed together, so products and attention share a figure."""
 MI355X = replace(
-    KNOWN["mi350x"], name="mi355x", flops=Rates(bfloat16=2500 * TERA, float32=157 * TERA), origin="stated by maker"
+    KNOWN["mi350x"], name="mi355x", flops=Rates(bfloat16=2500 * TERA, float32=157 * TERA), origin="data sheet"
 )
 CLAIMED = {
     "own": 0.08,
@@ -101,10 +100,9 @@ def reference_config() -> DLRMv4WorkloadConfig:
 def reference_on(
     device: Device, ranks: int = 8, *, factor: float = 1.0, dedup: bool = True, rows: bool = False
 ) -> Prediction:
-    config = reference_config()
     shares = REFERENCE if factor == 1.0 else REFERENCE.scaled(factor, "from the other published point")
-    overrides: dict[str, Wish] = {} if rows else dict.fromkeys(COLUMNS, "column")
-    choices = Choices(
+    overrides: dict[str, KindOrAuto] = {} if rows else dict.fromkeys(COLUMNS, "column")
+    parallelism = Parallelism(
         rank_batch=1024,
         sharding="row" if rows else "table",
         overrides=overrides,
@@ -113,7 +111,8 @@ def reference_on(
         dedup=dedup,
         input_bytes=INPUT_BYTES,
     )
-    return predict(config, ranks, replace(device, efficiency=shares, host_bytes_per_s=PAGEABLE), choices=choices)
+    on = replace(device, efficiency=shares, host_bytes_per_s=PAGEABLE)
+    return predict(planned(reference_config()), ranks, on, parallelism=parallelism)
 
 
 def own_points() -> list[Point]:
@@ -138,7 +137,7 @@ def own_points() -> list[Point]:
             int(n) + model.context_tokens + 1 for n in jagged_lengths(1024, SHORTEST, model.max_history, MEAN, 3)
         ]
         parts = cost.step(model, [cost.load_of(model, lengths)], rows=int(told["distinct_rows"]))
-        work = work_of(replace(base, model=model))
+        work = planned(replace(base, model=model)).work()
         ms = {name: 1e3 * part_seconds(name, one, work, KNOWN["h200"]) for name, one in parts.items()}
         found.append(
             Point(
@@ -198,7 +197,7 @@ def trace_points() -> list[Point]:
     return found
 
 
-OWN_RANKS = Choices(sharding="row", wire="fp32", pipelined=False, overlapped=False)
+OWN_RANKS = Parallelism(sharding="row", wire="fp32", pipelined=False, overlapped=False)
 """As the ranks that are measured work: batches are gathered ahead, but nothing of a step is hidden behind another."""
 
 
@@ -213,15 +212,25 @@ def rank_points(batch: int, steps: int) -> list[Point]:
     taken = {ranks: gloo.measured(ranks, config, steps) for ranks in (1, 2, 4)}
     few = gloo.measured(1, gloo.config(batch // 4), steps)
     assumed, network = gloo.device(ceilings, taken[2])
-    ids = {ranks: from_store(store, config, work_of(config), batch // ranks, ranks) for ranks in taken}
-    counted: dict[str, Any] = {"skew": ids[1], "history": ids[1].mean_history}
+    workload = planned(config)
+
+    def skew(ranks: int) -> Skew:
+        size = batch // ranks
+        return counted(workload.ids(store, size, ranks, 4), workload.work(), size, ranks)
+
+    ids = {ranks: skew(ranks) for ranks in taken}
+    samples: dict[str, Any] = {"skew": ids[1], "history": ids[1].mean_history}
     sizes = [
-        Measured(size, work_of(config, history=ids[1].mean_history, items=found.items_a_sample(size)), one.spans)
+        Measured(
+            size,
+            workload.work(history=ids[1].mean_history, distinct=found.distinct_per_sample(size)),
+            one.spans,
+        )
         for size, found, one in ((batch // 4, ids[4], few), (batch, ids[1], taken[1]))
     ]
     ways = {
         "gloo ranks, shares assumed": assumed,
-        "gloo ranks, one factor": calibrated(config, assumed, median(taken[1].seconds), OWN_RANKS, **counted),
+        "gloo ranks, one factor": calibrated(workload, assumed, median(taken[1].seconds), OWN_RANKS, **samples),
         "gloo ranks": calibrated_by_steps(assumed, *sizes),
     }
     conditions = {
@@ -231,7 +240,8 @@ def rank_points(batch: int, steps: int) -> list[Point]:
     found = []
     for kind, device in ways.items():
         for ranks, one in taken.items():
-            made = predict(config, ranks, device, network, OWN_RANKS, skew=ids[ranks], history=ids[ranks].mean_history)
+            history = ids[ranks].mean_history
+            made = predict(workload, ranks, device, network, OWN_RANKS, skew=ids[ranks], history=history)
             told = conditions | {name: made.origins[name] for name in ("device", "efficiency")}
             told |= {"measured_ms": _ms(one.parts), "messages_ms": _ms(one.messages)}
             pair = 1e3 * made.seconds, 1e3 * median(one.seconds)

@@ -10,13 +10,14 @@ import pytest
 from recperf.errors import ConfigError
 from recperf.plan import advice, skew
 from recperf.plan.devices import KNOWN
-from recperf.plan.memory import Memory, memory_of, temporary_bytes
-from recperf.plan.predict import Choices, predict
+from recperf.plan.memory import Memory, memory_of, codec_bytes
+from recperf.plan.predict import Parallelism, predict
 from recperf.plan.sharding import Kind, place
 from recperf.plan.skew import Skew, Traffic
-from recperf.plan.work import Work, work_of
-from recperf.workloads.dlrm.config import criteo_kaggle
+from recperf.plan.work import Work
+from recperf.workloads.dlrm.config import DLRM_WORKLOAD, criteo_kaggle
 from recperf.workloads.dlrm_v4.config import mlperf
+from recperf.workloads.dlrm_v4.plan import planned
 
 GIB = 2**30
 HOT_IDS = round(81.5 * GIB / 2048)
@@ -25,7 +26,7 @@ HOT_IDS = round(81.5 * GIB / 2048)
 
 @pytest.fixture(scope="module")
 def work() -> Work:
-    return work_of(mlperf())
+    return planned(mlperf()).work()
 
 
 def hot(work: Work, ranks: int, ids: int) -> Skew:
@@ -41,27 +42,27 @@ def hot(work: Work, ranks: int, ids: int) -> Skew:
 def test_the_published_copy(work: Work) -> None:
     """A rank that gets 16 % of a global batch of 32,768 needs 81.5 GiB for the copy that clamps before it casts."""
     found = hot(work, 32, HOT_IDS)
-    placed = place(work.tables, 32, found, 1024, wish="row", dedup=False)
+    placed = place(work.tables, 32, found, 1024, sharding="row", dedup=False)
     made = memory_of(work, placed, found, 1024, KNOWN["mi350x"], codec="clamp-copy", dedup=False)
     assert made.fullest == 5
-    assert made.moment == "lookup"
-    assert made.blamed == "artist_id"
+    assert made.phase == "lookup"
+    assert made.largest_table == "artist_id"
     assert made.parts_R["temporary"][5] / GIB == pytest.approx(81.5, rel=1e-6)
     in_place = memory_of(work, placed, found, 1024, KNOWN["mi350x"], codec="in-place", dedup=False)
     assert in_place.parts_R["temporary"].max() == 0
-    assert in_place.most < made.most
+    assert in_place.peak < made.peak
 
 
 def test_only_a_codec_copies() -> None:
-    assert temporary_bytes(10, wire="fp16", codec="clamp-copy") == 40
-    assert temporary_bytes(10, wire="fp32", codec="clamp-copy") == 0
-    assert temporary_bytes(10, wire="fp16", codec="in-place") == 0
+    assert codec_bytes(10, wire="fp16", codec="clamp-copy") == 40
+    assert codec_bytes(10, wire="fp32", codec="clamp-copy") == 0
+    assert codec_bytes(10, wire="fp16", codec="in-place") == 0
 
 
 @pytest.mark.parametrize("kind", ["row", "column", "table"])
 @pytest.mark.parametrize("ranks", [1, 3, 8, 64])
 def test_every_row_is_somewhere_once(work: Work, kind: Kind, ranks: int) -> None:
-    placed = place(work.tables, ranks, skew.even(work, 64, ranks), 64, wish=kind, width=64)
+    placed = place(work.tables, ranks, skew.even(work, 64, ranks), 64, sharding=kind, width=64)
     for one in placed:
         assert one.weight_R.sum() == one.table.bytes, one.table.name
     held = sum(one.weight_R.sum() for one in placed)
@@ -72,7 +73,7 @@ def test_every_row_is_somewhere_once(work: Work, kind: Kind, ranks: int) -> None
 
 
 def test_a_table_that_is_whole_is_on_one_rank(work: Work) -> None:
-    placed = place(work.tables, 8, skew.even(work, 64, 8), 64, wish="row", overrides={"uid": "table"})
+    placed = place(work.tables, 8, skew.even(work, 64, 8), 64, sharding="row", overrides={"uid": "table"})
     kinds = {one.table.name: (one.kind, np.count_nonzero(one.width_R)) for one in placed}
     assert kinds["uid"] == ("table", 1)
     assert kinds["item_id"] == ("row", 8)
@@ -89,12 +90,12 @@ def test_unknown_overrides_are_errors(work: Work, override: dict[str, Kind], say
 
 def test_bags_travel_summed() -> None:
     """A row-wise bag table sends a part of every sum; whole, its one rank sends each sum once."""
-    made = work_of(criteo_kaggle())
+    made = DLRM_WORKLOAD.planned(criteo_kaggle()).work()
     bags = tuple(replace(table, ids=20.0) for table in made.tables[:1])
     made = replace(made, tables=bags)
     even = skew.even(made, 32, 4)
     sent = {
-        kind: place(bags, 4, even, 32, wish=kind)[0].sent_R(even.traffic["t1"], 32, dedup=False).tolist()
+        kind: place(bags, 4, even, 32, sharding=kind)[0].sent_R(even.traffic["t1"], 32, dedup=False).tolist()
         for kind in ("row", "table")
     }
     assert sent == {"row": [4 * 32 * 16.0] * 4, "table": [4 * 32 * 16.0, 0, 0, 0]}
@@ -106,7 +107,7 @@ def test_parts_are_those_of_one_device(work: Work) -> None:
     from recperf.models.dlrm_v4.memory import activations, memory
 
     config = mlperf()
-    found = predict(config, 1, KNOWN["h200"], choices=Choices(rank_batch=16), history=100)
+    found = predict(planned(config), 1, KNOWN["h200"], parallelism=Parallelism(rank_batch=16), history=100)
     load = load_of(config.model, (109,) * 16)
     told = memory(config.model, [load])
     parts = {name: float(bytes_R[0]) for name, bytes_R in found.memory.parts_R.items()}
@@ -115,7 +116,7 @@ def test_parts_are_those_of_one_device(work: Work) -> None:
     assert parts["optimizer"] == told["optimizer"]
     assert parts["dense"] == 3 * dense
     assert parts["input"] == told["batches"]
-    assert found.memory.moment == "layers"
+    assert found.memory.phase == "layers"
     assert parts["activations"] == sum(activations(config.model, load).values())
 
 
@@ -125,41 +126,41 @@ def test_the_published_failure_and_its_cures() -> None:
     config = mlperf()
     hstu = replace(config.model.hstu, candidate_only=False, recompute=True)
     config = replace(config, model=replace(config.model, shared_encoders=False, hstu=hstu))
-    ids = skew.zipf(work_of(config), 1024, 32, 0.478)
-    rows = Choices(rank_batch=1024, sharding="row", dedup=False)
+    ids = skew.zipf(planned(config).work(), 1024, 32, 0.478)
+    rows = Parallelism(rank_batch=1024, sharding="row", dedup=False)
 
-    def memory(choices: Choices) -> Memory:
-        return predict(config, 32, KNOWN["mi350x"], choices=choices, skew=ids).memory
+    def memory(parallelism: Parallelism) -> Memory:
+        return predict(planned(config), 32, KNOWN["mi350x"], parallelism=parallelism, skew=ids).memory
 
     broken = memory(replace(rows, codec="clamp-copy"))
     assert broken.parts_R["temporary"].max() / GIB == pytest.approx(81.5, rel=0.01)
     assert broken.verdict == "tight"
-    assert broken.most / GIB < 288 < broken.apart / GIB
+    assert broken.peak / GIB < 288 < broken.without_reuse / GIB
     in_place = memory(rows)
     assert in_place.verdict == "fits"
-    assert in_place.most / GIB < 208 < 238 < in_place.apart / GIB, "published after that cure: 208 to 238 GiB"
+    assert in_place.peak / GIB < 208 < 238 < in_place.without_reuse / GIB, "published after that cure: 208 to 238 GiB"
     columns = memory(replace(rows, overrides={"album_id": "column", "artist_id": "column"}))
-    assert columns.most / GIB < 0.58 * 288 < columns.apart / GIB, "published after that cure: 58 %"
+    assert columns.peak / GIB < 0.58 * 288 < columns.without_reuse / GIB, "published after that cure: 58 %"
     once = memory(replace(rows, dedup=True))
     hot = in_place.parts_R["all-to-all"].max()
-    assert once.apart - once.parts_R["activations"].max() < 0.5 * hot
+    assert once.without_reuse - once.parts_R["activations"].max() < 0.5 * hot
 
 
 def test_what_fits_and_what_would() -> None:
     """Too much on one rank: the ways out that are told do fit, and the end of memory lies on the right side."""
     config = mlperf()
     small = replace(config, model=replace(config.model, row_scale=0.02))
-    choices = Choices(rank_batch=1024, sharding="row", dedup=False, codec="clamp-copy")
+    parallelism = Parallelism(rank_batch=1024, sharding="row", dedup=False, codec="clamp-copy")
     device = KNOWN["mi350x"]
-    ids = skew.zipf(work_of(small), 1024, 32, 0.6)
-    found = predict(small, 32, device, choices=choices, skew=ids)
+    ids = skew.zipf(planned(small).work(), 1024, 32, 0.6)
+    found = predict(planned(small), 32, device, parallelism=parallelism, skew=ids)
     assert found.memory.verdict == "does not fit"
     assert found.memory.fullest == 0
-    helps = dict(advice.remedies(found, choices, device, most=20))
+    helps = dict(advice.remedies(found, parallelism, device, most=20))
     assert "--dedup on" in helps
-    assert any(words.count("=column") >= 2 for words in helps)
+    assert any(options.count("=column") >= 2 for options in helps)
     assert all(memory.fits for memory in helps.values())
-    ends = {one.words: one.rank_batch * 32 for one in advice.limits(found, choices, device)}
+    ends = {one.sharding: one.rank_batch * 32 for one in advice.limits(found, parallelism, device)}
     assert ends["row-wise, without dedup"] < 32_768 < ends["column-wise, without dedup"]
     assert ends["row-wise, with dedup"] > ends["row-wise, without dedup"]
 
@@ -168,22 +169,22 @@ def test_a_plan_is_tight_where_only_used_twice_it_fits(work: Work) -> None:
     found = skew.even(work, 1024, 8)
     placed = place(work.tables, 8, found, 1024, dedup=False)
     whole = memory_of(work, placed, found, 1024, KNOWN["mi350x"], dedup=False)
-    assert whole.most < whole.apart < whole.most + whole.parts_R["activations"].max() + 300 * GIB
+    assert whole.peak < whole.without_reuse < whole.peak + whole.parts_R["activations"].max() + 300 * GIB
 
     def verdict(bytes_: float) -> str:
         device = replace(KNOWN["mi350x"], memory_bytes=round(bytes_ / 0.95))
         return memory_of(work, placed, found, 1024, device, dedup=False).verdict
 
-    assert verdict(whole.apart * 1.001) == "fits"
-    assert verdict((whole.apart + whole.most) / 2) == "tight"
-    assert verdict(whole.most * 0.999) == "does not fit"
+    assert verdict(whole.without_reuse * 1.001) == "fits"
+    assert verdict((whole.without_reuse + whole.peak) / 2) == "tight"
+    assert verdict(whole.peak * 0.999) == "does not fit"
 
 
 def test_the_end_of_memory_is_where_it_is_told() -> None:
     config = mlperf()
-    found = predict(config, 8, KNOWN["b200"], choices=Choices(rank_batch=512))
-    end = advice.limit(found, Choices(), KNOWN["b200"], "as planned").rank_batch
+    found = predict(planned(config), 8, KNOWN["b200"], parallelism=Parallelism(rank_batch=512))
+    end = advice.limit(found, Parallelism(), KNOWN["b200"], "as planned").rank_batch
     assert end > 512
-    at = {batch: predict(config, 8, KNOWN["b200"], choices=Choices(rank_batch=batch)) for batch in (end, 2 * end)}
+    at = {batch: predict(planned(config), 8, KNOWN["b200"], parallelism=Parallelism(rank_batch=batch)) for batch in (end, 2 * end)}
     assert at[end].memory.fits
     assert not at[2 * end].memory.fits

@@ -9,20 +9,13 @@ import pytest
 
 from recperf.errors import ConfigError, UsageError
 from recperf.models.dlrm_v4.cost import load_of, model_flops, step
-from recperf.plan import network as wires
+from recperf.plan import network as collectives
 from recperf.plan import skew, target
 from recperf.plan.devices import KNOWN, NETWORKS, Calls, Device, Efficiency, Network, Rates
-from recperf.plan.predict import (
-    PARTS,
-    Choices,
-    calibrated,
-    dense_seconds,
-    exposed,
-    predict,
-)
-from recperf.plan.work import work_of
+from recperf.plan.predict import PARTS, Parallelism, dense_seconds, exposed, predict
 from recperf.workloads.dlrm.config import DLRM_WORKLOAD, dcnv2
 from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
+from recperf.workloads.dlrm_v4.plan import planned
 from recperf.workloads.micro_dlrm.config import MICRO_DLRM
 from recperf.workloads.micro_dlrm_dram.config import MICRO_DLRM_DRAM
 
@@ -40,31 +33,31 @@ WIRES = Network(bytes_per_s=1e9, latency_s=1e-3, link_latency_s=1e-4, ranks_per_
 def test_an_all_to_all_by_hand() -> None:
     """8 ranks, 4 a node: of 8 GB 3/8 go to neighbours at 10 GB/s and 4/8 to the other node at 1 GB/s."""
     full_R, nothing_R = np.full(8, 8e9), np.zeros(8)
-    assert wires.all_to_all(full_R, nothing_R, PLAIN, WIRES) == pytest.approx(4.0 + 1e-4 + 1e-3)
+    assert collectives.all_to_all(full_R, nothing_R, PLAIN, WIRES) == pytest.approx(4.0 + 1e-4 + 1e-3)
     one_R = nothing_R.copy()
     one_R[3] = 8e9
-    assert wires.all_to_all(nothing_R, one_R, PLAIN, WIRES) == pytest.approx(4.0 + 1e-4 + 1e-3), "all wait for one"
-    assert wires.all_to_all(np.full(4, 8e9), np.zeros(4), PLAIN, WIRES) == pytest.approx(0.6 + 1e-4)
-    assert wires.all_to_all(np.full(1, 8e9), np.zeros(1), PLAIN, WIRES) == 0
+    assert collectives.all_to_all(nothing_R, one_R, PLAIN, WIRES) == pytest.approx(4.0 + 1e-4 + 1e-3), "all wait for one"
+    assert collectives.all_to_all(np.full(4, 8e9), np.zeros(4), PLAIN, WIRES) == pytest.approx(0.6 + 1e-4)
+    assert collectives.all_to_all(np.full(1, 8e9), np.zeros(1), PLAIN, WIRES) == 0
 
 
 def test_an_all_reduce_by_hand() -> None:
-    assert wires.all_reduce(4e9, 1, PLAIN, WIRES) == 0
-    assert wires.all_reduce(4e9, 4, PLAIN, WIRES) == pytest.approx(2 * 0.75 * 0.4 + 4e-4)
-    assert wires.all_reduce(4e9, 8, PLAIN, WIRES) == pytest.approx(2 * 0.75 * 0.4 + 4e-4 + 2 * 0.5 * 1.0 + 2e-3)
+    assert collectives.all_reduce(4e9, 1, PLAIN, WIRES) == 0
+    assert collectives.all_reduce(4e9, 4, PLAIN, WIRES) == pytest.approx(2 * 0.75 * 0.4 + 4e-4)
+    assert collectives.all_reduce(4e9, 8, PLAIN, WIRES) == pytest.approx(2 * 0.75 * 0.4 + 4e-4 + 2 * 0.5 * 1.0 + 2e-3)
 
 
 def test_dense_seconds_are_counted_work_over_the_peak() -> None:
     """With bytes for nothing, the dense parts take the model's FLOPs at the device's rate."""
     config = mlperf()
     fast = replace(PLAIN, bytes_per_s=1e16)
-    found = sum(dense_seconds(work_of(config, history=91), fast, 4).values())
+    found = sum(dense_seconds(planned(config).work(history=91), fast, 4).values())
     flops = model_flops(step(config.model, [load_of(config.model, (100,) * 4)], rows=0))
     assert found == pytest.approx(flops / 1e12, rel=1e-3)
 
 
 def test_exposed_parts_are_the_step() -> None:
-    found = predict(mlperf(), 16, KNOWN["b200"], choices=Choices(rank_batch=64))
+    found = predict(planned(mlperf()), 16, KNOWN["b200"], parallelism=Parallelism(rank_batch=64))
     assert list(found.parts) == list(PARTS)
     assert found.seconds == sum(found.exposed.values())
     assert found.samples_per_s == pytest.approx(16 * 64 / found.seconds)
@@ -73,7 +66,7 @@ def test_exposed_parts_are_the_step() -> None:
 
 def test_what_hides_behind_what() -> None:
     parts = dict.fromkeys(PARTS, 1.0) | {"input": 20.0, "all-reduce": 5.0, "dense backward": 3.0}
-    piped, plain = (exposed(parts, Choices(pipelined=on, overlapped=True)) for on in (True, False))
+    piped, plain = (exposed(parts, Parallelism(pipelined=on, overlapped=True)) for on in (True, False))
     assert piped["all-reduce"] == 2.0, "the backward pass hides as much as it lasts"
     assert piped["ids all-to-all"] == 0
     assert piped["input"] == 21.0 - (6 * 1.0 + 3.0 + 2.0)
@@ -83,11 +76,11 @@ def test_what_hides_behind_what() -> None:
 def test_a_hot_rank_slows_everyone_and_dedup_helps() -> None:
     config = mlperf()
     config = replace(config, model=replace(config.model, row_scale=0.01))
-    ids = skew.zipf(work_of(config), 256, 16, 1.2)
+    ids = skew.zipf(planned(config).work(), 256, 16, 1.2)
 
     def seconds(*, even: bool, dedup: bool) -> float:
-        choices = Choices(rank_batch=256, sharding="row", dedup=dedup)
-        return predict(config, 16, KNOWN["h200"], choices=choices, skew=None if even else ids).seconds
+        parallelism = Parallelism(rank_batch=256, sharding="row", dedup=dedup)
+        return predict(planned(config), 16, KNOWN["h200"], parallelism=parallelism, skew=None if even else ids).seconds
 
     assert seconds(even=False, dedup=False) > 1.5 * seconds(even=True, dedup=False)
     assert seconds(even=False, dedup=True) < 0.5 * seconds(even=False, dedup=False)
@@ -95,43 +88,34 @@ def test_a_hot_rank_slows_everyone_and_dedup_helps() -> None:
 
 def test_half_the_bytes_on_the_wire() -> None:
     def rows(wire: str) -> float:
-        choices = Choices(rank_batch=256, wire=wire)  # type: ignore[arg-type]
+        parallelism = Parallelism(rank_batch=256, wire=wire)  # type: ignore[arg-type]
         quick = replace(NETWORKS["ib400"], latency_s=0.0, link_latency_s=0.0)
-        return predict(mlperf(), 16, KNOWN["h200"], quick, choices).parts["rows all-to-all"]
+        return predict(planned(mlperf()), 16, KNOWN["h200"], quick, parallelism).parts["rows all-to-all"]
 
     assert rows("fp32") == pytest.approx(2 * rows("fp16"))
 
 
 def test_the_config_s_batch_is_dealt_out() -> None:
-    found = predict(mlperf(), 8, KNOWN["b200"])
+    found = predict(planned(mlperf()), 8, KNOWN["b200"])
     assert (found.rank_batch, found.global_batch) == (128, 1024)
     with pytest.raises(ConfigError, match="at least one sample for each of 2,048 ranks"):
-        predict(mlperf(), 2048, KNOWN["b200"])
+        predict(planned(mlperf()), 2048, KNOWN["b200"])
 
 
 @pytest.mark.parametrize("workload", [DLRM_V4, DLRM_WORKLOAD, MICRO_DLRM, MICRO_DLRM_DRAM], ids=lambda one: one.name)
 def test_every_preset_has_a_plan(workload) -> None:  # type: ignore[no-untyped-def]
     for preset in workload.presets.values():
-        found = predict(preset(), 4, KNOWN["h200"])
+        found = predict(workload.planned(preset()), 4, KNOWN["h200"])
         assert 0 < found.seconds < 10
-        assert found.memory.most > 0
+        assert found.memory.peak > 0
         assert {"work", "device", "efficiency", "network", "ids", "overlap"} <= found.origins.keys()
 
 
 def test_tables_hold_what_the_workload_says() -> None:
-    found = predict(dcnv2(), 4, KNOWN["h200"])
+    found = predict(DLRM_WORKLOAD.planned(dcnv2()), 4, KNOWN["h200"])
     assert found.memory.parts_R["tables"].sum() == DLRM_WORKLOAD.estimate(dcnv2()).table_bytes
     with pytest.raises(UsageError, match="no histories"):
-        predict(dcnv2(), 4, KNOWN["h200"], history=10)
-
-
-def test_a_measured_step_calibrates_a_device() -> None:
-    shared = replace(PLAIN, shared=True, efficiency=Efficiency(products=0.5, attention=0.1, bytes=0.5, link=0.5))
-    before = predict(laptop(), 1, shared).seconds
-    fitted = calibrated(laptop(), shared, 3 * before)
-    assert predict(laptop(), 1, fitted).seconds == pytest.approx(3 * before, rel=1e-6)
-    two = predict(laptop(), 2, fitted, NETWORKS["loopback"])
-    assert two.seconds > 2.9 * before, "two ranks on one host share its rates: half the batch takes as long"
+        predict(DLRM_WORKLOAD.planned(dcnv2()), 4, KNOWN["h200"], history=10)
 
 
 CORES = replace(
@@ -141,7 +125,7 @@ CORES = replace(
 
 def test_four_ranks_on_two_cores_are_as_slow_as_two_and_the_plan_says_so() -> None:
     quick = replace(NETWORKS["loopback"], latency_s=0.0, link_latency_s=0.0)
-    made = {ranks: predict(laptop(), ranks, CORES, quick) for ranks in (1, 2, 4)}
+    made = {ranks: predict(planned(laptop()), ranks, CORES, quick) for ranks in (1, 2, 4)}
     dense = {ranks: one.parts["dense forward"] + one.parts["dense backward"] for ranks, one in made.items()}
     assert dense[2] == pytest.approx(dense[1] / 2, rel=0.1)
     assert dense[4] == pytest.approx(dense[2], rel=0.1)
@@ -153,24 +137,24 @@ def test_four_ranks_on_two_cores_are_as_slow_as_two_and_the_plan_says_so() -> No
 def test_latencies_count_for_every_message_and_more_in_a_crowd() -> None:
     slow = Network(latency_s=1.0, link_latency_s=1.0, bytes_per_s=1e15, ranks_per_node=8)
     far = replace(CORES, link_bytes_per_s=1e15)
-    two, four = (predict(laptop(), ranks, far, slow).parts for ranks in (2, 4))
+    two, four = (predict(planned(laptop()), ranks, far, slow).parts for ranks in (2, 4))
     assert two["ids all-to-all"] == pytest.approx(3.0, rel=1e-3), "how many, how many of each table, and the ids"
     assert two["rows all-to-all"] == pytest.approx(1.0, rel=1e-3)
     assert four["rows all-to-all"] == pytest.approx(2.0, rel=1e-3)
-    alike = predict(laptop(), 4, replace(far, cores=None), slow).parts
+    alike = predict(planned(laptop()), 4, replace(far, cores=None), slow).parts
     assert alike["rows all-to-all"] == pytest.approx(1.0, rel=1e-3)
 
 
 def test_gradients_that_are_added_up_afterwards_are_waited_for() -> None:
     parts = dict.fromkeys(PARTS, 1.0) | {"all-reduce": 5.0, "dense backward": 3.0}
-    assert exposed(parts, Choices(pipelined=False)) == parts
-    told = predict(laptop(), 2, CORES).origins["overlap"]
-    assert "nothing behind the backward pass" in told
+    assert exposed(parts, Parallelism(pipelined=False)) == parts
+    told = predict(planned(laptop()), 2, CORES).origins["overlap"]
+    assert "nothing overlaps with the backward pass" in told
 
 
 def test_what_a_step_costs_beside_its_work_is_in_its_parts() -> None:
     calls = Calls(input=1.0, lookup=2.0, forward=3.0, backward=4.0, update=5.0)
-    plain, slow = (predict(laptop(), 4, device).parts for device in (CORES, replace(CORES, calls=calls)))
+    plain, slow = (predict(planned(laptop()), 4, device).parts for device in (CORES, replace(CORES, calls=calls)))
     more = {name: slow[name] - plain[name] for name in PARTS if slow[name] > plain[name] + 1e-6}
     assert more == pytest.approx(
         {"input": 2.0, "lookup": 4.0, "dense forward": 6.0, "dense backward": 8.0, "dense update": 10.0}
@@ -179,13 +163,13 @@ def test_what_a_step_costs_beside_its_work_is_in_its_parts() -> None:
 
 def test_counted_items_are_encoded_once_each() -> None:
     """What is computed once for each different item follows the data's counts, not the benchmark's shares."""
-    few, many = (work_of(laptop(), items=items).parts(64)["encoders"].flops for items in (1.0, 20.0))
+    few, many = (planned(laptop()).work(distinct={"item_id": items}).parts(64)["encoders"].flops for items in (1.0, 20.0))
     assert many > 10 * few
 
 
 def test_samples_to_the_target() -> None:
-    config = mlperf()
-    known = {batch: target.samples_to_target(config, batch) for batch in (8192, 16384, 32768, 12000, 65536)}
+    published = planned(mlperf()).published_samples
+    known = {batch: target.samples_to_target(published, batch) for batch in (8192, 16384, 32768, 12000, 65536)}
     counts = {batch: one.count / 1e6 for batch, one in known.items() if one}
     assert (counts[8192], counts[16384], counts[32768]) == (69.3, 87.7, 113.0)
     assert counts[12000] == pytest.approx(69.3 * (87.7 / 69.3) ** np.log2(12000 / 8192))
@@ -194,8 +178,8 @@ def test_samples_to_the_target() -> None:
     assert "extrapolated" in told[65536]
     assert "interpolated" in told[12000]
     assert "polated" not in told[8192]
-    assert target.samples_to_target(laptop(), 8192) is None
-    given = target.samples_to_target(laptop(), 64, 5e6)
+    assert target.samples_to_target(planned(laptop()).published_samples, 8192) is None
+    given = target.samples_to_target({}, 64, 5e6)
     assert given == target.Samples(count=5e6, origin="given")
 
 

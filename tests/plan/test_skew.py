@@ -15,9 +15,11 @@ from recperf.errors import DataError, UsageError
 from recperf.models.dlrm_v4.config import PUBLISHED_ROWS
 from recperf.plan import skew
 from recperf.plan.advice import Arrivals, arrivals
-from recperf.plan.work import Table, Work, work_of
+from recperf.plan.work import Table, Work
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, mlperf
+from recperf.workloads.dlrm_v4.plan import planned
 from recperf.workloads.micro_dlrm.config import default as micro
+from recperf.workloads.micro_dlrm.config import planned as planned_micro
 
 RANKS, BATCH = 32, 1024
 """The published run: four nodes of eight, a global batch of 32,768."""
@@ -28,7 +30,7 @@ HISTORY = ("item_id", "artist_id", "album_id")
 def published() -> Work:
     """The published batches in tables a hundredth as tall, which is faster to add up and skewed alike."""
     made = mlperf()
-    return work_of(replace(made, model=replace(made.model, row_scale=0.01)))
+    return planned(replace(made, model=replace(made.model, row_scale=0.01))).work()
 
 
 def by_way(
@@ -62,7 +64,7 @@ def test_columns_of_a_least_width_use_fewer_ranks(published: Work) -> None:
 def test_counts_are_those_of_ids_drawn_one_by_one() -> None:
     rows, ids, ranks = 1000, 5000, 4
     table = Table(name="t", rows=rows, dim=8, ids=1.0, vectors=1.0, distinct=lambda samples: samples)
-    work = replace(work_of(micro()), tables=(table,))
+    work = replace(planned_micro(micro()).work(), tables=(table,))
     found = skew.zipf(work, ids, ranks, 1.1).traffic["t"]
     draw = np.random.default_rng(5)
     drawn = draw.choice(rows, (ranks, ids), p=skew.popularity(rows, 1.1))
@@ -107,12 +109,17 @@ def config_for(store: EventStore) -> DLRMv4WorkloadConfig:
     return replace(made, data=data, model=replace(made.model, rows=tuple(rows.values())))
 
 
+def counted(store: EventStore, config: DLRMv4WorkloadConfig, batch: int, ranks: int, batches: int) -> skew.Skew:
+    workload = planned(config)
+    return skew.counted(workload.ids(Path(store.folder), batch, ranks, batches), workload.work(), batch, ranks)
+
+
 def test_a_dataset_is_counted_as_its_batches_are(store: EventStore) -> None:
     from recperf.data.yambda.history import Histories
     from recperf.data.yambda.windows import WindowIndex
 
     config, ranks, batch = config_for(store), 4, 16
-    found = skew.from_store(Path(store.folder), config, work_of(config), batch, ranks, batches=2)
+    found = counted(store, config, batch, ranks, 2)
     assert found.batches == 2
     index = WindowIndex.open(store, config.data.windows)
     anchors = np.concatenate([index.order(window, "train") for window in range(index.windows - 1)])
@@ -128,14 +135,14 @@ def test_a_dataset_is_counted_as_its_batches_are(store: EventStore) -> None:
     assert (found.traffic["artist_id"].touched_NR <= dedup).all()
     assert found.traffic["uid"].raw_NR[-1].sum() == batch * ranks
     items = found.traffic["item_id"].unique_NR.sum() / (2 * ranks * batch)
-    assert found.items_a_sample(batch) == pytest.approx(items)
-    assert skew.even(work_of(config), batch, ranks).items_a_sample(batch) is None, "not counted"
+    assert found.distinct_per_sample(batch)["item_id"] == pytest.approx(items)
+    assert skew.even(planned(config).work(), batch, ranks).distinct_per_sample(batch) == {}, "not counted"
 
 
 def test_data_smaller_than_its_tables_is_said(store: EventStore) -> None:
     config = config_for(store)
     config = replace(config, model=replace(config.model, rows=()))
-    found = skew.from_store(Path(store.folder), config, work_of(config), 8, 2, batches=1)
+    found = counted(store, config, 8, 2, 1)
     assert "smaller than the tables" in found.origin
     assert found.traffic["item_id"].raw_NR[0, 1] == 0
 
@@ -143,7 +150,7 @@ def test_data_smaller_than_its_tables_is_said(store: EventStore) -> None:
 def test_too_few_anchors_are_an_error(store: EventStore) -> None:
     config = config_for(store)
     with pytest.raises(DataError, match="a global batch has 8,388,608 samples"):
-        skew.from_store(Path(store.folder), config, work_of(config), 1 << 20, 8)
+        counted(store, config, 1 << 20, 8, 4)
 
 
 def test_what_a_skew_may_be_called() -> None:
@@ -155,5 +162,5 @@ def test_what_a_skew_may_be_called() -> None:
 
 
 def test_only_histories_are_read_from_a_dataset(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="dlrm-v4 only"):
-        skew.from_store(tmp_path, micro(), work_of(micro()), 8, 2)
+    with pytest.raises(UsageError, match="cannot read ids"):
+        planned_micro(micro()).ids(tmp_path, 8, 2, 4)

@@ -1,107 +1,44 @@
-"""A plan as plain values and as text."""
+"""A plan as text."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from ..plan.advice import Arrivals, Limit
-from ..plan.predict import PARTS, Choices, Prediction
+from ..plan.predict import PARTS
 from ..units import number, size
 from .terminal import table
 
 
-def prediction(found: Prediction, choices: Choices) -> dict[str, Any]:
-    memory = found.memory
-    rank = memory.fullest
-    return {
-        "ranks": found.ranks,
-        "rank_batch": found.rank_batch,
-        "global_batch": found.global_batch,
-        "seconds": found.seconds,
-        "samples_per_s": found.samples_per_s,
-        "parts": found.parts,
-        "exposed": found.exposed,
-        "memory": {
-            "verdict": memory.verdict,
-            "fullest_rank": rank,
-            "moment": memory.moment,
-            "blamed": memory.blamed,
-            "bytes": memory.most,
-            "apart_bytes": memory.apart,
-            "limit_bytes": memory.limit,
-            "device_bytes": memory.device_bytes,
-            "parts": {name: float(bytes_R[rank]) for name, bytes_R in memory.parts_R.items()},
-            "parts_least": {name: float(bytes_R.min()) for name, bytes_R in memory.parts_R.items()},
-            "parts_mean": {name: float(bytes_R.mean()) for name, bytes_R in memory.parts_R.items()},
-            "by_rank": [float(bytes_) for bytes_ in memory.total_R],
-        },
-        "tables": [
-            {
-                "name": one.table.name,
-                "kind": one.kind,
-                "ranks": int(np.count_nonzero(one.width_R)),
-                "bytes": one.table.bytes,
-                "most_bytes_a_rank": int(one.weight_R.max()),
-                "why": one.why,
-            }
-            for one in found.placed
-        ],
-        "choices": {
-            "a2a": choices.wire,
-            "codec": choices.codec,
-            "dedup": choices.dedup,
-            "pipelined": choices.pipelined,
-            "overlapped": choices.overlapped,
-        },
-        "origins": found.origins,
-    }
+def as_text(plan: dict[str, Any]) -> str:
+    points, currency = plan["points"], plan["currency"]
+    lines = [f"{plan['workload']} on {plan['device']}, network {plan['network']}", ""]
+    if len(points) == 1:
+        return "\n".join([*lines, *_details(points[0], currency)])
+    lines += [table(_overview(points, currency)), ""]
+    if any(_extrapolated(point["target"]) for point in points):
+        lines += ["  ~ samples to the target are extrapolated beyond the published batch sizes", ""]
+    lines += [
+        f"  {point['ranks']:,} ranks: {_verdict(point['memory'])}"
+        for point in points
+        if point["memory"]["verdict"] != "fits"
+    ]
+    shown = next((point for point in points if point["memory"]["verdict"] == "fits"), points[0])
+    return "\n".join([*lines, "", f"details for {shown['ranks']:,} ranks", *_details(shown, currency)])
 
 
-def skew(arrivals: list[Arrivals], limits: list[Limit], ranks: int) -> dict[str, Any]:
-    return {
-        "arrivals": [{**vars(one), "ratio": one.ratio} for one in arrivals],
-        "limits": [{**vars(one), "global_batch": one.rank_batch * ranks} for one in limits],
-    }
-
-
-def with_scaling(point: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    """With what a device does beside what it does at the first number of ranks."""
-    each, of_first = (one["samples_per_s"] / one["ranks"] for one in (point, first))
-    return {**point, "scaling": each / of_first}
-
-
-def as_text(found: dict[str, Any]) -> str:
-    points = found["points"]
-    lines = [f"{found['workload']} on {found['device']}, network {found['network']}", ""]
-    if len(points) > 1:
-        lines += [table(_overview(found)), ""]
-        if any(_doubt(point["target"]) for point in points):
-            lines += ["  ~ samples to the target are extrapolated beyond the published batch sizes", ""]
-        unfit = [point for point in points if point["memory"]["verdict"] != "fits"]
-        for point in unfit:
-            lines += [f"  {point['ranks']:,} ranks: {_verdict(point['memory'])}"]
-        told = next((p for p in points if p["memory"]["verdict"] == "fits"), points[0])
-        lines += ["", f"in detail, at {told['ranks']:,} ranks"]
-    else:
-        told = points[0]
-    return "\n".join([*lines, *_detail(told, found["currency"])])
-
-
-def _overview(found: dict[str, Any]) -> list[list[str]]:
+def _overview(points: list[dict[str, Any]], currency: str | None) -> list[list[str]]:
     rows = [["ranks", "global batch", "step", "samples/s", "scaling", "to target", "cost", "fullest rank", "memory"]]
-    for point in found["points"]:
+    for point in points:
         reached = point["target"]
         rows.append(
             [
                 f"{point['ranks']:,}",
                 f"{point['global_batch']:,}",
-                _ms(point["seconds"]),
+                _time(point["seconds"]),
                 f"{point['samples_per_s']:,.0f}",
                 f"{point['scaling']:.0%}",
-                f"{_doubt(reached)}{reached['hours']:.2f} h" if reached else "-",
-                _money(reached, found["currency"]),
+                f"{'~' if _extrapolated(reached) else ''}{reached['hours']:.2f} h" if reached else "-",
+                _money(reached, currency),
                 size(point["memory"]["bytes"]),
                 point["memory"]["verdict"],
             ]
@@ -109,11 +46,11 @@ def _overview(found: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _detail(point: dict[str, Any], currency: str | None) -> list[str]:
+def _details(point: dict[str, Any], currency: str | None) -> list[str]:
     lines = [
-        f"  {point['ranks']:,} ranks, {point['rank_batch']:,} samples each, {point['global_batch']:,} in all: "
-        f"{_ms(point['seconds'])} a step, {point['samples_per_s']:,.0f} samples/s",
-        *_reached(point["target"], currency),
+        f"  {point['ranks']:,} ranks with {point['rank_batch']:,} samples each, global batch {point['global_batch']:,}: "
+        f"{_time(point['seconds'])} per step, {point['samples_per_s']:,.0f} samples/s",
+        *_to_target(point["target"], currency),
         "",
         "one step",
         table(_parts(point)),
@@ -123,7 +60,7 @@ def _detail(point: dict[str, Any], currency: str | None) -> list[str]:
         "",
         "tables",
         table(
-            [["table", "sharding", "ranks", "bytes", "most on a rank", "why"]]
+            [["table", "sharding", "ranks", "size", "most on a rank", "why"]]
             + [
                 [t["name"], t["kind"], f"{t['ranks']:,}", size(t["bytes"]), size(t["most_bytes_a_rank"]), t["why"]]
                 for t in point["tables"]
@@ -131,32 +68,33 @@ def _detail(point: dict[str, Any], currency: str | None) -> list[str]:
         ),
     ]
     if "skew" in point:
-        lines += _skewed(point["skew"])
+        lines += _skew(point["skew"])
     if point["failures"]:
-        lines += _failing(point["failures"])
-    return [*lines, "", "where the figures come from", *(f"  {k:<14} {v}" for k, v in point["origins"].items())]
+        lines += _failures(point["failures"])
+    return [*lines, "", "sources of the figures", *(f"  {k:<14} {v}" for k, v in point["origins"].items())]
 
 
-def _reached(reached: dict[str, Any] | None, currency: str | None) -> list[str]:
+def _to_target(reached: dict[str, Any] | None, currency: str | None) -> list[str]:
     if reached is None:
-        return ["  samples to the quality target are not known here: --samples-to-target"]
-    paid = f", {_money(reached, currency)}" if reached["cost"] is not None else ""
+        return ["  time to the quality target is not known: set --samples-to-target"]
+    cost = f", {_money(reached, currency)}" if reached["cost"] is not None else ""
     return [
-        f"  {number(reached['samples'])} samples to the target ({reached['origin']}): {reached['hours']:.2f} h of "
-        f"training{paid}, evaluations and starting up not counted"
+        f"  {number(reached['samples'])} samples to the quality target: {reached['hours']:.2f} h of training{cost}, "
+        f"without start-up and evaluation",
+        f"  ({reached['origin']})",
     ]
 
 
 def _parts(point: dict[str, Any]) -> list[list[str]]:
-    rows = [["part", "by itself", "exposed", "share", "what"]]
+    rows = [["part", "alone", "exposed", "share", "what"]]
     for name, seconds in point["parts"].items():
         left = point["exposed"][name]
-        rows.append([name, _ms(seconds), _ms(left), f"{left / point['seconds']:.1%}", PARTS[name]])
+        rows.append([name, _time(seconds), _time(left), f"{left / point['seconds']:.1%}", PARTS[name]])
     return rows
 
 
 def _memory(memory: dict[str, Any]) -> list[list[str]]:
-    rows = [["part", f"rank {memory['fullest_rank']}, the fullest", "mean", "least"]]
+    rows = [["part", f"rank {memory['fullest_rank']} (fullest)", "mean", "least"]]
     for name, bytes_ in memory["parts"].items():
         rows.append([name, size(bytes_), size(memory["parts_mean"][name]), size(memory["parts_least"][name])])
     totals = memory["by_rank"]
@@ -165,21 +103,24 @@ def _memory(memory: dict[str, Any]) -> list[list[str]]:
 
 
 def _verdict(memory: dict[str, Any]) -> str:
-    said = (
-        f"{memory['verdict']}: rank {memory['fullest_rank']} holds {size(memory['bytes'])} in its fullest moment "
-        f"({memory['moment']}), {size(memory['apart_bytes'])} if nothing is used twice; "
-        f"{size(memory['limit_bytes'])} of {size(memory['device_bytes'])} may be used"
+    text = (
+        f"{memory['verdict']}: rank {memory['fullest_rank']} peaks at {size(memory['bytes'])} ({memory['phase']}), "
+        f"{size(memory['without_reuse_bytes'])} if no memory is reused; {size(memory['limit_bytes'])} of "
+        f"{size(memory['device_bytes'])} can be used"
     )
     if memory["verdict"] == "fits":
-        return said
-    said += f"; most of it {memory['blamed']}"
-    helps = [f"{one['words']} ({size(one['bytes'])}, {size(one['apart_bytes'])})" for one in memory["remedies"]]
-    return said + (f"\n  would fit: {'; or '.join(helps)}" if helps else "\n  no override of sharding helps")
+        return text
+    text += f"; the largest table there is {memory['largest_table']}"
+    options = [
+        f"{one['options']} ({size(one['bytes'])}, {size(one['without_reuse_bytes'])} without reuse)"
+        for one in memory["remedies"]
+    ]
+    return text + (f"\n  fits with: {'; or '.join(options)}" if options else "\n  no other sharding makes it fit")
 
 
-def _skewed(found: dict[str, Any]) -> list[str]:
-    rows = [["table", "sharding", "dedup", "mean of ranks", "worst rank, worst batch", "worst / mean", "rank"]]
-    for one in found["arrivals"]:
+def _skew(skew: dict[str, Any]) -> list[str]:
+    rows = [["table", "sharding", "dedup", "mean of ranks", "worst rank and batch", "worst / mean", "rank"]]
+    for one in skew["arrivals"]:
         rows.append(
             [
                 one["table"],
@@ -191,20 +132,20 @@ def _skewed(found: dict[str, Any]) -> list[str]:
                 str(one["rank"]),
             ]
         )
-    ends = [["tables with the data's ids", "global batch that fits", "then too much of"]]
-    for one in found["limits"]:
+    limits = [["tables with skewed ids", "largest global batch that fits", "limited by"]]
+    for one in skew["limits"]:
         more = "" if one["table"] else "more than "
-        ends.append([one["words"], f"{more}{one['global_batch']:,}", one["table"] or "-"])
-    return ["", "skew: bytes that reach a rank, each way", table(rows), "", "where memory ends", table(ends)]
+        limits.append([one["sharding"], f"{more}{one['global_batch']:,}", one["table"] or "-"])
+    return ["", "skew: data received by a rank in a step", table(rows), "", "largest batch", table(limits)]
 
 
-def _failing(found: dict[str, Any]) -> list[str]:
-    rows = [["interval", "goodput", "p20 to p80", "by the formula", "failures"]]
-    for name in ("chosen", "best"):
-        one = found[name]
+def _failures(failures: dict[str, Any]) -> list[str]:
+    rows = [["checkpoint every", "goodput", "p20 to p80", "by the formula", "failures"]]
+    for name, label in (("chosen", "planned"), ("best", "best found")):
+        one = failures[name]
         rows.append(
             [
-                f"{one['interval_s']:,.0f} s {'(best found)' if name == 'best' else '(planned)'}",
+                f"{_time(one['interval_s'])} ({label})",
                 f"{one['mean']:.1%}",
                 f"{one['low']:.1%} to {one['high']:.1%}",
                 f"{one['expected']:.1%}",
@@ -213,20 +154,23 @@ def _failing(found: dict[str, Any]) -> list[str]:
         )
     return [
         "",
-        f"failures: one in {found['mtbf_s'] / 3600:,.2f} h, checkpoints of {found['checkpoint_s']:g} s, restarts of "
-        f"{found['restart_s']:g} s, {found['work_s'] / 3600:,.2f} h of work, {found['seeds']} seeds; "
-        f"sqrt(2 C M) is {found['young_s']:,.0f} s",
+        f"failures: one per {_time(failures['mtbf_s'])}, checkpoints of {_time(failures['checkpoint_s'])}, restarts of "
+        f"{_time(failures['restart_s'])}, {_time(failures['work_s'])} of training, {failures['seeds']} simulated runs; "
+        f"sqrt(2 C M) is {_time(failures['young_s'])}",
         table(rows),
     ]
 
 
-def _ms(seconds: float) -> str:
-    ms = seconds * 1e3
-    return f"{ms:,.1f} ms" if ms >= 0.05 or not ms else f"{ms:.2g} ms"
+def _time(seconds: float) -> str:
+    """Seconds in the unit a person would use."""
+    for unit, least in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= least:
+            return f"{seconds / least:,.1f} {unit}"
+    return f"{seconds * 1e6:,.1f} µs" if seconds else "0"
 
 
-def _doubt(reached: dict[str, Any] | None) -> str:
-    return "~" if reached and "extrapolated" in reached["origin"] else ""
+def _extrapolated(reached: dict[str, Any] | None) -> bool:
+    return bool(reached) and "extrapolated" in reached["origin"]
 
 
 def _money(reached: dict[str, Any] | None, currency: str | None) -> str:

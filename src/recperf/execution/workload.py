@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..distributed.config import DistributedConfig
+    from ..plan.work import PlannedWorkload
     from ..runs.mlperf.log import MLPerfLog
     from ..train.device import Settings
     from ..train.loop import Position, Recipe
@@ -179,5 +180,7 @@ class Workload:
     """The MLPerf log of a run in that folder, where its config asks for one."""
     submission: Callable[[Any, int, MLPerfLog], Submission] | None = None
     """What tells that log of a trial with a seed."""
+    planned: Callable[[Any], PlannedWorkload]
+    """Counts the work of a config for `recperf plan`."""
     claims: Callable[[Any], tuple[Claim, ...]]
     """What the workload says of itself with this config; `recperf check` holds a run to it."""

@@ -1,11 +1,13 @@
-"""Memory, time and cost of a training on many devices, counted before it runs. Torch-free but for reading a dataset.
+"""Memory, time and cost of a training on many devices, predicted before it runs. Torch-free unless a dataset is read.
 
     from recperf.plan.devices import KNOWN, NETWORKS
     from recperf.plan.predict import predict
+    from recperf.workloads import find
 
-    found = predict(config, 8, KNOWN["b200"], NETWORKS["ib400"])
-    found.parts          # seconds of each part by itself
-    found.memory.verdict # does the fullest rank fit?
+    workload = find("dlrm-v4")
+    prediction = predict(workload.planned(workload.presets["mlperf"]()), 8, KNOWN["b200"], NETWORKS["ib400"])
+    prediction.parts           # seconds of each part of a step alone
+    prediction.memory.verdict  # whether the fullest rank fits
 
 docs/planning.md says what is counted, what is measured and what is assumed.
 """

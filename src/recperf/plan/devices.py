@@ -1,4 +1,4 @@
-"""Devices and networks a plan can be made for: what makers state, what was measured, and files of one's own."""
+"""Devices and networks for plans: published figures, measured ones, and JSON files of the user."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ GB, GIB, TERA = 10**9, 2**30, 10**12
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """Shares of a device's stated peaks that a step reaches, one set for every device."""
+    """Shares of a device's peaks that a step reaches; one default for every device."""
 
     products: float = 0.408
-    """Of the peak FLOP/s, in matrix products."""
+    """Share of the peak FLOP/s in matrix products."""
     attention: float = 0.374
-    """Of the peak FLOP/s, in attention over rows of different lengths."""
+    """Share of the peak FLOP/s in attention over rows of different lengths."""
     bytes: float = 0.371
-    """Of the peak bandwidth, where bytes are what takes the time."""
+    """Share of the peak memory bandwidth in parts limited by it."""
     link: float = 0.75
-    """Of a link's stated bandwidth, in collective calls."""
+    """Share of the link bandwidth in collective calls."""
     origin: str = "recperf's own step on one H200 (benchmarks/results/dlrm_v4_step.jsonl); links assumed"
     """Where the shares come from."""
 
@@ -34,35 +34,26 @@ class Efficiency:
             require(0 < value <= 1, f"efficiency.{name}", value, "above 0, at most 1")
 
     def scaled(self, factor: float, origin: str) -> Efficiency:
-        """The device's own three times `factor`; a link is not the device's."""
+        """All shares except that of links, multiplied by `factor`."""
         within(1e-6, factor, 1e3, "efficiency factor")
         parts = {name: min(1.0, factor * getattr(self, name)) for name in ("products", "attention", "bytes")}
         return replace(self, **parts, origin=origin)
 
 
-REFERENCE = Efficiency(
-    products=0.276,
-    attention=0.276,
-    origin="the MLPerf reference's three layers on one H200, 273 of 989 TFLOP/s; bytes as recperf's; links assumed",
-)
-"""Of the reference's kernels: its layers were timed together, so that products and attention share a figure."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """Seconds that a step costs on a device whatever its batch: calls of the framework, and what is as large for one
-    sample as for many. Nothing unless they were measured; `plan/calibrate.py` does."""
+    """Seconds of a step that do not depend on the batch size: operator overhead and fixed work. 0 unless measured."""
 
     input: float = 0.0
-    """Of making a batch ready, as far as it is waited for."""
+    """Waiting for the batch."""
     lookup: float = 0.0
-    """Of rows looked up."""
+    """Lookup of rows."""
     forward: float = 0.0
-    """Of the model's layers."""
+    """Forward pass of the dense layers."""
     backward: float = 0.0
-    """Of their gradients."""
+    """Backward pass of the dense layers."""
     update: float = 0.0
-    """Of both updates."""
+    """Updates of tables and dense parameters."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -74,14 +65,14 @@ class Calls:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Peak FLOP/s of dense matrix products; a precision without a figure is computed in float32."""
+    """Peak FLOP/s of dense matrix products by precision; one without a figure is computed in float32."""
 
     float32: float
-    """In float32."""
+    """FLOP/s in float32."""
     tf32: float | None = None
-    """In TF32."""
+    """FLOP/s in TF32."""
     bfloat16: float | None = None
-    """In bfloat16, without sparsity."""
+    """FLOP/s in bfloat16, without sparsity."""
 
     def __post_init__(self) -> None:
         for name in ("float32", "tf32", "bfloat16"):
@@ -91,38 +82,37 @@ class Rates:
     def of(self, precision: str) -> float:
         return float(getattr(self, precision, None) or self.float32)
 
-    def over(self, ranks: float) -> Rates:
-        """What each of so many ranks has, where they share a device."""
-        parts = {name: value and value / ranks for name, value in vars(self).items()}
-        return Rates(**parts)
+    def divided(self, ranks: float) -> Rates:
+        """The rates of each rank where that many share a device."""
+        return Rates(**{name: value and value / ranks for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
     name: str
-    """What a plan calls it."""
+    """Name in plans."""
     memory_bytes: int
-    """Memory of one device; of a CPU, of the whole host."""
+    """Memory of one device; for a CPU, of the whole host."""
     bytes_per_s: float
-    """Bandwidth of that memory, read and written together."""
+    """Bandwidth of that memory, reads plus writes."""
     flops: Rates
     """Peak FLOP/s by precision."""
     link_bytes_per_s: float
-    """To the other devices of a node, one way, all links together."""
+    """Bandwidth to the other devices of a node, one direction, all links together."""
     link: str = "link"
-    """What those links are called."""
+    """Name of those links."""
     host_bytes_per_s: float = 50 * GB
-    """From the host's memory, one way."""
+    """Bandwidth from host memory, one direction."""
     shared: bool = False
-    """Ranks of a node share one device, as gloo ranks on one host do: each has a share of its rates and memory."""
+    """All ranks of a node share one device, as gloo ranks on one host do: each gets a share of rates and memory."""
     cores: int | None = None
-    """Of a shared device whose rates are those of one core: a rank works on one, and ranks beyond them share them."""
+    """Cores of a shared device whose rates are those of one core; more ranks than cores share them."""
     efficiency: Efficiency = field(default_factory=Efficiency)
-    """Which shares of its peaks a step reaches."""
+    """Shares of its peaks that a step reaches."""
     calls: Calls = field(default_factory=Calls)
-    """What a step costs beside its work."""
+    """Seconds of a step that do not depend on the batch size."""
     origin: str = "stated in the file"
-    """Where its figures come from."""
+    """Source of the figures."""
 
     def __post_init__(self) -> None:
         require(bool(self.name), "device.name", self.name, "a name")
@@ -133,46 +123,46 @@ class Device:
             require(self.shared, "device.cores", self.cores, "nothing, unless ranks share the device")
             within(1, self.cores, 1 << 16, "device.cores")
 
-    def crowd(self, ranks_here: int) -> float:
-        """How many ranks share what one rank alone would have."""
-        return max(1.0, ranks_here / (self.cores or 1)) if self.shared else 1.0
+    def ranks_per_core(self, on_node: int) -> float:
+        """How many ranks share the rates that one rank alone would have."""
+        return max(1.0, on_node / (self.cores or 1)) if self.shared else 1.0
 
-    def share(self, ranks_here: int) -> Device:
-        """What one of so many ranks of a node has of it."""
-        if not self.shared or ranks_here == 1:
+    def share(self, on_node: int) -> Device:
+        """The part of the device that one of that many ranks on a node has."""
+        if not self.shared or on_node == 1:
             return self
-        crowd = self.crowd(ranks_here)
+        sharers = self.ranks_per_core(on_node)
         return replace(
             self,
-            memory_bytes=self.memory_bytes // ranks_here,
-            bytes_per_s=self.bytes_per_s / crowd,
-            flops=self.flops.over(crowd),
-            link_bytes_per_s=self.link_bytes_per_s / crowd,
-            host_bytes_per_s=self.host_bytes_per_s / crowd,
-            calls=self.calls.times(crowd),
+            memory_bytes=self.memory_bytes // on_node,
+            bytes_per_s=self.bytes_per_s / sharers,
+            flops=self.flops.divided(sharers),
+            link_bytes_per_s=self.link_bytes_per_s / sharers,
+            host_bytes_per_s=self.host_bytes_per_s / sharers,
+            calls=self.calls.times(sharers),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Between nodes, for each rank; inside a node the device's own links count."""
+    """The network between nodes, for each rank; inside a node the links of the device are used."""
 
     name: str = "ib400"
-    """What a plan calls it."""
+    """Name in plans."""
     bytes_per_s: float = 50 * GB
-    """Of one rank to other nodes, one way."""
+    """Bandwidth of one rank to other nodes, one direction."""
     latency_s: float = 10e-6
-    """Of one message to another node."""
+    """Latency of a message to another node."""
     link_latency_s: float = 5e-6
-    """Of one message inside a node."""
+    """Latency of a message inside a node."""
     ranks_per_node: int = 8
-    """Devices a node has."""
+    """Ranks on a node."""
     origin: str = "stated in the file"
-    """Where its figures come from."""
+    """Source of the figures."""
 
-    def crowded(self, crowd: float) -> Network:
-        """As so many ranks see it that share what one would have: a message waits until its rank has its turn."""
-        return replace(self, latency_s=crowd * self.latency_s, link_latency_s=crowd * self.link_latency_s)
+    def slowed(self, factor: float) -> Network:
+        """The network as ranks see it that share a core: a message waits until its rank is scheduled."""
+        return replace(self, latency_s=factor * self.latency_s, link_latency_s=factor * self.link_latency_s)
 
     def __post_init__(self) -> None:
         within(1e3, self.bytes_per_s, 1e16, "network.bytes_per_s")
@@ -189,7 +179,7 @@ KNOWN = {
         flops=Rates(bfloat16=989 * TERA, tf32=494 * TERA, float32=67 * TERA),
         link_bytes_per_s=450 * GB,
         link="NVLink 4",
-        origin="stated by maker; memory as its driver reports it",
+        origin="data sheet; memory as reported by the driver",
     ),
     "b200": Device(
         name="b200",
@@ -198,7 +188,7 @@ KNOWN = {
         flops=Rates(bfloat16=2250 * TERA, tf32=1125 * TERA, float32=75 * TERA),
         link_bytes_per_s=900 * GB,
         link="NVLink 5",
-        origin="stated by maker",
+        origin="data sheet",
     ),
     "mi350x": Device(
         name="mi350x",
@@ -207,33 +197,33 @@ KNOWN = {
         flops=Rates(bfloat16=2300 * TERA, float32=144 * TERA),
         link_bytes_per_s=537 * GB,
         link="Infinity Fabric",
-        origin="stated by maker",
+        origin="data sheet",
     ),
 }
-"""Peaks without sparsity. A link counts one way: half of what its maker states for both."""
+"""Peaks without sparsity. Link bandwidth is one direction: half of the figure in the data sheet."""
 
 NETWORKS = {
-    "ib400": Network(origin="assumed: 400 Gbit/s a rank"),
-    "ib200": Network(name="ib200", bytes_per_s=25 * GB, origin="assumed: 200 Gbit/s a rank"),
-    "ib800": Network(name="ib800", bytes_per_s=100 * GB, origin="assumed: 800 Gbit/s a rank"),
-    "eth25": Network(name="eth25", bytes_per_s=3.1e9, latency_s=50e-6, origin="assumed: 25 Gbit/s a rank"),
+    "ib400": Network(origin="assumed: 400 Gbit/s per rank"),
+    "ib200": Network(name="ib200", bytes_per_s=25 * GB, origin="assumed: 200 Gbit/s per rank"),
+    "ib800": Network(name="ib800", bytes_per_s=100 * GB, origin="assumed: 800 Gbit/s per rank"),
+    "eth25": Network(name="eth25", bytes_per_s=3.1e9, latency_s=50e-6, origin="assumed: 25 Gbit/s per rank"),
     "loopback": Network(
         name="loopback", bytes_per_s=1e9, latency_s=200e-6, link_latency_s=200e-6, ranks_per_node=1 << 16,
-        origin="assumed: gloo ranks of one host",
+        origin="assumed: gloo ranks on one host",
     ),
 }  # fmt: skip
 
 
-def from_peaks(found: dict[str, Any]) -> Device:
-    """This machine's CPU as a device all ranks of the host share, from its measured ceilings."""
+def from_peaks(peaks: dict[str, Any]) -> Device:
+    """This machine's CPU as a device that all ranks of the host share, from its measured ceilings."""
     from ..machine import available_bytes
 
-    copy = float(found["copy"]["p50"])
+    copy = float(peaks["copy"]["p50"])
     return Device(
         name="cpu",
         memory_bytes=available_bytes(),
         bytes_per_s=copy,
-        flops=Rates(float32=float(found["gemm"]["float32"]["p50"])),
+        flops=Rates(float32=float(peaks["gemm"]["float32"]["p50"])),
         # A message between processes of one host is copied in and copied out.
         link_bytes_per_s=copy / 4,
         link="memory",
@@ -244,24 +234,22 @@ def from_peaks(found: dict[str, Any]) -> Device:
             attention=0.1,
             bytes=0.5,
             link=0.5,
-            origin="assumed; a measured step says more: `calibrated`",
+            origin="assumed",
         ),
         origin="measured here (recperf peaks)",
     )
 
 
 def device_of(name: str) -> Device:
-    """A known device, or the one a JSON file describes."""
-    if name in KNOWN:
-        return KNOWN[name]
-    found: Device = _read(Device, name, {*KNOWN, "cpu"}, "device")
-    return found
+    """A known device, or the one that a JSON file describes."""
+    device: Device = KNOWN[name] if name in KNOWN else _read(Device, name, {*KNOWN, "cpu"}, "device")
+    return device
 
 
 def network_of(name: str, *, ranks_per_node: int | None = None) -> Network:
-    """A known network, or the one a JSON file describes."""
-    found = NETWORKS[name] if name in NETWORKS else _read(Network, name, set(NETWORKS), "network")
-    return found if ranks_per_node is None else replace(found, ranks_per_node=ranks_per_node)
+    """A known network, or the one that a JSON file describes."""
+    network: Network = NETWORKS[name] if name in NETWORKS else _read(Network, name, set(NETWORKS), "network")
+    return network if ranks_per_node is None else replace(network, ranks_per_node=ranks_per_node)
 
 
 def _read(kind: type[Device] | type[Network], name: str, known: set[str], what: str) -> Any:

@@ -1,13 +1,14 @@
-"""Bytes each rank holds at the fullest moment of a step.
+"""Bytes that each rank holds at the peak of a step.
 
 Shapes: R ranks.
 
-A step has three full moments: rows looked up and on their way (`lookup`), the layers on their way back (`layers`), and
-the rows' gradients on their way to the owners (`gradients`). What is there all the time is in each of them.
+A step has three phases with high memory use: rows are looked up and sent (`lookup`), the backward pass runs through the
+layers (`layers`), and gradients of rows are sent to their owners (`gradients`). Weights and optimizer state are present
+in all of them.
 
-A moment can have what the one before it gave back, but not in any pieces it likes. So there are two totals: that of the
-fullest moment, which no run can do with less than, and that of everything side by side, nothing used twice. A plan
-fits when even the second does, and is tight when only the first does.
+A phase can reuse memory that an earlier one released, but fragmentation limits how well. So there are two totals: the
+peak with perfect reuse, which no run can stay below, and the sum without any reuse. A plan fits when even the second
+total does, and is tight when only the first does.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from numpy.typing import NDArray
 
 from ..measure.cost import FLOAT, INDEX
 from .devices import Device
-from .sharding import Placed
-from .skew import Skew, Traffic
+from .sharding import PlacedTable
+from .skew import Skew
 from .work import Work
 
 Wire = Literal["fp32", "fp16"]
 Codec = Literal["in-place", "clamp-copy"]
-"""How float32 becomes fp16 for the wire: written once and clamped there, or clamped into a float32 copy first."""
+"""How float32 becomes fp16 before it is sent: written once and clamped there, or clamped into a float32 copy first."""
 
 HALF = 2
 RESERVE = 0.05
-"""Share of a device's memory left to the context, the collective library and fragments: an assumption."""
+"""Share of a device's memory for the context, the collective library and fragmentation: an assumption."""
 PARTS = ("tables", "optimizer", "dense", "input", "activations", "all-to-all", "temporary")
 
 Bytes = NDArray[np.float64]
@@ -39,20 +40,20 @@ Bytes = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Of the worst batch."""
+    """Memory of the ranks in the worst batch."""
 
     parts_R: dict[str, Bytes]
-    """Bytes by what they are, at the moment that is fullest on the fullest rank."""
-    moment: str
+    """Bytes by purpose, in the phase in which the fullest rank holds most."""
+    phase: str
     batch: int
-    """Which of the batches it is."""
+    """Number of that batch."""
     limit: float
-    """What a rank may hold: its device's memory, less a reserve."""
+    """Bytes that a rank may hold: the memory of its device less a reserve."""
     device_bytes: int
-    apart: float
-    """Most bytes of a rank if no moment could use what another gave back."""
-    blamed: str
-    """The table with most bytes, weights and vectors on their way, on the fullest rank."""
+    without_reuse: float
+    """Bytes of the fullest rank if no phase reused memory of another."""
+    largest_table: str
+    """The table with most bytes on the fullest rank, weights and vectors in flight together."""
 
     @property
     def total_R(self) -> Bytes:
@@ -63,23 +64,23 @@ class Memory:
         return int(np.argmax(self.total_R))
 
     @property
-    def most(self) -> float:
+    def peak(self) -> float:
         return float(self.total_R.max())
 
     @property
     def fits(self) -> bool:
-        return self.apart <= self.limit
+        return self.without_reuse <= self.limit
 
     @property
     def verdict(self) -> str:
         if self.fits:
             return "fits"
-        return "tight" if self.most <= self.limit else "does not fit"
+        return "tight" if self.peak <= self.limit else "does not fit"
 
 
 def memory_of(
     work: Work,
-    placed: Sequence[Placed],
+    placed: Sequence[PlacedTable],
     skew: Skew,
     batch: int,
     device: Device,
@@ -89,35 +90,35 @@ def memory_of(
     dedup: bool = True,
     ahead: int = 1,
 ) -> Memory:
-    """Of the batch, among those of the skew, whose fullest rank is fullest."""
+    """Memory in the batch of the skew whose fullest rank holds most. `ahead` batches are prefetched to the device."""
     ranks = len(placed[0].width_R)
     dense = FLOAT * work.dense_parameters
-    still_R = {
+    constant_R = {
         "tables": np.asarray(sum(one.weight_R for one in placed), np.float64),
         "optimizer": np.asarray(sum(one.state_R() for one in placed), np.float64) + work.dense_states * dense,
-        # Gradients are summed in buckets of their own.
+        # Parameters, gradients, and the buckets in which gradients are summed.
         "dense": np.full(ranks, 3.0 * dense),
         "input": np.full(ranks, (1.0 + ahead) * work.input_bytes(batch)),
     }
     activations = float(work.activations(batch))
-    found: list[tuple[float, int, str, dict[str, Bytes]]] = []
-    apart = 0.0
+    candidates: list[tuple[float, int, str, dict[str, Bytes]]] = []
+    without_reuse = 0.0
     for number in range(skew.batches):
-        moments = _moments(placed, skew, number, batch, activations, wire, codec, dedup)
-        apart = max(apart, float((_total_R(still_R) + _apart_R(moments)).max()))
-        for moment, moving_R in moments.items():
-            parts_R = still_R | moving_R
-            found.append((float(_total_R(parts_R).max()), number, moment, parts_R))
-    _, number, moment, parts_R = max(found, key=lambda entry: entry[0])
+        phases = _phases(placed, skew, number, batch, activations, wire, codec, dedup)
+        without_reuse = max(without_reuse, float((_total_R(constant_R) + _without_reuse_R(phases)).max()))
+        for phase, moving_R in phases.items():
+            parts_R = constant_R | moving_R
+            candidates.append((float(_total_R(parts_R).max()), number, phase, parts_R))
+    _, number, phase, parts_R = max(candidates, key=lambda entry: entry[0])
     fullest = int(np.argmax(_total_R(parts_R)))
     return Memory(
         parts_R={name: parts_R[name] for name in PARTS},
-        moment=moment,
+        phase=phase,
         batch=number,
         limit=(1 - RESERVE) * device.memory_bytes,
         device_bytes=device.memory_bytes,
-        apart=apart,
-        blamed=_blamed(placed, skew, number, batch, dedup, fullest),
+        without_reuse=without_reuse,
+        largest_table=largest_tables(placed, skew, number, batch, dedup, fullest)[0],
     )
 
 
@@ -125,38 +126,35 @@ def _total_R(parts_R: Mapping[str, Bytes]) -> Bytes:
     return np.asarray(sum(parts_R.values()))
 
 
-def _apart_R(moments: Mapping[str, Mapping[str, Bytes]]) -> Bytes:
-    """Of each part the most it has in any moment, side by side."""
-    names = next(iter(moments.values()))
-    return np.asarray(sum(np.maximum.reduce([moment[name] for moment in moments.values()]) for name in names))
+def _without_reuse_R(phases: Mapping[str, Mapping[str, Bytes]]) -> Bytes:
+    """The sum over parts of the most that each has in any phase."""
+    names = next(iter(phases.values()))
+    return np.asarray(sum(np.maximum.reduce([phase[name] for phase in phases.values()]) for name in names))
 
 
-def temporary_bytes(numbers: float, *, wire: Wire, codec: Codec) -> float:
-    """Of a copy that only the codec needs, for so many numbers to be sent."""
+def codec_bytes(numbers: float, *, wire: Wire, codec: Codec) -> float:
+    """Bytes of the copy that the codec makes of that many numbers before sending them."""
     return FLOAT * numbers if wire == "fp16" and codec == "clamp-copy" else 0.0
 
 
-def moved_R(placed: Sequence[Placed], skew: Skew, number: int, batch: int, dedup: bool) -> tuple[Bytes, Bytes, Bytes]:
-    """Numbers each rank sends forward, numbers it receives, and ids that reach it."""
+def moved_R(
+    placed: Sequence[PlacedTable], skew: Skew, number: int, batch: int, dedup: bool
+) -> tuple[Bytes, Bytes, Bytes]:
+    """Numbers each rank sends in the forward pass, numbers it receives, and ids it receives."""
     ranks = len(placed[0].width_R)
     sent_R, ids_R, total = np.zeros(ranks), np.zeros(ranks), 0.0
     for one in placed:
-        traffic = _at(skew, one, number)
+        traffic = skew.traffic[one.table.name].batch(number)
         sent = one.sent_R(traffic, batch, dedup=dedup)
-        ids_R += one.rows_asked_R(traffic, dedup=dedup)
+        ids_R += one.rows_requested_R(traffic, dedup=dedup)
         sent_R += sent
         total += float(sent.sum())
-    # Samples are dealt out evenly, so that every rank asks for as much as every other.
+    # All ranks have equally many samples, so each requests equally much.
     return sent_R, np.full(ranks, total / ranks), ids_R
 
 
-def _at(skew: Skew, one: Placed, number: int) -> Traffic:
-    traffic = skew.traffic[one.table.name]
-    return traffic.batch(min(number, traffic.batches - 1))
-
-
-def _moments(
-    placed: Sequence[Placed],
+def _phases(
+    placed: Sequence[PlacedTable],
     skew: Skew,
     number: int,
     batch: int,
@@ -166,29 +164,34 @@ def _moments(
     dedup: bool,
 ) -> dict[str, dict[str, Bytes]]:
     sent_R, received_R, ids_R = moved_R(placed, skew, number, batch, dedup)
-    nothing_R = np.zeros_like(sent_R)
+    zero_R = np.zeros_like(sent_R)
     coded = HALF if wire == "fp16" else 0
-    copied = temporary_bytes(1.0, wire=wire, codec=codec)
-    # Looked up and unpacked in float32 on either side, and coded on either side in between.
+    copied = codec_bytes(1.0, wire=wire, codec=codec)
+    # Float32 at both ends, and encoded at both ends in between.
     both_R = FLOAT * (sent_R + received_R) + coded * (sent_R + received_R) + INDEX * ids_R
     return {
-        "lookup": {"activations": nothing_R, "all-to-all": both_R, "temporary": copied * sent_R},
+        "lookup": {"activations": zero_R, "all-to-all": both_R, "temporary": copied * sent_R},
         "layers": {
-            "activations": nothing_R + activations,
+            "activations": zero_R + activations,
             "all-to-all": FLOAT * received_R + INDEX * ids_R,
-            "temporary": nothing_R,
+            "temporary": zero_R,
         },
         "gradients": {
-            "activations": nothing_R,
-            # The rows themselves are still held beside their gradients.
+            "activations": zero_R,
+            # The received rows are still held next to their gradients.
             "all-to-all": both_R + FLOAT * received_R,
             "temporary": copied * received_R,
         },
     }
 
 
-def _blamed(placed: Sequence[Placed], skew: Skew, number: int, batch: int, dedup: bool, rank: int) -> str:
-    def held(one: Placed) -> float:
-        return float(one.weight_R[rank] + FLOAT * one.sent_R(_at(skew, one, number), batch, dedup=dedup)[rank])
+def largest_tables(
+    placed: Sequence[PlacedTable], skew: Skew, number: int, batch: int, dedup: bool, rank: int
+) -> list[str]:
+    """Tables by their bytes on a rank, weights and vectors in flight together, the largest first."""
 
-    return max(placed, key=held).table.name
+    def held(one: PlacedTable) -> float:
+        sent_R = one.sent_R(skew.traffic[one.table.name].batch(number), batch, dedup=dedup)
+        return float(one.weight_R[rank] + FLOAT * sent_R[rank])
+
+    return [one.table.name for one in sorted(placed, key=held, reverse=True)]

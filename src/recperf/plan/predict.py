@@ -1,68 +1,68 @@
-"""Seconds of a step on many ranks, part by part, and what of them is hidden behind others.
+"""Seconds of a step on many ranks, part by part, and how much of each part overlaps with others.
 
-`parts` are each part by itself; `exposed` is what is left of it after overlap, and sums to the step. The batch is the
-mean one; where ranks have unequal shares of it, all wait for the slowest.
+`parts` are the seconds of each part alone; `exposed` is what remains after overlap and sums to the step. Batches are
+averaged; where ranks have unequal shares of a batch, all wait for the slowest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..config import require, within
 from ..measure.cost import FLOAT, INDEX, Cost
-from . import network as wires
+from . import network as collectives
 from .devices import NETWORKS, Device, Network
 from .memory import HALF, Codec, Memory, Wire, memory_of, moved_R
-from .sharding import COLUMN_WIDTH, Placed, Wish, place
+from .sharding import COLUMN_WIDTH, KindOrAuto, PlacedTable, place
 from .skew import Skew, even
-from .work import Work, work_of
+from .work import PlannedWorkload, Work
 
 UPDATE = "dense_update"
 ID_MESSAGES = 3
-"""Of TorchRec, to tell which rows are wanted: how many there will be, how many of each table, and the ids."""
+"""Messages with which TorchRec requests rows: how many ids in all, how many of each table, and the ids."""
 PARTS = {
-    "input": "from the host's memory",
-    "ids all-to-all": "which rows are wanted",
-    "lookup": "rows read at their owners",
-    "rows all-to-all": "rows on their way forward",
-    "dense forward": "the model's layers",
-    "dense backward": "and their gradients",
-    "all-reduce": "gradients of dense parameters",
-    "gradients all-to-all": "of rows, on their way back",
-    "table update": "rows changed at their owners",
-    "dense update": "of dense parameters",
+    "input": "copy of the batch from host memory",
+    "ids all-to-all": "requests for rows",
+    "lookup": "owners read the rows",
+    "rows all-to-all": "rows to the ranks that requested them",
+    "dense forward": "forward pass of the dense layers",
+    "dense backward": "backward pass of the dense layers",
+    "all-reduce": "sum of dense gradients",
+    "gradients all-to-all": "gradients of rows to their owners",
+    "table update": "owners update the rows",
+    "dense update": "update of dense parameters",
 }
-"""Parts of a step, in their order."""
+"""Parts of a step in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
-    """How a training is spread over ranks."""
+class Parallelism:
+    """How training is distributed over ranks."""
 
     rank_batch: int | None = None
-    """Samples of one rank; none: the config's batch size is global and is dealt out."""
-    sharding: Wish = "auto"
-    """Of all tables: row, column, table, or auto."""
-    overrides: Mapping[str, Wish] = field(default_factory=dict)
-    """Of single tables."""
+    """Samples of one rank; None: the global batch size of the config is divided by the ranks."""
+    sharding: KindOrAuto = "auto"
+    """Sharding of all tables: row, column, table, or auto."""
+    overrides: Mapping[str, KindOrAuto] = field(default_factory=dict)
+    """Sharding of single tables."""
     column_width: int = COLUMN_WIDTH
-    """Columns a column-wise shard has at least."""
+    """Minimum number of columns in a column-wise shard."""
     wire: Wire = "fp16"
-    """What rows and their gradients are sent in."""
+    """Number format in which rows and their gradients are sent."""
     codec: Codec = "in-place"
-    """How they become that."""
+    """How they are converted to it."""
     dedup: bool = True
-    """An id that a rank's batch has several times is asked for once."""
+    """An id that occurs several times in a rank's batch is requested once."""
     pipelined: bool = True
-    """The next batch is copied, and its ids sent, while this one is learned from."""
+    """The next batch is copied, and its ids sent, during the current step."""
     overlapped: bool = False
-    """Dense gradients are added up behind the backward pass, as DDP does; recperf's own ranks do it afterwards."""
+    """Dense gradients are summed during the backward pass, as DDP does; recperf's own ranks do it afterwards."""
     input_bytes: int | None = None
-    """Of a rank's batch; none: as the model reads it."""
+    """Bytes of a rank's batch; None: as counted by the workload."""
 
     def __post_init__(self) -> None:
         if self.rank_batch is not None:
@@ -76,11 +76,11 @@ class Prediction:
     ranks: int
     rank_batch: int
     parts: dict[str, float]
-    """Seconds of each part by itself."""
+    """Seconds of each part alone."""
     exposed: dict[str, float]
-    """Seconds of each part that nothing hides; their sum is the step."""
+    """Seconds of each part that overlap with no other; their sum is the step."""
     memory: Memory
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedTable, ...]
     skew: Skew
     work: Work
     origins: dict[str, str]
@@ -98,76 +98,88 @@ class Prediction:
         return self.global_batch / self.seconds
 
 
-def rank_batch_of(config: Any, ranks: int, choices: Choices) -> int:
+def rank_batch_of(workload: PlannedWorkload, ranks: int, parallelism: Parallelism) -> int:
     """Samples of one rank."""
-    if choices.rank_batch is not None:
-        return choices.rank_batch
-    whole: int = config.train.batch_size
-    require(whole >= ranks, "global batch", whole, f"at least one sample for each of {ranks:,} ranks")
-    return -(-whole // ranks)
+    if parallelism.rank_batch is not None:
+        return parallelism.rank_batch
+    samples = workload.batch_size
+    require(samples >= ranks, "global batch", samples, f"at least one sample for each of {ranks:,} ranks")
+    return -(-samples // ranks)
 
 
 def predict(
-    config: Any,
+    workload: PlannedWorkload,
     ranks: int,
     device: Device,
     network: Network = NETWORKS["ib400"],
-    choices: Choices | None = None,
+    parallelism: Parallelism | None = None,
     *,
     skew: Skew | None = None,
     history: float | None = None,
 ) -> Prediction:
-    """Of a workload's config on so many ranks. Without a skew ids are spread evenly."""
+    """A workload on that many ranks. Without a skew ids are spread evenly."""
     within(1, ranks, 1 << 20, "ranks")
-    choices = choices or Choices()
-    batch = rank_batch_of(config, ranks, choices)
-    work = work_of(config, history=history, items=None if skew is None else skew.items_a_sample(batch))
+    parallelism = parallelism or Parallelism()
+    batch = rank_batch_of(workload, ranks, parallelism)
+    work = workload.work(history=history, distinct=None if skew is None else skew.distinct_per_sample(batch))
     skew = skew or even(work, batch, ranks)
-    placed = place_all(work, ranks, skew, batch, choices)
-    here = wires.here(ranks, network)
-    mine = device.share(here)
-    waits = network.crowded(device.crowd(here)) if device.cores else network
-    parts = _seconds(work, placed, skew, batch, mine, waits, choices)
+    placed = place_all(work, ranks, skew, batch, parallelism)
+    on_node = collectives.ranks_on_node(ranks, network)
+    share = device.share(on_node)
+    if device.cores:
+        network_seen = network.slowed(device.ranks_per_core(on_node))
+    else:
+        network_seen = network
+    parts = _seconds(work, placed, skew, batch, share, network_seen, parallelism)
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
         parts=parts,
-        exposed=exposed(parts, choices),
-        memory=memory_now(work, placed, skew, batch, mine, choices),
+        exposed=exposed(parts, parallelism),
+        memory=memory_now(work, placed, skew, batch, share, parallelism),
         placed=tuple(placed),
         skew=skew,
         work=work,
-        origins=_origins(work, device, network, skew, choices, here),
+        origins=_origins(work, device, network, skew, parallelism, on_node),
     )
 
 
-def place_all(work: Work, ranks: int, skew: Skew, batch: int, choices: Choices) -> list[Placed]:
+def place_all(work: Work, ranks: int, skew: Skew, batch: int, parallelism: Parallelism) -> list[PlacedTable]:
     return place(
         work.tables,
         ranks,
         skew,
         batch,
-        wish=choices.sharding,
-        overrides=choices.overrides,
-        width=choices.column_width,
-        dedup=choices.dedup,
+        sharding=parallelism.sharding,
+        overrides=parallelism.overrides,
+        width=parallelism.column_width,
+        dedup=parallelism.dedup,
     )
 
 
-def memory_now(work: Work, placed: list[Placed], skew: Skew, batch: int, device: Device, choices: Choices) -> Memory:
+def memory_now(
+    work: Work, placed: list[PlacedTable], skew: Skew, batch: int, device: Device, parallelism: Parallelism
+) -> Memory:
     return memory_of(
-        work, placed, skew, batch, device, wire=choices.wire, codec=choices.codec, dedup=choices.dedup,
-        ahead=int(choices.pipelined),
-    )  # fmt: skip
+        work,
+        placed,
+        skew,
+        batch,
+        device,
+        wire=parallelism.wire,
+        codec=parallelism.codec,
+        dedup=parallelism.dedup,
+        ahead=int(parallelism.pipelined),
+    )
 
 
-def exposed(parts: Mapping[str, float], choices: Choices) -> dict[str, float]:
-    """What nothing hides: an overlapped all-reduce runs behind the backward pass, and with a pipeline the next batch's
-    input and ids behind everything else. Rows and their gradients are waited for."""
+def exposed(parts: Mapping[str, float], parallelism: Parallelism) -> dict[str, float]:
+    """Seconds that overlap with nothing. An overlapped all-reduce runs during the backward pass; with a pipeline, input
+    and ids of the next batch move during everything else. Ranks always wait for rows and their gradients."""
     left = dict(parts)
-    if choices.overlapped:
+    if parallelism.overlapped:
         left["all-reduce"] = max(0.0, parts["all-reduce"] - parts["dense backward"])
-    if choices.pipelined:
+    if parallelism.pipelined:
         ahead = parts["input"] + parts["ids all-to-all"]
         others = sum(left.values()) - ahead
         left["ids all-to-all"] = 0.0
@@ -175,26 +187,8 @@ def exposed(parts: Mapping[str, float], choices: Choices) -> dict[str, float]:
     return left
 
 
-def calibrated(
-    config: Any,
-    device: Device,
-    seconds: float,
-    choices: Choices | None = None,
-    *,
-    skew: Skew | None = None,
-    history: float | None = None,
-) -> Device:
-    """The device with efficiencies that make one rank's step take the measured time."""
-    within(1e-9, seconds, 1e6, "seconds")
-    found = predict(config, 1, device, choices=choices, skew=skew, history=history)
-    of_device = sum(found.exposed[name] for name in PARTS if "all" not in name and name != "input")
-    factor = of_device / max(1e-9, seconds - (found.seconds - of_device))
-    told = f"measured: one rank's step takes {seconds * 1e3:,.3g} ms, {factor:.3g} of what was assumed before"
-    return replace(device, efficiency=device.efficiency.scaled(factor, told))
-
-
 def dense_seconds(work: Work, device: Device, batch: int) -> dict[str, float]:
-    """Of each dense part: its FLOPs or its bytes, whichever take longer."""
+    """Seconds of each dense part: its FLOPs or its bytes, whichever take longer."""
     return {name: part_seconds(name, cost, work, device) for name, cost in work.parts(batch).items()}
 
 
@@ -206,91 +200,91 @@ def part_seconds(name: str, cost: Cost, work: Work, device: Device) -> float:
 
 def _seconds(
     work: Work,
-    placed: list[Placed],
+    placed: list[PlacedTable],
     skew: Skew,
     batch: int,
     device: Device,
     network: Network,
-    choices: Choices,
+    parallelism: Parallelism,
 ) -> dict[str, float]:
     dense = dense_seconds(work, device, batch)
-    back = sum(seconds for name, seconds in dense.items() if name.endswith("_backward") or name == "recompute")
+    backward = sum(part for name, part in dense.items() if name.endswith("_backward") or name == "recompute")
     update = dense.get(UPDATE, 0.0)
-    number = HALF if choices.wire == "fp16" else FLOAT
+    number = HALF if parallelism.wire == "fp16" else FLOAT
     rate = device.efficiency.bytes * device.bytes_per_s
-    nothing_R = np.zeros(len(placed[0].width_R))
-    before_ids = (ID_MESSAGES - 1) * wires.all_to_all(nothing_R, nothing_R, device, network)
+    zero_R = np.zeros(len(placed[0].width_R))
+    before_ids = (ID_MESSAGES - 1) * collectives.all_to_all(zero_R, zero_R, device, network)
     each: list[dict[str, float]] = []
     for index in range(skew.batches):
-        sent_R, received_R, ids_R = moved_R(placed, skew, index, batch, choices.dedup)
-        asked_R = np.full_like(ids_R, ids_R.mean())
-        looked_R, changed_R = _table_bytes_R(placed, skew, index, choices.dedup)
+        sent_R, received_R, ids_R = moved_R(placed, skew, index, batch, parallelism.dedup)
+        requested_R = np.full_like(ids_R, ids_R.mean())
+        read_R, updated_R = _table_bytes_R(placed, skew, index, parallelism.dedup)
         each.append(
             {
-                "ids all-to-all": before_ids + wires.all_to_all(INDEX * asked_R, INDEX * ids_R, device, network),
-                "lookup": float((looked_R + FLOAT * sent_R).max()) / rate,
-                "rows all-to-all": wires.all_to_all(number * sent_R, number * received_R, device, network),
-                "gradients all-to-all": wires.all_to_all(number * received_R, number * sent_R, device, network),
-                "table update": float((changed_R + FLOAT * sent_R).max()) / rate,
+                "ids all-to-all": before_ids + collectives.all_to_all(INDEX * requested_R, INDEX * ids_R, device, network),
+                "lookup": float((read_R + FLOAT * sent_R).max()) / rate,
+                "rows all-to-all": collectives.all_to_all(number * sent_R, number * received_R, device, network),
+                "gradients all-to-all": collectives.all_to_all(number * received_R, number * sent_R, device, network),
+                "table update": float((updated_R + FLOAT * sent_R).max()) / rate,
             }
         )
-    inputs = work.input_bytes(batch) if choices.input_bytes is None else choices.input_bytes
+    inputs = work.input_bytes(batch) if parallelism.input_bytes is None else parallelism.input_bytes
     ranks = len(placed[0].width_R)
-    found = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+    seconds = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
     calls = device.calls
-    found["lookup"] += calls.lookup
-    found |= {
+    seconds["lookup"] += calls.lookup
+    seconds |= {
         "input": inputs / device.host_bytes_per_s + calls.input,
-        "dense forward": sum(dense.values()) - back - update + calls.forward,
-        "dense backward": back + calls.backward,
+        "dense forward": sum(dense.values()) - backward - update + calls.forward,
+        "dense backward": backward + calls.backward,
         "dense update": update + calls.update,
-        "all-reduce": wires.all_reduce(FLOAT * work.dense_parameters, ranks, device, network),
+        "all-reduce": collectives.all_reduce(FLOAT * work.dense_parameters, ranks, device, network),
     }
-    return {name: found[name] for name in PARTS}
+    return {name: seconds[name] for name in PARTS}
 
 
 def _table_bytes_R(
-    placed: list[Placed], skew: Skew, index: int, dedup: bool
+    placed: list[PlacedTable], skew: Skew, index: int, dedup: bool
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Bytes of rows each rank reads for lookups, and reads and writes in their update, state included."""
+    """Bytes that each rank reads for lookups, and reads and writes in updates, optimizer state included."""
     ranks = len(placed[0].width_R)
-    looked_R, changed_R = np.zeros(ranks), np.zeros(ranks)
+    read_R, updated_R = np.zeros(ranks), np.zeros(ranks)
     for one in placed:
-        traffic = skew.traffic[one.table.name]
-        traffic = traffic.batch(min(index, traffic.batches - 1))
-        asked_R, touched_R = one.rows_asked_R(traffic, dedup=dedup), one.rows_touched_R(traffic)
-        looked_R += asked_R * (FLOAT * one.width_R + INDEX)
-        kept_R = np.minimum(one.width_R, one.table.state)
-        changed_R += touched_R * 2 * FLOAT * (one.width_R + kept_R) + INDEX * asked_R
-    return looked_R, changed_R
+        traffic = skew.traffic[one.table.name].batch(index)
+        requested_R, touched_R = one.rows_requested_R(traffic, dedup=dedup), one.rows_touched_R(traffic)
+        read_R += requested_R * (FLOAT * one.width_R + INDEX)
+        state_R = np.minimum(one.width_R, one.table.state)
+        updated_R += touched_R * 2 * FLOAT * (one.width_R + state_R) + INDEX * requested_R
+    return read_R, updated_R
 
 
-def _origins(work: Work, device: Device, network: Network, skew: Skew, choices: Choices, here: int) -> dict[str, str]:
+def _origins(
+    work: Work, device: Device, network: Network, skew: Skew, parallelism: Parallelism, on_node: int
+) -> dict[str, str]:
     """Where every figure comes from."""
     share = device.efficiency
     shares = f"products {share.products:.3g}, attention {share.attention:.3g}, bytes {share.bytes:.3g}"
-    far = device.name in ("b200", "mi350x") and "H200" in share.origin
-    carried = "; carried over, and published runs on these devices stayed below that (docs/planning.md)" if far else ""
-    hidden = "input and ids behind the step before, " if choices.pipelined else "no pipeline of input and ids; "
-    summed = "the all-reduce behind the backward pass" if choices.overlapped else "nothing behind the backward pass"
-    shared = _shared_words(device, here)
+    newer = device.name in ("b200", "mi350x") and "H200" in share.origin
+    caution = "; published runs on this device reached less (docs/planning.md)" if newer else ""
+    prefetch = "input and ids overlap with the previous step" if parallelism.pipelined else "input and ids do not overlap"
+    reduction = "the all-reduce overlaps" if parallelism.overlapped else "nothing overlaps"
     return {
         "work": "counted from the config (recperf show)",
         **work.origins,
-        "device": f"{device.name}: {device.origin}{shared}",
-        "efficiency": f"{shares} of the peaks, links {share.link:.3g}: {share.origin}{carried}",
-        "network": f"{network.name}: {network.origin}; {network.ranks_per_node:,} ranks a node",
+        "device": f"{device.name}: {device.origin}{_sharing(device, on_node)}",
+        "efficiency": f"{shares} of the peaks, links {share.link:.3g}: {share.origin}{caution}",
+        "network": f"{network.name}: {network.origin}; {network.ranks_per_node:,} ranks per node",
         "ids": skew.origin,
-        "overlap": f"assumed: {hidden}{summed}, rows and gradients waited for",
+        "overlap": f"assumed: {prefetch}, {reduction} with the backward pass, rows and gradients are not overlapped",
     }
 
 
-def _shared_words(device: Device, here: int) -> str:
-    """What each of a node's ranks has, where they share it."""
-    if not device.shared or here == 1:
+def _sharing(device: Device, on_node: int) -> str:
+    """How the ranks of a node share the device."""
+    if not device.shared or on_node == 1:
         return ""
     if device.cores is None:
-        return f"; {here:,} ranks share it"
-    if here <= device.cores:
-        return f"; {here:,} ranks, each on one of {device.cores:,} cores"
-    return f"; {here:,} ranks share {device.cores:,} cores: each works {device.cores / here:.0%} of the time"
+        return f"; {on_node:,} ranks share it"
+    if on_node <= device.cores:
+        return f"; {on_node:,} ranks, each on one of {device.cores:,} cores"
+    return f"; {on_node:,} ranks share {device.cores:,} cores: each works {device.cores / on_node:.0%} of the time"

@@ -1,18 +1,18 @@
-"""Which rank holds what of each table, and what it is asked for.
+"""Which rank holds which part of each table, and how many rows it is asked for.
 
 Shapes: R ranks.
 
-| kind | a shard is | ids that reach it |
+| kind | a shard is | ids it receives |
 |---|---|---|
-| row | a block of consecutive rows, one a rank | those of its rows |
+| row | a block of consecutive rows, one for each rank | those of its rows |
 | column | some columns of all rows | all |
-| table | the table | all |
+| table | the whole table | all |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -26,28 +26,28 @@ from .work import Table
 
 Kind = Literal["row", "column", "table"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Wish = Literal["row", "column", "table", "auto"]
+KindOrAuto = Literal["row", "column", "table", "auto"]
 
 COLUMN_WIDTH = 128
-"""Columns a shard has at least, TorchRec's own bound."""
+"""Minimum number of columns in a shard, as in TorchRec."""
 SMALL = 0.5
-"""With auto a table stays whole, or in columns, while no rank has more of it than this share of what a rank has of all
-tables on average: neither of their rows nor of vectors on their way."""
+"""With auto a table stays whole, or in columns, while no rank holds more of it than this share of what a rank holds of
+all tables on average: neither of weights nor of vectors in flight."""
 
 
 @dataclass(frozen=True)
-class Placed:
-    """One table with its place on the ranks."""
+class PlacedTable:
+    """One table and its shards."""
 
     table: Table
     kind: Kind
     width_R: NDArray[np.int64]
-    """Columns each rank has of it; 0 where it has none."""
-    why: str
+    """Columns of it on each rank; 0 where a rank holds no shard."""
+    why: str = "requested"
 
     @property
     def rows_R(self) -> NDArray[np.int64]:
-        """Rows each rank has of it, the last block cut short."""
+        """Rows of it on each rank; the last block may be shorter."""
         ranks = len(self.width_R)
         if self.kind != "row":
             return np.where(self.width_R > 0, self.table.rows, 0)
@@ -56,36 +56,36 @@ class Placed:
 
     @property
     def weight_R(self) -> NDArray[np.int64]:
-        """Bytes of its rows on each rank."""
+        """Bytes of its weights on each rank."""
         return FLOAT * self.rows_R * self.width_R
 
     def state_R(self) -> NDArray[np.int64]:
-        """Bytes the optimizer keeps; one number a row is kept by every column shard again."""
+        """Bytes of optimizer state; row-wise state is repeated in every column shard."""
         each = self.width_R if self.table.state == self.table.dim else np.minimum(self.width_R, self.table.state)
         return FLOAT * self.rows_R * each
 
-    def rows_asked_R(self, traffic: Traffic, *, dedup: bool) -> NDArray[np.float64]:
-        """Rows each rank looks up in the first of the batches."""
-        return self._spread_R(traffic.ids_NR(dedup)[0])
+    def rows_requested_R(self, traffic: Traffic, *, dedup: bool) -> NDArray[np.float64]:
+        """Rows that each rank looks up in the first batch."""
+        return self._by_rank_R(traffic.ids_NR(dedup)[0])
 
     def rows_touched_R(self, traffic: Traffic) -> NDArray[np.float64]:
-        """Different rows each rank updates."""
-        return self._spread_R(traffic.touched_NR[0])
+        """Different rows that each rank updates in the first batch."""
+        return self._by_rank_R(traffic.touched_NR[0])
 
-    def _spread_R(self, by_block_R: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _by_rank_R(self, by_block_R: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.kind == "row":
             return by_block_R
         return np.where(self.width_R > 0, by_block_R.sum(), 0.0)
 
     def sent_R(self, traffic: Traffic, batch: int, *, dedup: bool) -> NDArray[np.float64]:
-        """Numbers each rank sends out forward, and gets the gradients of; what it keeps for itself included.
+        """Numbers that each rank sends in the forward pass and receives gradients of, including those for itself.
 
-        Bags are summed where their rows are: a rank sends a vector a bag of every sample of all ranks, and under
+        Bags are summed where their rows are: a rank sends one vector for each bag of every sample of all ranks. Under
         row-wise sharding every rank sends its part of each sum.
         """
         if self.table.pooled:
             return self.table.vectors * batch * len(self.width_R) * self.width_R.astype(np.float64)
-        return self.rows_asked_R(traffic, dedup=dedup) * self.width_R
+        return self.rows_requested_R(traffic, dedup=dedup) * self.width_R
 
 
 def place(
@@ -94,53 +94,50 @@ def place(
     skew: Skew,
     batch: int,
     *,
-    wish: Wish = "auto",
-    overrides: Mapping[str, Wish] | None = None,
+    sharding: KindOrAuto = "auto",
+    overrides: Mapping[str, KindOrAuto] | None = None,
     width: int = COLUMN_WIDTH,
     dedup: bool = True,
-) -> list[Placed]:
-    """Tables in their order. The largest choose their ranks first, those with the least on them."""
+) -> list[PlacedTable]:
+    """Places the largest tables first, each on the ranks that hold least so far. Returns them in the given order."""
     within(1, ranks, 1 << 20, "ranks")
     within(1, width, 1 << 16, "column width")
     overrides = overrides or {}
     require_known(tables, overrides)
+    by_kind = {t.name: {kind: _shards(t, kind, ranks, width) for kind in KINDS} for t in tables}
+    mean_2 = np.sum([_held_2R(by_kind[t.name]["row"], skew, batch, dedup).sum(1) for t in tables], axis=0) / ranks
+    selected = [_select(by_kind[t.name], overrides.get(t.name, sharding), mean_2, skew, batch, dedup) for t in tables]
     held_R = np.zeros(ranks)
-    alone = {t.name: {kind: _alone(t, kind, ranks, width) for kind in KINDS} for t in tables}
-    fair_2 = np.sum([_held_2R(alone[t.name]["row"], skew, batch, dedup).sum(1) for t in tables], axis=0) / ranks
-    placed: dict[str, Placed] = {}
-    chosen = {t.name: _chosen(alone[t.name], overrides.get(t.name, wish), fair_2, skew, batch, dedup) for t in tables}
-    for name, (one, why) in sorted(chosen.items(), key=lambda item: -_bytes_R(item[1][0], skew, batch, dedup).max()):
+    placed: dict[str, PlacedTable] = {}
+    for one in sorted(selected, key=lambda one: -_bytes_R(one, skew, batch, dedup).max()):
         if one.kind != "row":
-            shards = np.sort(one.width_R)[::-1]
-            moved = np.zeros(ranks, np.int64)
-            moved[np.argsort(held_R, kind="stable")] = shards
-            one = Placed(one.table, one.kind, moved, why)
-        else:
-            one = Placed(one.table, one.kind, one.width_R, why)
+            width_R = np.zeros(ranks, np.int64)
+            width_R[np.argsort(held_R, kind="stable")] = np.sort(one.width_R)[::-1]
+            one = replace(one, width_R=width_R)
         held_R += _bytes_R(one, skew, batch, dedup)
-        placed[name] = one
+        placed[one.table.name] = one
     return [placed[table.name] for table in tables]
 
 
-def require_known(tables: tuple[Table, ...], overrides: Mapping[str, Wish]) -> None:
+def require_known(tables: tuple[Table, ...], overrides: Mapping[str, KindOrAuto]) -> None:
     names = [table.name for table in tables]
     for name, kind in overrides.items():
         if name not in names:
             guess = closest(name, names)
             raise ConfigError(
-                f"there is no table {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
+                f"unknown table {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
                 where={"tables": ", ".join(names)},
             )
         if kind not in (*KINDS, "auto"):
             guess = closest(kind, (*KINDS, "auto"))
             raise ConfigError(
-                f"table {name!r} cannot be sharded {kind!r}; allowed: row, column, table, auto"
+                f"unknown sharding {kind!r} of table {name!r}; allowed: row, column, table, auto"
                 + (f"; did you mean {guess!r}?" if guess else "")
             )
 
 
-def _alone(table: Table, kind: Kind, ranks: int, width: int) -> Placed:
-    """As if it were the only table."""
+def _shards(table: Table, kind: Kind, ranks: int, width: int) -> PlacedTable:
+    """The shards of a table on the first ranks."""
     width_R = np.zeros(ranks, np.int64)
     if kind == "row":
         width_R[:] = table.dim
@@ -149,36 +146,36 @@ def _alone(table: Table, kind: Kind, ranks: int, width: int) -> Placed:
     else:
         shards = max(1, min(ranks, table.dim // width))
         width_R[:shards] = np.diff(np.linspace(0, table.dim, shards + 1).astype(np.int64))
-    return Placed(table, kind, width_R, "asked for")
+    return PlacedTable(table, kind, width_R)
 
 
-def _held_2R(one: Placed, skew: Skew, batch: int, dedup: bool) -> NDArray[np.float64]:
-    """Bytes of rows with their state, and of vectors on their way in the first batch."""
+def _held_2R(one: PlacedTable, skew: Skew, batch: int, dedup: bool) -> NDArray[np.float64]:
+    """Bytes of weights and optimizer state, and bytes of vectors in flight in the first batch."""
     sent_R = one.sent_R(skew.traffic[one.table.name].batch(0), batch, dedup=dedup)
     return np.stack([(one.weight_R + one.state_R()).astype(np.float64), FLOAT * sent_R])
 
 
-def _bytes_R(one: Placed, skew: Skew, batch: int, dedup: bool) -> NDArray[np.float64]:
+def _bytes_R(one: PlacedTable, skew: Skew, batch: int, dedup: bool) -> NDArray[np.float64]:
     return np.asarray(_held_2R(one, skew, batch, dedup).sum(0))
 
 
-def _chosen(
-    kinds: Mapping[Kind, Placed],
-    wish: Wish,
-    fair_2: NDArray[np.float64],
+def _select(
+    by_kind: Mapping[Kind, PlacedTable],
+    sharding: KindOrAuto,
+    mean_2: NDArray[np.float64],
     skew: Skew,
     batch: int,
     dedup: bool,
-) -> tuple[Placed, str]:
-    if wish != "auto":
-        return kinds[wish], "asked for"
-    most = {
-        kind: float((_held_2R(one, skew, batch, dedup).max(1) / np.maximum(fair_2, 1.0)).max())
-        for kind, one in kinds.items()
+) -> PlacedTable:
+    if sharding != "auto":
+        return by_kind[sharding]
+    share = {
+        kind: float((_held_2R(one, skew, batch, dedup).max(1) / np.maximum(mean_2, 1.0)).max())
+        for kind, one in by_kind.items()
     }
-    if most["table"] <= SMALL:
-        return kinds["table"], "small enough to stay whole"
-    if most["column"] <= SMALL:
-        return kinds["column"], "in columns small enough, whatever its ids"
-    best = min(KINDS, key=lambda kind: most[kind])
-    return kinds[best], "no rank has so much of it any other way"
+    if share["table"] <= SMALL:
+        return replace(by_kind["table"], why="small enough to stay whole")
+    if share["column"] <= SMALL:
+        return replace(by_kind["column"], why="columns are small enough, and equal for any ids")
+    best = min(KINDS, key=lambda kind: share[kind])
+    return replace(by_kind[best], why="smallest maximum of any rank")

@@ -18,8 +18,10 @@ from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dl
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...train.config import DLRMTrainConfig, TargetConfig
 from ...train.fast_config import PLAIN, FastConfig
+from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
+    from ...plan.work import PlannedWorkload
     from .build import PreparedDLRM
 
 KAGGLE_ROWS = (
@@ -290,6 +292,15 @@ def prepare(config: DLRMWorkloadConfig) -> PreparedDLRM:
     return PreparedDLRM(config)
 
 
+def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
+    exact = config.data.source == "criteo" or config.data.fixed
+    ids = tuple(float(most) if exact else _mean_length(most) for most in most_ids(config))
+    precision = "bfloat16" if config.fast.precision == "auto" else config.fast.precision
+    return planned_clicks(
+        config.dlrm, config.train.batch_size, ids, optimizer=config.train.optimizer, precision=precision
+    )
+
+
 def bounds(config: DLRMWorkloadConfig) -> dict[str, Any]:
     """The target that holds: of baselines there is only guessing."""
     return {
@@ -318,5 +329,6 @@ DLRM_WORKLOAD = Workload(
     estimate=estimate,
     check=check,
     prepare=prepare,
+    planned=planned,
     claims=claims,
 )

@@ -24,6 +24,7 @@ from ...train.config import TargetConfig, TrainConfig
 
 if TYPE_CHECKING:
     from ...execution.submission import Submission
+    from ...plan.work import PlannedWorkload
     from ...runs.mlperf.log import MLPerfLog
     from .build import HistoryTrial
     from .data import PreparedHistories
@@ -242,6 +243,12 @@ def prepare(config: DLRMv4WorkloadConfig) -> PreparedHistories:
     return PreparedHistories(config)
 
 
+def planned(config: DLRMv4WorkloadConfig) -> PlannedWorkload:
+    from .plan import planned as build
+
+    return build(config)
+
+
 def open_log(config: DLRMv4WorkloadConfig, folder: Path) -> MLPerfLog | None:
     """The run's MLPerf log, where it wants one."""
     if not config.mlperf.log:
@@ -278,6 +285,7 @@ DLRM_V4 = Workload(
     estimate=estimate,
     check=check,
     prepare=prepare,
+    planned=planned,
     claims=claims,
     open_log=open_log,
     submission=submission,

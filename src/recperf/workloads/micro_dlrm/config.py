@@ -15,8 +15,10 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target, rate_below, regime_is_not
 from ...train.config import TrainConfig
+from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
+    from ...plan.work import PlannedWorkload
     from .build import PreparedClicks
 
 PUBLISHED_TARGET = {"accuracy": 0.71, "auc": 0.78}
@@ -103,6 +105,11 @@ def prepare(config: MicroDLRMConfig) -> PreparedClicks:
     return PreparedClicks(config)
 
 
+def planned(config: MicroDLRMConfig) -> PlannedWorkload:
+    ids = (1.0,) * len(config.model.rows)
+    return planned_clicks(config.model, config.train.batch_size, ids, optimizer="adamw")
+
+
 def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
     """The target that holds: the bounds asked for, else the published ones on the published data and split."""
     published = data["name"] == "movielens-100k" and data["split"] == "random"
@@ -136,5 +143,6 @@ MICRO_DLRM = Workload(
     estimate=estimate,
     check=check,
     prepare=prepare,
+    planned=planned,
     claims=claims,
 )

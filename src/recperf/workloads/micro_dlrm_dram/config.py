@@ -23,8 +23,10 @@ from ...runs.contract import (
     share_of_forward_at_least,
 )
 from ...train.config import SparseTrainConfig
+from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
+    from ...plan.work import PlannedWorkload
     from .build import PreparedDram
 
 CACHES = 20
@@ -109,6 +111,12 @@ def prepare(config: MicroDLRMDramConfig) -> PreparedDram:
     return PreparedDram(config)
 
 
+def planned(config: MicroDLRMDramConfig) -> PlannedWorkload:
+    model = config.model.dlrm(resolved_rows(config))
+    ids = (float(config.data.ids_per_bag * len(model.features)),)
+    return planned_clicks(model, config.train.batch_size, ids, optimizer="adamw", state=1)
+
+
 def bounds(config: MicroDLRMDramConfig) -> dict[str, Any]:
     """The target that holds: virtual ids have no bias model to beat, only guessing."""
     beat = "user_item_bias" if config.data.ids == "movielens" else "majority"
@@ -145,5 +153,6 @@ MICRO_DLRM_DRAM = Workload(
     estimate=estimate,
     check=check,
     prepare=prepare,
+    planned=planned,
     claims=claims,
 )

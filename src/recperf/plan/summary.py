@@ -1,0 +1,156 @@
+"""A plan for one number of ranks as plain values: what `recperf plan --json` prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import advice, failures, target
+from .devices import Device, Network
+from .network import ranks_on_node
+from .predict import Parallelism, Prediction, predict
+from .skew import Skew
+from .work import PlannedWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a plan answers besides the step and its memory."""
+
+    skew: bool = False
+    """Bytes by kind of sharding, and the largest batch that fits under each."""
+    samples: float | None = None
+    """Samples to the quality target; None: the published number."""
+    price: float | None = None
+    """Price of one device for an hour."""
+    mtbf_hours: float | None = None
+    """Mean hours between failures; None: failures are not simulated."""
+    mtbf_of: str = "device"
+    checkpoint_s: float = 60.0
+    restart_s: float = 300.0
+    interval_s: float | None = None
+    seed: int = 0
+
+
+def plan_point(
+    workload: PlannedWorkload,
+    ranks: int,
+    device: Device,
+    network: Network,
+    parallelism: Parallelism,
+    question: Question,
+    *,
+    skew: Skew | None = None,
+    history: float | None = None,
+) -> dict[str, Any]:
+    """Everything about one number of ranks."""
+    plan = predict(workload, ranks, device, network, parallelism, skew=skew, history=history)
+    share = device.share(ranks_on_node(ranks, network))
+    point = _step(plan, parallelism)
+    if not plan.memory.fits:
+        point["memory"]["remedies"] = [
+            {"options": options, "bytes": memory.peak, "without_reuse_bytes": memory.without_reuse}
+            for options, memory in advice.remedies(plan, parallelism, share)
+        ]
+    if question.skew:
+        arrivals = advice.arrivals(
+            plan.work, plan.skew, plan.rank_batch, ranks, width=parallelism.column_width, wire=parallelism.wire
+        )
+        limits = advice.limits(plan, parallelism, share)
+        point["skew"] = {
+            "arrivals": [{**vars(one), "ratio": one.ratio} for one in arrivals],
+            "limits": [{**vars(one), "global_batch": one.rank_batch * ranks} for one in limits],
+        }
+    point["target"] = _target(workload, plan, question)
+    point["failures"] = _failures(ranks, point["target"], question)
+    return point
+
+
+def with_scaling(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each point with its samples per second and device, relative to the first point."""
+    first = points[0]["samples_per_s"] / points[0]["ranks"]
+    return [{**point, "scaling": point["samples_per_s"] / point["ranks"] / first} for point in points]
+
+
+def _step(plan: Prediction, parallelism: Parallelism) -> dict[str, Any]:
+    memory = plan.memory
+    rank = memory.fullest
+    return {
+        "ranks": plan.ranks,
+        "rank_batch": plan.rank_batch,
+        "global_batch": plan.global_batch,
+        "seconds": plan.seconds,
+        "samples_per_s": plan.samples_per_s,
+        "parts": plan.parts,
+        "exposed": plan.exposed,
+        "memory": {
+            "verdict": memory.verdict,
+            "fullest_rank": rank,
+            "phase": memory.phase,
+            "largest_table": memory.largest_table,
+            "bytes": memory.peak,
+            "without_reuse_bytes": memory.without_reuse,
+            "limit_bytes": memory.limit,
+            "device_bytes": memory.device_bytes,
+            "parts": {name: float(bytes_R[rank]) for name, bytes_R in memory.parts_R.items()},
+            "parts_least": {name: float(bytes_R.min()) for name, bytes_R in memory.parts_R.items()},
+            "parts_mean": {name: float(bytes_R.mean()) for name, bytes_R in memory.parts_R.items()},
+            "by_rank": [float(bytes_) for bytes_ in memory.total_R],
+        },
+        "tables": [
+            {
+                "name": one.table.name,
+                "kind": one.kind,
+                "ranks": int(np.count_nonzero(one.width_R)),
+                "bytes": one.table.bytes,
+                "most_bytes_a_rank": int(one.weight_R.max()),
+                "why": one.why,
+            }
+            for one in plan.placed
+        ],
+        "choices": {
+            "a2a": parallelism.wire,
+            "codec": parallelism.codec,
+            "dedup": parallelism.dedup,
+            "pipelined": parallelism.pipelined,
+            "overlapped": parallelism.overlapped,
+        },
+        "origins": plan.origins,
+    }
+
+
+def _target(workload: PlannedWorkload, plan: Prediction, question: Question) -> dict[str, Any] | None:
+    samples = target.samples_to_target(workload.published_samples, plan.global_batch, question.samples)
+    if samples is None:
+        return None
+    hours = target.hours(samples.count, plan.samples_per_s)
+    return {
+        "samples": samples.count,
+        "origin": samples.origin,
+        "hours": hours,
+        "cost": None if question.price is None else target.cost(hours, plan.ranks, question.price),
+    }
+
+
+def _failures(ranks: int, reached: dict[str, Any] | None, question: Question) -> dict[str, Any] | None:
+    if question.mtbf_hours is None:
+        return None
+    cluster = failures.Cluster(
+        mtbf_s=failures.mtbf_of(question.mtbf_hours, ranks, question.mtbf_of),
+        checkpoint_s=question.checkpoint_s,
+        restart_s=question.restart_s,
+        work_s=3600 * reached["hours"] if reached else 0.0,
+        interval_s=question.interval_s,
+    )
+    return {
+        "mtbf_s": cluster.mtbf_s,
+        "checkpoint_s": cluster.checkpoint_s,
+        "restart_s": cluster.restart_s,
+        "work_s": cluster.work,
+        "young_s": failures.young(cluster),
+        "chosen": vars(failures.simulate(cluster, seed=question.seed)),
+        "best": vars(failures.best(cluster, seed=question.seed)),
+        "seeds": failures.SEEDS,
+    }

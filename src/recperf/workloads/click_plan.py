@@ -1,0 +1,80 @@
+"""Counted work of click models, as `recperf plan` needs it. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ..measure.cost import Cost
+from ..models import cost
+from ..models.config import DLRMConfig
+from ..plan.work import PlannedWorkload, Table, Work
+
+TABLE_PARTS = ("data", "embedding", "embedding_backward", "sparse_update")
+"""Parts of a step that the planner counts itself, from the tables."""
+
+
+def planned_clicks(
+    model: DLRMConfig,
+    batch_size: int,
+    ids: tuple[float, ...],
+    *,
+    optimizer: str,
+    precision: str = "float32",
+    state: int | None = None,
+) -> PlannedWorkload:
+    """A click model with `ids` a sample in each table; `state` numbers a table row, by default those of the optimizer."""
+    work = click_work(model, ids, optimizer=optimizer, precision=precision, state=state)
+    return PlannedWorkload(batch_size=batch_size, count=lambda history, distinct: work)
+
+
+def click_work(
+    model: DLRMConfig, ids: tuple[float, ...], *, optimizer: str, precision: str = "float32", state: int | None = None
+) -> Work:
+    states, flops = cost.OPTIMIZERS[optimizer]
+    row_state = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, model.dim) if state is None else state
+    names = model.features if len(model.rows) == len(model.features) else ("table",)
+
+    def parts(samples: int) -> dict[str, Cost]:
+        step = cost.sparse_dlrm_step(model, samples, ids=1, unique=1, optimizer=optimizer)
+        return {name: part for name, part in step.items() if name not in TABLE_PARTS}
+
+    tables = tuple(
+        Table(
+            name=name,
+            rows=rows,
+            dim=model.dim,
+            ids=each,
+            # A table that all features share returns one vector for each of them.
+            vectors=len(model.features) / len(names),
+            distinct=_distinct(rows, each),
+            state=row_state,
+        )
+        for name, rows, each in zip(names, model.rows, ids)
+    )
+    ids_per_sample = sum(ids)
+    return Work(
+        tables=tables,
+        dense_parameters=model.mlp_parameters,
+        dense_states=states,
+        precision=precision,
+        parts=parts,
+        activations=lambda samples: cost._activations(model, samples),
+        input_bytes=lambda samples: cost.batch_bytes(model, samples, round(samples * ids_per_sample)),
+        origins={
+            "ids": f"{ids_per_sample:,.1f} per sample in {len(names)} tables (counted from the config)",
+            "distinct rows": "counted as if all rows were equally likely",
+            "optimizer": f"{optimizer}: {states} numbers per dense parameter, {row_state} per table row, {flops} FLOPs",
+        },
+    )
+
+
+def _distinct(rows: int, ids_per_sample: float) -> Callable[[int], float]:
+    """Expected number of different rows if all are equally likely, without cancellation for large tables."""
+
+    def expected(samples: int) -> float:
+        if rows == 1:
+            return 1.0
+        return -rows * math.expm1(samples * ids_per_sample * math.log1p(-1 / rows))
+
+    return expected
