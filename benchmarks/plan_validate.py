@@ -254,10 +254,10 @@ def rank_points(batch: int, steps: int) -> list[Point]:
 
 def part_points(made: Prediction, one: gloo.Steps, device: Device, network: Network) -> list[Point]:
     found = []
-    for part, planned in own_parts(made, device, network).items():
+    for part, expected in own_parts(made, device, network).items():
         known = one.parts[part]
         if known > 0:
-            pair, name = (1e3 * planned, 1e3 * known), f"{one.ranks} gloo ranks, {part}"
+            pair, name = (1e3 * expected, 1e3 * known), f"{one.ranks} gloo ranks, {part}"
             found.append(Point("gloo ranks, parts", name, "part", "ms", *pair, "measured here", {}))
     return found
 

@@ -87,7 +87,7 @@ def test_ranks_share_a_cpu() -> None:
 
 def test_a_precision_without_a_figure_is_float32() -> None:
     assert KNOWN["mi350x"].flops.of("tf32") == KNOWN["mi350x"].flops.float32
-    assert Rates(float32=2e12, bfloat16=8e12).over(2) == Rates(float32=1e12, bfloat16=4e12)
+    assert Rates(float32=2e12, bfloat16=8e12).divided(2) == Rates(float32=1e12, bfloat16=4e12)
 
 
 def test_scaling_leaves_links_alone_and_never_passes_a_peak() -> None:
@@ -97,7 +97,7 @@ def test_scaling_leaves_links_alone_and_never_passes_a_peak() -> None:
 
 def test_ranks_take_a_core_each_and_beyond_that_share_them() -> None:
     core = replace(KNOWN["h200"], name="core", shared=True, cores=2)
-    assert [core.crowd(ranks) for ranks in (1, 2, 4)] == [1.0, 1.0, 2.0]
+    assert [core.ranks_per_core(ranks) for ranks in (1, 2, 4)] == [1.0, 1.0, 2.0]
     two, four = core.share(2), core.share(4)
     assert (two.bytes_per_s, two.flops) == (core.bytes_per_s, core.flops)
     assert (four.bytes_per_s, four.link_bytes_per_s) == (core.bytes_per_s / 2, core.link_bytes_per_s / 2)
@@ -109,6 +109,6 @@ def test_ranks_take_a_core_each_and_beyond_that_share_them() -> None:
 
 
 def test_a_message_waits_until_its_rank_has_a_turn() -> None:
-    slow = NETWORKS["loopback"].crowded(3.0)
+    slow = NETWORKS["loopback"].slowed(3.0)
     assert slow.link_latency_s == pytest.approx(3 * NETWORKS["loopback"].link_latency_s)
     assert slow.bytes_per_s == NETWORKS["loopback"].bytes_per_s

@@ -10,7 +10,7 @@ import pytest
 from recperf.errors import ConfigError
 from recperf.plan import advice, skew
 from recperf.plan.devices import KNOWN
-from recperf.plan.memory import Memory, memory_of, codec_bytes
+from recperf.plan.memory import Memory, codec_bytes, memory_of
 from recperf.plan.predict import Parallelism, predict
 from recperf.plan.sharding import Kind, place
 from recperf.plan.skew import Skew, Traffic
@@ -185,6 +185,9 @@ def test_the_end_of_memory_is_where_it_is_told() -> None:
     found = predict(planned(config), 8, KNOWN["b200"], parallelism=Parallelism(rank_batch=512))
     end = advice.limit(found, Parallelism(), KNOWN["b200"], "as planned").rank_batch
     assert end > 512
-    at = {batch: predict(planned(config), 8, KNOWN["b200"], parallelism=Parallelism(rank_batch=batch)) for batch in (end, 2 * end)}
+    at = {
+        batch: predict(planned(config), 8, KNOWN["b200"], parallelism=Parallelism(rank_batch=batch))
+        for batch in (end, 2 * end)
+    }
     assert at[end].memory.fits
     assert not at[2 * end].memory.fits

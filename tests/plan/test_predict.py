@@ -36,7 +36,9 @@ def test_an_all_to_all_by_hand() -> None:
     assert collectives.all_to_all(full_R, nothing_R, PLAIN, WIRES) == pytest.approx(4.0 + 1e-4 + 1e-3)
     one_R = nothing_R.copy()
     one_R[3] = 8e9
-    assert collectives.all_to_all(nothing_R, one_R, PLAIN, WIRES) == pytest.approx(4.0 + 1e-4 + 1e-3), "all wait for one"
+    assert collectives.all_to_all(nothing_R, one_R, PLAIN, WIRES) == pytest.approx(4.0 + 1e-4 + 1e-3), (
+        "all wait for one"
+    )
     assert collectives.all_to_all(np.full(4, 8e9), np.zeros(4), PLAIN, WIRES) == pytest.approx(0.6 + 1e-4)
     assert collectives.all_to_all(np.full(1, 8e9), np.zeros(1), PLAIN, WIRES) == 0
 
@@ -163,7 +165,9 @@ def test_what_a_step_costs_beside_its_work_is_in_its_parts() -> None:
 
 def test_counted_items_are_encoded_once_each() -> None:
     """What is computed once for each different item follows the data's counts, not the benchmark's shares."""
-    few, many = (planned(laptop()).work(distinct={"item_id": items}).parts(64)["encoders"].flops for items in (1.0, 20.0))
+    few, many = (
+        planned(laptop()).work(distinct={"item_id": items}).parts(64)["encoders"].flops for items in (1.0, 20.0)
+    )
     assert many > 10 * few
 
 

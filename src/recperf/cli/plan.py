@@ -112,9 +112,7 @@ def command(arguments: list[str]) -> int:
     for ranks in counts:
         skew = _skew(options, workload, ranks, parallelism)
         history = options.history if options.history is not None or skew is None else skew.mean_history
-        points.append(
-            plan_point(workload, ranks, device, network, parallelism, question, skew=skew, history=history)
-        )
+        points.append(plan_point(workload, ranks, device, network, parallelism, question, skew=skew, history=history))
     plan = {
         "schema": 1,
         "workload": choice.workload.name,
@@ -170,9 +168,7 @@ def _question(options: Options[Any], price: float | None) -> Question:
     )
 
 
-def _skew(
-    options: Options[Any], workload: PlannedWorkload, ranks: int, parallelism: Parallelism
-) -> skews.Skew | None:
+def _skew(options: Options[Any], workload: PlannedWorkload, ranks: int, parallelism: Parallelism) -> skews.Skew | None:
     if options.skew is None:
         return None
     source, batch = skews.parse(options.skew), rank_batch_of(workload, ranks, parallelism)
@@ -211,9 +207,7 @@ def _price(text: str | None) -> tuple[float | None, str | None]:
 
 def _require_out(out: Path | None) -> Path | None:
     if out is not None and out.suffix not in (".svg", ".html"):
-        raise UsageError(
-            f"--out {out.name!r} ends in neither .svg nor .html", fix="--out plan.svg, or --out plan.html"
-        )
+        raise UsageError(f"--out {out.name!r} ends in neither .svg nor .html", fix="--out plan.svg, or --out plan.html")
     return out
 
 

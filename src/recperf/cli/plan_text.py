@@ -48,8 +48,8 @@ def _overview(points: list[dict[str, Any]], currency: str | None) -> list[list[s
 
 def _details(point: dict[str, Any], currency: str | None) -> list[str]:
     lines = [
-        f"  {point['ranks']:,} ranks with {point['rank_batch']:,} samples each, global batch {point['global_batch']:,}: "
-        f"{_time(point['seconds'])} per step, {point['samples_per_s']:,.0f} samples/s",
+        f"  {point['ranks']:,} ranks with {point['rank_batch']:,} samples each, global batch {point['global_batch']:,}"
+        f": {_time(point['seconds'])} per step, {point['samples_per_s']:,.0f} samples/s",
         *_to_target(point["target"], currency),
         "",
         "one step",
@@ -170,7 +170,7 @@ def _time(seconds: float) -> str:
 
 
 def _extrapolated(reached: dict[str, Any] | None) -> bool:
-    return bool(reached) and "extrapolated" in reached["origin"]
+    return reached is not None and "extrapolated" in reached["origin"]
 
 
 def _money(reached: dict[str, Any] | None, currency: str | None) -> str:

@@ -137,9 +137,9 @@ def _changes(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, 
     if parallelism.wire == "fp32":
         yield "--a2a fp16", replace(parallelism, wire="fp16")
     memory = plan.memory
-    tables = largest_tables(
-        plan.placed, plan.skew, memory.batch, plan.rank_batch, parallelism.dedup, memory.fullest
-    )[:MOST_OVERRIDES]
+    tables = largest_tables(plan.placed, plan.skew, memory.batch, plan.rank_batch, parallelism.dedup, memory.fullest)[
+        :MOST_OVERRIDES
+    ]
     for count in range(1, len(tables) + 1):
         for kind in REMEDIES:
             overrides: dict[str, KindOrAuto] = {**parallelism.overrides, **dict.fromkeys(tables[:count], kind)}

@@ -2,7 +2,7 @@
 
 Shapes: S seeds, simulated at once.
 
-Training runs for `interval_s`, then a checkpoint blocks it for `checkpoint_s`. Failures are a Poisson process. A failure
+Training runs for `interval_s`, then a checkpoint blocks it for `checkpoint_s`. Failures are a Poisson process. Each
 loses everything since the last complete checkpoint; training resumes `restart_s` later unless another failure comes
 first. The simulation jumps from failure to failure.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-
 
 import numpy as np
 from numpy.typing import NDArray

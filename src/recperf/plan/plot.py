@@ -1,4 +1,4 @@
-"""A plan over numbers of ranks, as one figure."""
+"""A plan for several numbers of ranks as one figure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ BLUE, ORANGE, GREY, RED = "#4c6ef5", "#e8590c", "#868e96", "#e03131"
 SHADES = ("#adb5bd", "#74c0fc", "#339af0", "#1864ab", "#69db7c", "#2b8a3e", "#f783ac", "#ffa94d", "#e8590c", "#845ef7")
 
 
-def plot(found: dict[str, Any]) -> str:
-    """As SVG."""
+def plot(plan: dict[str, Any]) -> str:
+    """The figure as SVG."""
     require_matplotlib()
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    drawn = io.StringIO()
+    svg = io.StringIO()
     with _settings():
-        canvas: Any = FigureCanvasSVG(figure(found))
-        canvas.print_svg(drawn, metadata={"Date": None})
-    return drawn.getvalue()
+        canvas: Any = FigureCanvasSVG(figure(plan))
+        canvas.print_svg(svg, metadata={"Date": None})
+    return svg.getvalue()
 
 
 def _settings() -> Any:
@@ -33,11 +33,11 @@ def _settings() -> Any:
     return rc_context({"svg.hashsalt": "recperf", "svg.fonttype": "none", "font.size": 9})
 
 
-def figure(found: dict[str, Any]) -> Figure:
-    """Six panels, a place on the axis for every number of ranks."""
+def figure(plan: dict[str, Any]) -> Figure:
+    """Six panels over the numbers of ranks."""
     from matplotlib.figure import Figure
 
-    points = found["points"]
+    points = plan["points"]
     sheet = Figure(figsize=(12, 6.6), layout="constrained")
     panels = sheet.subplots(2, 3).flat
     x = list(range(len(points)))
@@ -48,21 +48,21 @@ def figure(found: dict[str, Any]) -> Figure:
     _memory(next(panels), points, x)
     reached = [point["target"] for point in points]
     hours = [one["hours"] for one in reached] if all(reached) else None
-    paid = [one["cost"] for one in reached] if hours and reached[0]["cost"] is not None else None
-    _line(next(panels), x, hours, "training to the target", "hours")
-    _line(next(panels), x, paid, "cost to the target", found["currency"] or "price units")
+    cost = [one["cost"] for one in reached] if hours and reached[0]["cost"] is not None else None
+    _line(next(panels), x, hours, "time to the target", "hours")
+    _line(next(panels), x, cost, "cost to the target", plan["currency"] or "price units")
     for axes in sheet.axes:
         axes.set_xticks(x, names, rotation=0 if len(x) < 9 else 45)
         axes.set_xlabel("ranks")
         axes.spines[["top", "right"]].set_visible(False)
-    sheet.suptitle(f"{found['workload']} on {found['device']}, {found['network']}: predicted, not measured")
+    sheet.suptitle(f"{plan['workload']} on {plan['device']}, {plan['network']}: predicted, not measured")
     return sheet
 
 
 def _speed(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
     speed = [point["samples_per_s"] for point in points]
     ideal = [speed[0] / points[0]["ranks"] * point["ranks"] for point in points]
-    axes.plot(x, ideal, color=GREY, ls="--", label="if it scaled without loss")
+    axes.plot(x, ideal, color=GREY, ls="--", label="linear scaling")
     axes.plot(x, speed, color=BLUE, marker="o", label="predicted")
     axes.set_yscale("log")
     axes.set_title("samples/s")
@@ -73,7 +73,7 @@ def _line(axes: Axes, x: list[int], values: list[float] | None, title: str, unit
     axes.set_title(title)
     if values is None:
         axes.set_yticks([])
-        axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", color=GREY)
+        axes.text(0.5, 0.5, "unknown", transform=axes.transAxes, ha="center", color=GREY)
         return
     axes.plot(x, values, color=BLUE, marker="o")
     axes.set_ylim(0, 1.1 * max(values))
@@ -81,7 +81,7 @@ def _line(axes: Axes, x: list[int], values: list[float] | None, title: str, unit
 
 
 def _step(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
-    """Exposed parts, stacked; those that are nowhere a hundredth of a step are drawn as one."""
+    """Exposed parts, stacked; those below 1 % of the step everywhere are shown as one."""
     bottom = [0.0] * len(x)
     small = [0.0] * len(x)
     for shade, name in zip(SHADES, points[0]["exposed"]):
@@ -92,8 +92,8 @@ def _step(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
         axes.bar(x, ms, bottom=bottom, color=shade, label=name, width=0.7)
         bottom = [a + b for a, b in zip(bottom, ms)]
     if any(small):
-        axes.bar(x, small, bottom=bottom, color=GREY, label="all else", width=0.7)
-    axes.set_title("a step, what nothing hides")
+        axes.bar(x, small, bottom=bottom, color=GREY, label="other", width=0.7)
+    axes.set_title("step, exposed parts")
     axes.set_ylabel("ms")
     axes.set_ylim(top=1.6 * max(a + b for a, b in zip(bottom, small)))
     axes.legend(frameon=False, fontsize=7, ncols=2, loc="upper left")
@@ -103,11 +103,11 @@ def _memory(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
     gib = [point["memory"]["bytes"] / 2**30 for point in points]
     limit = [point["memory"]["limit_bytes"] / 2**30 for point in points]
     fits = [point["memory"]["verdict"] != "does not fit" for point in points]
-    apart = [point["memory"]["apart_bytes"] / 2**30 for point in points]
-    axes.bar(x, apart, color="#dbe4ff", width=0.7, label="if nothing is used twice")
+    without_reuse = [point["memory"]["without_reuse_bytes"] / 2**30 for point in points]
+    axes.bar(x, without_reuse, color="#dbe4ff", width=0.7, label="without reuse")
     axes.bar(x, gib, color=[BLUE if one else RED for one in fits], width=0.7)
-    axes.step(x, limit, where="mid", color=ORANGE, ls="--", label="may be used")
-    axes.set_ylim(0, 1.25 * max(*apart, *limit))
+    axes.step(x, limit, where="mid", color=ORANGE, ls="--", label="usable")
+    axes.set_ylim(0, 1.25 * max(*without_reuse, *limit))
     axes.set_title("memory of the fullest rank")
     axes.set_ylabel("GiB")
     axes.legend(frameon=False)

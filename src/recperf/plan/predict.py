@@ -126,11 +126,8 @@ def predict(
     placed = place_all(work, ranks, skew, batch, parallelism)
     on_node = collectives.ranks_on_node(ranks, network)
     share = device.share(on_node)
-    if device.cores:
-        network_seen = network.slowed(device.ranks_per_core(on_node))
-    else:
-        network_seen = network
-    parts = _seconds(work, placed, skew, batch, share, network_seen, parallelism)
+    slowed = network.slowed(device.ranks_per_core(on_node)) if device.cores else network
+    parts = _seconds(work, placed, skew, batch, share, slowed, parallelism)
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
@@ -221,7 +218,8 @@ def _seconds(
         read_R, updated_R = _table_bytes_R(placed, skew, index, parallelism.dedup)
         each.append(
             {
-                "ids all-to-all": before_ids + collectives.all_to_all(INDEX * requested_R, INDEX * ids_R, device, network),
+                "ids all-to-all": before_ids
+                + collectives.all_to_all(INDEX * requested_R, INDEX * ids_R, device, network),
                 "lookup": float((read_R + FLOAT * sent_R).max()) / rate,
                 "rows all-to-all": collectives.all_to_all(number * sent_R, number * received_R, device, network),
                 "gradients all-to-all": collectives.all_to_all(number * received_R, number * sent_R, device, network),
@@ -266,7 +264,9 @@ def _origins(
     shares = f"products {share.products:.3g}, attention {share.attention:.3g}, bytes {share.bytes:.3g}"
     newer = device.name in ("b200", "mi350x") and "H200" in share.origin
     caution = "; published runs on this device reached less (docs/planning.md)" if newer else ""
-    prefetch = "input and ids overlap with the previous step" if parallelism.pipelined else "input and ids do not overlap"
+    prefetch = (
+        "input and ids overlap with the previous step" if parallelism.pipelined else "input and ids do not overlap"
+    )
     reduction = "the all-reduce overlaps" if parallelism.overlapped else "nothing overlaps"
     return {
         "work": "counted from the config (recperf show)",

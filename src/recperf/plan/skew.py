@@ -74,7 +74,9 @@ class Skew:
         """Different ids in a rank's batch for each of its samples, by table; empty unless a dataset was counted."""
         if self.mean_history is None:
             return {}
-        means = {name: float(one.unique_NR.sum(1).mean()) / one.unique_NR.shape[1] for name, one in self.traffic.items()}
+        means = {
+            name: float(one.unique_NR.sum(1).mean()) / one.unique_NR.shape[1] for name, one in self.traffic.items()
+        }
         return {name: ids / batch for name, ids in means.items()}
 
     def scaled(self, factor: float) -> Skew:
@@ -87,7 +89,7 @@ def even(work: Work, batch: int, ranks: int) -> Skew:
 
 
 def zipf(work: Work, batch: int, ranks: int, exponent: float, *, hashed: bool = False, seed: int = 0) -> Skew:
-    """Row k of a table has a probability proportional to k to the power of minus `exponent`; hashed crosses are even."""
+    """Row k of a table has a probability proportional to k ** -exponent; hashed crosses are spread evenly."""
     within(0.0, exponent, 20.0, "skew exponent")
     traffic = {}
     for table in work.tables:

@@ -23,7 +23,7 @@ def planned_clicks(
     precision: str = "float32",
     state: int | None = None,
 ) -> PlannedWorkload:
-    """A click model with `ids` a sample in each table; `state` numbers a table row, by default those of the optimizer."""
+    """A click model with `ids` per sample in each table; `state` overrides the optimizer's numbers per table row."""
     work = click_work(model, ids, optimizer=optimizer, precision=precision, state=state)
     return PlannedWorkload(batch_size=batch_size, count=lambda history, distinct: work)
 

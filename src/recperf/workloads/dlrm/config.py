@@ -294,7 +294,7 @@ def prepare(config: DLRMWorkloadConfig) -> PreparedDLRM:
 
 def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
     exact = config.data.source == "criteo" or config.data.fixed
-    ids = tuple(float(most) if exact else _mean_length(most) for most in most_ids(config))
+    ids = tuple(float(most) if exact else _mean_length(most) for most in max_ids(config))
     precision = "bfloat16" if config.fast.precision == "auto" else config.fast.precision
     return planned_clicks(
         config.dlrm, config.train.batch_size, ids, optimizer=config.train.optimizer, precision=precision
