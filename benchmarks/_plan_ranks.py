@@ -96,7 +96,7 @@ def _rank(rank: int, file: Path, ranks: int, meeting: str, made: DLRMv4WorkloadC
     from recperf.distributed.world import World, enter
     from recperf.measure.spans import StepClock
     from recperf.train.loop import take_step
-    from recperf.workloads.dlrm_v4.data import PreparedHistories
+    from recperf.workloads.dlrm_v4.build import PreparedHistories
 
     torch.set_num_threads(1)
     world = enter(World(rank=rank, size=ranks, local_rank=rank, local_size=ranks))

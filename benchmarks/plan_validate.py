@@ -203,7 +203,7 @@ OWN_RANKS = Parallelism(sharding="row", wire="fp32", pipelined=False, overlapped
 
 def rank_points(batch: int, steps: int) -> list[Point]:
     """Steps on 1, 2 and 4 ranks of this machine, predicted in three ways."""
-    from recperf.workloads.dlrm_v4.data import PreparedHistories
+    from recperf.workloads.dlrm_v4.build import PreparedHistories
 
     load = os.getloadavg()[0]
     config = gloo.config(batch)

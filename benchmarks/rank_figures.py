@@ -56,8 +56,8 @@ def prepared_of(name: str) -> Any:
         tiny = default()
         train = replace(tiny.train, device="cpu", threads=1)
         return PreparedClicks(replace(tiny, data=MovieLensConfig(source="embedded"), train=train))
+    from recperf.workloads.dlrm_v4.build import PreparedHistories
     from recperf.workloads.dlrm_v4.config import laptop
-    from recperf.workloads.dlrm_v4.data import PreparedHistories
 
     small = laptop()
     return PreparedHistories(replace(small, data=replace(small.data, events=40_000)))

@@ -38,8 +38,8 @@ from recperf.errors import RecperfError
 from recperf.measure.profile import endless
 from recperf.models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
 from recperf.train.loop import take_step
+from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import laptop
-from recperf.workloads.dlrm_v4.data import PreparedHistories
 
 NAME = "rank_pipeline"
 

@@ -8,11 +8,11 @@ import pytest
 
 from recperf.config import from_json, to_json
 from recperf.errors import ConfigError, RecperfError, closest
-from recperf.workloads import WORKLOADS
+from recperf.workloads import WORKLOADS, find
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig, default
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
+@pytest.mark.parametrize("workload", [find(name) for name in WORKLOADS], ids=list(WORKLOADS))
 def test_every_preset_survives_json(workload) -> None:
     for preset in workload.presets.values():
         config = preset()

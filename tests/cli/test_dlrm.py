@@ -13,7 +13,7 @@ import pytest
 from recperf.cli import main
 from recperf.data.random_config import write_profile
 from recperf.train import loop
-from recperf.workloads import WORKLOADS
+from recperf.workloads import find
 
 TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64"]
 TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device", "cpu", "--train.threads", "1"]
@@ -57,7 +57,7 @@ def steps(folder: str = "r") -> list[int]:
     return [event["step"] for event in events if event["kind"] == "step"]
 
 
-@pytest.mark.parametrize("preset", WORKLOADS["dlrm"].presets)
+@pytest.mark.parametrize("preset", find("dlrm").presets)
 def test_every_preset_can_be_shown_and_looked_at(call: Call, preset: str) -> None:
     code, out, err = call("show", "dlrm", "--preset", preset, "--json")
     assert code == 0, err

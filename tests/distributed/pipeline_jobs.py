@@ -16,8 +16,8 @@ from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
 from recperf.train.loop import Position, take_step
 from recperf.workloads.dlrm.build import PreparedDLRM
+from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
-from recperf.workloads.dlrm_v4.data import PreparedHistories
 
 
 @contextmanager

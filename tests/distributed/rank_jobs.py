@@ -23,8 +23,8 @@ from recperf.errors import DataError, RecperfError
 from recperf.models.dlrm_v4.config import DLRMv4Config, laptop
 from recperf.models.dlrm_v4.tables import DLRMv4Tables
 from recperf.train.loop import Position, take_step
+from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
-from recperf.workloads.dlrm_v4.data import PreparedHistories
 
 SEED, STEPS = 3, 3
 

@@ -67,7 +67,7 @@ def test_training_is_the_same_to_the_bit(ranks: int, options: dict[str, Any]) ->
 
 def order(chosen: DLRMv4WorkloadConfig) -> Any:
     """The batches of rank 1 of 2, without the others."""
-    from recperf.workloads.dlrm_v4.data import PreparedHistories
+    from recperf.workloads.dlrm_v4.build import PreparedHistories
     from recperf.workloads.dlrm_v4.ranks import RankTrial
 
     trial = RankTrial.__new__(RankTrial)

@@ -18,11 +18,11 @@ from recperf.execution import profiling
 from recperf.execution.workload import Fix
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.sampling import TINY
-from recperf.workloads import WORKLOADS, few_steps
+from recperf.workloads import few_steps, find
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment, experiment_plain
 
-DLRM = WORKLOADS["dlrm"]
+DLRM = find("dlrm")
 REAL = PreparedDLRM.fixes
 BUDGET = profiling.Wish(full=False, steps=8)
 

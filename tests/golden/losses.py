@@ -17,7 +17,7 @@ import torch
 from recperf.train.device import applied
 from recperf.train.fast_config import PLAIN
 from recperf.train.loop import Position, train
-from recperf.workloads import WORKLOADS
+from recperf.workloads import WORKLOADS, find
 
 FOLDER = Path(__file__).parent / "losses"
 COUNT = 50
@@ -40,7 +40,7 @@ class Collect:
 
 
 def losses(name: str) -> list[float]:
-    workload = WORKLOADS[name]
+    workload = find(name)
     config = next(iter(workload.presets.values()))()
     config = replace(config, train=replace(config.train, max_steps=COUNT, device="cpu"))
     if name == "dlrm":

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from recperf.execution.keeper import _random_state, _set_random_state
+
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.metrics import Tally
 

@@ -13,7 +13,7 @@ from recperf.execution.execute import execute
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.train.stop import StopFlag
-from recperf.workloads import WORKLOADS
+from recperf.workloads import find
 from recperf.workloads.micro_dlrm.config import default
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -61,7 +61,7 @@ def test_micro_dlrm_trains_on_a_gpu(tmp_path: Path) -> None:
     )
     run = Run.create("micro-dlrm", to_json(config), folder=tmp_path / "run")
     with StopFlag() as stop:
-        result = execute(WORKLOADS["micro-dlrm"], config, run, stop, Nobody())
+        result = execute(find("micro-dlrm"), config, run, stop, Nobody())
     run.close()
     assert result["quality"]["met"]
     assert result["performance"]["device"] != "cpu"

@@ -15,7 +15,7 @@ from recperf.plan.predict import Parallelism, predict
 from recperf.plan.sharding import Kind, place
 from recperf.plan.skew import Skew, Traffic
 from recperf.plan.work import Work
-from recperf.workloads.dlrm.config import DLRM_WORKLOAD, criteo_kaggle
+from recperf.workloads.dlrm.config import DLRM, criteo_kaggle
 from recperf.workloads.dlrm_v4.config import mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 
@@ -90,7 +90,7 @@ def test_unknown_overrides_are_errors(work: Work, override: dict[str, Kind], say
 
 def test_bags_travel_summed() -> None:
     """A row-wise bag table sends a part of every sum; whole, its one rank sends each sum once."""
-    made = DLRM_WORKLOAD.planned(criteo_kaggle()).work()
+    made = DLRM.planned(criteo_kaggle()).work()
     bags = tuple(replace(table, ids=20.0) for table in made.tables[:1])
     made = replace(made, tables=bags)
     even = skew.even(made, 32, 4)

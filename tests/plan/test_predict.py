@@ -13,7 +13,7 @@ from recperf.plan import network as collectives
 from recperf.plan import skew, target
 from recperf.plan.devices import KNOWN, NETWORKS, Calls, Device, Efficiency, Network, Rates
 from recperf.plan.predict import PARTS, Parallelism, dense_seconds, exposed, predict
-from recperf.workloads.dlrm.config import DLRM_WORKLOAD, dcnv2
+from recperf.workloads.dlrm.config import DLRM, dcnv2
 from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 from recperf.workloads.micro_dlrm.config import MICRO_DLRM
@@ -104,7 +104,7 @@ def test_the_config_s_batch_is_dealt_out() -> None:
         predict(planned(mlperf()), 2048, KNOWN["b200"])
 
 
-@pytest.mark.parametrize("workload", [DLRM_V4, DLRM_WORKLOAD, MICRO_DLRM, MICRO_DLRM_DRAM], ids=lambda one: one.name)
+@pytest.mark.parametrize("workload", [DLRM_V4, DLRM, MICRO_DLRM, MICRO_DLRM_DRAM], ids=lambda one: one.name)
 def test_every_preset_has_a_plan(workload) -> None:  # type: ignore[no-untyped-def]
     for preset in workload.presets.values():
         found = predict(workload.planned(preset()), 4, KNOWN["h200"])
@@ -114,10 +114,10 @@ def test_every_preset_has_a_plan(workload) -> None:  # type: ignore[no-untyped-d
 
 
 def test_tables_hold_what_the_workload_says() -> None:
-    found = predict(DLRM_WORKLOAD.planned(dcnv2()), 4, KNOWN["h200"])
-    assert found.memory.parts_R["tables"].sum() == DLRM_WORKLOAD.estimate(dcnv2()).table_bytes
+    found = predict(DLRM.planned(dcnv2()), 4, KNOWN["h200"])
+    assert found.memory.parts_R["tables"].sum() == DLRM.estimate(dcnv2()).table_bytes
     with pytest.raises(UsageError, match="no histories"):
-        predict(DLRM_WORKLOAD.planned(dcnv2()), 4, KNOWN["h200"], history=10)
+        predict(DLRM.planned(dcnv2()), 4, KNOWN["h200"], history=10)
 
 
 CORES = replace(

@@ -21,7 +21,7 @@ from tiny_v4 import COMPARED, INTERRUPTED, QUIETLY, finish, flat, interrupted, o
 from recperf.cli import main
 from recperf.errors import RecperfError
 from recperf.execution import training
-from recperf.execution.training import Training
+from recperf.execution.training import SeedTraining
 from recperf.runs.resume import contract_of
 from recperf.train.loop import Position
 
@@ -48,16 +48,16 @@ class Start:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Training, Position]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[SeedTraining, Position]]:
     """Stops every training where its first step would be, and tells of it."""
     found: list[Any] = []
 
-    def train(recipe: Any, start: Position, watch: Training) -> None:
+    def train(recipe: Any, start: Position, watch: SeedTraining) -> None:
         found.append((watch, start))
         raise Reached("going on")
 
     monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(Training, "_watch", lambda self, timer, evaluator, keeper: (self, evaluator))
+    monkeypatch.setattr(SeedTraining, "_watchers", lambda self, timer: self)
     return found
 
 
@@ -83,17 +83,17 @@ def resumed(folder: Path, started: list[Any]) -> Start:
         code = main(["run", "--resume", str(folder), *QUIETLY])
     if not started:
         return Start(code, said.getvalue())
-    (one, evaluator), position = started[0]
+    one, position = started[0]
     try:
-        batches = _digest(one.prepared)
+        batches = _digest(one.job.prepared)
     except RecperfError as error:
         # What the loader would say when it comes to that batch.
         return Start(error.exit_code, said.getvalue())
     facts = {
         "state": flat(one.trial.state()),
         "position": position,
-        "history": evaluator.history,
-        "contract": contract_of(one.config),
+        "history": one.evaluator.history,
+        "contract": contract_of(one.job.config),
         "data": batches,
         "baselines": json.loads((folder / "baselines.json").read_bytes()),
         "events": _events((folder / "events.jsonl").read_text()),

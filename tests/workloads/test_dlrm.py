@@ -19,7 +19,7 @@ from recperf.models.tables import SparseTables
 from recperf.train.device import applied
 from recperf.train.fast_config import PLAIN, FastConfig
 from recperf.train.loop import take_step
-from recperf.workloads import WORKLOADS
+from recperf.workloads import find
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import (
     DLRMDataConfig,
@@ -27,17 +27,15 @@ from recperf.workloads.dlrm.config import (
     DLRMTrainConfig,
     DLRMWorkloadConfig,
     bounds,
-    check,
     estimate,
     expected_ids,
     expected_unique,
     max_ids,
-    prepare,
 )
 
 # A CPU without bfloat16 takes its products another way, and torch says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-PRESETS = WORKLOADS["dlrm"].presets
+PRESETS = find("dlrm").presets
 OPTIMIZERS = ["sgd", "adagrad", "rowwise-adagrad", "adamw"]
 
 
@@ -79,7 +77,7 @@ def test_a_preset_goes_through_json_and_is_estimated(name: str) -> None:
     assert found.parameters["tables"] == sum(config.dlrm.rows) * config.dlrm.dim
     assert sum(found.memory.values()) > found.table_bytes
     assert found.total.flops > 0
-    assert check(config).startswith("made-up batches")
+    assert find("dlrm").check(config).startswith("synthetic batches")
 
 
 def test_presets_are_what_they_say() -> None:
@@ -104,7 +102,7 @@ def test_presets_are_what_they_say() -> None:
 )
 def test_expected_ids_are_those_of_drawn_batches(data: dict[str, Any]) -> None:
     config = made(data=data | {"batches": 40}, batch_size=400)
-    drawn = PreparedDLRM(config).bags(1, "cpu")
+    drawn = PreparedDLRM(config).source.bags(1, "cpu")
     counts = [batch.features.values_V for batch in drawn.batches(0)]
     mean = sum(ids.numel() for ids in counts) / len(counts)
     assert mean == pytest.approx(expected_ids(config), rel=0.01)
@@ -210,7 +208,7 @@ def test_data_are_described_by_all_that_decides_them(tmp_path: Path) -> None:
     for count in (1, 2):
         write_profile(profile, {"t1": {0: count, 3: 1}, "t2": {1: 1}, "t3": {9: 4}})
         config = made(data={"ids": "replay", "profile": profile})
-        assert check(config) == "made-up batches, replay ids (synthetic)"
+        assert find("dlrm").check(config) == "synthetic batches, replay ids"
         digests.add(PreparedDLRM(config).data["digest"])
         ids = {int(i) for batch in PreparedDLRM(config).order(1).batches(0) for i in batch.features["t1"][0]}
         assert ids == {0, 3}
@@ -218,7 +216,7 @@ def test_data_are_described_by_all_that_decides_them(tmp_path: Path) -> None:
     assert len(digests) == 4
     profile.write_text("feature,id,count\nt1,30,1\n")
     with pytest.raises(DataError, match="id 30 of feature 't1' is outside its table of 30 rows"):
-        check(config)
+        find("dlrm").check(config)
 
 
 def test_rows_and_tables_are_those_of_the_stack() -> None:
@@ -258,7 +256,7 @@ def test_fixes_are_the_switches_that_are_not_on() -> None:
 )  # fmt: skip
 def test_what_cannot_be_is_refused(config: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        prepare(config())
+        PreparedDLRM(config())
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_made() -> None:

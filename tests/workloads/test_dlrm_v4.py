@@ -13,10 +13,10 @@ import torch
 from recperf.cli import main
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.errors import ConfigError, DataError, MachineError
-from recperf.workloads import WORKLOADS
+from recperf.workloads import find
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
+from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, EventsConfig, HistoryTrainConfig, laptop
-from recperf.workloads.dlrm_v4.data import PreparedHistories
 
 EVENTS = EventsConfig(
     events=3_000,
@@ -61,7 +61,7 @@ def test_presets_fit_their_histories(preset: str) -> None:
 
 def test_a_table_that_memory_cannot_hold_is_refused() -> None:
     with pytest.raises(MachineError, match="GiB are needed") as caught:
-        dlrm_v4.check(dlrm_v4.mlperf())
+        find("dlrm-v4").check(dlrm_v4.mlperf())
     assert "--model.row-scale" in str(caught.value.fix)
 
 
@@ -148,4 +148,4 @@ def test_a_restored_trial_goes_on_bit_for_bit() -> None:
 
 
 def test_it_is_one_of_the_workloads() -> None:
-    assert WORKLOADS["dlrm-v4"] is dlrm_v4.DLRM_V4
+    assert find("dlrm-v4") is dlrm_v4.DLRM_V4

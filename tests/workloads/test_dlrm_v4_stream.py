@@ -18,7 +18,7 @@ from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.errors import ConfigError, DataError
 from recperf.train.loop import Position
-from recperf.workloads.dlrm_v4.build import HistoryTrial
+from recperf.workloads.dlrm_v4.build import HistoryTrial, PreparedHistories
 from recperf.workloads.dlrm_v4.config import (
     DLRMv4WorkloadConfig,
     EvaluationConfig,
@@ -28,7 +28,7 @@ from recperf.workloads.dlrm_v4.config import (
     mlperf,
     mlperf_first_samples,
 )
-from recperf.workloads.dlrm_v4.data import PreparedHistories, divided
+from recperf.workloads.dlrm_v4.data import divided
 
 DAY = 86_400
 EVENTS = EventsConfig(

@@ -11,6 +11,7 @@ from recperf.distributed.config import DistributedConfig
 from recperf.distributed.world import World, current, enter
 from recperf.errors import MachineError
 from recperf.execution import workload as base
+from recperf.workloads import find
 from recperf.workloads.dlrm import config as dlrm
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.micro_dlrm import config as micro_dlrm
@@ -58,10 +59,10 @@ def test_dlrm_v4_counts_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     found = dlrm_v4.estimate(config)
     dense = 4 * config.model.dense_parameters
     room(monkeypatch, sum(found.memory.values()) - found.table_bytes // 2 + dense)
-    dlrm_v4.check(config)
+    find("dlrm-v4").check(config)
     copies = ",".join(f"{name}=data-parallel" for name in config.model.tables)
     with pytest.raises(MachineError, match="are needed"):
-        dlrm_v4.check(replace(config, distributed=DistributedConfig(sharding=copies)))
+        find("dlrm-v4").check(replace(config, distributed=DistributedConfig(sharding=copies)))
 
 
 def test_gradients_of_copied_tables_travel_in_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +76,6 @@ def test_gradients_of_copied_tables_travel_in_a_buffer(monkeypatch: pytest.Monke
     tiny = micro_dlrm.MicroDLRMConfig()
     room(monkeypatch, sum(micro_dlrm.estimate(tiny).memory.values()))
     with pytest.raises(MachineError, match="are needed"):
-        micro_dlrm.check(tiny)
+        find("micro-dlrm").check(tiny)
     enter(World())
-    micro_dlrm.check(tiny)
+    find("micro-dlrm").check(tiny)

@@ -14,7 +14,7 @@ from ..runs.contract import ALWAYS, Claim, Evidence, Finding, NoEvidence, check_
 from ..runs.record import PROFILE_MARK, read_config
 from ..runs.seal import NAME as SEAL
 from ..runs.seal import printable
-from ..workloads import WORKLOADS
+from ..workloads import WORKLOADS, find
 from .parse import parse
 from .terminal import Terminal, print_error, print_json
 
@@ -102,10 +102,10 @@ def contract_of(folder: Path) -> tuple[str | None, tuple[Claim, ...]]:
         return printable(name), (_of_no_workload(f"{name!r} is not among {', '.join(WORKLOADS)}"),)
     try:
         _, values = read_config(folder)
-        config: Any = from_json(WORKLOADS[name].config, values)
+        config: Any = from_json(find(name).config, values)
     except RecperfError as error:
         return name, (_of_no_workload(f"its config cannot be read: {error.what}"),)
-    return name, WORKLOADS[name].claims(config)
+    return name, find(name).claims(config)
 
 
 def _of_no_workload(found: str) -> Claim:

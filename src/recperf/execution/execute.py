@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -25,7 +24,8 @@ from ..train.stop import StopFlag
 from ..train.timing import performance
 from ..train.watch import StepTimer
 from .measuring import measure_run
-from .training import Reporter, Training
+from .submission import open_log
+from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
 
 
@@ -57,10 +57,10 @@ def execute(
     world = current()
     stop = shared_stop(stop, world)
     started = _start(run)
-    log = workload.open_log(config, run.folder) if world.is_leader else None
+    log = open_log(config, run.folder) if world.is_leader else None
     if log:
         log.begin()
-    # Rank 0 first: it may make the data, and no other rank may meet it half made.
+    # Rank 0 first: it may generate the data, and no other rank may read it half written.
     prepared = world.leader_first(lambda: workload.prepare(config))
     _can_stop(config, prepared.target)
     require_same_data(world, prepared.data["digest"])
@@ -70,15 +70,13 @@ def execute(
     ceilings = peaks() if peaks else None
     with applied(prepared.settings):
         baselines = _baselines(run, world, prepared)
-        trained = _Seeds(
+        job = Job(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
-            enough=stopping_rule(config, baselines, prepared.target), log=log,
+            reached=stopping_rule(config, baselines, prepared.target), log=log,
         )  # fmt: skip
-        for seed in range(config.seed, config.seed + config.seeds):
-            trained.finish(seed)
+        trials, timers, trial = _train_seeds(job)
         if run.read("profile.json") is None:
-            measure_run(prepared, trained.trial or prepared.trial(config.seed), run, ceilings, report)
-    trials, timers = trained.trials, trained.timers
+            measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
     profile = run.read("profile.json")
     result = {
         "schema": SCHEMA,
@@ -95,49 +93,25 @@ def execute(
     return result
 
 
-@dataclass(kw_only=True)
-class _Seeds:
-    """The trainings of a run, one after the other."""
-
-    workload: Workload
-    config: Any
-    prepared: Prepared
-    run: Run
-    stop: StopFlag
-    report: Reporter
-    allow: tuple[str, ...]
-    enough: Callable[[dict[str, float]], bool]
-    log: Any
-    trials: list[dict[str, Any]] = field(default_factory=list)
-    timers: list[StepTimer] = field(default_factory=list)
+def _train_seeds(job: Job) -> tuple[list[dict[str, Any]], list[StepTimer], Trial | None]:
+    """Train every seed that is not finished: the results of all, and timers and last trial of this process."""
+    trials: list[dict[str, Any]] = []
+    timers: list[StepTimer] = []
     trial: Trial | None = None
-    """The last one that was trained here."""
-
-    def finish(self, seed: int) -> None:
-        """Train a seed to its end, unless it is there already."""
-        finished = self.run.read(f"trial-{seed}.json", "seed", "metrics", "best")
+    for seed in range(job.config.seed, job.config.seed + job.config.seeds):
+        finished = job.run.read(f"trial-{seed}.json", "seed", "metrics", "best")
         if finished is None:
-            finished = self._train(seed)
-            self.run.write(f"trial-{seed}.json", finished)
-        self.trials.append(finished)
-
-    def _train(self, seed: int) -> dict[str, Any]:
-        self.trial = None  # A table may fill half of the memory: never two at once.
-        # Nothing here draws from torch's own generators, but a user's model may.
-        torch.manual_seed(seed)
-        self.trial = trial = self.prepared.trial(seed)
-        if current().size > 1:
-            self.report.notice(f"which rank holds what\n{cast(Ranked, trial).plan()}")
-        told = self.workload.submission
-        training = Training(
-            seed=seed, trial=trial, prepared=self.prepared, config=self.config, run=self.run, stop=self.stop,
-            report=self.report, enough=self.enough, allow=self.allow,
-            submission=told(trial, seed, self.log) if self.log and told else None,
-        )  # fmt: skip
-        with self.stop.patience():
-            finished, timer = training.finish()
-        self.timers.append(timer)
-        return finished
+            trial = None  # A table may fill half of the memory: never two at once.
+            # recperf draws nothing from torch's own generators, but a user's model may.
+            torch.manual_seed(seed)
+            trial = job.prepared.trial(seed)
+            if current().size > 1:
+                job.report.notice(f"which rank holds what\n{cast(Ranked, trial).plan()}")
+            finished, timer = job.finish(seed, trial)
+            timers.append(timer)
+            job.run.write(f"trial-{seed}.json", finished)
+        trials.append(finished)
+    return trials, timers, trial
 
 
 def provenance(started: dict[str, Any], facts: dict[str, Any], data: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from ..runs.mlperf.facts import Facts
 from ..runs.mlperf.log import MLPerfLog
@@ -39,3 +41,9 @@ class Submission:
     def stop(self, step: int, metrics: dict[str, float]) -> None:
         """A run without a target has reached none."""
         self.log.stop(self.samples(step), self.target is not None and metrics["auc"] >= self.target)
+
+
+def open_log(config: Any, folder: Path) -> MLPerfLog | None:
+    """The MLPerf log of a run, where its config asks for one."""
+    options = getattr(config, "mlperf", None)
+    return MLPerfLog(folder / "mlperf.log", options) if options is not None and options.log else None

@@ -5,24 +5,36 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
+from ..distributed.launch import is_peer_failure
 from ..distributed.record import shared_store
 from ..distributed.world import current
+from ..errors import ConfigError, DataError, RecperfError
+from ..machine import available_bytes, out_of_memory
+from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
-from ..runs.resume import noted_of
+from ..runs.resume import changes, is_free, noted_of, require_allowed
 from ..train.cadence import Due, Minutes, either, every, never
 from ..train.checkpoint import CheckpointStore
+from ..train.checkpoint_tree import tensor_bytes, unlike
+from ..train.config import TrainConfig
 from ..train.loop import Position, train
 from ..train.stop import StopFlag
 from ..train.watch import Evaluator, LossLog, StepTimer, TargetMet, Watchers
-from .keeper import Keeper, open_store
+from ..units import size
 from .submission import Submission
-from .workload import Prepared, Trial
+from .workload import Prepared, Trial, Workload, load
+
+STATE = ("trial", "position", "history", "rng", "contract", "baselines", "event_bytes", "event_digest", "mlperf")
+"""The entries of a saved state."""
 
 
 class Reporter(Protocol):
-    """Who is told how it goes: a terminal, or nobody."""
+    """Shows progress: a terminal, or nothing."""
 
     def notice(self, text: str) -> None: ...
 
@@ -34,52 +46,64 @@ class Reporter(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """One seed."""
+class Job:
+    """What the trainings of a run, one per seed, have in common."""
 
-    seed: int
-    trial: Trial
-    prepared: Prepared
+    workload: Workload
     config: Any
+    prepared: Prepared
     run: Run
     stop: StopFlag
     report: Reporter
-    enough: Callable[[dict[str, float]], bool]
-    """Whether a score ends it."""
-    submission: Submission | None = None
+    reached: Callable[[dict[str, float]], bool]
+    """Whether metrics are good enough to end a training."""
+    log: MLPerfLog | None = None
     allow: tuple[str, ...] = ()
-    """Fields that may differ from those it was begun with."""
+    """Config fields that may differ from those the run was started with."""
+
+    def finish(self, seed: int, trial: Trial) -> tuple[dict[str, Any], StepTimer]:
+        """Train a seed to its end: the contents of trial-<seed>.json, and this process's step times."""
+        folder = self.run.folder / "checkpoints" / f"seed-{seed}"
+        store = open_store(folder, trial, self.config.train, self.report.notice)
+        with self.stop.patience(), shared_store(store, current()) as store:
+            return SeedTraining(self, seed, trial, store).finish()
+
+
+class SeedTraining:
+    """One training: logged, evaluated, saved, stopped and resumed."""
+
+    def __init__(self, job: Job, seed: int, trial: Trial, store: CheckpointStore) -> None:
+        self.job, self.seed, self.trial, self.store = job, seed, trial, store
+        self.run, self.report = job.run, job.report
+        self.contract = noted_of(job.config)
+        """The config fields that a checkpoint is bound to, and free ones whose changes are logged."""
+        self.submission: Submission | None = None
+        if job.log and job.workload.submission:
+            self.submission = load(job.workload.submission)(trial, seed, job.log)
+        self.evaluator = self._evaluator()
 
     def finish(self) -> tuple[dict[str, Any], StepTimer]:
-        """Train to the end: what trial-<seed>.json says, and the times of this process's steps."""
-        folder = self.run.folder / "checkpoints" / f"seed-{self.seed}"
-        with shared_store(open_store(folder, self.trial, self.config.train, self.report.notice), current()) as store:
-            return self._finish(store)
-
-    def _finish(self, store: CheckpointStore) -> tuple[dict[str, Any], StepTimer]:
         recipe, seed = self.trial.recipe, self.seed
-        timer = StepTimer.for_training(recipe.steps, emit=self.emit, seed=seed, sync=self.prepared.settings.sync)
-        evaluator = self._evaluator()
-        keeper = self._keeper(evaluator, store)
+        timer = StepTimer.for_training(recipe.steps, emit=self.emit, seed=seed, sync=self.job.prepared.settings.sync)
         if self.submission:
             self.submission.log.start(self.submission.facts)
-        start = keeper.restore()
+        start = self.restore()
         if start.step:
-            self.report.notice(f"seed {seed} goes on at step {start.step} of {recipe.steps}")
+            self.report.notice(f"seed {seed} resumes at step {start.step} of {recipe.steps}")
         self.report.trial(seed, recipe.steps, start.step)
-        if not evaluator.met:
+        if not self.evaluator.met:
             recipe.ahead(start)
             with contextlib.suppress(TargetMet):
-                train(recipe, start, self._watch(timer, evaluator, keeper))
-        last = evaluator.history[-1]
+                train(recipe, start, self._watchers(timer))
+        last = self.evaluator.history[-1]
         if self.submission:
             self.submission.stop(last["step"], last["metrics"])
         early = last["step"] if last["step"] < recipe.steps else None
         if early is not None:
-            text = f"seed {seed} met the target at step {early} of {recipe.steps} and stopped"
+            text = f"seed {seed} reached the target at step {early} of {recipe.steps} and stopped"
             self.run.event("notice", seed=seed, text=text)
             self.report.notice(text)
-        best = max(evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))
+        best = max(self.evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))
         return {"seed": seed, "metrics": last["metrics"], "best": best, "stopped_early": early}, timer
 
     def emit(self, kind: str, **fields: Any) -> None:
@@ -91,12 +115,12 @@ class Training:
             self.submission.loss(fields["step"], fields["loss"])
 
     def _evaluator(self) -> Evaluator:
-        recipe, told = self.trial.recipe, self.submission
+        recipe, submission, reached = self.trial.recipe, self.submission, self.job.reached
 
         def ends(at: Position, metrics: dict[str, float]) -> None:
-            if told:
-                told.ends(at, metrics, self.enough(metrics))
-            if not self.enough(metrics):
+            if submission:
+                submission.ends(at, metrics, reached(metrics))
+            if not reached(metrics):
                 recipe.ahead(at)
 
         return Evaluator(
@@ -104,43 +128,149 @@ class Training:
             emit=self.emit,
             seed=self.seed,
             model=recipe.model,
-            enough=self.enough,
+            enough=reached,
             training=recipe.seen,
             about=recipe.about_score,
-            begins=told.begins if told else lambda at: None,
+            begins=submission.begins if submission else lambda at: None,
             ends=ends,
         )
 
-    def _keeper(self, evaluator: Evaluator, store: CheckpointStore) -> Keeper:
-        return Keeper(
-            seed=self.seed,
-            trial=self.trial,
-            evaluator=evaluator,
-            run=self.run,
-            store=store,
-            stop=self.stop,
-            contract=noted_of(self.config),
-            allow=self.allow,
-            log=self.submission.log if self.submission else None,
-        )
-
-    def _minutes(self) -> Due:
-        minutes = self.config.train.checkpoint_minutes
-        return current().decide_on_leader(Minutes(minutes)) if minutes else never
-
-    def _watch(self, timer: StepTimer, evaluator: Evaluator, keeper: Keeper) -> Watchers:
-        recipe, chosen = self.trial.recipe, self.config.train
+    def _watchers(self, timer: StepTimer) -> Watchers:
+        recipe, settings = self.trial.recipe, self.job.config.train
+        minutes: Due = never
+        if settings.checkpoint_minutes:
+            minutes = current().decide_on_leader(Minutes(settings.checkpoint_minutes))
         return Watchers(
             losses=LossLog(emit=self.emit, seed=self.seed),
             timer=timer,
-            evaluator=evaluator,
-            save=keeper.save,
+            evaluator=self.evaluator,
+            save=self.save,
             progress=lambda position, loss, samples: self.report.step(position.step, loss, samples),
-            should_stop=lambda: self.stop.received is not None,
-            stopped=keeper.stopped,
+            should_stop=lambda: self.job.stop.received is not None,
+            stopped=self.stopped,
             batches=len(recipe.order),
             events_after=recipe.events_after,
-            evaluate_due=either(every(chosen.evaluate_steps), recipe.evaluate_after),
-            save_due=either(every(chosen.checkpoint_steps), recipe.save_after, self._minutes()),
-            save_scored=chosen.checkpoint_epochs,
+            evaluate_due=either(every(settings.evaluate_steps), recipe.evaluate_after),
+            save_due=either(every(settings.checkpoint_steps), recipe.save_after, minutes),
+            save_scored=settings.checkpoint_epochs,
         )
+
+    def restore(self) -> Position:
+        """Load the newest checkpoint, and cut the logs back to its step so that no step is logged twice."""
+        into = {"trial": self.trial.state()}
+        saved = self.store.load(into=into)
+        if saved is None:
+            self.run.forget_events(self.seed)
+            if self.job.log:
+                self.job.log.rewind(None)
+            return Position()
+        missing = [name for name in STATE if name not in saved]
+        if missing:
+            raise DataError(f"the checkpoint has no {missing[0]}", where={"folder": self.store.folder})
+        step = saved["position"]["step"]
+        changed = changes(saved["contract"], self.contract)
+        bound = [change for change in changed if not is_free(change.field)]
+        require_allowed(bound, self.job.allow, {"run": self.run.folder, "checkpoint": f"step {step}"})
+        if not any(change.field.startswith("data.") for change in bound):
+            self._require_baselines(saved["baselines"])
+        self._restore_trial(into["trial"], saved["trial"], [change.text for change in bound])
+        self.evaluator.history.extend(saved["history"])
+        _set_random_state(saved["rng"])
+        self.run.rewind_events(saved["event_bytes"], saved["event_digest"])
+        if self.job.log:
+            self.job.log.rewind(saved["mlperf"])
+        for change in changed:
+            text = f"{change.field} changed from {change.was!r} to {change.now!r} after step {step}"
+            self.run.event("notice", seed=self.seed, text=text)
+        return Position(**saved["position"])
+
+    def _require_baselines(self, digest: str | None) -> None:
+        """Refuse baselines that were edited: they go into the result as they are."""
+        if self.run.digest("baselines.json") != digest:
+            raise DataError(
+                "baselines.json was changed since its checkpoint",
+                where={"run": self.run.folder},
+                fix="remove it: the next start computes it again",
+            )
+
+    def _restore_trial(self, state: dict[str, Any], saved: dict[str, Any], changed: list[str]) -> None:
+        # Copying would broadcast a tensor of one number over a larger one silently. Other parts of a state may have
+        # shapes that depend on the data seen so far.
+        mismatch = unlike({part: state[part] for part in ("model", "optimizer") if part in state}, saved)
+        if mismatch is None:
+            try:
+                self.trial.restore(saved)
+                return
+            except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+                if out_of_memory(error) or is_peer_failure(error):
+                    raise
+                mismatch = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            "the checkpoint does not fit this config" + (f": {'; '.join(changed)}" if changed else ""),
+            where={"run": self.run.folder, "state": mismatch},
+            fix="resume with the config it was saved with, or start a new run",
+        )
+
+    def save(self, position: Position, best: bool) -> None:
+        self.run.sync_events()
+        state = {
+            "trial": self.trial.state(),
+            "position": vars(position),
+            "history": self.evaluator.history,
+            "rng": _random_state(),
+            "contract": self.contract,
+            "baselines": self.run.digest("baselines.json"),
+            "event_bytes": self.run.event_bytes,
+            "event_digest": self.run.event_digest(),
+            "mlperf": self.job.log.state() if self.job.log else None,
+        }
+        self.store.save(position.step, state, best=best)
+
+    def stopped(self, position: Position) -> RecperfError:
+        # The message says that the state is saved, so it must be on disk.
+        self.store.wait()
+        text = f"stopped by signal {self.job.stop.received} at step {position.step}"
+        self.run.event("notice", seed=self.seed, text=text)
+        return self.job.stop.error(
+            f" at step {position.step} of {self.trial.recipe.steps}; the state is saved",
+            f"recperf run --resume {self.run.folder}" + (f" --ranks {ranks}" if (ranks := current().size) > 1 else ""),
+        )
+
+
+def in_background(config: TrainConfig, state_bytes: int, notice: Callable[[str], None] = lambda text: None) -> bool:
+    """Whether checkpoints are written while training goes on: that takes a copy of the state in memory.
+
+    `auto` wants room for four, since the system needs memory for the files too.
+    """
+    if config.checkpoint_background != "auto":
+        return config.checkpoint_background == "on"
+    if 4 * state_bytes <= available_bytes():
+        return True
+    notice(
+        f"checkpoints are written while training waits: four copies of a state of {size(state_bytes)} "
+        "do not fit into memory"
+    )
+    return False
+
+
+def open_store(folder: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> CheckpointStore:
+    """The checkpoints of a trial, as its config wants them kept."""
+    if current().size > 1:
+        if config.checkpoint_background == "on":
+            notice("checkpoints are written while training waits: several ranks write them together")
+        return CheckpointStore(folder=folder, notice=notice, keep_last=config.keep_last)
+    background = in_background(config, tensor_bytes(trial.state()), notice)
+    return CheckpointStore(folder=folder, notice=notice, keep_last=config.keep_last, background=background)
+
+
+def _random_state() -> dict[str, Any]:
+    """Of torch's generators. Nothing here draws from them, but a user's own model may."""
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if used else []}
+
+
+def _set_random_state(saved: dict[str, Any]) -> None:
+    torch.set_rng_state(saved["cpu"])
+    if torch.cuda.is_available():
+        for index, state in enumerate(saved["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(state, index)

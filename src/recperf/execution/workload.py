@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import within
 from ..distributed.world import current
-from ..errors import MachineError
+from ..errors import MachineError, UsageError
 from ..machine import available_bytes
 from ..measure.cost import FLOAT, Cost
 from ..runs.contract import Claim
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
 
     from ..distributed.config import DistributedConfig
     from ..plan.work import PlannedWorkload
-    from ..runs.mlperf.log import MLPerfLog
     from ..train.device import Settings
     from ..train.loop import Position, Recipe
-    from .submission import Submission
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +122,28 @@ class Prepared(Protocol):
         ...
 
 
-def describe_made_up(name: str, data: Any, batch: int, parts: dict[str, Any]) -> dict[str, Any]:
-    """What a result says of batches that are drawn; `parts` is all that decides them."""
+def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
+    """Fixes that any workload on a CPU has: more threads, or oneDNN, where the user set less."""
+    if settings.device.type != "cpu":
+        return ()
+    fixes = []
+    cores = os.cpu_count() or 1
+    # Only what the user set: the automatic choice has its reasons, which the run records.
+    if 0 < config.train.threads < cores:
+        changed = replace(config, train=replace(config.train, threads=cores))
+        title = f"{cores} threads per operator instead of {settings.threads}"
+        fixes.append(
+            Fix(name="threads", title=title, switch=f"--train.threads {cores}", config=changed, tolerance=1e-4)
+        )
+    if config.train.onednn == "off":
+        changed = replace(config, train=replace(config.train, onednn="on"))
+        title = "matrix products by oneDNN"
+        fixes.append(Fix(name="onednn", title=title, switch="--train.onednn on", config=changed, tolerance=1e-4))
+    return tuple(fixes)
+
+
+def describe_synthetic(name: str, data: Any, batch: int, parts: dict[str, Any]) -> dict[str, Any]:
+    """The facts that a result records about synthetic batches; `parts` holds everything that determines them."""
     return {
         "name": name,
         "digest": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
@@ -167,20 +186,44 @@ def summed_bytes(parameters: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
+    """One name a user types. Its torch-free facts are here; what needs torch is named and loaded when it is used."""
+
     name: str
     summary: str
     config: type
     presets: Mapping[str, Callable[[], Any]]
-    """By name; the first is the default."""
+    """Functions that return a config, by name; the first is the default."""
     estimate: Callable[[Any], Estimate]
-    check: Callable[[Any], str]
-    """Looks at what a config needs without running it (files, devices) and says in a line what would be used."""
-    prepare: Callable[[Any], Prepared]
-    open_log: Callable[[Any, Path], MLPerfLog | None] = lambda config, folder: None
-    """The MLPerf log of a run in that folder, where its config asks for one."""
-    submission: Callable[[Any, int, MLPerfLog], Submission] | None = None
-    """What tells that log of a trial with a seed."""
-    planned: Callable[[Any], PlannedWorkload]
-    """Counts the work of a config for `recperf plan`."""
     claims: Callable[[Any], tuple[Claim, ...]]
-    """What the workload says of itself with this config; `recperf check` holds a run to it."""
+    """What the workload claims about a run with this config; `recperf check` tests each claim."""
+    checks: str
+    """"module:function" that checks files and memory without training and returns a line that names the data."""
+    build: str
+    """"module:Class" of the `Prepared` of a single process."""
+    ranks: str | None = None
+    """"module:Class" of the `Prepared` of several ranks; None where the workload runs in one process only."""
+    plan: str | None = None
+    """"module:function" that counts the work of a config for `recperf plan`."""
+    submission: str | None = None
+    """"module:function" that returns the `Submission` of a trial, for workloads with an MLPerf log."""
+
+    def check(self, config: Any) -> str:
+        return str(load(self.checks)(config))
+
+    def planned(self, config: Any) -> PlannedWorkload:
+        if self.plan is None:
+            raise UsageError(f"workload {self.name!r} does not count its work for recperf plan")
+        planned: PlannedWorkload = load(self.plan)(config)
+        return planned
+
+    def prepare(self, config: Any) -> Prepared:
+        """Read the data and choose device and switches, as one process or as one of several ranks."""
+        single = current().size == 1
+        prepared: Prepared = load(self.build if single or self.ranks is None else self.ranks)(config)
+        return prepared
+
+
+def load(name: str) -> Any:
+    """Import what "module:attribute" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from ..errors import UsageError, closest
-from ..execution.workload import Workload
-from .dlrm.config import DLRM_WORKLOAD
-from .dlrm_v4.config import DLRM_V4
-from .micro_dlrm.config import MICRO_DLRM
-from .micro_dlrm_dram.config import MICRO_DLRM_DRAM
+from ..execution.workload import Workload, load
 
-WORKLOADS: dict[str, Workload] = {
-    "micro-dlrm": MICRO_DLRM,
-    "micro-dlrm-dram": MICRO_DLRM_DRAM,
-    "dlrm": DLRM_WORKLOAD,
-    "dlrm-v4": DLRM_V4,
+WORKLOADS = {
+    "micro-dlrm": "recperf.workloads.micro_dlrm.config:MICRO_DLRM",
+    "micro-dlrm-dram": "recperf.workloads.micro_dlrm_dram.config:MICRO_DLRM_DRAM",
+    "dlrm": "recperf.workloads.dlrm.config:DLRM",
+    "dlrm-v4": "recperf.workloads.dlrm_v4.config:DLRM_V4",
 }
+"""One line per workload: where its `Workload` object is defined."""
 
 
 def find(name: str) -> Workload:
     if name in WORKLOADS:
-        return WORKLOADS[name]
+        workload: Workload = load(WORKLOADS[name])
+        return workload
     guess = closest(name, WORKLOADS)
     raise UsageError(
         f"unknown workload {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),

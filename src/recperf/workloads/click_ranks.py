@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..data.batch import ClickBatch, JaggedFeatures
-from ..data.order import Samples, cut
 from ..distributed.bags import BagTables, SharedFeatures, require_something_sent
 from ..distributed.config import DistributedConfig
 from ..distributed.moving import divided
@@ -29,19 +28,14 @@ from ..distributed.placing import text_of
 from ..distributed.samples import Scores, count, with_next
 from ..distributed.sharding import copied_parts
 from ..distributed.step import RankStep, Reduction
-from ..distributed.world import World
+from ..distributed.world import World, current
 from ..errors import ConfigError
 from ..measure.spans import span
 from ..models.dlrm import DLRM, WrittenOutLoss
-from ..models.embeddings import Embeddings
-from ..models.streams import SideStreams
 from ..train.checkpoint_parts import stacked
-from ..train.loop import Optimizer, Order, Recipe
-from ..train.optim import DenseOptimizer, make_dense
-from .dlrm.build import DLRMTrial, PreparedDLRM
-from .dlrm.config import max_ids
-from .micro_dlrm.build import SCORING_BATCH, ClickTrial, KeptTrial
-from .micro_dlrm.config import MicroDLRMConfig
+from ..train.loop import Order, Recipe
+from ..train.optim import DenseOptimizer
+from .clicks import DLRMTrialState
 
 TABLE = "embeddings.table_RD"
 """Under which name one process saves its tables, one behind the other."""
@@ -61,6 +55,12 @@ class SharedClicks:
 
     def __len__(self) -> int:
         return self.samples
+
+
+def samples_of_rank(samples: int) -> int:
+    """Samples of a global batch that this rank works on."""
+    world = current()
+    return max(1, count(world.rank, world.size, samples))
 
 
 def share(batch: ClickBatch, world: World, step: int = 0) -> SharedClicks:
@@ -142,7 +142,7 @@ class DenseAndBags:
         self.dense.load_state_dict(state["dense"])
 
 
-class OnRanks(KeptTrial):
+class RankTrialState(DLRMTrialState):
     """What a rank's trial of either model has beside one process's."""
 
     recipe: Recipe
@@ -210,81 +210,6 @@ class OnRanks(KeptTrial):
         if self.rank_tables:
             state = {**state, "model": {name: part for name, part in state["model"].items() if name != TABLE}}
         super().restore(state)
-
-
-class RankDLRM(OnRanks, DLRMTrial):
-    """One rank of a trial of dlrm."""
-
-    def __init__(self, prepared: PreparedDLRM, seed: int, world: World) -> None:
-        self.world = world
-        train = prepared.config.train
-        if train.optimizer == "adamw":
-            require_copies(prepared.config.distributed, "--train.optimizer rowwise-adagrad")
-        if train.micro_batches > 1:
-            raise ConfigError(
-                f"train.micro_batches is {train.micro_batches}: a rank takes its part of a batch in one piece, since "
-                "fbgemm updates tables in each backward pass",
-                where={"field": "train.micro_batches"},
-                fix="--train.micro-batches 1; more ranks have smaller parts",
-            )
-        super().__init__(prepared, seed)
-        self.share_out(prepared.settings, prepared.config.distributed)
-
-    def _embeddings(self, device: torch.device, lanes: SideStreams) -> Embeddings:
-        prepared, config = self.prepared, self.prepared.config
-        if config.train.optimizer == "adamw":
-            return super()._embeddings(device, lanes)
-        model, reasons = prepared.model, prepared.settings.reasons
-        tables = BagTables(
-            dict(zip(model.features, model.rows)), model.dim, config.distributed, self.world,
-            optimizer=config.train.optimizer, eps=config.train.eps,
-            ids=dict(zip(model.features, map(float, max_ids(config)))), batch_size=config.train.batch_size,
-            device=device, bag="auto" if prepared.switches.embedding else "reference",
-        )  # fmt: skip
-        own = tables.copies.bags.why
-        if tables.divided:
-            # fbgemm has its own way; what was asked for or chosen is that of the copies.
-            copies = bool(tables.copies.bags.keys)
-            reasons["embedding"] = "fbgemm: several ranks" + (f"; copies {reasons['embedding']}" if copies else "")
-            reasons["bag"] = "TorchRec: several ranks" + (f"; copies {own}" if copies else "")
-        else:
-            reasons["bag"] = own
-        return tables
-
-    def _optimizer(self, lanes: SideStreams) -> Optimizer:
-        if self.rank_tables is None:
-            return super()._optimizer(lanes)
-        train, plain = self.prepared.config.train, not self.prepared.switches.optimizer
-        groups = [(self.model.dense_parameters(), 0.0)]
-        return DenseAndBags(make_dense(train.optimizer, groups, eps=train.eps, plain=plain), self.rank_tables)
-
-    def predicted(self) -> tuple[Tensor, Tensor]:
-        return self.scored(self.prepared.held_out(self.seed))
-
-    def rows_of(self, batch: Any) -> Tensor:
-        """The table rows that this rank's part of a batch looks up."""
-        part = cast(SharedClicks, batch).part
-        return self.rank_tables.rows_of(part.features) if self.rank_tables else super().rows_of(part)
-
-
-class RankMicroDLRM(OnRanks, ClickTrial):
-    """One rank of a trial of micro-dlrm, whose optimizer is AdamW."""
-
-    def __init__(
-        self, config: MicroDLRMConfig, train: Samples, valid: Samples, seed: int, settings: Any, world: World
-    ) -> None:
-        self.world = world
-        require_copies(config.distributed, "recperf run dlrm, which has other optimizers")
-        super().__init__(config, train, valid, seed, settings.device)
-        self.share_out(settings, config.distributed)
-
-    def logits(self) -> Tensor:
-        self.model.eval()
-        return self.scored(cut(self.valid, SCORING_BATCH))[0]
-
-    def rows_of(self, batch: Any) -> Tensor:
-        """The table rows that this rank's part of a batch looks up."""
-        return super().rows_of(cast(SharedClicks, batch).part)
 
 
 def require_copies(options: DistributedConfig, instead: str) -> None:

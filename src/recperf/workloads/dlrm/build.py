@@ -1,21 +1,18 @@
-"""Building dlrm: the part of it that needs torch."""
+"""A trial of dlrm: the model, its optimizer and the order of its batches, as the switches say."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...config import to_json
 from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.random_bags import RandomBags
-from ...distributed.world import current
 from ...errors import MachineError
-from ...execution.workload import Fix, Trial, describe_made_up, require_memory
+from ...execution.workload import Fix, Trial, cpu_fixes, require_memory
 from ...measure.cost import FLOAT, Cost
 from ...models.arithmetic import Arithmetic, FastArithmetic
 from ...models.cost import dlrm_step, sparse_dlrm_step
@@ -26,9 +23,9 @@ from ...models.losses import make as make_loss
 from ...models.streams import SideStreams
 from ...models.tables import SparseTables
 from ...ops import dot, relu
-from ...train.baselines import majority
 from ...train.device import Settings, choose
 from ...train.fast import Switches, resolve
+from ...train.fast_config import FastConfig
 from ...train.graph import CopiedFeed, DrawnFeed, GraphStep, Ticket, Tickets
 from ...train.loop import Optimizer, Order, Position, Recipe
 from ...train.metrics import binary_metrics
@@ -36,66 +33,49 @@ from ...train.optim import make_dense
 from ...train.schedule import make as make_schedule
 from ...train.sparse import SparseRows, SplitOptimizer
 from ...units import size
-from ..micro_dlrm.build import KeptTrial, cpu_fixes, largest_product, rank_share
+from ..clicks import DLRMTrialState, largest_product
 from .config import LESS, DLRMWorkloadConfig, bounds, estimate, max_ids, reduction_bytes, table_share
-
-
-@dataclass(frozen=True)
-class Moved:
-    """Batches made on the host, copied to the device a step at a time."""
-
-    order: Order
-    device: torch.device
-    pinned: bool
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
-        for batch in self.order.batches(epoch, start):
-            yield (batch.pin_memory() if self.pinned else batch).to(self.device, non_blocking=self.pinned)
+from .data import ClickSource, CopiedOrder
 
 
 class PreparedDLRM:
-    """Data found, device and switches chosen; tables are made a trial."""
+    """Data opened, device and switches chosen; a trial allocates the tables."""
 
     def __init__(self, config: DLRMWorkloadConfig) -> None:
         self.config, self.model = config, config.dlrm
-        self.drawn = config.data.source == "random"
         product = largest_product(self.model, config.train.batch_size)
         settings = choose(config.train, largest_product_flops=product)
         self._require_room(settings.device)
-        self.switches: Switches = self._resolved(settings.device)
+        self.switches = self.resolve_switches(settings.device)
         reasons = {**settings.reasons, **self.switches.reasons}
         if settings.device.type == "cpu" and self.switches.precision == "bfloat16":
-            reasons["onednn"] = "off: it warns of every bfloat16 product on a CPU without them"
+            reasons["onednn"] = "off: it warns of every bfloat16 product on a CPU without bfloat16 instructions"
             settings = replace(settings, onednn=False)
         self.settings: Settings = replace(settings, precision=self.switches.precision, reasons=reasons)
-        self.store: Any = None
+        self.source = ClickSource(config)
         if not self.drawn and config.data.ids_per_feature:
-            reasons["ids"] = "1 a table: a column of the log has one category; data.ids_per_feature is for made-up data"
-        if not self.drawn:
-            from ...data.criteo.store import CriteoStore
-
-            self.store = CriteoStore.open(config.data.criteo(self.model.rows))
-        self.data = self._describe()
+            reasons["ids"] = (
+                "1 per table: a column of the log has one category; data.ids_per_feature is for random data"
+            )
+        self.data = self.source.facts()
         self.target = bounds(config)
 
-    def _resolved(self, device: torch.device) -> Switches:
-        config, fast = self.config, self.config.fast
-        lack = "several ranks, which talk to each other in the middle of a step"
-        if current().size > 1 and fast.graph == "on":
-            raise MachineError(f"a step cannot be a CUDA graph: {lack}", fix="--fast.graph off")
-        found = resolve(
-            replace(fast, graph="off") if current().size > 1 else fast,
-            device,
-            drawn=self.drawn,
-            slices=config.train.micro_batches,
-            optimizer=config.train.optimizer,
-        )
-        if current().size > 1 and fast.graph == "auto":
-            found.reasons["graph"] = f"off: {lack}"
-        return found
+    @property
+    def drawn(self) -> bool:
+        """Whether batches are drawn at random."""
+        return self.config.data.source == "random"
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of a step that this process works on."""
+        return self.config.train.batch_size
+
+    def resolve_switches(self, device: torch.device) -> Switches:
+        return self.resolved(self.config.fast, device)
+
+    def resolved(self, fast: FastConfig, device: torch.device) -> Switches:
+        train = self.config.train
+        return resolve(fast, device, drawn=self.drawn, slices=train.micro_batches, optimizer=train.optimizer)
 
     def _require_room(self, device: torch.device) -> None:
         """Refuse what the memory that trains cannot hold."""
@@ -111,76 +91,20 @@ class PreparedDLRM:
                 fix=LESS,
             )
 
-    def _describe(self) -> dict[str, Any]:
-        if not self.drawn:
-            from ...data.criteo.store import describe
-
-            return describe(self.store)
-        data, batch = self.config.data, self.config.train.batch_size
-        parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch, "rows": self.model.rows}
-        if data.profile is not None:
-            parts["profile"] = hashlib.sha256(data.profile.read_bytes()).hexdigest()
-        return describe_made_up(f"made-up {data.ids} ids", data, batch, parts)
-
-    def bags(self, seed: int, device: torch.device | str) -> RandomBags:
-        return RandomBags(
-            keys=self.model.features,
-            rows=self.model.rows,
-            dense=self.model.dense,
-            batch_size=self.config.train.batch_size,
-            seed=seed,
-            device=str(device),
-            config=self.config.data,
-        )
-
-    def host_order(self, seed: int) -> Order:
-        if self.drawn:
-            return self.bags(seed, "cpu")
-        from ...data.criteo.order import CriteoOrder
-
-        return CriteoOrder(store=self.store, batch_size=self.config.train.batch_size, seed=seed)
-
     def order(self, seed: int) -> Order:
-        """Batches on the device that trains, however they get there."""
-        device = self.settings.device
-        if self.drawn and (self.switches.input == "device" or device.type == "cpu"):
-            return self.bags(seed, device)
-        if device.type == "cpu":
-            return self.host_order(seed)
-        return Moved(self.host_order(seed), device, self.switches.input == "pinned")
+        return self.source.order(seed, self.settings.device, self.switches.input)
 
     def held_out(self, seed: int) -> Iterable[ClickBatch]:
-        if self.drawn:
-            return self.bags(seed, self.settings.device).held_out(self.config.data.held_out_batches)
-        from ...data.criteo.order import CriteoOrder
-
-        order = CriteoOrder(store=self.store, batch_size=SCORING_BATCH, seed=seed, split="valid")
-        return (batch.to(self.settings.device) for batch in order.cut())
+        return self.source.held_out(seed, self.settings.device)
 
     def baselines(self) -> dict[str, dict[str, float]]:
-        labels, planted = [], []
-        bags = self.bags(self.config.seed, self.settings.device) if self.drawn else None
-        for batch in self.held_out(self.config.seed):
-            labels.append(batch.labels_B)
-            if bags is not None:
-                planted.append(bags.planted_logits(batch))
-        labels_N = torch.cat(labels).cpu()
-        found = {"majority": binary_metrics(majority(labels_N, len(labels_N)), labels_N)}
-        if planted:
-            found["planted"] = binary_metrics(torch.cat(planted), labels_N)
-        return found
+        return self.source.baselines(self.config.seed, self.settings.device)
 
     def trial(self, seed: int) -> DLRMTrial:
-        world = current()
-        if world.size > 1:
-            from ..click_ranks import RankDLRM
-
-            return RankDLRM(self, seed, world)
         return DLRMTrial(self, seed)
 
     def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        """Of a step; of several ranks, of this one's share of it."""
-        batch, optimizer = rank_share(self.config.train.batch_size), self.config.train.optimizer
+        batch, optimizer = self.samples_per_step, self.config.train.optimizer
         if optimizer == "adamw":
             return dlrm_step(self.model, batch, ids=ids, unique=unique)
         return sparse_dlrm_step(self.model, batch, ids=ids, unique=unique, optimizer=optimizer)
@@ -242,12 +166,11 @@ class PreparedDLRM:
         return None
 
 
-SCORING_BATCH = 8192
 FIELDS = {"pinned": "input", "bfloat16": "precision"}
 """Fields of fixes that are a second position of a switch."""
 
 
-class DLRMTrial(KeptTrial):
+class DLRMTrial(DLRMTrialState):
     """One model with its optimizer and the order of its batches, all by the switches."""
 
     model: DLRM
@@ -265,7 +188,7 @@ class DLRMTrial(KeptTrial):
             arithmetic=self._arithmetic(device, lanes),
         ).to(device)
         self.optimizer = self._optimizer(lanes)
-        self.bags = prepared.bags(seed, device) if prepared.drawn else None
+        self.bags = prepared.source.bags(seed, device) if prepared.drawn else None
         order, whole = prepared.order(seed), None
         if switches.graph:
             order, whole = self._graph(order)
@@ -330,7 +253,7 @@ class DLRMTrial(KeptTrial):
         """The step as one graph, and the order that feeds it."""
         if isinstance(order, RandomBags):
             return Tickets(order), GraphStep(self.model, self.optimizer, DrawnFeed(order))
-        assert isinstance(order, Moved)
+        assert isinstance(order, CopiedOrder)
         feed = CopiedFeed(self._room(), pinned=order.pinned)
         return order.order, GraphStep(self.model, self.optimizer, feed)
 

@@ -10,8 +10,7 @@ from ...config import require, within
 from ...data.criteo.config import DENSE, KEYS, CriteoConfig
 from ...data.random_config import RandomBagsConfig
 from ...distributed.config import DistributedConfig
-from ...errors import ConfigError
-from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, require_memory, summed_bytes
+from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, summed_bytes
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
@@ -22,7 +21,6 @@ from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
     from ...plan.work import PlannedWorkload
-    from .build import PreparedDLRM
 
 KAGGLE_ROWS = (
     1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992, 5_461_306,
@@ -253,45 +251,6 @@ def reduction_bytes(config: DLRMWorkloadConfig) -> int:
     return summed_bytes(model.mlp_parameters + (model.table_parameters if config.train.optimizer == "adamw" else 0))
 
 
-def check(config: DLRMWorkloadConfig) -> str:
-    """Look at the data without reading all of it, and at the memory where a CPU will train."""
-    if config.train.device == "cpu" or not Path("/dev/nvidia0").exists():
-        require_memory(estimate(config), tables=table_share(config), more=reduction_bytes(config), fix=LESS)
-    if config.data.source == "random":
-        if config.data.profile is not None:
-            from ...data.random_config import read_profile
-
-            read_profile(config.data.profile, dict(zip(config.dlrm.features, config.dlrm.rows)))
-        return f"made-up batches, {config.data.ids} ids (synthetic)"
-    require_criteo(config)
-    from ...data.criteo.convert import find
-
-    found = find(config.data.criteo(config.dlrm.rows))
-    state = f"{found.rows:,} rows, converted already" if found.complete else "to be converted first"
-    return f"Criteo log {config.data.path}, {state}"
-
-
-def require_criteo(config: DLRMWorkloadConfig) -> None:
-    if len(config.model.rows) != len(KEYS) or config.model.bottom[0] != DENSE:
-        raise ConfigError(
-            f"Criteo has {DENSE} dense features and {len(KEYS)} tables, the model {config.model.bottom[0]} and "
-            f"{len(config.model.rows)}",
-            where={"field": "model.rows, model.bottom"},
-            fix="--preset criteo-kaggle",
-        )
-
-
-def prepare(config: DLRMWorkloadConfig) -> PreparedDLRM:
-    from .build import PreparedDLRM
-
-    if config.data.source == "criteo":
-        require_criteo(config)
-    else:
-        # A profile that cannot be read is named here, before its digest is asked for.
-        check(config)
-    return PreparedDLRM(config)
-
-
 def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
     exact = config.data.source == "criteo" or config.data.fixed
     ids = tuple(float(most) if exact else _mean_length(most) for most in max_ids(config))
@@ -314,7 +273,7 @@ def claims(config: DLRMWorkloadConfig) -> tuple[Claim, ...]:
     return (quality_target(lambda *_: bounds(config)), known_machine(), budget_sums())
 
 
-DLRM_WORKLOAD = Workload(
+DLRM = Workload(
     name="dlrm",
     summary="the classic DLRM and DCNv2 on made-up batches or Criteo; the profiling experiment",
     config=DLRMWorkloadConfig,
@@ -327,8 +286,9 @@ DLRM_WORKLOAD = Workload(
         "intended-plain": intended_plain,
     },
     estimate=estimate,
-    check=check,
-    prepare=prepare,
-    planned=planned,
     claims=claims,
+    checks="recperf.workloads.dlrm.data:check",
+    build="recperf.workloads.dlrm.build:PreparedDLRM",
+    ranks="recperf.workloads.dlrm.ranks:PreparedDLRMOnRanks",
+    plan="recperf.workloads.dlrm.config:planned",
 )

@@ -6,11 +6,13 @@ Shapes: B samples of a batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...data.batch import HistoryBatch
@@ -18,8 +20,11 @@ from ...data.yambda.history import Histories
 from ...data.yambda.loader import Loader
 from ...data.yambda.order import StreamOrder
 from ...execution.submission import Submission
+from ...execution.workload import Fix, Trial, cpu_fixes
+from ...measure.cost import FLOAT, Cost
 from ...measure.spans import span
 from ...models.dlrm_v4.config import DLRMv4Config
+from ...models.dlrm_v4.cost import load_of, step
 from ...models.dlrm_v4.inputs import Inputs, prepare
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.stages import StagedLoss
@@ -28,11 +33,51 @@ from ...runs.mlperf.facts import Facts, Precision
 from ...runs.mlperf.log import MLPerfLog
 from ...train import stream
 from ...train.ahead import made_ahead
+from ...train.device import choose, repeatable
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.stream import after_windows, interval, seams_of
-from .config import HistoryTrainConfig
-from .data import PreparedHistories
+from .config import DLRMv4WorkloadConfig, HistoryTrainConfig, require_room
+from .data import EventWindows
+
+
+class PreparedHistories(EventWindows):
+    """Events divided into windows, and the device and settings that train on them."""
+
+    def __init__(self, config: DLRMv4WorkloadConfig) -> None:
+        require_room(config)
+        super().__init__(config)
+        model = config.model
+        product = 2 * config.train.batch_size * model.hstu.max_length * model.dim * model.hstu.uvqk_width
+        settings = choose(config.train, largest_product_flops=product)
+        # The precision of the transducer; the rest of the model is float32.
+        settings = replace(settings, precision=model.precision, others_exact=True)
+        self.settings = repeatable(settings) if config.train.deterministic else settings
+        self.histories = Histories(self.store, config.data.history, pin=self.settings.device.type == "cuda")
+
+    def trial(self, seed: int) -> HistoryTrial:
+        return HistoryTrial(self, seed)
+
+    def own_samples(self, positions_B: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples of a batch that this process works on."""
+        return positions_B
+
+    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
+        """Cost of a step with the history lengths of a batch from the middle of training."""
+        order, model = self.train_order(), self.config.model
+        lengths = self.histories.batch(self.own_samples(order.batch(len(order) // 2))).history_offsets_B1.diff()
+        least = model.context_tokens + 1
+        return step(model, [load_of(model, (lengths + least).tolist())], rows=unique)
+
+    def table_bytes(self) -> tuple[int, int]:
+        row = FLOAT * self.config.model.table_dim
+        return row, row * sum(self.config.model.table_rows.values())
+
+    def fixes(self) -> tuple[Fix, ...]:
+        return cpu_fixes(self.config, self.settings)
+
+    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
+        return None
 
 
 @dataclass(frozen=True, eq=False)

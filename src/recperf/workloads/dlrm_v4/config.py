@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ...config import require, within
 from ...data.yambda.config import HistoryConfig, Leftover, WindowConfig
@@ -21,13 +21,6 @@ from ...models.dlrm_v4.memory import memory
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...runs.mlperf.config import SubmissionConfig
 from ...train.config import TargetConfig, TrainConfig
-
-if TYPE_CHECKING:
-    from ...execution.submission import Submission
-    from ...plan.work import PlannedWorkload
-    from ...runs.mlperf.log import MLPerfLog
-    from .build import HistoryTrial
-    from .data import PreparedHistories
 
 SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length, or a smaller --train.batch-size"
 
@@ -221,47 +214,9 @@ def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
     )
 
 
-def check(config: DLRMv4WorkloadConfig) -> str:
-    _require_room(config)
-    if config.data.path is None:
-        return f"yambda-like, about {config.data.events:,} events (synthetic)"
-    from ...data.yambda.reference.cache import open_events
-
-    store = open_events(config.data.path)
-    return f"{store.name}, {store.events:,} events{' (synthetic)' if store.synthetic else ''}"
-
-
-def _require_room(config: DLRMv4WorkloadConfig) -> None:
+def require_room(config: DLRMv4WorkloadConfig) -> None:
     share = held_share(config.model.table_rows, config.distributed)
     require_memory(estimate(config), tables=share, more=summed_bytes(config.model.dense_parameters), fix=SMALLER)
-
-
-def prepare(config: DLRMv4WorkloadConfig) -> PreparedHistories:
-    from .data import PreparedHistories
-
-    _require_room(config)
-    return PreparedHistories(config)
-
-
-def planned(config: DLRMv4WorkloadConfig) -> PlannedWorkload:
-    from .plan import planned as build
-
-    return build(config)
-
-
-def open_log(config: DLRMv4WorkloadConfig, folder: Path) -> MLPerfLog | None:
-    """The run's MLPerf log, where it wants one."""
-    if not config.mlperf.log:
-        return None
-    from ...runs.mlperf.log import MLPerfLog
-
-    return MLPerfLog(folder / "mlperf.log", config.mlperf)
-
-
-def submission(trial: HistoryTrial, seed: int, log: MLPerfLog) -> Submission:
-    from .build import submission as build
-
-    return build(trial, seed, log)
 
 
 def bounds(config: DLRMv4WorkloadConfig) -> dict[str, Any]:
@@ -283,10 +238,10 @@ DLRM_V4 = Workload(
     config=DLRMv4WorkloadConfig,
     presets={"laptop": laptop, "gpu": gpu, "mlperf": mlperf},
     estimate=estimate,
-    check=check,
-    prepare=prepare,
-    planned=planned,
     claims=claims,
-    open_log=open_log,
-    submission=submission,
+    checks="recperf.workloads.dlrm_v4.data:check",
+    build="recperf.workloads.dlrm_v4.build:PreparedHistories",
+    ranks="recperf.workloads.dlrm_v4.ranks:PreparedHistoriesOnRanks",
+    plan="recperf.workloads.dlrm_v4.plan:planned",
+    submission="recperf.workloads.dlrm_v4.build:submission",
 )

@@ -6,47 +6,45 @@ Shapes: N anchors.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ...data.order import Samples
 from ...data.yambda import catalogue
-from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...data.yambda.reference.cache import open_events
 from ...data.yambda.schema import LISTEN_PLUS
 from ...data.yambda.synthesize.config import of_size
 from ...data.yambda.windows import Users, WindowIndex, refuse_overlap
-from ...distributed.world import current
 from ...errors import ConfigError, DataError
-from ...execution.workload import Fix, Trial
-from ...measure.cost import FLOAT, Cost
-from ...models.dlrm_v4.cost import load_of, step
 from ...train.baselines import baselines, popularity
-from ...train.device import choose, repeatable
-from ...train.loop import Position, Recipe
+from ...train.loop import Position
 from ...train.stream import next_window
-from ..micro_dlrm.build import cpu_fixes
-from .config import DLRMv4WorkloadConfig, EventsConfig, bounds
-
-if TYPE_CHECKING:
-    from .build import HistoryTrial
+from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room
 
 MOST_BASELINE_ROWS = 4_000_000
 """The simple rules learn from the newest anchors, at most so many."""
 
 
-class PreparedHistories:
-    """Events opened, windows found, some of them set aside."""
+def check(config: DLRMv4WorkloadConfig) -> str:
+    """Check memory and data without training; the line names the data."""
+    require_room(config)
+    if config.data.path is None:
+        return f"yambda-like, about {config.data.events:,} events (synthetic)"
+    store = open_events(config.data.path)
+    return f"{store.name}, {store.events:,} events{' (synthetic)' if store.synthetic else ''}"
+
+
+class EventWindows:
+    """Events opened, and their windows divided into those to train on and those to score."""
 
     def __init__(self, config: DLRMv4WorkloadConfig) -> None:
         self.config, data = config, config.data
         if data.path is None:
-            made = of_size(data.events, seed=data.embedded_seed)
-            self.store = catalogue.embedded(say=lambda _: None, config=made)
+            synthetic = of_size(data.events, seed=data.embedded_seed)
+            self.store = catalogue.embedded(say=lambda _: None, config=synthetic)
         else:
             self.store = open_events(data.path)
         self.index = WindowIndex.open(self.store, data.windows)
@@ -55,13 +53,6 @@ class PreparedHistories:
         except DataError as error:
             raise DataError(error.what, where={"store": self.store.folder, **error.where}, fix=error.fix) from None
         self.scored_users: Users = "held-out" if data.windows.train_share < 1 else "all"
-        model = config.model
-        product = 2 * config.train.batch_size * model.hstu.max_length * model.dim * model.hstu.uvqk_width
-        settings = choose(config.train, largest_product_flops=product)
-        # Those of the transducer; the rest of the model is float32.
-        settings = replace(settings, precision=model.precision, others_exact=True)
-        self.settings = repeatable(settings) if config.train.deterministic else settings
-        self.histories = Histories(self.store, data.history, pin=self.settings.device.type == "cuda")
         train, valid = self.train_order(), self.valid_order(self.windows_at(None))
         if not train.samples or not valid.samples:
             what = "score" if train.samples else "train on"
@@ -137,35 +128,6 @@ class PreparedHistories:
             ids_FN=torch.from_numpy(ids),
             labels_N=torch.from_numpy(labels.astype(np.float32)),
         )
-
-    def trial(self, seed: int) -> HistoryTrial:
-        world = current()
-        if world.size > 1:
-            from .ranks import RankTrial
-
-            return RankTrial(self, seed, world)
-        from .build import HistoryTrial
-
-        return HistoryTrial(self, seed)
-
-    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        """Of a step with the lengths of a batch from the middle of training; of several ranks, of this one's share."""
-        order, world = self.train_order(), current()
-        positions_B = order.batch(len(order) // 2)
-        ours_B = positions_B[world.rank :: world.size]
-        lengths = self.histories.batch(ours_B if len(ours_B) else positions_B[:1]).history_offsets_B1.diff()
-        least = self.config.model.context_tokens + 1
-        return step(self.config.model, [load_of(self.config.model, (lengths + least).tolist())], rows=unique)
-
-    def table_bytes(self) -> tuple[int, int]:
-        row = FLOAT * self.config.model.table_dim
-        return row, row * sum(self.config.model.table_rows.values())
-
-    def fixes(self) -> tuple[Fix, ...]:
-        return cpu_fixes(self.config, self.settings)
-
-    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
-        return None
 
 
 def divided(data: EventsConfig, windows: int) -> tuple[range, range]:

@@ -27,18 +27,26 @@ from ...distributed.placing import text_of
 from ...distributed.samples import Scores, count, with_next
 from ...distributed.step import RankStep, Reduction
 from ...distributed.tables import TorchRecTables
-from ...distributed.world import World
+from ...distributed.world import World, current
 from ...measure.spans import span
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.stages import StagedLoss
 from ...models.dlrm_v4.tables import DLRMv4Tables
 from ...points import passing
-from .build import Evaluations, HistoryTrial, InputOrder, Numbered, SteppedModel
-from .data import PreparedHistories
+from .build import Evaluations, HistoryTrial, InputOrder, Numbered, PreparedHistories, SteppedModel
 
 TABLES = "tables."
 """What the names of tables begin with in a state."""
+
+
+class PreparedHistoriesOnRanks(PreparedHistories):
+    def trial(self, seed: int) -> HistoryTrial:
+        return RankTrial(self, seed, current())
+
+    def own_samples(self, positions_B: NDArray[np.int64]) -> NDArray[np.int64]:
+        own_B = positions_B[current().rank :: current().size]
+        return own_B if len(own_B) else positions_B[:1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.config import MovieLensConfig
 from ...distributed.config import DistributedConfig
-from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory, summed_bytes
 from ...measure.cost import FLOAT
 from ...measure.explain import explain
@@ -19,7 +18,6 @@ from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
     from ...plan.work import PlannedWorkload
-    from .build import PreparedClicks
 
 PUBLISHED_TARGET = {"accuracy": 0.71, "auc": 0.78}
 """Bounds on the real data with the random split; two bias terms alone reach 0.705 and 0.772 there."""
@@ -62,47 +60,10 @@ def estimate(config: MicroDLRMConfig) -> Estimate:
     )
 
 
-def check_sizes(model: DLRMConfig, rows: tuple[int, ...], dense: int) -> None:
-    """Ids of the data must fit the tables: a stacked lookup would not notice one that does not."""
-    wanted = ("user", "item", "occupation")
-    if model.features != wanted:
-        raise ConfigError(f"model.features is {model.features}; MovieLens has {wanted}")
-    for name, have, need in zip(wanted, model.rows, rows):
-        if have < need:
-            raise ConfigError(
-                f"table {name!r} has {have} rows, the data needs {need}",
-                where={"field": "model.rows"},
-                fix=f"--model.rows {' '.join(map(str, rows))}",
-            )
-    if model.dense != dense:
-        raise ConfigError(
-            f"model.bottom starts with {model.dense} dense features, the data has {dense}",
-            where={"field": "model.bottom"},
-        )
-
-
-def _require_room(config: MicroDLRMConfig) -> None:
-    """On several ranks every one has all tables, and their gradient travels with the others."""
-    found = estimate(config)
-    require_memory(found, more=summed_bytes(sum(found.parameters.values())))
-
-
-def check(config: MicroDLRMConfig) -> str:
-    from ...data.clicks import build
-    from ...data.movielens import load
-
-    _require_room(config)
-    data = load(config.data)
-    clicks = build(data, config.data)
-    check_sizes(config.model, clicks.rows, len(clicks.dense_names))
-    return f"{data.name}, {len(data.rating):,} ratings{' (synthetic)' if data.synthetic else ''}"
-
-
-def prepare(config: MicroDLRMConfig) -> PreparedClicks:
-    from .build import PreparedClicks
-
-    _require_room(config)
-    return PreparedClicks(config)
+def require_room(config: MicroDLRMConfig) -> None:
+    """Refuse tables that memory cannot hold. Each of several ranks has all tables and all-reduces their gradient."""
+    needed = estimate(config)
+    require_memory(needed, more=summed_bytes(sum(needed.parameters.values())))
 
 
 def planned(config: MicroDLRMConfig) -> PlannedWorkload:
@@ -141,8 +102,9 @@ MICRO_DLRM = Workload(
     config=MicroDLRMConfig,
     presets={"default": default, "dot": dot},
     estimate=estimate,
-    check=check,
-    prepare=prepare,
-    planned=planned,
     claims=claims,
+    checks="recperf.workloads.micro_dlrm.data:check",
+    build="recperf.workloads.micro_dlrm.build:PreparedClicks",
+    ranks="recperf.workloads.micro_dlrm.ranks:PreparedClicksOnRanks",
+    plan="recperf.workloads.micro_dlrm.config:planned",
 )

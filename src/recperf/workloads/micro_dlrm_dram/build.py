@@ -14,7 +14,7 @@ from ...data.batch import ClickBatch
 from ...data.order import Samples, ShuffledOrder, cut
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
-from ...execution.workload import Fix, Trial, describe_made_up
+from ...execution.workload import Fix, Trial, cpu_fixes, describe_synthetic
 from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
@@ -25,14 +25,17 @@ from ...train.loop import Order, Position, Recipe
 from ...train.metrics import binary_metrics
 from ...train.optim import AdamW
 from ...train.sparse import SparseRows, SplitOptimizer
-from ..micro_dlrm.build import SCORING_BATCH, KeptTrial, cpu_fixes, largest_product, movielens_samples, one_cycle_recipe
+from ..clicks import SCORING_BATCH, DLRMTrialState, largest_product, one_cycle_recipe
+from ..micro_dlrm.build import movielens_samples
 from .config import MicroDLRMDramConfig, bounds, hot_ids, resolved_rows
+from .data import check
 
 
 class PreparedDram:
     """Ids chosen, settings decided; the table itself is made a trial."""
 
     def __init__(self, config: MicroDLRMDramConfig) -> None:
+        check(config)
         self.config = config
         self.rows = resolved_rows(config)
         self.model = config.model.dlrm(self.rows)
@@ -49,7 +52,7 @@ class PreparedDram:
     def _describe(self) -> dict[str, Any]:
         data, batch = self.config.data, self.config.train.batch_size
         parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch}
-        return describe_made_up(f"virtual {data.ids} ids", data, batch, parts)
+        return describe_synthetic(f"virtual {data.ids} ids", data, batch, parts)
 
     def order(self, seed: int, *, id_space: int | None = None) -> Order:
         """The batches of a training; with an id space, virtual ids are uniform in that space instead."""
@@ -124,7 +127,7 @@ class PreparedDram:
         }
 
 
-class DramTrial(KeptTrial):
+class DramTrial(DLRMTrialState):
     """One DLRM over a hashed table, its two optimizers and its batches."""
 
     def __init__(self, prepared: PreparedDram, seed: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...data.config import DramDataConfig
-from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
+from ...execution.workload import Estimate, TrialsConfig, Workload
 from ...machine import available_bytes, caches
 from ...measure.cost import FLOAT
 from ...measure.explain import explain
@@ -27,7 +27,6 @@ from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
     from ...plan.work import PlannedWorkload
-    from .build import PreparedDram
 
 CACHES = 20
 """With --model.rows auto the table is this many last-level caches large."""
@@ -94,23 +93,6 @@ def estimate(config: MicroDLRMDramConfig) -> Estimate:
     )
 
 
-def check(config: MicroDLRMDramConfig) -> str:
-    require_memory(estimate(config))
-    if config.data.ids == "movielens":
-        from ...data.movielens import load
-
-        data = load(config.data)
-        return f"{data.name}, {len(data.rating):,} ratings{' (synthetic)' if data.synthetic else ''}"
-    return f"{config.data.ids} ids from a space of {config.data.id_space:,} (synthetic)"
-
-
-def prepare(config: MicroDLRMDramConfig) -> PreparedDram:
-    from .build import PreparedDram
-
-    check(config)
-    return PreparedDram(config)
-
-
 def planned(config: MicroDLRMDramConfig) -> PlannedWorkload:
     model = config.model.dlrm(resolved_rows(config))
     ids = (float(config.data.ids_per_bag * len(model.features)),)
@@ -151,8 +133,8 @@ MICRO_DLRM_DRAM = Workload(
     config=MicroDLRMDramConfig,
     presets={"default": default, "zipf": zipf, "movielens": movielens},
     estimate=estimate,
-    check=check,
-    prepare=prepare,
-    planned=planned,
     claims=claims,
+    checks="recperf.workloads.micro_dlrm_dram.data:check",
+    build="recperf.workloads.micro_dlrm_dram.build:PreparedDram",
+    plan="recperf.workloads.micro_dlrm_dram.config:planned",
 )

@@ -1,4 +1,4 @@
-"""What is kept of a trial beside its weights, and when it is written."""
+"""What a checkpoint holds beside the weights, and when it is written."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ import pytest
 import torch
 
 from recperf.errors import ConfigError, DataError, MachineError
-from recperf.execution import keeper as keepers
-from recperf.execution.keeper import Keeper, in_background, open_store
+from recperf.execution import training
+from recperf.execution.training import SeedTraining, in_background, open_store
 from recperf.runs.record import Run
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.config import TrainConfig
 from recperf.train.loop import Position
 from recperf.train.stop import StopFlag
 
+RECIPE = SimpleNamespace(
+    steps=9, model=None, seen=lambda: None, about_score=lambda at: {}, ahead=lambda at: None
+)  # fmt: skip
+
 
 @dataclass
 class Weights:
-    """As much of a trial as a keeper sees."""
+    """As much of a trial as its training uses."""
 
     weights: torch.Tensor = field(default_factory=lambda: torch.zeros(3))
     seen: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
-    recipe: Any = field(default_factory=lambda: SimpleNamespace(steps=9))
+    recipe: Any = field(default_factory=lambda: RECIPE)
+
+    def score(self, at: Position) -> dict[str, float]:
+        return {}
 
     def state(self) -> dict[str, Any]:
         return {"model": {"weights": self.weights}, "seen": self.seen}
@@ -49,10 +56,17 @@ class Log:
         self.told.append(state)
 
 
-def keeper(run: Run, trial: Weights, **fields: Any) -> Keeper:
+def seed_training(
+    run: Run, trial: Weights, *, contract: Any = None, allow: tuple[str, ...] = (), log: Any = None
+) -> SeedTraining:
+    job = SimpleNamespace(
+        run=run, report=None, stop=StopFlag(), allow=allow, log=log, config=TrainConfig(),
+        workload=SimpleNamespace(submission=None), reached=lambda metrics: False,
+    )  # fmt: skip
     store = CheckpointStore(folder=run.folder / "checkpoints" / "seed-42", notice=pytest.fail)
-    given = {"evaluator": SimpleNamespace(history=[]), "stop": StopFlag(), "store": store, **fields}
-    return Keeper(seed=42, trial=cast(Any, trial), run=run, **given)
+    made = SeedTraining(cast(Any, job), 42, cast(Any, trial), store)
+    made.contract = contract or {}
+    return made
 
 
 @pytest.fixture
@@ -64,14 +78,14 @@ def run(tmp_path: Path) -> Any:
 
 def test_everything_comes_back(run: Run) -> None:
     log = Log()
-    first = keeper(run, Weights(torch.arange(3.0), torch.ones(5)), contract={"a": 1, "b": [1.5]}, log=log)
+    first = seed_training(run, Weights(torch.arange(3.0), torch.ones(5)), contract={"a": 1, "b": [1.5]}, log=log)
     first.evaluator.history.append({"step": 2, "epoch": 0, "metrics": {"auc": 0.1 + 0.2}})
     run.event("step", seed=42, step=2)
     torch.manual_seed(5)
     first.save(Position(1, 2, 5), best=True)
     drawn = torch.rand(4)
     run.event("step", seed=42, step=3)
-    again = keeper(run, Weights(), contract={"a": 1, "b": [1.5], "new": 0}, log=log)
+    again = seed_training(run, Weights(), contract={"a": 1, "b": [1.5], "new": 0}, log=log)
     assert again.restore() == Position(1, 2, 5)
     assert torch.equal(torch.rand(4), drawn)
     assert again.trial.state()["model"]["weights"].tolist() == [0, 1, 2]
@@ -84,18 +98,18 @@ def test_everything_comes_back(run: Run) -> None:
 def test_nothing_saved_starts_the_logs_over(run: Run) -> None:
     log = Log()
     run.event("step", seed=42, step=1)
-    assert keeper(run, Weights(), log=log).restore() == Position()
+    assert seed_training(run, Weights(), log=log).restore() == Position()
     assert log.told == [None]
     assert run.event_bytes == 0
 
 
 def test_a_changed_contract_is_refused_by_name_and_an_allowed_one_noted(run: Run) -> None:
-    keeper(run, Weights(), contract={"train.rise": 0.3, "seed": 1}).save(Position(0, 4, 4), best=False)
+    seed_training(run, Weights(), contract={"train.rise": 0.3, "seed": 1}).save(Position(0, 4, 4), best=False)
     changed = {"train.rise": 0.5, "seed": 1}
     with pytest.raises(ConfigError, match=r"train\.rise is 0\.5; this run has 0\.3") as refused:
-        keeper(run, Weights(), contract=changed).restore()
+        seed_training(run, Weights(), contract=changed).restore()
     assert refused.value.fix == "--allow-change train.rise, or a new run"
-    assert keeper(run, Weights(), contract=changed, allow=("train.rise",)).restore().step == 4
+    assert seed_training(run, Weights(), contract=changed, allow=("train.rise",)).restore().step == 4
     assert b"train.rise changed from 0.3 to 0.5 after step 4" in (run.folder / "events.jsonl").read_bytes()
 
 
@@ -103,35 +117,35 @@ def test_a_changed_contract_is_refused_by_name_and_an_allowed_one_noted(run: Run
 def test_what_only_the_machine_or_others_lack_is_no_misfit(
     run: Run, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    keeper(run, Weights()).save(Position(0, 1, 1), best=False)
+    seed_training(run, Weights()).save(Position(0, 1, 1), best=False)
 
     def refuse(*_: Any) -> None:
         raise RuntimeError(text)
 
     monkeypatch.setattr(Weights, "restore", refuse)
     with pytest.raises(RuntimeError, match=text):
-        keeper(run, Weights()).restore()
+        seed_training(run, Weights()).restore()
 
 
 @pytest.mark.parametrize("saved", [torch.zeros(1), torch.zeros(4)])
 def test_a_state_of_another_shape_is_not_stretched(run: Run, saved: torch.Tensor) -> None:
-    keeper(run, Weights(saved), contract={"dim": 1}).save(Position(0, 1, 1), best=False)
+    seed_training(run, Weights(saved), contract={"dim": 1}).save(Position(0, 1, 1), best=False)
     with pytest.raises(ConfigError, match="does not fit this config: dim is 3; this run has 1") as refused:
-        keeper(run, Weights(), contract={"dim": 3}, allow=("dim",)).restore()
+        seed_training(run, Weights(), contract={"dim": 3}, allow=("dim",)).restore()
     assert refused.value.where["state"].startswith("model/weights is (3,)")
 
 
 def test_a_state_that_lacks_a_part_is_refused(run: Run) -> None:
-    made = keeper(run, Weights())
+    made = seed_training(run, Weights())
     made.store.save(1, {"trial": {}}, best=False)
     with pytest.raises(DataError, match="the checkpoint has no position"):
         made.restore()
 
 
 def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = keeper(run, Weights())
+    made = seed_training(run, Weights())
     made.store.background = True
-    made.stop.received = 15
+    made.job.stop.received = 15
     made.save(Position(0, 1, 1), best=False)
     assert "the state is saved" in made.stopped(Position(0, 1, 1)).what
     assert [path.name for path in made.store.saved()] == ["step-00000001"]
@@ -148,7 +162,7 @@ def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPat
 
 def test_writing_in_the_background_wants_room_for_four(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(keepers, "available_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(training, "available_bytes", lambda: 4 << 30)
     assert in_background(TrainConfig(), 1 << 30, said.append)
     assert not in_background(TrainConfig(checkpoint_background="off"), 0, said.append)
     assert in_background(TrainConfig(checkpoint_background="on"), 1 << 40, said.append)
@@ -165,8 +179,8 @@ def test_a_store_is_as_the_config_wants_it(tmp_path: Path) -> None:
 
 def test_baselines_that_were_changed_are_refused_unless_the_data_was(run: Run) -> None:
     run.write("baselines.json", {"majority": {"auc": 0.5}})
-    keeper(run, Weights(), contract={"data.events": 1}).save(Position(0, 1, 1), best=False)
+    seed_training(run, Weights(), contract={"data.events": 1}).save(Position(0, 1, 1), best=False)
     run.write("baselines.json", {"majority": {"auc": 0.1}})
     with pytest.raises(DataError, match=r"baselines\.json was changed since its checkpoint"):
-        keeper(run, Weights(), contract={"data.events": 1}).restore()
-    assert keeper(run, Weights(), contract={"data.events": 2}, allow=("data.events",)).restore().step == 1
+        seed_training(run, Weights(), contract={"data.events": 1}).restore()
+    assert seed_training(run, Weights(), contract={"data.events": 2}, allow=("data.events",)).restore().step == 1

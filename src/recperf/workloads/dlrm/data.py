@@ -1,0 +1,134 @@
+"""The batches of dlrm: drawn at random, or read from a Criteo click log."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...config import to_json
+from ...data.batch import ClickBatch
+from ...data.criteo.config import DENSE, KEYS
+from ...data.criteo.convert import find
+from ...data.criteo.order import CriteoOrder
+from ...data.criteo.store import CriteoStore
+from ...data.criteo.store import describe as describe_criteo
+from ...data.random_bags import RandomBags
+from ...data.random_config import read_profile
+from ...errors import ConfigError
+from ...execution.workload import describe_synthetic, require_memory
+from ...train.baselines import majority
+from ...train.loop import Order
+from ...train.metrics import binary_metrics
+from ..clicks import SCORING_BATCH
+from .config import LESS, DLRMWorkloadConfig, estimate, reduction_bytes, table_share
+
+
+def check(config: DLRMWorkloadConfig) -> str:
+    """Check the data without reading all of it, and the memory where a CPU will train; the line names the data."""
+    if config.train.device == "cpu" or not Path("/dev/nvidia0").exists():
+        require_memory(estimate(config), tables=table_share(config), more=reduction_bytes(config), fix=LESS)
+    _require_readable(config)
+    if config.data.source == "random":
+        return f"synthetic batches, {config.data.ids} ids"
+    log = find(config.data.criteo(config.dlrm.rows))
+    state = f"{log.rows:,} rows, already converted" if log.complete else "to be converted first"
+    return f"Criteo log {config.data.path}, {state}"
+
+
+def _require_readable(config: DLRMWorkloadConfig) -> None:
+    """Refuse a profile that cannot be read, or a model that does not fit Criteo's columns."""
+    if config.data.source == "random":
+        if config.data.profile is not None:
+            read_profile(config.data.profile, dict(zip(config.dlrm.features, config.dlrm.rows)))
+    elif len(config.model.rows) != len(KEYS) or config.model.bottom[0] != DENSE:
+        raise ConfigError(
+            f"Criteo has {DENSE} dense features and {len(KEYS)} tables, the model {config.model.bottom[0]} and "
+            f"{len(config.model.rows)}",
+            where={"field": "model.rows, model.bottom"},
+            fix="--preset criteo-kaggle",
+        )
+
+
+@dataclass(frozen=True)
+class CopiedOrder:
+    """Batches made on the host and copied to the device one step at a time."""
+
+    order: Order
+    device: torch.device
+    pinned: bool
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
+        for batch in self.order.batches(epoch, start):
+            yield (batch.pin_memory() if self.pinned else batch).to(self.device, non_blocking=self.pinned)
+
+
+class ClickSource:
+    """Random batches or a Criteo log, opened."""
+
+    def __init__(self, config: DLRMWorkloadConfig) -> None:
+        _require_readable(config)
+        self.config, self.model = config, config.dlrm
+        self.drawn = config.data.source == "random"
+        self._store = None if self.drawn else CriteoStore.open(config.data.criteo(self.model.rows))
+
+    def facts(self) -> dict[str, Any]:
+        """What a result records about the data."""
+        if self._store is not None:
+            return describe_criteo(self._store)
+        data, batch = self.config.data, self.config.train.batch_size
+        parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch, "rows": self.model.rows}
+        if data.profile is not None:
+            parts["profile"] = hashlib.sha256(data.profile.read_bytes()).hexdigest()
+        return describe_synthetic(f"synthetic {data.ids} ids", data, batch, parts)
+
+    def bags(self, seed: int, device: torch.device | str) -> RandomBags:
+        return RandomBags(
+            keys=self.model.features,
+            rows=self.model.rows,
+            dense=self.model.dense,
+            batch_size=self.config.train.batch_size,
+            seed=seed,
+            device=str(device),
+            config=self.config.data,
+        )
+
+    def host_order(self, seed: int) -> Order:
+        if self._store is None:
+            return self.bags(seed, "cpu")
+        return CriteoOrder(store=self._store, batch_size=self.config.train.batch_size, seed=seed)
+
+    def order(self, seed: int, device: torch.device, input: str) -> Order:
+        """Batches on the device that trains: drawn there, or made on the host and copied."""
+        if device.type == "cpu":
+            return self.host_order(seed)
+        if self.drawn and input == "device":
+            return self.bags(seed, device)
+        return CopiedOrder(self.host_order(seed), device, input == "pinned")
+
+    def held_out(self, seed: int, device: torch.device) -> Iterable[ClickBatch]:
+        if self._store is None:
+            return self.bags(seed, device).held_out(self.config.data.held_out_batches)
+        order = CriteoOrder(store=self._store, batch_size=SCORING_BATCH, seed=seed, split="valid")
+        return (batch.to(device) for batch in order.cut())
+
+    def baselines(self, seed: int, device: torch.device) -> dict[str, dict[str, float]]:
+        """The majority class, and for random batches the logits that their labels were drawn from."""
+        labels, planted = [], []
+        bags = self.bags(seed, device) if self.drawn else None
+        for batch in self.held_out(seed, device):
+            labels.append(batch.labels_B)
+            if bags is not None:
+                planted.append(bags.planted_logits(batch))
+        labels_N = torch.cat(labels).cpu()
+        scores = {"majority": binary_metrics(majority(labels_N, len(labels_N)), labels_N)}
+        if planted:
+            scores["planted"] = binary_metrics(torch.cat(planted), labels_N)
+        return scores

@@ -1,0 +1,96 @@
+"""dlrm on several ranks: TorchRec divides the tables, or with AdamW each rank holds a copy of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ...distributed.bags import BagTables
+from ...distributed.world import current
+from ...errors import ConfigError, MachineError
+from ...models.embeddings import Embeddings
+from ...models.streams import SideStreams
+from ...train.fast import Switches
+from ...train.loop import Optimizer
+from ...train.optim import make_dense
+from ..click_ranks import DenseAndBags, RankTrialState, SharedClicks, require_copies, samples_of_rank
+from .build import DLRMTrial, PreparedDLRM
+from .config import max_ids
+
+NO_GRAPH = "ranks communicate in the middle of a step"
+
+
+class PreparedDLRMOnRanks(PreparedDLRM):
+    @property
+    def samples_per_step(self) -> int:
+        return samples_of_rank(self.config.train.batch_size)
+
+    def resolve_switches(self, device: torch.device) -> Switches:
+        fast = self.config.fast
+        if fast.graph == "on":
+            raise MachineError(f"a step cannot be a CUDA graph: {NO_GRAPH}", fix="--fast.graph off")
+        switches = self.resolved(replace(fast, graph="off"), device)
+        if fast.graph == "auto":
+            switches.reasons["graph"] = f"off: {NO_GRAPH}"
+        return switches
+
+    def trial(self, seed: int) -> DLRMTrial:
+        return RankDLRMTrial(self, seed)
+
+
+class RankDLRMTrial(RankTrialState, DLRMTrial):
+    """One rank of a trial of dlrm."""
+
+    def __init__(self, prepared: PreparedDLRMOnRanks, seed: int) -> None:
+        self.world = current()
+        train = prepared.config.train
+        if train.optimizer == "adamw":
+            require_copies(prepared.config.distributed, "--train.optimizer rowwise-adagrad")
+        if train.micro_batches > 1:
+            raise ConfigError(
+                f"train.micro_batches is {train.micro_batches}: a rank takes its part of a batch in one piece, since "
+                "fbgemm updates tables in each backward pass",
+                where={"field": "train.micro_batches"},
+                fix="--train.micro-batches 1; more ranks have smaller parts",
+            )
+        super().__init__(prepared, seed)
+        self.share_out(prepared.settings, prepared.config.distributed)
+
+    def _embeddings(self, device: torch.device, lanes: SideStreams) -> Embeddings:
+        prepared, config = self.prepared, self.prepared.config
+        if config.train.optimizer == "adamw":
+            return super()._embeddings(device, lanes)
+        model, reasons = prepared.model, prepared.settings.reasons
+        tables = BagTables(
+            dict(zip(model.features, model.rows)), model.dim, config.distributed, self.world,
+            optimizer=config.train.optimizer, eps=config.train.eps,
+            ids=dict(zip(model.features, map(float, max_ids(config)))), batch_size=config.train.batch_size,
+            device=device, bag="auto" if prepared.switches.embedding else "reference",
+        )  # fmt: skip
+        own = tables.copies.bags.why
+        if tables.divided:
+            # fbgemm has its own way; what was asked for or chosen is that of the copies.
+            copies = bool(tables.copies.bags.keys)
+            reasons["embedding"] = "fbgemm: several ranks" + (f"; copies {reasons['embedding']}" if copies else "")
+            reasons["bag"] = "TorchRec: several ranks" + (f"; copies {own}" if copies else "")
+        else:
+            reasons["bag"] = own
+        return tables
+
+    def _optimizer(self, lanes: SideStreams) -> Optimizer:
+        if self.rank_tables is None:
+            return super()._optimizer(lanes)
+        train, plain = self.prepared.config.train, not self.prepared.switches.optimizer
+        groups = [(self.model.dense_parameters(), 0.0)]
+        return DenseAndBags(make_dense(train.optimizer, groups, eps=train.eps, plain=plain), self.rank_tables)
+
+    def predicted(self) -> tuple[Tensor, Tensor]:
+        return self.scored(self.prepared.held_out(self.seed))
+
+    def rows_of(self, batch: Any) -> Tensor:
+        """The table rows that this rank's part of a batch looks up."""
+        part = cast(SharedClicks, batch).part
+        return self.rank_tables.rows_of(part.features) if self.rank_tables else super().rows_of(part)

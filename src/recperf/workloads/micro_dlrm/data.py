@@ -1,0 +1,47 @@
+"""MovieLens as micro-dlrm reads it: ratings to click rows, checked against the model's tables."""
+
+from __future__ import annotations
+
+from ...data.clicks import Clicks, build
+from ...data.config import MovieLensConfig
+from ...data.movielens import MovieLens, load
+from ...errors import ConfigError
+from ...models.config import DLRMConfig
+from .config import MicroDLRMConfig, require_room
+
+FEATURES = ("user", "item", "occupation")
+
+
+def check(config: MicroDLRMConfig) -> str:
+    """Check memory, data and table sizes without training; the line names the data."""
+    require_room(config)
+    ratings, clicks = read(config.data)
+    check_sizes(config.model, clicks)
+    return describe(ratings)
+
+
+def read(config: MovieLensConfig) -> tuple[MovieLens, Clicks]:
+    ratings = load(config)
+    return ratings, build(ratings, config)
+
+
+def describe(ratings: MovieLens) -> str:
+    return f"{ratings.name}, {len(ratings.rating):,} ratings{' (synthetic)' if ratings.synthetic else ''}"
+
+
+def check_sizes(model: DLRMConfig, clicks: Clicks) -> None:
+    """Refuse tables that are too small for the data's ids: a lookup in stacked tables would read another table."""
+    if model.features != FEATURES:
+        raise ConfigError(f"model.features is {model.features}; MovieLens has {FEATURES}")
+    for name, rows, needed in zip(FEATURES, model.rows, clicks.rows):
+        if rows < needed:
+            raise ConfigError(
+                f"table {name!r} has {rows} rows, the data needs {needed}",
+                where={"field": "model.rows"},
+                fix=f"--model.rows {' '.join(map(str, clicks.rows))}",
+            )
+    if model.dense != len(clicks.dense_names):
+        raise ConfigError(
+            f"model.bottom starts with {model.dense} dense features, the data has {len(clicks.dense_names)}",
+            where={"field": "model.bottom"},
+        )

@@ -1,0 +1,41 @@
+"""micro-dlrm on several ranks. Its optimizer is AdamW, so each rank holds a copy of every table."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor
+
+from ...data.order import cut
+from ...distributed.world import current
+from ..click_ranks import RankTrialState, SharedClicks, require_copies, samples_of_rank
+from ..clicks import SCORING_BATCH
+from .build import ClickTrial, PreparedClicks
+
+
+class PreparedClicksOnRanks(PreparedClicks):
+    @property
+    def samples_per_step(self) -> int:
+        return samples_of_rank(self.config.train.batch_size)
+
+    def trial(self, seed: int) -> ClickTrial:
+        return RankClickTrial(self, seed)
+
+
+class RankClickTrial(RankTrialState, ClickTrial):
+    """One rank of a trial."""
+
+    def __init__(self, prepared: PreparedClicksOnRanks, seed: int) -> None:
+        self.world = current()
+        options = prepared.config.distributed
+        require_copies(options, "recperf run dlrm, which has other optimizers")
+        super().__init__(prepared, seed)
+        self.share_out(prepared.settings, options)
+
+    def logits(self) -> Tensor:
+        self.model.eval()
+        return self.scored(cut(self.valid, SCORING_BATCH))[0]
+
+    def rows_of(self, batch: Any) -> Tensor:
+        """The table rows that this rank's part of a batch looks up."""
+        return super().rows_of(cast(SharedClicks, batch).part)
