@@ -96,13 +96,13 @@ def _rank(rank: int, file: Path, ranks: int, meeting: str, made: DLRMv4WorkloadC
     from recperf.distributed.world import World, enter
     from recperf.measure.spans import StepClock
     from recperf.train.loop import take_step
-    from recperf.workloads.dlrm_v4.build import PreparedHistories
+    from recperf.workloads import find
 
     torch.set_num_threads(1)
     world = enter(World(rank=rank, size=ranks, local_rank=rank, local_size=ranks))
     world.join("cpu", 300, init_method=f"file://{meeting}")
     messages = _messages(world) if ranks > 1 else {}
-    trial = PreparedHistories(made).trial(SEED)
+    trial: Any = find("dlrm-v4").prepare(made).trial(SEED)
     trial.model.train()
     batches, found = trial.recipe.order.batches(0), []
     for step in range(WARM_UP + steps):

@@ -43,24 +43,24 @@ Rows = list[dict[str, Any]]
 def prepared_of(name: str) -> Any:
     """A workload by its default preset, on one thread of a CPU; dlrm in smaller batches, dlrm-v4 with fewer events."""
     if name == "dlrm":
-        from recperf.workloads.dlrm.build import PreparedDLRM
+        from recperf.workloads import find
         from recperf.workloads.dlrm.config import experiment
 
         made = experiment()
-        return PreparedDLRM(replace(made, train=replace(made.train, batch_size=512, device="cpu", threads=1)))
+        return find("dlrm").prepare(replace(made, train=replace(made.train, batch_size=512, device="cpu", threads=1)))
     if name == "micro-dlrm":
         from recperf.data.config import MovieLensConfig
-        from recperf.workloads.micro_dlrm.build import PreparedClicks
+        from recperf.workloads import find
         from recperf.workloads.micro_dlrm.config import default
 
         tiny = default()
         train = replace(tiny.train, device="cpu", threads=1)
-        return PreparedClicks(replace(tiny, data=MovieLensConfig(source="embedded"), train=train))
-    from recperf.workloads.dlrm_v4.build import PreparedHistories
+        return find("micro-dlrm").prepare(replace(tiny, data=MovieLensConfig(source="embedded"), train=train))
+    from recperf.workloads import find
     from recperf.workloads.dlrm_v4.config import laptop
 
     small = laptop()
-    return PreparedHistories(replace(small, data=replace(small.data, events=40_000)))
+    return find("dlrm-v4").prepare(replace(small, data=replace(small.data, events=40_000)))
 
 
 def trained(name: str, steps: int, more: int = 0) -> tuple[list[float], dict[str, float]]:

@@ -38,7 +38,7 @@ from recperf.errors import RecperfError
 from recperf.measure.profile import endless
 from recperf.models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
 from recperf.train.loop import take_step
-from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import laptop
 
 NAME = "rank_pipeline"
@@ -165,7 +165,7 @@ def rank(chosen: argparse.Namespace) -> None:
     config = replace(
         config, data=replace(config.data, events=chosen.events), train=replace(config.train, batch_size=chosen.batch)
     )
-    trial: Any = world.leader_first(lambda: PreparedHistories(config)).trial(0)
+    trial: Any = world.leader_first(lambda: find("dlrm-v4").prepare(config)).trial(0)
     conditions = {
         "ranks": world.size, "backend": world.backend, "batch": chosen.batch, "block": chosen.each,
         "table_dim": config.model.table_dim, "note": chosen.note,

@@ -14,10 +14,9 @@ from recperf.errors import RecperfError
 from recperf.execution.measuring import measure_window
 from recperf.train.device import applied
 from recperf.train.loop import take_step
+from recperf.workloads import find
 from recperf.workloads.click_ranks import share
-from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
-from recperf.workloads.micro_dlrm.build import PreparedClicks
 
 SEED = 3
 
@@ -38,7 +37,7 @@ def dlrm(
 
 
 def prepared_of(config: Any) -> Any:
-    return PreparedDLRM(config) if isinstance(config, DLRMWorkloadConfig) else PreparedClicks(config)
+    return find("dlrm" if isinstance(config, DLRMWorkloadConfig) else "micro-dlrm").prepare(config)
 
 
 def training(

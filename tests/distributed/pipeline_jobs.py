@@ -15,8 +15,7 @@ from torch import Tensor, distributed, nn
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
 from recperf.train.loop import Position, take_step
-from recperf.workloads.dlrm.build import PreparedDLRM
-from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
 
 
@@ -63,7 +62,7 @@ def looked_up(world: World, sharding: str, following: bool) -> dict[str, Any]:
 
 def steps(world: World, config: DLRMv4WorkloadConfig, count: int) -> dict[str, Any]:
     """Steps with a score in the middle, after which the batches are asked for again from there."""
-    trial = PreparedHistories(config).trial(SEED)
+    trial = find("dlrm-v4").prepare(config).trial(SEED)
     batches, losses, samples, metrics = trial.recipe.order.batches(0), [], [], {}
     trial.model.train()
     for step in range(count):
@@ -84,7 +83,7 @@ def clicks(world: World, configs: dict[str, Any], count: int) -> dict[str, Any]:
     """The same of a click model, with how many messages of whole numbers each step sends."""
     result = {}
     for name, config in configs.items():
-        trial = PreparedDLRM(config).trial(SEED)
+        trial = find("dlrm").prepare(config).trial(SEED)
         batches, losses, samples, told, metrics = trial.recipe.order.batches(0), [], [], [], {}
         for step in range(count):
             if step == count // 2:

@@ -23,7 +23,7 @@ from recperf.errors import DataError, RecperfError
 from recperf.models.dlrm_v4.config import DLRMv4Config, laptop
 from recperf.models.dlrm_v4.tables import DLRMv4Tables
 from recperf.train.loop import Position, take_step
-from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
 
 SEED, STEPS = 3, 3
@@ -91,7 +91,7 @@ def training(
     world: World, config: DLRMv4WorkloadConfig, steps: int, state: dict[str, Any] | None = None, done: int = 0
 ) -> dict[str, Any]:
     """Some steps of a trial from the start or from a state: losses, scores, the state."""
-    trial = PreparedHistories(config).trial(SEED)
+    trial = find("dlrm-v4").prepare(config).trial(SEED)
     if state is not None:
         restore(world, trial, state)
     batches, losses, samples = trial.recipe.order.batches(0, done), [], []
@@ -182,7 +182,7 @@ def window(world: World, config: DLRMv4WorkloadConfig, steps: int, slow: int, se
     """The measured window of a trial, one rank of which waits for its data in every step."""
     from recperf.execution.measuring import measure_window
 
-    prepared = PreparedHistories(config)
+    prepared = find("dlrm-v4").prepare(config)
     trial = prepared.trial(SEED)
     order = trial.recipe.order
     recipe = replace(trial.recipe, order=Slow(order, seconds)) if world.rank == slow else trial.recipe

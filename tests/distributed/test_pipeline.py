@@ -67,11 +67,11 @@ def test_training_is_the_same_to_the_bit(ranks: int, options: dict[str, Any]) ->
 
 def order(chosen: DLRMv4WorkloadConfig) -> Any:
     """The batches of rank 1 of 2, without the others."""
-    from recperf.workloads.dlrm_v4.build import PreparedHistories
+    from recperf.workloads import find
     from recperf.workloads.dlrm_v4.ranks import RankTrial
 
     trial = RankTrial.__new__(RankTrial)
-    trial.prepared, trial.world = PreparedHistories(chosen), World(rank=1, size=2)
+    trial.prepared, trial.world = find("dlrm-v4").prepare(chosen), World(rank=1, size=2)
     return trial.inputs(trial.prepared.train_order())
 
 
