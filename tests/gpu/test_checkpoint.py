@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-<<<<<<< HEAD
-from recperf.execution.keeper import _random_state, _set_random_state
-
-=======
 
 from recperf.execution.training import _random_state, _set_random_state
->>>>>>> ee84ea7 (Rank tests and benchmarks build workloads as a run does)
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.metrics import Tally
 
