@@ -243,7 +243,7 @@ def test_fixes_are_the_switches_that_are_not_on() -> None:
         (lambda: made(fast=FastConfig(graph="on")), MachineError, "a step cannot be a CUDA graph: no GPU"),
         (lambda: made(fast=FastConfig(precision="tf32")), MachineError, "a CPU has no tf32"),
         (lambda: made(data={"distinct": True, "ids_per_bag": 9}), ConfigError, "at most 8 can be compared"),
-        (lambda: made(data={"ids_per_feature": (1, 2)}), ConfigError, "one for each of the 3 features"),
+        (lambda: made(data={"ids_per_feature": (1, 2)}), ConfigError, "one number for each of the 3 features"),
         (lambda: made(model={"dim": 5}), ConfigError, "with dot a last width equal to model.dim"),
         (lambda: made(model={"rows": ()}), ConfigError, "at least one number"),
         (lambda: made(data={"source": "criteo"}), ConfigError, "a log with data.source criteo"),
