@@ -25,9 +25,10 @@ test: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types ## lint, types a
 test-all: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types ## the same, with the tests that take long
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "long or not long" tests
 
-lint: $(VENV)/.test-ready ## ruff
+lint: $(VENV)/.test-ready ## ruff and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(VENV)/.test-ready ## mypy
 	$(BIN)/mypy
