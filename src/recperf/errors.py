@@ -43,6 +43,10 @@ class ConfigError(RecperfError):
     exit_code = 3
 
 
+class ArgumentError(DataError, ValueError):
+    """An operator was called with a tensor or an id that it cannot take; the message says what is allowed."""
+
+
 class MachineError(RecperfError):
     """The environment is at fault: a missing package, a full disk, a folder that cannot be written."""
 

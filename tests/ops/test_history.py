@@ -191,16 +191,6 @@ def test_positions_beyond_32_bits(body: Any, tmp_path: Path) -> None:
     assert room.times_T.tolist() == [place * 5 + 5 for place in places]
 
 
-@needs_native
-def test_columns_that_c_could_not_read_are_refused() -> None:
-    kinds = kinds_with(64, SHARES["likes"])
-    one = np.array([0]), np.array([32]), RULES["last"]
-    with pytest.raises(ValueError, match="contiguous uint8"):
-        native.pick(store_of(kinds[::2]), *one)
-    with pytest.raises(ValueError, match="contiguous uint32, not uint64"):
-        native.pick(store_of(kinds, times_E=np.zeros(64, np.uint64)), *one)
-
-
 def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("reference") == (reference, "reference: asked for")
     native.library.cache_clear()

@@ -1,4 +1,7 @@
-"""Small C files, compiled once with the machine's own compiler, kept in the cache folder, called on several threads."""
+"""Compiles the small C file of an op once, with the machine's own compiler, and calls it on several threads.
+
+Libraries are cached under a name that is a digest of everything that goes in: source, flags, compiler, processor.
+"""
 
 from __future__ import annotations
 
@@ -9,49 +12,78 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+from ..errors import MachineError
 from ..places import home
 
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-march=native")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
+
+I64, F32, POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+extra_flags: tuple[str, ...] = ()
+"""Set by the tests that run under the sanitizers, before anything is compiled."""
 
 
-def load(source: Path) -> ctypes.CDLL | str:
-    """The compiled library, or why there is none."""
+def load(source: Path, functions: Mapping[str, Any], returns: Mapping[str, Any] | None = None) -> ctypes.CDLL | str:
+    """The compiled library, or the reason why it cannot be used. `functions`: the argument types of each."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return "no C compiler on this machine"
-    built = _build(compiler, source)
-    if isinstance(built, str):
-        return built
+    path = _build(compiler, source)
+    if isinstance(path, str):
+        return path
     try:
-        return ctypes.CDLL(str(built))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
         return f"the compiled file does not load: {error}"
+    for name, arguments in functions.items():
+        getattr(library, name).argtypes = list(arguments)
+        getattr(library, name).restype = (returns or {}).get(name)
+    return library
+
+
+def usable(library: ctypes.CDLL | str) -> ctypes.CDLL:
+    """The library; a body that is called although it cannot be compiled is an error."""
+    if isinstance(library, str):
+        raise MachineError(f"the C body cannot be used: {library}", fix="use the reference implementation")
+    return library
 
 
 def _build(compiler: str, source: Path) -> Path | str:
-    """Compile into the cache folder under a name made of everything that goes in; reuse what is there."""
-    asked = subprocess.run([compiler, "-v", *FLAGS[-1:], "-E", "-x", "c", os.devnull], capture_output=True, check=False)
-    key = hashlib.sha256(source.read_bytes() + " ".join(FLAGS).encode() + asked.stderr).hexdigest()[:16]
-    built = home() / "native" / f"{source.parent.name}-{key}.so"
-    if built.exists():
-        return built
+    """The path of the compiled library in the cache folder, or the reason why it cannot be compiled."""
+    flags = (*FLAGS, *extra_flags)
+    machine = subprocess.run([compiler, "-v", "-march=native", "-E", "-x", "c", os.devnull], capture_output=True)
     try:
-        built.parent.mkdir(parents=True, exist_ok=True)
+        key = hashlib.sha256(source.read_bytes() + " ".join(flags).encode() + machine.stderr).hexdigest()[:16]
+        built = home() / "native" / f"{source.parent.name}-{key}.so"
+        if built.exists():
+            return built
+        _make_folder(built.parent)
         with tempfile.NamedTemporaryFile(dir=built.parent, suffix=".so", delete=False) as fresh:
             pass
-        words = [compiler, *FLAGS, "-o", fresh.name, str(source), "-lm"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode:
+        command = [compiler, *flags, "-o", fresh.name, str(source), "-lm"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if result.returncode:
             os.unlink(fresh.name)
-            return f"{compiler} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no message'}"
+            lines = result.stderr.strip().splitlines()
+            return f"{compiler} failed: {lines[-1] if lines else 'no message'}"
+        # A temporary file is private; other users of a shared cache folder must be able to load the library.
+        os.chmod(fresh.name, 0o755)
         os.replace(fresh.name, built)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot compile: {error}"
     return built
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)
 
 
 @functools.cache
@@ -60,17 +92,17 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def share(work: Callable[[int, int], None], cuts: list[int]) -> None:
-    """Call the work between consecutive cuts, each on a thread of its own. ctypes lets go of the interpreter's lock."""
-    pairs = list(zip(cuts, cuts[1:]))
-    if len(pairs) == 1:
-        work(*pairs[0])
+    """Call `work` between consecutive cuts, each range on its own thread: ctypes releases the interpreter's lock."""
+    ranges = list(zip(cuts, cuts[1:]))
+    if len(ranges) == 1:
+        work(*ranges[0])
         return
-    rest = [_pool(len(pairs)).submit(work, *pair) for pair in pairs[1:]]
-    work(*pairs[0])
-    for one in rest:
-        one.result()
+    others = [_pool(len(ranges)).submit(work, *one) for one in ranges[1:]]
+    work(*ranges[0])
+    for other in others:
+        other.result()
 
 
 def even_cuts(count: int, threads: int) -> list[int]:
-    """Where to divide so many things between threads."""
+    """Cuts that divide `count` items evenly between threads."""
     return [count * index // threads for index in range(threads + 1)]

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..errors import ArgumentError
 from .splitmix import GOLDEN, LAST_SHIFT, ROUNDS, WORD, finalise_int, finalise_numpy_
 
 MOST_ROWS = 1 << 31
@@ -93,13 +94,13 @@ def hash_signed(values: Tensor, seed: int) -> Tensor:
 
 def rows_int(value: int, seed: int, rows: int) -> int:
     """A table row in [0, rows) for one id."""
-    _check(rows)
+    require_rows(rows)
     return ((hash_int(value, seed) >> 32) * rows) >> 32
 
 
 def rows_numpy(values: NDArray[np.int64], seed: int, rows: int) -> NDArray[np.int64]:
     """A table row in [0, rows) for each id."""
-    _check(rows)
+    require_rows(rows)
     words = hash_numpy(values, seed)
     np.right_shift(words, np.uint64(32), out=words)
     np.multiply(words, np.uint64(rows), out=words)
@@ -108,11 +109,11 @@ def rows_numpy(values: NDArray[np.int64], seed: int, rows: int) -> NDArray[np.in
 
 def rows_torch(values: Tensor, seed: int, rows: int) -> Tensor:
     """A table row in [0, rows) for each id, int64 on the device of the ids."""
-    _check(rows)
+    require_rows(rows)
     words = hash_torch(values, seed)
     return words.bitwise_right_shift_(32).bitwise_and_(0xFFFFFFFF).mul_(rows).bitwise_right_shift_(32)
 
 
-def _check(rows: int) -> None:
+def require_rows(rows: int) -> None:
     if not 1 <= rows <= MOST_ROWS:
-        raise ValueError(f"cannot hash to {rows} rows; 1 to {MOST_ROWS} are possible")
+        raise ArgumentError(f"rows is {rows}; ids can be hashed to 1 to {MOST_ROWS} rows")

@@ -28,6 +28,36 @@ void hash_rows(const int64_t *ids, int64_t *rows, int64_t first, int64_t last, u
         rows[i] = (int64_t)(((finalise(finalise((uint64_t)ids[i] + key) + key) >> 32) * count) >> 32);
 }
 
+/* Check the bags first..last and write the row that each of their ids has in the stacked tables to `stacked`. The tables
+ * of the features begin at `starts`; without starts there is one table, an id is its row, and nothing is written.
+ * Returns ALL_KNOWN, BAD_OFFSETS, BAD_STARTS, or the place of an id that is outside its table. */
+enum { ALL_KNOWN = -1, BAD_OFFSETS = -2, BAD_STARTS = -3 };
+
+int64_t stack_rows(const int64_t *ids, const int64_t *offsets, const int64_t *starts, int64_t *stacked, int64_t first,
+                   int64_t last, int64_t bags, int64_t features, int64_t rows, int64_t count) {
+    if (offsets[0] != 0 || offsets[bags] != count) return BAD_OFFSETS;
+    for (int64_t bag = first; bag < last; bag++)
+        if (offsets[bag] < 0 || offsets[bag] > offsets[bag + 1] || offsets[bag + 1] > count) return BAD_OFFSETS;
+    const int64_t bags_per_feature = bags / features;
+    for (int64_t bag = first; bag < last;) {
+        const int64_t feature = bag / bags_per_feature, after = (feature + 1) * bags_per_feature;
+        const int64_t end = offsets[after < last ? after : last];
+        const int64_t start = starts ? starts[feature] : 0;
+        const int64_t stop = feature + 1 < features ? starts[feature + 1] : rows;
+        if (start < 0 || start > stop || stop > rows) return BAD_STARTS;
+        const uint64_t own = (uint64_t)(stop - start);
+        uint64_t outside = 0;
+        for (int64_t i = offsets[bag]; i < end; i++) outside |= (uint64_t)ids[i] >= own;
+        if (outside)
+            for (int64_t i = offsets[bag];; i++)
+                if ((uint64_t)ids[i] >= own) return i;
+        if (starts)
+            for (int64_t i = offsets[bag]; i < end; i++) stacked[i] = ids[i] + start;
+        bag = after < last ? after : last;
+    }
+    return ALL_KNOWN;
+}
+
 /* Four floats that may lie anywhere. */
 typedef float four __attribute__((vector_size(16), aligned(4)));
 enum { WIDTH = 32 };

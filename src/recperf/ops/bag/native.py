@@ -12,38 +12,35 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..compile import even_cuts, load, share
-from ..hashing import stream
-from .reference import stacked_rows
+from ...errors import ArgumentError
+from ..arguments import address, unknown_id
+from ..compile import F32, I64, POINTER, even_cuts, load, share, usable
+from ..hashing import require_rows, stream
 
 SOURCE = Path(__file__).with_name("native.c")
 AHEAD = 8
 """Rows asked for ahead of time; 4 to 16 do about the same on a Neoverse-N1."""
 SMALL = 2048
-"""Ids below which a second thread costs more than it brings."""
+"""With fewer ids a second thread costs more than it saves."""
+MOST_IDS = (1 << 31) - 1
+"""The sorted order holds places as int32."""
 
-_I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_BAD_OFFSETS, _BAD_STARTS = -2, -3
+"""What `stack_rows` of native.c returns for offsets and starts that do not fit; otherwise -1 or the place of an id."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | str:
-    """The compiled library, or why there is none."""
-    loaded = load(SOURCE)
-    if isinstance(loaded, str):
-        return loaded
-    loaded.hash_rows.argtypes = [_PTR, _PTR, _I64, _I64, ctypes.c_uint64, ctypes.c_uint64]
-    loaded.bag_sum.argtypes = [_PTR] * 4 + [_I64] * 4
-    loaded.sort_rows.argtypes = [_PTR, _I64, _I64, _PTR, _PTR]
-    loaded.update_rows.argtypes = [_PTR] * 6 + [_I64] * 3 + [_F32] * 4 + [_I64] * 2 + [_PTR]
-    loaded.squared_norm.argtypes = [_PTR] * 4 + [_I64] * 3 + [_PTR]
-    loaded.squared_norm.restype = ctypes.c_double
-    return loaded
-
-
-def _loaded() -> ctypes.CDLL:
-    found = library()
-    assert not isinstance(found, str), found
-    return found
+    """The compiled library, or the reason why it cannot be used."""
+    functions = {
+        "hash_rows": [POINTER] * 2 + [I64] * 2 + [ctypes.c_uint64] * 2,
+        "stack_rows": [POINTER] * 4 + [I64] * 6,
+        "bag_sum": [POINTER] * 4 + [I64] * 4,
+        "sort_rows": [POINTER] + [I64] * 2 + [POINTER] * 2,
+        "update_rows": [POINTER] * 6 + [I64] * 3 + [F32] * 4 + [I64] * 2 + [POINTER],
+        "squared_norm": [POINTER] * 4 + [I64] * 3 + [POINTER],
+    }
+    return load(SOURCE, functions, {"stack_rows": I64, "squared_norm": ctypes.c_double})
 
 
 def _threads(ids: int) -> int:
@@ -51,25 +48,63 @@ def _threads(ids: int) -> int:
 
 
 def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
+    require_rows(rows)
     ids_V = ids_V.contiguous()
-    rows_V = torch.empty_like(ids_V)
-    call, key, count = _loaded().hash_rows, stream(seed), ids_V.numel()
+    rows_V, count = torch.empty_like(ids_V), ids_V.numel()
+    places = [address(name, tensor, torch.int64, (count,)) for name, tensor in (("ids_V", ids_V), ("rows_V", rows_V))]
+    hash_, key = usable(library()).hash_rows, stream(seed)
 
     def work(first: int, last: int) -> None:
-        call(ids_V.data_ptr(), rows_V.data_ptr(), first, last, key, rows)
+        hash_(*places, first, last, key, rows)
 
     share(work, even_cuts(count, _threads(count)))
     return rows_V
 
 
-def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
-    rows_V = stacked_rows(ids_V, offsets_B1, starts_F)
-    bags, dim = offsets_B1.numel() - 1, table_RD.shape[1]
-    out_BD = torch.empty(bags, dim)
-    call = _loaded().bag_sum
+def _checked_rows(ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None) -> Tensor:
+    """The row of the stacked tables that each id means; an id outside its table is an error."""
+    count, bags = ids_V.numel(), offsets_B1.numel() - 1
+    features = 1 if starts_F is None else starts_F.numel()
+    if bags < 0 or features < 1 or bags % features:
+        raise ArgumentError(f"offsets_B1 describes {bags} bags, which {features} features cannot share evenly")
+    ids = address("ids_V", ids_V, torch.int64, (count,))
+    offsets = address("offsets_B1", offsets_B1, torch.int64, (bags + 1,))
+    rows_V = ids_V if starts_F is None else torch.empty_like(ids_V)
+    starts = None if starts_F is None else address("starts_F", starts_F, torch.int64, (features,))
+    stack, faults = usable(library()).stack_rows, []
 
     def work(first: int, last: int) -> None:
-        call(table_RD.data_ptr(), rows_V.data_ptr(), offsets_B1.data_ptr(), out_BD.data_ptr(), first, last, dim, AHEAD)
+        faults.append(stack(ids, offsets, starts, rows_V.data_ptr(), first, last, bags, features, rows, count))
+
+    share(work, even_cuts(bags, _threads(count)))
+    if min(faults) == _BAD_STARTS:
+        raise ArgumentError(f"starts_F is {starts_F}; the tables must follow one another within {rows} rows")
+    if min(faults) == _BAD_OFFSETS:
+        raise ArgumentError(f"offsets_B1 does not divide the ids into bags: it must rise from 0 to {count}")
+    if max(faults) >= 0:
+        raise _unknown(max(faults), ids_V, offsets_B1, rows, starts_F)
+    return rows_V
+
+
+def _unknown(place: int, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None) -> ArgumentError:
+    if starts_F is not None:
+        bag = int(torch.searchsorted(offsets_B1, place, right=True)) - 1
+        feature = bag * starts_F.numel() // (offsets_B1.numel() - 1)
+        rows = [*starts_F.tolist(), rows][feature + 1] - int(starts_F[feature])
+    return unknown_id("ids_V", place, int(ids_V[place]), rows)
+
+
+def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
+    rows, dim = table_RD.shape
+    table = address("table_RD", table_RD, torch.float32, (rows, dim))
+    rows_V = _checked_rows(ids_V, offsets_B1, rows, starts_F)
+    bags = offsets_B1.numel() - 1
+    out_BD = torch.empty(bags, dim)
+    call = usable(library()).bag_sum
+    places = table, rows_V.data_ptr(), offsets_B1.data_ptr(), out_BD.data_ptr()
+
+    def work(first: int, last: int) -> None:
+        call(*places, first, last, dim, AHEAD)
 
     share(work, even_cuts(bags, _threads(rows_V.numel())))
     return out_BD
@@ -79,12 +114,14 @@ class Grouped:
     """The ids of a batch in order of their rows, and the bag each id belongs to."""
 
     def __init__(self, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None = None) -> None:
-        rows_V = stacked_rows(ids_V, offsets_B1, starts_F)
-        count = rows_V.numel()
-        self.rows_V = rows_V
+        count = ids_V.numel()
+        if count > MOST_IDS:
+            raise ArgumentError(f"ids_V has {count} ids; at most {MOST_IDS} can be sorted at a time")
+        self.rows, self.bags = rows, offsets_B1.numel() - 1
+        self.rows_V = rows_V = _checked_rows(ids_V, offsets_B1, rows, starts_F)
         self.order_V = torch.empty(count, dtype=torch.int32)
         scratch_V = torch.empty(count, dtype=torch.int32)
-        _loaded().sort_rows(rows_V.data_ptr(), count, rows - 1, self.order_V.data_ptr(), scratch_V.data_ptr())
+        usable(library()).sort_rows(rows_V.data_ptr(), count, rows - 1, self.order_V.data_ptr(), scratch_V.data_ptr())
         bags = torch.arange(offsets_B1.numel() - 1, dtype=torch.int32)
         self.bags_V = bags.repeat_interleave(offsets_B1.diff(), output_size=count)
         self.cuts = self._cuts(_threads(count))
@@ -112,6 +149,10 @@ class Grouped:
     def _row(self, place: int) -> int:
         return int(self.rows_V[self.order_V[place]])
 
+    def addresses(self) -> tuple[int, int, int]:
+        """Of the rows, their order and the bag of each id: all made and checked here."""
+        return self.rows_V.data_ptr(), self.order_V.data_ptr(), self.bags_V.data_ptr()
+
     @property
     def unique(self) -> int:
         return int(torch.unique_consecutive(self.rows_V[self.order_V.long()]).numel())
@@ -129,33 +170,30 @@ def update(
     scale: float,
 ) -> None:
     dim, rate = table_RD.shape[1], float(rate)
-    call = _loaded().update_rows
-    state = None if state_R is None else state_R.data_ptr()
-    each = int(state_R is not None and state_R.dim() == 2)
+    table = address("table_RD", table_RD, torch.float32, (grouped.rows, dim))
+    each = state_R is not None and state_R.dim() == 2
+    state_shape = (grouped.rows, dim) if each else (grouped.rows,)
+    state = None if state_R is None else address("state_R", state_R, torch.float32, state_shape)
+    gradient = address("gradient_BD", gradient_BD, torch.float32, (grouped.bags, dim))
+    call, groups = usable(library()).update_rows, grouped.addresses()
 
     def work(first: int, last: int) -> None:
         sum_D = torch.empty(dim)
-        call(
-            table_RD.data_ptr(), state, grouped.rows_V.data_ptr(), grouped.order_V.data_ptr(),
-            grouped.bags_V.data_ptr(), gradient_BD.data_ptr(), first, last, dim, rate, eps, decay, scale, each, AHEAD,
-            sum_D.data_ptr(),
-        )  # fmt: skip
+        numbers = first, last, dim, rate, eps, decay, scale, int(each), AHEAD
+        call(table, state, *groups, gradient, *numbers, sum_D.data_ptr())
 
     share(work, grouped.cuts)
 
 
 def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
     dim, parts = gradient_BD.shape[1], []
-    call = _loaded().squared_norm
+    gradient = address("gradient_BD", gradient_BD, torch.float32, (grouped.bags, dim))
+    call, groups = usable(library()).squared_norm, grouped.addresses()
 
     def work(first: int, last: int) -> None:
         sum_D = torch.empty(dim)
-        found = call(
-            grouped.rows_V.data_ptr(), grouped.order_V.data_ptr(), grouped.bags_V.data_ptr(), gradient_BD.data_ptr(),
-            first, last, dim, sum_D.data_ptr(),
-        )  # fmt: skip
-        parts.append((first, found))
+        parts.append((first, call(*groups, gradient, first, last, dim, sum_D.data_ptr())))
 
     share(work, grouped.cuts)
-    # Added in the order of the rows, not in the order threads finished.
-    return float(sum(found for _, found in sorted(parts)))
+    # Added in the order of the rows, not in the order in which the threads finish.
+    return float(sum(part for _, part in sorted(parts)))

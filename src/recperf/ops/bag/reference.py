@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..arguments import unknown_id
 from ..hashing import rows_torch
 
 CHUNK = 16_384
@@ -30,8 +31,22 @@ def stacked_rows(ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None) -> 
     return ids_V + starts_F.repeat_interleave(edges_F1.diff(), output_size=ids_V.numel())
 
 
-def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
+def checked_rows(ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None) -> Tensor:
+    """`stacked_rows`; on a CPU an id outside its table is an error. On a GPU the check would wait for the device."""
     rows_V = stacked_rows(ids_V, offsets_B1, starts_F)
+    if ids_V.device.type == "cpu":
+        starts_F = ids_V.new_zeros(1) if starts_F is None else starts_F
+        sizes_F = torch.cat([starts_F[1:], starts_F.new_tensor([rows])]) - starts_F
+        sizes_V = stacked_rows(torch.zeros_like(ids_V), offsets_B1, sizes_F)
+        places = ((ids_V < 0) | (ids_V >= sizes_V)).nonzero()
+        if places.numel():
+            place = int(places[0])
+            raise unknown_id("ids_V", place, int(ids_V[place]), int(sizes_V[place]))
+    return rows_V
+
+
+def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
+    rows_V = checked_rows(ids_V, offsets_B1, table_RD.shape[0], starts_F)
     return F.embedding_bag(rows_V, table_RD, offsets_B1, mode="sum", include_last_offset=True)
 
 
@@ -39,7 +54,7 @@ class Grouped:
     """The ids of a batch in order of their rows, equal rows together, and the bag each id belongs to."""
 
     def __init__(self, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None = None) -> None:
-        rows_V = stacked_rows(ids_V, offsets_B1, starts_F)
+        rows_V = checked_rows(ids_V, offsets_B1, rows, starts_F)
         self.sorted_V, order_V = torch.sort(rows_V, stable=True)
         bags = torch.arange(offsets_B1.numel() - 1, device=rows_V.device)
         bag_V = bags.repeat_interleave(offsets_B1.diff(), output_size=rows_V.numel())

@@ -12,30 +12,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..compile import even_cuts, load, share
+from ...errors import ArgumentError
+from ..arguments import ANY, address, widened
+from ..compile import I64, POINTER, even_cuts, load, share, usable
 
 SOURCE = Path(__file__).with_name("native.c")
 SMALL = 512
-"""Samples below which a second thread costs more than it brings."""
-
-_I64, _PTR = ctypes.c_int64, ctypes.c_void_p
+"""With fewer samples a second thread costs more than it saves."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | str:
-    """The compiled library, or why there is none."""
-    loaded = load(SOURCE)
-    if isinstance(loaded, str):
-        return loaded
-    loaded.dot_forward.argtypes = [_PTR] * 3 + [_I64] * 7
-    loaded.dot_backward.argtypes = [_PTR] * 5 + [_I64] * 7
-    return loaded
-
-
-def _loaded() -> ctypes.CDLL:
-    found = library()
-    assert not isinstance(found, str), found
-    return found
+    """The compiled library, or the reason why it cannot be used."""
+    functions = {"dot_forward": [POINTER] * 3 + [I64] * 7, "dot_backward": [POINTER] * 5 + [I64] * 7}
+    return load(SOURCE, functions)
 
 
 def _cuts(samples: int) -> list[int]:
@@ -45,16 +35,16 @@ def _cuts(samples: int) -> list[int]:
 def forward(
     dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool, width: int | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    features, samples, dim = sparse_FBD.shape
-    pairs = features * (features + 1) // 2 + (features + 1 if diagonal else 0)
-    width = width or dim + pairs
-    dense_BD, sparse_FBD = dense_BD.float().contiguous(), sparse_FBD.contiguous()
-    out_BW = torch.empty(samples, width)
-    call = _loaded().dot_forward
-    places = (dense_BD.data_ptr(), sparse_FBD.data_ptr(), out_BW.data_ptr())
+    dense_BD, sparse_FBD = widened(dense_BD).contiguous(), sparse_FBD.contiguous()
+    vectors, (features, samples, dim) = _addresses(dense_BD, sparse_FBD)
+    out_width = dim + _pairs(features, diagonal)
+    if width is not None and width < out_width:
+        raise ArgumentError(f"width is {width}; the dense vector and the pairs need {out_width}")
+    out_BW = torch.empty(samples, width or out_width)
+    call, places = usable(library()).dot_forward, (*vectors, out_BW.data_ptr())
 
     def work(first: int, last: int) -> None:
-        call(*places, first, last, samples, features, dim, width, int(diagonal))
+        call(*places, first, last, samples, features, dim, out_BW.shape[1], int(diagonal))
 
     share(work, _cuts(samples))
     return out_BW, (dense_BD, sparse_FBD)
@@ -62,14 +52,28 @@ def forward(
 
 def backward(saved: tuple[Tensor, Tensor], gradient_BW: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor]:
     dense_BD, sparse_FBD = saved
-    features, samples, dim = sparse_FBD.shape
-    gradient_BW = gradient_BW.float().contiguous()
+    vectors, (features, samples, dim) = _addresses(dense_BD, sparse_FBD)
+    gradient_BW = widened(gradient_BW).contiguous()
+    width, least = gradient_BW.shape[-1], dim + _pairs(features, diagonal)
+    if width < least:
+        raise ArgumentError(f"gradient_BW is {width} wide; the dense vector and the pairs need {least}")
+    gradient = address("gradient_BW", gradient_BW, torch.float32, (samples, width))
     to_dense, to_sparse = torch.empty_like(dense_BD), torch.empty_like(sparse_FBD)
-    call, width = _loaded().dot_backward, gradient_BW.shape[1]
-    places = tuple(tensor.data_ptr() for tensor in (dense_BD, sparse_FBD, gradient_BW, to_dense, to_sparse))
+    call, places = usable(library()).dot_backward, (*vectors, gradient, to_dense.data_ptr(), to_sparse.data_ptr())
 
     def work(first: int, last: int) -> None:
         call(*places, first, last, samples, features, dim, width, int(diagonal))
 
     share(work, _cuts(samples))
     return to_dense, to_sparse
+
+
+def _addresses(dense_BD: Tensor, sparse_FBD: Tensor) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """The addresses of both, and the number of features, samples and the width."""
+    sparse = address("sparse_FBD", sparse_FBD, torch.float32, (ANY, ANY, ANY))
+    features, samples, dim = sparse_FBD.shape
+    return (address("dense_BD", dense_BD, torch.float32, (samples, dim)), sparse), (features, samples, dim)
+
+
+def _pairs(features: int, diagonal: bool) -> int:
+    return features * (features + 1) // 2 + (features + 1 if diagonal else 0)

@@ -8,15 +8,16 @@
 #include <string.h>
 
 enum { POOLS = 7, MOST_POOLS = 3 };
-enum { FINE, UNKNOWN_ITEM, LARGE_ID };
+enum { FINE, UNKNOWN_ITEM, LARGE_ID, UNKNOWN_PLACE };
 enum { BLOCK = 128 };
 
 typedef struct {
     const void *items, *times;
     const uint8_t *kinds, *plus, *like, *skip; /* kinds, or the three others */
     const uint32_t *catalogue;
-    int64_t known;
-    int64_t wide;
+    int64_t known; /* items of the catalogue */
+    int64_t wide;  /* whether items and times are int64 instead of uint32 */
+    int64_t count;
 } events;
 
 typedef struct {
@@ -153,11 +154,18 @@ static uint64_t rows_of(const uint32_t *catalogue, const int32_t *restrict items
     return seen;
 }
 
+static uint32_t largest(const uint32_t *places, int64_t count) {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < count; i++) most = places[i] > most ? places[i] : most;
+    return most;
+}
+
 int64_t fill(const events *e, const int64_t *begin, const int64_t *offsets, int64_t samples, const uint32_t *places,
              const room *to) {
     uint64_t seen = 0;
     for (int64_t b = 0; b < samples; b++) {
         const int64_t at = offsets[b], count = offsets[b + 1] - at;
+        if (count && begin[b] + (int64_t)largest(places + at, count) >= e->count) return UNKNOWN_PLACE;
         const int known = e->wide ? wide_words(e, begin[b], places + at, count, to->items + at, to->times + at)
                                   : narrow_words(e, begin[b], places + at, count, to->items + at, to->times + at);
         if (!known) return UNKNOWN_ITEM;

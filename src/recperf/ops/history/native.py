@@ -8,20 +8,19 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
-from ..compile import load
+from ...errors import ArgumentError, DataError
+from ..arguments import ANY, address
+from ..compile import I64, POINTER, load, usable
 from .rule import LARGE_ID, Events, Picked, Room, Rule, unknown_item
 
 SOURCE = Path(__file__).with_name("native.c")
 
-_UNKNOWN_ITEM = 1
-"""What `fill` of native.c returns for an item outside the catalogue; anything else but 0 is a large id."""
-_I64, _PTR = ctypes.c_int64, ctypes.c_void_p
+_UNKNOWN_ITEM, _UNKNOWN_PLACE = 1, 3
+"""What `fill` of native.c returns for an item outside the catalogue and an event outside the columns; 2: a large id."""
 
 Positions = NDArray[np.int64]
 
@@ -30,89 +29,105 @@ class _Events(ctypes.Structure):
     """The struct `events` of native.c."""
 
     _fields_ = (
-        *((name, _PTR) for name in ("items", "times", "kinds", "plus", "like", "skip", "catalogue")),
-        ("known", _I64),
-        ("wide", _I64),
+        *((name, POINTER) for name in ("items", "times", "kinds", "plus", "like", "skip", "catalogue")),
+        *((name, I64) for name in ("known", "wide", "count")),
     )
 
 
 class _Rule(ctypes.Structure):
     """The struct `rule` of native.c."""
 
-    _fields_ = (("pools", ctypes.c_uint8 * 3), *((name, _I64) for name in ("count", "cap", "most")))
+    _fields_ = (("pools", ctypes.c_uint8 * 3), *((name, I64) for name in ("count", "cap", "most")))
 
 
 class _Room(ctypes.Structure):
     """The struct `room` of native.c."""
 
-    _fields_ = tuple((name, _PTR) for name in ("items", "artists", "albums", "times"))
+    _fields_ = tuple((name, POINTER) for name in ("items", "artists", "albums", "times"))
 
 
 @functools.cache
 def library() -> ctypes.CDLL | str:
-    """The compiled library, or why there is none."""
-    loaded = load(SOURCE)
-    if not isinstance(loaded, str):
-        loaded.pick.argtypes = [_PTR] * 3 + [_I64] + [_PTR] * 5
-        loaded.pick.restype = None
-        loaded.fill.argtypes = [_PTR] * 3 + [_I64] + [_PTR] * 2
-        loaded.fill.restype = _I64
-    return loaded
+    """The compiled library, or the reason why it cannot be used."""
+    functions = {
+        "pick": [POINTER] * 3 + [I64] + [POINTER] * 5,
+        "fill": [POINTER] * 3 + [I64] + [POINTER] * 2,
+    }
+    return load(SOURCE, functions, {"fill": I64})
 
 
 def pick(events: Events, begin_B: Positions, positions_B: Positions, rule: Rule) -> Picked:
-    """The events of each sample's history."""
+    """Choose the events of each sample's history among begin <= position < anchor."""
+    samples = len(positions_B)
+    begin, positions = _ranges(events, begin_B, positions_B)
     counts_B = positions_B - begin_B
-    offsets_B1 = np.empty(len(positions_B) + 1, np.int64)
+    offsets_B1 = np.empty(samples + 1, np.int64)
     room = int(np.minimum(counts_B, rule.longest).sum()) + 1
     places, actions = np.empty(room, np.uint32), np.empty(room, np.uint8)
     space = np.empty(0 if events.kinds_E is not None else int(counts_B.max(initial=0)), np.uint8)
     pools = _Rule((ctypes.c_uint8 * 3)(*rule.pools), len(rule.pools), rule.cap, rule.most)
-    _loaded().pick(
-        ctypes.byref(_facts(events)), _at(begin_B), _at(positions_B), len(positions_B), ctypes.byref(pools),
-        _at(space), _at(offsets_B1), _at(places), _at(actions),
+    outputs = (array.ctypes.data for array in (space, offsets_B1, places, actions))
+    usable(library()).pick(
+        ctypes.byref(_columns(events)), begin, positions, samples, ctypes.byref(pools), *outputs
     )  # fmt: skip
     total = int(offsets_B1[-1])
     return Picked(offsets_B1=offsets_B1, places_T=places[:total], actions_T=actions[:total])
 
 
 def fill(events: Events, begin_B: Positions, picked: Picked, room: Room) -> None:
-    """Write what the picked events hold."""
-    to = _Room(_at(room.items_T), _at(room.artists_T), _at(room.albums_T), _at(room.times_T))
-    fault = _loaded().fill(
-        ctypes.byref(_facts(events)), _at(begin_B), _at(picked.offsets_B1), len(begin_B), _at(picked.places_T),
-        ctypes.byref(to),
+    """Write the items, artists, albums and times of the picked events."""
+    samples, total = len(begin_B), len(picked.places_T)
+    begin, _ = _ranges(events, begin_B, begin_B)
+    offsets = address("offsets_B1", picked.offsets_B1, np.int64, (samples + 1,))
+    offsets_B1 = picked.offsets_B1
+    if offsets_B1[0] != 0 or offsets_B1[-1] != total or (offsets_B1[1:] < offsets_B1[:-1]).any():
+        raise ArgumentError(f"offsets_B1 does not divide the events into histories: it must rise from 0 to {total}")
+    places = address("places_T", picked.places_T, np.uint32, (total,))
+    to = _Room(
+        items=address("items_T", room.items_T, np.int32, (total,)),
+        artists=address("artists_T", room.artists_T, np.int32, (total,)),
+        albums=address("albums_T", room.albums_T, np.int32, (total,)),
+        times=address("times_T", room.times_T, np.int64, (total,)),
+    )
+    fault = usable(library()).fill(
+        ctypes.byref(_columns(events)), begin, offsets, samples, places, ctypes.byref(to)
     )  # fmt: skip
+    if fault == _UNKNOWN_PLACE:
+        raise ArgumentError(f"places_T has a place beyond the {len(events.items_E)} events")
     if fault:
         raise DataError(unknown_item(len(events.catalogue_I2)) if fault == _UNKNOWN_ITEM else LARGE_ID)
 
 
-def _loaded() -> ctypes.CDLL:
-    found = library()
-    assert not isinstance(found, str), found
-    return found
+def _ranges(events: Events, begin_B: Positions, positions_B: Positions) -> tuple[int, int]:
+    """The addresses of where each sample's events begin and end, which must lie within the columns."""
+    addresses = (
+        address("begin_B", begin_B, np.int64, (len(positions_B),)),
+        address("positions_B", positions_B, np.int64, (len(positions_B),)),
+    )
+    if (begin_B < 0).any() or (begin_B > positions_B).any() or (positions_B > len(events.items_E)).any():
+        raise ArgumentError(
+            f"begin_B and positions_B are not ranges of events: 0 <= begin <= position <= {len(events.items_E)}"
+        )
+    return addresses
 
 
-def _facts(events: Events) -> _Events:
+def _columns(events: Events) -> _Events:
     # The caller keeps the columns alive that the addresses point to.
-    wide = events.items_E.dtype == np.int64
+    wide, shape = events.items_E.dtype == np.int64, (len(events.items_E),)
     word = np.int64 if wide else np.uint32
-    facts = _Events(
-        items=_at(events.items_E, word),
-        times=_at(events.times_E, word),
-        catalogue=_at(events.catalogue_I2, np.uint32),
+    columns = _Events(
+        items=address("items_E", events.items_E, word, shape),
+        times=address("times_E", events.times_E, word, shape),
+        catalogue=address("catalogue_I2", events.catalogue_I2, np.uint32, (ANY, 2)),
         known=len(events.catalogue_I2),
         wide=wide,
+        count=len(events.items_E),
     )
     if events.kinds_E is not None:
-        facts.kinds = _at(events.kinds_E, np.uint8)
+        columns.kinds = address("kinds_E", events.kinds_E, np.uint8, shape)
     else:
         assert events.flags is not None
-        facts.plus, facts.like, facts.skip = (_at(column, np.bool_) for column in events.flags)
-    return facts
-
-
-def _at(array: NDArray[Any], dtype: Any = None) -> int:
-    if not array.flags.c_contiguous or (dtype is not None and array.dtype != dtype):
-        raise ValueError(f"a column must be contiguous {np.dtype(dtype)}, not {array.dtype} {array.strides}")
-    return array.ctypes.data
+        columns.plus, columns.like, columns.skip = (
+            address("flags", column, np.bool_, shape) for column in events.flags
+        )  # fmt: skip
+    return columns

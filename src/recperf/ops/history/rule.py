@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...config import require
+
 Words = NDArray[np.uint32] | NDArray[np.int64]
 
 POOLS = 7
@@ -48,6 +50,11 @@ class Rule:
     """Up to three; an event is in a pool when its kind has one of the pool's bits."""
     cap: int
     most: int
+
+    def __post_init__(self) -> None:
+        require(1 <= len(self.pools) <= 3, "pools", self.pools, "one to three")
+        require(self.cap >= 1, "cap", self.cap, "at least 1")
+        require(self.most >= 1, "most", self.most, "at least 1")
 
     @property
     def longest(self) -> int:

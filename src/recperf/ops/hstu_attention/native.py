@@ -12,12 +12,13 @@ import ctypes
 import functools
 import itertools
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..compile import load, share
+from ...errors import ArgumentError
+from ..arguments import address, require_offsets, widened
+from ..compile import I64, POINTER, load, share, usable
 from . import reference
 from .rule import Mask
 
@@ -29,38 +30,36 @@ LONG = 512
 """Tokens of a row above which the reference is faster."""
 
 Into = tuple[Tensor, Tensor, Tensor]
-_I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        ("heads", _I64),
-        ("qk", _I64),
-        ("width", _I64),
-        ("window", _I64),
-        ("context", _I64),
-        ("has_targets", _I64),
-        ("offsets", _PTR),
-        ("targets", _PTR),
+        ("heads", I64),
+        ("qk", I64),
+        ("width", I64),
+        ("window", I64),
+        ("context", I64),
+        ("has_targets", I64),
+        ("offsets", POINTER),
+        ("targets", POINTER),
         ("alpha", ctypes.c_float),
         ("length", ctypes.c_float),
-        ("last_only", _I64),
+        ("last_only", I64),
     )
 
 
 class _View(ctypes.Structure):
-    _fields_ = (("data", _PTR), ("token", _I64), ("head", _I64))
+    _fields_ = (("data", POINTER), ("token", I64), ("head", I64))
 
 
 @functools.cache
 def library() -> ctypes.CDLL | str:
-    """The compiled library, or why there is none."""
-    loaded = load(SOURCE)
-    if isinstance(loaded, str):
-        return loaded
-    loaded.attention_forward.argtypes = [_PTR, _I64, _I64, *[_PTR] * 4]
-    loaded.attention_backward.argtypes = [_PTR, _I64, _I64, *[_PTR] * 7]
-    return loaded
+    """The compiled library, or the reason why it cannot be used."""
+    functions = {
+        "attention_forward": [POINTER, I64, I64, *[POINTER] * 4],
+        "attention_backward": [POINTER, I64, I64, *[POINTER] * 7],
+    }
+    return load(SOURCE, functions, dict.fromkeys(functions, ctypes.c_int))
 
 
 def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
@@ -117,7 +116,8 @@ def _better_by_torch(q: Tensor, mask: Mask) -> bool:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, *, last_only: bool) -> Tensor:
     out = torch.empty(*q.shape[:2], v.shape[2])
-    _run("attention_forward", map(_wide, (q, k, v)), (out,), offsets_B1, mask, last_only)
+    tensors = {"q": q, "k": k, "v": v, "out": out}
+    _run("attention_forward", tensors, offsets_B1, mask, last_only)
     return out.to(v.dtype)
 
 
@@ -125,26 +125,28 @@ def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, into: Into | None, *, last_only: bool
 ) -> Into:
     fits = into is not None and all(one.dtype == torch.float32 and one.stride(-1) == 1 for one in into)
-    found = into if into is not None and fits else tuple(torch.empty(one.shape) for one in (q, k, v))
-    _run("attention_backward", map(_wide, (grad, q, k, v)), found, offsets_B1, mask, last_only)
+    dq, dk, dv = into if into is not None and fits else tuple(torch.empty(one.shape) for one in (q, k, v))
+    tensors = {"grad": grad, "q": q, "k": k, "v": v, "dq": dq, "dk": dk, "dv": dv}
+    _run("attention_backward", tensors, offsets_B1, mask, last_only)
     if into is None:
-        dq, dk, dv = (one.to(like.dtype) for one, like in zip(found, (q, k, v)))
-        return dq, dk, dv
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
     if not fits:
-        for wanted, one in zip(into, found):
-            wanted.copy_(one)
+        for target, gradient in zip(into, (dq, dk, dv)):
+            target.copy_(gradient)
     return into
 
 
-def _run(name: str, given: Any, found: Any, offsets_B1: Tensor, mask: Mask, last_only: bool) -> None:
-    """Call the C function on parts of the rows, each on a thread of its own."""
-    library_ = library()
-    assert not isinstance(library_, str), library_
-    call, tensors = getattr(library_, name), [*given, *found]
+def _run(name: str, tensors: dict[str, Tensor], offsets_B1: Tensor, mask: Mask, last_only: bool) -> None:
+    """Call the C function on ranges of rows, each on its own thread."""
+    tensors = {part: _dense_heads(tensor) for part, tensor in tensors.items()}
+    heads, qk, width = (*tensors["k"].shape, tensors["v"].shape[-1])[1:]
     offsets_B1 = offsets_B1.to(torch.int64).contiguous()
+    edges: list[int] = offsets_B1.tolist()
+    rows, tokens = len(edges) - 1, tensors["k"].shape[0]
+    require_offsets("offsets_B1", edges, tokens)
+    if last_only and any(a == b for a, b in zip(edges, edges[1:])):
+        raise ArgumentError("offsets_B1 has an empty row, which has no last token")
     targets_B = None if mask.targets_B is None else mask.targets_B.to(torch.int64).contiguous()
-    _, heads, qk = tensors[-3 if name.endswith("backward") else 0].shape
-    width = tensors[-1].shape[2]
     shape = _Shape(
         heads=heads,
         qk=qk,
@@ -152,22 +154,29 @@ def _run(name: str, given: Any, found: Any, offsets_B1: Tensor, mask: Mask, last
         window=mask.window,
         context=mask.context,
         has_targets=targets_B is not None,
-        offsets=offsets_B1.data_ptr(),
-        targets=None if targets_B is None else targets_B.data_ptr(),
+        offsets=address("offsets_B1", offsets_B1, torch.int64, (rows + 1,)),
+        targets=None if targets_B is None else address("targets_B", targets_B, torch.int64, (rows,)),
         alpha=mask.alpha,
         length=mask.length,
         last_only=last_only,
     )
-    views = [_View(one.data_ptr(), one.stride(0), one.stride(1)) for one in tensors]
-    places = [ctypes.byref(one) for one in views]
-    failed: list[int] = []
+    queries = rows if last_only else tokens
+    per_query, per_key = {"q": qk, "dq": qk, "out": width, "grad": width}, {"k": qk, "dk": qk, "v": width, "dv": width}
+    shapes = {part: (queries, heads, size) for part, size in per_query.items()}
+    shapes |= {part: (tokens, heads, size) for part, size in per_key.items()}
+    views = [_view(part, tensor, shapes[part]) for part, tensor in tensors.items()]
+    call, places, failures = getattr(usable(library()), name), [ctypes.byref(view) for view in views], []
 
     def work(first: int, last: int) -> None:
-        failed.append(call(ctypes.byref(shape), first, last, *places))
+        failures.append(call(ctypes.byref(shape), first, last, *places))
 
-    share(work, _cuts(offsets_B1.tolist(), heads * (qk + width), last_only))
-    if any(failed):
-        raise MemoryError("no memory for the keys and values of a row")
+    share(work, _cuts(edges, heads * (qk + width), last_only))
+    if any(failures):
+        raise MemoryError("not enough memory for the keys and values of a row")
+
+
+def _view(name: str, tensor: Tensor, shape: tuple[int, ...]) -> _View:
+    return _View(address(name, tensor, torch.float32, shape, strided=True), tensor.stride(0), tensor.stride(1))
 
 
 def _cuts(edges: list[int], factor: int, last_only: bool) -> list[int]:
@@ -184,7 +193,7 @@ def _cuts(edges: list[int], factor: int, last_only: bool) -> list[int]:
     return [*cuts, len(costs)]
 
 
-def _wide(rows: Tensor) -> Tensor:
-    """In float32, the numbers of a head together."""
-    rows = rows.float()
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
+def _dense_heads(tensor: Tensor) -> Tensor:
+    """Half precision as float32, the numbers of a head next to each other."""
+    tensor = widened(tensor)
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
