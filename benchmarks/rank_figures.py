@@ -133,7 +133,7 @@ def bags(world: World, kind: str, seed: int) -> Any:
 
 
 def checkpoint(world: World, chosen: argparse.Namespace) -> Rows:
-    from recperf.distributed.store import RankStore
+    from recperf.distributed.checkpoint import RankStore
 
     folder = Path(world.on_leader(lambda: tempfile.mkdtemp(dir=chosen.folder)))
     here = {"ranks": world.size, "rows": ROWS, "dim": DIM}
@@ -164,9 +164,9 @@ def checkpoint(world: World, chosen: argparse.Namespace) -> Rows:
 
 
 def _state(tables: Any) -> dict[str, Any]:
-    from recperf.distributed.moving import divided
+    from recperf.distributed.sharded_state import sharded_state
 
-    return {"trial": {"model": dict(divided(tables))}}
+    return {"trial": {"model": dict(sharded_state(tables))}}
 
 
 def _save(store: Any, tables: Any) -> None:

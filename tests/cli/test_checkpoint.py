@@ -48,7 +48,7 @@ def test_list_says_what_there_is(run: Path, capfd: pytest.CaptureFixture[str]) -
     found = json.loads(out)["checkpoints"]
     assert [(entry["seed"], entry["step"]) for entry in found[:4]] == [(42, 40), (42, 30), (42, 20), (42, 10)]
     assert [(entry["last"], entry["best"]) for entry in found[:3]] == [(True, False), (False, False), (False, True)]
-    assert all(entry["fault"] is None and entry["bytes"] > 1000 and entry["files"] == 3 for entry in found)
+    assert all(entry["fault"] is None and entry["bytes"] > 100 and entry["files"] == 1 for entry in found)
     assert found[0]["when"].endswith("+00:00")
 
 
@@ -61,7 +61,7 @@ def test_nothing_saved_yet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 
 
 def damage(run: Path, seed: int, step: int, *, cut: bool = False) -> None:
-    file = run / "checkpoints" / f"seed-{seed}" / f"step-{step:08d}" / "__0_0.distcp"
+    file = run / "checkpoints" / f"seed-{seed}" / f"step-{step:08d}" / "rank0-00000.safetensors"
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content[:-1] if cut else content)
@@ -73,12 +73,12 @@ def test_verify_reads_every_byte(run: Path, capfd: pytest.CaptureFixture[str]) -
     damage(run, 42, 10, cut=True)
     code, out, _ = call(capfd, "list", run)
     assert code == 0
-    assert "__0_0.distcp has" in out
+    assert "rank0-00000.safetensors has" in out
     assert out.count("damaged") == 1
     code, out, err = call(capfd, "verify", run)
     assert code == 3
     assert "2 of 8 checkpoints are damaged" in err
-    assert "seed 43 step-00000030: __0_0.distcp does not match its digest" in err
+    assert "seed 43 step-00000030: rank0-00000.safetensors does not match its digest" in err
     code, out, _ = call(capfd, "verify", run, "--json")
     assert code == 3
     assert json.loads(out)["error"]["exit_code"] == 3
@@ -101,7 +101,7 @@ def test_prune_keeps_the_newest_intact_and_the_best(run: Path, capfd: pytest.Cap
     assert steps(run, 43) == [20, 30]
     gone = json.loads(out)["removed"]
     assert [entry["step"] for entry in gone] == [30, 10, 40, 10]
-    assert gone[2]["why"] == "__0_0.distcp does not match its digest"
+    assert gone[2]["why"] == "rank0-00000.safetensors does not match its digest"
     assert call(capfd, "verify", run)[0] == 0
     store = CheckpointStore(folder=run / "checkpoints" / "seed-43", notice=pytest.fail)
     state: Any = store.load()

@@ -174,11 +174,11 @@ def test_a_finished_run_is_not_changed(begun: Path, call: Call) -> None:
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(begun: Path, call: Call) -> None:
-    for path in Path("r/checkpoints/seed-42").glob("step-*/state.json"):
+    for path in Path("r/checkpoints/seed-42").glob("step-*/rank0-00000.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
     code, said = call("--resume", "r")
     assert code == 3
-    assert "is intact (step-00000020: state.json has" in said
+    assert "is intact (step-00000020: rank0-00000.safetensors has" in said
     assert not Path("r/result.json").exists()
 
 

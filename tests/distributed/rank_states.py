@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recperf.distributed.checkpoint import RankStore
 from recperf.distributed.launch import ALIKE
-from recperf.distributed.moving import Movable
 from recperf.distributed.record import require_same_config, require_same_data
-from recperf.distributed.store import RankStore
+from recperf.distributed.sharded_state import ShardedTables
 from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.train.checkpoint import CheckpointStore, read_state
@@ -39,7 +39,7 @@ def store_of(world: World, folder: Path) -> RankStore:
     return RankStore(folder=folder, notice=print, world=world)
 
 
-def whole(tables: Movable) -> dict[str, Tensor]:
+def whole(tables: ShardedTables) -> dict[str, Tensor]:
     """All tables, and what the optimizer remembers of them (`<table>_state`), put together on rank 0 without a
     checkpoint; nothing on the others."""
     each = tables.world.gather([*tables.local()])

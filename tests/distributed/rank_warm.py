@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     import torchrec.distributed.planner
 
     import recperf.execution.execute
-    import recperf.train.checkpoint_dcp
+    import recperf.train.checkpoint_state
     import recperf.workloads.dlrm.ranks
     import recperf.workloads.dlrm_v4.ranks
     import recperf.workloads.micro_dlrm.ranks

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,18 @@ from rank_jobs import make
 from rank_states import store_of, whole
 from torch import Tensor
 
-from recperf.distributed.moving import divided
+from recperf.distributed.sharded_state import sharded_state
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
 from recperf.errors import RecperfError
-from recperf.train import checkpoint_dcp, checkpoint_tree
-from recperf.train.checkpoint_parts import Wanted
+from recperf.train import checkpoint_file, checkpoint_state
+from recperf.train.checkpoint_file import TensorFile
 
 
-def in_pieces(small: int) -> None:
-    """Tables of tests are small: cut them all the same."""
-    checkpoint_tree.PIECE = checkpoint_dcp.PIECE = 1024
-    checkpoint_tree.SMALL = small
+def in_small_files() -> None:
+    """Tables of tests are small: spread them over several files and copy them in several chunks all the same."""
+    checkpoint_state.FILE_BYTES = 1024
+    checkpoint_file.CHUNK = 256
 
 
 def filled(world: World, sharding: str) -> TorchRecTables:
@@ -44,45 +42,35 @@ def parts_of(tables: TorchRecTables) -> list[tuple[Any, Tensor, Tensor | None]]:
     return [(part, weight.clone(), None if state is None else state.clone()) for part, weight, state in tables.local()]
 
 
-def save(world: World, root: Path, shardings: list[str], small: int) -> list[dict[str, Any]]:
+def save(world: World, root: Path, shardings: list[str]) -> list[dict[str, Any]]:
     """Save tables of every sharding; what they are, whole and in parts."""
-    in_pieces(small)
+    in_small_files()
     found = []
     for number, sharding in enumerate(shardings):
         tables = filled(world, sharding)
-        store_of(world, root / str(number)).save(1, {"trial": {"model": dict(divided(tables))}}, best=False)
+        store_of(world, root / str(number)).save(1, {"trial": {"model": dict(sharded_state(tables))}}, best=False)
         found.append({"whole": whole(tables), "parts": parts_of(tables)})
     return found
 
 
-@contextmanager
-def pieces(small: int) -> Iterator[None]:
-    """Cut tables for a while."""
-    before = checkpoint_tree.PIECE, checkpoint_dcp.PIECE, checkpoint_tree.SMALL
-    in_pieces(small)
-    yield
-    checkpoint_tree.PIECE, checkpoint_dcp.PIECE, checkpoint_tree.SMALL = before
-
-
-def load(world: World, roots: list[Path], sharding: str, small: int) -> list[dict[str, Any]]:
+def load(world: World, roots: list[Path], sharding: str) -> list[dict[str, Any]]:
     """Load what was saved by others into tables of one sharding."""
-    in_pieces(small)
-    read, found = checkpoint_dcp.read_blocks, []
-    names: list[str] = []
+    in_small_files()
+    read, loaded = TensorFile.read, []
+    keys: list[tuple[str, str]] = []
 
-    def noted(folder: Path, wanted: list[Wanted]) -> None:
-        names.extend(piece.name for piece in wanted)
-        read(folder, wanted)
+    def recorded(self: TensorFile, key: str, *arguments: Any) -> None:
+        keys.append((self.name, key))
+        read(self, key, *arguments)
 
-    checkpoint_dcp.read_blocks = noted  # type: ignore[assignment]
+    TensorFile.read = recorded  # type: ignore[method-assign]
     for root in roots:
         tables = make(world, sharding)
         tables.reset(99)
-        names.clear()
-        loaded = store_of(world, root).load(into={"trial": {"model": dict(divided(tables))}})
-        assert loaded is not None
-        found.append({"whole": whole(tables), "parts": parts_of(tables), "read": sorted(set(names))})
-    return found
+        keys.clear()
+        assert store_of(world, root).load(into={"trial": {"model": dict(sharded_state(tables))}}) is not None
+        loaded.append({"whole": whole(tables), "parts": parts_of(tables), "read": sorted(set(keys))})
+    return loaded
 
 
 def damaged(world: World, root: Path, damages: list[list[list[str]]]) -> list[Any]:
@@ -100,7 +88,7 @@ def damaged(world: World, root: Path, damages: list[list[list[str]]]) -> list[An
         store = store_of(world, root)
         store.notice = said.append
         try:
-            state = store.load(into={"trial": {"model": dict(divided(tables))}})
+            state = store.load(into={"trial": {"model": dict(sharded_state(tables))}})
             assert state is not None
             found.append((state["position"], said))
         except RecperfError as error:
@@ -132,13 +120,13 @@ def save_two(world: World, root: Path) -> None:
     store = store_of(world, root)
     store.keep_last = 2
     for step in (1, 2):
-        store.save(step, {"trial": {"model": dict(divided(tables))}, "position": step}, best=False)
+        store.save(step, {"trial": {"model": dict(sharded_state(tables))}, "position": step}, best=False)
 
 
 def save_fails(world: World, root: Path, how: str) -> tuple[Any, ...]:
     """A save in which rank 1 cannot do its part."""
     tables = filled(world, "row")
-    state = {"trial": {"model": dict(divided(tables))}, "position": 3}
+    state = {"trial": {"model": dict(sharded_state(tables))}, "position": 3}
     store = store_of(world, root)
     if how == "elsewhere" and world.rank == 1:
         # As on a host that has no such file.

@@ -104,7 +104,7 @@ def test_windows_are_entered_with_their_first_batch(monkeypatch: pytest.MonkeyPa
     from recperf.workloads.dlrm_v4 import ranks as dlrm_v4_ranks
 
     entered: list[str] = []
-    monkeypatch.setattr(dlrm_v4_ranks, "passing", entered.append)
+    monkeypatch.setattr(dlrm_v4_ranks, "reached", entered.append)
     found = order(config(batch=60))
     for number, _ in enumerate(found.batches(0)):
         assert len(entered) == sum(first <= number for first in found.firsts)

@@ -13,6 +13,7 @@ import pytest
 from killable import KILLED, Killable, Trouble
 from tiny_v4 import begin, finish, interrupted, outcome, resume, store, straight
 
+from recperf.train import checkpoint_folder
 from recperf.train.checkpoint import CheckpointStore
 
 CHECKPOINTS = Path("checkpoints") / "seed-42"
@@ -45,7 +46,7 @@ def newest(folder: Path) -> Path:
         (["write"], errno.ENOSPC, "window: left", 2, "cannot write events.jsonl: the disk is full"),
         pytest.param(["fsync"], errno.ENOSPC, "evaluation: scored", 2, "the disk is full", marks=pytest.mark.long),
         (["write"], errno.EDQUOT, "evaluation: due", 3, "the disk quota is used up"),
-        (["fsync"], errno.EIO, "save: state written", 2, "input/output error"),
+        (["fsync"], errno.EIO, "save: tensors written", 2, "input/output error"),
         pytest.param(["fsync"], errno.EIO, "save: renamed", 4, "input/output error", marks=pytest.mark.long),
         (["mkdir"], errno.EIO, "window: entered", 2, "input/output error"),
         (WRITING, errno.EROFS, "save: tensors written", 2, "the file system is read-only"),
@@ -84,7 +85,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, tmp_path: Path) -> None:
     folder = small_disk / "run"
     one_line(begin(folder), 4, "the disk is full")
     saved = CheckpointStore(folder=folder / CHECKPOINTS, notice=pytest.fail).saved()
-    assert all(CheckpointStore.fault(path) is None for path in saved)
+    assert all(checkpoint_folder.fault(path) is None for path in saved)
     shutil.copytree(folder, tmp_path / "run")
     ends_as_if_nothing_had_been(tmp_path / "run")
 
@@ -103,7 +104,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     one_line(Killable(words, tmp_path / "log"), 4, "a part of the path is a file, not a folder")
 
 
-@pytest.mark.parametrize("name", ["state.json", "manifest.json", "__0_0.distcp"])
+@pytest.mark.parametrize("name", ["manifest.json", "rank0-00000.safetensors"])
 def test_a_checkpoint_that_cannot_be_read_gives_way_to_an_older_one(name: str, tmp_path: Path) -> None:
     folder = interrupted(tmp_path / "run")
     damaged = newest(folder)
@@ -149,7 +150,7 @@ def test_a_loss_that_is_no_number(step: int, tmp_path: Path) -> None:
     poison: Trouble = ("poison", {"step": step})
     one_line(begin(folder, poison), 5, f"the loss is nan at step {step}")
     kept = CheckpointStore(folder=folder / CHECKPOINTS, notice=pytest.fail).saved()
-    assert all(CheckpointStore.fault(path) is None and int(path.name[5:]) < step for path in kept)
+    assert all(checkpoint_folder.fault(path) is None and int(path.name[5:]) < step for path in kept)
     assert bool(kept) == (step > 3)
     assert not (folder / "result.json").exists()
     one_line(resume(folder, poison), 5, f"the loss is nan at step {step}")

@@ -36,12 +36,12 @@ def test_a_kill_while_a_damaged_checkpoint_makes_room(damaged: int, tmp_path: Pa
     assert first.wait() == KILLED, first.output
     newest = sorted((folder / "checkpoints" / "seed-42").glob("step-*"))[-damaged:]
     for path in newest:
-        (path / "state.json").write_bytes(b"{}")
+        (path / "rank0-00000.safetensors").write_bytes(b"{}")
     process = resume(folder, ("kill_at", {"point": ASIDE, "nth": 1, "mark": str(mark)}))
     assert process.wait() == KILLED, process.output
     assert mark.read_text() == ASIDE
     for path in newest:
-        assert f"checkpoint {path.name} is damaged (state.json has 2 bytes" in process.output
+        assert f"checkpoint {path.name} is damaged (rank0-00000.safetensors has 2 bytes" in process.output
     assert "the newest intact one" in process.output
     finish(folder)
     assert outcome(folder) == straight().outcome

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recperf.errors import MachineError
-from recperf.train import checkpoint_dcp, checkpoint_folder
+from recperf.train import checkpoint_file, checkpoint_folder
 from recperf.train.checkpoint import CheckpointStore
 
 
@@ -32,7 +32,7 @@ def goes_on(store: CheckpointStore) -> None:
 
 def test_without_memory(saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as lacking:
-        lacking.setattr(checkpoint_dcp, "read_blocks", lambda *_: torch.empty(1 << 46))
+        lacking.setattr(checkpoint_file.TensorFile, "read", lambda *_: torch.empty(1 << 46))
         with pytest.raises(MemoryError, match="allocate"):
             saved.load()
     goes_on(saved)
@@ -50,7 +50,7 @@ def test_files_that_cannot_be_read_although_their_digests_hold(
     saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     with monkeypatch.context() as failing:
-        failing.setattr(checkpoint_dcp, "read_blocks", refusing(number))
+        failing.setattr("os.preadv", refusing(number))
         with pytest.raises(MachineError, match="checkpoint step-00000002 cannot be read: no"):
             saved.load()
     goes_on(saved)

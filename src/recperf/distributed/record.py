@@ -11,7 +11,7 @@ from ..runs.record import Run
 from ..runs.resume import changes, fields_of
 from ..train.checkpoint import CheckpointStore
 from ..train.stop import StopFlag
-from .store import RankStore
+from .checkpoint import RankStore
 from .world import World
 
 OF_A_HOST = ("data.path", "data.cache")

@@ -20,7 +20,7 @@ from ..runs.record import Run
 from ..runs.resume import changes, is_free, noted_of, require_allowed
 from ..train.cadence import Due, Minutes, either, every, never
 from ..train.checkpoint import CheckpointStore
-from ..train.checkpoint_tree import tensor_bytes, unlike
+from ..train.checkpoint_state import shape_mismatch, tensor_bytes
 from ..train.config import TrainConfig
 from ..train.loop import Position, train
 from ..train.stop import StopFlag
@@ -196,7 +196,7 @@ class SeedTraining:
     def _restore_trial(self, state: dict[str, Any], saved: dict[str, Any], changed: list[str]) -> None:
         # Copying would broadcast a tensor of one number over a larger one silently. Other parts of a state may have
         # shapes that depend on the data seen so far.
-        mismatch = unlike({part: state[part] for part in ("model", "optimizer") if part in state}, saved)
+        mismatch = shape_mismatch({part: state[part] for part in ("model", "optimizer") if part in state}, saved)
         if mismatch is None:
             try:
                 self.trial.restore(saved)

@@ -1,4 +1,4 @@
-"""The checkpoints of one training: written whole or not at all, read back before older ones go, never half trusted."""
+"""The checkpoints of one training: complete or not there at all, and read back before older ones are removed."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ from torch import Tensor
 from ..errors import DataError, MachineError
 from ..files import sync_folder, writing
 from ..machine import out_of_memory
-from ..points import passing
+from ..points import reached
 from . import checkpoint_folder as folders
-from .checkpoint_tree import Content, Rebuilt
-
-STATE = "state.json"
+from .checkpoint_file import write_file
+from .checkpoint_state import Content, StateReader, Written
 
 
 @dataclass(kw_only=True)
 class CheckpointStore:
-    """Keeps the last checkpoints and the best. One process at a time: whoever holds the run."""
+    """Holds the last checkpoints and the best one. Only the process that has the run's lock may use it."""
 
     folder: Path
     notice: Callable[[str], None]
     keep_last: int = 1
     background: bool = False
     """Copy the state to host memory and let a thread write it, one checkpoint at a time."""
-    _passed_over: set[Path] = field(default_factory=set)
-    """Newer than the one that was loaded, and damaged when it was."""
-    _room: dict[str, Tensor] = field(default_factory=dict)
+    _damaged: set[Path] = field(default_factory=set)
+    """Checkpoints newer than the loaded one that were damaged at that time."""
+    _host_copies: dict[str, Tensor] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
 
     def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
-        """Keep a state. A step that has an intact checkpoint keeps it, as the best where it now is."""
+        """Save a state. An intact checkpoint of the same step stays, and becomes the best one with `best`."""
         self.wait()
-        content = Content.of(state, room=self._room if self.background else None)
+        content = Content.of(state, host_copies=self._host_copies if self.background else None)
         if not self.background:
             self._write(step, content, best)
             return
@@ -57,7 +56,7 @@ class CheckpointStore:
             self._failure = failure
 
     def wait(self) -> None:
-        """Until what is being written is on disk; raises what went wrong with it."""
+        """Wait until a background save is on disk; raises the error it ended with."""
         if self._thread:
             self._thread.join()
             self._thread = None
@@ -65,35 +64,32 @@ class CheckpointStore:
         if failure is not None:
             raise failure
 
-    def close(self) -> None:
-        self.wait()
-
     def __enter__(self) -> CheckpointStore:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
-            self.close()
+            self.wait()
             return
         try:
-            self.close()
+            self.wait()
         except Exception as failure:
-            # What ended the training is the news; this must not take its place.
+            # The error that ended the training is the one to raise.
             self.notice(f"the last checkpoint was not written: {failure}")
 
     def _write(self, step: int, content: Content, best: bool) -> None:
         final = self.folder / folders.name_of(step)
         with writing(final):
             self._make_folder()
-            there = os.path.lexists(final) and final not in self._passed_over
-            if not there or self._fault(final) is not None:
+            exists = os.path.lexists(final) and final not in self._damaged
+            if not exists or self._fault(final) is not None:
                 self._write_new(final, step, content, best)
                 self._read_back(final)
-        passing("save: verified")
-        self._passed_over.discard(final)
+        reached("save: verified")
+        self._damaged.discard(final)
         with writing(self.folder / folders.INDEX):
             folders.write_index(self.folder, final, final if best else self.best())
-        passing("save: indexed")
+        reached("save: indexed")
         self._prune(final)
 
     def _make_folder(self) -> None:
@@ -102,50 +98,42 @@ class CheckpointStore:
             sync_folder(self.folder.parent)
 
     def _write_new(self, final: Path, step: int, content: Content, best: bool) -> None:
-        """A draft beside, every file of it and itself synced, then renamed."""
-        from .checkpoint_dcp import write_file
-
+        """Write a draft beside the final place, sync its files and the draft itself, then rename it."""
         draft = folders.draft_of(final)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         try:
-            passing("save: begun")
-            files = self._write_tensors(draft, content)
-            passing("save: tensors written")
-            files[STATE] = write_file(draft / STATE, content.tree)
-            passing("save: state written")
+            reached("save: begun")
+            written = self._write_tensors(draft, content)
+            reached("save: tensors written")
             when = datetime.now(UTC).isoformat(timespec="seconds")
-            form = folders.DIVIDED if content.divided else folders.FORMAT
-            manifest = {"format": form, "step": step, "best": best, "when": when, "files": files}
-            write_file(draft / folders.MANIFEST, folders.manifest_bytes(manifest))
-            passing("save: manifest written")
+            about = {"format": folders.FORMAT, "step": step, "best": best, "when": when}
+            write_file(draft / folders.MANIFEST, folders.manifest_bytes({**about, **content.manifest(written)}))
+            reached("save: manifest written")
             sync_folder(draft)
-            passing("save: draft synced")
+            reached("save: draft synced")
             if os.path.lexists(final):
                 folders.set_aside(final)
-                passing("save: damaged one set aside")
+                reached("save: damaged one set aside")
             os.replace(draft, final)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        passing("save: renamed")
+        reached("save: renamed")
         sync_folder(self.folder)
-        passing("save: folder synced")
+        reached("save: folder synced")
 
-    def _write_tensors(self, draft: Path, content: Content) -> dict[str, dict[str, Any]]:
-        """The files of a state's tensors, and what they are."""
-        from .checkpoint_dcp import write_blocks, write_metadata
-
-        return write_metadata(draft, [write_blocks(draft, {**content.blocks, **content.parts})])
+    def _write_tensors(self, draft: Path, content: Content) -> list[Written]:
+        return [content.write(draft)]
 
     def _fault(self, path: Path, *, from_disk: bool = False) -> str | None:
-        """What is wrong with a checkpoint, all of its bytes looked at."""
+        """What is wrong with a checkpoint, from reading all of its bytes."""
         if from_disk:
             folders.drop_from_cache(path)
         return folders.fault(path)
 
     def _read_back(self, path: Path) -> None:
-        """Ask the disk, not the memory: an older checkpoint may only go once this one can be read."""
+        """Read from the disk, not from memory: older checkpoints may only go once this one can be read."""
         fault = self._fault(path, from_disk=True)
         if fault is not None:
             raise MachineError(
@@ -155,48 +143,43 @@ class CheckpointStore:
             )
 
     def saved(self) -> list[Path]:
-        """The checkpoints there are, newest first."""
+        """All checkpoints, newest first."""
         return folders.saved(self.folder)
 
     def best(self) -> Path | None:
-        """The newest that was the best when it was saved."""
-        return folders.best_of(self.folder, without=self._passed_over)
-
-    @staticmethod
-    def fault(path: Path) -> str | None:
-        """What is wrong with a checkpoint; none when every file has the size and digest its manifest states."""
-        return folders.fault(path)
+        """The newest checkpoint that was the best when it was saved."""
+        return folders.best_of(self.folder, without=self._damaged)
 
     def _prune(self, newest: Path) -> None:
-        """Drop all but the newest, which is known to be intact, the ones before it that are kept too, and the best."""
-        passing("prune: begun")
-        kept, best = [newest], self.best()
+        """Remove all but the newest, which is known to be intact, `keep_last` - 1 older ones, and the best."""
+        reached("prune: begun")
+        remaining, best = [newest], self.best()
         for path in self.saved():
             newer = folders.step_of(path) > folders.step_of(newest)
-            if path in (newest, best) or (newer and path not in self._passed_over):
+            if path in (newest, best) or (newer and path not in self._damaged):
                 continue
-            if not newer and len(kept) < self.keep_last and folders.fault(path, hashed=False) is None:
-                kept.append(path)
+            if not newer and len(remaining) < self.keep_last and folders.fault(path, hashed=False) is None:
+                remaining.append(path)
                 continue
             folders.discard(path)
         folders.sweep(self.folder)
-        passing("prune: done")
+        reached("prune: done")
 
     def load(self, which: str = "last", into: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """The newest intact state (or the best one); none when nothing was ever saved.
+        """Read the newest intact state (or the best one); none when nothing was ever saved.
 
-        Where `into`, a tree like the state's, has a tensor of the same place, shape and type, it is read straight into
-        that. A damaged checkpoint is said and passed over for the next older one; when all are damaged that is an
-        error, never a silent fresh start.
+        Where `into`, a tree like the state's, has a tensor of the same path, shape and dtype, the data is read
+        straight into it. A damaged checkpoint is reported and the next older one used; when all are damaged that is
+        an error, never a silent fresh start.
         """
         self.wait()
-        found = self.saved() if which == "last" else [path for path in [self.best()] if path]
-        if not found:
+        candidates = self.saved() if which == "last" else [path for path in [self.best()] if path]
+        if not candidates:
             self._require_never_saved(which)
             return None
-        gone = which == "last" and self._say_gone(found)
+        gone = which == "last" and self._report_gone(candidates)
         faults: list[str] = []
-        for path in found:
+        for path in candidates:
             fault = self._fault(path)
             try:
                 state = self._read(path, into) if fault is None else {}
@@ -204,59 +187,57 @@ class CheckpointStore:
                 fault = str(damage)
             if fault is None:
                 if faults or gone:
-                    self.notice(f"going on from checkpoint {path.name}, the newest intact one")
+                    self.notice(f"continuing from checkpoint {path.name}, the newest intact one")
                 if which == "last":
-                    # A kill between a save and its tidying leaves more than is kept. Damaged ones stay until training
-                    # has something newer to put in their place.
-                    self._passed_over = set()
+                    # A kill between a save and its pruning leaves too many. Damaged ones stay until training has
+                    # something newer to put in their place.
+                    self._damaged = set()
                     self._prune(path)
-                    self._passed_over = set(found[: len(faults)])
+                    self._damaged = set(candidates[: len(faults)])
                 return state
             faults.append(f"{path.name}: {fault}")
             self.notice(f"checkpoint {path.name} is damaged ({fault})")
         raise DataError(
-            f"none of the {len(found)} checkpoints is intact ({faults[0]})",
+            f"none of the {len(candidates)} checkpoints is intact ({faults[0]})",
             where={"folder": self.folder},
-            fix="bring the files back, or start a new run",
+            fix="restore the files from a backup, or start a new run",
         )
 
-    def _say_gone(self, found: list[Path]) -> bool:
-        """Whether the newest one that index.json knows is not there at all, and not set aside by us either."""
+    def _report_gone(self, candidates: list[Path]) -> bool:
+        """Whether the last checkpoint of index.json is missing although it was not set aside by a save."""
         last = folders.read_index(self.folder).get("last")
-        gone = last is not None and self.folder / last not in found and not any(self.folder.glob(f".{last}.*.aside"))
-        if gone:
-            self.notice(f"checkpoint {last} is gone")
-        return gone
+        if last is None or self.folder / last in candidates or any(self.folder.glob(f".{last}.*.aside")):
+            return False
+        self.notice(f"checkpoint {last} is missing")
+        return True
 
     def _require_never_saved(self, which: str) -> None:
         if which == "last" and folders.ever_saved(self.folder):
             raise DataError(
-                "there were checkpoints, but none is left",
+                "all checkpoints of this run are missing",
                 where={"folder": self.folder},
-                fix="bring the files back, or start a new run",
+                fix="restore the files from a backup, or start a new run",
             )
 
     def _read(self, path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
         return read_state(path, into)
 
 
-def read_state(path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
-    """The state of a checkpoint whose digests hold."""
-    from .checkpoint_dcp import read_blocks
-
+def read_state(path: Path, into: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Read the state of a checkpoint whose digests hold."""
     try:
-        room = Rebuilt((path / STATE).read_bytes(), into)
-        read_blocks(path, room.wanted)
-        state: Any = room.state()
+        state = StateReader(path, folders.read_manifest(path)).read(into)
+    except folders.Damaged:
+        raise
     except Exception as error:
         if out_of_memory(error):
-            # An intact checkpoint must not be passed over, and then removed, for what the machine lacks.
+            # An intact checkpoint must not be skipped, and later removed, because the machine lacks memory.
             raise MemoryError(str(error)) from error
-        if isinstance(error, OSError) and not folders.of_files(error):
+        if isinstance(error, OSError) and not folders.is_damage(error):
             raise folders.unreadable(path, error) from error
-        # Its digests hold, so this was written by something else than this version; torch has many words for that.
-        first = (str(error).splitlines() or [""])[0]
-        raise folders.Damaged(f"it cannot be read: {type(error).__name__}: {first}") from error
+        # Its digests hold, so something other than this version wrote it.
+        first_line = (str(error).splitlines() or [""])[0]
+        raise folders.Damaged(f"it cannot be read: {type(error).__name__}: {first_line}") from error
     if not isinstance(state, dict):
-        raise folders.Damaged("it holds no state")
+        raise folders.Damaged("its state is not a JSON object")
     return state

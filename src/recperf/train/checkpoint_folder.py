@@ -1,13 +1,13 @@
-"""Checkpoints as folders and files: names, manifests, digests, which is the best, what is swept. Torch-free.
+"""Checkpoints as folders and files: names, manifests, digests, which is the best, what is removed. Torch-free.
 
 checkpoints/seed-42/
   index.json            {"last": "step-00000626", "best": "step-00000313"}
-  step-00000313/        .metadata, __0_0.distcp, state.json, manifest.json
+  step-00000313/        rank0-00000.safetensors, manifest.json
   step-00000626/
-  .step-00000939.7.tmp  a draft of process 7; with `.aside` a checkpoint on its way out
+  .step-00000939.7.tmp  a draft of process 7; with `.aside` a checkpoint that is being removed
 
-A checkpoint never changes once it has its name. Whether it is the best stands in its manifest, where the score was
-known when it was written, else in index.json. Without index.json nothing is lost but that.
+A checkpoint never changes once it has its name. Its manifest says whether it was the best when it was written; a
+score that came later is in index.json. Losing index.json loses nothing else.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from typing import Any
 
 from ..errors import MachineError
 from ..files import sha256, write_json
-from ..points import passing
+from ..points import reached
 
-FORMAT = 2
-DIVIDED = 3
-"""The format of a checkpoint with tensors that several processes wrote parts of."""
+FORMAT = 4
 MANIFEST = "manifest.json"
 INDEX = "index.json"
 _NAME = re.compile(r"step-(\d{8,})")
+_FILE = re.compile(r"rank\d+-\d+\.safetensors")
 _DRAFT = re.compile(r"\.(?:step-\d{8,}|index\.json)\.(\d+)\.(?:tmp|aside)")
+_TYPES = {"step": int, "best": bool, "when": str, "files": dict, "tensors": dict}
 
 
 class Damaged(Exception):
     """Why a checkpoint cannot be used."""
 
 
-_OF_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL)
-"""What the system says of files that are not what they should be, however well it works itself."""
+_NOT_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL)
+"""Errors of a system that works, about files that are missing or not files."""
 
 
-def of_files(error: OSError) -> bool:
-    """Whether an error speaks of a checkpoint's files; if not, they may be intact, and the machine is at fault."""
-    return error.errno in _OF_FILES
+def is_damage(error: OSError) -> bool:
+    """Whether an error is about a checkpoint's files; if not, they may be intact, and the machine is at fault."""
+    return error.errno in _NOT_FILES
 
 
 def unreadable(path: Path, error: OSError) -> MachineError:
@@ -70,7 +70,7 @@ def draft_of(path: Path) -> Path:
 
 
 def saved(folder: Path) -> list[Path]:
-    """Everything under a checkpoint's name, newest first; a file there counts too, as a damaged one."""
+    """Everything with a checkpoint's name, newest first; a file of that name counts as a damaged one."""
     try:
         names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
     except (FileNotFoundError, NotADirectoryError):
@@ -84,13 +84,13 @@ def ever_saved(folder: Path) -> bool:
 
 
 def manifest_bytes(body: dict[str, Any]) -> bytes:
-    """The manifest as it stands in its file: with a digest of itself, so that no byte of it can change unseen."""
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    return (json.dumps({**body, "sha256": digest}, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+    """The content of a manifest's file, with a digest of itself so that no byte of it can change unnoticed."""
+    digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
+    return (json.dumps({**body, "sha256": digest}, indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint's manifest states, once it is known to be as it was written."""
+    """A checkpoint's manifest, once its digest holds."""
     try:
         content = (path / MANIFEST).read_bytes()
         body = json.loads(content)
@@ -99,26 +99,32 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except NotADirectoryError:
         raise Damaged("it is not a folder") from None
     except OSError as error:
-        if not _damages(error):
+        if not _lost(error):
             raise unreadable(path, error) from error
         raise Damaged(f"{MANIFEST} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise Damaged(f"{MANIFEST} is not JSON") from None
     if not isinstance(body, dict):
-        raise Damaged(f"{MANIFEST} is no object")
-    if body.get("format") not in (FORMAT, DIVIDED) or not isinstance(body["format"], int):
-        raise Damaged(f"it is of format {body.get('format')!r}; this version reads {FORMAT} and {DIVIDED}")
+        raise Damaged(f"{MANIFEST} is not a JSON object")
+    if body.get("format") != FORMAT or not isinstance(body["format"], int):
+        raise Damaged(f"it has format {body.get('format')!r}; this version reads format {FORMAT}")
     body.pop("sha256", None)
     if manifest_bytes(body) != content:
         raise Damaged(f"{MANIFEST} does not match its digest")
+    for name, kind in _TYPES.items():
+        if not isinstance(body.get(name), kind):
+            raise Damaged(f"{MANIFEST} has no valid {name}")
+    for name, facts in body["files"].items():
+        if not _FILE.fullmatch(name) or not isinstance(facts, dict) or facts.keys() != {"bytes", "sha256"}:
+            raise Damaged(f"{MANIFEST} has an invalid file {name!r}")
     return body
 
 
 def fault(path: Path, *, hashed: bool = True, share: tuple[int, int] = (0, 1)) -> str | None:
     """What is wrong with a checkpoint; none when it has exactly the files of its manifest, with size and digest.
 
-    Without `hashed` digests are not looked at: seconds instead of minutes for large tables. With a `share` (1, 4) every
-    fourth file is looked at, beginning with the second: others look at the rest.
+    Without `hashed` only sizes are compared, which takes seconds instead of minutes for large tables. With a `share`
+    (1, 4) every fourth file is read, beginning with the second: other ranks read the rest.
     """
     try:
         manifest = read_manifest(path)
@@ -130,21 +136,21 @@ def fault(path: Path, *, hashed: bool = True, share: tuple[int, int] = (0, 1)) -
             return f"{extra[0]} does not belong to it"
         first, step = share
         for name, stated in list(files.items())[first::step]:
-            found = _file_fault(path / name, stated, hashed)
-            if found:
-                return f"{name} {found}"
+            reason = _file_fault(path / name, stated, hashed)
+            if reason:
+                return f"{name} {reason}"
     except Damaged as damage:
         return str(damage)
     except OSError as error:
-        if not _damages(error):
+        if not _lost(error):
             raise unreadable(path, error) from error
         return f"it cannot be read: {error.strerror or error}"
     return None
 
 
-def _damages(error: OSError) -> bool:
-    """Whether files that cannot even be looked at count as damaged: also where the disk has lost what was in them."""
-    return of_files(error) or error.errno == errno.EIO
+def _lost(error: OSError) -> bool:
+    """Whether files that cannot even be examined count as damaged: also where the disk lost their content."""
+    return is_damage(error) or error.errno == errno.EIO
 
 
 def _file_fault(file: Path, stated: dict[str, Any], hashed: bool) -> str | None:
@@ -157,7 +163,7 @@ def _file_fault(file: Path, stated: dict[str, Any], hashed: bool) -> str | None:
 
 
 def drop_from_cache(path: Path) -> None:
-    """Let the system forget the files it has in memory, so that reading them back asks the disk."""
+    """Drop the files from the page cache, so that reading them back reads the disk."""
     if hasattr(os, "posix_fadvise"):
         for file in path.iterdir():
             handle = os.open(file, os.O_RDONLY)
@@ -168,18 +174,18 @@ def drop_from_cache(path: Path) -> None:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """What index.json says; nothing where it is missing or damaged."""
+    """The checkpoints that index.json names; none where it is missing or damaged."""
     try:
-        found = json.loads((folder / INDEX).read_bytes())
+        index = json.loads((folder / INDEX).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(index, dict):
         return {}
-    return {key: value for key, value in found.items() if isinstance(value, str) and _NAME.fullmatch(value)}
+    return {key: value for key, value in index.items() if isinstance(value, str) and _NAME.fullmatch(value)}
 
 
 def best_of(folder: Path, without: Collection[Path] = ()) -> Path | None:
-    """The newest that was the best of all when it was saved."""
+    """The newest checkpoint that was the best when it was saved."""
     marked = read_index(folder).get("best")
     for path in saved(folder):
         if path in without:
@@ -193,9 +199,9 @@ def best_of(folder: Path, without: Collection[Path] = ()) -> Path | None:
 
 
 def write_index(folder: Path, last: Path | None, best: Path | None) -> None:
-    named = {key: path.name for key, path in (("last", last), ("best", best)) if path}
-    if named != read_index(folder):
-        write_json(folder / INDEX, named)
+    index = {key: path.name for key, path in (("last", last), ("best", best)) if path}
+    if index != read_index(folder):
+        write_json(folder / INDEX, index)
 
 
 def set_aside(path: Path) -> Path:
@@ -207,19 +213,19 @@ def set_aside(path: Path) -> Path:
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint. That it cannot be removed is no reason to stop."""
+    """Remove a checkpoint. A failure to remove it is no reason to stop."""
     with contextlib.suppress(OSError):
         aside = set_aside(path)
-        passing("prune: set aside")
+        reached("prune: set aside")
         _remove(aside)
-        passing("prune: removed")
+        reached("prune: removed")
 
 
 def sweep(folder: Path) -> None:
-    """Remove drafts and left-overs, unless another process that is alive may be at work on them."""
+    """Remove drafts and half-removed checkpoints, unless another live process may be working on them."""
     for path in folder.glob(".*"):
-        found = _DRAFT.fullmatch(path.name)
-        if found and (int(found[1]) == os.getpid() or not _alive(int(found[1]))):
+        draft = _DRAFT.fullmatch(path.name)
+        if draft and (int(draft[1]) == os.getpid() or not _alive(int(draft[1]))):
             _remove(path)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import GateFailed
 from ..measure.device_clock import EventClock, step_clock
 from ..measure.spans import StepClock
-from ..points import passing
+from ..points import reached
 from .cadence import Due, never
 from .loop import Model, Position
 
@@ -152,7 +152,7 @@ class Evaluator:
     @torch.no_grad()
     def run(self, position: Position) -> bool:
         """Score now; true when no earlier score had a better AUC."""
-        passing("evaluation: due")
+        reached("evaluation: due")
         self.begins(position)
         if (seen := self.training()) is not None:
             self.emit("training", seed=self.seed, step=position.step, epoch=position.epoch, **seen)
@@ -161,12 +161,12 @@ class Evaluator:
         self.model.train(False)
         metrics = self.score(position)
         self.model.train()
-        passing("evaluation: scored")
+        reached("evaluation: scored")
         best = all(metrics["auc"] > past["metrics"]["auc"] for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
         self.ends(position, metrics)
-        passing("evaluation: logged")
+        reached("evaluation: logged")
         return best
 
     def scored(self, position: Position) -> bool:
@@ -208,12 +208,12 @@ class Watchers:
         self.losses.after_step(position, loss)
         self.progress(position, self.losses.last, samples)
         if events := self.events_after(position):
-            passing("window: left")
+            reached("window: left")
             # So that the log has the same order wherever an interrupted run was saved.
             self.losses.flush()
             for event in events:
                 self.losses.emit(**event, seed=self.losses.seed, step=position.step)
-            passing("window: logged")
+            reached("window: logged")
         # Before anything is saved, so that a state never lacks a score that was due.
         due = self.evaluate_due(position) and position.batch < self.batches
         best = self._score(position) if due else False

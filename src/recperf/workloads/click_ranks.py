@@ -22,17 +22,17 @@ from torch import Tensor, nn
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..distributed.bags import BagTables, SharedFeatures, require_something_sent
 from ..distributed.config import DistributedConfig
-from ..distributed.moving import divided
 from ..distributed.notes import note
 from ..distributed.placing import text_of
 from ..distributed.samples import Scores, count, with_next
+from ..distributed.sharded_state import sharded_state
 from ..distributed.sharding import copied_parts
 from ..distributed.step import RankStep, Reduction
 from ..distributed.world import World, current
 from ..errors import ConfigError
 from ..measure.spans import span
 from ..models.dlrm import DLRM, WrittenOutLoss
-from ..train.checkpoint_parts import stacked
+from ..train.checkpoint_shards import stacked
 from ..train.loop import Order, Recipe
 from ..train.optim import DenseOptimizer
 from .clicks import DLRMTrialState
@@ -199,7 +199,7 @@ class RankTrialState(DLRMTrialState):
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""
         found = super().state()
         if self.rank_tables:
-            names, parts = self.rank_tables.names, divided(self.rank_tables)
+            names, parts = self.rank_tables.names, sharded_state(self.rank_tables)
             found["model"] = {TABLE: stacked([parts[name] for name in names]), **found["model"]}
             if self.rank_tables.remembered:
                 found["optimizer"]["rows"] = stacked([parts[f"{name}_state"] for name in names])

@@ -28,7 +28,7 @@ from ...models.dlrm_v4.cost import load_of, step
 from ...models.dlrm_v4.inputs import Inputs, prepare
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.stages import StagedLoss
-from ...points import passing
+from ...points import reached
 from ...runs.mlperf.facts import Facts, Precision
 from ...runs.mlperf.log import MLPerfLog
 from ...train import stream
@@ -114,7 +114,7 @@ class InputOrder:
         with self.loader(start) as loader:
             for number, inputs in enumerate(made_ahead(iter(loader), self.inputs, self.device), start):
                 if number in self.firsts:
-                    passing("window: entered")
+                    reached("window: entered")
                 yield Numbered(inputs, epoch * len(self) + number)
 
     @cached_property
@@ -212,7 +212,7 @@ class Evaluations:
             logits.append(self.trial.model(found))
             labels.append(found.labels_B)
             if len(logits) == 1:
-                passing("evaluation: first batch scored")
+                reached("evaluation: first batch scored")
         return torch.cat(logits).cpu(), torch.cat(labels).cpu()
 
 

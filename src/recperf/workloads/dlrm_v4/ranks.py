@@ -21,10 +21,10 @@ from ...data.batch import HistoryBatch
 from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...data.yambda.schema import HISTORY
-from ...distributed.moving import divided
 from ...distributed.notes import note
 from ...distributed.placing import text_of
 from ...distributed.samples import Scores, count, with_next
+from ...distributed.sharded_state import sharded_state
 from ...distributed.step import RankStep, Reduction
 from ...distributed.tables import TorchRecTables
 from ...distributed.world import World, current
@@ -33,7 +33,7 @@ from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.stages import StagedLoss
 from ...models.dlrm_v4.tables import DLRMv4Tables
-from ...points import passing
+from ...points import reached
 from .build import Evaluations, HistoryTrial, InputOrder, Numbered, PreparedHistories, SteppedModel
 
 TABLES = "tables."
@@ -102,7 +102,7 @@ class SharedOrder(InputOrder):
             # Every rank has as many batches, so all of them see a next one or none of them does.
             for batch, following in with_next(gathered, lambda batch: self.ahead and batch.step + 1 != self.last):
                 if batch.step - epoch * len(self) in self.firsts:
-                    passing("window: entered")
+                    reached("window: entered")
                 yield batch if following is None else replace(batch, following=following.inputs)
 
     def counts(self, number: int) -> tuple[int, int]:
@@ -155,7 +155,7 @@ class SharedEvaluations(Evaluations):
             part = inputs.inputs(batch)
             scores.add(self.trial.model(part), part.labels_B, inputs.samples(number))
             if number == 0:
-                passing("evaluation: first batch scored")
+                reached("evaluation: first batch scored")
         return scores.of_all(inputs.order.samples)
 
 
@@ -214,7 +214,7 @@ class RankTrial(HistoryTrial):
 
     def state(self) -> dict[str, Any]:
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""
-        tables = divided(self.rank_tables)
+        tables = sharded_state(self.rank_tables)
         recent = self.world.merge_tally(self.stepped.recent)
         dense = {name: value.detach() for name, value in self.model.state_dict().items()}
         tallies = {name: tally.state() for name, tally in {**self._tallies(), "recent": recent}.items()}

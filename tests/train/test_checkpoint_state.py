@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
-from recperf.train import checkpoint_tree
+from recperf.train import checkpoint_file, checkpoint_state
 from recperf.train.checkpoint import CheckpointStore
-from recperf.train.checkpoint_tree import Content, tensor_bytes, unlike
+from recperf.train.checkpoint_state import Content, shape_mismatch, tensor_bytes
 
 
 def round_trip(folder: Path, state: dict[str, Any], into: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -66,23 +68,37 @@ def test_odd_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
         assert bits(found[name]) == bits(tensor), name
 
 
-def test_large_tensors_are_cut_into_files_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_tree, "PIECE", 1 << 14)
-    monkeypatch.setattr("recperf.train.checkpoint_dcp.PIECE", 1 << 14)
+def test_anyone_can_open_the_tensors(tmp_path: Path) -> None:
+    state = {"model": {"weight": torch.randn(30, 4), "steps": torch.tensor([1, 2])}, "text": "not a tensor"}
+    round_trip(tmp_path, state)
+    assert sorted(path.name for path in (tmp_path / "step-00000001").iterdir()) == [
+        "manifest.json",
+        "rank0-00000.safetensors",
+    ]
+    with safe_open(tmp_path / "step-00000001" / "rank0-00000.safetensors", framework="pt") as file:
+        assert sorted(file.keys()) == ["model/steps", "model/weight"]
+        assert torch.equal(file.get_tensor("model/weight"), state["model"]["weight"])
+        assert torch.equal(file.get_slice("model/weight")[3:7], state["model"]["weight"][3:7])
+    assert json.loads((tmp_path / "step-00000001" / "manifest.json").read_text())["state"]["text"] == "not a tensor"
+
+
+def test_odd_tensors_open_with_the_library_too(tmp_path: Path) -> None:
     state = odd_tensors()
-    found = round_trip(tmp_path, state)
+    round_trip(tmp_path, state)
+    loaded = load_file(tmp_path / "step-00000001" / "rank0-00000.safetensors")
+    assert {name: bits(tensor) for name, tensor in loaded.items()} == {name: bits(state[name]) for name in state}
+
+
+def test_a_file_is_full_at_a_size_and_copies_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_state, "FILE_BYTES", 1 << 14)
+    monkeypatch.setattr(checkpoint_file, "CHUNK", 1 << 10)
+    state = odd_tensors()
+    loaded = round_trip(tmp_path, state)
     for name, tensor in state.items():
-        assert bits(found[name]) == bits(tensor), name
-    files = list((tmp_path / "step-00000001").glob("*.distcp"))
-    assert len(files) > 10
-    # The shared block of small tensors is never cut.
-    assert sorted(file.stat().st_size for file in files)[-2] < 3 * (1 << 14)
-
-
-def test_many_small_tensors_are_one_file(tmp_path: Path) -> None:
-    round_trip(tmp_path, {str(number): torch.full((7,), number) for number in range(500)})
-    names = sorted(path.name for path in (tmp_path / "step-00000001").iterdir())
-    assert names == [".metadata", "__0_0.distcp", "manifest.json", "state.json"]
+        assert bits(loaded[name]) == bits(tensor), name
+    sizes = [file.stat().st_size for file in (tmp_path / "step-00000001").glob("*.safetensors")]
+    assert len(sizes) > 5
+    assert max(sizes) < 161_000
 
 
 def test_values_come_back_as_they_were(tmp_path: Path) -> None:
@@ -111,25 +127,23 @@ def test_values_come_back_as_they_were(tmp_path: Path) -> None:
     assert isinstance(found["floats"][-1], float)
 
 
+def test_two_tensors_of_one_path_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="two tensors of the state have the path a/1"):
+        round_trip(tmp_path, {"a": {"1": torch.ones(1), 1: torch.ones(1)}})
+
+
 def test_a_state_without_tensors(tmp_path: Path) -> None:
     assert round_trip(tmp_path, {"a": 1}) == {"a": 1}
 
 
-@pytest.mark.parametrize("value", [{1.5: 0}, {True: 0}, {1, 2}, b"bytes", object(), torch.ones(2).to_sparse()])
+@pytest.mark.parametrize(
+    "value",
+    [{1.5: 0}, {True: 0}, {1, 2}, b"bytes", object(), torch.ones(2).to_sparse(), torch.ones(2, dtype=torch.complex128)],
+)
 def test_what_a_checkpoint_cannot_hold_is_refused_by_name(tmp_path: Path, value: Any) -> None:
     with pytest.raises(TypeError, match="inner/value"):
         CheckpointStore(folder=tmp_path / "new", notice=print).save(1, {"inner": {"value": value}}, best=False)
     assert not (tmp_path / "new").exists()
-
-
-def test_nothing_but_tensor_descriptions_is_pickled(tmp_path: Path) -> None:
-    round_trip(tmp_path, {"trial": {"w": torch.ones(3)}, "text": "not in a pickle"})
-    folder = tmp_path / "step-00000001"
-    assert json.loads((folder / "state.json").read_text())["tree"]["text"] == "not in a pickle"
-    for name in (".metadata", "__0_0.distcp"):
-        assert b"not in a pickle" not in (folder / name).read_bytes()
-        # Nor where it was written.
-        assert str(tmp_path).encode() not in (folder / name).read_bytes()
 
 
 def test_tensors_that_fit_are_read_in_place_and_others_are_made(tmp_path: Path) -> None:
@@ -161,23 +175,22 @@ def test_a_tensor_whose_numbers_share_a_place_is_not_read_into(tmp_path: Path) -
 
 def test_a_copy_does_not_change_with_its_state() -> None:
     state = {"large": torch.zeros(30_000), "small": torch.zeros(5), "list": [1]}
-    room: dict[str, Tensor] = {}
-    content = Content.of(state, room=room)
+    copies: dict[str, Tensor] = {}
+    content = Content.of(state, host_copies=copies)
     state["large"] += 1
     state["small"] += 1
     state["list"].append(2)
-    assert all(not block.any() for block in content.blocks.values())
-    assert json.loads(content.tree)["tree"]["list"] == [1]
-    again = Content.of(state, room=room)
-    pointers = {block.data_ptr() for block in again.blocks.values()}
-    assert pointers == {block.data_ptr() for block in content.blocks.values()}
+    assert all(not piece.tensor.any() for piece in content.pieces)
+    assert content.tree["list"] == [1]
+    again = Content.of(state, host_copies=copies)
+    assert {p.tensor.data_ptr() for p in again.pieces} == {p.tensor.data_ptr() for p in content.pieces}
 
 
 def test_bytes_of_a_state() -> None:
     assert tensor_bytes({"a": [torch.zeros(3), (torch.zeros(2, dtype=torch.int64),)], "b": 4}) == 12 + 16
 
 
-def test_unlike_names_the_first_tensor_of_another_shape() -> None:
+def test_a_mismatch_names_the_first_tensor_of_another_shape() -> None:
     ours = {"model": {"w": torch.zeros(2, 3), "new": torch.zeros(1)}, "sums": [torch.zeros(4)]}
-    assert unlike(ours, {"model": {"w": torch.zeros(2, 3)}, "sums": [torch.zeros(4)], "more": 1}) is None
-    assert unlike(ours, {"model": {}, "sums": [torch.zeros(1)]}) == "sums/0 is (4,), the checkpoint's (1,)"
+    assert shape_mismatch(ours, {"model": {"w": torch.zeros(2, 3)}, "sums": [torch.zeros(4)], "more": 1}) is None
+    assert shape_mismatch(ours, {"model": {}, "sums": [torch.zeros(1)]}) == "sums/0 is (4,), the checkpoint's (1,)"
