@@ -12,7 +12,6 @@ import torch
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.errors import ConfigError, DataError
-from recperf.models import tables as module
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.embeddings import StackedTables
@@ -169,15 +168,6 @@ def test_initial_rows_are_a_function_of_the_seed_and_the_name() -> None:
         assert float(values.std()) == pytest.approx((rows * 3) ** -0.5, rel=0.15)
     first.reset(0.2, 1)
     assert float(first.table_RD.std()) == pytest.approx(0.2, rel=0.05)
-
-
-def test_large_tables_repeat_their_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATTERN", 16)
-    tables = SparseTables(("a",), (9,), 5)
-    tables.reset(0.5, 1)
-    flat = tables.table_RD.view(-1)
-    assert torch.equal(flat[:16], flat[16:32])
-    assert torch.equal(flat[:13], flat[32:])
 
 
 @pytest.mark.parametrize("interaction", ["dot", "dcn"])

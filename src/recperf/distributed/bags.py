@@ -21,7 +21,8 @@ from torch import Tensor
 from ..data.batch import JaggedFeatures
 from ..errors import ConfigError
 from ..models.embeddings import Embeddings, require_ids
-from ..models.tables import SparseTables, pattern
+from ..models.init import InitialRows
+from ..models.tables import SparseTables
 from ..ops import lookup as ops
 from ..ops.bag import Name
 from ..ops.bag.reference import stacked_rows
@@ -213,12 +214,12 @@ class BagTables(Embeddings):
         """The very numbers that one process draws."""
         for part, weight_RD, state in self.local():
             rows = self.rows[part.table]
-            drawn = pattern(part.table, rows, rows * self.dim, std, seed)
+            initial = InitialRows(rows, self.dim, std=std or None, seed=seed, name=f"table.{part.table}")
             count = max(1, CHUNK // self.dim)
             for start in range(0, part.rows, count):
                 these = min(count, part.rows - start)
-                first = (part.first_row + start) * self.dim
-                whole = drawn[torch.arange(first, first + these * self.dim) % drawn.numel()].view(these, self.dim)
+                whole = torch.empty(these, self.dim)
+                initial.fill_(whole, part.first_row + start)
                 weight_RD[start : start + these] = whole[:, part.first_column : part.first_column + part.columns]
             if state is not None:
                 state.zero_()

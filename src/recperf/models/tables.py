@@ -21,15 +21,11 @@ from ..measure.spans import span
 from ..ops.bag import Name, choose
 from ..ops.bag.reference import stacked_rows
 from .embeddings import Embeddings, require_ids
-from .init import generator
+from .init import InitialRows
 from .streams import SideStreams
 
 HUGE_PAGE = 2 << 20
 MADV_HUGEPAGE = 14
-HASHED_PATTERN = 1 << 20
-"""Initial values repeat after so many: drawing each of hundreds of millions would take longer than the training."""
-PATTERN = 1 << 22
-"""Initial values of a table repeat after so many: drawing billions on the host would outlast a training."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +116,6 @@ def _joined(used: list[Used], features: int) -> Used:
     return Used(torch.cat(ids), offsets_N1, torch.cat(gradients))
 
 
-def pattern(key: str, rows: int, numbers: int, std: float, seed: int) -> Tensor:
-    """Initial values of a table, row after row, which begin again after the last; a std of 0: +-1/sqrt(rows)."""
-    draw, drawn = generator(seed, f"table.{key}"), torch.empty(min(PATTERN, numbers))
-    drawn = drawn.normal_(0, std, generator=draw) if std else drawn.uniform_(-1, 1, generator=draw)
-    return drawn.mul_(1 if std else rows**-0.5)
-
-
 class SparseTables(SparseGradients):
     """All features looked up by one call; the update sees each used row once, with its whole gradient.
 
@@ -146,7 +135,7 @@ class SparseTables(SparseGradients):
         super().__init__()
         if len(rows) != len(keys):
             raise ValueError(f"{len(keys)} tables need as many row counts, not {len(rows)}")
-        self.keys, self.rows = keys, rows
+        self.keys, self.rows, self.dim = keys, rows, dim
         table_RD = torch.empty(sum(rows), dim, device=device)
         self.huge = "asked of the kernel" if ask_for_huge_pages(table_RD) else "no"
         self.register_buffer("table_RD", table_RD)
@@ -166,11 +155,7 @@ class SparseTables(SparseGradients):
     def reset(self, std: float, seed: int) -> None:
         """A std of 0 means uniform in +-1/sqrt(rows)."""
         for key, rows in zip(self.keys, self.rows):
-            flat = self.table(key).view(-1)
-            drawn = pattern(key, rows, flat.numel(), std, seed).to(flat.device)
-            for start in range(0, flat.numel(), drawn.numel()):
-                part = flat[start : start + drawn.numel()]
-                part.copy_(drawn[: part.numel()])
+            InitialRows(rows, self.dim, std=std or None, seed=seed, name=f"table.{key}").fill_(self.table(key))
 
     def check(self, features: JaggedFeatures) -> None:
         require_ids(features, self.keys, self.rows)
@@ -223,13 +208,7 @@ class HashedTable(SparseGradients):
 
     @torch.no_grad()
     def reset(self, std: float, seed: int) -> None:
-        drawn = torch.empty(min(HASHED_PATTERN, self.table_RD.numel()))
-        drawn.normal_(0.0, std, generator=generator(seed, "table"))
-        drawn = drawn.to(self.table_RD.device)
-        flat = self.table_RD.view(-1)
-        for start in range(0, flat.numel(), drawn.numel()):
-            part = flat[start : start + drawn.numel()]
-            part.copy_(drawn[: part.numel()])
+        InitialRows(*self.table_RD.shape, std=std, seed=seed, name="table").fill_(self.table_RD)
 
     def check(self, features: JaggedFeatures) -> None:
         """Any id hashes to a row."""

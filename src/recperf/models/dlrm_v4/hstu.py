@@ -9,7 +9,6 @@ K = H * A, F = 2 E + 2 K, M = E + K.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,24 +20,13 @@ from ...measure.spans import span
 from ...ops import hstu_attention, stu_input, stu_output
 from ...ops.dropout import Dropout, dropout_seed
 from ...ops.hstu_attention import Mask
-from ..init import generator
+from ..init import xavier_uniform_
 from .config import HSTUConfig
 
 STU = "stu"
 """The purpose of the layers' dropout, which sets it apart from others of the same step."""
 AGAIN = "recompute"
 """The span of what is computed a second time."""
-
-
-@torch.no_grad()
-def uniform_(tensor: Tensor, bound: float, seed: int, name: str) -> None:
-    """Uniform in +-bound, drawn from (seed, name) alone."""
-    drawn = torch.empty(tensor.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator(seed, name))
-    tensor.copy_(drawn)
-
-
-def xavier_uniform_(matrix: Tensor, seed: int, name: str) -> None:
-    uniform_(matrix, math.sqrt(6 / sum(matrix.shape)), seed, name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,10 +21,10 @@ from ...ops.dropout import drop
 from ...ops.jagged import concat_dense
 from ...ops.layer_norm import layer_norm, swish_layer_norm
 from ...ops.position_time import position_time
-from ..init import normal_
+from ..init import normal_, uniform_, xavier_normal_, xavier_uniform_
 from ..losses import BCE
 from .config import ACTIONS, CANDIDATE_CODE, DLRMv4Config
-from .hstu import HSTU, Moment, Rows, uniform_, xavier_uniform_
+from .hstu import HSTU, Moment, Rows
 from .inputs import Inputs
 from .stages import Run, StagedLoss, Stages, spanned
 from .tables import DLRMv4Tables
@@ -37,10 +37,6 @@ INPUT = "tokens"
 """The purpose of the tokens' dropout."""
 
 Init = Callable[[Tensor, int, str], None]
-
-
-def xavier_normal_(matrix: Tensor, seed: int, name: str) -> None:
-    normal_(matrix, math.sqrt(2 / sum(matrix.shape)), seed, name)
 
 
 class Encoder(nn.Module):
