@@ -14,7 +14,7 @@ from ..runs.contract import ALWAYS, Claim, Evidence, Finding, NoEvidence, check_
 from ..runs.record import PROFILE_MARK, read_config
 from ..runs.seal import NAME as SEAL
 from ..runs.seal import printable
-from ..workloads import WORKLOADS, find
+from ..workloads import find, names
 from .parse import parse
 from .terminal import Terminal, print_error, print_json
 
@@ -98,8 +98,8 @@ def contract_of(folder: Path) -> tuple[str | None, tuple[Claim, ...]]:
         name = Evidence(folder).config["workload"].text()
     except NoEvidence as lack:
         return None, (_of_no_workload(f"no evidence: {lack}"),)
-    if name not in WORKLOADS:
-        return printable(name), (_of_no_workload(f"{name!r} is not among {', '.join(WORKLOADS)}"),)
+    if name not in names():
+        return printable(name), (_of_no_workload(f"{name!r} is not among {', '.join(names())}"),)
     try:
         _, values = read_config(folder)
         config: Any = from_json(find(name).config, values)

@@ -10,7 +10,7 @@ from ..config import from_json
 from ..errors import ConfigError, DataError, UsageError, closest
 from ..execution.workload import Workload
 from ..runs.record import read_config
-from ..workloads import WORKLOADS, find
+from ..workloads import find, names
 
 DEFAULT = "micro-dlrm"
 FLAGS = ("json", "quiet", "dry-run", "peaks", "report", "quick", "try-fixes", "trace", "stalls", "mlperf")
@@ -88,7 +88,7 @@ def _take(words: list[str]) -> tuple[str | None, dict[str, str], list[str]]:
                     raise UsageError(f"{flag} needs a value", fix="recperf run --help")
                 value = waiting.pop(0)
             chosen[flag] = value
-        elif word in WORKLOADS and name is None and not _is_value(rest):
+        elif word in names() and name is None and not _is_value(rest):
             name = word
         elif not rest and not chosen and name is None and not word.startswith("-"):
             find(word)

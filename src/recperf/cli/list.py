@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..workloads import WORKLOADS, find
+from ..workloads import find, names
 from .parse import parse
 from .terminal import print_json
 
@@ -20,10 +20,10 @@ def command(words: list[str]) -> int:
         Options, words, prog="recperf list", description="The workloads and their presets.", default=Options()
     )
     if options.json:
-        rows = [{"name": w.name, "summary": w.summary, "presets": list(w.presets)} for w in map(find, WORKLOADS)]
+        rows = [{"name": w.name, "summary": w.summary, "presets": list(w.presets)} for w in map(find, names())]
         print_json({"workloads": rows})
         return 0
-    for workload in map(find, WORKLOADS):
+    for workload in map(find, names()):
         print(f"{workload.name}\n  {workload.summary}\n  presets: {', '.join(workload.presets)}")
     print("\nrecperf show WORKLOAD says what one would do; recperf run WORKLOAD trains it.")
     return 0

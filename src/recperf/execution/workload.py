@@ -97,29 +97,36 @@ class Trial(Protocol):
 
 
 class Prepared(Protocol):
-    """Data read, baselines scored, settings chosen: what the trials of a run share."""
+    """Data read and settings chosen: what the trials of a run share. Inherit from it to get the defaults."""
 
+    config: Any
     data: dict[str, Any]
+    """Facts about the data that a result records: name, digest, rows, train_rows, valid_rows, split, synthetic."""
     target: dict[str, Any]
+    """Bounds to reach: beat (name of a baseline), accuracy, auc; None where there is none."""
     settings: Settings
 
-    def baselines(self) -> dict[str, dict[str, float]]: ...
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Metrics of simple rules on the same split, by name."""
+        ...
 
     def trial(self, seed: int) -> Trial: ...
 
-    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]: ...
+    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
+        """Work of a step with so many ids, of which `unique` are distinct, by the name of the span that times it."""
+        ...
 
     def table_bytes(self) -> tuple[int, int]:
-        """Of a row, and of all rows."""
+        """Bytes of one row, and of all rows."""
         ...
 
     def fixes(self) -> tuple[Fix, ...]:
-        """What could be switched to make a step faster, with what it would change in the config."""
-        ...
+        """Switches that could make a step faster, with what each changes in the config."""
+        return cpu_fixes(self.config, self.settings)
 
     def pair(self, trial: Trial) -> dict[str, Recipe] | None:
-        """The recipes of a matched pair, hot and cold, on one trained model; none where ids cannot be varied."""
-        ...
+        """The recipes of a matched pair, hot and cold, on one trained model; None where ids cannot be varied."""
+        return None
 
 
 def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:

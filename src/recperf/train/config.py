@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..config import require, within
 
@@ -158,3 +158,7 @@ class TargetConfig:
     def __post_init__(self) -> None:
         for name, value in (("accuracy", self.accuracy), ("auc", self.auc)):
             require(value is None or 0 <= value <= 1, f"target.{name}", value, "between 0 and 1")
+
+    def bounds(self, baseline: str) -> dict[str, Any]:
+        """The bounds a result is judged by; `baseline` is the name of the workload's baseline to beat."""
+        return {"beat": baseline if self.beat == "bias" else None, "accuracy": self.accuracy, "auc": self.auc}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.metadata import entry_points
+
 from ..errors import UsageError, closest
 from ..execution.workload import Workload, load
 
@@ -14,13 +17,24 @@ WORKLOADS = {
 """One line per workload: where its `Workload` object is defined."""
 
 
+@cache
+def _installed() -> dict[str, str]:
+    """Workloads of other installed packages, registered as entry points of the group recperf.workloads."""
+    return {point.name: point.value for point in entry_points(group="recperf.workloads")}
+
+
+def names() -> tuple[str, ...]:
+    return (*WORKLOADS, *(name for name in _installed() if name not in WORKLOADS))
+
+
 def find(name: str) -> Workload:
-    if name in WORKLOADS:
-        workload: Workload = load(WORKLOADS[name])
+    place = WORKLOADS.get(name) or _installed().get(name)
+    if place is not None:
+        workload: Workload = load(place)
         return workload
-    guess = closest(name, WORKLOADS)
+    guess = closest(name, names())
     raise UsageError(
         f"unknown workload {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
-        where={"known": ", ".join(WORKLOADS)},
+        where={"known": ", ".join(names())},
         fix=f"recperf run {guess}" if guess else "recperf list",
     )

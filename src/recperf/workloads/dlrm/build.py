@@ -12,7 +12,7 @@ from torch import Tensor
 from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.random_bags import RandomBags
 from ...errors import MachineError
-from ...execution.workload import Fix, Trial, cpu_fixes, require_memory
+from ...execution.workload import Fix, Prepared, cpu_fixes, require_memory
 from ...measure.cost import FLOAT, Cost
 from ...models.arithmetic import Arithmetic, FastArithmetic
 from ...models.cost import dlrm_step, sparse_dlrm_step
@@ -38,7 +38,7 @@ from .config import LESS, DLRMWorkloadConfig, bounds, estimate, max_ids, reducti
 from .data import ClickSource, CopiedOrder
 
 
-class PreparedDLRM:
+class PreparedDLRM(Prepared):
     """Data opened, device and switches chosen; a trial allocates the tables."""
 
     def __init__(self, config: DLRMWorkloadConfig) -> None:
@@ -161,9 +161,6 @@ class PreparedDLRM:
             tolerance=tolerance,
             implies=implies,
         )
-
-    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
-        return None
 
 
 FIELDS = {"pinned": "input", "bfloat16": "precision"}

@@ -20,7 +20,7 @@ from ...data.yambda.history import Histories
 from ...data.yambda.loader import Loader
 from ...data.yambda.order import StreamOrder
 from ...execution.submission import Submission
-from ...execution.workload import Fix, Trial, cpu_fixes
+from ...execution.workload import Prepared
 from ...measure.cost import FLOAT, Cost
 from ...measure.spans import span
 from ...models.dlrm_v4.config import DLRMv4Config
@@ -41,7 +41,7 @@ from .config import DLRMv4WorkloadConfig, HistoryTrainConfig, require_room
 from .data import EventWindows
 
 
-class PreparedHistories(EventWindows):
+class PreparedHistories(EventWindows, Prepared):
     """Events divided into windows, and the device and settings that train on them."""
 
     def __init__(self, config: DLRMv4WorkloadConfig) -> None:
@@ -72,12 +72,6 @@ class PreparedHistories(EventWindows):
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.table_dim
         return row, row * sum(self.config.model.table_rows.values())
-
-    def fixes(self) -> tuple[Fix, ...]:
-        return cpu_fixes(self.config, self.settings)
-
-    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
-        return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -220,12 +220,7 @@ def require_room(config: DLRMv4WorkloadConfig) -> None:
 
 
 def bounds(config: DLRMv4WorkloadConfig) -> dict[str, Any]:
-    target = config.target
-    return {
-        "beat": "user_item_bias" if target.beat == "bias" else None,
-        "accuracy": target.accuracy,
-        "auc": target.auc,
-    }
+    return config.target.bounds("user_item_bias")
 
 
 def claims(config: DLRMv4WorkloadConfig) -> tuple[Claim, ...]:

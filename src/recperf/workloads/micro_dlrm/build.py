@@ -11,7 +11,7 @@ from ...data.batch import ClickBatch
 from ...data.clicks import ClickArrays
 from ...data.config import MovieLensConfig
 from ...data.order import Samples, ShuffledOrder, cut
-from ...execution.workload import Fix, Trial, cpu_fixes
+from ...execution.workload import Prepared
 from ...measure.cost import FLOAT, Cost
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_step
@@ -19,7 +19,7 @@ from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
 from ...train.baselines import baselines
 from ...train.device import choose
-from ...train.loop import Position, Recipe
+from ...train.loop import Position
 from ...train.metrics import binary_metrics
 from ...train.optim import AdamW
 from ..clicks import SCORING_BATCH, DLRMTrialState, largest_product, one_cycle_recipe
@@ -27,7 +27,7 @@ from .config import MicroDLRMConfig, bounds, require_room
 from .data import FEATURES, check_sizes, read
 
 
-class PreparedClicks:
+class PreparedClicks(Prepared):
     """MovieLens read, split and turned into tensors on the device that trains."""
 
     def __init__(self, config: MicroDLRMConfig) -> None:
@@ -56,12 +56,6 @@ class PreparedClicks:
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
         return row, row * sum(self.config.model.rows)
-
-    def fixes(self) -> tuple[Fix, ...]:
-        return cpu_fixes(self.config, self.settings)
-
-    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
-        return None
 
 
 class ClickTrial(DLRMTrialState):

@@ -14,7 +14,7 @@ from ...data.batch import ClickBatch
 from ...data.order import Samples, ShuffledOrder, cut
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
-from ...execution.workload import Fix, Trial, cpu_fixes, describe_synthetic
+from ...execution.workload import Fix, Prepared, Trial, cpu_fixes, describe_synthetic
 from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
@@ -31,7 +31,7 @@ from .config import MicroDLRMDramConfig, bounds, hot_ids, resolved_rows
 from .data import check
 
 
-class PreparedDram:
+class PreparedDram(Prepared):
     """Ids chosen, settings decided; the table itself is made a trial."""
 
     def __init__(self, config: MicroDLRMDramConfig) -> None:

@@ -1,0 +1,67 @@
+"""DeepFM on MovieLens: a linear term, a factorization machine and an MLP that share one set of embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from recperf.data.config import MovieLensConfig
+from recperf.execution.workload import Estimate, TrialsConfig, Workload
+from recperf.measure.cost import FLOAT, Cost, adamw_update, bag_backward_dense, bag_forward, mlp_backward, mlp_forward
+from recperf.runs.contract import Claim, budget_sums, quality_target
+from recperf.train.config import TrainConfig
+from recperf.workloads.micro_dlrm.data import describe, read
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepFMConfig(TrialsConfig):
+    data: MovieLensConfig = field(default_factory=MovieLensConfig)
+    dim: int = 8
+    """Width of an embedding row."""
+    hidden: tuple[int, ...] = (32, 16)
+    """Widths of the MLP's hidden layers."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def check(config: DeepFMConfig) -> str:
+    return describe(read(config.data)[0])
+
+
+def sizes(config: DeepFMConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Rows of each table and widths of the MLP. Both follow the data."""
+    _, clicks = read(config.data)
+    return clicks.rows, (len(clicks.rows) * config.dim + len(clicks.dense_names), *config.hidden, 1)
+
+
+def estimate(config: DeepFMConfig, unique: int | None = None) -> Estimate:
+    """Parameters, work and memory of a step. Costs carry the names of the spans that time them."""
+    (rows, widths), batch, width = sizes(config), config.train.batch_size, config.dim + 1
+    ids, tables = batch * len(rows), sum(rows) * width
+    mlp = sum((before + 1) * after for before, after in zip(widths, widths[1:]))
+    pairs = Cost(4 * ids * config.dim, FLOAT * (ids * config.dim + batch))
+    backward = mlp_backward(widths, batch, input_gradient=True) + bag_backward_dense(ids, ids, width, sum(rows))
+    step = {
+        "embedding": bag_forward(ids, ids, width, unique or min(ids, sum(rows))),
+        "interaction": pairs,
+        "top": mlp_forward(widths, batch),
+        "backward": backward + pairs + pairs,
+        "update": adamw_update(tables + mlp),
+    }
+    memory = {"state": 4 * FLOAT * (tables + mlp), "activations": 2 * FLOAT * batch * (sum(widths) + len(rows) * width)}
+    parameters = {"tables": tables, "mlp": mlp}
+    return Estimate(parameters=parameters, table_bytes=FLOAT * tables, step=step, memory=memory)
+
+
+def claims(config: DeepFMConfig) -> tuple[Claim, ...]:
+    return (quality_target(lambda *_: config.target.bounds("user_item_bias")), budget_sums())
+
+
+DEEPFM = Workload(
+    name="deepfm",
+    summary="DeepFM on MovieLens-100K",
+    config=DeepFMConfig,
+    presets={"default": DeepFMConfig},
+    estimate=estimate,
+    claims=claims,
+    checks="deepfm.config:check",
+    build="deepfm.build:PreparedDeepFM",
+)
