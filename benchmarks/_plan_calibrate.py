@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recperf.config import require, within
+from recperf.measure.spans import phase_of
 from recperf.plan.devices import Calls, Device
-from recperf.plan.predict import PARTS, UPDATE, Parallelism, part_seconds, predict
+from recperf.plan.predict import PARTS, Parallelism, part_seconds, predict
 from recperf.plan.work import PlannedWorkload, Work
 
 GROUPS = ("input", "lookup", "forward", "backward", "update")
 """Parts of a step on one rank; several ranks have `reduce` too."""
-UPDATES = ("update", UPDATE, "sparse_update")
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,10 @@ class Measured:
 
 def group_of(span: str) -> str:
     """The part of a step that a span belongs to; time outside of all spans counts as forward."""
-    if span == "data":
-        return "input"
-    if span == "reduce":
-        return "reduce"
-    if span == "embedding":
-        return "lookup"
-    if span in UPDATES:
-        return "update"
-    return "backward" if span.endswith("backward") or span == "recompute" else "forward"
+    if span in ("data", "embedding", "reduce"):
+        return {"data": "input", "embedding": "lookup", "reduce": "reduce"}[span]
+    phase = phase_of(span)
+    return phase if phase in ("backward", "update") else "forward"
 
 
 def calibrated(

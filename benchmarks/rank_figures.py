@@ -184,7 +184,7 @@ def span_cost(world: World, chosen: argparse.Namespace) -> Rows:
     def each(count: int = 20_000) -> float:
         began = perf_counter()
         for _ in range(count):
-            with span("a part"):
+            with span("forward"):
                 pass
         return (perf_counter() - began) / count * 1e6
 

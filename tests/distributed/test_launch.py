@@ -312,11 +312,11 @@ def test_the_innermost_span_is_noted(noting: Path) -> None:
     with spans.span("backward"):
         assert notes.noted(noting, 1).span == "backward"
     assert set(clock.end()[1]) == {"other", "backward"}
-    with pytest.raises(MemoryError), spans.span("update"), spans.span("inner"):
+    with pytest.raises(MemoryError), spans.span("update"), spans.span("dense_update"):
         raise MemoryError
-    assert notes.noted(noting, 1).span == "inner"
+    assert notes.noted(noting, 1).span == "dense_update"
     notes.note("step 4: done")
-    assert notes.noted(noting, 1) == notes.Note(os.getpid(), "step 4: done", "inner")
+    assert notes.noted(noting, 1) == notes.Note(os.getpid(), "step 4: done", "dense_update")
 
 
 def test_the_first_failure_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,25 +4,28 @@ import timeit
 
 import pytest
 
+from recperf.errors import ConfigError
 from recperf.measure import spans
-from recperf.measure.spans import StepClock, listen, span
+from recperf.measure.cost import Cost
+from recperf.measure.profile import components
+from recperf.measure.spans import StepClock, budget_part, declare, listen, of_tables, phase_of, span
 
 
-def test_parts_sum_to_the_wall_time_and_children_leave_their_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_sum_to_the_wall_time_and_exclude_inner_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [7]
     monkeypatch.setattr(spans, "perf_counter_ns", lambda: now[0])
     clock = StepClock()
     clock.begin()
-    with span("outer"):
+    with span("update"):
         now[0] += 200
-        with span("inner"):
+        with span("dense_update"):
             now[0] += 600
         now[0] += 50
     now[0] += 100
-    assert clock.end() == (950, {"other": 100, "outer": 250, "inner": 600})
+    assert clock.end() == (950, {"other": 100, "update": 250, "dense_update": 600})
 
 
-def test_nobody_listens_by_default_and_the_listener_is_put_back() -> None:
+def test_the_previous_listener_is_restored() -> None:
     assert spans._listener is None
     clock = StepClock()
     clock.begin()
@@ -31,17 +34,53 @@ def test_nobody_listens_by_default_and_the_listener_is_put_back() -> None:
     assert spans._listener is None
 
 
-def test_a_span_that_fails_still_ends() -> None:
+def test_a_span_ends_when_its_work_raises() -> None:
     clock = StepClock()
     clock.begin()
-    with pytest.raises(ValueError, match="x"), span("work"):
+    with pytest.raises(ValueError, match="x"), span("forward"):
         raise ValueError("x")
     wall, parts = clock.end()
     assert sum(parts.values()) == wall
 
 
-def test_off_spans_store_nothing() -> None:
-    assert span("a") is span("b")
+def test_a_span_that_nothing_hears_costs_nothing() -> None:
+    assert span("data") is span("update")
     listen(None)
-    per_span = min(timeit.repeat("with span('a'): pass", globals={"span": span}, number=20_000, repeat=5)) / 20_000
+    per_span = min(timeit.repeat("with span('data'): pass", globals={"span": span}, number=20_000, repeat=5)) / 20_000
     assert per_span < 5e-6
+
+
+def test_an_undeclared_name_is_an_error_once_something_listens() -> None:
+    clock = StepClock()
+    clock.begin()
+    with pytest.raises(ConfigError, match="'tower' is not declared"), span("tower"):
+        pass
+    clock.end()
+    assert phase_of("tower", default="forward") == "forward"
+
+
+def test_a_workload_declares_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "_declared", dict(spans._declared))
+    declare("forward", "tower")
+    assert [phase_of(name) for name in ("tower", "tower_backward", "tower_exchange")] == [
+        "forward",
+        "backward",
+        "communication",
+    ]
+    names = ("tower", "tower_backward", "sparse_update", "hash", "recompute", "embedding_exchange")
+    parts = ["tower", "backward", "update", "embedding", "recompute", "embedding_exchange"]
+    assert [budget_part(name) for name in names] == parts
+    assert of_tables("sparse_update")
+    assert not of_tables("tower")
+    with pytest.raises(ConfigError, match="unknown phase 'fast'"):
+        declare("fast", "tower")
+
+
+def test_no_counted_work_is_lost() -> None:
+    """Work without a timed span of its own counts for the span of its phase; an undeclared name is an error."""
+    clocked = [(100, {"other": 20, "embedding": 30, "backward": 50})]
+    costs = {"embedding": Cost(1, 2), "embedding_backward": Cost(3, 4), "sparse_update": Cost(5, 6)}
+    work = {part["name"]: (part["flops"], part["bytes"]) for part in components(clocked, costs)}
+    assert work == {"other": (5, 6), "embedding": (1, 2), "backward": (3, 4)}
+    with pytest.raises(ConfigError, match="'tower' is not declared"):
+        components(clocked, {"tower": Cost(1, 1)})

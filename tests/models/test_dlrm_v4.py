@@ -14,8 +14,8 @@ from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.errors import ConfigError, DataError
 from recperf.measure.spans import StepClock
 from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
-from recperf.models.dlrm_v4.config import PRESETS, DLRMv4Config, HSTUConfig, laptop
-from recperf.models.dlrm_v4.cost import BACKWARD, FORWARD
+from recperf.models.dlrm_v4.config import FORWARD, PRESETS, DLRMv4Config, HSTUConfig, laptop
+from recperf.models.dlrm_v4.cost import BACKWARD
 from recperf.models.dlrm_v4.inputs import parts_to, prepare, prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.models.dlrm_v4.tables import CHUNK, DLRMv4Tables, fill_uniform_, table_seed

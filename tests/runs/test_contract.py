@@ -315,17 +315,6 @@ def test_a_log_that_was_edited_is_found(folder: Path, change: Any, claim: str, m
     assert message in failed(folder)[claim]
 
 
-def test_spans_are_booked_as_training_books_them() -> None:
-    from recperf.train.timing import part_of
-    from recperf.train.watch import BUDGET_PARTS
-
-    own = ("stu_input", "position_time", "attention")
-    known = dict.fromkeys([*BUDGET_PARTS, *own], 0.0)
-    for name in [*BUDGET_PARTS, *own, "hash", "top_backward", "stu_input_backward", "dense_update", "sparse_update"]:
-        assert contract._part_of(name, known) == part_of(name)
-    assert contract._part_of("unheard_of", known) == "other", "what the result does not name cannot be its own part"
-
-
 def test_the_budget_of_a_resumed_run_is_that_of_its_last_process(folder: Path) -> None:
     earlier = {"kind": "span", "t": 1, "seed": 42, "step": 1, "ms": {"step": 9.0, "other": 9.0}}
     edit_events(folder, lambda events: [earlier, *events])

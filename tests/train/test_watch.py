@@ -64,12 +64,12 @@ def test_too_few_steps_are_not_reported_as_numbers() -> None:
 
 def test_the_budget_sums_to_one_and_shuffling_is_data() -> None:
     timer = timed(30)
-    timer.parts = [(100, {"data": 10, "backward": 60, "something": 20, "other": 10})] * 10
+    timer.parts = [(100, {"data": 10, "backward": 60, "interaction": 20, "other": 10})] * 10
     timer.setup_ns = 30 * 50
     shares = budget([timer])
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["data"] == pytest.approx(60 / 150)
-    assert shares["something"] == pytest.approx(20 / 150), "what only one model has is a part of its own"
+    assert shares["interaction"] == pytest.approx(20 / 150), "what only one model has is a part of its own"
     assert shares["other"] == pytest.approx(10 / 150)
     assert "top" not in shares
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from torch import Tensor, distributed
 
 from ..measure import spans
-from ..measure.profile import EXCHANGE
 
 NAMES = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single", "reduce_scatter",
@@ -107,7 +106,7 @@ class _Meant(NamedTuple):
     def wait(self, ends: Callable[[], Any]) -> Any:
         part = spans.inside() or "other"
         began = monotonic_ns()
-        with spans.span(EXCHANGE if part == "other" else f"{part}_{EXCHANGE}"):
+        with spans.span(spans.EXCHANGE if part == spans.OTHER else f"{part}_{spans.EXCHANGE}"):
             found = ends()
         self.watch.note(Wait(self.number, self.what, part, self.came, began, monotonic_ns(), self.bytes))
         return found

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from time import monotonic_ns, sleep
 from typing import Any, cast
 
-from ..measure.profile import EXCHANGE, Reading, overhead, spread
+from ..measure.profile import Reading, overhead, spread
+from ..measure.spans import EXCHANGE
 from .clocks import Clock, compared
 from .collectives import Wait, WaitLog
 from .world import World

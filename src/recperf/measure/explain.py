@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .spans import of_tables
+
 UNCLEAR = "unclear"
 
 
@@ -94,8 +96,6 @@ SENTENCES = {
 IMPOSSIBLE = 1.5
 """Counted FLOPs that would take so many steps; ceilings vary, but not as much. Bytes may come from a cache."""
 
-TABLE_PARTS = ("hash", "embedding", "embedding_backward", "sparse_update")
-
 
 def explain(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any]:
     """The regime's name, a sentence, and every reading with what it says."""
@@ -142,7 +142,7 @@ def read(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, flo
     readings: dict[str, float | None] = dict.fromkeys(READINGS)
     readings["input"] = parts["data"]["share"] if "data" in parts else 0.0
     readings["communication"] = sum(p["share"] for p in parts.values() if p["phase"] == "communication")
-    readings["table"] = sum(parts[name]["share"] for name in TABLE_PARTS if name in parts)
+    readings["table"] = sum(part["share"] for name, part in parts.items() if of_tables(name))
     readings["launch"] = launch_share(profile)
     readings["small"] = small_share(profile)
     found = ceilings(profile, peaks)

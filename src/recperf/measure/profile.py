@@ -13,19 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .cost import Cost
 from .device_clock import step_clock
+from .spans import OTHER, phase_of
 
 SCHEMA = 1
 FEWEST = 5
 """Steps below which a window says nothing."""
 WATCHED = 4
 """Steps that are clocked one after the other where something has to watch them."""
-FORWARD = (
-    "hash", "bottom", "embedding", "interaction", "top", "loss",
-    "encoders", "context", "position_time", "stu_input", "attention", "stu_output", "postprocessor", "item_tower",
-    "head",
-)  # fmt: skip
-EXCHANGE = "exchange"
-"""How parts end in which a rank waits for what others send."""
 Step = Callable[[Iterator[Any], int], Any]
 """Takes the next batch and trains on it."""
 Reading = tuple[int, dict[str, int]]
@@ -222,27 +216,31 @@ def components(clocked: list[tuple[int, dict[str, int]]], costs: dict[str, Cost]
     """Each part with its time, its share (all sum to 1) and its counted work, in the order they first ran."""
     names = list(dict.fromkeys(name for _, parts in clocked for name in parts))
     whole = sum(wall for wall, _ in clocked)
-    found = []
+    booked = _booked(costs, names)
+    rows = []
     for name in names:
         times = [parts.get(name, 0) for _, parts in clocked]
-        cost = costs.get(name)
-        found.append(
+        cost = booked.get(name)
+        rows.append(
             {
                 "name": name,
-                "phase": phase(name),
+                "phase": phase_of(name),
                 "ms": spread(times),
                 "share": sum(times) / whole,
                 "flops": cost.flops if cost else None,
                 "bytes": cost.bytes if cost else None,
             }
         )
-    return found
+    return rows
 
 
-def phase(name: str) -> str:
-    if name in FORWARD:
-        return "forward"
-    last = name.rpartition("_")[2]
-    if last == EXCHANGE:
-        return "communication"
-    return last if last in ("backward", "update", "data") else "other"
+def _booked(costs: dict[str, Cost], timed: list[str]) -> dict[str, Cost]:
+    """Counted work by timed span. Work whose own span was not opened counts for the span that names its phase, or for
+    "other": no work is lost. A cost with an undeclared name is an error."""
+    booked: dict[str, Cost] = {}
+    for name, cost in costs.items():
+        phase = phase_of(name)
+        span = name if name in timed else phase if phase in timed else OTHER
+        if span == name or cost != Cost():
+            booked[span] = booked.get(span, Cost()) + cost
+    return booked

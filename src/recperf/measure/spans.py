@@ -1,17 +1,95 @@
-"""A span is a name around a piece of work. When nobody listens it costs one function call and times nothing.
+"""A span is a name around a piece of work. When nothing listens it costs one function call and times nothing.
 
     with span("embedding"):
         ...
 
-A `StepClock` listens: between `begin()` and `end()` it books the time of every span to its name, children taken out
-of their parents, and what no span covered to "other", so that the parts of a step sum to its wall time.
+Every name is declared once with the phase of the step it belongs to: the names that all workloads share below, those of
+a model where the model counts its work. A `StepClock` listens: between `begin()` and `end()` it adds the time of every
+span to its name, excluding spans inside it, and the time outside of all spans to "other", so that the parts of a step
+sum to its wall time. Torch-free.
 """
 
 from __future__ import annotations
 
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from ..errors import ConfigError
+
+PHASES = ("data", "forward", "backward", "communication", "update", "other")
+"""The phases of a step in order."""
+EXCHANGE = "exchange"
+"""`<span>_exchange` is the time in which a rank waits, inside that span, for data of other ranks."""
+OTHER = "other"
+
+
+class Declared(NamedTuple):
+    phase: str
+    part: str
+    """Its part in the step budget of result.json."""
+    tables: bool
+    """Its work is on embedding tables."""
+
+
+_declared: dict[str, Declared] = {}
+
+
+def declare(phase: str, *names: str, part: str | None = None, tables: bool = False) -> None:
+    """Declare span names of a phase.
+
+    A forward name also declares `<name>_backward`. In the step budget, backward and update spans are one part each, and
+    every other span is its own part unless `part` is given.
+    """
+    if phase not in PHASES:
+        raise ConfigError(f"unknown phase {phase!r} of spans", where={"known": ", ".join(PHASES)})
+    for name in names:
+        own = phase if phase in ("backward", "update") else name
+        _declared[name] = Declared(phase, part or own, tables)
+        if phase == "forward":
+            _declared[f"{name}_backward"] = Declared("backward", "backward", tables)
+
+
+declare("data", "data")
+declare("forward", "forward", "loss")
+declare("forward", "embedding", tables=True)
+declare("forward", "hash", part="embedding", tables=True)
+declare("backward", "backward")
+declare("backward", "recompute", part="recompute")
+declare("update", "update", "dense_update")
+declare("update", "sparse_update", tables=True)
+declare("communication", EXCHANGE)
+declare("other", OTHER, "reduce", "metrics", "graph")
+
+
+def declared(name: str) -> Declared:
+    """The declaration of a span name; an error where there is none."""
+    if name in _declared:
+        return _declared[name]
+    if name.endswith(f"_{EXCHANGE}"):
+        return Declared("communication", name, False)
+    raise ConfigError(
+        f"span {name!r} is not declared", fix=f'recperf.measure.spans.declare("forward", "{name}"), or another phase'
+    )
+
+
+def phase_of(name: str, default: str | None = None) -> str:
+    """The phase of a span. A name read from a file may be unknown: give a default then."""
+    return default if default is not None and not _known(name) else declared(name).phase
+
+
+def budget_part(name: str, default: str | None = None) -> str:
+    """The part of the step budget that a span counts towards."""
+    return default if default is not None and not _known(name) else declared(name).part
+
+
+def of_tables(name: str) -> bool:
+    """Whether a span works on embedding tables."""
+    return name in _declared and _declared[name].tables
+
+
+def _known(name: str) -> bool:
+    return name in _declared or name.endswith(f"_{EXCHANGE}")
 
 
 class Listener(Protocol):
@@ -21,7 +99,7 @@ class Listener(Protocol):
 
 
 class _Off:
-    """The span nobody listens to: one shared object, nothing stored, nothing timed."""
+    """The span that nothing listens to: one shared object, nothing stored, nothing timed."""
 
     __slots__ = ()
 
@@ -67,44 +145,47 @@ class _Both:
 
 _OFF = _Off()
 _listener: Listener | None = None
-"""Who is told: the follower, whoever listens now, or both."""
-_follower: Listener | None = None
-_hearing: Listener | None = None
+"""Hears spans: the process listener, the current listener, or both."""
+_process_listener: Listener | None = None
+_current: Listener | None = None
 
 
 def span(name: str) -> _Off | _On:
     """A context manager that tells the listener, if there is one, when the named work begins and ends."""
-    return _OFF if _listener is None else _On(_listener, name)
+    if _listener is None:
+        return _OFF
+    declared(name)
+    return _On(_listener, name)
 
 
 def listen(listener: Listener | None) -> Listener | None:
-    """Set who hears spans (none: nobody) and return who did before."""
-    global _hearing
-    before, _hearing = _hearing, listener
-    _tell()
+    """Set the current listener (None: no one) and return the one before."""
+    global _current
+    before, _current = _current, listener
+    _combine()
     return before
 
 
-def follow(follower: Listener | None) -> None:
-    """Set who hears all spans of this process, whoever else listens for a while."""
-    global _follower
-    _follower = follower
-    _tell()
+def follow(listener: Listener | None) -> None:
+    """Set a listener that hears all spans of this process, whoever else listens at times."""
+    global _process_listener
+    _process_listener = listener
+    _combine()
 
 
-def _tell() -> None:
+def _combine() -> None:
     global _listener
-    _listener = _Both(_follower, _hearing) if _follower and _hearing else _follower or _hearing
+    both = _Both(_process_listener, _current) if _process_listener and _current else None
+    _listener = both or _process_listener or _current
 
 
 def inside() -> str:
-    """The innermost open span of the clock that listens; empty where none does."""
-    found = getattr(_hearing, "inside", "")
-    return str(found)
+    """The innermost open span of the current clock; empty where there is none."""
+    return str(getattr(_current, "inside", ""))
 
 
 class StepClock:
-    """Books the time of a step to the spans inside it, by the host's clock; `device_clock` has the one for a GPU."""
+    """Divides the wall time of a step among its spans; `device_clock` does the same for a GPU."""
 
     def __init__(self) -> None:
         self._stack: list[str] = []
@@ -114,13 +195,13 @@ class StepClock:
         self._before: Listener | None = None
 
     def begin(self) -> None:
-        self._stack, self._parts = ["other"], {}
+        self._stack, self._parts = [OTHER], {}
         self._before = listen(self)
         self._began = self._mark = perf_counter_ns()
 
     def end(self) -> tuple[int, dict[str, int]]:
         """The step's wall time and its parts, in ns; the parts sum to the wall time."""
-        self._book()
+        self._add()
         listen(self._before)
         return self._mark - self._began, self._parts
 
@@ -129,14 +210,14 @@ class StepClock:
         return self._stack[-1]
 
     def enter(self, name: str) -> None:
-        self._book()
+        self._add()
         self._stack.append(name)
 
     def leave(self) -> None:
-        self._book()
+        self._add()
         self._stack.pop()
 
-    def _book(self) -> None:
+    def _add(self) -> None:
         now, name = perf_counter_ns(), self._stack[-1]
         self._parts[name] = self._parts.get(name, 0) + now - self._mark
         self._mark = now

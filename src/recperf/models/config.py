@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..config import require, within
+from ..measure.spans import declare
+
+# The spans of the model; counted work has the same names.
+declare("forward", "bottom", "interaction", "top")
 
 
 @dataclass(frozen=True, kw_only=True)

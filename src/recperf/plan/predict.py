@@ -14,6 +14,7 @@ import numpy as np
 
 from ..config import require, within
 from ..measure.cost import FLOAT, INDEX, Cost
+from ..measure.spans import phase_of
 from . import network as collectives
 from .devices import NETWORKS, Device, Network
 from .memory import HALF, Codec, Memory, Wire, memory_of, moved_R
@@ -21,7 +22,6 @@ from .sharding import COLUMN_WIDTH, KindOrAuto, PlacedTable, place
 from .skew import Skew, even
 from .work import PlannedWorkload, Work
 
-UPDATE = "dense_update"
 ID_MESSAGES = 3
 """Messages with which TorchRec requests rows: how many ids in all, how many of each table, and the ids."""
 PARTS = {
@@ -205,8 +205,8 @@ def _seconds(
     parallelism: Parallelism,
 ) -> dict[str, float]:
     dense = dense_seconds(work, device, batch)
-    backward = sum(part for name, part in dense.items() if name.endswith("_backward") or name == "recompute")
-    update = dense.get(UPDATE, 0.0)
+    backward = sum(part for name, part in dense.items() if phase_of(name) == "backward")
+    update = sum(part for name, part in dense.items() if phase_of(name) == "update")
     number = HALF if parallelism.wire == "fp16" else FLOAT
     rate = device.efficiency.bytes * device.bytes_per_s
     zero_R = np.zeros(len(placed[0].width_R))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..machine import fingerprint
+from ..measure.spans import budget_part
 from .result import faults
 from .seal import Evidence, NoEvidence, Part, broken, present, printable
 
@@ -220,16 +221,9 @@ def _mean_parts(spans: Sequence[Part], shares: Mapping[str, float]) -> dict[str,
         if min(parts.values(), default=-1.0) < 0 or not math.isclose(sum(parts.values()), step, rel_tol=MEASURED_SAME):
             raise NoEvidence(f"{span.file}: the parts do not make up the step")
         for name, ms in parts.items():
-            mean[_part_of(name, mean)] += ms / len(spans)
+            part = budget_part(name, default=name)
+            mean[part if part in mean else "other"] += ms / len(spans)
     return mean
-
-
-def _part_of(name: str, known: Mapping[str, float]) -> str:
-    """As train.timing books it, which cannot be asked without torch."""
-    if name in known:
-        return name
-    last = "embedding" if name == "hash" else name.rpartition("_")[2]
-    return last if last in known else "other"
 
 
 def _against_budget(shares: Mapping[str, float], mean: Mapping[str, float]) -> Iterator[str]:

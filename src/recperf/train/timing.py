@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .watch import BUDGET_PARTS, StepTimer
+from ..measure.spans import budget_part
+from .watch import StepTimer
 
 FEWEST = 5
 """Readings below which nothing is reported."""
@@ -36,15 +37,6 @@ def performance(timers: list[StepTimer]) -> dict[str, Any]:
     }
 
 
-def part_of(name: str) -> str:
-    """The part of the budget a span belongs to: hashing is part of a lookup, ways back and updates say so in their
-    names, and what only one model has is a part of its own."""
-    if name == "hash":
-        return "embedding"
-    last = name.rpartition("_")[2]
-    return last if last in BUDGET_PARTS else name
-
-
 def budget(timers: list[StepTimer]) -> dict[str, float]:
     """Share of each part in a step; what an epoch spends on shuffling is spread over its steps as data."""
     clocked = [parts for timer in timers for _, parts in timer.parts]
@@ -52,7 +44,7 @@ def budget(timers: list[StepTimer]) -> dict[str, float]:
     mean = {"data": sum(timer.setup_ns for timer in timers) / max(1, steps), "other": 0.0}
     for parts in clocked:
         for name, ns in parts.items():
-            part = part_of(name)
+            part = budget_part(name)
             mean[part] = mean.get(part, 0.0) + ns / len(clocked)
     whole = sum(mean.values())
     return {name: ns / whole for name, ns in mean.items()}

@@ -18,8 +18,6 @@ from ..points import reached
 from .cadence import Due, never
 from .loop import Model, Position
 
-BUDGET_PARTS = ("data", "embedding", "bottom", "interaction", "top", "loss", "backward", "update", "other")
-
 
 class Emit(Protocol):
     def __call__(self, kind: str, **fields: Any) -> None: ...

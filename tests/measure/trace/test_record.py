@@ -70,7 +70,7 @@ def test_operators_take_no_more_time_than_their_step(tmp_path: Path) -> None:
 
 def test_a_step_that_fails_leaves_no_listener_and_no_profiler(tmp_path: Path) -> None:
     def fails(index: int) -> None:
-        with span("work"):
+        with span("embedding"):
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from ...config import require, within
 from ...data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY
+from ...measure.spans import declare
 
 PUBLISHED_ROWS = {
     "item_id": 9_390_624,
@@ -20,6 +21,22 @@ PUBLISHED_ROWS = {
 
 FEATURE_TABLES = {**{name: name for name in (*CONTEXT, *HISTORY)}, **dict(zip(CANDIDATE, HISTORY))}
 """The table each feature of a batch is looked up in; a candidate shares those of the history."""
+
+FORWARD = (
+    "embedding",
+    "encoders",
+    "context",
+    "position_time",
+    "stu_input",
+    "attention",
+    "stu_output",
+    "postprocessor",
+    "item_tower",
+    "head",
+    "loss",
+)
+"""The spans of a forward pass in order; counted work has the same names."""
+declare("forward", *(name for name in FORWARD if name not in ("embedding", "loss")))
 
 ACTIONS = 8
 """Three bits of what was done."""

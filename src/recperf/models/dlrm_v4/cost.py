@@ -16,24 +16,11 @@ from dataclasses import dataclass
 
 from ...config import require
 from ...measure.cost import FLOAT, INDEX, Cost
-from .config import ACTIONS, DLRMv4Config, HSTUConfig
+from .config import ACTIONS, FORWARD, DLRMv4Config, HSTUConfig
 
 UNIQUE = {"item_id": 0.024, "album_id": 0.015, "artist_id": 0.006}
 """Distinct rows a position in batches of 1024 of the benchmark's data."""
 
-FORWARD = (
-    "embedding",
-    "encoders",
-    "context",
-    "position_time",
-    "stu_input",
-    "attention",
-    "stu_output",
-    "postprocessor",
-    "item_tower",
-    "head",
-    "loss",
-)
 BACKWARD = tuple(f"{name}_backward" for name in reversed(FORWARD))
 AGAIN = "recompute"
 UPDATES = ("dense_update", "sparse_update")

@@ -14,9 +14,9 @@ from typing import Any
 from ...errors import DataError
 from ...measure.peaks import faults as peaks_faults
 from ...measure.peaks import require_own
+from ...measure.spans import PHASES, phase_of
 from ..record import PROFILE_MARK, read_config, read_json
 from ..result import FIELDS, SCHEMA, Field, faults
-from .words import ORDER, PHASES
 
 PROFILE_SCHEMA = 1
 PEAKS_SCHEMA = 1
@@ -277,7 +277,8 @@ def step_parts(run: Reading, *, profiled: bool) -> list[Share]:
     if profiled:
         return shares(run.profile) if run.profile else []
     budget = run.result["performance"]["budget"] or {}
-    return in_order(Share(name, PHASES.get(name, "other"), share, None) for name, share in budget.items())
+    # Backward and update spans have one part each, so an undeclared part is a forward span of a model not loaded here.
+    return in_order(Share(name, phase_of(name, default="forward"), share, None) for name, share in budget.items())
 
 
 def shares(profile: dict[str, Any]) -> list[Share]:
@@ -287,4 +288,4 @@ def shares(profile: dict[str, Any]) -> list[Share]:
 
 def in_order(parts: Iterable[Share]) -> list[Share]:
     """Parts as a step goes through them; within a phase, as they were measured."""
-    return sorted(parts, key=lambda part: ORDER.index(part.phase) if part.phase in ORDER else len(ORDER))
+    return sorted(parts, key=lambda part: PHASES.index(part.phase) if part.phase in PHASES else len(PHASES))

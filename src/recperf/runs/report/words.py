@@ -20,34 +20,6 @@ BASELINES = {
     "popularity": "item popularity",
     "planted": "planted answer",
 }
-PHASES = {
-    "data": "data",
-    "hash": "forward",
-    "bottom": "forward",
-    "embedding": "forward",
-    "interaction": "forward",
-    "top": "forward",
-    "loss": "forward",
-    **dict.fromkeys(
-        (
-            "encoders",
-            "context",
-            "position_time",
-            "stu_input",
-            "attention",
-            "stu_output",
-            "postprocessor",
-            "item_tower",
-            "head",
-        ),
-        "forward",
-    ),
-    "backward": "backward",
-    "update": "update",
-    "other": "other",
-}
-ORDER = ("data", "forward", "backward", "communication", "update", "other")
-"""Phases as a step goes through them."""
 
 NOT_MEASURED = "not measured"
 
