@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from recperf.ops import bag, dot, relu
+from recperf.errors import ArgumentError
+from recperf.ops import bag, dot, lookup, relu
+from recperf.ops.faults import raise_if_any
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -103,3 +105,23 @@ def test_the_relu_kernel_agrees_with_torch(shape: tuple[int, int], kind: torch.d
     ]
     assert torch.equal(outer[1][0], outer[0][0])
     torch.testing.assert_close(outer[1][1].sum(0), outer[0][1].sum(0), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("strange", [-1, 4, 1 << 40])
+def test_an_id_outside_its_table_is_skipped_and_reported_at_the_next_check(strange: int, short: bool) -> None:
+    """Tables of 4 and 6 rows follow one another."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    body, _ = bag.choose("triton", table := torch.ones(10, 3, device=device))
+    ids = torch.tensor([0, strange, 1, 5] if short else [0, strange, 1] * 20, device=device)
+    offsets = torch.tensor([0, 2, 4] if short else [0, 60, 60], device=device)
+    starts = torch.tensor([0, 4], device=device)
+    for call in (
+        lambda: body.bag_sum(table, ids, offsets, starts),
+        lambda: body.Grouped(ids, offsets, 10, starts),
+        lambda: lookup.gather(table[:4], ids[:3], impl="triton"),
+    ):
+        call()
+        with pytest.raises(ArgumentError, match=f"is {strange}; allowed: 0 to 3"):
+            raise_if_any(device)
+    raise_if_any(device)

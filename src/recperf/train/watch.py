@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import GateFailed
 from ..measure.device_clock import EventClock, step_clock
 from ..measure.spans import StepClock
+from ..ops.faults import raise_if_any
 from ..points import reached
 from .cadence import Due, never
 from .loop import Model, Position
@@ -43,7 +44,9 @@ class LossLog:
         if not self._waiting:
             return
         steps = [step for step, _ in self._waiting]
-        losses = torch.stack([loss for _, loss in self._waiting]).tolist()
+        losses_N = torch.stack([loss for _, loss in self._waiting])
+        losses = losses_N.tolist()
+        raise_if_any(losses_N.device)
         self._waiting.clear()
         for step, loss in zip(steps, losses):
             if not math.isfinite(loss):

@@ -19,6 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...errors import ArgumentError
+from ..arguments import ANY, require_tensor
+from ..faults import flag
 from ..hashing import rows_torch
 from . import reference
 
@@ -33,8 +36,26 @@ def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
 
 
 @triton.jit
+def report(flag, strange, rows):
+    """Leave an id outside its table in the flag. `strange` holds such an id or 0, which every table has."""
+    most, least = tl.max(strange, 0), tl.min(strange, 0)
+    worst = tl.where(most > 0, most, least)
+    if worst != 0:
+        tl.store(flag, worst)
+        tl.store(flag + 1, tl.max(tl.where(strange == worst, rows, 0), 0))
+
+
+@triton.jit
+def table_of(starts, bag, features, bags_a_feature, rows, inside):
+    """Where the table of a bag begins in the stack, and how many rows it has."""
+    feature = bag // bags_a_feature
+    start = tl.load(starts + feature, mask=inside, other=0)
+    return start, tl.load(starts + feature + 1, mask=inside & (feature + 1 < features), other=rows) - start
+
+
+@triton.jit
 def _sum_bags(
-    table, ids, offsets, starts, out, bags_a_feature, D,
+    table, ids, offsets, starts, out, flag, features, bags_a_feature, rows, D,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
     bag = tl.program_id(0)
@@ -42,21 +63,29 @@ def _sum_bags(
     columns = tl.arange(0, WIDTH)
     wide = columns < D
     lanes = tl.arange(0, ROWS)
+    own = tl.zeros([1], dtype=tl.int64) + rows
     if STACKED:
-        table += tl.load(starts + bag // bags_a_feature) * D
+        this = bag + tl.arange(0, 1)
+        start, own = table_of(starts, this, features, bags_a_feature, rows, this >= 0)
+        table += tl.sum(start, 0) * D
     total = tl.zeros([WIDTH], dtype=tl.float32)
+    strange = tl.zeros([ROWS], dtype=tl.int64)
     for first in range(begin, end, ROWS):
         here = first + lanes
         inside = here < end
         row = tl.load(ids + here, mask=inside, other=0).to(tl.int64)
-        tile = tl.load(table + row[:, None] * D + columns[None, :], mask=inside[:, None] & wide[None, :], other=0.0)
+        known = (row >= 0) & (row < own)
+        strange = tl.where(known, strange, row)
+        mask = (inside & known)[:, None] & wide[None, :]
+        tile = tl.load(table + row[:, None] * D + columns[None, :], mask=mask, other=0.0)
         total += tl.sum(tile, 0)
+    report(flag, strange, own + strange * 0)
     tl.store(out + bag.to(tl.int64) * D + columns, total, mask=wide)
 
 
 @triton.jit
 def _sum_short_bags(
-    table, ids, offsets, starts, out, bags, bags_a_feature, D,
+    table, ids, offsets, starts, out, flag, bags, features, bags_a_feature, rows, D,
     WIDTH: tl.constexpr, BAGS: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
     """Several bags side by side, an id of each at a time: where bags are short, one alone asks for too little."""
@@ -66,15 +95,21 @@ def _sum_short_bags(
     end = tl.load(offsets + bag + 1, mask=there, other=0)
     columns = tl.arange(0, WIDTH)
     wide = columns < D
-    first = tl.zeros([BAGS], dtype=tl.int64)
+    start = tl.zeros([BAGS], dtype=tl.int64)
+    own = start + rows
     if STACKED:
-        first = tl.load(starts + bag // bags_a_feature, mask=there, other=0)
+        start, own = table_of(starts, bag, features, bags_a_feature, rows, there)
     total = tl.zeros([BAGS, WIDTH], dtype=tl.float32)
+    strange = tl.zeros([BAGS], dtype=tl.int64)
     for turn in range(tl.max(end - begin, 0)):
         here = begin + turn
         inside = here < end
-        row = first + tl.load(ids + here, mask=inside, other=0).to(tl.int64)
-        total += tl.load(table + row[:, None] * D + columns[None, :], mask=inside[:, None] & wide[None, :], other=0.0)
+        id_ = tl.load(ids + here, mask=inside, other=0).to(tl.int64)
+        known = (id_ >= 0) & (id_ < own)
+        strange = tl.where(known | (inside == 0), strange, id_)
+        mask = (inside & known)[:, None] & wide[None, :]
+        total += tl.load(table + (start + id_)[:, None] * D + columns[None, :], mask=mask, other=0.0)
+    report(flag, strange, own)
     tl.store(out + bag[:, None] * D + columns[None, :], total, mask=there[:, None] & wide[None, :])
 
 
@@ -83,18 +118,19 @@ SHORT = 6
 
 
 def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
-    bags, dim = offsets_B1.numel() - 1, table_RD.shape[1]
+    bags, (rows, dim) = _checked(table_RD, ids_V, offsets_B1, starts_F), table_RD.shape
     out = torch.empty(bags, dim, device=table_RD.device)
     width = triton.next_power_of_2(dim)
     if bags and ids_V.numel() < SHORT * bags:
         together = max(1, min(32, 2048 // width))
         _sum_short_bags[(triton.cdiv(bags, together),)](
-            table_RD, ids_V, offsets_B1, starts_F, out, bags, _bags_a_feature(bags, starts_F), dim,
+            table_RD, ids_V, offsets_B1, starts_F, out, flag(table_RD.device), bags,
+            *_features(bags, starts_F), rows, dim,
             WIDTH=width, BAGS=together, STACKED=starts_F is not None, num_warps=1,
         )  # fmt: skip
     elif bags:
         _sum_bags[(bags,)](
-            table_RD, ids_V, offsets_B1, starts_F, out, _bags_a_feature(bags, starts_F), dim,
+            table_RD, ids_V, offsets_B1, starts_F, out, flag(table_RD.device), *_features(bags, starts_F), rows, dim,
             WIDTH=width, ROWS=max(1, min(16, 1024 // width)), STACKED=starts_F is not None,
             num_warps=max(1, width // 512),
         )  # fmt: skip
@@ -103,7 +139,7 @@ def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tenso
 
 @triton.jit
 def _list_rows(
-    ids, offsets, starts, keys, bags, count, bags_a_feature,
+    ids, offsets, starts, keys, bags, flag, count, features, bags_a_feature, rows,
     BAGS: tl.constexpr, BLOCK: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
     """The row and the bag of every id, several bags side by side."""
@@ -111,34 +147,49 @@ def _list_rows(
     there = bag < count
     begin = tl.load(offsets + bag, mask=there, other=0)
     end = tl.load(offsets + bag + 1, mask=there, other=0)
-    shift = tl.zeros([BAGS], dtype=tl.int64)
+    start = tl.zeros([BAGS], dtype=tl.int64)
+    own = start + rows
     if STACKED:
-        shift = tl.load(starts + bag // bags_a_feature, mask=there, other=0)
+        start, own = table_of(starts, bag, features, bags_a_feature, rows, there)
+    strange = tl.zeros([BAGS, BLOCK], dtype=tl.int64)
     for first in range(0, tl.max(end - begin, 0), BLOCK):
         here = begin[:, None] + first + tl.arange(0, BLOCK)[None, :]
         inside = here < end[:, None]
-        row = tl.load(ids + here, mask=inside, other=0) + shift[:, None]
+        id_ = tl.load(ids + here, mask=inside, other=0)
+        known = (id_ >= 0) & (id_ < own[:, None])
+        strange = tl.where(known | (inside == 0), strange, id_)
+        row = tl.where(known, id_ + start[:, None], rows)
         tl.store(keys + here, row.to(keys.dtype.element_ty), mask=inside)
         tl.store(bags + here, (bag[:, None] + here * 0).to(tl.int32), mask=inside)
+    most = tl.max(strange, 1)
+    report(flag, tl.where(most > 0, most, tl.min(strange, 1)), own)
 
 
 @triton.jit
 def _list_short_rows(
-    ids, offsets, starts, keys, bags, count, bags_a_feature, BAGS: tl.constexpr, STACKED: tl.constexpr
+    ids, offsets, starts, keys, bags, flag, count, features, bags_a_feature, rows,
+    BAGS: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
     """The same where bags are short: several side by side, an id of each at a time."""
     bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     there = bag < count
     begin = tl.load(offsets + bag, mask=there, other=0)
     end = tl.load(offsets + bag + 1, mask=there, other=0)
-    shift = tl.zeros([BAGS], dtype=tl.int64)
+    start = tl.zeros([BAGS], dtype=tl.int64)
+    own = start + rows
     if STACKED:
-        shift = tl.load(starts + bag // bags_a_feature, mask=there, other=0)
+        start, own = table_of(starts, bag, features, bags_a_feature, rows, there)
+    strange = tl.zeros([BAGS], dtype=tl.int64)
     for turn in range(tl.max(end - begin, 0)):
         here = begin + turn
-        row = tl.load(ids + here, mask=here < end, other=0) + shift
-        tl.store(keys + here, row.to(keys.dtype.element_ty), mask=here < end)
-        tl.store(bags + here, bag.to(tl.int32), mask=here < end)
+        inside = here < end
+        id_ = tl.load(ids + here, mask=inside, other=0)
+        known = (id_ >= 0) & (id_ < own)
+        strange = tl.where(known | (inside == 0), strange, id_)
+        row = tl.where(known, id_ + start, rows)
+        tl.store(keys + here, row.to(keys.dtype.element_ty), mask=inside)
+        tl.store(bags + here, bag.to(tl.int32), mask=inside)
+    report(flag, strange, own)
 
 
 class Grouped:
@@ -146,18 +197,20 @@ class Grouped:
 
     def __init__(self, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None = None) -> None:
         self.ids_V, self.offsets_B1, self.rows, self.starts_F = ids_V, offsets_B1, rows, starts_F
-        # Places after the last bag keep a row number that no table has, and so end up last.
+        # Ids after the last bag and ids outside their table get a row number that no table has, which sorts last.
         keys_V = torch.full_like(ids_V, rows, dtype=_narrowest(rows))
         bags_V = torch.zeros_like(ids_V, dtype=torch.int32)
-        bags = offsets_B1.numel() - 1
+        bags = _checked(None, ids_V, offsets_B1, starts_F)
         if bags and ids_V.numel() < SHORT * bags:
             _list_short_rows[(triton.cdiv(bags, 128),)](
-                ids_V, offsets_B1, starts_F, keys_V, bags_V, bags, _bags_a_feature(bags, starts_F),
+                ids_V, offsets_B1, starts_F, keys_V, bags_V, flag(ids_V.device), bags,
+                *_features(bags, starts_F), rows,
                 BAGS=128, STACKED=starts_F is not None, num_warps=4,
             )  # fmt: skip
         elif bags:
             _list_rows[(triton.cdiv(bags, 16),)](
-                ids_V, offsets_B1, starts_F, keys_V, bags_V, bags, _bags_a_feature(bags, starts_F),
+                ids_V, offsets_B1, starts_F, keys_V, bags_V, flag(ids_V.device), bags,
+                *_features(bags, starts_F), rows,
                 BAGS=16, BLOCK=32, STACKED=starts_F is not None, num_warps=4,
             )  # fmt: skip
         self.sorted_V, order_V = torch.sort(keys_V, stable=True)
@@ -303,8 +356,13 @@ def update(
     decay: float,
     scale: float,
 ) -> None:
-    """Adagrad (with a state a row, or a number of it) or SGD, with decoupled decay, of the used rows; in place."""
-    count, dim = grouped.sorted_V.numel(), table_RD.shape[1]
+    """Adagrad (with a state per row or per number) or SGD, with decoupled decay, of the used rows; in place."""
+    count, dim, device = grouped.sorted_V.numel(), table_RD.shape[1], table_RD.device
+    require_tensor("table_RD", table_RD, torch.float32, (grouped.rows, dim), device)
+    if state_R is not None:
+        require_tensor("state_R", state_R, torch.float32, table_RD.shape[: state_R.dim()], device)
+    gradient_BD = gradient_BD.contiguous()
+    require_tensor("gradient_BD", gradient_BD, torch.float32, (grouped.offsets_B1.numel() - 1, dim), device)
     if not count:
         return
     width = triton.next_power_of_2(dim)
@@ -314,7 +372,7 @@ def update(
     rates = _on_device(rate, table_RD)
     shapes: dict[str, Any] = {"WIDTH": width, "C": chunk, "STATE": _state(state_R)}
     _update_chunks[(chunks,)](
-        table_RD, state_R, grouped.sorted_V, grouped.bags_V, gradient_BD.contiguous(), aside[0], aside[1], rates,
+        table_RD, state_R, grouped.sorted_V, grouped.bags_V, gradient_BD, aside[0], aside[1], rates,
         count, grouped.rows, eps, decay, scale, dim, num_warps=warps, **shapes,
     )  # fmt: skip
     _join_chunks[(triton.cdiv(chunks, LOOKED_AT),)](
@@ -331,22 +389,29 @@ def _state(state: Tensor | None) -> str:
 
 @triton.jit
 def _scatter(
-    table, ids, offsets, starts, gradient, rates, bags_a_feature, D,
+    table, ids, offsets, starts, gradient, rates, flag, features, bags_a_feature, rows, D,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
     bag = tl.program_id(0)
     begin, end = tl.load(offsets + bag), tl.load(offsets + bag + 1)
     columns = tl.arange(0, WIDTH)
     wide = columns < D
+    own = tl.zeros([1], dtype=tl.int64) + rows
     if STACKED:
-        table += tl.load(starts + bag // bags_a_feature) * D
+        this = bag + tl.arange(0, 1)
+        start, own = table_of(starts, this, features, bags_a_feature, rows, this >= 0)
+        table += tl.sum(start, 0) * D
+    strange = tl.zeros([ROWS], dtype=tl.int64)
     step = tl.load(gradient + bag.to(tl.int64) * D + columns, mask=wide, other=0.0) * -tl.load(rates)
     steps = step[None, :] + tl.zeros([ROWS, WIDTH], dtype=tl.float32)
     for first in range(begin, end, ROWS):
         here = first + tl.arange(0, ROWS)
         row = tl.load(ids + here, mask=here < end, other=0).to(tl.int64)
+        known = (row >= 0) & (row < own)
+        strange = tl.where(known, strange, row)
         place = table + row[:, None] * D + columns[None, :]
-        tl.atomic_add(place, steps, mask=(here < end)[:, None] & wide[None, :], sem="relaxed")
+        tl.atomic_add(place, steps, mask=((here < end) & known)[:, None] & wide[None, :], sem="relaxed")
+    report(flag, strange, own + strange * 0)
 
 
 def scatter_sgd(
@@ -359,12 +424,14 @@ def scatter_sgd(
     starts_F: Tensor | None = None,
 ) -> None:
     """SGD without sorting: every bag adds to its rows by atomics. The last bit varies from run to run."""
-    bags, dim = offsets_B1.numel() - 1, table_RD.shape[1]
+    bags, (rows, dim) = _checked(table_RD, ids_V, offsets_B1, starts_F), table_RD.shape
+    gradient_BD = gradient_BD.contiguous()
+    require_tensor("gradient_BD", gradient_BD, torch.float32, (bags, dim), table_RD.device)
     if bags:
         width = triton.next_power_of_2(dim)
         _scatter[(bags,)](
-            table_RD, ids_V, offsets_B1, starts_F, gradient_BD.contiguous(), _on_device(rate, table_RD),
-            _bags_a_feature(bags, starts_F), dim,
+            table_RD, ids_V, offsets_B1, starts_F, gradient_BD, _on_device(rate, table_RD), flag(table_RD.device),
+            *_features(bags, starts_F), rows, dim,
             WIDTH=width, ROWS=max(1, min(8, 512 // width)), STACKED=starts_F is not None, num_warps=1,
         )  # fmt: skip
 
@@ -381,5 +448,22 @@ def _on_device(rate: float | Tensor, table_RD: Tensor) -> Tensor:
     return rate if isinstance(rate, Tensor) else torch.full((1,), rate, device=table_RD.device)
 
 
-def _bags_a_feature(bags: int, starts_F: Tensor | None) -> int:
-    return bags // starts_F.numel() if starts_F is not None else bags
+def _features(bags: int, starts_F: Tensor | None) -> tuple[int, int]:
+    """The number of features and the bags of each."""
+    features = 1 if starts_F is None else starts_F.numel()
+    return features, bags // features
+
+
+def _checked(table_RD: Tensor | None, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None) -> int:
+    """Refuse what the kernels would misread, without waiting for the device; returns the number of bags."""
+    device = ids_V.device
+    if table_RD is not None:
+        require_tensor("table_RD", table_RD, torch.float32, (ANY, ANY), device)
+    require_tensor("ids_V", ids_V, torch.int64, (ANY,), device)
+    require_tensor("offsets_B1", offsets_B1, torch.int64, (ANY,), device)
+    if starts_F is not None:
+        require_tensor("starts_F", starts_F, torch.int64, (ANY,), device)
+    bags, features = offsets_B1.numel() - 1, 1 if starts_F is None else starts_F.numel()
+    if bags < 0 or features < 1 or bags % features:
+        raise ArgumentError(f"offsets_B1 describes {bags} bags, which {features} features cannot share evenly")
+    return bags

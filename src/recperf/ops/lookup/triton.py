@@ -15,8 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..arguments import ANY, require_tensor
 from ..bag.triton import _apply as apply_update
 from ..bag.triton import _on_device as on_device
+from ..bag.triton import report
+from ..faults import flag
 
 TILE = 4096
 """Numbers a program of four warps holds at a time."""
@@ -33,27 +36,36 @@ def tile(dim: int, most: int = 32) -> tuple[int, int]:
 
 
 @triton.jit
-def _gather(table, rows, out, count, stride, D, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _gather(table, rows, out, flag, count, known_rows, stride, D, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
-    mask = (at < count)[:, None] & (columns < D)[None, :]
     row = tl.load(rows + at, mask=at < count, other=0).to(tl.int64)
+    known = (row >= 0) & (row < known_rows)
+    report(flag, tl.where(known, 0, row), row * 0 + known_rows)
+    mask = ((at < count) & known)[:, None] & (columns < D)[None, :]
     tl.store(
         out + at[:, None] * D + columns[None, :],
         tl.load(table + row[:, None] * stride + columns[None, :], mask=mask, other=0.0),
-        mask=mask,
+        mask=(at < count)[:, None] & (columns < D)[None, :],
     )
 
 
+def _require_places(name: str, rows: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    kind = torch.int32 if rows.dtype == torch.int32 else torch.int64
+    require_tensor(name, rows.contiguous(), kind, shape, device)
+
+
 def gather(table_RD: Tensor, rows_N: Tensor) -> Tensor:
+    _require_places("rows_N", rows_N, (ANY,), table_RD.device)
     table_RD = table_RD if table_RD.stride(1) == 1 else table_RD.contiguous()
     count, dim = rows_N.numel(), table_RD.shape[1]
     out_ND = torch.empty(count, dim, dtype=table_RD.dtype, device=table_RD.device)
     if count and dim:
         rows, width = tile(dim)
         _gather[(triton.cdiv(count, rows),)](
-            table_RD, rows_N.contiguous(), out_ND, count, table_RD.stride(0), dim, ROWS=rows, WIDTH=width, num_warps=4
-        )
+            table_RD, rows_N.contiguous(), out_ND, flag(table_RD.device), count, table_RD.shape[0], table_RD.stride(0),
+            dim, ROWS=rows, WIDTH=width, num_warps=4,
+        )  # fmt: skip
     return out_ND
 
 
@@ -144,13 +156,17 @@ def segment_sum(grad_ND: Tensor, order_N: Tensor, starts_U1: Tensor) -> Tensor:
 
 
 @triton.jit
-def _adagrad(table, state, rows, grad, rates, count, eps, D, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _adagrad(
+    table, state, rows, grad, rates, flag, count, known_rows, eps, D, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    here = at < count
+    key = tl.load(rows + at, mask=at < count, other=0).to(tl.int64)
+    known = (key >= 0) & (key < known_rows)
+    report(flag, tl.where(known, 0, key), key * 0 + known_rows)
+    here = (at < count) & known
     columns = tl.arange(0, WIDTH)
     wide = columns < D
     mask = here[:, None] & wide[None, :]
-    key = tl.load(rows + at, mask=here, other=0).to(tl.int64)
     given = tl.load(grad + at[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     row = tl.load(table + key[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     apply_update(table, state, rates, key, row, given, here, eps, 0.0, D, columns, wide, "row")
@@ -159,12 +175,14 @@ def _adagrad(table, state, rows, grad, rates, count, eps, D, ROWS: tl.constexpr,
 def rowwise_adagrad_(
     table_RD: Tensor, state_R: Tensor, rows_U: Tensor, grad_UD: Tensor, *, rate: float | Tensor, eps: float
 ) -> None:
-    if not table_RD.is_contiguous():
-        raise ValueError("the table's rows must follow one another: an update of a copy would be lost")
     count, dim = grad_UD.shape
+    # A table that is not contiguous is refused: the update of a copy would be lost.
+    require_tensor("table_RD", table_RD, table_RD.dtype, (ANY, dim), table_RD.device)
+    require_tensor("state_R", state_R, state_R.dtype, table_RD.shape[:1], table_RD.device)
+    _require_places("rows_U", rows_U, (count,), table_RD.device)
     if count and dim:
         rows, width = tile(dim)
         _adagrad[(triton.cdiv(count, rows),)](
-            table_RD, state_R, rows_U.contiguous(), grad_UD.contiguous(), on_device(rate, table_RD), count, eps, dim,
-            ROWS=rows, WIDTH=width, num_warps=4,
+            table_RD, state_R, rows_U.contiguous(), grad_UD.contiguous(), on_device(rate, table_RD),
+            flag(table_RD.device), count, table_RD.shape[0], eps, dim, ROWS=rows, WIDTH=width, num_warps=4,
         )  # fmt: skip

@@ -1,0 +1,97 @@
+"""Kernels skip ids outside their table, leave one in the device's flag, and refuse tensors they would misread."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from recperf.errors import ArgumentError
+from recperf.ops.faults import raise_if_any
+
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+CPU = torch.device("cpu")
+OFFSETS, STARTS, GRADIENT = torch.tensor([0, 2, 4]), torch.tensor([0, 4]), torch.ones(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    yield
+    raise_if_any(CPU)
+
+
+def kernels(op: str) -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        return importlib.import_module(f"recperf.ops.{op}.triton")
+
+
+def fails(value: int, last: int) -> None:
+    with pytest.raises(ArgumentError, match=f"an id of a batch on cpu is {value}; allowed: 0 to {last}"):
+        raise_if_any(CPU)
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+@pytest.mark.parametrize(("ids", "starts", "last"), [
+    ([1, 10, 2, 3], None, 9), ([1, 2, -5, 3], None, 9),
+    ([1, 4, 2, 3], STARTS, 3), ([1, 2, 6, 3], STARTS, 5), ([1, 2, 1 << 40, 3], STARTS, 5),
+])  # fmt: skip
+def test_bags(
+    ids: list[int], starts: Tensor | None, last: int, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bag, table = kernels("bag"), torch.ones(10, 3)
+    monkeypatch.setattr(bag, "SHORT", 1000 if side_by_side else 0)
+    strange = next(i for i in ids if not 0 <= i <= 3)
+    sums = bag.bag_sum(table, torch.tensor(ids), OFFSETS, starts)
+    fails(strange, last)
+    assert sorted(sums[:, 0].tolist()) == [1.0, 2.0]
+    grouped = bag.Grouped(torch.tensor(ids), OFFSETS, 10, starts)
+    fails(strange, last)
+    scattered = table.clone()
+    bag.update(table, None, grouped, GRADIENT, rate=1.0, eps=0.0, decay=0.0, scale=1.0)
+    bag.scatter_sgd(scattered, torch.tensor(ids), OFFSETS, GRADIENT, rate=1.0, starts_F=starts)
+    fails(strange, last)
+    assert torch.equal(table, scattered)
+    assert int((table == 0).all(1).sum()) == 3
+
+
+@pytest.mark.parametrize("strange", [-1, 7, 1 << 40])
+def test_lookups(strange: int) -> None:
+    lookup, table, state = kernels("lookup"), torch.ones(7, 3), torch.zeros(7)
+    rows = torch.tensor([0, strange, 6])
+    assert lookup.gather(table, rows)[:, 0].tolist() == [1.0, 0.0, 1.0]
+    fails(strange, 6)
+    lookup.rowwise_adagrad_(table, state, rows, torch.ones(3, 3), rate=0.5, eps=1e-8)
+    fails(strange, 6)
+    assert state.tolist() == [1.0, 0, 0, 0, 0, 0, 1.0]
+
+
+def update(table: Tensor, gradient: Tensor) -> object:
+    bag = kernels("bag")
+    grouped = bag.Grouped(torch.tensor([0, 1, 2, 3]), OFFSETS, 10)
+    return bag.update(table, None, grouped, gradient, rate=1.0, eps=0.0, decay=0.0, scale=1.0)
+
+
+IDS, TABLE = torch.tensor([0, 1, 2, 3]), torch.ones(10, 3)
+CALLS: dict[str, tuple[Callable[[], object], str]] = {
+    "table float64": (lambda: kernels("bag").bag_sum(TABLE.double(), IDS, OFFSETS), "table_RD is float64"),
+    "ids int32": (lambda: kernels("bag").bag_sum(TABLE, IDS.int(), OFFSETS), "ids_V is int32"),
+    "ids strided": (lambda: kernels("bag").Grouped(IDS[::2], OFFSETS, 10), "ids_V is non-contiguous"),
+    "uneven": (lambda: kernels("bag").bag_sum(TABLE, IDS, torch.tensor([0, 4]), STARTS), "describes 1 bags"),
+    "update table": (lambda: update(TABLE[:9], GRADIENT), r"table_RD .* must be .* \(10, 3\)"),
+    "update gradient": (lambda: update(TABLE, GRADIENT.double()), "gradient_BD is float64"),
+    "lookup float ids": (lambda: kernels("lookup").gather(TABLE, IDS.float()), "rows_N is float32"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS.values(), ids=CALLS)
+def test_wrong_tensors(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()
