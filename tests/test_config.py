@@ -27,7 +27,7 @@ def test_paths_and_nones_survive_json() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("train.batch_size", "many", "train.batch_size is 'many'; allowed: a value of type int"),
+        ("train.batch_size", "many", "train.batch_size is 'many'; allowed: an integer"),
         ("train.batch_size", True, "train.batch_size is True"),
         ("train.batch_size", 2.5, "train.batch_size is 2.5"),
         ("train.batch_size", 0, "allowed: 1 to"),
@@ -39,7 +39,7 @@ def test_paths_and_nones_survive_json() -> None:
         ("train.batchsize", 3, "did you mean 'batch_size'"),
         ("data.split", "newest", "allowed: random, last, cold"),
         ("data.path", 3, "data.path is 3"),
-        ("model.rows", 5, "model.rows is 5; allowed: a list"),
+        ("model.rows", 5, "model.rows is 5; allowed: an array"),
         ("model.rows", [1, "x", 2], "model.rows.1 is 'x'"),
         ("target.auc", 1.5, "between 0 and 1"),
         ("train", 3, "train is 3; allowed: an object"),

@@ -1,14 +1,14 @@
-"""Pieces every config shares: checks, and the way to JSON and back. Nothing here imports torch."""
+"""What every config shares: checks of values, and conversion to JSON and back. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .errors import ConfigError, closest
+from .jsonfile import Problem, fit, shorten
 
 T = TypeVar("T")
 
@@ -60,70 +60,39 @@ def with_absolute_paths(config: Any) -> Any:
 
 
 def from_json(kind: type[T], value: Any, *, field: str = "") -> T:
-    """Build a config class from JSON values, naming the field at fault when one does not fit."""
-    return typing.cast(T, _build(kind, value, field))
+    """Build a config class from JSON values; an error names the field, its value and what is allowed."""
+    config = fit(value, kind, strict=True)
+    if not isinstance(config, Problem):
+        return config
+    path = (field, *config.path) if field else config.path
+    name = ".".join(path) or "config"
+    if config.expected == "unknown":
+        siblings = _field_names(kind, config.path[:-1])
+        guess = closest(path[-1], siblings)
+        raise ConfigError(
+            f"unknown config field {name!r}" + (f"; did you mean {guess!r}?" if guess else ""), where={"field": name}
+        )
+    if not config.expected:
+        raise ConfigError(f"config field {'.'.join(path[:-1]) or 'config'!r} lacks {path[-1]}", where={"field": name})
+    allowed = _choices(kind, config.path) or config.expected
+    raise ConfigError(f"{name} is {shorten(config.value)}; allowed: {allowed}", where={"field": name})
 
 
-def _build(kind: Any, value: Any, field: str) -> Any:
-    origin = typing.get_origin(kind)
-    if origin is typing.Annotated:
-        return _build(typing.get_args(kind)[0], value, field)
-    if dataclasses.is_dataclass(kind):
-        return _build_dataclass(typing.cast(type, kind), value, field)
-    if origin is typing.Literal:
-        choices = typing.get_args(kind)
-        require(value in choices, field, value, ", ".join(map(str, choices)))
-        return value
-    if origin in (typing.Union, types.UnionType):
-        return _build_union(typing.get_args(kind), value, field)
-    if origin is tuple:
-        require(isinstance(value, list), field, value, "a list")
-        inner = typing.get_args(kind)[0]
-        return tuple(_build(inner, item, f"{field}.{index}") for index, item in enumerate(value))
-    if kind is Path:
-        require(isinstance(value, str), field, value, "a path")
-        return Path(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        require(abs(value) < 1 << 60, field, "a number of many digits", "a number")
-        return float(value)
-    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    require(fits, field, value, f"a value of type {kind.__name__}")
-    return value
+def _field_names(kind: Any, path: tuple[str, ...]) -> list[str]:
+    inner = _declared_type(kind, path)
+    return [field.name for field in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
 
 
-def _build_union(choices: tuple[Any, ...], value: Any, field: str) -> Any:
-    if value is None and type(None) in choices:
-        return None
-    refusals = []
-    for choice in choices:
-        if choice is type(None):
-            continue
-        try:
-            return _build(choice, value, field)
-        except ConfigError as refusal:
-            refusals.append(refusal)
-    raise refusals[-1]
+def _choices(kind: Any, path: tuple[str, ...]) -> str:
+    """The values of a `Literal` field; empty for another field."""
+    declared = _declared_type(kind, path)
+    options = [declared, *typing.get_args(declared)]
+    literals = [option for option in options if typing.get_origin(option) is typing.Literal]
+    return ", ".join(str(choice) for literal in literals for choice in typing.get_args(literal))
 
 
-def _build_dataclass(kind: type, value: Any, field: str) -> Any:
-    require(isinstance(value, dict), field or "config", value, "an object")
-    hints = typing.get_type_hints(kind, include_extras=True)
-    names = [f.name for f in dataclasses.fields(kind) if f.init]
-    for key in value:
-        if key not in names:
-            guess = closest(key, names)
-            where = f"{field}.{key}" if field else key
-            raise ConfigError(
-                f"unknown config field {where!r}" + (f"; did you mean {guess!r}?" if guess else ""),
-                where={"field": where},
-            )
-    arguments = {key: _build(hints[key], item, f"{field}.{key}" if field else key) for key, item in value.items()}
-    try:
-        return kind(**arguments)
-    except TypeError as error:
-        missing = [
-            f.name
-            for f in dataclasses.fields(kind)
-            if f.name not in arguments and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        ]
-        raise ConfigError(f"config field {field or 'config'!r} lacks {', '.join(missing) or error}") from None
+def _declared_type(kind: Any, path: tuple[str, ...]) -> Any:
+    """The type that a nested field is declared with; None inside a list."""
+    for name in path:
+        kind = typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
+    return kind

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recperf.runs.report.profile_page import write_profile
+from recperf.runs.report.profile_report import write_page
 
 
 def _neighbour(name: str) -> Any:
@@ -30,7 +30,7 @@ FIGURES = {"cpu": 4, "eager": 6, "graph": 4, "budget": 2, "ranks": 4}
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize(("width", "dark"), [(375, True), pytest.param(1440, False, marks=pytest.mark.long)])
 def test_nothing_is_cut_off_or_written_over(tmp_path: Path, name: str, width: int, dark: bool) -> None:
-    made = write_profile(getattr(profiles, name)(), folders.peaks(), folders.MACHINE, tmp_path / "profile.html")
+    made = write_page(getattr(profiles, name)(), folders.peaks(), folders.MACHINE, tmp_path / "profile.html")
     found = chromium.measure(made, tmp_path, width=width, dark=dark)
     assert found["inner"] == width
     assert found["dark"] is dark

@@ -182,13 +182,13 @@ def test_several_seeds_give_mean_and_spread(run_command) -> None:
     assert values[0] != values[1]
     assert quality["metrics"]["auc"] == pytest.approx(sum(values) / 2)
     assert quality["spread"]["auc"] > 0
-    assert "mean of seeds 42 to 43" in err
+    assert "2 seeds" in err
 
 
 def test_a_missed_target_is_a_failed_gate(run_command) -> None:
     code, out, err = run_command(*QUICK, "--run-dir", "r", "--target.auc", "0.99")
     assert code == 5
-    assert "MISSED" in out
+    assert "; missed." in out
     assert "the quality target was missed" in err
     assert json.loads(Path("r/result.json").read_text())["quality"]["met"] is False
 

@@ -30,7 +30,7 @@ def _beside(*parts: str) -> ModuleType:
     return module
 
 
-layout = _beside("runs", "test_profile_text.py")
+layout = _beside("runs", "test_profile_report.py")
 
 TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64"]
 TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device", "cpu", "--train.threads", "1"]
@@ -136,7 +136,7 @@ def test_dlrm_is_what_is_profiled_by_default_and_the_preset_is_named(call: Call)
     code, out, err = call("profile", *TINY, "--run-dir", "r", "--steps", "5", "--mode", "budget", "--no-report")
     assert code == 0, err
     assert (read()["workload"], read()["preset"]) == ("dlrm", "experiment")
-    assert report(out).startswith("dlrm (experiment) on cpu: ")
+    assert report(out).startswith("dlrm (experiment): cpu · ")
     assert call("profile", "--config", "r", "--run-dir", "again", *QUICKLY)[0] == 0
     assert read(folder="again")["preset"] is None
     assert read("config.json", "again") == read("config.json")

@@ -52,7 +52,7 @@ def test_compare_in_words(run_command, tmp_path: Path) -> None:
     assert code == 0
     for expected in (
         "One config field differs; AUC 0.8212 → 0.8300",
-        "note: Synthetic data",
+        "WARNING: Synthetic data",
         "one seed: may be chance",
         "embedding, backward",
         "dispatch-bound",

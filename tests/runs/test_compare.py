@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recperf.config import flatten
-from recperf.runs.compare import changed_fields, compare, summary
+from recperf.runs.report.compare import changed_fields, compare, summary
 from recperf.runs.report.reading import read
 
 # Tests are imported by path, so a shared neighbour is loaded by hand.

@@ -65,10 +65,10 @@ def test_default_names_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "not a config"),
+        ("[]", "not a file that recperf wrote"),
         ('{"schema": 1}', "not a config"),
         ('{"schema": 99, "workload": "w", "config": {}}', "schema 99"),
-        ('{"schema": 1, "workload": 3, "config": {}}', "workload must be a name"),
+        ('{"schema": 1, "workload": 3, "config": {}}', "workload should be a string, is 3"),
     ],
 )
 def test_a_config_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:

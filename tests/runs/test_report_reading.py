@@ -34,8 +34,8 @@ _spec.loader.exec_module(folders)
         ("peaks.json", "copy", None, "peaks.json is damaged: copy is not measured"),
         ("peaks.json", "schema", 3, "peaks.json has schema 3"),
         ("peaks.json", "machine.fingerprint", "another", "belong to another machine"),
-        ("machine.json", "fingerprint", 1, "fingerprint is missing"),
-        ("machine.json", "caches", {"L1": "big"}, "caches are not sizes"),
+        ("machine.json", "fingerprint", 1, "fingerprint should be a string, is 1"),
+        ("machine.json", "caches", {"L1": "big"}, "caches.L1 should be an integer, is 'big'"),
     ],
 )
 def test_broken_and_foreign_files_are_refused(
@@ -101,10 +101,10 @@ def test_reading_and_refusing_need_no_drawing_library(tmp_path: Path) -> None:
     run = folders.make_run(tmp_path / "run")
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from pathlib import Path; from recperf.runs import report\n"
+        "from pathlib import Path; from recperf.runs.report import run_report\n"
         "from recperf.runs.report.reading import read; from recperf.errors import MachineError\n"
         f"run = Path({str(run)!r}); read(run)\n"
-        "try: report.write([run], run / 'page.html')\n"
+        "try: run_report.write([run], run / 'page.html')\n"
         "except MachineError as error: print(error.exit_code, error.fix)\n"
         "assert 'torch' not in sys.modules and 'jinja2' not in sys.modules"
     )

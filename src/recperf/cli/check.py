@@ -12,8 +12,8 @@ from ..config import from_json
 from ..errors import DataError, GateFailed, RecperfError, UsageError
 from ..runs.contract import ALWAYS, Claim, Evidence, Finding, NoEvidence, check_run
 from ..runs.record import PROFILE_MARK, read_config
+from ..runs.report.formats import printable
 from ..runs.seal import NAME as SEAL
-from ..runs.seal import printable
 from ..workloads import find, names
 from .parse import parse
 from .terminal import Terminal, print_error, print_json
@@ -95,7 +95,7 @@ def report(folder: Path) -> dict[str, Any]:
 def contract_of(folder: Path) -> tuple[str | None, tuple[Claim, ...]]:
     """The workload a run names and what it claims; a run of no known workload claims, in vain, to be of one."""
     try:
-        name = Evidence(folder).config["workload"].text()
+        name = Evidence(folder).config.workload
     except NoEvidence as lack:
         return None, (_of_no_workload(f"no evidence: {lack}"),)
     if name not in names():

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from ..errors import UsageError
-from ..runs.compare import Comparison, Row, compare, summary
+from ..runs.report.compare import Comparison, compare, summary
 from ..runs.report.reading import read
-from ..runs.report.words import NOT_MEASURED, component, metric, percent, shown
+from ..runs.report.run_report import comparison_sections
+from ..runs.report.text import render_sections
 from .parse import parse
 from .report import write
-from .terminal import print_json, table
+from .terminal import print_json
 
-DESCRIPTION = """What changed between runs: config, quality, step, budget, regime. The first run is the one the others
-are held against."""
+DESCRIPTION = """Show what changed between runs: config, quality, step time, step budget, regime. The others are
+compared with the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,47 +36,16 @@ def command(words: list[str]) -> int:
     options = parse(Options, words, prog="recperf compare", description=DESCRIPTION, default=Options())
     if len(options.runs) < 2:
         raise UsageError("compare needs at least two runs", fix="recperf compare runs/<one> runs/<other>")
-    found = compare([read(folder) for folder in options.runs])
+    comparison = compare([read(folder) for folder in options.runs])
     page = write(list(options.runs), options.out) if options.out else None
     if options.json:
-        print_json({**found.as_json(), **({"report": str(page)} if page else {})})
+        print_json({**comparison.as_json(), **({"report": str(page)} if page else {})})
     else:
-        print(as_text(found))
+        print(as_text(comparison))
     if page:
         print(f"\npage: {page}", file=sys.stderr if options.json else sys.stdout)
     return 0
 
 
-def as_text(found: Comparison) -> str:
-    heads = ["", *found.runs]
-    lines = [summary(found), "", *(f"note: {note}" for note in found.notes)]
-    lines += ["", "config"]
-    lines.append(table([heads, *_rows(found.config, shown, str)]) if found.config else "  the same")
-    lines += ["", "quality", table(_remarked(heads, found.quality, _score, metric))]
-    lines += ["", "speed", table(_remarked(heads, found.speed, _number, str))]
-    lines += ["", f"share of a step ({'profiled' if found.profiled else 'clocked while training'})"]
-    measured = table([heads, *_rows(found.budget, percent, component)]) if found.budget else f"  {NOT_MEASURED}"
-    lines += [measured, "", "regime"]
-    lines.append(table([heads, ["", *(value or NOT_MEASURED for value in found.regime.values)]]))
-    return "\n".join(lines).lstrip("\n")
-
-
-def _rows(rows: list[Row], say: Callable[[Any], str], name: Callable[[str], str]) -> list[list[str]]:
-    return [[name(row.name), *("-" if value is None else say(value) for value in row.values)] for row in rows]
-
-
-def _remarked(
-    heads: list[str], rows: list[Row], say: Callable[[Any], str], name: Callable[[str], str]
-) -> list[list[str]]:
-    drawn = _rows(rows, say, name)
-    if not any(row.remark for row in rows):
-        return [heads, *drawn]
-    return [[*heads, ""], *([*cells, row.remark] for cells, row in zip(drawn, rows))]
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _score(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:.4f}"
+def as_text(comparison: Comparison) -> str:
+    return "\n".join([summary(comparison), *render_sections(comparison_sections(comparison))])

@@ -9,10 +9,9 @@ from typing import Annotated
 import tyro
 
 from ..errors import GateFailed, UsageError
-from ..runs.profile_diff import Change, Diff, Kernel, change_words, diff, load, parse_gate
-from ..runs.profile_text import columns
-from ..runs.report.profile_words import NONE, counted, short, time, times
-from ..runs.report.words import component
+from ..runs.profile_diff import Change, Diff, Kernel, change_text, diff, load, parse_gate
+from ..runs.report.formats import NONE, component, count, short, spread, time
+from ..runs.report.text import columns
 from .parse import parse
 from .terminal import print_error, print_json
 
@@ -60,7 +59,7 @@ def failure(found: Diff, gate: float | None) -> GateFailed | None:
     beyond = found.regressions(gate) if gate is not None else []
     if gate is None or not beyond:
         return None
-    listed = ", ".join(f"{component(change.name)} {change_words(change)}" for change in beyond)
+    listed = ", ".join(f"{component(change.name)} {change_text(change)}" for change in beyond)
     where: dict[str, object] = {
         component(change.name): f"{time(change.old['p50'])} -> {time(change.new['p50'])}"
         for change in beyond
@@ -76,7 +75,7 @@ def as_text(found: Diff) -> str:
     rows = [["", "before", "p20 – p80", "after", "p20 – p80", "change", ""]]
     rows.append(_row("step", found.step))
     rows += [_row(component(change.name), change) for change in found.components]
-    lines += ["", "step and parts, the largest change first", *columns(rows, words=(6,))]
+    lines += ["", "step and parts, the largest change first", *columns(rows, left=(6,))]
     lines += ["", "kernels", *_kernels(found)]
     return "\n".join(lines)
 
@@ -84,8 +83,8 @@ def as_text(found: Diff) -> str:
 def _row(name: str, change: Change) -> list[str]:
     said = []
     for ms in (change.old, change.new):
-        said += [time(ms["p50"]), times(ms)] if ms else [NONE, NONE]
-    return [short(name, 30), *said, change_words(change) if change.ratio is not None else NONE, change.says]
+        said += [time(ms["p50"]), spread(ms)] if ms else [NONE, NONE]
+    return [short(name, 30), *said, change_text(change) if change.ratio is not None else NONE, change.says]
 
 
 def _kernels(found: Diff) -> list[str]:
@@ -103,12 +102,12 @@ def _kernels(found: Diff) -> list[str]:
             rows += [[f"{title}:", "", "", "", "", ""], *(_kernel(kernel) for kernel in kernels[:TOP])]
             rows += [[f"  and {len(kernels) - TOP} more", *[""] * 5]] if len(kernels) > TOP else []
     if len(rows) > 1:
-        lines += columns(rows, names=True)
+        lines += columns(rows, shorten_first=True)
     same = sum(1 for k in found.kernels if k.old_ms is not None and k.new_ms is not None and not k.more_ms)
     return [*lines, *([f"  {same} take the same time in both"] if same else [])] or ["  none in either"]
 
 
 def _kernel(kernel: Kernel) -> list[str]:
     more = f"{'+' if kernel.more_ms > 0 else '-'}{time(abs(kernel.more_ms))}"
-    counts = [counted(kernel.old_count), counted(kernel.new_count)]
+    counts = [count(kernel.old_count), count(kernel.new_count)]
     return [short(kernel.name, 60), time(kernel.old_ms), time(kernel.new_ms), more, *counts]

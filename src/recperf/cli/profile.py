@@ -16,7 +16,8 @@ from ..distributed.launch import launch, rank_arguments, require_ranks, run_as_r
 from ..distributed.world import World, current, enter
 from ..errors import MachineError, RecperfError, UsageError
 from ..files import write_atomic, writing
-from ..runs.record import PROFILE_MARK, Run, read_json
+from ..jsonfile import read as read_json
+from ..runs.record import PROFILE_MARK, Run
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_error, print_json
 
@@ -99,7 +100,7 @@ def gone(error: RecperfError, options: Options[Any]) -> None:
 
 
 def tell(found: dict[str, Any], folder: Path, options: Options[Any], terminal: Terminal) -> None:
-    from ..runs.profile_text import text
+    from ..runs.report.profile_report import text
 
     terminal.say(text(found))
     terminal.say(f"\n  profile  {folder / 'profile.json'}")
@@ -215,7 +216,7 @@ def stalls(found: dict[str, Any], folder: Path, terminal: Terminal) -> dict[str,
 
 def write_page(found: dict[str, Any], folder: Path, terminal: Terminal) -> None:
     """The page is for looking at; that it cannot be written must not fail a profile that is done."""
-    from ..runs.report.profile_page import write_profile
+    from ..runs.report.profile_report import write_page as write_profile
 
     peaks = folder / "peaks.json"
     try:

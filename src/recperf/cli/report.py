@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from ..errors import UsageError
-from ..runs import report
+from ..runs.report import run_report
 from .parse import parse
 from .terminal import print_json
 
@@ -44,4 +44,4 @@ def write(runs: list[Path], out: Path | None) -> Path:
     if out is not None and out.is_dir():
         raise UsageError("--out is a folder; name a file", where={"folder": out}, fix=f"--out {out / 'report.html'}")
     place = runs[0] / "report.html" if len(runs) == 1 else Path("report-compare.html")
-    return report.write(runs, out or place)
+    return run_report.write(runs, out or place)

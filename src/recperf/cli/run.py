@@ -251,7 +251,7 @@ def changed(choice: Choice, options: Options[Any], config: Any, record: Run, ter
 
 def write_page(folder: Path, terminal: Terminal) -> None:
     """The page is for looking at; that it cannot be written must not fail a run that is done."""
-    from ..runs.report import write
+    from ..runs.report.run_report import write
 
     try:
         terminal.say(f"  page    {write([folder], folder / 'report.html')}")

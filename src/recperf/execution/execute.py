@@ -17,7 +17,9 @@ from ..machine import machine_facts
 from ..measure.explain import read
 from ..runs.provenance import checkout, packages
 from ..runs.record import Run, now
-from ..runs.result import SCHEMA, checked
+from ..runs.result import SCHEMA, Baselines, Data, checked
+from ..runs.result import Trial as TrialFile
+from ..runs.schemas import Machine, Progress
 from ..runs.seal import seal
 from ..train.device import applied
 from ..train.stop import StopFlag
@@ -99,7 +101,7 @@ def _train_seeds(job: Job) -> tuple[list[dict[str, Any]], list[StepTimer], Trial
     timers: list[StepTimer] = []
     trial: Trial | None = None
     for seed in range(job.config.seed, job.config.seed + job.config.seeds):
-        finished = job.run.read(f"trial-{seed}.json", "seed", "metrics", "best")
+        finished = job.run.read(f"trial-{seed}.json", TrialFile)
         if finished is None:
             trial = None  # A table may fill half of the memory: never two at once.
             # recperf draws nothing from torch's own generators, but a user's model may.
@@ -148,20 +150,14 @@ def of_ranks(profile: dict[str, Any] | None) -> dict[str, Any]:
 
 def _start(run: Run) -> dict[str, Any]:
     """When the run began and how often it was taken up again."""
-    before = run.read("progress.json", "started", "resumes")
-    if before is not None and (type(before["started"]), type(before["resumes"])) != (str, int):
-        raise DataError(
-            "progress.json is damaged: started is a time and resumes a number",
-            where={"file": run.folder / "progress.json"},
-            fix="remove it: nothing but when the run began is lost",
-        )
+    before = run.read("progress.json", Progress)
     state = {"started": now(), "resumes": 0} if before is None else {**before, "resumes": before["resumes"] + 1}
     run.write("progress.json", state)
     return state
 
 
 def _baselines(run: Run, world: World, prepared: Prepared) -> dict[str, Any]:
-    baselines = run.read("baselines.json", "majority")
+    baselines = run.read("baselines.json", Baselines)
     if baselines is None:
         baselines = world.on_leader(prepared.baselines)
         run.write("baselines.json", baselines)
@@ -189,7 +185,7 @@ def stopping_rule(
 
 def _same_data(run: Run, prepared: Prepared) -> None:
     """A run goes on only with the data it began with."""
-    before = run.read("data.json", "digest")
+    before = run.read("data.json", Data)
     if before is not None and before["digest"] != prepared.data["digest"]:
         raise DataError(
             "the data changed since the run began",
@@ -202,7 +198,7 @@ def _same_data(run: Run, prepared: Prepared) -> None:
 
 
 def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
-    before = run.read("machine.json", "fingerprint")
+    before = run.read("machine.json", Machine)
     if before is not None and before["fingerprint"] != facts["fingerprint"]:
         report.notice(
             "this run began on another machine or torch; it goes on, but its numbers may differ in the last bits"

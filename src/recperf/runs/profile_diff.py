@@ -1,7 +1,7 @@
-"""What got slower or faster between two profiles, by part and by kernel, and whether that trips a gate.
+"""Compares two profiles by part of the step and by kernel, and tells whether a gate on the change is exceeded.
 
-A difference counts only where the ranges from p20 to p80 lie apart; where they overlap it is within noise. Kernels have
-no spread in a profile, so they explain and never trip a gate.
+A difference counts only if the ranges from p20 to p80 do not overlap; otherwise it is within noise. A profile has no
+spread of single kernels, so kernels explain a difference but never exceed a gate.
 """
 
 from __future__ import annotations
@@ -12,45 +12,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import jsonfile
 from ..errors import DataError, UsageError
-from .compare import changed_fields
-from .record import read_config, read_json
-from .report.profile_words import ABSENT, percent, plain
-from .result import Field, faults
+from .record import read_config
+from .report.compare import changed_fields
+from .report.formats import percent, printable
+from .report.profile_sections import why_missing
+from .schemas import ComparedProfile, Kernels, Machine, require_schema
 
 SCHEMA = 1
 GATED_SHARE = 0.05
 """A part smaller than this in both profiles is not held to the gate."""
 LARGEST_MS = 1e12
-"""No step takes decades; such a number is damage."""
+"""No step takes decades; a larger number means damage."""
 FEW_STEPS = 8
-"""Below this the spread says little."""
+"""With fewer steps than this, the spread says little."""
 
 _PERCENTILES = ("p20", "p50", "p80")
-_FIELDS = (
-    Field("schema", "integer", ""),
-    Field("device", "string", ""),
-    Field("steps", "integer", ""),
-    Field("batch_size", "integer", ""),
-    Field("step_ms", "object", ""),
-    *(Field(f"step_ms.{name}", "number", "") for name in _PERCENTILES),
-    Field("components", "array", ""),
-    Field("components.*.name", "string", ""),
-    Field("components.*.share", "number", ""),
-    Field("components.*.ms", "object", ""),
-    *(Field(f"components.*.ms.{name}", "number", "") for name in _PERCENTILES),
-)
-_KERNELS = (
-    Field("rows", "array", ""),
-    Field("rows.*.name", "string", ""),
-    Field("rows.*.count", "number", ""),
-    Field("rows.*.total_ms", "number", ""),
-)
 
 
 @dataclass(frozen=True)
-class Given:
-    """One profile, with what stands beside it in its folder."""
+class LoadedProfile:
+    """A profile, with what its folder says about it."""
 
     path: Path
     profile: dict[str, Any]
@@ -61,7 +44,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Change:
-    """One time in both profiles, in ms; None where a profile does not have it."""
+    """The time of one part in both profiles, in ms; None if a profile does not have it."""
 
     name: str
     old: dict[str, float] | None
@@ -92,10 +75,10 @@ class Change:
         return "slower" if self.new["p50"] > self.old["p50"] else "faster"
 
     def beyond(self, gate: float) -> bool:
-        """Whether it is slower by more than the gate, and not by chance."""
+        """Whether it is slower by more than the gate, beyond noise."""
         if self.share < GATED_SHARE or self.says != "slower":
             return False
-        # From nothing to something is more than any share of nothing.
+        # A ratio to zero is larger than any gate.
         return self.ratio is None or self.ratio > gate
 
     def as_json(self) -> dict[str, Any]:
@@ -105,7 +88,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Kernel:
-    """All launches of one name in a step; None where a profile does not have it."""
+    """All launches of one kernel in a step; None if a profile does not have it."""
 
     name: str
     old_ms: float | None
@@ -127,9 +110,9 @@ class Kernel:
 class Diff:
     files: tuple[str, str]
     warnings: list[str] = field(default_factory=list)
-    """What makes the two different measurements: device, workload, batch."""
+    """Differences that make the profiles incomparable: device, workload, batch size."""
     notes: list[str] = field(default_factory=list)
-    """What else differs, and may be the cause."""
+    """Other differences, which may be the cause of a change."""
     step: Change = Change("step", None, None, 1.0)
     components: list[Change] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
@@ -152,84 +135,59 @@ class Diff:
 
 def parse_gate(text: str) -> float:
     """`5%` as 0.05."""
-    found = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text, re.ASCII)
-    if not found:
-        raise UsageError(f"--gate takes a percentage such as 5%, not {plain(text)[:40]!r}", fix="--gate 5%")
-    return float(found[1]) / 100
+    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text, re.ASCII)
+    if not match:
+        raise UsageError(f"--gate takes a percentage such as 5%, not {printable(text)[:40]!r}", fix="--gate 5%")
+    return float(match[1]) / 100
 
 
-def load(path: Path) -> Given:
-    """A profile.json, or the one in a folder, checked as far as a diff reads it."""
+def load(path: Path) -> LoadedProfile:
+    """A profile.json, or the one in a folder, validated as far as a comparison reads it."""
     file = path / "profile.json" if path.is_dir() else path
     if not file.exists():
         what = "no profile there: profile.json is missing" if path.is_dir() else "no profile there"
         raise DataError(what, where={"file": file}, fix="recperf profile WORKLOAD writes one, and so does recperf run")
     if not file.is_file():
         raise DataError("not a file", where={"file": file}, fix="name a profile.json or a folder that holds one")
-    profile = read_json(file)
-    try:
-        wrong = _wrong(profile)
-    except (OverflowError, RecursionError):
-        wrong = "a number or a nesting in it is absurd"
-    if wrong:
-        raise DataError(f"not a profile: {plain(wrong)}", where={"file": file}, fix="recperf profile WORKLOAD")
-    workload, config = _config(file.parent)
-    return Given(file, profile, _text(profile.get("workload")) or workload, config, _machine(file.parent))
-
-
-def _wrong(profile: Any) -> str | None:
-    """What keeps a file from being a profile; none where it is one."""
-    if not isinstance(profile, dict):
-        return "it is no object"
-    found = _faults(profile, _FIELDS)
-    if found:
-        return "; ".join(found[:3])
-    if profile["schema"] != SCHEMA:
-        return f"it has schema {profile['schema']}, this recperf reads {SCHEMA}"
-    if not profile["components"]:
-        return "components is empty"
-    spreads = [
-        ("step_ms", profile["step_ms"]),
-        *((f"components.{p['name']}.ms", p["ms"]) for p in profile["components"]),
-    ]
+    profile = jsonfile.read(file)
+    require_schema(file, profile, SCHEMA)
+    what, fix = "is not a profile", "recperf profile WORKLOAD"
+    known = jsonfile.require(profile, ComparedProfile, file, what=what, fix=fix)
+    wrong = None if known.components else "components is empty"
+    spreads = [("step_ms", known.step_ms), *((f"components.{part.name}.ms", part.ms) for part in known.components)]
     for name, ms in spreads:
-        if not 0 <= ms["p20"] <= ms["p50"] <= ms["p80"] <= LARGEST_MS:
-            return f"p20, p50 and p80 of {name} are not times in rising order"
+        if not 0 <= ms.p20 <= ms.p50 <= ms.p80 <= LARGEST_MS:
+            wrong = wrong or f"p20, p50 and p80 of {printable(name)} are not times in rising order"
     kernels = profile.get("kernels")
     if isinstance(kernels, dict) and "missing" not in kernels:
-        found = [f"kernels.{fault}" for fault in _faults(kernels, _KERNELS)]
-        if found:
-            return "; ".join(found[:3])
-        if any(not 0 <= row[name] <= LARGEST_MS for row in kernels["rows"] for name in ("count", "total_ms")):
-            return "kernels.rows has times or counts below 0"
-    return None
+        rows = jsonfile.require(kernels, Kernels, file, what=what, at="kernels", fix=fix).rows
+        if any(not 0 <= value <= LARGEST_MS for row in rows for value in (row.count, row.total_ms)):
+            wrong = wrong or "kernels.rows has negative times or counts"
+    if wrong:
+        raise DataError(f"{file.name} {what}: {wrong}", where={"file": file}, fix=fix)
+    workload, config, machine = _about(file.parent)
+    return LoadedProfile(file, profile, _text(profile.get("workload")) or workload, config, machine)
 
 
-def _faults(value: dict[str, Any], fields: tuple[Field, ...]) -> list[str]:
-    return sorted(fault for fault in faults(value, fields) if not fault.endswith("is not described"))
-
-
-def _config(folder: Path) -> tuple[str | None, dict[str, Any] | None]:
-    """Workload and config beside a profile. They only explain differences, so a file that cannot be read is none."""
+def _about(folder: Path) -> tuple[str | None, dict[str, Any] | None, str | None]:
+    """Workload, config and machine of a profile. They only explain differences, so a damaged file counts as missing."""
+    workload = config = machine = None
     try:
-        return read_config(folder / "config.json") if (folder / "config.json").is_file() else (None, None)
+        if (folder / "config.json").is_file():
+            workload, config = read_config(folder / "config.json")
+        path = folder / "machine.json"
+        if path.is_file():
+            machine = jsonfile.require(jsonfile.read(path), Machine, path, what="is damaged").fingerprint
     except DataError:
-        return None, None
+        pass
+    return workload, config, _text(machine)
 
 
-def _machine(folder: Path) -> str | None:
-    try:
-        facts = read_json(folder / "machine.json") if (folder / "machine.json").is_file() else None
-    except DataError:
-        return None
-    return _text(facts.get("fingerprint")) if isinstance(facts, dict) else None
-
-
-def diff(old: Given, new: Given) -> Diff:
-    """The second profile held against the first."""
+def diff(old: LoadedProfile, new: LoadedProfile) -> Diff:
+    """The changes from the first profile to the second."""
     lacking = _no_kernels(old, new)
     return Diff(
-        files=(plain(old.path), plain(new.path)),
+        files=(printable(old.path), printable(new.path)),
         warnings=warnings(old, new),
         notes=notes(old, new),
         step=Change("step", _spread(old.profile["step_ms"]), _spread(new.profile["step_ms"]), 1.0),
@@ -239,9 +197,9 @@ def diff(old: Given, new: Given) -> Diff:
     )
 
 
-def warnings(old: Given, new: Given) -> list[str]:
+def warnings(old: LoadedProfile, new: LoadedProfile) -> list[str]:
     """Differences that make the two different measurements."""
-    found = []
+    differences = []
     for what, one, other in (
         ("workloads", old.workload, new.workload),
         ("presets", _text(old.profile.get("preset")), _text(new.profile.get("preset"))),
@@ -250,13 +208,13 @@ def warnings(old: Given, new: Given) -> list[str]:
     ):
         if one != other and None not in (one, other):
             both = f"{_named(one)} and {_named(other)}"
-            found.append(f"different {what}: {both}; these are two measurements, not one thing changed")
-    return found
+            differences.append(f"different {what}: {both}; the profiles measure different things")
+    return differences
 
 
-def notes(old: Given, new: Given) -> list[str]:
-    """Other differences: each may be the cause, or in the way."""
-    found = []
+def notes(old: LoadedProfile, new: LoadedProfile) -> list[str]:
+    """Other differences: each may cause the change, or hide it."""
+    differences = []
     for what, one, other in (
         ("machine", old.machine, new.machine),
         ("mode", old.profile.get("mode"), new.profile.get("mode")),
@@ -270,59 +228,61 @@ def notes(old: Given, new: Given) -> list[str]:
     ):
         # What only one profile records is no difference, except for a switch or a package that only one has.
         if one != other and (None not in (one, other) or what.startswith(("switch", "version"))):
-            found.append(f"{plain(what)}: {_named(one)}, then {_named(other)}")
+            differences.append(f"{printable(what)}: {_named(one)}, then {_named(other)}")
     if old.config is not None and new.config is not None:
         for row in changed_fields([old.config, new.config]):
-            found.append(f"config {plain(row.name)}: {_named(row.values[0])}, then {_named(row.values[1])}")
-    for given in (old, new):
-        if given.profile["steps"] < FEW_STEPS:
-            found.append(f"{plain(given.path)} has {given.profile['steps']} steps only: its spread says little")
+            differences.append(f"config {printable(row.name)}: {_named(row.values[0])}, then {_named(row.values[1])}")
+    for loaded in (old, new):
+        if loaded.profile["steps"] < FEW_STEPS:
+            differences.append(
+                f"{printable(loaded.path)} has only {loaded.profile['steps']} steps, so its spread says little"
+            )
     if old.path.resolve() == new.path.resolve():
-        found.append("a profile is compared with itself")
-    return found
+        differences.append("a profile is compared with itself")
+    return differences
 
 
 def components(old: dict[str, Any], new: dict[str, Any]) -> list[Change]:
-    """Every part of either, the largest change in time first."""
+    """Every part of either profile, the largest change in time first."""
     parts = [{part["name"]: part for part in profile["components"]} for profile in (old, new)]
-    found = []
+    changes = []
     for name in dict.fromkeys([*parts[0], *parts[1]]):
-        one, other = (each.get(name) for each in parts)
+        one, other = (by_name.get(name) for by_name in parts)
         share = max(part["share"] for part in (one, other) if part)
-        found.append(Change(plain(name), _spread(one["ms"]) if one else None, _spread(other["ms"]) if other else None,
-                            float(share)))  # fmt: skip
-    return sorted(found, key=lambda change: -abs(_middle(change.new) - _middle(change.old)))
+        before, after = (_spread(part["ms"]) if part else None for part in (one, other))
+        changes.append(Change(printable(name), before, after, float(share)))
+    return sorted(changes, key=lambda change: -abs(_median(change.new) - _median(change.old)))
 
 
 def kernels(old: dict[str, Any], new: dict[str, Any]) -> list[Kernel]:
-    """Every kernel of either by its whole name, the largest change in time first."""
-    sums: list[dict[str, list[float]]] = [{}, {}]
-    for found, profile in zip(sums, (old, new)):
+    """Every kernel of either profile by its whole name, the largest change in time first."""
+    before: dict[str, list[float]] = {}
+    after: dict[str, list[float]] = {}
+    for sums, profile in ((before, old), (after, new)):
         for row in profile["kernels"]["rows"]:
-            total = found.setdefault(plain(row["name"]), [0.0, 0.0])
+            total = sums.setdefault(printable(row["name"]), [0.0, 0.0])
             total[0] += row["total_ms"]
             total[1] += row["count"]
     rows = []
-    for name in dict.fromkeys([*sums[0], *sums[1]]):
-        one, other = (each.get(name) for each in sums)
-        times = (one[0] if one else None, other[0] if other else None)
-        rows.append(Kernel(name, *times, one[1] if one else None, other[1] if other else None))
+    for name in dict.fromkeys([*before, *after]):
+        (old_ms, old_count), (new_ms, new_count) = (sums.get(name, (None, None)) for sums in (before, after))
+        rows.append(Kernel(name, old_ms, new_ms, old_count, new_count))
     return sorted(rows, key=lambda row: -abs(row.more_ms))
 
 
-def _no_kernels(old: Given, new: Given) -> str | None:
-    for given in (old, new):
-        part = given.profile.get("kernels")
-        if not isinstance(part, dict) or "missing" in part:
-            why = plain(part["missing"]) if isinstance(part, dict) else ABSENT
-            return f"not measured in {plain(given.path)}: {why}"
+def _no_kernels(old: LoadedProfile, new: LoadedProfile) -> str | None:
+    """Why the kernels cannot be compared."""
+    for loaded in (old, new):
+        reason = why_missing(loaded.profile, "kernels")
+        if reason:
+            return f"not measured in {printable(loaded.path)}: {reason}"
     return None
 
 
-def change_words(change: Change) -> str:
+def change_text(change: Change) -> str:
     if change.ratio is None:
         return change.says
-    return f"{'+' if change.ratio >= 0 else '-'}{percent(abs(change.ratio))}"
+    return f"{'+' if change.ratio >= 0 else '-'}{percent(abs(change.ratio), 1)}"
 
 
 def _change(old: float, new: float) -> float | None:
@@ -334,16 +294,16 @@ def _spread(ms: dict[str, Any]) -> dict[str, float]:
     return {name: float(ms[name]) for name in _PERCENTILES}
 
 
-def _middle(ms: dict[str, float] | None) -> float:
+def _median(ms: dict[str, float] | None) -> float:
     return ms["p50"] if ms else 0.0
 
 
 def _text(value: Any) -> str | None:
-    return plain(value) if isinstance(value, str) else None
+    return printable(value) if isinstance(value, str) else None
 
 
 def _named(value: Any) -> str:
-    return "none" if value is None else plain(value)[:60]
+    return "none" if value is None else printable(value)[:60]
 
 
 def _first(value: Any) -> Any:
@@ -351,12 +311,12 @@ def _first(value: Any) -> Any:
     return value.split(":")[0] if isinstance(value, str) else value
 
 
-def _part(given: Given, *names: str) -> dict[str, Any]:
-    """A part of a profile that need not be there."""
-    found: Any = given.profile
+def _part(loaded: LoadedProfile, *names: str) -> dict[str, Any]:
+    """An optional part of a profile; empty if it is missing."""
+    part: Any = loaded.profile
     for name in names:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+        part = part.get(name) if isinstance(part, dict) else None
+    return part if isinstance(part, dict) else {}
 
 
 def _pairs(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -17,8 +17,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from .. import jsonfile
 from ..errors import DataError, MachineError, UsageError
 from ..files import sha256, write_json, writing
+from .schemas import SavedConfig, require_schema
 
 CONFIG_SCHEMA = 1
 PROFILE_MARK = ".profile"
@@ -146,7 +148,7 @@ class Run:
         size = 0
         for line in self._logged().splitlines(keepends=True):
             try:
-                if json.loads(line).get("seed") == seed:
+                if jsonfile.decode(line).get("seed") == seed:
                     break
             except (ValueError, AttributeError):
                 raise DataError(
@@ -168,16 +170,13 @@ class Run:
     def write(self, name: str, value: Any) -> None:
         write_json(self.folder / name, value)
 
-    def read(self, name: str, *needs: str) -> Any | None:
-        """A JSON file of the run, none where it was not written yet. It must be an object that has what is needed."""
+    def read(self, name: str, kind: Any = dict[str, Any]) -> Any | None:
+        """The content of a JSON file of the run, which must fit `kind`; None if it was not written yet."""
         path = self.folder / name
         if not path.exists():
             return None
-        value = read_json(path)
-        lacking = [key for key in needs if not isinstance(value, dict) or key not in value]
-        if not isinstance(value, dict) or lacking:
-            what = f"it lacks {', '.join(lacking)}" if lacking else "it is no object"
-            raise DataError(f"{name} is damaged: {what}", where={"file": path}, fix="start a new run")
+        value = jsonfile.read(path)
+        jsonfile.require(value, kind, path, what="is damaged", fix="start a new run")
         return value
 
     @property
@@ -204,28 +203,17 @@ class Run:
         os.close(self._lock)
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
-
-
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """Workload name and config values of a saved config."""
+    """The workload's name and the config values of a saved config; a folder stands for its config.json."""
     if path.is_dir():
         path = path / "config.json"
     if not path.exists():
         raise DataError("no config there", where={"file": path}, fix="recperf show micro-dlrm --json > config.json")
-    saved = read_json(path)
-    if not isinstance(saved, dict) or not {"schema", "workload", "config"} <= saved.keys():
-        raise DataError("not a config that recperf saved: it needs schema, workload and config", where={"file": path})
-    if saved["schema"] != CONFIG_SCHEMA:
-        raise DataError(
-            f"the config has schema {saved['schema']!r}, this version reads {CONFIG_SCHEMA}", where={"file": path}
-        )
-    if not isinstance(saved["workload"], str) or not isinstance(saved["config"], dict):
-        raise DataError("workload must be a name and config an object", where={"file": path})
-    return saved["workload"], saved["config"]
+    saved = read_saved_config(path)
+    return saved.workload, saved.config
+
+
+def read_saved_config(path: Path) -> SavedConfig:
+    value = jsonfile.read(path)
+    require_schema(path, value, CONFIG_SCHEMA)
+    return jsonfile.require(value, SavedConfig, path, what="is not a config that recperf saved")

@@ -1,168 +1,181 @@
-"""result.json: the one file other tools read. `FIELDS` is its description; docs/result.md shows the same table."""
+"""result.json, the one file of a run that other tools read; docs/result.md describes the same fields."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from ..errors import DataError
+from ..jsonfile import Number, Problem, fit
 
 SCHEMA = 1
 
-
-@dataclass(frozen=True)
-class Field:
-    path: str
-    """Dotted; `*` stands for any key or position."""
-    kind: str
-    """Types by their JSON names; `absent` among them: results of before the field existed lack it."""
-    meaning: str
+Metrics = dict[str, Number]
+"""accuracy, auc, log_loss, calibration (predicted over observed positives), calibration_error (over 15 bins)."""
 
 
-FIELDS = (
-    Field("schema", "integer", f"version of this description; now {SCHEMA}"),
-    Field("workload", "string", "name of the workload"),
-    Field("run", "string", "name of the run's folder"),
-    Field("quality", "object", "how good the model is on the validation rows after the last step"),
-    Field("quality.metrics", "object", "mean over the seeds"),
-    Field("quality.metrics.*", "number", "accuracy, auc, log_loss, calibration (predicted over observed positives), "
-          "calibration_error (mean distance over 15 bins)"),
-    Field("quality.spread", "object", "sample standard deviation over the seeds; empty with one seed"),
-    Field("quality.spread.*", "number", "of the metric of that name"),
-    Field("quality.seeds", "array", "each seed on its own"),
-    Field("quality.seeds.*.seed", "integer", "training seed"),
-    Field("quality.seeds.*.metrics", "object", "metrics after the last step"),
-    Field("quality.seeds.*.metrics.*", "number", "as in quality.metrics"),
-    Field("quality.seeds.*.best", "object", "evaluation with the highest AUC (chosen on validation rows: optimistic)"),
-    Field("quality.seeds.*.best.step", "integer", "steps done then"),
-    Field("quality.seeds.*.best.epoch", "integer", "epochs done then"),
-    Field("quality.seeds.*.best.metrics", "object", "metrics then"),
-    Field("quality.seeds.*.best.metrics.*", "number", "as in quality.metrics"),
-    Field("quality.seeds.*.stopped_early", "integer or null or absent",
-          "steps done when the target was met and training stopped; null: it went to its end"),
-    Field("quality.target", "object", "what had to be reached; null means no bound"),
-    Field("quality.target.beat", "string or null", "baseline whose AUC had to be exceeded"),
-    Field("quality.target.accuracy", "number or null", "least accuracy"),
-    Field("quality.target.auc", "number or null", "least AUC"),
-    Field("quality.met", "boolean", "whether every bound of the target holds for the mean metrics"),
-    Field(
-        "quality.baselines",
-        "object",
-        "simple rules on the same split: majority, item_bias, user_item_bias; of dlrm-v4 popularity too",
-    ),
-    Field("quality.baselines.*", "object", "metrics of that rule"),
-    Field("quality.baselines.*.*", "number", "as in quality.metrics"),
-    Field("performance", "object", "how fast training was; evaluation and checkpoints excluded"),
-    Field("performance.device", "string", "cpu or the GPU's name"),
-    Field("performance.settings", "object", "what was chosen for speed, and why"),
-    Field("performance.settings.*", "string", "the choice and its reason"),
-    Field("performance.step_ms", "object or null", "wall time of a training step, data included; null: too few steps"),
-    Field("performance.step_ms.p20", "number", "20th percentile"),
-    Field("performance.step_ms.p50", "number", "median"),
-    Field("performance.step_ms.p80", "number", "80th percentile"),
-    Field("performance.steps_timed", "integer", "steps behind the percentiles; warm-up excluded"),
-    Field("performance.samples_per_s", "number or null", "samples over training time; null: nothing was trained"),
-    Field(
-        "performance.mfu",
-        "number or null or absent",
-        "counted FLOPs of the steps of profile.json over the measured peak of this machine; null: no ceilings",
-    ),
-    Field("performance.budget", "object or null", "share of each part in a step, sums to 1; null: too few steps"),
-    Field(
-        "performance.budget.*",
-        "number",
-        "data, embedding, bottom, interaction, top, loss, backward, update, other; of dlrm-v4 its own parts in place "
-        "of bottom, interaction and top",
-    ),
-    Field("performance.steps_in_budget", "integer", "steps behind the budget"),
-    Field("performance.ranks", "object or absent", "of the steps of profile.json on several ranks, in ms a step"),
-    Field("performance.ranks.slowest", "integer", "the rank with the most time of its own, which others wait for"),
-    Field("performance.ranks.step_ms", "number", "a step, mean over the ranks"),
-    Field("performance.ranks.own_ms", "number", "of it outside collectives"),
-    Field("performance.ranks.exposed_ms", "number", "of it waiting in collectives"),
-    Field("performance.ranks.late_ms", "number or null", "of the waiting for a rank that came late; null: not told"),
-    Field("performance.ranks.moving_ms", "number or null", "of the waiting for bytes to move; null: not told"),
-    Field("performance.ranks.each", "array", "the same of each rank"),
-    Field("performance.ranks.each.*.rank", "integer", "its number"),
-    *(
-        Field(f"performance.ranks.each.*.{name}_ms", kind, f"as performance.ranks.{name}_ms")
-        for name, kind in (
-            ("step", "number"), ("own", "number"), ("exposed", "number"), ("late", "number or null"),
-            ("moving", "number or null"),
-        )
-    ),
-    Field("data", "object", "what was trained on"),
-    Field("data.name", "string", "dataset"),
-    Field("data.digest", "string", "SHA-256 of its content"),
-    Field("data.rows", "integer", "rows in all"),
-    Field("data.train_rows", "integer", "rows trained on"),
-    Field("data.valid_rows", "integer", "rows scored"),
-    Field("data.split", "string", "how they were divided"),
-    Field("data.synthetic", "boolean", "true when the data is made up"),
-    Field("data.skipped", "object or absent", "lines of a log that were left out; only where some were"),
-    Field("data.skipped.*", "integer", "how many for that reason"),
-    Field("provenance", "object", "where the result comes from"),
-    Field("provenance.commit", "string or null", "commit of the checkout; null outside one"),
-    Field("provenance.dirty", "boolean or null", "whether files differed from the commit"),
-    Field("provenance.packages", "object", "installed versions"),
-    Field("provenance.packages.*", "string", "version of that package"),
-    Field("provenance.machine", "string", "fingerprint of the static facts in machine.json"),
-    Field("provenance.seed", "integer", "first training seed"),
-    Field("provenance.data_digest", "string", "the same as data.digest"),
-    Field("provenance.command", "array", "command line of the process that finished the run"),
-    Field("provenance.command.*", "string", "word"),
-    Field("provenance.started", "string", "when the run began, UTC"),
-    Field("provenance.ended", "string", "when it finished, UTC"),
-    Field("provenance.resumes", "integer", "how often it was interrupted and resumed"),
-)  # fmt: skip
-
-_KINDS: dict[str, Any] = {
-    "integer": lambda v: isinstance(v, int) and not isinstance(v, bool),
-    "number": lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= sys.float_info.max,
-    "string": lambda v: isinstance(v, str),
-    "boolean": lambda v: isinstance(v, bool),
-    "object": lambda v: isinstance(v, dict),
-    "array": lambda v: isinstance(v, list),
-    "null": lambda v: v is None,
-    "absent": lambda v: False,
-}
+Baselines = Annotated[dict[str, Metrics], Meta(min_length=1)]
+"""Metrics of simple rules on the same split: majority, item_bias, user_item_bias; popularity for dlrm-v4."""
 
 
-def faults(result: Any, fields: tuple[Field, ...] = FIELDS) -> list[str]:
-    """Every way in which a result differs from its description: missing, unknown and ill-typed fields."""
-    if not isinstance(result, dict):
-        return ["the result is not an object"]
-    return _compare(result, [(field.path.split("."), field.kind) for field in fields], "")
+class Percentiles(Struct):
+    p20: Number
+    p50: Number
+    p80: Number
 
 
-def _compare(value: Any, fields: list[tuple[list[str], str]], where: str) -> list[str]:
-    keyed = dict(enumerate(value)) if isinstance(value, list) else value
-    found: list[str] = []
-    known = {path[0]: kind for path, kind in fields if len(path) == 1}
-    heads = {path[0] for path, _ in fields}
-    for name in heads - {"*"}:
-        if name not in keyed and "absent" not in known.get(name, ""):
-            found.append(f"{where}{name} is missing")
-    for key, inner in keyed.items():
-        head = key if key in heads else "*"
-        if head not in heads:
-            found.append(f"{where}{key} is not described")
-            continue
-        kind = known.get(str(head), "object")
-        if not any(_KINDS[word](inner) for word in kind.split(" or ")):
-            found.append(f"{where}{key} should be {kind}, is {type(inner).__name__}")
-        deeper = [(path[1:], kind) for path, kind in fields if path[0] == head and len(path) > 1]
-        if isinstance(inner, (dict, list)):
-            found += _compare(inner, deeper, f"{where}{key}.")
-    if isinstance(keyed, dict) and where == "performance.budget." and abs(sum(keyed.values()) - 1) > 1e-6:
-        found.append("performance.budget does not sum to 1")
-    return found
+class Evaluation(Struct):
+    step: int
+    """Steps done at the time."""
+    epoch: int
+    """Epochs done at the time."""
+    metrics: Metrics
+
+
+class Trial(Struct):
+    """The training with one seed; the content of trial-<seed>.json."""
+
+    seed: int
+    metrics: Metrics
+    """After the last step."""
+    best: Evaluation
+    """The evaluation with the highest AUC: optimistic, because it is chosen on the validation rows."""
+    stopped_early: int | None = None
+    """Steps done when the target was met and training stopped; None: it ran to its end."""
+
+
+class Target(Struct):
+    """What had to be reached; None: no bound."""
+
+    beat: str | None
+    """The baseline whose AUC had to be exceeded."""
+    accuracy: Number | None
+    auc: Number | None
+
+
+class Quality(Struct):
+    """How good the model is on the validation rows after the last step."""
+
+    metrics: Metrics
+    """Mean over the seeds."""
+    spread: Metrics
+    """Sample standard deviation over the seeds; empty with one seed."""
+    seeds: list[Trial]
+    target: Target
+    met: bool
+    """Whether the mean metrics meet every bound of the target."""
+    baselines: dict[str, Metrics]
+    """Metrics of simple rules on the same split."""
+
+
+class RankTimes(Struct):
+    """Milliseconds of a step of the profile."""
+
+    step_ms: Number
+    own_ms: Number
+    """Outside collectives."""
+    exposed_ms: Number
+    """Waiting in collectives."""
+    late_ms: Number | None
+    """Waiting for a rank that arrives late; None: not measured."""
+    moving_ms: Number | None
+    """Waiting for bytes to move; None: not measured."""
+
+
+class Rank(RankTimes):
+    rank: int
+
+
+class Ranks(RankTimes):
+    """Means over the ranks."""
+
+    slowest: int
+    """The rank with the most work of its own, for which the others wait."""
+    each: list[Rank]
+
+
+class Performance(Struct):
+    """How fast training was; evaluation and checkpoints excluded."""
+
+    device: str
+    """cpu, or the name of the GPU."""
+    settings: dict[str, str]
+    """What was chosen for speed, and why."""
+    step_ms: Percentiles | None
+    """Wall time of a training step, data included; None: too few steps."""
+    steps_timed: int
+    """Steps behind the percentiles; warm-up excluded."""
+    samples_per_s: Number | None
+    budget: dict[str, Number] | None
+    """Share of each part in a step, sums to 1; None: too few steps."""
+    steps_in_budget: int
+    mfu: Number | None = None
+    """Counted FLOPs over the measured peak of this machine; None: no ceilings."""
+    ranks: Ranks | None = None
+    """Only for a run of several ranks."""
+
+
+class Data(Struct):
+    """What the model was trained on; the content of data.json."""
+
+    name: str
+    digest: str
+    """SHA-256 of the content."""
+    rows: int
+    train_rows: int
+    valid_rows: int
+    split: str
+    synthetic: bool
+    skipped: dict[str, int] | None = None
+    """Lines of a log that were left out, by reason; only if there are any."""
+
+
+class Provenance(Struct):
+    """Where the result comes from."""
+
+    commit: str | None
+    """Commit of the checkout; None outside one."""
+    dirty: bool | None
+    """Whether the checkout had uncommitted changes."""
+    packages: dict[str, str]
+    machine: str
+    """Fingerprint of the facts in machine.json."""
+    seed: int
+    """First training seed."""
+    data_digest: str
+    command: list[str]
+    """Command line of the process that finished the run."""
+    started: str
+    ended: str
+    resumes: int
+
+
+class Result(Struct):
+    schema: int
+    workload: str
+    run: str
+    """Name of the run's folder."""
+    quality: Quality
+    performance: Performance
+    data: Data
+    provenance: Provenance
+
+
+def fault(value: Any) -> str | None:
+    """The first way in which a result differs from its declaration: a missing, unknown or wrongly typed field."""
+    result = fit(value, Result, strict=True)
+    if isinstance(result, Problem):
+        return str(result)
+    budget = result.performance.budget
+    if budget is not None and abs(sum(budget.values()) - 1) > 1e-6:
+        return "performance.budget does not sum to 1"
+    return None
 
 
 def checked(result: dict[str, Any]) -> dict[str, Any]:
-    """The result itself, refused when it does not fit its own description."""
-    wrong = faults(result)
+    """The result itself, if it fits its declaration."""
+    wrong = fault(result)
     if wrong:
-        raise DataError(f"result.json would not fit its description: {'; '.join(wrong[:5])}")
+        raise DataError(f"result.json would not fit its declaration: {wrong}")
     return result

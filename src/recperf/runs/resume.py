@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..config import flatten, to_json
-from ..errors import ConfigError, DataError, UsageError, closest
+from ..errors import ConfigError, UsageError, closest
 from ..files import write_json
-from .record import CONFIG_SCHEMA, now, read_json
+from ..jsonfile import read
+from .record import CONFIG_SCHEMA, now, read_saved_config
 
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
@@ -104,22 +105,13 @@ def known_fields(named: Iterable[str], config: Any) -> tuple[str, ...]:
 def remember(folder: Path, config: Any, found: list[Change]) -> bytes:
     """Write what a resumed run is run with into its config.json; gives what was there before."""
     path = folder / "config.json"
-    saved, before = read_json(path), path.read_bytes()
-    values = {"schema": CONFIG_SCHEMA, "workload": saved["workload"], "config": to_json(config)}
-    changed = [*_changed(saved, path), *({**vars(change), "when": now()} for change in found)]
+    saved, before = read_saved_config(path), path.read_bytes()
+    values = {"schema": CONFIG_SCHEMA, "workload": saved.workload, "config": to_json(config)}
+    changed = [*read(path).get("changed", []), *({**vars(change), "when": now()} for change in found)]
     write_json(path, {**values, **({"changed": changed} if changed else {})})
     return before
 
 
 def allowed_before(folder: Path) -> tuple[str, ...]:
     """Fields that were changed on purpose since the run began."""
-    path = folder / "config.json"
-    return tuple(dict.fromkeys(entry["field"] for entry in _changed(read_json(path), path)))
-
-
-def _changed(saved: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    found = saved.get("changed", [])
-    fits = isinstance(found, list) and all(isinstance(e, dict) and isinstance(e.get("field"), str) for e in found)
-    if not fits:
-        raise DataError("config.json is damaged: changed is no list of fields", where={"file": path})
-    return list(found)
+    return tuple(dict.fromkeys(change.field for change in read_saved_config(folder / "config.json").changed))

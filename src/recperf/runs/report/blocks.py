@@ -1,9 +1,13 @@
-"""What a page is made of. The template knows how each looks; everything else only fills them."""
+"""The blocks that a report is built from: `text.py` renders them for a terminal, `page.py` as HTML."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from .svg import Sheet
 
 
 @dataclass(frozen=True)
@@ -11,17 +15,21 @@ class Text:
     kind: ClassVar[str] = "text"
     text: str
     tone: str = ""
-    """Empty, `lead`, `note` or `warning`."""
+    """Empty, `lead`, `note`, `warning` or `missing`."""
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A figure in two widths; the page shows the one that fits."""
+class Figure:
+    """A plot, drawn only for a page and in two widths: one for screens and one for phones."""
 
-    kind: ClassVar[str] = "drawing"
-    wide: str
-    narrow: str
+    kind: ClassVar[str] = "figure"
+    key: str
+    """Starts the ids inside the figure, so that two figures on a page never clash."""
+    label: str
+    """What the figure shows, for readers who cannot see it."""
     caption: str
+    draw: Callable[[int], Sheet]
+    """Draws the figure at a width in pixels."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +38,13 @@ class Cell:
     tone: str = ""
     """Empty, `strong`, `muted`, `good`, `bad` or `code`."""
     swatch: str = ""
-    """Name of the colour that stands for the row in a figure."""
+    """Name of the colour that the row has in a figure."""
     faint: bool = False
-    """Whether the figure draws it in the lighter shade."""
-    aside: str = ""
-    """A smaller line below."""
+    """Whether the figure uses the lighter shade."""
+    second_line: str = ""
+    """A smaller line below; beside the text in a terminal."""
+    width: int = 0
+    """Shorten the text to this many characters; the page shows the whole text on hover. 0: never shorten."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,20 @@ class Table:
     head: tuple[str, ...]
     rows: list[tuple[Cell, ...]]
     caption: str = ""
+    left: tuple[int, ...] = ()
+    """Columns that hold text and are aligned to the left; the first always is."""
     fold: str = ""
-    """Folded behind these words; empty: open."""
-    words: tuple[int, ...] = ()
-    """Columns that hold words, not numbers; the first always does."""
+    """The label behind which a page folds the table away; a terminal leaves a folded table out. Empty: always open."""
+    top: int | None = None
+    """How many rows are always visible: a page folds the others away, a terminal prints `rest` instead."""
+    rest: str = ""
+    """One sentence about the rows that are not always visible."""
 
 
 @dataclass(frozen=True)
 class Missing:
+    """Something that was not measured, and the command that measures it."""
+
     kind: ClassVar[str] = "missing"
     what: str
     command: str
@@ -63,7 +79,7 @@ class Code:
     text: str
 
 
-Block = Text | Drawing | Table | Missing | Code
+Block = Text | Figure | Table | Missing | Code
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Tile:
+    """One headline number of a page."""
+
     label: str
     value: str
     note: str
@@ -88,7 +106,9 @@ class Badge:
 
 
 @dataclass(frozen=True)
-class RunView:
+class Report:
+    """The report of one run or one profile."""
+
     key: str
     title: str
     name: str
@@ -96,8 +116,8 @@ class RunView:
     verdict: str
     measured: bool
     """Whether the verdict rests on measurements."""
-    command: str
-    """What would measure it."""
+    command: str = ""
+    """The command that would measure the verdict."""
     badges: list[Badge] = field(default_factory=list)
     tiles: list[Tile] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)
@@ -105,3 +125,8 @@ class RunView:
 
 def cells(*texts: Any) -> tuple[Cell, ...]:
     return tuple(text if isinstance(text, Cell) else Cell(str(text)) for text in texts)
+
+
+def definitions(rows: list[tuple[str, str | Cell]]) -> Table:
+    """A list of names with their values."""
+    return Table(("", ""), [cells(name, value) for name, value in rows], left=(1,))

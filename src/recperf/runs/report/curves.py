@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...units import size
-from .svg import WIDE, Sheet, plain, steps, ticks, tone
+from .formats import size
+from .svg import WIDE, Sheet, evenly, round_steps, ticks, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def knee(width: int, points: list[dict[str, Any]], caches: dict[str, int], marks
     every = 3 if wide else 5
     octaves = [float(v) for v in range(0, 60, every)]
     ticks(axes, "x", octaves, lambda v: size(2**v))
-    ticks(axes, "y", steps(0, highest, 5), lambda v: f"{v:g}", grid=True)
+    ticks(axes, "y", round_steps(0, highest, 5), lambda v: f"{v:g}", grid=True)
     sheet.text(0, 10, "ns a lookup", va="center")
     sheet.text(width - right, height - 8, "table size", ha="right", va="center")
     x = [math.log2(value) for value in sizes]
@@ -183,6 +183,6 @@ def _frame(axes: Axes, last: float, low: float, high: float) -> None:
     room = (high - low or abs(high) or 1.0) * 0.08
     axes.set_xlim(0, last * 1.02)
     axes.set_ylim(low - room, high + room)
-    marked = steps(low - room, high + room, 5)
-    ticks(axes, "y", marked, plain(marked), grid=True)
-    ticks(axes, "x", steps(0, last * 1.02, 4), lambda v: f"{v:,.0f}")
+    marked = round_steps(low - room, high + room, 5)
+    ticks(axes, "y", marked, evenly(marked), grid=True)
+    ticks(axes, "x", round_steps(0, last * 1.02, 4), lambda v: f"{v:,.0f}")

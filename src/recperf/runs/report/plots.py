@@ -1,30 +1,23 @@
-"""The figures, each drawn for a given width: numbers in, a sheet out. What they mean is said by `sections`."""
+"""Bar charts: quality beside baselines, and steps divided into their parts. Each is drawn for a given width."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .blocks import Drawing
-from .svg import NARROW, SETTINGS, WIDE, Sheet, family, plain, require_matplotlib, steps, ticks, tone
-from .words import component, percent
+from .blocks import Figure
+from .formats import component, percent
+from .step_parts import StepPart
+from .svg import WIDE, Sheet, evenly, family, round_steps, ticks, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def drawing(key: str, label: str, caption: str, draw: Callable[[int], Sheet]) -> Drawing:
-    """A figure for a screen and for a phone."""
-    with require_matplotlib().rc_context(SETTINGS):
-        wide = draw(WIDE).markup(f"{key}-wide", label)
-        narrow = draw(NARROW).markup(f"{key}-narrow", label)
-    return Drawing(wide, narrow, caption)
-
-
 @dataclass(frozen=True)
 class Bar:
-    """One model or rule with its scores."""
+    """One model or baseline with its metrics."""
 
     label: str
     values: dict[str, float]
@@ -34,7 +27,7 @@ class Bar:
 
 
 def quality(width: int, bars: list[Bar], metrics: list[tuple[str, str]], targets: dict[str, float]) -> Sheet:
-    """A panel a metric, a bar a model; the target is a dashed line."""
+    """One panel per metric with one bar per model; the target is a dashed line."""
     wide, rows = width == WIDE, len(bars)
     panel = 26 * rows + 60
     sheet = Sheet(width, panel if wide else panel * len(metrics) + 12 * (len(metrics) - 1))
@@ -76,8 +69,8 @@ def _scores(axes: Axes, bars: list[Bar], metric: str, target: float | None) -> N
         axes.annotate(
             "target", (target, -0.5), (0, 3), textcoords="offset points", ha="center", fontsize=10, color=tone("ink")
         )
-    marked = steps(low, high, 4)
-    ticks(axes, "x", marked, plain(marked))
+    marked = round_steps(low, high, 4)
+    ticks(axes, "x", marked, evenly(marked))
 
 
 @dataclass(frozen=True)
@@ -87,11 +80,21 @@ class Part:
     value: float
 
 
+def budget_figure(key: str, parts: Sequence[StepPart], of: str) -> Figure:
+    """The share of each part in one step."""
+    listed = ", ".join(f"{component(part.name)} {percent(part.share, 1)}" for part in parts)
+    bar = [("", [Part(part.name, part.phase, part.share) for part in parts])]
+    backward = any(part.name.endswith("_backward") for part in parts)
+    caption = "Backward passes have the lighter shade of their forward pass." if backward else ""
+    draw = lambda width: stacked(width, bar, "share")  # noqa: E731
+    return Figure(key, f"Share of each part in {of}: {listed}", caption, draw)
+
+
 def stacked(width: int, bars: Sequence[tuple[str, Sequence[Part]]], unit: str) -> Sheet:
-    """A stacked bar a row: shares of a step, or milliseconds. A single bar shows its phases below."""
+    """One stacked bar per row: shares of a step, or milliseconds. A single bar shows its phases below."""
     wide, single = width == WIDE, len(bars) == 1
     each = 40 if single else 38
-    # On a phone a bar's name stands above it: beside it there is no room.
+    # On a phone there is no room beside a bar, so its name goes above it.
     above = 0 if wide or single else 22
     names = (min(220, 18 + 6.6 * max(len(label) for label, _ in bars)) if wide else 0) if not single else 0
     foot = 26 if single else 30 if unit == "share" else 42
@@ -112,10 +115,10 @@ def stacked(width: int, bars: Sequence[tuple[str, Sequence[Part]]], unit: str) -
         _phases(axes, bars[0][1], each + 6, pixels)
         axes.spines["bottom"].set_visible(False)
     else:
-        marked = steps(0, longest, 5 if wide else 3)
-        ticks(axes, "x", marked, percent if unit == "share" else plain(marked))
+        marked = round_steps(0, longest, 5 if wide else 3)
+        ticks(axes, "x", marked, percent if unit == "share" else evenly(marked))
         if unit != "share":
-            axes.set_xlabel("ms a step", color=tone("muted"), fontsize=11, labelpad=2)
+            axes.set_xlabel("ms per step", color=tone("muted"), fontsize=11, labelpad=2)
     return sheet
 
 

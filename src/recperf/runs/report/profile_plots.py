@@ -1,4 +1,4 @@
-"""The figures only a profile has: how the device's step splits, what fixes gain, how lookups spread over tables."""
+"""The figures that only a profile has: busy and idle device time, gains of fixes, lookups by table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import profile_words as say
-from . import roofs
-from .svg import Sheet, plain, steps, ticks, tone
+from .formats import count, time
+from .svg import Sheet, evenly, round_steps, ticks, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +24,7 @@ class Slice:
 
 
 def split(width: int, slices: Sequence[Slice]) -> Sheet:
-    """One bar that sums to the wall time; what is too thin for its label is named in the table below."""
+    """One bar that sums to the wall time; a slice too thin for its label is named in the table below."""
     sheet = Sheet(width, 62)
     axes = sheet.axes(0, 0, 0, 22)
     whole = sum(part.value for part in slices) or 1.0
@@ -42,7 +41,7 @@ def split(width: int, slices: Sequence[Slice]) -> Sheet:
         start += part.value
     axes.spines["bottom"].set_visible(False)
     sheet.text(0, 54, "0", va="center")
-    sheet.text(width, 54, f"wall {say.time(whole)}", ha="right", va="center")
+    sheet.text(width, 54, f"wall {time(whole)}", ha="right", va="center")
     return sheet
 
 
@@ -55,7 +54,7 @@ class Gain:
 
 
 def gains(width: int, rows: Sequence[Gain]) -> Sheet:
-    """Two bars a fix, how many times faster the step becomes: as predicted, and as measured."""
+    """Two bars per fix, predicted and measured: how many times faster the step becomes."""
     each, head, foot = (46, 0, 34) if width > 600 else (62, 18, 34)
     names = 18 + CHARACTER * max(len(row.label) for row in rows) if width > 600 else 20.0
     sheet = Sheet(width, each * len(rows) + foot)
@@ -69,15 +68,15 @@ def gains(width: int, rows: Sequence[Gain]) -> Sheet:
         sheet.text(0, top + 21 if width > 600 else top - 7, row.label, color="ink", va="center")
         axes.plot([1, 1], [top + 2, top + 40], color=tone("muted"), lw=1, ls=(0, (4, 3)), zorder=3)
         _bar(axes, top + 12, row.predicted, "other", "predicted")
-        word = "measured, rejected" if row.rejected else "measured"
-        _bar(axes, top + 30, row.measured, "bad" if row.rejected else "accent", word)
-    marked = steps(0, longest, 6)
-    ticks(axes, "x", marked, lambda value: f"{plain(marked)(value)} x")
+        label = "measured, rejected" if row.rejected else "measured"
+        _bar(axes, top + 30, row.measured, "bad" if row.rejected else "accent", label)
+    marked = round_steps(0, longest, 6)
+    ticks(axes, "x", marked, lambda value: f"{evenly(marked)(value)} x")
     return sheet
 
 
-def _bar(axes: Axes, y: float, value: float | None, colour: str, word: str) -> None:
-    text = f"{value:.2f} x {word}" if value else f"not {word}"
+def _bar(axes: Axes, y: float, value: float | None, colour: str, label: str) -> None:
+    text = f"{value:.2f} x {label}" if value else f"not {label}"
     if value:
         axes.barh(y, value, height=15, color=tone(colour))
     axes.annotate(
@@ -87,16 +86,16 @@ def _bar(axes: Axes, y: float, value: float | None, colour: str, word: str) -> N
 
 
 @dataclass(frozen=True)
-class Reach:
-    """One table's lookups in a step, and the different rows among them."""
+class Lookups:
+    """The lookups of one table in a step, and the number of distinct rows that they read."""
 
     label: str
     lookups: float
     unique: float
 
 
-def reach(width: int, rows: Sequence[Reach]) -> Sheet:
-    """A bar a table: all lookups light, the different rows among them full."""
+def lookups(width: int, rows: Sequence[Lookups]) -> Sheet:
+    """One bar per table: all lookups in a light colour, the distinct rows in the full colour."""
     each, foot = 24, 26
     names = 16 + CHARACTER * max(len(row.label) for row in rows)
     sheet = Sheet(width, each * len(rows) + foot)
@@ -109,21 +108,8 @@ def reach(width: int, rows: Sequence[Reach]) -> Sheet:
         axes.barh(index, row.unique, height=0.66, color=tone("embedding"))
         sheet.text(0, each * index + each / 2, row.label, color="ink", va="center")
         axes.annotate(
-            say.counted(row.lookups), (row.lookups, index), (6, 0), textcoords="offset points", va="center",
+            count(row.lookups), (row.lookups, index), (6, 0), textcoords="offset points", va="center",
             fontsize=10.5, color=tone("ink"), annotation_clip=False,
         )  # fmt: skip
-    ticks(axes, "x", steps(0, longest, 5 if width > 600 else 2), lambda value: f"{value:,.0f}")
+    ticks(axes, "x", round_steps(0, longest, 5 if width > 600 else 2), lambda value: f"{value:,.0f}")
     return sheet
-
-
-def roofline(width: int, known: list[roofs.Roof], peak: tuple[str, float], points: list[roofs.Point]) -> Sheet:
-    """A run's roofline, with an axis that reaches beyond a thousand tera: a GPU's does."""
-    sheet = roofs.roofline(width, known, peak, points)
-    axes = sheet.figure.axes[0]
-    ticks(axes, "y", list(axes.get_yticks()), lambda value: _power(round(value)))
-    return sheet
-
-
-def _power(exponent: int) -> str:
-    prefix, left = divmod(exponent, 3)
-    return f"{10**left}{'kMGTPE'[prefix - 1]}" if 1 <= prefix <= 6 else f"{10.0**exponent:g}"

@@ -1,360 +1,488 @@
-"""What fills each section of a profile's page. Strings are cleaned before they get here; the template escapes them."""
+"""The eleven sections of a profile, each built once as blocks. A section that was not measured says why."""
 
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
+from . import formats as fmt
 from . import plots, profile_plots, ranks, roofs
-from . import profile_words as say
-from .blocks import Block, Cell, Table, Text, cells
-from .reading import shares
+from .blocks import Block, Cell, Figure, Section, Table, Text, cells, definitions
+from .formats import NONE, component
+from .step_parts import from_profile
 from .svg import family
-from .words import component
+
+Profile = dict[str, Any]
 
 TOP = 12
+"""Rows of a long table that are always visible."""
 TABLES_DRAWN = 26
-CAUSES = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
-"""The colour of each state of the device."""
+BUSY_MACHINE = 0.1
+"""Share of the cores used by other processes above which measured times deserve a warning."""
+ABSENT = "this profile has no such section; recperf profile WORKLOAD measures it"
+IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
 
 
-@dataclass(frozen=True)
-class Page:
-    profile: dict[str, Any]
-    peaks: dict[str, Any] | None
-    machine: dict[str, Any] | None
+def sections(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> list[Section]:
+    """Every section in its order."""
+    listed: tuple[tuple[str, str, str, Callable[[], list[Block]]], ...] = (
+        ("evidence", "Verdict", "", lambda: _verdict(profile)),
+        ("budget", "Step budget", "", lambda: _budget(profile)),
+        ("operators", "Operators", "operator_table", lambda: _operators(profile)),
+        ("kernels", "Kernels", "kernels", lambda: _kernels(profile)),
+        ("roofline", "Roofline", "roofline", lambda: _roofline(profile, peaks)),
+        ("idle", "Device idle", "idle", lambda: _idle(profile["idle"])),
+        ("transfers", "Transfers", "transfers", lambda: _transfers(profile["transfers"])),
+        ("embeddings", "Embeddings", "embeddings", lambda: _embeddings(profile["embeddings"])),
+        ("communication", "Communication", "communication", lambda: ranks.blocks("profile", profile)),
+        ("fixes", "Fixes ranked", "fixes", lambda: _fixes(profile["fixes"])),
+        ("trust", "Trust", "", lambda: _trust(profile, machine or {})),
+    )
+    built = []
+    for key, title, needs, build in listed:
+        reason = why_missing(profile, needs) if needs else None
+        built.append(Section(key, title, [Text(f"Not measured: {reason}.", "missing")] if reason else build()))
+    return built
 
 
-def titled(name: str, width: int) -> str:
-    """A name shortened, with the whole of it to be seen on pointing at it; it may be broken where its words end."""
-    from markupsafe import Markup
-
-    shown = say.short(name, width)
-    broken = Markup("<wbr>").join(re.findall(r"[^_:<]*[_:<]+|[^_:<]+", shown))
-    return broken if shown == name else Markup('<span title="{}">{}</span>').format(name, broken)
-
-
-def named(name: str, width: int, tone: str = "") -> Cell:
-    return Cell(titled(name, width), tone)
+def why_missing(profile: Profile, key: str) -> str | None:
+    """Why a section was not measured; None if it was."""
+    part = profile.get(key)
+    if part is None:
+        return ABSENT
+    if isinstance(part, dict) and "missing" in part:
+        return fmt.printable(part["missing"])
+    return None
 
 
-def keyed(name: str, width: int = 30) -> Cell:
-    hue, faint = family(name)
-    return Cell(titled(component(name), width), swatch=hue, faint=faint)
+def verdict_of(profile: Profile) -> dict[str, Any] | None:
+    """The verdict; the profile that a run takes of itself has the regime instead, without a confidence."""
+    verdict = profile.get("verdict") or profile.get("regime")
+    return dict(verdict) if verdict else None
 
 
-def verdict(of: Page) -> list[Block]:
-    found = say.verdict(of.profile)
-    if not found:
+def _verdict(profile: Profile) -> list[Block]:
+    verdict = verdict_of(profile)
+    if not verdict:
         return [Text("Not measured: the profile names no regime.", "missing")]
     blocks: list[Block] = []
-    if found.get("confidence"):
-        why = f": {found['why_confidence']}" if found.get("why_confidence") else ""
-        blocks.append(Text(f"Confidence is {found['confidence']}{why}.", "lead"))
-    if found.get("second"):
-        blocks.append(Text(f"What comes second: {found['second']}."))
+    if verdict.get("confidence"):
+        why = f", because {verdict['why_confidence']}" if verdict.get("why_confidence") else ""
+        blocks.append(Text(f"Confidence: {verdict['confidence']}{why}.", "lead"))
+    if verdict.get("second"):
+        blocks.append(Text(f"Second limit: {verdict['second']}."))
+    return [*blocks, *evidence_table(verdict)]
+
+
+def evidence_table(verdict: dict[str, Any]) -> list[Block]:
+    """The measured values behind a verdict, each with its threshold."""
     rows = [
         cells(
-            e["what"], say.reading(e["value"], e.get("unit")), e.get("threshold") or say.NONE,
-            Cell(e.get("says") or say.NONE, "strong"),
+            item["what"],
+            fmt.evidence_value(item["value"], item.get("unit")),
+            item.get("threshold") or NONE,
+            Cell(item.get("says") or NONE, "strong"),
         )
-        for e in found.get("evidence") or []
-    ]  # fmt: skip
-    if rows:
-        note = f"Verdict: {found['name']}. The threshold is where a line would say something else."
-        blocks.append(Table(("evidence", "found", "threshold", "says"), rows, note, words=(2, 3)))
-    return blocks
+        for item in verdict.get("evidence") or []
+    ]
+    note = f"Verdict: {verdict['name']}. A value on the other side of its threshold would speak for another verdict."
+    return [Table(("evidence", "measured", "threshold", "speaks for"), rows, note, left=(2, 3))] if rows else []
 
 
-def budget(of: Page) -> list[Block]:
-    profile, whole = of.profile, say.total_share(of.profile)
-    wall, parts = profile["step_ms"], shares(profile)
+def keyed(name: str, text: str = "") -> Cell:
+    """The name of a component with the colour that it has in figures."""
+    hue, faint = family(name)
+    return Cell(text or component(name), swatch=hue, faint=faint, width=30)
+
+
+def _budget(profile: Profile) -> list[Block]:
+    step, parts = profile["step_ms"], from_profile(profile)
+    total = math.fsum(part.share for part in parts)
     rows = [
-        (
+        cells(
             keyed(part.name),
-            *cells(say.percent(part.share), say.time(part.share * wall["p50"])),
-            *(cells(say.time(part.ms["p50"]), say.times(part.ms)) if part.ms else cells(say.NONE, say.NONE)),
+            fmt.percent(part.share, 1),
+            fmt.time(part.share * step["p50"]),
+            *((fmt.time(part.ms["p50"]), fmt.spread(part.ms)) if part.ms else (NONE, NONE)),
             Cell(part.phase, "muted"),
         )
         for part in parts
     ]
-    total = (say.percent(whole), say.time(whole * wall["p50"]), "", "", "")
-    rows.append((Cell("sum of the parts", "strong"), *(Cell(text, "strong") for text in total)))
-    rows.append((Cell("wall"), *cells("100.0%", say.time(wall["p50"]), say.time(wall["p50"]), say.times(wall), "")))
-    listed = ", ".join(f"{component(part.name)} {say.percent(part.share)}" for part in parts)
-    drawn = plots.drawing(
-        "profile-budget", f"Share of each part in a step of {say.time(wall['p50'])}: {listed}",
-        "Backward in the lighter shade of its part.",
-        lambda width: plots.stacked(width, [("", [plots.Part(p.name, p.phase, p.share) for p in parts])], "share"),
-    )  # fmt: skip
-    note = "“Of the step” is the share of the median step; a part’s own median can differ from it a little."
-    head = ("part", "share", "of the step", "p50", "p20 – p80", "phase")
-    blocks: list[Block] = [drawn, Table(head, rows, note, words=(5,))]
-    if abs(whole - 1) > 0.01:
-        blocks.insert(
-            0, Text(f"The parts sum to {whole:.1%} of the step: this budget is not to be trusted.", "warning")
+    sums = ("sum", fmt.percent(total, 1), fmt.time(total * step["p50"]), "", "", "")
+    rows.append(tuple(Cell(text, "strong") for text in sums))
+    rows.append(cells("whole step", "100.0%", fmt.time(step["p50"]), fmt.time(step["p50"]), fmt.spread(step), ""))
+    figure = plots.budget_figure("profile-budget", parts, f"a step of {fmt.time(step['p50'])}")
+    note = "“Of the step” is the share of the median step; a part’s own median (p50) can differ from it slightly."
+    table = Table(("part", "share", "of the step", "p50", "p20 – p80", "phase"), rows, note, left=(5,))
+    if abs(total - 1) > 0.01:
+        warning = Text(f"The parts sum to {total:.1%} of the step, so do not trust this budget.", "warning")
+        return [warning, figure, table]
+    return [figure, table]
+
+
+def _operators(profile: Profile) -> list[Block]:
+    operators = sorted(
+        profile["operator_table"]["rows"],
+        key=lambda row: (row["cpu_self_ms"] or 0) + (row.get("device_self_ms") or 0),
+        reverse=True,
+    )
+    rows = [
+        cells(
+            Cell(row["name"], width=36),
+            _part(row),
+            fmt.count(row["calls"]),
+            fmt.time(row["cpu_self_ms"]),
+            fmt.time(row.get("device_self_ms")),
+            fmt.scaled(row.get("flops")),
+            fmt.size(row.get("bytes")),
+            Cell(row.get("shapes") or NONE, "muted", width=22),
         )
-    return blocks
-
-
-def operators(of: Page) -> list[Block]:
-    listed = say.heavy_operators(of.profile)
+        for row in operators
+    ]
+    rest = operators[TOP:]
+    device = [row["device_self_ms"] for row in rest if row.get("device_self_ms") is not None]
+    also = f" and {fmt.time(math.fsum(device))} on the device" if device else ""
+    host = fmt.time(math.fsum(row["cpu_self_ms"] or 0 for row in rest))
     head = ("operator", "part", "calls", "CPU self", "device self", "FLOPs", "bytes", "shapes")
-
-    def line(row: dict[str, Any]) -> tuple[Cell, ...]:
-        times = (say.time(row["cpu_self_ms"]), say.time(row.get("device_self_ms")))
-        work = (say.flops(row.get("flops")), say.size(row.get("bytes")))
-        name, shapes = named(row["name"], 36), named(row.get("shapes") or say.NONE, 22, "muted")
-        return cells(name, _part(row), say.counted(row["calls"]), *times, *work, shapes)
-
-    return _longest(head, [line(row) for row in listed], "operators", words=(1, 7), note="Per step; self time only.")
+    more = f"{len(rest)} more operators take {host} on the host{also}."
+    return [Table(head, rows, "Per step; self time only.", left=(1, 7), top=TOP, rest=more)]
 
 
 def _part(row: dict[str, Any]) -> Cell:
-    return Cell(titled(component(row["part"]), 24) if row.get("part") else say.NONE, "muted")
+    return Cell(component(row["part"]) if row.get("part") else NONE, "muted", width=24)
 
 
-def _longest(
-    head: tuple[str, ...], rows: list[tuple[Cell, ...]], what: str, *, words: tuple[int, ...] = (), note: str = ""
-) -> list[Block]:
-    """The first rows open, the others folded away."""
-    blocks: list[Block] = [Table(head, rows[:TOP], note, words=words)]
-    if len(rows) > TOP:
-        blocks.append(Table(head, rows[TOP:], fold=f"{len(rows) - TOP} more {what}", words=words))
-    return blocks
-
-
-def kernels(of: Page) -> list[Block]:
+def _kernels(profile: Profile) -> list[Block]:
+    kernels, step = profile["kernels"], profile["step_ms"]["p50"]
+    small = kernels["small"]
+    share = f" ({fmt.percent(kernels['busy_ms'] / step, 0)} of the {fmt.time(step)} step)" if step else ""
+    sentence = (
+        f"{fmt.count(kernels['count'])} kernels per step keep the device busy for {fmt.time(kernels['busy_ms'])}"
+        f"{share}. {fmt.count(small['count'])} of them ({fmt.percent(small['share_of_count'], 0)}) run for less than "
+        f"10 µs, {fmt.time(small['total_ms'])} in total."
+    )
+    listed = sorted(kernels["rows"], key=lambda row: row["total_ms"], reverse=True)
+    rows = [
+        cells(
+            Cell(row["name"], width=44),
+            _part(row),
+            fmt.count(row["count"]),
+            fmt.time(row["total_ms"]),
+            fmt.time(row["mean_us"] / 1e3),
+            fmt.percent(row["share"], 1),
+            fmt.time(None if row.get("launch_delay_us") is None else row["launch_delay_us"] / 1e3),
+        )
+        for row in listed
+    ]
+    rest = listed[TOP:]
+    more = f"{len(rest)} more kernels take {fmt.time(math.fsum(row['total_ms'] for row in rest))}."
     head = ("kernel", "part", "count", "total", "mean", "share", "launch delay")
-    rows = []
-    for row in say.heavy_kernels(of.profile):
-        delay = row.get("launch_delay_us")
-        times = (say.time(row["total_ms"]), say.time(row["mean_us"] / 1e3), say.percent(row["share"]))
-        late = say.time(None if delay is None else delay / 1e3)
-        rows.append(cells(named(row["name"], 44), _part(row), say.counted(row["count"]), *times, late))
     note = "Per step. Launch delay: from the end of the launching call to the start of the kernel."
     return [
-        Text(say.kernel_sentence(of.profile), "lead"),
-        *_longest(head, rows, "kernels", words=(1,), note=note),
-        *_stalls(of),
-    ]
-
-
-def _stalls(of: Page) -> list[Block]:
-    if of.profile.get("stalls") is None:
-        return []
-    why = say.missing(of.profile, "stalls")
-    if why:
-        return [Text(f"Stall reasons were not measured: {why}.", "missing")]
-    rows = []
-    for kernel in of.profile["stalls"]["kernels"]:
-        reasons = sorted(kernel["reasons"].items(), key=lambda item: -item[1])[:5]
-        said = ", ".join(f"{name} {say.percent(share, 0)}" for name, share in reasons)
-        rows.append(cells(named(kernel["name"], 36), f"{kernel['samples']:,}", said))
-    note = "Samples of the program counter by Nsight Compute, kernel by kernel, replayed: not times of the step."
-    return [Table(("why warps stall", "samples", "reasons"), rows, note, words=(2,))]
-
-
-def roofline(of: Page) -> list[Block]:
-    listed = of.profile["roofline"]
-    head = ("part", "FLOPs", "bytes", "FLOP/B", "FLOP/s", "B/s", "of the roof", "bound by")
-    rows = []
-    for number, row in enumerate(listed, 1):
-        hue, faint = family(row["name"])
-        name = titled(component(row["name"]), 30)
-        work = (say.flops(row["flops"]), say.size(row["bytes"]))
-        ratio = say.NONE if row.get("intensity") is None else say.three(row["intensity"])
-        rates = (say.flop_rate(row["flops_per_s"]), say.byte_rate(row["bytes_per_s"]))
-        end = (say.percent(row.get("share_of_roof"), 0), Cell(row["bound"], "muted"))
-        rows.append(cells(Cell(_numbered(number, name), swatch=hue, faint=faint), *work, ratio, *rates, *end))
-    note = "FLOPs and bytes are counted, times measured; ceilings are those of this machine, measured."
-    if of.peaks:
-        note += f" They were taken {str(of.peaks.get('measured', '')).replace('T', ' ').removesuffix('+00:00')} (UTC)"
-        note += ", in quick mode." if of.peaks.get("quick") else "."
-    return [*_roofs(of, listed), Table(head, rows, note, words=(7,))]
-
-
-def _numbered(number: int, name: str) -> str:
-    return type(name)(f"{number}. ") + name
-
-
-def _roofs(of: Page, listed: list[dict[str, Any]]) -> list[Block]:
-    """The roofline, and bytes a second of what does no arithmetic; neither where no ceiling was measured."""
-    peak = max((row.get("ceiling_flops_per_s") or 0.0 for row in listed), default=0.0)
-    streams = sorted({row["ceiling_bytes_per_s"] for row in listed if row.get("ceiling_bytes_per_s")}, reverse=True)[:3]
-    if not peak or not streams:
-        return []
-    drawn = [
-        roofs.Roof(f"{label} {say.byte_rate(rate)}", say.byte_rate(rate), rate, hue, main)
-        for rate, label, hue, main in zip(
-            streams, ("memory", "lower ceiling", "lowest ceiling"), ("ink", "embedding", "muted"), (True, False, False)
-        )
-    ]
-    points = [
-        roofs.Point(number, say.short(row["name"], 28), row["intensity"], row["flops_per_s"])
-        for number, row in enumerate(listed, 1)
-        if row.get("intensity") and row["flops_per_s"]
-    ]
-    said = "; ".join(f"{component(p.name)} {say.flop_rate(p.flops)} at {say.three(p.intensity)} FLOP/B" for p in points)
-    top = (f"arithmetic {say.flop_rate(peak)}", peak)
-    blocks: list[Block] = [
-        plots.drawing(
-            "profile-roofline", f"Roofline under {top[0]} and {drawn[0].label}. {said}",
-            "A dot far below the roofs is held down by neither: launches or waiting. Open dots are backward; on a "
-            "phone dots carry the number of their row below. Dashed: a lower ceiling, of some parts only.",
-            lambda width: profile_plots.roofline(width, drawn, top, points),
-        )
+        Text(sentence, "lead"), Table(head, rows, note, left=(1,), top=TOP, rest=more), *_stalls(profile)
     ]  # fmt: skip
-    quiet = [row for row in listed if not row["flops"] and row["bytes_per_s"]]
+
+
+def _stalls(profile: Profile) -> list[Block]:
+    if profile.get("stalls") is None:
+        return []
+    reason = why_missing(profile, "stalls")
+    if reason:
+        return [Text(f"Stall reasons were not measured: {reason}.", "missing")]
+    rows = []
+    for kernel in profile["stalls"]["kernels"]:
+        reasons = sorted(kernel["reasons"].items(), key=lambda item: -item[1])[:5]
+        listed = ", ".join(f"{name} {fmt.percent(share, 0)}" for name, share in reasons)
+        rows.append(cells(Cell(kernel["name"], width=36), f"{kernel['samples']:,}", listed))
+    note = "Program counter samples by Nsight Compute, which replays each kernel: these are not times of the step."
+    return [Table(("why warps stall", "samples", "reasons"), rows, note, left=(2,))]
+
+
+def _roofline(profile: Profile, peaks: Profile | None) -> list[Block]:
+    points = profile["roofline"]
+    rows = [
+        cells(
+            keyed(point["name"], f"{index}. {component(point['name'])}"),
+            fmt.scaled(point["flops"]),
+            fmt.size(point["bytes"]),
+            NONE if point.get("intensity") is None else fmt.number(point["intensity"]),
+            fmt.flop_rate(point["flops_per_s"]),
+            fmt.byte_rate(point["bytes_per_s"]),
+            fmt.percent(point.get("share_of_roof")),
+            Cell(point["bound"], "muted"),
+        )
+        for index, point in enumerate(points, 1)
+    ]
+    note = f"FLOPs and bytes are counted, times are measured. Measured ceilings of this machine: {_ceilings(points)}."
+    if peaks:
+        quick = ", in quick mode" if peaks.get("quick") else ""
+        note += f" They were measured {fmt.timestamp(str(peaks.get('measured', '')))} (UTC){quick}."
+    head = ("part", "FLOPs", "bytes", "FLOP/B", "FLOP/s", "B/s", "of the roof", "bound by")
+    return [*_roofline_figures(profile, points), Table(head, rows, note, left=(7,))]
+
+
+def _ceilings(points: list[dict[str, Any]]) -> str:
+    flops, moved = (
+        sorted({point[name] for point in points if point.get(name)}, reverse=True)[:3]
+        for name in ("ceiling_flops_per_s", "ceiling_bytes_per_s")
+    )
+    return ", ".join([*map(fmt.flop_rate, flops), *map(fmt.byte_rate, moved)]) or "none"
+
+
+def _roofline_figures(profile: Profile, points: list[dict[str, Any]]) -> list[Block]:
+    """The roofline, and the bandwidth of parts without arithmetic; neither if no ceiling was measured."""
+    peak = max((point.get("ceiling_flops_per_s") or 0.0 for point in points), default=0.0)
+    bandwidths = {point["ceiling_bytes_per_s"] for point in points if point.get("ceiling_bytes_per_s")}
+    if not peak or not bandwidths:
+        return []
+    styles = (("memory", "ink", True), ("lower ceiling", "embedding", False), ("lowest ceiling", "muted", False))
+    slopes = [
+        roofs.Roof(f"{label} {fmt.byte_rate(rate)}", fmt.byte_rate(rate), rate, hue, main)
+        for rate, (label, hue, main) in zip(sorted(bandwidths, reverse=True), styles)
+    ]
+    dots = [
+        roofs.Point(index, fmt.short(point["name"], 28), point["intensity"], point["flops_per_s"])
+        for index, point in enumerate(points, 1)
+        if point.get("intensity") and point["flops_per_s"]
+    ]
+    top = (f"arithmetic {fmt.flop_rate(peak)}", peak)
+    figures: list[Block] = [roofs.roofline_figure("profile-roofline", slopes, top, dots)]
+    quiet = [point for point in points if not point["flops"] and point["bytes_per_s"]]
     if quiet:
-        moved = [roofs.Moved(say.short(row["name"], 28), *_rates(of, row)) for row in quiet]
-        said = "; ".join(f"{component(one.name)} {say.byte_rate(one.p50)}" for one in moved)
-        blocks.append(
-            plots.drawing(
-                "profile-strip", f"Bytes a second of parts without arithmetic: {said}",
-                "Parts without arithmetic have no place on the roofline: their bytes a second.",
-                lambda width: roofs.strip(width, drawn, moved),
-            )
-        )  # fmt: skip
-    return blocks
+        moved = [roofs.Moved(fmt.short(point["name"], 28), *_rates(profile, point)) for point in quiet]
+        figures.append(roofs.strip_figure("profile-strip", slopes, moved))
+    return figures
 
 
-def _rates(of: Page, row: dict[str, Any]) -> tuple[float, float, float]:
-    """Slow end, middle and fast end of a part's bytes a second; all the same where its spread is not known."""
-    middle = row["bytes_per_s"]
-    ms = next((part["ms"] for part in of.profile["components"] if part["name"] == row["name"]), None)
+def _rates(profile: Profile, point: dict[str, Any]) -> tuple[float, float, float]:
+    """Slow end, median and fast end of a part's bandwidth; all equal if its spread is not known."""
+    middle = point["bytes_per_s"]
+    ms = next((part["ms"] for part in profile["components"] if part["name"] == point["name"]), None)
     if not ms or not ms["p20"] or not ms["p50"] or not ms["p80"]:
         return middle, middle, middle
     return middle * ms["p50"] / ms["p80"], middle, middle * ms["p50"] / ms["p20"]
 
 
-def idle(of: Page) -> list[Block]:
-    part = of.profile["idle"]
-    wall = part["wall_ms"]
-    states = [("busy", part["busy_ms"]), *part["causes"].items()]
-    slices = [profile_plots.Slice(name, max(0.0, ms), CAUSES.get(name, "other")) for name, ms in states]
+def _idle(idle: dict[str, Any]) -> list[Block]:
+    wall = idle["wall_ms"]
+    states = [("busy", idle["busy_ms"]), *idle["causes"].items()]
+    slices = [profile_plots.Slice(name, max(0.0, ms), IDLE_COLOURS.get(name, "other")) for name, ms in states]
+
+    def shares(ms: float) -> tuple[str, str]:
+        return fmt.time(ms), fmt.percent(ms / wall if wall else None, 1)
+
     rows = [
-        cells(Cell(one.label, swatch=one.tone), say.time(one.value), say.percent(one.value / wall if wall else None))
-        for one in slices
+        cells(
+            Cell(part.label if part.label == "busy" else f"idle: {part.label}", swatch=part.tone), *shares(part.value)
+        )
+        for part in slices
     ]
-    whole = math.fsum(one.value for one in slices)
-    rows.append(
-        tuple(Cell(text, "strong") for text in ("sum", say.time(whole), say.percent(whole / wall if wall else 0)))
+    rows.append(tuple(Cell(text, "strong") for text in ("sum", *shares(math.fsum(part.value for part in slices)))))
+    rows.append(cells("whole step", *shares(wall)))
+    share = f" ({fmt.percent(idle['idle_ms'] / wall, 0)})" if wall else ""
+    sentence = (
+        f"In a traced step of {fmt.time(wall)} the device is busy for {fmt.time(idle['busy_ms'])} and idle for "
+        f"{fmt.time(idle['idle_ms'])}{share}."
     )
-    said = ", ".join(f"{one.label} {say.time(one.value)}" for one in slices)
-    blocks: list[Block] = [
-        Text(say.idle_sentence(part), "lead"),
-        plots.drawing(
-            "profile-idle", f"The device in a step: {said}", "The device’s traced step, busy and idle by cause.",
-            lambda width: profile_plots.split(width, slices),
-        ),
-        Table(("the device", "a step", "share"), rows, _CAUSES_NOTE),
-    ]  # fmt: skip
+    listed = ", ".join(f"{part.label} {fmt.time(part.value)}" for part in slices)
+    figure = Figure(
+        "profile-idle",
+        f"The device in a step: {listed}",
+        "The device during a traced step: busy, and idle by cause.",
+        lambda width: profile_plots.split(width, slices),
+    )
+    blocks: list[Block] = [Text(sentence, "lead"), figure, Table(("device", "per step", "share"), rows, _IDLE_NOTE)]
     syncs = [
-        cells(named(sync["what"], 40), named(sync["caller"], 44), say.counted(sync["count"]), say.time(sync["ms"]))
-        for sync in sorted(part.get("syncs") or [], key=lambda sync: -sync["ms"])
-    ]
+        cells(
+            Cell(sync["what"], width=40), Cell(sync["caller"], width=44), fmt.count(sync["count"]),
+            fmt.time(sync["ms"]),
+        )
+        for sync in sorted(idle.get("syncs") or [], key=lambda sync: -sync["ms"])
+    ]  # fmt: skip
     if syncs:
-        blocks += _longest(("synchronises", "called by", "count", "waits"), syncs, "callers", words=(1,))
+        blocks.append(Table(("synchronisation", "called by", "count", "host waits"), syncs, left=(1,), top=TOP))
     return blocks
 
 
-_CAUSES_NOTE = (
-    "Input wait: the host was making the batch. Host wait: the host had not launched the next kernel yet. Kernel gap: "
-    "it had, and the device started it late. Sync: the host was blocked waiting for the device."
+_IDLE_NOTE = (
+    "Input wait: the host was preparing the batch. Host wait: the host had not launched the next kernel yet. Kernel "
+    "gap: the kernel was launched, but the device started it late. Sync: the host waited for the device to finish."
 )
 
 
-def transfers(of: Page) -> list[Block]:
-    if not of.profile["transfers"]:
-        return [Text("None: nothing was copied or set.")]
-    rows = []
-    for row in of.profile["transfers"]:
-        rate = say.byte_rate(row["gb_per_s"] * 1e9 if row.get("gb_per_s") else None)
-        pinned = Cell(say.yes(row.get("pinned")), "bad" if row.get("pinned") is False else "")
-        figures = (say.counted(row["count"]), say.size(row["bytes"]), say.time(row["ms"]), rate)
-        rows.append(cells(row["kind"], *figures, pinned, say.percent(row["overlapped_share"], 0)))
+def _transfers(transfers: list[dict[str, Any]]) -> list[Block]:
+    if not transfers:
+        return [Text("Nothing was copied or set.")]
+    rows = [
+        cells(
+            row["kind"],
+            fmt.count(row["count"]),
+            fmt.size(row["bytes"]),
+            fmt.time(row["ms"]),
+            fmt.byte_rate(row["gb_per_s"] * 1e9 if row.get("gb_per_s") else None),
+            Cell(fmt.yes_or_no(row.get("pinned")), "bad" if row.get("pinned") is False else ""),
+            fmt.percent(row["overlapped_share"], 0),
+        )
+        for row in transfers
+    ]
     note = "Per step. Overlapped: the share of the time during which a kernel ran as well."
     return [Table(("kind", "count", "bytes", "time", "rate", "pinned", "overlapped"), rows, note)]
 
 
-def embeddings(of: Page) -> list[Block]:
-    part, listed = of.profile["embeddings"], say.heavy_tables(of.profile)
-    blocks: list[Block] = [Text(" ".join(say.embedding_sentences(part)), "lead")]
-    drawn = [profile_plots.Reach(say.short(row["name"], 18), row["lookups"], row["unique"]) for row in listed]
-    if drawn:
-        said = "; ".join(f"{one.label} {say.counted(one.lookups)}" for one in drawn[:TABLES_DRAWN])
-        caption = "Lookups a step, by table; the full colour is how many different rows they reach."
-        if len(drawn) > TABLES_DRAWN:
-            caption += f" The {TABLES_DRAWN} busiest of {len(drawn)}."
-        blocks.append(
-            plots.drawing(
-                "profile-tables", f"Lookups by table: {said}", caption,
-                lambda width: profile_plots.reach(width, drawn[:TABLES_DRAWN]),
-            )
-        )  # fmt: skip
-    rows = []
-    for row in listed:
-        reached = (say.counted(row["lookups"]), say.counted(row["unique"]), say.percent(row["unique_ratio"]))
-        ends = (say.size(row["touched_bytes"]), say.percent(row["busiest_share"], 0))
-        rows.append(cells(named(row["name"], 24), f"{row['rows']:,}", say.size(row["row_bytes"]), *reached, *ends))
-    head = ("table", "rows", "row", "lookups", "different", "unique ratio", "touched", "busiest 1%")
-    note = "Busiest 1%: the share of lookups that go to the commonest hundredth of the touched rows."
-    return [*blocks, *(_longest(head, rows, "tables", note=note) if rows else [])]
+def _embeddings(embeddings: dict[str, Any]) -> list[Block]:
+    tables = sorted(embeddings["tables"], key=lambda row: row["lookups"], reverse=True)
+    blocks: list[Block] = [Text(" ".join(_embedding_sentences(embeddings)), "lead")]
+    if not tables:
+        return blocks
+    bars = [profile_plots.Lookups(fmt.short(row["name"], 18), row["lookups"], row["unique"]) for row in tables]
+    bars = bars[:TABLES_DRAWN]
+    listed = "; ".join(f"{bar.label} {fmt.count(bar.lookups)}" for bar in bars)
+    caption = "Lookups per step, by table; the full colour shows how many distinct rows they read."
+    if len(tables) > TABLES_DRAWN:
+        caption += f" The {TABLES_DRAWN} busiest of {len(tables)} tables."
+    blocks.append(
+        Figure(
+            "profile-tables", f"Lookups by table: {listed}", caption, lambda width: profile_plots.lookups(width, bars)
+        )
+    )
+    rows = [
+        cells(
+            Cell(row["name"], width=24),
+            f"{row['rows']:,}",
+            fmt.size(row["row_bytes"]),
+            fmt.count(row["lookups"]),
+            fmt.count(row["unique"]),
+            fmt.percent(row["unique_ratio"], 1),
+            fmt.size(row["touched_bytes"]),
+            fmt.percent(row["busiest_share"], 0),
+        )
+        for row in tables
+    ]
+    rest = tables[TOP:]
+    more = f"{len(rest)} more tables with {fmt.count(sum(row['lookups'] for row in rest))} lookups."
+    head = ("table", "rows", "row size", "lookups", "distinct", "distinct share", "touched", "busiest 1%")
+    note = "Busiest 1%: the share of lookups that read the most frequent hundredth of the touched rows."
+    return [*blocks, Table(head, rows, note, top=TOP, rest=more)]
 
 
-def communication(of: Page) -> list[Block]:
-    return ranks.blocks("profile", of.profile)
+def _embedding_sentences(embeddings: dict[str, Any]) -> list[str]:
+    rates, cached = embeddings.get("gb_per_s") or {}, embeddings.get("cached") or {}
+    skew = embeddings.get("skew") or {}
+    sentences = [
+        f"{fmt.count(embeddings['lookups'])} lookups per step read {fmt.count(embeddings['unique'])} distinct rows "
+        f"({fmt.percent(embeddings['unique_ratio'], 1)})."
+    ]
+    passes = [
+        f"{name.replace('_', ' ')} {fmt.number(rates[name])} GB/s"
+        if rates.get(name)
+        else f"{name.replace('_', ' ')} not measured"
+        for name in ("forward", "backward_and_update")
+    ]
+    sentences.append(f"Bandwidth: {', '.join(passes)}.")
+    fits = {True: "Cached", False: "Not cached", None: "Cached or not: not measured"}[cached.get("fits")]
+    sentences.append(f"{fits}: {cached['why']}." if cached.get("why") else f"{fits}.")
+    if skew.get("largest_table_share") is not None:
+        uneven = f"; the Gini coefficient over the tables is {skew['gini']:.2f}" if skew.get("gini") is not None else ""
+        share = fmt.percent(skew["largest_table_share"], 0)
+        sentences.append(f"The table with the most lookups gets {share} of them{uneven}.")
+    return sentences
 
 
-def fixes(of: Page) -> list[Block]:
-    listed = of.profile["fixes"]
-    if not listed:
-        return [Text("None: nothing that recperf can switch would help this step.")]
+def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
+    if not fixes:
+        return [Text("No switch of recperf would make this step faster.")]
     bars = [
         profile_plots.Gain(
-            say.short(fix["title"], 34),
+            fmt.short(fix["title"], 34),
             fix.get("predicted_gain"),
             fix.get("measured_gain"),
             fix["status"] == "rejected",
         )
-        for fix in listed
+        for fix in fixes
     ]
-    said = "; ".join(f"{b.label}: predicted {say.gain(b.predicted)}, measured {say.gain(b.measured)}" for b in bars)
-    drawn = plots.drawing(
-        "profile-fixes", f"What each fix gains. {said}",
-        "How many times faster the step becomes; dashed: as it is now.",
+    listed = "; ".join(
+        f"{bar.label}: predicted {fmt.gain(bar.predicted)}, measured {fmt.gain(bar.measured)}" for bar in bars
+    )
+    figure = Figure(
+        "profile-fixes",
+        f"The gain of each fix. {listed}",
+        "How many times faster the step becomes; dashed: the step as it is now.",
         lambda width: profile_plots.gains(width, bars),
-    )  # fmt: skip
-    rows = []
-    for fix in listed:
+    )
+    rows, reasons = [], []
+    for fix in fixes:
+        predicted, measured = fix.get("predicted_ms"), fix.get("measured_ms")
         tone = {"tried": "good", "rejected": "bad"}.get(fix["status"], "muted")
-        hit = fix["measured_ms"] / fix["predicted_ms"] if fix.get("measured_ms") and fix.get("predicted_ms") else None
-        figures = [say.time(fix.get("predicted_ms")), say.time(fix.get("measured_ms")), say.gain(hit), say.same(fix)]
-        rows.append(cells(named(fix["title"], 40), *figures, Cell(fix["status"], tone)))
-    head = ("fix", "predicted", "measured", "measured / predicted", "same numbers", "status")
-    reasons = []
-    for fix in listed:
-        why = ". ".join(str(fix[name]).rstrip(".") for name in ("why", "note") if fix.get(name))
-        reasons.append(
-            cells(named(fix["title"], 40), Cell(fix.get("switch") or say.NONE, "code"), f"{why}." if why else "")
+        rows.append(
+            cells(
+                Cell(fix["title"], width=34),
+                fmt.time(predicted),
+                fmt.gain(fix.get("predicted_gain")),
+                fmt.time(measured),
+                fmt.gain(fix.get("measured_gain")),
+                fmt.gain(measured / predicted if measured and predicted else None),
+                _same_numbers(fix),
+                Cell(fix["status"], tone),
+            )
         )
-    return [
-        drawn,
-        Table(head, rows, "Times of a step.", words=(5,)),
-        Table(("fix", "switch", "why"), reasons, words=(1, 2)),
-    ]
+        why = ". ".join(str(fix[name]).rstrip(".") for name in ("why", "note") if fix.get(name))
+        switch = Cell(fix.get("switch") or NONE, "code")
+        reasons.append(cells(Cell(fix["title"], width=34), switch, f"{why}." if why else ""))
+    head = ("fix", "predicted", "gain", "measured", "gain", "meas. / pred.", "same numbers", "status")
+    note = "Times of a step. Same numbers: whether the fix computes the same results, with the largest difference."
+    return [figure, Table(head, rows, note, left=(7,)), Table(("fix", "switch", "why"), reasons, left=(1, 2))]
 
 
-def trust(of: Page) -> list[Block]:
-    rows = [cells(name, text) for name, text in say.trust_rows(of.profile)]
-    facts = of.machine or {}
+def _same_numbers(fix: dict[str, Any]) -> str:
+    if fix.get("same_numbers") is None:
+        return NONE
+    difference = fix.get("largest_difference")
+    return fmt.yes_or_no(fix["same_numbers"]) + (f" ({difference:.1e})" if difference else "")
+
+
+def _trust(profile: Profile, machine: Profile) -> list[Block]:
+    """What a reader must know to believe the other sections."""
+    trust = profile.get("trust") or {}
+    steps = f"{profile['steps']} measured after {profile['warmup']} of warm-up, batch {profile['batch_size']:,}"
+    rows: list[tuple[str, str | Cell]] = [("steps", steps)]
+    overheads = trust.get("profiling") or {"budget": profile.get("overhead")}
+    rows += [(f"cost of measuring ({name})", _overhead(cost)) for name, cost in overheads.items()]
+    clocks = trust.get("clocks") or {}
+    units = (("sm_mhz", "SM", "MHz"), ("mem_mhz", "memory", "MHz"), ("power_w", "power", "W"))
+    listed = [f"{label} {clocks[name]:,.0f} {unit}" for name, label, unit in units if clocks.get(name) is not None]
+    rows.append(("clocks", ", ".join(listed) or fmt.NOT_MEASURED))
+    versions = trust.get("versions") or {}
+    rows.append(("versions", ", ".join(f"{name} {text}" for name, text in versions.items() if text) or "not recorded"))
+    if trust.get("seed") is not None:
+        rows.append(("seed", _nested(trust["seed"])))
+    busy = (trust.get("company") or {}).get("share")
+    if busy is not None:
+        doubt = "; too much for the times to be trusted" if busy > BUSY_MACHINE else ""
+        rows.append(("other processes", f"{busy:.0%} of all cores{doubt}"))
+    rows += [(f"switch {name}", why) for name, why in (profile.get("switches") or {}).items()]
+    trace = profile.get("trace")
+    if trace:
+        kept = f"{trace['steps_kept']} of {trace['steps_recorded']} recorded steps"
+        rows.append(("trace", f"{trace['file']}, {fmt.size(trace['bytes'])}, {kept}"))
+    missing = trust.get("not_measured") or []
+    rows.append(("not measured", "; ".join(missing) or "nothing that was requested"))
     for name in ("cpu", "cores", "memory_gib", "system", "fingerprint"):
-        if facts.get(name) is not None:
-            rows.append(cells(f"machine: {name.replace('_gib', ' (GiB)')}", Cell(str(facts[name]))))
-    gpus = ", ".join(str(gpu.get("name")) for gpu in facts.get("gpus") or [] if isinstance(gpu, dict))
-    if gpus:
-        rows.append(cells("machine: GPUs", gpus))
-    return [Table(("", ""), rows, words=(1,))]
+        if machine.get(name) is not None:
+            rows.append((f"machine: {name.replace('_gib', ' (GiB)')}", str(machine[name])))
+    gpus = ", ".join(str(gpu.get("name")) for gpu in machine.get("gpus") or [] if isinstance(gpu, dict))
+    return [definitions([*rows, *([("machine: GPUs", gpus)] if gpus else [])])]
+
+
+def _overhead(cost: dict[str, float] | None) -> str:
+    if not cost:
+        return fmt.NOT_MEASURED
+    share = f"{cost['share']:+.1%}" if cost["share"] > 0 else "less than the steps vary"
+    return f"{share}: a step takes {fmt.time(cost['plain_ms'])} without, {fmt.time(cost['clocked_ms'])} with it"
+
+
+def _nested(value: Any) -> str:
+    """A value, or a nested set of values, on one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{str(key).replace('_', ' ')} {_nested(item)}" for key, item in value.items()) or NONE
+    return fmt.number(value) if isinstance(value, float) else str(fmt.NOT_MEASURED if value is None else value)

@@ -1,4 +1,4 @@
-"""The roofline, and achieved bandwidth for work without arithmetic."""
+"""The roofline, and the bandwidth of components without arithmetic."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .blocks import Figure
+from .formats import byte_rate, component, flop_rate, number
 from .svg import WIDE, Sheet, decades, family, place, ticks, tone
-from .words import component, scaled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,8 +38,30 @@ class Point:
     flops: float
 
 
+def roofline_figure(key: str, roofs: list[Roof], peak: tuple[str, float], points: list[Point]) -> Figure:
+    listed = "; ".join(f"{component(p.name)} {flop_rate(p.flops)} at {number(p.intensity)} FLOP/B" for p in points)
+    return Figure(
+        key,
+        f"Roofline under {peak[0]}, {', '.join(roof.label for roof in roofs)}. {listed}",
+        "Solid: the ceilings that limit every component; dashed: lower ceilings of some components. A dot far below "
+        "all of them is limited by neither arithmetic nor memory, but by overhead or waiting. Open dots are backward "
+        "passes; on a phone, dots carry the number of their row in the table.",
+        lambda width: roofline(width, roofs, peak, points),
+    )
+
+
+def strip_figure(key: str, roofs: list[Roof], moved: list[Moved]) -> Figure:
+    listed = "; ".join(f"{component(one.name)} {byte_rate(one.p50)}" for one in moved)
+    return Figure(
+        key,
+        f"Bandwidth of components without arithmetic: {listed}",
+        "Components without arithmetic have no place on the roofline: their bytes per second, with p20 – p80.",
+        lambda width: strip(width, roofs, moved),
+    )
+
+
 def roofline(width: int, roofs: list[Roof], peak: tuple[str, float], points: list[Point]) -> Sheet:
-    """FLOP/s against FLOP a byte, both logarithmic: the slopes are bandwidths, the flat line is the product."""
+    """FLOP/s against FLOP per byte on logarithmic axes: slopes are bandwidths, the flat line is the peak FLOP/s."""
     wide = width == WIDE
     height = 400 if wide else 330
     head = 0 if wide else 16 * len(roofs)
@@ -56,9 +79,9 @@ def roofline(width: int, roofs: list[Roof], peak: tuple[str, float], points: lis
     across = (width - left - right) / math.log10(high / low)
     upward = (height - top - bottom) / math.log10(ceiling / floor)
     ticks(axes, "x", decades(low, high, 8 if wide else 5), lambda v: f"{10**v:g}", grid=True)
-    ticks(axes, "y", decades(floor, ceiling, 7), lambda v: scaled(10**v, "").replace(" ", ""), grid=True)
+    ticks(axes, "y", decades(floor, ceiling, 7), lambda v: power_of_ten(round(v)).replace(" ", ""), grid=True)
     sheet.text(0, top - 12, "FLOP/s", va="center")
-    sheet.text(width - right, height - 8, "FLOP a byte", size=11, ha="right", va="center")
+    sheet.text(width - right, height - 8, "FLOP per byte", size=11, ha="right", va="center")
     _roofs(axes, roofs, peak, (low, high, floor))
     _legend(sheet, roofs, left)
     anchors = [
@@ -75,6 +98,12 @@ def roofline(width: int, roofs: list[Roof], peak: tuple[str, float], points: lis
         )  # fmt: skip
         sheet.text(label_x, label_y, text, color="ink", size=11, ha="left", va="center")
     return sheet
+
+
+def power_of_ten(exponent: int) -> str:
+    """`9` as `1 G`."""
+    prefix, digits = divmod(exponent, 3)
+    return f"{10**digits} {' kMGTPE'[prefix]}" if 0 <= prefix <= 6 else f"{10.0**exponent:g} "
 
 
 def _roofs(axes: Axes, roofs: list[Roof], peak: tuple[str, float], ends: tuple[float, float, float]) -> None:
@@ -95,7 +124,7 @@ def _roofs(axes: Axes, roofs: list[Roof], peak: tuple[str, float], ends: tuple[f
 
 
 def _legend(sheet: Sheet, roofs: list[Roof], left: float) -> None:
-    """The slopes by name above the axes: on the slopes themselves near ones would write over each other."""
+    """The names of the slopes above the axes: on the slopes themselves, labels of close ones would overlap."""
     from matplotlib.lines import Line2D
 
     x, y = (left, 9.0) if sheet.wide else (0.0, 9.0)
@@ -111,7 +140,7 @@ def _legend(sheet: Sheet, roofs: list[Roof], left: float) -> None:
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes a second of one component, with its spread."""
+    """Bytes per second of one component, with its spread."""
 
     name: str
     p20: float
@@ -120,7 +149,7 @@ class Moved:
 
 
 def strip(width: int, roofs: list[Roof], moved: list[Moved]) -> Sheet:
-    """A dot a component on a logarithmic axis of bytes a second; roofs are vertical lines."""
+    """One dot per component on a logarithmic axis of bytes per second; ceilings are vertical lines."""
     wide = width == WIDE
     head, foot, right = 14 + 15 * len(roofs), 26, 24
     left = 22 + 6.6 * max(len(component(one.name)) for one in moved)
@@ -130,7 +159,7 @@ def strip(width: int, roofs: list[Roof], moved: list[Moved]) -> Sheet:
     high = max([one.p80 for one in moved] + [roof.bandwidth for roof in roofs]) * 1.6
     axes.set_xlim(math.log10(low), math.log10(high))
     axes.set_ylim(len(moved) - 0.5, -0.5)
-    ticks(axes, "x", decades(low, high, 6), lambda v: scaled(10**v, "B/s"), grid=True)
+    ticks(axes, "x", decades(low, high, 6), lambda v: power_of_ten(round(v)) + "B/s", grid=True)
     for row, one in enumerate(moved):
         hue, faint = family(one.name)
         spread = [math.log10(one.p20), math.log10(one.p80)]

@@ -7,82 +7,96 @@ import shlex
 from typing import Any
 
 from ...config import flatten
-from ...units import size
 from . import curves, plots
-from .blocks import Block, Cell, Code, Missing, Section, Table, Text, cells
+from . import formats as fmt
+from .blocks import Block, Cell, Code, Figure, Missing, Section, Table, Text, cells, definitions
+from .formats import NONE, NOT_MEASURED, baseline, count, metric, percent
+from .profile_sections import keyed
 from .reading import Reading, step_parts
-from .svg import family
-from .words import MEASURE, NOT_MEASURED, baseline, between, component, count, metric, ms, percent, shown
 
 UNSTEADY = 1.25
-"""Ratio of two medians of the same step beyond which the page says so."""
+"""Ratio of the step times of training and profile above which the page warns."""
+
+Result = dict[str, Any]
 
 
-def targets(run: Reading) -> dict[str, float]:
-    """The least value of each metric that has a bound."""
-    quality = run.result["quality"]
-    bounds = {name: quality["target"][name] for name in ("accuracy", "auc") if quality["target"][name] is not None}
+def bounds(result: Result) -> dict[str, float]:
+    """The smallest value of each metric that meets the target."""
+    quality = result["quality"]
+    target = {name: quality["target"][name] for name in ("accuracy", "auc") if quality["target"][name] is not None}
     rule = quality["baselines"].get(quality["target"]["beat"] or "", {})
     if "auc" in rule:
-        bounds["auc"] = max(rule["auc"], bounds.get("auc", 0.0))
-    return bounds
+        target["auc"] = max(rule["auc"], target.get("auc", 0.0))
+    return target
 
 
-def target_words(run: Reading) -> str:
-    quality = run.result["quality"]
-    target, bounds = quality["target"], []
+def target_text(result: Result) -> str:
+    """What had to be reached; empty if no target was set."""
+    quality = result["quality"]
+    target, parts = quality["target"], []
     if target["beat"]:
         rule = quality["baselines"].get(target["beat"], {})
-        bounds.append(f"AUC above {baseline(target['beat'])}" + (f" ({rule['auc']:.4f})" if "auc" in rule else ""))
-    bounds += [f"{metric(name)} at least {target[name]:g}" for name in ("accuracy", "auc") if target[name] is not None]
-    return " and ".join(bounds)
+        parts.append(f"AUC above {baseline(target['beat'])}" + (f" ({rule['auc']:.4f})" if "auc" in rule else ""))
+    parts += [f"{metric(name)} at least {target[name]:g}" for name in ("accuracy", "auc") if target[name] is not None]
+    return " and ".join(parts)
 
 
-def seed_words(run: Reading) -> str:
-    seeds = [entry["seed"] for entry in run.result["quality"]["seeds"]]
+def target_sentence(result: Result) -> str:
+    text = target_text(result)
+    met = "met" if result["quality"]["met"] else "missed"
+    return f"Target: {text}; {met}." if text else "No target set."
+
+
+def seeds_text(result: Result) -> str:
+    seeds = [entry["seed"] for entry in result["quality"]["seeds"]]
     if len(seeds) == 1:
-        return f"seed {seeds[0]}, so no spread"
+        return f"seed {seeds[0]}, so there is no spread"
     return f"mean ± standard deviation over {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}"
 
 
-def quality(run: Reading, key: str) -> Section:
-    part, data = run.result["quality"], run.result["data"]
+def quality_table(result: Result) -> Table:
+    """The metrics of the model above those of the baselines."""
+    part, data = result["quality"], result["data"]
     names = list(part["metrics"])
-    rows = [
-        (
-            Cell(run.workload, "strong", "accent"),
-            *(
-                Cell(f"{part['metrics'][name]:.4f}", "strong", aside=_spread(part["spread"].get(name)))
-                for name in names
-            ),
-        )
+    own = [
+        Cell(f"{part['metrics'][name]:.4f}", "strong", second_line=_deviation(part["spread"].get(name)))
+        for name in names
     ]
-    rules = list(reversed(part["baselines"].items()))
-    for rule, metrics in rules:
-        values = [f"{metrics[name]:.4f}" if name in metrics else "–" for name in names]
+    rows = [(Cell(result["workload"], "strong", "accent"), *own)]
+    for rule, metrics in reversed(part["baselines"].items()):
+        values = [f"{metrics[name]:.4f}" if name in metrics else NONE for name in names]
         rows.append(cells(Cell(baseline(rule), swatch="other"), *values))
-    bars = [_own_bar(run)] + [plots.Bar(baseline(rule), metrics) for rule, metrics in rules]
-    panels = [(name, metric(name)) for name in ("auc", "accuracy") if all(name in bar.values for bar in bars)]
-    words = target_words(run)
-    met = "met" if part["met"] else "missed"
-    blocks: list[Block] = [Text(f"Target: {words}. It was {met}." if words else "No target was set.", "lead")]
-    if panels:
-        what = "; ".join(f"{title}: " + ", ".join(f"{b.label} {b.values[n]:.3f}" for b in bars) for n, title in panels)
-        caption = "Dashed: the target." if targets(run) else ""
-        if all(min(bar.values[name] for bar in bars) >= 0.5 for name, _ in panels):
-            caption = f"Bars start at 0.5, where guessing ends up. {caption}"
-        if len(part["seeds"]) > 1:
-            caption += " Open dots: single seeds."
-        draw = lambda width: plots.quality(width, bars, panels, targets(run))  # noqa: E731
-        blocks.append(plots.drawing(f"{key}-quality", f"Quality beside baselines. {what}", caption, draw))
     note = (
         f"Scored on {count(data['valid_rows'])} validation rows after the last step (not the best epoch), "
-        f"{seed_words(run)}; trained on {count(data['train_rows'])} rows."
+        f"{seeds_text(result)}; trained on {count(data['train_rows'])} rows."
     )
     if "planted" in part["baselines"]:
-        note += " The planted answer is the rule that made the labels: nothing can do better."
-    blocks.append(Table(("", *(metric(name) for name in names)), rows, note))
-    return Section("quality", "Quality", blocks)
+        note += " The labels were drawn from the true model of the synthetic data: no model can do better."
+    return Table(("", *(metric(name) for name in names)), rows, note)
+
+
+def _deviation(value: float | None) -> str:
+    return "" if value is None else f"± {value:.4f}"
+
+
+def quality(run: Reading, key: str) -> Section:
+    blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
+    part, target = run.result["quality"], bounds(run.result)
+    bars = [_own_bar(run)]
+    bars += [plots.Bar(baseline(rule), metrics) for rule, metrics in reversed(part["baselines"].items())]
+    panels = [(name, metric(name)) for name in ("auc", "accuracy") if all(name in bar.values for bar in bars)]
+    if panels:
+        listed = "; ".join(
+            f"{title}: " + ", ".join(f"{bar.label} {bar.values[name]:.3f}" for bar in bars) for name, title in panels
+        )
+        caption = "Dashed: the target." if target else ""
+        if all(min(bar.values[name] for bar in bars) >= 0.5 for name, _ in panels):
+            caption = f"Bars start at 0.5, the score of guessing. {caption}"
+        if len(part["seeds"]) > 1:
+            caption += " Open dots: single seeds."
+        draw = lambda width: plots.quality(width, bars, panels, target)  # noqa: E731
+        blocks.append(Figure(f"{key}-quality", f"Quality beside baselines. {listed}", caption, draw))
+    return Section("quality", "Quality", [*blocks, quality_table(run.result)])
 
 
 def _own_bar(run: Reading) -> plots.Bar:
@@ -92,44 +106,25 @@ def _own_bar(run: Reading) -> plots.Bar:
     return plots.Bar(run.workload, part["metrics"], own=True, spread=part["spread"], seeds=each)
 
 
-def _spread(deviation: float | None) -> str:
-    return "" if deviation is None else f"± {deviation:.4f}"
-
-
 def budget(run: Reading, key: str) -> Section:
-    profiled = run.profile is not None
+    title, profiled = "Where a step spends its time", run.profile is not None
     parts = step_parts(run, profiled=profiled)
     if not parts:
-        return Section("budget", "Where a step goes", [Missing("The step budget", _profile(run))])
+        return Section("budget", title, [Missing("The step budget", run.profile_command)])
     rows = []
     for part in parts:
-        hue, faint = family(part.name)
-        time = cells(ms(part.ms["p50"]), between(part.ms)) if part.ms else ()
-        name = Cell(component(part.name), swatch=hue, faint=faint)
-        rows.append((name, *cells(percent(part.share), *time, Cell(part.phase, "muted"))))
-    head = ("part", "share", *(("p50", "p20 – p80, ms") if profiled else ()), "phase")
-    listed = ", ".join(f"{component(part.name)} {percent(part.share)}" for part in parts)
-    bar = [("", [plots.Part(part.name, part.phase, part.share) for part in parts])]
-    drawn = plots.drawing(
-        f"{key}-budget", f"Share of each part in a training step: {listed}",
-        "Backward in the lighter shade of its part." if profiled else "",
-        lambda width: plots.stacked(width, bar, "share"),
-    )  # fmt: skip
-    blocks: list[Block] = [
-        Text(_step_sentence(run), "lead"),
-        drawn,
-        Table(head, rows, _budget_note(run), words=(len(head) - 1,)),
-    ]
+        times = cells(fmt.time(part.ms["p50"]), fmt.spread(part.ms)) if part.ms else ()
+        rows.append((keyed(part.name), *cells(percent(part.share), *times, Cell(part.phase, "muted"))))
+    head = ("part", "share", *(("p50", "p20 – p80") if profiled else ()), "phase")
+    blocks: list[Block] = [Text(_step_sentence(run), "lead")]
     unsteady = _unsteady(run)
     if unsteady:
-        blocks.insert(1, Text(unsteady, "warning"))
+        blocks.append(Text(unsteady, "warning"))
+    blocks.append(plots.budget_figure(f"{key}-budget", parts, "a training step"))
+    blocks.append(Table(head, rows, _budget_note(run), left=(len(head) - 1,)))
     if not profiled:
-        blocks.append(Missing("Backward and update by component", _profile(run)))
-    return Section("budget", "Where a step goes", blocks)
-
-
-def _profile(run: Reading) -> str:
-    return MEASURE["profile"].format(run=run.quoted)
+        blocks.append(Missing("Backward pass and update by component", run.profile_command))
+    return Section("budget", title, blocks)
 
 
 def _step_sentence(run: Reading) -> str:
@@ -138,11 +133,11 @@ def _step_sentence(run: Reading) -> str:
         return f"Step time: {NOT_MEASURED}, too few steps."
     batch = run.profile["batch_size"] if run.profile else run.config.get("train", {}).get("batch_size")
     samples = f" of {count(batch)} samples" if isinstance(batch, int) else ""
-    return f"A training step{samples} takes {ms(step['p50'])} (p20 – p80: {between(step)} ms)."
+    return f"A training step{samples} takes {fmt.time(step['p50'])} (p20 – p80: {fmt.spread(step)})."
 
 
 def _unsteady(run: Reading) -> str | None:
-    """Profiled steps that took another time than those of the training: one of the two was disturbed."""
+    """A warning if steps took clearly longer or shorter in the profile than in training."""
     trained = run.result["performance"]["step_ms"]
     if not trained or not run.profile:
         return None
@@ -150,8 +145,8 @@ def _unsteady(run: Reading) -> str | None:
     if max(profiled, trained["p50"]) <= UNSTEADY * min(profiled, trained["p50"]):
         return None
     return (
-        f"While training, a step took {ms(trained['p50'])}; while it was profiled, {ms(profiled)} without clocks. "
-        "Something else was going on in one of them: read the shares with care."
+        f"A step took {fmt.time(trained['p50'])} in training but {fmt.time(profiled)} in the profile, without timers. "
+        "Something else slowed one of them down, so the shares may be wrong."
     )
 
 
@@ -159,8 +154,8 @@ def _budget_note(run: Reading) -> str:
     if run.profile is None:
         steps = run.result["performance"]["steps_in_budget"]
         return (
-            f"Clocked in {count(steps)} steps of the training itself, warm-up excluded; "
-            "what no span covers is “other”, so the shares sum to 1."
+            f"Timed in {count(steps)} steps of the training itself, warm-up excluded; time outside every span is "
+            "“other”, so the shares sum to 1."
         )
     profile = run.profile
     note = (
@@ -170,8 +165,8 @@ def _budget_note(run: Reading) -> str:
     if profile["overhead"]:
         cost = profile["overhead"]
         note += (
-            f" Measuring itself costs {percent(max(0.0, cost['share']))} of a step: "
-            f"{ms(cost['plain_ms'])} without clocks, {ms(cost['clocked_ms'])} with them."
+            f" Measuring itself costs {percent(max(0.0, cost['share']))} of a step: {fmt.time(cost['plain_ms'])} "
+            f"without timers, {fmt.time(cost['clocked_ms'])} with them."
         )
     return note
 
@@ -179,27 +174,24 @@ def _budget_note(run: Reading) -> str:
 def training(run: Reading, key: str) -> Section:
     events = run.events
     if not events.losses and not events.metrics:
-        return Section("training", "Training", [Text("No loss or metric was logged in events.jsonl.", "note")])
-    shown_metric = next((name for name in ("auc", "accuracy", "log_loss") if _history(run, name)), "auc")
-    history = _history(run, shown_metric)
-    bound = targets(run).get(shown_metric)
+        return Section("training", "Training", [Text("events.jsonl holds neither losses nor metrics.", "note")])
+    name = next((name for name in ("auc", "accuracy", "log_loss") if _history(run, name)), "auc")
+    history, bound = _history(run, name), bounds(run.result).get(name)
     steps = sum(len(series) for series in events.losses.values())
     ends = [f"seed {seed}: {series[-1][1]:.3f} after step {series[-1][0]:,}" for seed, series in events.losses.items()]
-    caption = f"Loss of {count(steps)} logged steps; the line is an exponential mean."
+    caption = f"Loss of {count(steps)} steps; the line is an exponential moving average."
     if any(len(series) > curves.BUCKETS for series in events.losses.values()):
         caption = (
-            f"Loss of {count(steps)} logged steps, thinned to at most {curves.BUCKETS} groups a seed: the band spans "
-            "the smallest and largest loss of a group, the line is an exponential mean of the groups."
+            f"Loss of {count(steps)} steps in at most {curves.BUCKETS} groups per seed: the band spans the smallest "
+            "and largest loss of a group, the line is an exponential moving average of the group means."
         )
-    label = f"Training loss ({'; '.join(ends)}) and validation {metric(shown_metric)} over the steps"
-    draw = lambda width: curves.training(width, events.losses, history, metric(shown_metric), bound)  # noqa: E731
-    blocks: list[Block] = [plots.drawing(f"{key}-training", label, caption, draw)]
+    label = f"Training loss ({'; '.join(ends)}) and validation {metric(name)} over the steps"
+    draw = lambda width: curves.training(width, events.losses, history, metric(name), bound)  # noqa: E731
+    blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
     names = [name for name in run.result["quality"]["metrics"] if any(name in event for event in events.metrics)]
     if events.metrics and names:
         rows = [
-            cells(
-                event["seed"], f"{event['step']:,}", event.get("epoch", "–"), *(_score(event, name) for name in names)
-            )
+            cells(event["seed"], f"{event['step']:,}", event.get("epoch", NONE), *(_score(event, n) for n in names))
             for event in events.metrics
         ]
         head = ("seed", "step", "epoch", *(metric(name) for name in names))
@@ -208,60 +200,57 @@ def training(run: Reading, key: str) -> Section:
 
 
 def _score(event: dict[str, Any], name: str) -> str:
-    return f"{event[name]:.4f}" if isinstance(event.get(name), float) else "–"
+    return f"{event[name]:.4f}" if isinstance(event.get(name), float) else NONE
 
 
 def _history(run: Reading, name: str) -> dict[int, list[tuple[int, float]]]:
-    found: dict[int, list[tuple[int, float]]] = {}
+    """The evaluations of a metric by seed, as pairs of step and value."""
+    history: dict[int, list[tuple[int, float]]] = {}
     for event in run.events.metrics:
         if isinstance(event.get(name), (int, float)) and math.isfinite(event[name]):
-            found.setdefault(event["seed"], []).append((event["step"], float(event[name])))
-    return found
+            history.setdefault(event["seed"], []).append((event["step"], float(event[name])))
+    return history
 
 
 def provenance(run: Reading) -> Section:
-    origin, data, facts = run.result["provenance"], run.result["data"], run.machine
-    commit = origin["commit"] or "none: not run from a checkout"
+    origin, data = run.result["provenance"], run.result["data"]
+    commit = origin["commit"] or "none: recperf did not run from a checkout"
     if origin["dirty"]:
-        commit += ", and files differed from it"
-    rows = [
+        commit += ", with uncommitted changes"
+    rows: list[tuple[str, str | Cell]] = [
         ("run", Cell(run.name, "code")),
         ("commit", Cell(commit, "code")),
         ("data", f"{data['name']}, {count(data['rows'])} rows, split {data['split']}"),
         ("data digest (SHA-256)", Cell(origin["data_digest"], "code")),
         ("first seed", str(origin["seed"])),
-        ("started – ended (UTC)", f"{_time(origin['started'])} – {_time(origin['ended'])}"),
+        ("started – ended (UTC)", f"{fmt.timestamp(origin['started'])} – {fmt.timestamp(origin['ended'])}"),
         ("interrupted and resumed", f"{origin['resumes']} times" if origin["resumes"] else "never"),
         ("device", run.result["performance"]["device"]),
         *((f"setting: {name}", text) for name, text in run.result["performance"]["settings"].items()),
         ("packages", ", ".join(f"{name} {version}" for name, version in origin["packages"].items())),
         ("machine fingerprint", Cell(origin["machine"], "code")),
-        *((f"machine: {name}", shown(value)) for name, value in flatten(_facts(facts)).items()),
+        *((f"machine: {name}", fmt.setting(value)) for name, value in _machine(run.machine).items()),
     ]
     if run.peaks:
-        quick = ", quick" if run.peaks.get("quick") else ""
-        when = _time(str(run.peaks.get("measured", "unknown time")))
+        quick = ", quick mode" if run.peaks.get("quick") else ""
+        when = fmt.timestamp(str(run.peaks.get("measured", "at an unknown time")))
         rows.append(("ceilings", f"measured {when}, {run.peaks.get('threads', '?')} threads{quick}"))
     else:
-        rows.append(("ceilings", f"{NOT_MEASURED}: {MEASURE['peaks'].format(run=run.quoted)}"))
-    table = Table(("", ""), [cells(name, text) for name, text in rows], words=(1,))
-    return Section("provenance", "Where this comes from", [table])
+        rows.append(("ceilings", f"{NOT_MEASURED}; measure them with: {run.peaks_command}"))
+    return Section("provenance", "Where this comes from", [definitions(rows)])
 
 
-def _facts(facts: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in facts.items() if key not in ("fingerprint", "caches", "gpus") and value}
-    kept["caches"] = ", ".join(f"{level} {size(count)}" for level, count in (facts.get("caches") or {}).items()) or None
-    kept["GPUs"] = ", ".join(str(gpu.get("name")) for gpu in facts.get("gpus") or []) or None
-    return kept
-
-
-def _time(stamp: str) -> str:
-    return stamp.replace("T", " ").removesuffix("+00:00")
+def _machine(facts: dict[str, Any]) -> dict[str, Any]:
+    shown = {key: value for key, value in facts.items() if key not in ("fingerprint", "caches", "gpus") and value}
+    caches = (facts.get("caches") or {}).items()
+    shown["caches"] = ", ".join(f"{level} {fmt.size(count)}" for level, count in caches) or None
+    shown["GPUs"] = ", ".join(str(gpu.get("name")) for gpu in facts.get("gpus") or []) or None
+    return flatten(shown)
 
 
 def config(run: Reading) -> Section:
-    rows = [cells(Cell(name, "code"), Cell(shown(value), "code")) for name, value in flatten(run.config).items()]
-    table = Table(("field", "value"), rows, "As saved in config.json.", fold=f"All {len(rows)} fields", words=(1,))
+    rows = [cells(Cell(name, "code"), Cell(fmt.setting(value), "code")) for name, value in flatten(run.config).items()]
+    table = Table(("field", "value"), rows, "As saved in config.json.", fold=f"All {len(rows)} fields", left=(1,))
     return Section("config", "Config", [table])
 
 
@@ -271,12 +260,10 @@ def reproduce(run: Reading) -> Section:
     if origin["commit"]:
         blocks.append(Code("The code", f"git checkout {origin['commit']}"))
     if origin["dirty"]:
-        blocks.append(
-            Text("Files differed from that commit, so the checkout alone may not give the same run.", "warning")
-        )
-    blocks.append(
-        Code("The run, in a new folder", f"recperf run --config {shlex.quote(str(run.folder / 'config.json'))}")
-    )
-    typed = "The command that finished it" if origin["resumes"] else "As it was typed"
+        changes = "The checkout had uncommitted changes, so the commit alone may not reproduce the run."
+        blocks.append(Text(changes, "warning"))
+    command = f"recperf run --config {shlex.quote(str(run.folder / 'config.json'))}"
+    blocks.append(Code("The run, in a new folder", command))
+    typed = "The command that finished it" if origin["resumes"] else "The command line of this run"
     blocks.append(Code(typed, shlex.join(origin["command"])))
-    return Section("reproduce", "Do it again", blocks)
+    return Section("reproduce", "Reproduce it", blocks)

@@ -144,7 +144,7 @@ def ticks(axes: Axes, which: str, at: Sequence[float], say: Callable[[float], st
         axes.grid(axis="x" if which == "x" else "y", color=tone("line"), lw=0.8)
 
 
-def plain(values: Sequence[float]) -> Callable[[float], str]:
+def evenly(values: Sequence[float]) -> Callable[[float], str]:
     """Says every value with as many decimals as the finest of them needs."""
     digits = next((d for d in range(5) if all(abs(round(v, d) - v) < 1e-9 for v in values)), 5)
     return lambda value: f"{value:,.{digits}f}"
@@ -156,7 +156,7 @@ def decades(low: float, high: float, most: int) -> list[float]:
     return [float(value) for value in inside[:: max(1, math.ceil(len(inside) / most))]]
 
 
-def steps(low: float, high: float, most: int) -> list[float]:
+def round_steps(low: float, high: float, most: int) -> list[float]:
     """Round numbers within."""
     from matplotlib.ticker import MaxNLocator
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import flatten
-from .report.reading import Reading, in_order, step_parts
+from ...config import flatten
+from .reading import Reading, step_parts
+from .step_parts import in_order
 
 BEYOND_CHANCE = 2.0
 """A difference in quality counts when it exceeds this many standard deviations of the seeds."""

@@ -1,0 +1,166 @@
+"""Reads JSON files and validates their content against declared types with msgspec. Nothing here imports torch.
+
+Every JSON file that recperf reads back comes through here, so that a damaged file always gives one line that names the
+file, the field and what was expected there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from .errors import DataError
+
+T = TypeVar("T")
+
+Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+"""A finite number. No measurement is larger, and arithmetic on larger ones could overflow."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+
+_JSON_TYPES: dict[type, str] = {
+    dict: "object", list: "array", str: "str", bool: "bool", int: "int", float: "float", type(None): "null",
+}  # fmt: skip
+_NAMES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "object": "an object",
+          "array": "an array", "null": "null"}  # fmt: skip
+
+
+def decode(content: bytes) -> Any:
+    """Parse JSON. NaN, infinities, text that is not UTF-8 and absurd nesting are a ValueError."""
+    try:
+        return msgspec.json.decode(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read(path: Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return decode(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
+    except ValueError as error:
+        raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The first place at which a value does not fit its declared type."""
+
+    path: tuple[str, ...]
+    expected: str
+    """What would fit, such as "an integer or null"; empty if the field is missing."""
+    value: Any = None
+
+    @property
+    def field(self) -> str:
+        return ".".join(self.path)
+
+    def __str__(self) -> str:
+        if not self.expected:
+            return f"{self.field} is missing"
+        if self.expected == "unknown":
+            return f"{self.field} is not a known field"
+        name = _NAMES[_JSON_TYPES[type(self.value)]]
+        shown = name if isinstance(self.value, (dict, list)) else shorten(self.value)
+        return f"{self.field or 'it'} should be {self.expected}, is {shown}"
+
+
+def shorten(value: Any) -> str:
+    """A value for an error message: at most 60 characters, and no huge number in full."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 60:
+        return "a number of many digits"
+    text = repr(value) if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def fit(value: Any, kind: type[T], *, strict: bool = False) -> T | Problem:
+    """The value as `kind`, or the first problem. `strict` also refuses fields that `kind` does not declare."""
+    try:
+        built = msgspec.convert(value, kind, dec_hook=_decode_path)
+    except msgspec.ValidationError as error:
+        return _problem(str(error), value)
+    except RecursionError:
+        return Problem((), "less deeply nested", None)
+    unknown = _unknown_field(value, built) if strict else None
+    return built if unknown is None else Problem(unknown, "unknown")
+
+
+def require(value: Any, kind: type[T], path: Path, *, what: str, at: str = "", fix: str | None = None) -> T:
+    """The content of a file, or the part of it under `at`, as `kind`; an error names the file and the field."""
+    fitted = fit(value, kind)
+    if isinstance(fitted, Problem):
+        fitted = replace(fitted, path=(at, *fitted.path)) if at else fitted
+        raise DataError(f"{path.name} {what}: {fitted}", where={"file": path}, fix=fix)
+    return fitted
+
+
+def _decode_path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise ValueError("Expected `str`")
+
+
+def _problem(message: str, value: Any) -> Problem:
+    """msgspec's message, such as "Expected `int`, got `str` - at `$.seeds[0].step`", in parts."""
+    text, _, place = message.partition(" - at `$")
+    got, missing = re.search(r"got `(.+)`", text), re.match(r"Object missing required field `(\w+)`", text)
+
+    def at_fault(item: Any) -> bool:
+        if missing:
+            return isinstance(item, dict) and missing[1] not in item
+        if got:
+            return _JSON_TYPES[type(item)] == got[1]
+        return isinstance(item, (int, float)) and not abs(item) <= 1e100
+
+    steps = [name or index for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place)]
+    places = list(_places(steps, value))
+    path, inner = next((found for found in places if at_fault(found[1])), places[0])
+    if missing:
+        return Problem((*path, missing[1]), "")
+    expected = re.match(r"Expected `([^`]+)`(?:, got| ([<>]=) (\S+))?", text)
+    if not expected:
+        return Problem(path, "a number" if "out of range" in text else "another value", inner)
+    names = " or ".join(_NAMES.get(name, name) for name in expected[1].split(" | "))
+    if "of length >= 1" in text:
+        names += " that is not empty"
+    if expected[2] and "e+100" not in expected[3]:
+        names += f" {'at least' if expected[2] == '>=' else 'at most'} {expected[3]}"
+    return Problem(path, names, inner)
+
+
+def _places(steps: list[str], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every place that a path of msgspec may mean, which writes `...` for any key of a mapping, with its value."""
+    if not steps:
+        yield (), value
+        return
+    head, *rest = steps
+    keys = list(value) if head == "..." else [int(head) if isinstance(value, list) else head]
+    for key in keys:
+        item = value.get(key) if isinstance(value, dict) else value[key]
+        for path, inner in _places(rest, item):
+            yield (str(key), *path), inner
+
+
+def _unknown_field(value: Any, built: Any) -> tuple[str, ...] | None:
+    """The path of the first field that the declared type does not have."""
+    if isinstance(value, dict):
+        declared = getattr(built, "__dataclass_fields__", None) or getattr(built, "__struct_fields__", None)
+        inner = {key: (built[key] if declared is None else getattr(built, key, None)) for key in value}
+        unknown = [key for key in value if declared is not None and key not in declared]
+        if unknown:
+            return (unknown[0],)
+    elif isinstance(value, list) and isinstance(built, (list, tuple)):
+        inner = {str(index): item for index, item in enumerate(built)}
+        value = {str(index): item for index, item in enumerate(value)}
+    else:
+        return None
+    for key, item in value.items():
+        found = _unknown_field(item, inner[key])
+        if found:
+            return (key, *found)
+    return None

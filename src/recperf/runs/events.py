@@ -1,0 +1,74 @@
+"""Reads events.jsonl, the log of a run: one JSON object per line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from ..jsonfile import Number, Problem, decode, fit
+
+
+class BadEvent(Exception):
+    """A line that is not an event."""
+
+    def __init__(self, line: int, problem: object) -> None:
+        super().__init__(f"events.jsonl line {line} is not an event: {problem}")
+        self.line = line
+
+
+class Event(Struct):
+    """The fields that every event has. Events about one training name its seed."""
+
+    kind: str
+    seed: int | None = None
+
+
+class Step(Struct):
+    """A training step; the loss is None if it was not finite."""
+
+    seed: int
+    step: int
+    loss: Number | None
+
+
+class Metric(Struct):
+    """An evaluation; its metrics are further fields of the event."""
+
+    seed: int
+    step: int
+
+
+class Span(Struct):
+    """The milliseconds of each part of a timed step."""
+
+    ms: dict[str, Number]
+
+
+KINDS: dict[str, type] = {"step": Step, "metric": Metric, "span": Span}
+_ABOUT = ("kind", "t", "seed", "step", "epoch", "split")
+
+
+def parse_events(content: bytes) -> list[dict[str, Any]]:
+    """Every line of a log as an object, validated by its kind."""
+    return [_event(number, line) for number, line in enumerate(content.splitlines(), 1)]
+
+
+def _event(number: int, line: bytes) -> dict[str, Any]:
+    try:
+        value = decode(line)
+    except ValueError as error:
+        raise BadEvent(number, error) from None
+    event: Event | Problem = fit(value, Event)
+    if isinstance(event, Problem):
+        raise BadEvent(number, event)
+    details = fit(value, KINDS.get(event.kind, Event))
+    if isinstance(details, Problem):
+        raise BadEvent(number, details)
+    return dict(value)
+
+
+def metrics_of(event: dict[str, Any]) -> dict[str, float] | Problem:
+    """The metrics of an evaluation: every field that does not say where and when it happened."""
+    rest = {name: value for name, value in event.items() if name not in _ABOUT}
+    return fit(rest, dict[str, Number])

@@ -1,0 +1,143 @@
+"""The files of a run as evidence for its claims: read when first needed, and validated as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..jsonfile import Problem, decode, fit
+from .events import BadEvent, metrics_of, parse_events
+from .result import Data, Metrics, Result, Trial
+from .schemas import Pair, Profile, Progress, SavedConfig
+from .seal import present
+
+T = TypeVar("T")
+
+HOW_TO_MEASURE = {
+    "profile.json": "recperf run",
+    "pair.json": "recperf pair",
+    "peaks.json": "recperf peaks, then recperf run",
+}
+"""The commands that write evidence which training alone does not write."""
+
+
+class NoEvidence(Exception):
+    """A file is missing, or does not hold what a claim needs."""
+
+
+class Evidence:
+    """The files of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, Any] = {}
+        self._events: list[dict[str, Any]] | None = None
+
+    def has(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def raw(self, name: str) -> Any:
+        """The content of a JSON file as it is."""
+        if name not in self._files:
+            try:
+                self._files[name] = decode(self._bytes(name))
+            except ValueError:
+                raise NoEvidence(f"{name} is not JSON") from None
+        return self._files[name]
+
+    def file(self, name: str, kind: type[T], *, schema: int | None = None) -> T:
+        """The content of a JSON file as `kind`."""
+        value = self.raw(name)
+        if schema is not None and isinstance(value, dict) and value.get("schema", schema) != schema:
+            raise NoEvidence(f"{name} has schema {value['schema']!r}; this recperf reads {schema}")
+        fitted = fit(value, kind)
+        if isinstance(fitted, Problem):
+            raise NoEvidence(f"{name}: {fitted}")
+        return fitted
+
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            command = f" (measure it with {HOW_TO_MEASURE[name]})" if name in HOW_TO_MEASURE else ""
+            raise NoEvidence(f"{name} is missing{command}") from None
+        except OSError as error:
+            raise NoEvidence(f"{name} cannot be read: {error.strerror or error}") from None
+
+    @property
+    def result(self) -> Result:
+        return self.file("result.json", Result)
+
+    @property
+    def config(self) -> SavedConfig:
+        return self.file("config.json", SavedConfig, schema=1)
+
+    @property
+    def data(self) -> Data:
+        return self.file("data.json", Data)
+
+    @property
+    def baselines(self) -> dict[str, Metrics]:
+        return self.file("baselines.json", dict[str, Metrics])
+
+    @property
+    def progress(self) -> Progress:
+        return self.file("progress.json", Progress)
+
+    @property
+    def profile(self) -> Profile:
+        return self.file("profile.json", Profile, schema=1)
+
+    @property
+    def pair(self) -> Pair:
+        return self.file("pair.json", Pair, schema=1)
+
+    @property
+    def peaks(self) -> dict[str, Any]:
+        return self.file("peaks.json", dict[str, Any], schema=1)
+
+    def events(self, kind: str | None = None, *, seed: int | None = None) -> list[dict[str, Any]]:
+        """Lines of events.jsonl in their order: all of them, or those of a kind and of a seed."""
+        if self._events is None:
+            try:
+                self._events = parse_events(self._bytes("events.jsonl"))
+            except BadEvent as error:
+                raise NoEvidence(str(error)) from None
+        events = self._events if kind is None else [event for event in self._events if event["kind"] == kind]
+        return events if seed is None else [event for event in events if event["seed"] == seed]
+
+    def seeds(self) -> range:
+        """The seeds that the config asks for; every one must have a trial."""
+        config = self.config.config
+        first, count = config.get("seed"), config.get("seeds")
+        trials = [name for name in present(self.folder) if name.startswith("trial-")]
+        if type(first) is not int or type(count) is not int:
+            raise NoEvidence("config.json names no seeds")
+        if len(trials) != count or count < 1:
+            raise NoEvidence(f"config.json asks for {count} seeds, the run holds {len(trials)} trials")
+        return range(first, first + count)
+
+    def trials(self) -> dict[str, Trial]:
+        """The trial of every seed, by file name."""
+        return {f"trial-{seed}.json": self.file(f"trial-{seed}.json", Trial) for seed in self.seeds()}
+
+    def history(self, seed: int) -> list[dict[str, Any]]:
+        """The evaluations of a seed on validation rows, in the form in which a trial stores them."""
+        history = []
+        for event in self.events("metric", seed=seed):
+            if event.get("split") == "valid":
+                metrics = metrics_of(event)
+                if isinstance(metrics, Problem) or "auc" not in metrics or type(event.get("epoch")) is not int:
+                    raise NoEvidence(f"events.jsonl has an evaluation of seed {seed} that is damaged")
+                history.append({"step": event["step"], "epoch": event["epoch"], "metrics": metrics})
+        if not history:
+            raise NoEvidence(f"events.jsonl has no evaluation of seed {seed}")
+        return history
+
+    def losses(self, seed: int) -> list[float]:
+        """The loss of every step of a seed; each step must be in the log exactly once."""
+        events = self.events("step", seed=seed)
+        losses = {event["step"]: event["loss"] for event in events}
+        if len(events) < 2 or sorted(losses) != list(range(1, len(events) + 1)) or None in losses.values():
+            raise NoEvidence(f"events.jsonl does not have every step of seed {seed} once")
+        return [float(losses[step]) for step in sorted(losses)]

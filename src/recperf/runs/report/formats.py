@@ -1,0 +1,180 @@
+"""How numbers, times, sizes and names are written in every report, in the terminal and on pages."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ... import units
+
+NONE = "–"
+"""Shown where a row has no value."""
+NOT_MEASURED = "not measured"
+
+METRICS = {"auc": "AUC", "lifetime_auc": "lifetime AUC"}
+BASELINES = {
+    "user_item_bias": "user + item bias",
+    "item_bias": "item bias",
+    "majority": "majority class",
+    "popularity": "item popularity",
+    "planted": "true model of the synthetic data",
+}
+
+
+def metric(name: str) -> str:
+    return METRICS.get(name, name.replace("_", " "))
+
+
+def baseline(name: str) -> str:
+    return BASELINES.get(name, name.replace("_", " "))
+
+
+def component(name: str) -> str:
+    """`embedding_backward` as `embedding, backward`."""
+    head, _, tail = name.rpartition("_")
+    return f"{head.replace('_', ' ')}, backward" if head and tail == "backward" else name.replace("_", " ")
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent unless the value is tiny."""
+    if value == 0:
+        return "0"
+    # From 99.95 on, three digits need no decimals, and `g` would switch to an exponent.
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def count(value: float | None) -> str:
+    """A count, which may be a mean over steps and then has decimals."""
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if abs(value - round(value)) < 0.005 or value >= 100 else f"{value:,.2f}"
+
+
+def time(ms: float | None) -> str:
+    """Milliseconds, written in ns, µs, ms or s."""
+    if ms is None:
+        return NONE
+    if ms == 0:
+        return "0"
+    for limit, scale, unit in ((0.001, 1e6, "ns"), (1.0, 1e3, "µs"), (1000.0, 1.0, "ms")):
+        if abs(ms) < limit:
+            return f"{number(ms * scale)} {unit}"
+    return f"{number(ms / 1e3)} s"
+
+
+def spread(figure: dict[str, Any]) -> str:
+    """The range from p20 to p80, in the unit of its larger end."""
+    low, high = figure["p20"], figure["p80"]
+    scale, unit = (1e3, "µs") if high < 1 else (1.0, "ms") if high < 1000 else (1e-3, "s")
+    return f"{number(low * scale)} – {number(high * scale)} {unit}"
+
+
+def scaled(value: float | None, unit: str = "") -> str:
+    """A number with a decimal prefix: `5.20 TFLOP/s`."""
+    if value is None:
+        return NONE
+    for limit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        # What three digits would round up to the next prefix gets that prefix.
+        if abs(value) >= 0.9995 * limit:
+            return f"{number(value / limit)} {prefix}{unit}"
+    return f"{count(value)} {unit}".rstrip()
+
+
+def flop_rate(value: float | None) -> str:
+    return scaled(value, "FLOP/s") if value else NONE
+
+
+def byte_rate(value: float | None) -> str:
+    return scaled(value, "B/s") if value else NONE
+
+
+def size(value: float | None) -> str:
+    return NONE if value is None else units.size(value)
+
+
+def percent(share: float | None, digits: int | None = None) -> str:
+    """A share as a percentage; without `digits`, one decimal only below 10 %."""
+    if share is None:
+        return NONE
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    if digits is None:
+        digits = 0 if share >= 0.095 or share == 0 else 1
+    return f"{share:.{digits}%}"
+
+
+def gain(ratio: float | None) -> str:
+    return NONE if ratio is None else f"{ratio:.2f} x"
+
+
+def yes_or_no(value: bool | None) -> str:
+    return NONE if value is None else "yes" if value else "no"
+
+
+def evidence_value(value: Any, unit: Any = None) -> str:
+    """A measured value with its unit, or that it is missing."""
+    if value is None:
+        return NOT_MEASURED
+    text = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else number(float(value))
+    return printable(f"{text} {unit}" if unit and unit != NOT_MEASURED else text)
+
+
+def setting(value: Any) -> str:
+    """A config's value as it is typed on the command line."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(setting(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def timestamp(text: str) -> str:
+    """An ISO time in UTC, shortened."""
+    return text.replace("T", " ").removesuffix("+00:00")
+
+
+def printable(text: Any) -> str:
+    """Text on one line, with control characters escaped: text out of a file must not steer a terminal."""
+    line = " ".join(str(text).split())
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+def all_printable(value: Any) -> Any:
+    """The same value with every string in it made printable."""
+    if isinstance(value, dict):
+        return {printable(key): all_printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [all_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
+
+
+_NOISE = re.compile(
+    r"\b(?:void |at::native::|at::cuda::|at::|std::|c10::|cub::|cutlass::Kernel2?<)|\(anonymous namespace\)::"
+)
+
+
+def short(name: Any, width: int = 46) -> str:
+    """The name of a kernel or an operator without return type, namespaces and parameters, cut in the middle to a width.
+
+    Most of the beginning stays: it holds the tile of a matrix product or the functor of an elementwise kernel.
+    """
+    text = printable(name)[:4000]
+    text = _NOISE.sub("", text[: _parameters(text)]) or text
+    if len(text) <= width:
+        return text
+    tail = width // 6
+    return f"{text[: width - tail - 1]}…{text[-tail:]}"
+
+
+def _parameters(text: str) -> int:
+    """Where the parameter list of a C++ function begins; the end of the text if it has none."""
+    if not text.endswith(")"):
+        return len(text)
+    depth = 0
+    for index in range(len(text) - 1, 0, -1):
+        depth += (text[index] == ")") - (text[index] == "(")
+        if depth == 0:
+            return index if not text[index:].startswith("(anonymous") else len(text)
+    return len(text)

@@ -1,0 +1,166 @@
+"""The report of one run, and the comparison of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import formats as fmt
+from . import limits, page, plots, sections
+from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile
+from .compare import Comparison, Row, compare, summary
+from .formats import NONE, NOT_MEASURED, component, count, metric, percent
+from .profile_sections import keyed
+from .reading import Reading, read, step_parts
+
+
+def write(folders: list[Path], out: Path) -> Path:
+    """Write the page of one run, or of several with their comparison on top."""
+    return page.write(html([read(folder) for folder in folders]), out)
+
+
+def html(runs: list[Reading]) -> str:
+    if len(runs) == 1:
+        return page.render(f"{runs[0].workload}: {runs[0].name}", [report(runs[0], "r1")])
+    comparison = compare(runs)
+    reports = [report(run, f"r{index}", short=True) for index, run in enumerate(runs, 1)]
+    return page.render(
+        f"{_names(runs)} compared",
+        reports,
+        comparison=comparison_sections(comparison, [step_parts(run, profiled=comparison.profiled) for run in runs]),
+        summary=summary(comparison),
+    )
+
+
+def _names(runs: list[Reading]) -> str:
+    names = list(dict.fromkeys(run.short_name for run in runs))
+    if len(names) > 3:
+        return f"{len(names)} runs"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def report(run: Reading, key: str, *, short: bool = False) -> Report:
+    """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
+    regime = run.profile["regime"] if run.profile else None
+    performance = run.result["performance"]
+    first = [sections.quality(run, key), sections.budget(run, key)]
+    rest = [sections.reproduce(run)]
+    if not short:
+        first += [*limits.between_ranks(run, key), limits.roofline(run, key), limits.knee(run, key)]
+        first += [limits.pair(run, key), sections.training(run, key), limits.evidence(run)]
+        rest = [sections.provenance(run), sections.config(run), *rest]
+    return Report(
+        key=key,
+        title=run.workload,
+        name=run.name,
+        subtitle=" · ".join([run.result["data"]["name"], performance["device"], run.machine.get("cpu") or "unknown"]),
+        verdict=regime["sentence"] if regime else "What limits this run was not measured.",
+        measured=bool(regime),
+        command="" if regime else run.profile_command,
+        badges=_badges(run),
+        tiles=_tiles(run),
+        sections=[*first, *rest],
+    )
+
+
+def _badges(run: Reading) -> list[Badge]:
+    badges = []
+    if run.result["data"]["synthetic"]:
+        badges.append(Badge("synthetic data", "warning"))
+    if sections.target_text(run.result):
+        met = run.result["quality"]["met"]
+        badges.append(Badge("target met", "good") if met else Badge("target missed", "bad"))
+    if run.profile and run.profile["regime"]:
+        badges.append(Badge(run.profile["regime"]["name"], "plain"))
+    if run.result["provenance"]["dirty"]:
+        badges.append(Badge("uncommitted changes", "warning"))
+    return badges
+
+
+def _tiles(run: Reading) -> list[Tile]:
+    quality, performance = run.result["quality"], run.result["performance"]
+    tiles = []
+    name = next((name for name in ("auc", "accuracy") if name in quality["metrics"]), None)
+    if name:
+        spread = quality["spread"].get(name)
+        note = f"± {spread:.4f} over {len(quality['seeds'])} seeds" if spread is not None else "one seed"
+        tiles.append(Tile(f"validation {metric(name)}", f"{quality['metrics'][name]:.4f}", note))
+    step, rate = performance["step_ms"], performance["samples_per_s"]
+    if step:
+        note = f"p20 – p80: {fmt.spread(step)}, {count(performance['steps_timed'])} steps"
+        tiles.append(Tile("training step", fmt.time(step["p50"]), note))
+    else:
+        tiles.append(Tile("training step", NOT_MEASURED, "too few steps"))
+    if rate:
+        tiles.append(Tile("samples per second", count(rate), "over all training time"))
+    else:
+        tiles.append(Tile("samples per second", NOT_MEASURED, "nothing was trained"))
+    parts = [part for part in step_parts(run, profiled=run.profile is not None) if part.name != "other"]
+    if parts:
+        largest = max(parts, key=lambda part: part.share)
+        tiles.append(Tile("largest part of a step", percent(largest.share), component(largest.name)))
+    else:
+        tiles.append(Tile("largest part of a step", NOT_MEASURED, "too few steps"))
+    return tiles
+
+
+def comparison_sections(comparison: Comparison, parts: list[list[Any]] | None = None) -> list[Section]:
+    """The comparison as sections; `parts` are the parts of each run's step, for the figure of a page."""
+    head = ("", *comparison.runs)
+    every = tuple(range(1, len(head)))
+    changed: list[Block] = [Text(note, "warning") for note in comparison.notes]
+    if comparison.config:
+        rows = [_row(row, str, fmt.setting, "code") for row in comparison.config]
+        changed.append(Table(head, rows, "Only fields that differ.", left=every))
+    else:
+        changed.append(Text("The configs are the same.", "lead"))
+    values = (Cell(value or NOT_MEASURED, "strong" if value else "muted") for value in comparison.regime.values)
+    return [
+        Section("changed", "What changed", changed),
+        Section("regimes", "Regime", [Table(head, [(Cell("regime"), *values)], left=every)]),
+        Section("qualities", "Quality", [_measured(comparison.quality, head, _score, metric)]),
+        Section("speeds", "Speed", [_measured(comparison.speed, head, _number, str)]),
+        Section("budgets", "Where a step spends its time", _budgets(comparison, parts, head)),
+    ]
+
+
+def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[str, ...]) -> list[Block]:
+    if not comparison.budget:
+        return [Text(f"The step budget was {NOT_MEASURED}: too few steps.", "note")]
+    blocks: list[Block] = []
+    bars = [
+        (name, [plots.Part(part.name, part.phase, part.share) for part in shares])
+        for name, shares in zip(comparison.runs, parts or [])
+        if shares
+    ]
+    if bars:
+        label = "Share of each part in a training step, one bar per run; the table below has the numbers"
+        draw = lambda width: plots.stacked(width, bars, "share")  # noqa: E731
+        blocks.append(Figure("all-budgets", label, "Shares of a step, not times.", draw))
+    rows = [
+        (keyed(row.name), *(Cell(NONE if value is None else percent(value)) for value in row.values))
+        for row in comparison.budget
+    ]
+    source = "profiles" if comparison.profiled else "spans timed during training"
+    return [*blocks, Table(head, rows, f"From {source}, warm-up excluded.")]
+
+
+def _measured(rows: list[Row], head: tuple[str, ...], show: Callable[[Any], str], name: Callable[[str], str]) -> Table:
+    cells = [_row(row, name, show) for row in rows]
+    if not any(row.remark for row in rows):
+        return Table(head, cells)
+    remarked = [(*line, Cell(row.remark, "muted")) for line, row in zip(cells, rows)]
+    return Table((*head, "remark"), remarked, left=(len(head),))
+
+
+def _row(row: Row, name: Callable[[str], str], show: Callable[[Any], str], tone: str = "") -> tuple[Cell, ...]:
+    return (Cell(name(row.name), tone), *(Cell(NONE if value is None else show(value), tone) for value in row.values))
+
+
+def _score(value: Any) -> str:
+    return fmt.yes_or_no(value) if isinstance(value, bool) else f"{value:.4f}"
+
+
+def _number(value: float) -> str:
+    return count(value) if value >= 100 else fmt.number(value)

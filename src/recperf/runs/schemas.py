@@ -1,0 +1,194 @@
+"""The declared content of the files of a run that are read back, apart from result.json (see `result.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from ..errors import DataError
+from ..jsonfile import Count, Number
+from .result import Percentiles
+
+
+class SavedConfig(Struct):
+    """config.json."""
+
+    schema: int
+    workload: str
+    config: dict[str, Any]
+    changed: list[ChangedField] = []
+    """Fields that were changed on purpose when the run was resumed."""
+
+
+class ChangedField(Struct):
+    field: str
+
+
+class Progress(Struct):
+    """progress.json."""
+
+    started: str
+    resumes: int
+
+
+class SealedFile(Struct):
+    bytes: int
+    sha256: str
+
+
+class Seal(Struct):
+    """seal.json."""
+
+    schema: int
+    files: dict[str, SealedFile]
+
+
+class Machine(Struct):
+    """machine.json."""
+
+    fingerprint: str
+    caches: dict[str, Count] | None = None
+
+
+class Component(Struct):
+    name: str
+    phase: str
+    ms: Percentiles
+    share: Number
+    flops: Number | None
+    bytes: Number | None
+
+
+class Ids(Struct):
+    lookups: Number | None
+    unique_rows: Number | None
+    row_bytes: Number | None
+    working_set_bytes: Number | None
+    touched_bytes: Number | None
+
+
+class Overhead(Struct):
+    plain_ms: Number
+    clocked_ms: Number
+    share: Number
+
+
+class EvidenceItem(Struct):
+    what: str
+    value: float | str | None
+    unit: str | None
+    threshold: str | None
+    says: str | None
+
+
+class Regime(Struct):
+    name: str
+    sentence: str
+    evidence: list[EvidenceItem]
+
+
+class ComparedProfile(Struct):
+    """The fields of profile.json that a comparison of two profiles needs."""
+
+    schema: int
+    device: str
+    steps: int
+    batch_size: int
+    step_ms: Percentiles
+    components: list[Component]
+
+
+class Profile(ComparedProfile):
+    """profile.json: the fields that every profile has."""
+
+    warmup: int
+    overhead: Overhead | None
+    ids: Ids | None
+    regime: Regime | None
+
+
+class RankRow(Struct):
+    rank: int
+    step_ms: Number
+    own_ms: Number
+    exposed_ms: Number
+    late_ms: Number | None
+    moving_ms: Number | None
+    awaited_ms: Number | None
+    largest_part: str
+
+
+class Collective(Struct):
+    part: str
+    what: str
+    count: Number
+    bytes: Number
+    exposed_ms: Number
+    late_ms: Number
+    moving_ms: Number
+    awaited_rank: int
+
+
+class Communication(Struct):
+    """The section `communication` of a profile of several ranks."""
+
+    ranks: int
+    hosts: int
+    slowest: int
+    steps: int
+    sharing: int
+    exposed_ms: Number
+    exposed_share: Number
+    clock_error_ms: Number
+    late_ms: Number | None
+    moving_ms: Number | None
+    not_told_apart: str | None
+    each: list[RankRow]
+    collectives: list[Collective]
+
+
+class Kernel(Struct):
+    name: str
+    count: Number
+    total_ms: Number
+
+
+class Kernels(Struct):
+    """The section `kernels` of a profile."""
+
+    rows: list[Kernel]
+
+
+class PairArm(Struct):
+    step_ms: Percentiles
+    components: list[Component]
+    device: str
+    batch_size: int
+    ids: Ids | None
+
+
+class PairIds(Struct):
+    hot: int
+    cold: int
+
+
+class Pair(Struct):
+    """pair.json."""
+
+    schema: int
+    ids: PairIds
+    ratio: dict[str, Number | None]
+    verdict: str
+    hot: PairArm
+    cold: PairArm
+
+
+def require_schema(path: Path, value: Any, schema: int) -> None:
+    """Refuse a file of another version, or one that recperf did not write."""
+    if not isinstance(value, dict) or "schema" not in value:
+        raise DataError(f"{path.name} is not a file that recperf wrote: it has no schema", where={"file": path})
+    if value["schema"] != schema or isinstance(value["schema"], bool):
+        what = f"{path.name} has schema {value['schema']!r}; this recperf reads {schema}"
+        raise DataError(what, where={"file": path}, fix="use the version of recperf that wrote it")

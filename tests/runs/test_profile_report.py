@@ -1,0 +1,327 @@
+"""The report of a profile, as text and as a page: both are rendered from the same sections."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.errors import MachineError
+from recperf.runs.report import formats as fmt
+from recperf.runs.report import page as pages
+from recperf.runs.report import roofs
+from recperf.runs.report.blocks import Cell
+from recperf.runs.report.profile_report import html, text, write_page
+from recperf.runs.report.profile_sections import ABSENT, TOP
+from recperf.runs.report.text import WIDTH
+
+
+def _loaded(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "browser" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+profiles, folders = _loaded("profiles"), _loaded("folders")
+
+EXAMPLES = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget", "ranks")}
+TITLES = [
+    "Verdict", "Step budget", "Operators", "Kernels", "Roofline", "Device idle", "Transfers", "Embeddings",
+    "Communication", "Fixes ranked", "Trust",
+]  # fmt: skip
+
+
+class Reader(HTMLParser):
+    """Collects the text and the titles of a page; fails on a tag that is closed out of turn or never."""
+
+    void = frozenset({"meta", "link", "wbr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.titles: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.add(tag)
+        self.titles += [value for name, value in attrs if name == "title"]
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text.append(data)
+
+
+def read(profile: dict[str, Any], **more: Any) -> tuple[str, Reader]:
+    reader = Reader()
+    reader.feed(html(profile, more.get("peaks"), more.get("machine")))
+    assert reader.open == []
+    return " ".join("".join(reader.text).split()), reader
+
+
+def sections(printed: str) -> dict[str, list[str]]:
+    lines: dict[str, list[str]] = {}
+    for line in printed.splitlines()[2:]:
+        if line and not line.startswith(" "):
+            lines[line] = []
+        elif line and lines:
+            lines[list(lines)[-1]].append(line)
+    return lines
+
+
+@pytest.fixture(scope="module")
+def eager() -> str:
+    return html(profiles.eager(), folders.peaks(), folders.MACHINE)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_text_has_every_section_within_the_width(name: str) -> None:
+    printed = text(EXAMPLES[name]())
+    assert list(sections(printed)) == TITLES
+    assert max(map(len, printed.splitlines())) <= WIDTH
+    assert "None" not in printed
+    assert "nan" not in printed
+
+
+def test_text_and_page_hold_the_same_cells(eager: str) -> None:
+    """Both renderers show every number; only figures are left out of the text."""
+    reader = Reader()
+    reader.feed(eager)
+    page = " ".join(reader.text)
+    printed = text(profiles.eager(), folders.peaks(), folders.MACHINE)
+    numbers = re.findall(r"\d[\d.,]* (?:µs|ms|GB/s|TFLOP/s|MiB|x)\b", printed)
+    assert len(numbers) > 100
+    assert [number for number in numbers if number not in page] == []
+
+
+def test_verdict_with_confidence_evidence_and_second_limit() -> None:
+    printed = text(profiles.eager())
+    assert printed.splitlines()[1].startswith("  launch-bound: The device waits for launches")
+    verdict = "\n".join(sections(printed)["Verdict"])
+    assert "Confidence: high, because three readings agree" in verdict
+    assert "Second limit: making batches takes 18 % of the step" in verdict
+    assert re.search(r"less than 10 µs +212 a step +at least 50 +launch-bound", verdict)
+    assert re.search(r"other ranks +not measured +below 0.5", verdict)
+    assert text(profiles.budget()).splitlines()[1] == "  Unclear."
+
+
+def test_the_budget_sums_to_the_step_or_warns() -> None:
+    lines = sections(text(profiles.eager()))["Step budget"]
+    shares = [float(match[1]) for line in lines if (match := re.search(r"([\d.]+)%", line))]
+    assert sum(shares[:-2]) == pytest.approx(100, abs=0.5)
+    assert lines[-3].split()[:3] == ["sum", "100.0%", "4.90"]
+    broken = profiles.eager()
+    broken["components"].pop(0)
+    assert "WARNING: The parts sum to 81.6% of the step" in text(broken)
+    assert "do not trust this budget" in read(broken)[0]
+    assert "WARNING" not in text(profiles.eager())
+
+
+def test_long_tables_show_the_heaviest_rows_and_summarise_the_rest() -> None:
+    lines = sections(text(profiles.eager()))
+    kernels = lines["Kernels"]
+    assert "152 kernels per step keep the device busy for 595 µs (12% of the 4.90 ms step)." in kernels[0]
+    assert sum("reduce_kernel" in line for line in kernels) == TOP - 3
+    assert "  5 more kernels take 44.0 µs." in kernels
+    assert any("long scoreboard 60%, barrier 10%" in line for line in kernels)
+    assert "  5 more operators take 250 µs on the host and 50.0 µs on the device." in lines["Operators"]
+    assert "<summary>5 more kernels take 44.0 µs.</summary>" in html(profiles.eager(), None, None)
+
+
+def test_a_section_that_was_not_measured_says_why() -> None:
+    lines = sections(text(profiles.cpu()))
+    for title in ("Kernels", "Device idle", "Transfers"):
+        assert lines[title] == ["  Not measured: no device in this trace."]
+    assert lines["Communication"] == ["  Not measured: one rank."]
+    assert sections(text(profiles.graph()))["Transfers"] == ["  Nothing was copied or set."]
+    page, _ = read(profiles.cpu())
+    assert page.count("Not measured: no device in this trace.") == 3
+
+
+def test_the_profile_of_a_run_has_fewer_sections() -> None:
+    own = profiles.base(profiles.CPU, "cpu")
+    lines = sections(text(own))
+    for title in TITLES[2:-1]:
+        assert lines[title] == [f"  Not measured: {ABSENT}."]
+    assert any("+3.1%" in line for line in lines["Trust"])
+    assert read(own)[0].count("Not measured: this profile has no such section") == 8
+
+
+def test_idle_causes_and_synchronisations() -> None:
+    lines = sections(text(profiles.eager()))["Device idle"]
+    assert lines[0] == "  In a traced step of 4.90 ms the device is busy for 1.02 ms and idle for 3.88 ms (79%)."
+    assert any(re.search(r"idle: host wait +2.40 ms +49.0%", line) for line in lines)
+    assert any(re.search(r"^  sum +4.90 ms +100.0%", line) for line in lines)
+    assert re.search(r"cudaStreamSynchronize +aten::item in loss +1 +400 µs", lines[-1])
+
+
+def test_fixes_with_predicted_and_measured_gain() -> None:
+    lines = sections(text(profiles.eager()))["Fixes ranked"]
+    assert re.search(r"CUDA graph +1.30 ms +3.77 x +1.50 ms +3.27 x +1.15 x +yes \(3.0e-06\) +tried", lines[1])
+    assert re.search(r"bf16 products .* no \(2.0e-02\) +rejected", lines[3])
+    assert re.search(r"pinned input +4.70 ms +1.04 x +– +– +– +– +suggested", lines[4])
+    assert any("--fast.bf16 on" in line for line in lines)
+
+
+def test_control_characters_and_markup_stay_text(eager: str) -> None:
+    hostile = profiles.eager()
+    hostile["verdict"]["sentence"] = "wait\x1b[2J\nfor it"
+    hostile["workload"] = "dl\x07rm"
+    printed = text(hostile)
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+    assert list(sections(printed)) == TITLES
+    reader = Reader()
+    reader.feed(eager)
+    assert "script" not in reader.tags
+    assert any("<script>alert('kernel')</script>" in title for title in reader.titles)
+    assert "\x1b" not in eager
+
+    evil = "</svg><script>x</script>\ud800\x00\"'"
+
+    def spoiled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: spoiled(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [spoiled(item) for item in value]
+        return evil if isinstance(value, str) else value
+
+    _, reader = read(spoiled(profiles.eager()), machine={"cpu": evil})
+    assert "script" not in reader.tags
+
+
+def test_the_page_is_self_contained(eager: str) -> None:
+    assert eager.startswith("<!doctype html>")
+    assert not re.search(r"""(?:src|href)=["'](?!#|data:)""", eager)
+    assert "<script" not in eager
+    assert "@import" not in eager
+    assert eager.count('class="figure"') == 2 * 6
+
+
+def test_long_names_are_cut_with_the_whole_name_in_a_title() -> None:
+    page, reader = read(profiles.graph())
+    assert profiles.ADD not in page
+    assert profiles.ADD in reader.titles
+    assert "_bag_update" not in reader.titles
+    assert pages.shortened(Cell("a_<b>", width=20)) == "a_&lt;<wbr>b&gt;"
+
+
+def test_figures_are_described_in_words(eager: str) -> None:
+    labels = " ".join(re.findall(r'aria-label="([^"]*)"', eager))
+    assert "Share of each part in a step of 4.90 ms: data 18.4%" in labels
+    assert "The device in a step: busy 1.02 ms, input wait 820 µs, host wait 2.40 ms" in labels
+    assert "whole step as a CUDA graph: predicted 3.77 x, measured 3.27 x" in labels
+    assert "top 21.0 TFLOP/s at 210 FLOP/B" in labels
+    assert "embedding 14.3 GB/s" in labels
+
+
+def test_no_roofline_without_ceilings() -> None:
+    no_ceilings = profiles.eager()
+    for row in no_ceilings["roofline"]:
+        row |= {"ceiling_flops_per_s": None, "ceiling_bytes_per_s": None, "share_of_roof": None}
+    assert html(no_ceilings, None, None).count('class="figure"') == 2 * 4
+
+
+def test_empty_tables_and_zero_times_do_not_stop_the_report() -> None:
+    bare = profiles.eager()
+    bare["operator_table"]["rows"], bare["kernels"]["rows"], bare["roofline"] = [], [], []
+    bare["idle"] |= {"wall_ms": 0.0, "busy_ms": 0.0, "idle_ms": 0.0, "causes": {}}
+    bare["embeddings"]["tables"] = []
+    bare["step_ms"] = {"p20": 0.0, "p50": 0.0, "p80": 0.0}
+    read(bare)
+    text(bare)
+
+
+def test_writing_a_page_is_repeatable_and_leaves_the_profile_alone(tmp_path: Path) -> None:
+    profile = profiles.graph()
+    before = copy.deepcopy(profile)
+    written = write_page(profile, None, None, tmp_path / "new" / "profile.html")
+    assert profile == before
+    assert written.read_text() == html(profiles.graph(), None, None)
+    assert [path.name for path in written.parent.iterdir()] == ["profile.html"]
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError, match="cannot write") as caught:
+        write_page(profile, None, None, tmp_path / "file" / "profile.html")
+    assert "--run-dir" not in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("show", "value", "shown"),
+    [
+        (fmt.time, 0.0000005, "0.500 ns"),
+        (fmt.time, 0.9996, "1,000 µs"),
+        (fmt.time, 99.96, "100 ms"),
+        (fmt.time, 1234.0, "1.23 s"),
+        (fmt.time, None, "–"),
+        (fmt.flop_rate, 999.9e9, "1.00 TFLOP/s"),
+        (fmt.flop_rate, 0, "–"),
+        (fmt.byte_rate, 4.25e12, "4.25 TB/s"),
+        (fmt.percent, 0.0001, "<0.1%"),
+        (fmt.percent, 0.052, "5.2%"),
+        (fmt.percent, 0.52, "52%"),
+        (fmt.component, "embedding_backward", "embedding, backward"),
+        (fmt.component, "backward", "backward"),
+        (fmt.setting, [944, None, True], "944 none yes"),
+        (fmt.evidence_value, None, "not measured"),
+        (roofs.power_of_ten, 14, "100 T"),
+        (fmt.short, "void at::native::reduce_kernel<512>(int, float*)", "reduce_kernel<512>"),
+        (fmt.short, "void (anonymous namespace)::softmax(float*)", "softmax"),
+        (fmt.short, "(all of it)", "(all of it)"),
+    ],
+)
+def test_formats(show: Any, value: Any, shown: str) -> None:
+    assert show(value) == shown
+
+
+def test_importing_needs_neither_torch_nor_drawing_libraries() -> None:
+    heavy = {"torch", "matplotlib", "jinja2"}
+    code = f"import sys, recperf.runs.report.profile_report\nsys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _described() -> set[str]:
+    """Every field that docs/profiling.md describes, by its path."""
+    rows = re.findall(
+        r"^\| (top|`[\w.*]+`) \| ([^|]+) \| [^|]*\|$",
+        (Path(__file__).parents[2] / "docs" / "profiling.md").read_text(),
+        re.M,
+    )
+    paths = set()
+    for where, fields in rows:
+        head = "" if where == "top" else where.strip("`") + "."
+        paths |= {head + name for name in re.findall(r"`(\w+)`", fields)} or {f"{head}*"}
+    return paths
+
+
+def _fields(value: Any, head: str = "") -> set[str]:
+    """The fields of a profile that hold a value; keys that are names of things count as one."""
+    if head in ("switches", "idle.causes", "trust.profiling", "trust.versions"):
+        return {f"{head}.*"}
+    if isinstance(value, dict) and "missing" not in value and not head.endswith(".reasons"):
+        return set().union(*(_fields(item, f"{head}.{key}".lstrip(".")) for key, item in value.items()))
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return set().union(*(_fields(item, f"{head}.*") for item in value))
+    return {head}
+
+
+def test_the_documented_fields_are_those_that_are_read() -> None:
+    described = _described()
+    used: set[str] = set().union(*(_fields(make()) for make in EXAMPLES.values()))
+    assert used - described == set()
+    whole = {path for path in described if any(other.startswith(f"{path}.") for other in described)}
+    assert described - used == whole - used
