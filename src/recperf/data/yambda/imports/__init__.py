@@ -1,8 +1,8 @@
-"""Bring your own events: a log of who took what and when, as CSV or parquet, becomes an event store.
+"""Bring your own events: a log of who took what and when, as CSV, JSON lines or Parquet, becomes an event store.
 
-Rows may come in any order; a user's events are sorted by time, and those of one second stay in the order of the file.
-Memory is bounded whatever the number of events; it grows only with the number of distinct ids. Every user has at least
-one event, because users are known only by their rows. There is no split by time: that is Yambda's own rule.
+Rows may come in any order: DuckDB sorts them by user, time and place in the file, within a memory limit and with
+temporary files beside the store. Every user has at least one event, because users are known only by their rows. There
+is no split by time: that is Yambda's own rule.
 """
 
 from __future__ import annotations
@@ -14,174 +14,120 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....config import to_json
 from ....errors import DataError
 from ....files import sha256
 from ..store import MANIFEST, kinds_of, read_manifest
 from ..writer import StoreWriter, finished
-from . import values
-from .ids import Attribute, Ids, originals
+from .convert import ID_ROLES, convert
+from .database import RESTART, fetch_row, open_database
+from .ids import catalogue, number_ids, originals, write_originals
+from .load import load_file
 from .options import ImportOptions
-from .read import Batch, Source, look
-from .sort import RECORD, Spool, write_sorted
+from .source import Source, inspect
 
 __all__ = ["ImportOptions", "import_events", "originals"]
 
 LICENCE = "that of the source"
-_AGAIN = "the same command begins anew"
+_BATCH_ROWS = 1 << 17
 
-Reading = Callable[[int, int, int], None]
-"""Called with the bytes of the file that are taken in, those of the whole file, and the events in them."""
-Sorting = Callable[[int, int], None]
-"""Called with the events that are in the store, and how many there will be."""
+Progress = Callable[[int, int], None]
 
 
 def import_events(
-    options: ImportOptions, folder: Path, *, reading: Reading | None = None, sorting: Sorting | None = None
+    options: ImportOptions,
+    folder: Path,
+    *,
+    reading: Progress = lambda *_: None,
+    sorting: Progress = lambda *_: None,
 ) -> Path:
-    """Write a store of someone's events. A file that does not fit is refused whole, and nothing of it stays.
+    """Write a store of a user's events. If a row does not fit, the import fails and leaves nothing behind.
 
-    A store of the same file by the same options that is there already is left as it is.
+    A finished store of the same file and options is left as it is. `reading` is called with the bytes read and the
+    bytes of the file, `sorting` with the events written and the number of events.
     """
-    source = look(options.events, options.columns, delimiter=options.delimiter, header=options.header)
+    source = inspect(options.events, options.columns, delimiter=options.delimiter, header=options.header)
     identity = {
         "source": source.path.name,
-        "bytes": source.bytes,
+        "bytes": source.size,
         "sha256": sha256(source.path),
-        "options": _that_matter(options),
+        "options": _identifying(options),
     }
     _refuse_other_options(folder.expanduser(), identity)
     if finished(folder, identity):
         return folder.expanduser()
-    with StoreWriter(folder, identity=identity, again=_AGAIN) as writer:
+    with StoreWriter(folder, identity=identity, again=RESTART) as writer:
         try:
-            quiet = lambda *_: None  # noqa: E731
-            return _Import(options, source, writer, reading or quiet, sorting or quiet).run()
+            return _build(source, options, writer, reading, sorting)
         except BaseException:
             shutil.rmtree(writer.draft, ignore_errors=True)
             raise
 
 
-def _that_matter(options: ImportOptions) -> dict[str, Any]:
-    """Options that decide what is in a store; where the file lies and how much memory there is do not."""
+def _identifying(options: ImportOptions) -> dict[str, Any]:
+    """The options that decide what is in a store; the file's folder and the memory do not."""
     return {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
 
 
 def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
     if not (folder / MANIFEST).is_file():
         return
-    there = read_manifest(folder)["identity"]
-    before = there.get("options", {}) if there.get("sha256") == identity["sha256"] else {}
-    other = [name for name, value in identity["options"].items() if name in before and before[name] != value]
-    if other:
-        changed = ", ".join(f"{name} {before[name]}, now {identity['options'][name]}" for name in other)
+    existing = read_manifest(folder)["identity"]
+    before = existing.get("options", {}) if existing.get("sha256") == identity["sha256"] else {}
+    changed = [
+        f"{name} {before[name]}, now {value}"
+        for name, value in identity["options"].items()
+        if name in before and before[name] != value
+    ]
+    if changed:
         raise DataError(
-            f"there is a store of this file already, by other options: {changed}",
+            f"a store of this file exists already, with other options: {', '.join(changed)}",
             where={"folder": folder},
             fix="choose another with --store or --name, or remove it",
         )
 
 
-class _Import:
-    def __init__(
-        self, options: ImportOptions, source: Source, writer: StoreWriter, reading: Reading, sorting: Sorting
-    ) -> None:
-        self.options, self.source, self.writer = options, source, writer
-        self.reading, self.sorting = reading, sorting
-        self.ids = {
-            role: Ids(role, options.ids, optional=role in ("artist", "album"))
-            for role in ("user", "item", "artist", "album")
-            if role in options.columns
-        }
-        self.attributes = {role: Attribute() for role in ("artist", "album") if role in self.ids}
-        self.spool = Spool(writer.draft / "sorting", fix=_AGAIN)
+def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading: Progress, sorting: Progress) -> Path:
+    roles = [role for role in ID_ROLES if role in options.columns]
+    facts: dict[str, Any] = {
+        "name": options.name,
+        "synthetic": False,
+        "licence": LICENCE,
+        "import": to_json(dataclasses.replace(options, events=Path(source.path.name))),
+    }
+    with open_database(writer.draft / "sorting", memory=options.memory) as connection:
+        load_file(connection, source, memory=options.memory, progress=reading)
+        convert(connection, source, options)
+        for role in roles:
+            number_ids(connection, role, options)
+        catalogue_I2, several = catalogue(connection, options)
+        facts |= {"earlier_than_the_event_before": _out_of_order(connection), "items_with_several": several}
+        if options.ids == "dense":
+            files = {role: writer.draft / f"{role}s.jsonl" for role in roles}
+            facts["originals"] = {f"{role}s": write_originals(connection, role, path) for role, path in files.items()}
+        _write_sorted(connection, writer, sorting)
+    return writer.finish(catalogue_I2, facts)
 
-    def run(self) -> Path:
-        with self.spool:
-            self._read()
-        users_C, items = self.ids["user"].final(), self.ids["item"].final()
-        catalogue_I2 = self._catalogue(items)
-        late = write_sorted(
-            self.spool,
-            self.writer,
-            users_C=users_C,
-            items=items,
-            memory=self.options.memory,
-            progress=self.sorting,
-        )
-        shutil.rmtree(self.spool.folder)
-        return self.writer.finish(catalogue_I2, self._facts(late))
 
-    def _read(self) -> None:
-        for batch in self.source.batches(self.options.memory):
-            try:
-                self.spool.append(self._records(batch))
-            except values.BadValue as error:
-                raise DataError(
-                    f"row {batch.first + error.row + 1:,}: {error.what}",
-                    where={"file": self.source.path},
-                    fix=error.fix or "repair or remove that row, or check which column is which",
-                ) from None
-            self._check_memory()
-            self.reading(min(batch.read, self.source.bytes), self.source.bytes, self.spool.events)
-        if not self.spool.events:
-            only = "a header and no events" if self.source.header_lines else "no events"
-            raise DataError(f"the file has {only}", where={"file": self.source.path}, fix="name a file with events")
+def _out_of_order(connection: Any) -> int:
+    """How many events are earlier than the event before them of the same user."""
+    previous = "SELECT seconds, lag(seconds) OVER (PARTITION BY user_id ORDER BY row) AS previous FROM events"
+    return int(fetch_row(connection, f"SELECT count(*) FROM ({previous}) WHERE seconds < previous")[0])
 
-    def _records(self, batch: Batch) -> NDArray[np.void]:
-        columns, options = batch.columns, self.options
-        records = np.empty(len(columns["user"]), RECORD)
-        records["user"] = self.ids["user"].codes(columns["user"])
-        records["item"] = self.ids["item"].codes(columns["item"])
-        records["time"] = values.times(columns["time"], options.time_unit)
-        types = values.types(columns["type"]) if "type" in columns else np.zeros(len(records), np.uint8)
-        ratios = values.signals(columns[options.signal], options.signal, options.positive_from, types == 0)
-        records["ratio"] = ratios
+
+def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress) -> None:
+    """Append all events by user and time; those of one second keep the order of the file."""
+    total, written = fetch_row(connection, "SELECT count(*) FROM events")[0], 0
+    progress(written, total)
+    query = """
+        SELECT user_ids.id, item_ids.id, seconds, type_code, if(type_code = 0, played, 0)::USMALLINT
+        FROM events JOIN user_ids ON user_ids.value = user_id JOIN item_ids ON item_ids.value = item_id
+        ORDER BY user_ids.id, seconds, row"""
+    for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
+        users, items, times, types, ratios = (column.to_numpy() for column in batch.columns)
         # Nothing says that a recommender was behind an event.
-        records["kind"] = kinds_of(types, ratios, np.ones(len(records), np.uint8))
-        for role, attribute in self.attributes.items():
-            attribute.take(records["item"], self.ids[role].codes(columns[role]), len(self.ids["item"]))
-        return records
-
-    def _check_memory(self) -> None:
-        held = sum(ids.bytes for ids in self.ids.values())
-        if held > self.options.memory // 2:
-            counts = ", ".join(f"{len(ids):,} {role}s" for role, ids in self.ids.items())
-            raise DataError(
-                f"the distinct ids do not fit into {self.options.memory >> 20:,} MiB: {counts} so far",
-                where={"file": self.source.path},
-                fix="give --memory-mib more, or ids that are integers, which take a sixth of text",
-            )
-
-    def _catalogue(self, items: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        rows = int(items.max()) + 1
-        if rows * 8 > self.options.memory // 2:
-            raise DataError(
-                f"item {rows - 1:,} would need a catalogue of {rows * 8 >> 20:,} MiB for {len(items):,} items",
-                where={"file": self.source.path},
-                fix="--ids dense, or a larger --memory-mib",
-            )
-        catalogue_I2 = np.zeros((rows, 2), np.uint32)
-        for column, role in enumerate(("artist", "album")):
-            if role in self.attributes:
-                catalogue_I2[items, column] = self.attributes[role].final(self.ids[role].final(), len(items))
-        return catalogue_I2
-
-    def _facts(self, late: int) -> dict[str, Any]:
-        options = dataclasses.replace(self.options, events=Path(self.source.path.name))
-        facts: dict[str, Any] = {
-            "name": self.options.name,
-            "synthetic": False,
-            "licence": LICENCE,
-            "import": to_json(options),
-            "earlier_than_the_event_before": late,
-            "items_with_several": {f"{role}s": found.disputed for role, found in self.attributes.items()},
-        }
-        if self.options.ids == "dense":
-            facts["originals"] = {
-                f"{role}s": ids.write_originals(self.writer.draft / f"{role}s.jsonl", fix=_AGAIN)
-                for role, ids in self.ids.items()
-            }
-        return facts
+        kinds = kinds_of(types, ratios, np.ones(len(types), np.uint8))
+        writer.append(uids=users, items=items, times=times, kinds=kinds, ratios=ratios)
+        written += len(batch)
+        progress(written, total)

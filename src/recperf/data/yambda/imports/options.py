@@ -74,7 +74,7 @@ class ImportOptions:
         marks = self.delimiter
         fits = marks is None or (len(marks) in (1, 2) and len(set(marks)) == 1 and marks[0] not in '"\r\n')
         require(fits, "delimiter", marks, "one character, or the same twice")
-        within(8, self.memory_mib, 1 << 30, "memory_mib")
+        within(64, self.memory_mib, 1 << 30, "memory_mib")
         named = re.fullmatch(_NAME, self.name) is not None and not self.name.startswith(_TAKEN)
         require(named, "name", self.name, "letters, digits, dots and dashes, and not the name of another dataset")
 

@@ -1,0 +1,220 @@
+"""Convert the table `raw` to the table `events`: ids, seconds, event types and played ratios.
+
+SQL converts whole columns and gives NULL for a value that does not fit; the first of those is an error that names its
+row, its value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ....errors import DataError
+from ..schema import EVENT_TYPES, MOST_ID
+from .database import column_types, fetch_row, literal
+from .options import ImportOptions
+from .source import Source
+
+OPTIONAL_ROLES = ("artist", "album")
+ID_ROLES = ("user", "item", *OPTIONAL_ROLES)
+LAST_SECOND = 0xFFFFFFFF
+LARGEST_RATIO = 0xFFFF
+FULLY_PLAYED = 100
+_UNITS = {"s": ("seconds", 1), "ms": ("milliseconds", 1_000), "us": ("microseconds", 1_000_000)}
+_MISSING = ("#N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "\\N", "n/a", "nan", "null")
+"""How programs write a missing value; taken for an id, all users without one would become one user."""
+_TRUE, _FALSE = ("1", "true", "1.0"), ("0", "false", "0.0")
+_INTEGER_ID = r"0|-?[1-9][0-9]{0,17}"
+_NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_DATE = r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
+_CLOCK = r"[ T]([01][0-9]|2[0-3])(?::([0-5][0-9])(?::([0-5][0-9])(?:\.[0-9]{1,9})?)?)?"
+_ZONE = r"(?:Z|([+-])([0-9]{2}):?([0-9]{2})?)"
+_MACROS = (
+    "bounded(x, low, high) AS CASE WHEN x BETWEEN low AND high THEN x END",
+    "finite(x) AS CASE WHEN isfinite(x) THEN x END",
+    f"parsed(x) AS finite(CASE WHEN regexp_full_match(x, '{_NUMBER}') THEN TRY_CAST(x AS DOUBLE) END)",
+    # The operator // rounds towards zero, so times before 1970 are left out first.
+    "whole_seconds(x, unit) AS CASE WHEN x >= 0 THEN x // unit END",
+    "digits(x) AS coalesce(TRY_CAST(x AS BIGINT), 0)",
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table `raw`: the role it serves, and its type in DuckDB."""
+
+    role: str
+    type: str
+
+    @property
+    def name(self) -> str:
+        return f'"{self.role}"'
+
+    @property
+    def family(self) -> Literal["text", "integer", "float", "decimal", "time", "other"]:
+        if self.type == "VARCHAR":
+            return "text"
+        if self.type.removeprefix("U") in ("TINYINT", "SMALLINT", "INTEGER", "BIGINT"):
+            return "integer"
+        if self.type in ("FLOAT", "DOUBLE"):
+            return "float"
+        if self.type.startswith("DECIMAL"):
+            return "decimal"
+        return "time" if self.type.startswith(("TIMESTAMP", "DATE")) else "other"
+
+
+def convert(connection: Any, source: Source, options: ImportOptions) -> None:
+    """Create the table `events`: row, user_id, item_id, seconds, type_code, played, and artist_id, album_id if any."""
+    for macro in _MACROS:
+        connection.execute(f"CREATE MACRO {macro}")
+    types = column_types(connection, "raw")
+    # The order in which the faults of one row are reported.
+    order = ("user", "item", "time", "type", options.signal, *OPTIONAL_ROLES)
+    columns = {role: Column(role, types[role]) for role in order if role in types}
+    values = {"type": "0::UTINYINT"} | {role: _value(connection, column, options) for role, column in columns.items()}
+    selected = ", ".join(f"{value} AS {_target(role, options)}" for role, value in values.items())
+    faults = {role: _fault(column, options) for role, column in columns.items()}
+    connection.execute(
+        f"CREATE TABLE events AS SELECT rowid AS row, {selected}, {' OR '.join(faults.values())} AS bad FROM raw"
+    )
+    row = fetch_row(connection, "SELECT min(row) FROM events WHERE bad")[0]
+    if row is not None:
+        query = f"SELECT {', '.join(faults.values())} FROM (SELECT *, {selected} FROM raw WHERE rowid = {row})"
+        flags = fetch_row(connection, query)
+        column = next(columns[role] for role, flag in zip(faults, flags) if flag)
+        value = fetch_row(connection, f"SELECT {column.name}::VARCHAR FROM raw WHERE rowid = {row}")[0]
+        what, fix = _explain(column, value, options)
+        raise DataError(f"row {row + 1:,}: {what}", where={"file": source.path}, fix=fix)
+    if not fetch_row(connection, "SELECT count(*) FROM events")[0]:
+        content = "a header and no events" if source.has_header else "no events"
+        raise DataError(f"the file has {content}", where={"file": source.path}, fix="name a file with events")
+    connection.execute("DROP TABLE raw")
+
+
+def _target(role: str, options: ImportOptions) -> str:
+    """The column of `events` that a role becomes."""
+    return {"time": "seconds", "type": "type_code", options.signal: "played"}.get(role, f"{role}_id")
+
+
+def _fault(column: Column, options: ImportOptions) -> str:
+    """SQL for whether a value does not fit. Only listens need a signal; an artist or album may be missing."""
+    is_null = f"{_target(column.role, options)} IS NULL"
+    if column.role == options.signal:
+        return f"(type_code = 0 AND {is_null})"
+    return f"({is_null} AND {_present(column)} IS NOT NULL)" if column.role in OPTIONAL_ROLES else f"({is_null})"
+
+
+def _value(connection: Any, column: Column, options: ImportOptions) -> str:
+    """SQL for the value of a column in the store."""
+    if column.role in ID_ROLES:
+        return _id(connection, column, options)
+    if column.role == "time":
+        return f"bounded({_seconds(connection, column, options)}, 0, {LAST_SECOND})::UINTEGER"
+    text = f"lower({column.name}::VARCHAR)"
+    if column.role == "type":
+        return f"(list_position([{_list(EVENT_TYPES)}], {text}) - 1)::UTINYINT"
+    if column.role == "label":
+        ratio = f"CASE WHEN {text} IN ({_list(_TRUE)}) THEN {FULLY_PLAYED} WHEN {text} IN ({_list(_FALSE)}) THEN 0 END"
+    elif column.role == "rating":
+        listened = f"{_number(column)} >= {options.positive_from!r}"
+        ratio = f"CASE {listened} WHEN true THEN {FULLY_PLAYED} WHEN false THEN 0 END"
+    else:
+        # Cut, not rounded: 49.9 percent is not half.
+        ratio = f"floor(bounded({_number(column)}, 0, {LARGEST_RATIO}))"
+    return f"({ratio})::USMALLINT"
+
+
+def _id(connection: Any, column: Column, options: ImportOptions) -> str:
+    """SQL for an id: a number if all of the column's ids are integers without leading zeros, else text."""
+    value, keep = _present(column), options.ids == "keep"
+    if column.family == "text":
+        are_integers = f"SELECT bool_and(regexp_full_match({value}, '{_INTEGER_ID}')) FROM raw"
+        if not keep and fetch_row(connection, are_integers)[0] is False:
+            return value
+        value = f"CASE WHEN regexp_full_match({value}, '{_INTEGER_ID}') THEN {value} END"
+    elif column.family == "float":
+        value = f"CASE WHEN {value} = floor({value}) THEN {value} END"
+    elif column.family != "integer":
+        return "NULL::BIGINT"
+    number = f"TRY_CAST({value} AS BIGINT)"
+    return f"bounded({number}, 0, {MOST_ID})" if keep else number
+
+
+def _present(column: Column) -> str:
+    """SQL for an id as it is, NULL where it only says that it is missing."""
+    if column.family == "float":
+        return f"CASE WHEN NOT isnan({column.name}) THEN {column.name} END"
+    is_text = column.family == "text"
+    return f"CASE WHEN {column.name} NOT IN ({_list(_MISSING)}) THEN {column.name} END" if is_text else column.name
+
+
+def _number(column: Column) -> str:
+    """SQL for a finite number, or NULL."""
+    if column.family == "text":
+        return f"parsed({column.name})"
+    is_number = column.family in ("integer", "float", "decimal")
+    return f"finite({column.name}::DOUBLE)" if is_number else "NULL::DOUBLE"
+
+
+def _seconds(connection: Any, column: Column, options: ImportOptions) -> str:
+    """SQL for a time in whole seconds, NULL where it cannot be read or is negative."""
+    name = column.name
+    if column.family == "time":
+        return f"whole_seconds(epoch_us({name}), 1000000)"
+    if options.time_unit == "iso":
+        return _seconds_from_iso(connection, name) if column.family == "text" else "NULL::BIGINT"
+    unit = _UNITS[options.time_unit][1]
+    exact = f"whole_seconds(TRY_CAST({name} AS BIGINT), {unit})"
+    if column.family == "integer":
+        return exact
+    rounded = f"TRY_CAST(floor({_number(column)} / {unit}) AS BIGINT)"
+    if column.family == "text":
+        return f"CASE WHEN regexp_full_match({name}, '[0-9]{{1,18}}') THEN {exact} ELSE {rounded} END"
+    return rounded
+
+
+def _seconds_from_iso(connection: Any, name: str) -> str:
+    """The first time says whether all have a zone. Without one they are in UTC; fractions of a second are cut."""
+    first = fetch_row(connection, f"SELECT min({name}) FROM raw WHERE rowid = 0")[0]
+    zoned = re.fullmatch(_DATE + _CLOCK + _ZONE, first or "") is not None
+    pattern = _DATE + _CLOCK + _ZONE if zoned else f"{_DATE}(?:{_CLOCK})?"
+    part = [f"regexp_extract({name}, '{pattern}', {group})" for group in range(8)]
+    seconds = f"epoch(TRY_CAST({part[1]} AS DATE))::BIGINT"
+    seconds += f" + digits({part[2]}) * 3600 + digits({part[3]}) * 60 + digits({part[4]})"
+    if zoned:
+        sign = f"CASE {part[5]} WHEN '-' THEN 1 ELSE -1 END"
+        seconds += f" + ({sign}) * (digits({part[6]}) * 3600 + digits({part[7]}) * 60)"
+    return f"CASE WHEN regexp_full_match({name}, '{pattern}') THEN {seconds} END"
+
+
+def _list(values: tuple[str, ...]) -> str:
+    return ", ".join(map(literal, values))
+
+
+def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple[str, str]:
+    """Say what is wrong with a value, and what to do."""
+    role, fix = column.role, "repair or remove that row, or check which column is which"
+    if value is None:
+        return f"no {role}", fix
+    if role in ID_ROLES and value in _MISSING:
+        return f"no {role}: {value!r} stands for a missing value", "remove such rows, or give that id another name"
+    if role in ID_ROLES and options.ids == "keep":
+        allowed, fix = f"an integer from 0 to {MOST_ID:,}", "--ids dense takes any integers and text"
+    elif role in ID_ROLES:
+        allowed, fix = "text or an integer below 2**63", "store the column as text or integers"
+    elif role == "time" and options.time_unit == "iso":
+        allowed = "an ISO time from 1970 to 2106 like 2024-05-01T12:00:00, with a zone in every row or in none"
+        fix = "check --time-unit: s, ms, us or iso"
+    elif role == "time":
+        unit, per_second = _UNITS[options.time_unit]
+        allowed, fix = f"a time of 0 to {LAST_SECOND * per_second:,} {unit}", "check --time-unit: s, ms, us or iso"
+    elif role == "type":
+        allowed = f"one of {', '.join(EVENT_TYPES)}"
+    elif role == "label":
+        allowed = "0 or 1, false or true"
+    else:
+        allowed = "a number" if role == "rating" else f"a percentage of 0 to {LARGEST_RATIO:,}"
+    kind = "" if column.family in ("text", "integer", "float") else f" (of type {column.type})"
+    shown = repr(value) if column.family == "text" else value
+    return f"{role} {shown}{kind} is not {allowed}", fix

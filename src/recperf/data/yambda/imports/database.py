@@ -1,0 +1,76 @@
+"""A DuckDB database for one import: within a memory limit, with temporary files in a folder that is removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ....errors import DataError, MachineError
+from ....files import writing
+
+RESTART = "the same command starts again from the beginning"
+_MAX_THREADS = 4
+_BYTES_PER_THREAD = 128 << 20
+
+
+def optional_package(name: str) -> Any:
+    """Import a package of the extra `yambda`; without it, name the extra to install."""
+    try:
+        return import_module(name)
+    except ImportError:
+        what = f"importing events needs the package {name.partition('.')[0]}"
+        raise MachineError(what, fix="pip install 'recperf[yambda]'") from None
+
+
+def literal(text: str) -> str:
+    """Quote a string for SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def fetch_row(connection: Any, query: str) -> tuple[Any, ...]:
+    """Execute a query that has one row."""
+    (row,) = connection.execute(query).fetchall()
+    return tuple(row)
+
+
+def column_types(connection: Any, table: str) -> dict[str, str]:
+    """The type of every column of a table or table function."""
+    rows = connection.execute(f"SELECT column_name, column_type FROM (DESCRIBE FROM {table})").fetchall()
+    return dict(rows)
+
+
+@contextmanager
+def open_database(folder: Path, *, memory: int) -> Iterator[Any]:
+    """Open a connection whose temporary files go to `folder`. A lack of memory or disk space is one typed error."""
+    duckdb = optional_package("duckdb")
+    threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, memory // _BYTES_PER_THREAD))
+    with writing(folder, fix=RESTART):
+        folder.mkdir()
+        try:
+            with duckdb.connect() as connection:
+                # Half, because DuckDB counts its buffers but neither its reader's nor what Python takes from it.
+                for setting, value in (
+                    ("memory_limit", f"'{memory // 2} B'"),
+                    ("temp_directory", literal(str(folder))),
+                    ("threads", threads),
+                    ("preserve_insertion_order", "true"),
+                    ("enable_progress_bar", "false"),
+                    ("TimeZone", "'UTC'"),
+                ):
+                    connection.execute(f"SET {setting} = {value}")
+                yield connection
+        except duckdb.Error as error:
+            message = str(error)
+            if "No space left" in message or "max_temp_directory_size" in message:
+                raise OSError(errno.ENOSPC, "no space left") from error
+            if isinstance(error, duckdb.OutOfMemoryException):
+                what = f"the import does not fit into {memory >> 20:,} MiB"
+                raise DataError(what, fix="a larger --memory-mib") from error
+            raise
+    shutil.rmtree(folder)
