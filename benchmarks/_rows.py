@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recperf.machine import machine_facts
 from recperf.runs.provenance import checkout, packages
-from recperf.train.timing import percentile
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -24,7 +25,7 @@ def row(
         "variant": variant,
         "metric": metric,
         "unit": unit,
-        **{f"p{share}": percentile(ordered, share / 100) for share in (20, 50, 80)},
+        **{f"p{share}": float(np.percentile(ordered, share)) for share in (20, 50, 80)},
         "n": len(values),
         "conditions": conditions,
         "machine": {key: facts[key] for key in ("cpu", "cores", "gpus", "fingerprint")},

@@ -24,8 +24,8 @@ import torch
 
 from _rows import record, row, show
 from dlrm_peer import PublicLoop
+from recperf.train.config import PLAIN, FastConfig
 from recperf.train.device import Settings, applied
-from recperf.train.fast_config import PLAIN, FastConfig
 from recperf.train.loop import Order, take_step
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import DLRMWorkloadConfig, experiment, intended

@@ -76,7 +76,7 @@ def steps(world: World, config: DLRMv4WorkloadConfig, count: int) -> dict[str, A
     dense = [parameter.detach().clone() for parameter in trial.model.dense_parameters()]
     tables = whole(trial.rank_tables)
     return {"losses": losses, "samples": samples, "metrics": metrics, "dense": dense, "tables": tables,
-            "seen": trial.recipe.seen()}  # fmt: skip
+            "seen": trial.recipe.training_metrics()}  # fmt: skip
 
 
 def clicks(world: World, configs: dict[str, Any], count: int) -> dict[str, Any]:

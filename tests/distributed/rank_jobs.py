@@ -103,7 +103,7 @@ def training(
     saved = whole_state(world, trial)
     logits, labels = _predicted(trial)
     metrics = trial.score(Position(0, done + steps, done + steps))
-    seen = trial.recipe.seen()
+    seen = trial.recipe.training_metrics()
     dense = [parameter.detach().clone() for parameter in trial.model.dense_parameters()]
     return {
         "losses": losses, "samples": samples, "state": saved, "metrics": metrics, "seen": seen, "logits": logits,

@@ -20,7 +20,8 @@ from recperf.train.loop import Position
 from recperf.train.stop import StopFlag
 
 RECIPE = SimpleNamespace(
-    steps=9, model=None, seen=lambda: None, about_score=lambda at: {}, ahead=lambda at: None
+    steps=9, model=None, training_metrics=lambda: None, evaluation_facts=lambda at: {},
+    prepare_evaluation=lambda at: None,
 )  # fmt: skip
 
 

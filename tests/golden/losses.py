@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+from recperf.train.config import PLAIN
 from recperf.train.device import applied
-from recperf.train.fast_config import PLAIN
 from recperf.train.loop import Position, train
 from recperf.workloads import WORKLOADS, find
 

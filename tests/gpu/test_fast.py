@@ -17,8 +17,8 @@ import torch
 from recperf.data.criteo import synthesize
 from recperf.data.random_bags import RandomBags
 from recperf.models.arithmetic import FastArithmetic
+from recperf.train.config import PLAIN, FastConfig
 from recperf.train.device import applied
-from recperf.train.fast_config import PLAIN, FastConfig
 from recperf.train.loop import take_step
 from recperf.workloads.dlrm.build import DLRMTrial, PreparedDLRM
 from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
@@ -160,7 +160,7 @@ def test_each_switch_alone_gives_the_plain_paths_numbers(name: str, optimizer: s
     else:
         close(found, plain(optimizer), loss=loss, weights=weights)
     for field, value in change.items():
-        assert found.prepared.settings.reasons[field] == f"{value}: asked for"
+        assert found.prepared.settings.reasons[field] == f"{value}: requested"
     on = {"input"} if change == {"input": "device"} else {key for key in shared | change if key not in ("input",)}
     for field in ("input", "graph", "embedding", "interaction", "mlp", "optimizer"):
         # bfloat16 needs the arithmetic that knows it.
@@ -211,7 +211,7 @@ def test_the_default_is_the_fast_path_and_says_why() -> None:
     assert switches.graph
     assert (switches.input, switches.precision) == ("device", "bfloat16")
     assert reasons["graph"] == "on: a GPU, and shapes that do not change"
-    assert reasons["deterministic"] == "yes: asked for"
+    assert reasons["deterministic"] == "yes: requested"
     for field in ("embedding", "interaction", "mlp", "optimizer"):
         assert reasons[field] == "fused: on cuda"
 

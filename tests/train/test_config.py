@@ -20,7 +20,10 @@ from recperf.train.config import DLRMTrainConfig, TrainConfig
         ({"loss": "wbce", "loss_weights": (1.0, 1.0, 1.0)}, "two numbers"),
         ({"warmup_steps": 5}, "train.warmup_steps .* with train.schedule warmup-decay"),
         ({"schedule": "one-cycle", "decay_steps": 5}, "train.decay_steps .* with train.schedule warmup-decay"),
-        ({"schedule": "warmup-decay", "warmup_steps": 9, "decay_steps": 5, "decay_start": 8}, "rise and fall at once"),
+        (
+            {"schedule": "warmup-decay", "warmup_steps": 9, "decay_steps": 5, "decay_start": 8},
+            "warm-up and decay cannot overlap",
+        ),
         ({"schedule": "warmup-decay", "decay_start": 8}, "train.decay_steps is 0; allowed: at least 1"),
         ({"weight_decay": 0.1}, "train.weight_decay .* with train.optimizer adamw"),
         ({"optimizer": "adagrad", "table_weight_decay": 0.1}, "train.table_weight_decay"),

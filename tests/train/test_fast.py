@@ -13,9 +13,9 @@ from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
 from recperf.errors import MachineError
+from recperf.train.config import PLAIN, FastConfig
 from recperf.train.fast import Switches, resolve
-from recperf.train.fast_config import PLAIN, FastConfig
-from recperf.train.graph import CopiedFeed, DrawnFeed, Ticket, Tickets
+from recperf.train.graph import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 WAYS = ("embedding", "interaction", "mlp", "optimizer")
@@ -42,14 +42,14 @@ def test_a_cpu_takes_what_pays_there_and_says_why() -> None:
         "input": "device", "graph": False, "precision": "float32", "embedding": True, "interaction": True,
         "mlp": True, "optimizer": True, "scatter": False,
         "reasons": {
-            "input": "device: batches are made up where they are used",
+            "input": "device: synthetic batches are drawn where they are used",
             "graph": "off: no GPU",
             "precision": "float32: a CPU",
             "embedding": "fused: on cpu",
             "interaction": "fused: on cpu",
             "mlp": "fused: on cpu",
             "optimizer": "fused: on cpu",
-            "deterministic": "yes: asked for",
+            "deterministic": "yes: requested",
         },
     }  # fmt: skip
     assert found.low == torch.float32
@@ -61,7 +61,7 @@ def test_a_gpu_takes_everything_and_says_why() -> None:
     assert all(getattr(found, name) for name in ("graph", *WAYS))
     assert (found.input, found.precision, found.low) == ("device", "bfloat16", torch.bfloat16)
     assert found.reasons["graph"] == "on: a GPU, and shapes that do not change"
-    assert found.reasons["precision"].startswith("bfloat16: a GPU that has it")
+    assert found.reasons["precision"].startswith("bfloat16: a GPU that supports it")
     assert {found.reasons[name] for name in WAYS} == {"fused: on cuda"}
 
 
@@ -84,7 +84,7 @@ def test_the_plain_positions_are_plain_and_asked_for(device: torch.device) -> No
     assert not any(getattr(found, name) for name in ("graph", "scatter", *WAYS))
     assert (found.input, found.precision) == ("pageable", "float32")
     asked = {name: reason for name, reason in found.reasons.items() if name != "deterministic"}
-    assert all(reason.endswith(": asked for") for reason in asked.values())
+    assert all(reason.endswith(": requested") for reason in asked.values())
 
 
 @pytest.mark.usefixtures("gpu")
@@ -98,7 +98,7 @@ def test_the_plain_positions_are_plain_and_asked_for(device: torch.device) -> No
 )  # fmt: skip
 def test_what_is_asked_for_is_taken(name: str, value: str) -> None:
     found = switched(CUDA, **{name: value})
-    assert found.reasons[name] == f"{value}: asked for"
+    assert found.reasons[name] == f"{value}: requested"
     assert getattr(found, name) == {"on": True, "off": False, "fused": True, "plain": False}.get(value, value)
 
 
@@ -112,7 +112,7 @@ def test_rows_of_files_come_through_memory_that_suits_the_device(gpu: None) -> N
     ("device", "more", "message", "fix"),
     [
         (CPU, {"graph": "on"}, "a step cannot be a CUDA graph: no GPU", "--fast.graph off"),
-        (CUDA, {"graph": "on", "slices": 2}, "a step cannot be a CUDA graph: a batch is taken in", "--fast.graph off"),
+        (CUDA, {"graph": "on", "slices": 2}, "a step cannot be a CUDA graph: a batch is split", "--fast.graph off"),
         (CUDA, {"graph": "on", "embedding": "plain"}, "a step cannot be a CUDA graph: plain emb", "--fast.graph off"),
         (CPU, {"precision": "tf32"}, "a CPU has no tf32", "--fast.precision float32"),
         (CPU, {"input": "device", "drawn": False}, "rows of a file cannot be drawn", "--fast.input pinned"),
@@ -129,8 +129,8 @@ def test_what_cannot_be_is_refused(device: torch.device, more: dict[str, Any], m
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"slices": 2}, "off: a batch is taken in slices"),
-        ({"embedding": "plain"}, "off: plain embeddings count a batch's different rows, which shapes cannot follow"),
+        ({"slices": 2}, "off: a batch is split into micro-batches"),
+        ({"embedding": "plain"}, "off: plain embeddings have shapes that depend on a batch's distinct rows"),
     ],
 )
 def test_a_graph_is_left_out_where_it_cannot_be(more: dict[str, Any], why: str) -> None:
@@ -151,7 +151,7 @@ def test_without_triton_the_plain_way_serves(way: str, monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("gpu")
 def test_atomics_are_for_sgd_on_a_gpu_with_the_fused_embedding() -> None:
     assert switched(CUDA, deterministic=False).scatter
-    assert switched(CUDA, deterministic=False).reasons["deterministic"].startswith("no: asked for")
+    assert switched(CUDA, deterministic=False).reasons["deterministic"].startswith("no: requested")
     for kept in (
         switched(CUDA),
         switched(CUDA, deterministic=False, tables="rowwise-adagrad"),
@@ -175,7 +175,7 @@ def test_a_dense_gradient_of_the_tables_keeps_a_step_out_of_a_graph() -> None:
 @pytest.mark.usefixtures("gpu")
 def test_adagrad_sorts_in_any_case() -> None:
     adagrad = switched(CUDA, deterministic=False, tables="rowwise-adagrad").reasons["deterministic"]
-    assert adagrad == "yes: Adagrad needs each row's whole gradient, hence sorted ids"
+    assert adagrad == "yes: Adagrad needs each row's whole gradient, so ids are sorted"
 
 
 def bags() -> RandomBags:
@@ -194,19 +194,19 @@ def same(one: ClickBatch, other: ClickBatch) -> bool:
 
 
 def test_tickets_stand_for_the_batches_of_an_order() -> None:
-    tickets = Tickets(bags())
+    tickets = DrawnOrder(bags())
     assert len(tickets) == 6
-    assert list(tickets.batches(2, 4)) == [Ticket(16, 5), Ticket(17, 5)]
+    assert list(tickets.batches(2, 4)) == [DrawnBatch(16, 5), DrawnBatch(17, 5)]
     assert [len(ticket) for ticket in tickets.batches(0)] == [5] * 6
 
 
 def test_a_drawn_feed_counts_its_windows_and_follows_jumps() -> None:
     source = bags()
-    feed, tickets = DrawnFeed(source), Tickets(source)
+    feed, tickets = DrawnFeed(source), DrawnOrder(source)
     for epoch, start in ((0, 0), (1, 3), (0, 2), (0, 3)):
         batches = tickets.batches(epoch, start)
         for step in (start, start + 1):
-            feed.bring(batches)
+            feed.load(batches)
             feed.draw()
             assert same(feed.batch, source.batch(epoch, step))
 
@@ -221,7 +221,7 @@ def test_a_copied_feed_holds_the_batch_it_was_brought() -> None:
     batches = source.batches(0)
     place = feed.batch.dense_BD.data_ptr()
     for step in range(4):
-        feed.bring(batches)
+        feed.load(batches)
         feed.draw()
         assert same(feed.batch, source.batch(0, step))
         assert same(ClickBatch(feed.batch.dense_BD, feed.batch.features.trimmed(), feed.batch.labels_B), feed.batch)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from recperf.train.optim import AdamW, DenseOptimizer, make_dense, one_cycle
+from recperf.train.optim import AdamW, DenseOptimizer, make_dense
+from recperf.train.schedule import one_cycle
 
 
 def parameters(seed: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

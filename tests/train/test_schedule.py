@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from recperf.train.config import DLRMTrainConfig
-from recperf.train.optim import one_cycle
-from recperf.train.schedule import make, warmup_decay
+from recperf.train.schedule import make, one_cycle, warmup_decay
 
 
 class PublicPolicy:

@@ -133,7 +133,7 @@ def test_scattered_sgd_is_sgd_and_nothing_else() -> None:
         found.append(tables.table_RD)
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
     for wrong in ({"adagrad": True}, {"adagrad": False, "decay": 0.1}):
-        with pytest.raises(ValueError, match="for SGD without decay alone"):
+        with pytest.raises(ValueError, match="scatter needs SGD without weight decay"):
             SparseRows(made("triton"), scatter=True, **wrong)
 
 

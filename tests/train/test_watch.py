@@ -8,7 +8,7 @@ import torch
 
 from recperf.errors import GateFailed
 from recperf.train.loop import Position
-from recperf.train.timing import budget, percentile, performance
+from recperf.train.timing import budget, performance
 from recperf.train.watch import LossLog, StepTimer
 
 
@@ -72,9 +72,3 @@ def test_the_budget_sums_to_one_and_shuffling_is_data() -> None:
     assert shares["interaction"] == pytest.approx(20 / 150), "what only one model has is a part of its own"
     assert shares["other"] == pytest.approx(10 / 150)
     assert "top" not in shares
-
-
-def test_percentiles_lie_between_neighbours() -> None:
-    assert percentile([1.0, 2.0, 3.0], 0.5) == 2.0
-    assert percentile([1.0, 2.0], 0.2) == pytest.approx(1.2)
-    assert percentile([5.0], 0.8) == 5.0

@@ -16,8 +16,8 @@ from recperf.data.random_config import write_profile
 from recperf.errors import ConfigError, DataError, MachineError
 from recperf.models.embeddings import StackedTables
 from recperf.models.tables import SparseTables
+from recperf.train.config import PLAIN, FastConfig
 from recperf.train.device import applied
-from recperf.train.fast_config import PLAIN, FastConfig
 from recperf.train.loop import take_step
 from recperf.workloads import find
 from recperf.workloads.dlrm.build import PreparedDLRM
@@ -163,7 +163,7 @@ def test_each_switch_of_a_cpu_gives_the_plain_paths_numbers(name: str, interacti
     plain = trained(made(model=model, fast=PLAIN))
     close(found, plain, tolerance or 1e-9)
     for field, value in change.items():
-        assert found[0].prepared.settings.reasons[field] == f"{value}: asked for"
+        assert found[0].prepared.settings.reasons[field] == f"{value}: requested"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

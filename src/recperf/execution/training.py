@@ -92,7 +92,7 @@ class SeedTraining:
             self.report.notice(f"seed {seed} resumes at step {start.step} of {recipe.steps}")
         self.report.trial(seed, recipe.steps, start.step)
         if not self.evaluator.met:
-            recipe.ahead(start)
+            recipe.prepare_evaluation(start)
             with contextlib.suppress(TargetMet):
                 train(recipe, start, self._watchers(timer))
         last = self.evaluator.history[-1]
@@ -121,7 +121,7 @@ class SeedTraining:
             if submission:
                 submission.ends(at, metrics, reached(metrics))
             if not reached(metrics):
-                recipe.ahead(at)
+                recipe.prepare_evaluation(at)
 
         return Evaluator(
             score=self.trial.score,
@@ -129,8 +129,8 @@ class SeedTraining:
             seed=self.seed,
             model=recipe.model,
             enough=reached,
-            training=recipe.seen,
-            about=recipe.about_score,
+            training_metrics=recipe.training_metrics,
+            facts=recipe.evaluation_facts,
             begins=submission.begins if submission else lambda at: None,
             ends=ends,
         )

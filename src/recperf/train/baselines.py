@@ -1,4 +1,4 @@
-"""What simple rules reach on the same split, so that a model's quality has something to stand beside.
+"""Simple baselines on the same split, to compare a model's quality with.
 
 Shapes: N samples.
 """
@@ -28,7 +28,7 @@ def baselines(train: Samples, valid: Samples) -> dict[str, dict[str, float]]:
 
 
 def popularity(train: Samples, valid: Samples) -> dict[str, float]:
-    """How often an item was in the training rows: logistic regression on the logarithm of that count."""
+    """Logistic regression on the logarithm of how often an item is in the training rows."""
     item = train.keys.index("item")
     train_N, valid_N = train.ids_FN[item], valid.ids_FN[item]
     counts = torch.bincount(train_N, minlength=int(max(train_N.max(), valid_N.max())) + 1).double().log1p()
@@ -47,7 +47,7 @@ def popularity(train: Samples, valid: Samples) -> dict[str, float]:
 
 
 def majority(labels_N: Tensor, count: int) -> Tensor:
-    """The log odds of the training labels, for everyone."""
+    """The log odds of the training labels, `count` times."""
     rate = min(max(float(labels_N.double().mean()), 1e-6), 1 - 1e-6)
     return torch.full((count,), math.log(rate / (1 - rate)), dtype=torch.float64)
 
@@ -55,7 +55,7 @@ def majority(labels_N: Tensor, count: int) -> Tensor:
 def additive_logits(
     train_ids: list[Tensor], labels_N: Tensor, valid_ids: list[Tensor], *, ridge: float = 2.0, sweeps: int = 60
 ) -> Tensor:
-    """Logistic regression with an intercept and one weight an id, penalised by ridge / 2 * weight^2.
+    """Logistic regression with an intercept and one weight for each id, penalised by ridge / 2 * weight^2.
 
     Newton steps, one group of weights at a time: within a group the problem splits into one-dimensional ones.
     """

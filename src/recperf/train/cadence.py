@@ -1,4 +1,4 @@
-"""When something is due: after which steps of a training to score or to save."""
+"""After which steps of a training to evaluate or to save."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import monotonic
 from .loop import Position
 
 Due = Callable[[Position], bool]
-"""Whether it is due now that so much is done. Asked once after every step."""
+"""Whether something is due at a position; called once after every step."""
 
 
 def never(_: Position) -> bool:
@@ -16,17 +16,17 @@ def never(_: Position) -> bool:
 
 
 def every(steps: int) -> Due:
-    """After every so many steps; 0 means never."""
+    """Due every `steps` steps; 0 means never."""
     return (lambda at: at.step % steps == 0) if steps else never
 
 
 def either(*dues: Due) -> Due:
-    """When any is due; each is asked, since one may keep time."""
+    """Due when any is; each is called, since one may measure time."""
     return lambda at: max([due(at) for due in dues])
 
 
 class Minutes:
-    """After every so many minutes of this process; 0 means never. Counts from when it was made or last was due."""
+    """Due every `minutes` minutes of this process; 0 means never. Counts from its creation or the last time due."""
 
     def __init__(self, minutes: float, *, clock: Callable[[], float] = monotonic) -> None:
         self.seconds, self.clock = 60 * minutes, clock

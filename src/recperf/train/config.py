@@ -1,4 +1,4 @@
-"""What a user may choose about training. Torch-free."""
+"""Configuration of training. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ class TrainConfig:
     epochs: int = 10
     """Passes over the training rows."""
     batch_size: int = 256
-    """Samples a step."""
+    """Samples in a step."""
     learning_rate: float = 5e-3
     """Peak of the one-cycle schedule."""
     rise: float = 0.3
-    """Share of the steps in which the learning rate rises; it falls in the rest."""
+    """Share of the steps in which the learning rate rises; after that it falls."""
     weight_decay: float = 0.01
-    """AdamW's decay of the MLPs."""
+    """AdamW weight decay of the MLPs."""
     table_weight_decay: float = 0.5
-    """AdamW's decay of the tables."""
+    """AdamW weight decay of the tables."""
     max_steps: int = 0
-    """Stop after this many steps, the schedule unchanged; 0 means all epochs."""
+    """Stop after this many steps, with the same learning-rate schedule; 0 means all epochs."""
     checkpoint_steps: int = 0
-    """Save every so many steps too; 0 means not."""
+    """Save a checkpoint every this many steps; 0 disables it."""
     checkpoint_minutes: float = 0.0
-    """Save whenever so many minutes went by; 0 means not."""
+    """Save a checkpoint every this many minutes; 0 disables it."""
     keep_last: int = 1
-    """Checkpoints to keep, the newest; the best one is kept too."""
+    """How many of the newest checkpoints to keep, in addition to the best one."""
     checkpoint_background: Literal["auto", "on", "off"] = "auto"
-    """Whether a checkpoint is written while training goes on, from a copy in memory; auto says yes where one fits."""
+    """Write checkpoints in the background from a copy in memory; auto: if enough memory is free."""
     evaluate_steps: int = 0
-    """Score the validation rows every so many steps too; 0 means at the end of each epoch only."""
+    """Evaluate every this many steps; 0 means only at the end of each epoch."""
     stop_at_target: bool = False
     """Stop as soon as an evaluation meets the target."""
     checkpoint_epochs: bool = True
-    """Save the last and the best state whenever the validation rows are scored. A signal saves in any case."""
+    """Save a checkpoint after every evaluation. SIGTERM and Ctrl-C always save one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto takes a GPU where torch sees one."""
+    """Where to train; auto: a GPU if torch sees one."""
     threads: int = 0
-    """Threads inside an operator on a CPU; 0 means 1 for a model whose operators are too small to share."""
+    """Threads inside an operator on a CPU; 0 means torch's default, or 1 for a model with small operators."""
     onednn: Literal["auto", "on", "off"] = "auto"
-    """Whether torch may hand matrix products to oneDNN; auto says no on ARM where they are too small,
-    or large and shared by threads, to gain."""
+    """Whether torch may use oneDNN for matrix products; auto: not on ARM where they are small, or large and
+    multi-threaded."""
 
     def __post_init__(self) -> None:
         within(1, self.epochs, 1_000_000, "train.epochs")
@@ -63,14 +63,14 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SparseTrainConfig(TrainConfig):
-    """Training with a table whose gradient stays sparse: an optimizer of its own for it, AdamW for the rest."""
+    """Training with a table whose gradient is sparse: a separate optimizer for the table, AdamW for the rest."""
 
     table_optimizer: Literal["adagrad", "sgd"] = "adagrad"
-    """For the rows a step used: row-wise Adagrad (one float of state a row), or SGD."""
+    """Optimizer of the rows a step used: row-wise Adagrad (one float of state for each row), or SGD."""
     table_learning_rate: float = 0.05
     """Peak of the table's one-cycle schedule."""
     clip: float = 0.0
-    """Largest norm of the whole gradient, dense and sparse together; 0 means no clipping."""
+    """Maximum norm of the whole gradient, dense and sparse together; 0 disables clipping."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,32 +81,32 @@ class SparseTrainConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DLRMTrainConfig(TrainConfig):
-    """Training as the public DLRM offers it: its losses, optimizers and schedule, and batches taken in slices."""
+    """Training with the losses, optimizers and schedule of the public DLRM, and micro-batches."""
 
     learning_rate: float = 0.01
     """Peak of the schedule."""
     weight_decay: float = 0.0
-    """With adamw: decay of the MLPs."""
+    """With adamw: weight decay of the MLPs."""
     table_weight_decay: float = 0.0
-    """With adamw: decay of the tables."""
+    """With adamw: weight decay of the tables."""
     optimizer: Literal["sgd", "adagrad", "rowwise-adagrad", "adamw"] = "sgd"
-    """For all parameters; rowwise-adagrad keeps one number a table row, and is adagrad for the rest."""
+    """Optimizer of all parameters; rowwise-adagrad has one number for each table row, and is adagrad for the rest."""
     eps: float = 1e-8
-    """Keeps adagrad's and adamw's divisor from zero."""
+    """Added to the divisor of adagrad and adamw."""
     loss: Literal["bce", "wbce", "mse"] = "bce"
     """Binary cross entropy, the same weighted by label, or the squared error of the probability."""
     loss_weights: tuple[float, float] = (1.0, 1.0)
     """With wbce: weight of a negative and of a positive sample."""
     schedule: Literal["constant", "warmup-decay", "one-cycle"] = "constant"
-    """The learning rate over the steps: as it is, a linear rise and a late quadratic fall, or one cosine cycle."""
+    """Learning-rate schedule: constant, a linear warm-up with a late quadratic decay, or one cosine cycle."""
     warmup_steps: int = 0
     """With warmup-decay: steps until the peak."""
     decay_start: int = 0
-    """With warmup-decay: the step at which the fall begins."""
+    """With warmup-decay: the step at which the decay begins."""
     decay_steps: int = 0
-    """With warmup-decay: how many steps it lasts; 0 means the rate never falls."""
+    """With warmup-decay: steps of the decay; 0 means no decay."""
     micro_batches: int = 1
-    """Slices a batch is taken in, their gradients added: less memory, the same step."""
+    """Parts that a batch is split into, with their gradients added: less memory, the same step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,7 +118,7 @@ class DLRMTrainConfig(TrainConfig):
         self._check_loss()
         self._check_schedule()
         within(1, self.micro_batches, 1 << 24, "train.micro_batches")
-        at_most = f"at most train.batch_size ({self.batch_size}): a slice needs a sample"
+        at_most = f"at most train.batch_size ({self.batch_size}): a micro-batch needs a sample"
         require(self.micro_batches <= self.batch_size, "train.micro_batches", self.micro_batches, at_most)
 
     def _check_loss(self) -> None:
@@ -140,7 +140,7 @@ class DLRMTrainConfig(TrainConfig):
             self.decay_steps == 0 or self.decay_start >= self.warmup_steps,
             "train.decay_start",
             self.decay_start,
-            f"at least train.warmup_steps ({self.warmup_steps}): the rate cannot rise and fall at once",
+            f"at least train.warmup_steps ({self.warmup_steps}): warm-up and decay cannot overlap",
         )
         fits = self.decay_start == 0 or self.decay_steps > 0
         require(fits, "train.decay_steps", self.decay_steps, "at least 1 with a train.decay_start")
@@ -149,7 +149,7 @@ class DLRMTrainConfig(TrainConfig):
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
     beat: Literal["bias", "none"] = "bias"
-    """A baseline the AUC must exceed: the user + item bias model, or none."""
+    """Baseline whose AUC the model must exceed: the user + item bias model, or none."""
     accuracy: float | None = None
     """Validation accuracy to reach; none means 0.71 on the real MovieLens-100K with the random split, else no bound."""
     auc: float | None = None
@@ -162,3 +162,43 @@ class TargetConfig:
     def bounds(self, baseline: str) -> dict[str, Any]:
         """The bounds a result is judged by; `baseline` is the name of the workload's baseline to beat."""
         return {"beat": baseline if self.beat == "bias" else None, "accuracy": self.accuracy, "auc": self.auc}
+
+
+Way = Literal["auto", "fused", "plain"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastConfig:
+    """Which implementations to use, each switched independently."""
+
+    input: Literal["auto", "device", "pinned", "pageable"] = "auto"
+    """Where batches come from: drawn on the training device, or made on the host and copied to it from pinned or
+    pageable memory. Auto: synthetic batches are drawn on the device; rows of a file go through pinned memory."""
+    graph: Literal["auto", "on", "off"] = "auto"
+    """Replay the whole step as one CUDA graph; auto: on a GPU, unless a batch is split into micro-batches."""
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    """Precision of the MLPs' matrix products; weights and their gradients stay float32. Auto: bfloat16 on a GPU that
+    supports it, else float32."""
+    embedding: Way = "auto"
+    """Lookups and sparse updates of all tables: fused is one kernel (Triton on a GPU, C on a CPU), plain is torch."""
+    interaction: Way = "auto"
+    """The dot interaction: fused is one kernel for each pass (Triton on a GPU, C on a CPU), plain is torch."""
+    mlp: Way = "auto"
+    """The MLPs: fused puts bias and ReLU into the products and computes weight gradients on a side stream; plain is
+    one operator after the other."""
+    optimizer: Way = "auto"
+    """The dense optimizer: fused is one kernel for all parameters, plain a few operators for each."""
+    deterministic: bool = True
+    """Bit-identical results in every repeat. Off: SGD of tables adds by atomics on a GPU, without sorting ids."""
+
+
+PLAIN = FastConfig(
+    input="pageable",
+    graph="off",
+    precision="float32",
+    embedding="plain",
+    interaction="plain",
+    mlp="plain",
+    optimizer="plain",
+)
+"""No optimization: batches from the host, plain operators, float32."""

@@ -1,4 +1,4 @@
-"""Where and with which settings torch runs: chosen by fixed rules, so that a repeat chooses the same, and recorded."""
+"""The device and the settings that torch runs with: chosen by fixed rules, so that they are the same in a repeat."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..errors import MachineError
 from .config import TrainConfig
 
 SMALL_PRODUCT_FLOPS = 4_000_000
-"""Below this oneDNN's call costs more than it saves on ARM; benchmarks/onednn_crossover.py measures it."""
+"""Below this a call of oneDNN costs more than it saves on ARM; benchmarks/onednn_crossover.py measures it."""
 LARGE_PRODUCT_FLOPS = 500_000_000
-"""From here on torch's own BLAS with several threads is as fast there or faster; the same benchmark."""
+"""From here on torch's BLAS with several threads is at least as fast on ARM; the same benchmark measures it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +27,15 @@ class Settings:
     onednn: bool
     reasons: dict[str, str]
     precision: str = "float32"
-    """What large products are taken in: float32, tf32 or bfloat16."""
+    """Precision of large matrix products: float32, tf32 or bfloat16."""
     others_exact: bool = False
-    """Whether the products that are not large stay float32 whatever the large ones are taken in."""
+    """Whether smaller products stay float32 whatever the precision of large ones."""
     deterministic: bool = False
-    """Whether a GPU is held to ways whose results do not vary; a CPU's never do."""
+    """Whether a GPU may only use kernels whose results do not vary; a CPU's never do."""
 
     @property
     def sync(self) -> Callable[[], None] | None:
-        """Waits for the device's queue; none on a CPU, which has no queue."""
+        """Waits for the device's kernels; none on a CPU."""
         return torch.cuda.synchronize if self.device.type == "cuda" else None
 
 
@@ -44,17 +44,17 @@ def choose(config: TrainConfig, *, largest_product_flops: int) -> Settings:
     small = largest_product_flops < SMALL_PRODUCT_FLOPS
     device, why_device = _device(config.device)
     if config.threads:
-        threads, why_threads = config.threads, "asked for"
+        threads, why_threads = config.threads, "requested"
     elif small:
-        threads, why_threads = 1, "products too small to share between threads"
+        threads, why_threads = 1, "matrix products too small to share between threads"
     else:
         threads, why_threads = torch.get_num_threads(), "torch's own choice"
     arm = platform.machine() in ("aarch64", "arm64")
     if config.onednn != "auto":
-        onednn, why_onednn = config.onednn == "on", "asked for"
+        onednn, why_onednn = config.onednn == "on", "requested"
     elif small and arm:
         onednn, why_onednn = False, f"ARM, and no product reaches {SMALL_PRODUCT_FLOPS / 1e6:.0f} MFLOP"
-    elif threads > 1 and largest_product_flops >= LARGE_PRODUCT_FLOPS and platform.machine() in ("aarch64", "arm64"):
+    elif arm and threads > 1 and largest_product_flops >= LARGE_PRODUCT_FLOPS:
         onednn, why_onednn = (
             False,
             f"ARM, several threads, and a product of {LARGE_PRODUCT_FLOPS / 1e9:g} GFLOP or more",
@@ -71,17 +71,17 @@ def choose(config: TrainConfig, *, largest_product_flops: int) -> Settings:
 
 
 def repeatable(settings: Settings) -> Settings:
-    """The same bits in every repeat and after every resume, asked for."""
+    """The same settings with bit-identical results in every repeat and after every resume."""
     on = settings.device.type == "cuda"
-    why = "asked for; slower" if on else "asked for; a CPU's results never vary"
+    why = "requested; slower" if on else "requested; a CPU's results never vary"
     return replace(settings, deterministic=on, reasons={**settings.reasons, "deterministic": f"yes: {why}"})
 
 
-def _device(asked: str) -> tuple[torch.device, str]:
-    if asked == "cuda" and not torch.cuda.is_available():
+def _device(requested: str) -> tuple[torch.device, str]:
+    if requested == "cuda" and not torch.cuda.is_available():
         raise MachineError("torch sees no GPU here", fix="--train.device cpu, or recperf doctor")
-    if asked != "auto":
-        return torch.device(asked), "asked for"
+    if requested != "auto":
+        return torch.device(requested), "requested"
     if torch.cuda.is_available():
         return torch.device("cuda"), "torch sees a GPU"
     return torch.device("cpu"), "torch sees no GPU"
@@ -89,14 +89,14 @@ def _device(asked: str) -> tuple[torch.device, str]:
 
 @contextmanager
 def applied(settings: Settings) -> Iterator[None]:
-    """Use the settings inside, and put back what was there before."""
+    """Use the settings inside, and restore the previous ones afterwards."""
     threads, onednn = torch.get_num_threads(), bool(torch.backends.mkldnn.enabled)
     tf32, strict = torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(settings.threads)
     allow_onednn(settings.onednn)
     torch.backends.cuda.matmul.allow_tf32 = settings.precision != "float32" and not settings.others_exact
     if settings.deterministic:
-        # Without it torch refuses products: cuBLAS would choose room for them as it goes.
+        # Torch requires it: otherwise cuBLAS chooses its workspace, and with it the order of sums, at run time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:

@@ -1,19 +1,20 @@
-"""Switches resolved for a device: what is on, and why."""
+"""Resolves the switches of `FastConfig` for a device, with the reason for each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from ..errors import MachineError
 from ..ops.triton_problem import problem
-from .fast_config import FastConfig
+from .config import FastConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Switches:
-    """The ways taken."""
+    """The implementations in use."""
 
     input: str
     graph: bool
@@ -30,84 +31,82 @@ class Switches:
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
 
-class _Decisions:
-    """Remembers why."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[str, str] = {}
-
-    def __call__(self, name: str, value: str, why: str) -> str:
-        self.reasons[name] = f"{value}: {why}"
-        return value
+Decide = Callable[[str, str, str], str]
+"""Records the value of a switch and the reason for it, and returns the value."""
 
 
 def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int, optimizer: str) -> Switches:
-    """`drawn`: batches are made up, not read; `slices`: parts a batch is taken in; `optimizer`: the tables'."""
+    """`drawn`: batches are synthetic, not read from files; `slices`: micro-batches; `optimizer`: the tables'."""
     cuda = device.type == "cuda"
-    decided = _Decisions()
+    reasons: dict[str, str] = {}
+
+    def decided(name: str, value: str, why: str) -> str:
+        reasons[name] = f"{value}: {why}"
+        return value
+
     if fast.input != "auto":
         if fast.input == "device" and not drawn:
             raise MachineError("rows of a file cannot be drawn on the device", fix="--fast.input pinned")
-        source = decided("input", fast.input, "asked for")
+        source = decided("input", fast.input, "requested")
     elif drawn:
-        source = decided("input", "device", "batches are made up where they are used")
+        source = decided("input", "device", "synthetic batches are drawn where they are used")
     else:
         source = decided("input", "pinned" if cuda else "pageable", "rows are read from files")
     precision = _precision(fast, cuda, decided)
-    ways = {}
+    fused = {}
     for name in ("embedding", "interaction", "mlp", "optimizer"):
-        ways[name] = _way(name, getattr(fast, name), device, decided)
+        fused[name] = _fused(name, getattr(fast, name), device, decided)
     sparse = optimizer != "adamw"
-    graph = _graph(fast, cuda, slices, ways["embedding"], sparse, decided)
-    scatter = cuda and ways["embedding"] and optimizer == "sgd" and not fast.deterministic
-    decided("deterministic", *_deterministic(fast, cuda, ways["embedding"] and sparse, scatter, optimizer))
-    return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=decided.reasons, **ways)
+    graph = _graph(fast, cuda, slices, fused["embedding"], sparse, decided)
+    scatter = cuda and fused["embedding"] and optimizer == "sgd" and not fast.deterministic
+    decided("deterministic", *_deterministic(fast, cuda, fused["embedding"] and sparse, scatter, optimizer))
+    return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=reasons, **fused)
 
 
-def _graph(fast: FastConfig, cuda: bool, slices: int, fused: bool, sparse: bool, decided: _Decisions) -> bool:
+def _graph(fast: FastConfig, cuda: bool, slices: int, fused: bool, sparse: bool, decided: Decide) -> bool:
     lack = "" if cuda else "no GPU"
     if not lack and slices > 1:
-        lack = "a batch is taken in slices"
+        lack = "a batch is split into micro-batches"
     if not lack and not sparse:
-        lack = "adamw keeps a dense gradient of the tables, whose lookups ask the host for sizes"
+        lack = "adamw needs a dense gradient of the tables, whose lookups read sizes on the host"
     if not lack and not fused:
-        lack = "plain embeddings count a batch's different rows, which shapes cannot follow"
+        lack = "plain embeddings have shapes that depend on a batch's distinct rows"
     if fast.graph == "on" and lack:
         raise MachineError(f"a step cannot be a CUDA graph: {lack}", fix="--fast.graph off")
     if fast.graph != "auto":
-        return decided("graph", fast.graph, "asked for") == "on"
+        return decided("graph", fast.graph, "requested") == "on"
     return decided("graph", "off" if lack else "on", lack or "a GPU, and shapes that do not change") == "on"
 
 
-def _precision(fast: FastConfig, cuda: bool, decided: _Decisions) -> str:
+def _precision(fast: FastConfig, cuda: bool, decided: Decide) -> str:
     if fast.precision != "auto":
         if fast.precision == "tf32" and not cuda:
             raise MachineError("a CPU has no tf32", fix="--fast.precision float32")
-        return decided("precision", fast.precision, "asked for")
+        return decided("precision", fast.precision, "requested")
     if cuda and torch.cuda.get_device_capability()[0] >= 8:
-        return decided("precision", "bfloat16", "a GPU that has it; sums, weights and their gradients in float32")
+        return decided("precision", "bfloat16", "a GPU that supports it; sums, weights and their gradients in float32")
     return decided("precision", "float32", "a CPU" if not cuda else "a GPU without bfloat16")
 
 
-def _way(name: str, asked: str, device: torch.device, decided: _Decisions) -> bool:
-    """Whether a part is fused."""
+def _fused(name: str, requested: str, device: torch.device, decided: Decide) -> bool:
+    """Whether to use the fused implementation of a part."""
     cpu = device.type == "cpu"
     lack = None if cpu else problem(device)
-    if asked == "fused" and lack and not cpu:
+    if requested == "fused" and lack and not cpu:
         raise MachineError(f"the fused {name} cannot be used: {lack}", fix=f"--fast.{name} plain")
-    if asked != "auto":
-        return decided(name, asked, "asked for") == "fused"
+    if requested != "auto":
+        return decided(name, requested, "requested") == "fused"
     return decided(name, "plain" if lack else "fused", lack or f"on {device.type}") == "fused"
 
 
 def _deterministic(fast: FastConfig, cuda: bool, sorted_ids: bool, scatter: bool, optimizer: str) -> tuple[str, str]:
-    """Whether a repeat has equal bits, and why."""
+    """Whether a repeat is bit-identical, and why."""
     if scatter:
-        return "no", "asked for: the tables' updates are added by atomics"
+        return "no", "requested: the tables' updates are added by atomics"
     if cuda and not sorted_ids:
-        return "no", "torch adds up the tables' gradients by atomics; the fused embedding sorts ids instead"
+        return "no", "torch adds the tables' gradients by atomics; the fused embedding sorts ids instead"
     if fast.deterministic:
-        return "yes", "asked for"
+        return "yes", "requested"
     if optimizer in ("adagrad", "rowwise-adagrad"):
-        return "yes", "Adagrad needs each row's whole gradient, hence sorted ids"
-    return "yes", "no way here varies from run to run"
+        return "yes", "Adagrad needs each row's whole gradient, so ids are sorted"
+    return "yes", "no implementation in use varies from run to run"

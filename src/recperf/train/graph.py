@@ -1,7 +1,7 @@
-"""A whole training step as one CUDA graph: the host queues one thing a step, and the device never waits for it.
+"""A whole training step as one CUDA graph: the host launches once for each step, so that the device never waits.
 
-A graph replays the same kernels on the same memory. What changes from step to step is therefore in memory: the batch
-(drawn inside the graph, or copied into its place before), the learning rate, and the losses, a ring of the last ones.
+A graph replays the same kernels on the same memory. What changes from step to step is therefore read from memory: the
+batch (drawn inside the graph, or copied before the replay), the learning rate, and a ring buffer of the last losses.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from ..models.dlrm import DLRM
 from .loop import Optimizer
 
 LOSSES = 4096
-"""Losses kept on the device: far more than are waiting to be read at any time."""
+"""Size of the ring buffer: far more losses than wait to be logged at any time."""
 WARM_UP = 3
 
 
 class Feed(Protocol):
-    """Brings batches to one place."""
+    """Puts each batch into the memory that the graph reads."""
 
     batch: ClickBatch
 
-    def bring(self, batches: Iterator[Any]) -> ClickBatch | None:
-        """Before a replay: the next batch, or where to draw it. A batch that does not fill its place is given back."""
+    def load(self, batches: Iterator[Any]) -> ClickBatch | None:
+        """Before a replay: copy the next batch, or say which one to draw. Returns a batch of another size."""
 
     def draw(self) -> None:
-        """Inside the graph."""
+        """Draw the batch, inside the graph."""
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """Stands for a batch that is drawn where it is needed."""
+class DrawnBatch:
+    """The number of a synthetic batch that the graph draws on the device."""
 
     window: int
     samples: int
@@ -50,28 +50,28 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class Tickets:
-    """The order of made-up batches, without making them."""
+class DrawnOrder:
+    """The order of synthetic batches, without drawing them."""
 
     bags: RandomBags
 
     def __len__(self) -> int:
         return len(self.bags)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Ticket]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[DrawnBatch]:
         first = epoch * len(self)
-        return (Ticket(first + step, self.bags.batch_size) for step in range(start, len(self)))
+        return (DrawnBatch(first + step, self.bags.batch_size) for step in range(start, len(self)))
 
 
 class DrawnFeed:
-    """Batches drawn on the device inside the graph, which counts the windows itself."""
+    """Batches that the graph draws on the device; it counts their numbers itself."""
 
     def __init__(self, bags: RandomBags) -> None:
         self.bags, self.batch = bags, bags.buffers()
         self.window_1 = torch.zeros(1, dtype=torch.int64, device=self.batch.labels_B.device)
         self._next = 0
 
-    def bring(self, batches: Iterator[Ticket]) -> None:
+    def load(self, batches: Iterator[DrawnBatch]) -> None:
         window = next(batches).window
         if window != self._next:
             self.window_1.fill_(window)
@@ -83,12 +83,12 @@ class DrawnFeed:
 
 
 class CopiedFeed:
-    """Batches made on the host, copied into their place; from pinned memory without making the host wait."""
+    """Batches from the host, copied to the device; from pinned memory without blocking the host."""
 
-    def __init__(self, room: ClickBatch, *, pinned: bool) -> None:
-        self.batch, self.pinned = room, pinned
+    def __init__(self, batch: ClickBatch, *, pinned: bool) -> None:
+        self.batch, self.pinned = batch, pinned
 
-    def bring(self, batches: Iterator[ClickBatch]) -> ClickBatch | None:
+    def load(self, batches: Iterator[ClickBatch]) -> ClickBatch | None:
         batch = next(batches)
         batch = batch.pin_memory() if self.pinned else batch
         if len(batch) != len(self.batch):
@@ -102,11 +102,11 @@ class CopiedFeed:
         return None
 
     def draw(self) -> None:
-        """Nothing: the batch is there."""
+        """Does nothing: the batch was copied."""
 
 
 class GraphStep:
-    """Takes whole steps. Captured at the first, again where a clock is to be inside."""
+    """Executes whole steps. The graph is captured at the first step, and once more with a clock inside."""
 
     def __init__(self, model: DLRM, optimizer: Optimizer, feed: Feed) -> None:
         self.model, self.optimizer, self.feed = model, optimizer, feed
@@ -114,21 +114,21 @@ class GraphStep:
         self.rate_1 = torch.zeros(1, device=device)
         self.losses = torch.zeros(LOSSES, device=device)
         self.place_1 = torch.zeros(1, dtype=torch.int64, device=device)
-        self._rate, self._taken = 0.0, 0
+        self._rate, self._steps = 0.0, 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._clocked: tuple[torch.cuda.CUDAGraph, EventClock] | None = None
 
     def __call__(self, batches: Iterator[Any], rate: float) -> tuple[Tensor, int]:
-        """One step: its loss, and how many samples it had."""
+        """One step: returns its loss and its number of samples."""
         if self._graph is None:
             self._graph = self._captured(None)
         with span("data"):
-            odd = self.feed.bring(batches)
+            uneven = self.feed.load(batches)
         with span("graph"):
-            return self._replay(self._graph, rate) if odd is None else self._apart(odd, rate)
+            return self._replay(self._graph, rate) if uneven is None else self._without_graph(uneven, rate)
 
     def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:
-        """One step with a clock inside: its time and its parts, in ns, as the device lived through them."""
+        """One step with a clock inside: its time and the times of its parts on the device, in ns."""
         if self._clocked is None:
             inside = EventClock(captured=True)
             self._clocked = (self._captured(inside), inside)
@@ -137,20 +137,20 @@ class GraphStep:
         torch.cuda.synchronize()
         outside.begin()
         with span("data"):
-            odd = self.feed.bring(batches)
-        if odd is not None:
-            self._apart(odd, rate)
+            uneven = self.feed.load(batches)
+        if uneven is not None:
+            self._without_graph(uneven, rate)
             return outside.end()
         self._replay(graph, rate)
         wall, around = outside.end()
         whole, parts = inside.read()
-        # What the replay needs beyond its own first and last event: the launch.
+        # The replay takes longer than the time between its first and last event: the launch.
         parts["data"] = parts.get("data", 0) + around.get("data", 0)
         parts["other"] = parts.get("other", 0) + max(0, wall - whole - around.get("data", 0))
         return sum(parts.values()), parts
 
-    def _apart(self, batch: ClickBatch, rate: float) -> tuple[Tensor, int]:
-        """A step on a batch of another size than the graph's, as the last of a log may be."""
+    def _without_graph(self, batch: ClickBatch, rate: float) -> tuple[Tensor, int]:
+        """A step on a batch of another size than the graph's, as the last one of a file may be."""
         loss = self.model.loss(batch)
         loss.backward()
         self.optimizer.step(torch.full_like(self.rate_1, rate))
@@ -161,8 +161,8 @@ class GraphStep:
             self.rate_1.fill_(rate)
             self._rate = rate
         graph.replay()
-        place = self._taken % LOSSES
-        self._taken += 1
+        place = self._steps % LOSSES
+        self._steps += 1
         return self.losses[place], len(self.feed.batch)
 
     def _step(self) -> None:
@@ -177,18 +177,18 @@ class GraphStep:
             self.place_1.add_(1).remainder_(LOSSES)
 
     def _captured(self, clock: EventClock | None) -> torch.cuda.CUDAGraph:
-        """The step as a graph. Steps at rate 0 come first, so that kernels are compiled and libraries have their
-        memory; they leave no trace in weights, moments or counters."""
+        """Capture the step as a graph. Warm-up steps at learning rate 0 come first, in which kernels are compiled and
+        libraries allocate memory; weights, moments and counters are as before afterwards."""
         counters = [counter for counter in (self.place_1, getattr(self.feed, "window_1", None)) if counter is not None]
         before = [counter.clone() for counter in counters]
         moments = copy.deepcopy(self.optimizer.state_dict())
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
         self.rate_1.zero_()
-        with torch.cuda.stream(aside):
+        with torch.cuda.stream(side):
             for _ in range(WARM_UP):
                 self._step()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side)
         self.optimizer.load_state_dict(moments)
         for counter, value in zip(counters, before):
             counter.copy_(value)

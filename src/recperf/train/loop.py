@@ -1,4 +1,4 @@
-"""The training loop. Everything that is not training (timing, logging, evaluating, saving) watches from outside."""
+"""The training loop. Timing, logging, evaluating and saving are done by a `Watch` that the loop calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Order(Protocol):
 
 
 class Loss(Protocol):
-    """A tensor, or what can be asked the same three things."""
+    """A tensor, or an object with these three methods of one."""
 
     def __mul__(self, scale: float) -> Loss: ...
 
@@ -46,7 +46,7 @@ class WholeStep(Protocol):
     def __call__(self, batches: Iterator[Any], rate: float) -> tuple[Tensor, int]: ...
 
     def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:
-        """The same with a clock inside: the step's time and its parts, in ns."""
+        """The same step, timed inside: the step's time and the times of its parts, in ns."""
         ...
 
 
@@ -62,7 +62,8 @@ class Position:
 
 
 class Watch(Protocol):
-    """Is told what happens; may raise to stop. The end of an epoch that was saved in its last step is told again."""
+    """Is called as training proceeds, and may raise to stop it. After a resume from the last step of an epoch,
+    `after_epoch` is called again."""
 
     def before_epoch(self) -> None: ...
 
@@ -75,7 +76,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What one training is made of."""
+    """Everything that one training needs."""
 
     model: Model
     optimizer: Optimizer
@@ -84,21 +85,21 @@ class Recipe:
     epochs: int
     max_steps: int = 0
     micro_batches: int = 1
-    """Slices a batch is taken in; their gradients add up to the batch's."""
+    """Parts that a batch is split into; their gradients add up to the batch's."""
     evaluate_after: Callable[[Position], bool] = lambda at: False
-    """Whether to score now, beside what the config asks for in steps."""
+    """Whether to evaluate now, in addition to the config's `evaluate_steps`."""
     save_after: Callable[[Position], bool] = lambda at: False
-    """Whether to save now, likewise."""
+    """Whether to save now, in addition to the config's `checkpoint_steps`."""
     events_after: Callable[[Position], list[dict[str, Any]]] = lambda at: []
-    """What the log should say now that so much is done."""
-    about_score: Callable[[Position], dict[str, Any]] = lambda at: {}
-    """What is scored that far into training, where that varies."""
-    ahead: Callable[[Position], None] = lambda at: None
-    """Is told where training goes on, so that the next evaluation can be prepared."""
-    seen: Callable[[], dict[str, float] | None] = lambda: None
-    """How good predictions were when they were trained on, since this was last asked; none where nobody counts."""
+    """Events for the log at this position."""
+    evaluation_facts: Callable[[Position], dict[str, Any]] = lambda at: {}
+    """What an evaluation at this position scores, where that varies."""
+    prepare_evaluation: Callable[[Position], None] = lambda at: None
+    """Is called when training starts or continues at a position, to begin preparing the next evaluation."""
+    training_metrics: Callable[[], dict[str, float] | None] = lambda: None
+    """Metrics of the training batches since the last call; none where they are not collected."""
     whole_step: WholeStep | None = None
-    """Takes a step in one piece, as a CUDA graph does; none: part by part, as `take_step` has it."""
+    """Executes a whole step, as a CUDA graph does, in place of the body of `take_step`."""
 
     @property
     def steps(self) -> int:
@@ -108,7 +109,7 @@ class Recipe:
 
 
 def take_step(recipe: Recipe, batches: Iterator[Any], step: int) -> tuple[Tensor, int]:
-    """One training step on the next batch: its loss and how many samples it had."""
+    """One training step on the next batch: returns its loss and its number of samples."""
     if recipe.whole_step:
         return recipe.whole_step(batches, recipe.learning_rate(step))
     with span("data"):
@@ -126,7 +127,7 @@ def take_step(recipe: Recipe, batches: Iterator[Any], step: int) -> tuple[Tensor
 
 
 def slices(batch: Any, count: int) -> list[Any]:
-    """A batch in so many parts, as even as it goes; fewer where it has fewer samples."""
+    """Split a batch into `count` parts of nearly equal size; fewer where it has fewer samples."""
     if count == 1:
         return [batch]
     count = min(count, len(batch))
@@ -139,8 +140,8 @@ def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
     order, total = recipe.order, recipe.steps
     at = start
     if at.step >= total:
-        # Saved in its last step: all that is missing is the end of that epoch.
-        at = turned(at, len(order))
+        # The state was saved after the last step: only the end of that epoch is left.
+        at = next_epoch_if_done(at, len(order))
         watch.after_epoch(at)
     while at.step < total:
         recipe.model.train()
@@ -151,11 +152,11 @@ def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
             loss, samples = take_step(recipe, batches, at.step)
             at = replace(at, batch=at.batch + 1, step=at.step + 1)
             watch.after_step(at, loss, samples)
-        at = turned(at, len(order))
+        at = next_epoch_if_done(at, len(order))
         watch.after_epoch(at)
     return at
 
 
-def turned(at: Position, batches: int) -> Position:
-    """The position itself, or the next epoch's first when all batches are done."""
+def next_epoch_if_done(at: Position, batches: int) -> Position:
+    """The first position of the next epoch when all batches are done, else the position itself."""
     return Position(at.epoch + 1, 0, at.step) if at.batch == batches else at

@@ -1,4 +1,4 @@
-"""Quality of predicted probabilities, exactly: no sampling, ties counted half.
+"""Exact quality metrics of predicted probabilities: no sampling, ties count half.
 
 Shapes: N samples, K bins.
 """
@@ -15,7 +15,7 @@ BINS = 100_000
 
 
 def auc(scores_N: Tensor, labels_N: Tensor) -> float:
-    """The chance that a positive scores above a negative, ties counted half; 0.5 when only one class is there."""
+    """Area under the ROC curve, ties count half; 0.5 when there is only one class."""
     positives = int(labels_N.sum())
     negatives = labels_N.numel() - positives
     if positives == 0 or negatives == 0:
@@ -28,14 +28,14 @@ def auc(scores_N: Tensor, labels_N: Tensor) -> float:
 
 
 def calibration_error(probabilities_N: Tensor, labels_N: Tensor, bins: int = 15) -> float:
-    """Mean distance of predicted from observed rate over equal-width bins, weighted by how many samples fall in."""
+    """Mean distance of predicted from observed rate over equal-width bins, weighted by their samples."""
     index_N = (probabilities_N.double() * bins).long().clamp_(0, bins - 1)
     gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, index_N, probabilities_N.double() - labels_N.double())
     return float(gap.abs().sum()) / max(1, labels_N.numel())
 
 
 def binary_metrics(logits_N: Tensor, labels_N: Tensor) -> dict[str, float]:
-    """Accuracy at one half, AUC, log loss, and calibration: predicted over observed rate, and its error by bins."""
+    """Accuracy at threshold 0.5, AUC, log loss, calibration (predicted over observed rate) and calibration error."""
     logits_N, labels_N = logits_N.detach().cpu().double(), labels_N.detach().cpu().double()
     probabilities_N = logits_N.sigmoid()
     return {
@@ -48,31 +48,30 @@ def binary_metrics(logits_N: Tensor, labels_N: Tensor) -> dict[str, float]:
 
 
 def normalized_entropy(log_loss: float, rate: float) -> float:
-    """Log loss over that of always predicting the observed rate; 1 where only one class is there."""
+    """Log loss divided by that of always predicting the observed rate; 1 when there is only one class."""
     if not 0 < rate < 1:
         return 1.0
     return log_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
 
 
 class Tally:
-    """Sums from which the quality of predictions can be told without keeping them.
+    """Running sums that give the metrics of predictions without storing them.
 
-    They add up: over batches, passes and ranks, in any order. AUC is that of probabilities in 100,000 bins, ties
-    counted half; counts are whole numbers, exact in float64 up to 2^53. Nothing waits for the device until metrics are
-    asked for.
+    They can be added over batches, epochs and ranks, in any order. AUC is that of probabilities in 100,000 bins, ties
+    count half; counts are integers, exact in float64 up to 2^53. Only `metrics` waits for the device.
     """
 
     def __init__(self, *, bins: int = BINS, device: torch.device | str = "cpu") -> None:
         self.counts_2K = torch.zeros(2, bins, dtype=torch.float64, device=device)
-        """Negatives, then positives, by predicted probability."""
+        """Counts of negatives, then of positives, by predicted probability."""
         self.sums_2 = torch.zeros(2, dtype=torch.float64, device=device)
-        """Of the log loss, and of right answers."""
+        """Sums of the log loss and of correct predictions."""
 
     @torch.no_grad()
     def add(self, logits_N: Tensor, labels_N: Tensor) -> None:
         logits_N, labels_N = logits_N.detach().double(), labels_N.detach().double()
         bins, positive_N = self.counts_2K.shape[1], labels_N > 0
-        # A logit that is no number lands in some bin; the loss, which is none either, ends the training.
+        # A NaN logit falls into some bin; the loss is NaN too and ends the training.
         place_N = (logits_N.sigmoid() * bins).long().clamp_(0, bins - 1)
         self.counts_2K.view(-1).index_add_(0, place_N + bins * positive_N, torch.ones_like(logits_N))
         self.sums_2[0] += F.binary_cross_entropy_with_logits(logits_N, labels_N, reduction="sum")
@@ -87,7 +86,7 @@ class Tally:
         self.sums_2.zero_()
 
     def auc(self) -> float:
-        # On the host: a GPU's running sums vary with the order it takes them in.
+        # On the host: a cumulative sum on a GPU varies with the order of its additions.
         negatives_K, positives_K = self.counts_2K.cpu()
         pairs = float(negatives_K.sum() * positives_K.sum())
         if not pairs:
@@ -96,21 +95,21 @@ class Tally:
         return float((positives_K * below_K).sum()) / pairs
 
     def metrics(self) -> dict[str, float] | None:
-        """AUC, log loss, normalized entropy and accuracy of all that was added; none where nothing was."""
+        """AUC, log loss, normalized entropy and accuracy of all added predictions; none without any."""
         _, positives = self.counts_2K.sum(1).tolist()
         count = float(self.counts_2K.sum())
         if not count:
             return None
-        loss, right = (float(total) / count for total in self.sums_2)
+        loss, accuracy = (float(total) / count for total in self.sums_2)
         return {
             "auc": self.auc(),
             "log_loss": loss,
             "normalized_entropy": normalized_entropy(loss, positives / count),
-            "accuracy": right,
+            "accuracy": accuracy,
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Most bins are empty, and left out."""
+        """The sums, without the bins that are empty."""
         counts = self.counts_2K.view(-1)
         places = counts.nonzero().squeeze(1)
         return {"places": places, "counts": counts[places], "sums": self.sums_2.clone()}

@@ -1,12 +1,11 @@
-"""Optimizers of dense parameters behind one face, and the one-cycle learning rate; no hidden state beyond the moments.
+"""Optimizers of dense parameters with one interface.
 
-A learning rate is a number, or a one-element tensor beside the parameters: a CUDA graph that is replayed reads it anew
-each time. `plain` replaces the fused kernels by ordinary operators, parameter by parameter, to compare with.
+A learning rate is a number, or a one-element tensor on the parameters' device: a CUDA graph reads it at every replay.
+`plain` replaces the fused kernels by ordinary operators, parameter by parameter, for comparison.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -15,24 +14,11 @@ from torch import Tensor, nn
 
 Rate = float | Tensor
 Groups = list[tuple[list[nn.Parameter], float]]
-"""Parameters that share a weight decay, and that decay."""
-
-
-def one_cycle(step: int, total: int, *, peak: float, rise: float) -> float:
-    """Learning rate of a step: a cosine from peak / 25 up to the peak, then one down to peak / 250,000."""
-    start, end = peak / 25, peak / 250_000
-    top = max(1.0, rise * total - 1)
-    if step <= top:
-        return _cosine(start, peak, step / top)
-    return _cosine(peak, end, min(1.0, (step - top) / max(1.0, total - 1 - top)))
-
-
-def _cosine(begin: float, end: float, share: float) -> float:
-    return end + (begin - end) * (1 + math.cos(math.pi * share)) / 2
+"""Lists of parameters that share a weight decay, each with that decay."""
 
 
 class DenseOptimizer(ABC):
-    """Updates parameters from their gradients, and clears them."""
+    """Updates parameters from their gradients and clears the gradients."""
 
     def __init__(self, parameters: list[nn.Parameter], *, plain: bool) -> None:
         self.parameters: list[Tensor] = [*parameters]
@@ -43,7 +29,7 @@ class DenseOptimizer(ABC):
     def step(self, learning_rate: Rate) -> None:
         """Update every parameter and clear its gradient."""
         if isinstance(learning_rate, Tensor):
-            # On a CPU there is no queue to keep off the host, and not every kernel there takes a tensor.
+            # Reading a tensor costs nothing on a CPU, where not every kernel accepts one.
             learning_rate = learning_rate.reshape(()) if learning_rate.is_cuda else float(learning_rate)
         if self.plain:
             self._plain(learning_rate)
@@ -53,7 +39,7 @@ class DenseOptimizer(ABC):
             parameter.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """Of all parameters, in their order."""
+        """The gradients of all parameters, in order."""
         return _gradients(self.parameters)
 
     @abstractmethod
@@ -70,7 +56,7 @@ class DenseOptimizer(ABC):
 
 
 class SGD(DenseOptimizer):
-    """Stochastic gradient descent without momentum; the numbers of `torch.optim.SGD(fused=True)`."""
+    """Stochastic gradient descent without momentum; equal to `torch.optim.SGD(fused=True)`."""
 
     def __init__(self, parameters: list[nn.Parameter], *, plain: bool = False) -> None:
         super().__init__(parameters, plain=plain)
@@ -97,17 +83,17 @@ class SGD(DenseOptimizer):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is none."""
+        """SGD has no state."""
 
 
 class Adagrad(DenseOptimizer):
-    """A rate of its own for every number, by the squares it has seen: the numbers of `torch.optim.Adagrad`."""
+    """Element-wise Adagrad; equal to `torch.optim.Adagrad`."""
 
     def __init__(self, parameters: list[nn.Parameter], *, eps: float = 1e-8, plain: bool = False) -> None:
         super().__init__(parameters, plain=plain)
         self.eps = eps
         self.sums = [torch.zeros_like(p, requires_grad=False) for p in parameters]
-        # The kernel counts steps for a decay of its rate that is not used.
+        # The kernel needs a step count for a decay of the learning rate that is not used.
         self._first = torch.ones(())
 
     def _fused(self, rate: Rate) -> None:
@@ -128,14 +114,14 @@ class Adagrad(DenseOptimizer):
         torch._foreach_addcmul_(self.sums, gradients, gradients)
         divisors = torch._foreach_sqrt(self.sums)
         torch._foreach_add_(divisors, self.eps)
-        # In place: after the step a gradient is nobody's.
+        # In place: nobody reads a gradient after the step.
         torch._foreach_mul_(gradients, -rate)
         torch._foreach_addcdiv_(self.parameters, gradients, divisors)
 
     def _plain(self, rate: Rate) -> None:
-        for parameter, gradient, seen in zip(self.parameters, self.gradients(), self.sums):
-            seen += gradient * gradient
-            parameter -= rate * gradient / (seen.sqrt() + self.eps)
+        for parameter, gradient, squares in zip(self.parameters, self.gradients(), self.sums):
+            squares += gradient * gradient
+            parameter -= rate * gradient / (squares.sqrt() + self.eps)
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": self.sums}
@@ -145,10 +131,10 @@ class Adagrad(DenseOptimizer):
 
 
 class AdamW(DenseOptimizer):
-    """AdamW by torch's fused kernel, one call a group of parameters that share a decay.
+    """AdamW by torch's fused kernel, one call for each group of parameters that share a decay.
 
-    The numbers are those of `torch.optim.AdamW(fused=True)`; calling the kernel directly saves that class's
-    bookkeeping, which costs more than the arithmetic when a model is this small.
+    It equals `torch.optim.AdamW(fused=True)`. Calling the kernel directly avoids the overhead of that class, which
+    takes longer than the arithmetic of a small model.
     """
 
     betas = (0.9, 0.999)
@@ -157,7 +143,7 @@ class AdamW(DenseOptimizer):
         super().__init__([parameter for parameters, _ in groups for parameter in parameters], plain=plain)
         self.eps = eps
         self.taken = torch.zeros((), device=groups[0][0][0].device)
-        """Steps taken, where the kernel wants it: beside the parameters."""
+        """The number of steps, on the device of the parameters as the kernel requires."""
         self.groups = [_Group(parameters, decay) for parameters, decay in groups]
 
     def _fused(self, rate: Rate) -> None:
@@ -181,8 +167,8 @@ class AdamW(DenseOptimizer):
 
     def _plain(self, rate: Rate) -> None:
         self.taken += 1
-        # In double, as the kernel does it: after one step the second of these is 0.001.
-        mean_left, square_left = (1 - beta ** self.taken.double() for beta in self.betas)
+        # In float64 like the kernel: after one step the second of these is 0.001.
+        mean_correction, square_correction = (1 - beta ** self.taken.double() for beta in self.betas)
         for group in self.groups:
             for parameter, gradient, mean, square in zip(
                 group.parameters, group.gradients(), group.means, group.squares
@@ -190,7 +176,7 @@ class AdamW(DenseOptimizer):
                 parameter *= 1 - rate * group.decay
                 mean += (1 - self.betas[0]) * (gradient - mean)
                 square += (1 - self.betas[1]) * (gradient * gradient - square)
-                parameter -= rate / mean_left * mean / ((square / square_left).sqrt() + self.eps)
+                parameter -= rate / mean_correction * mean / ((square / square_correction).sqrt() + self.eps)
 
     def state_dict(self) -> dict[str, Any]:
         moments = [{"means": group.means, "squares": group.squares} for group in self.groups]
@@ -204,7 +190,7 @@ class AdamW(DenseOptimizer):
 
 
 class _Group:
-    """Parameters that share a decay, and their moments."""
+    """Parameters that share a weight decay, and their moments."""
 
     def __init__(self, parameters: list[nn.Parameter], decay: float) -> None:
         self.parameters: list[Tensor] = [*parameters]
@@ -217,9 +203,9 @@ class _Group:
 
 
 def _gradients(parameters: list[Tensor]) -> list[Tensor]:
-    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    assert len(found) == len(parameters), "a parameter has no gradient"
-    return found
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    assert len(gradients) == len(parameters), "a parameter has no gradient"
+    return gradients
 
 
 def _copy(ours: list[Tensor], theirs: list[Tensor]) -> None:
@@ -228,7 +214,7 @@ def _copy(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 
 def make_dense(name: str, groups: Groups, *, eps: float = 1e-8, plain: bool = False) -> DenseOptimizer:
-    """The optimizer of a name. Row-wise Adagrad is for tables: parameters without rows of their own take Adagrad."""
+    """The optimizer with a name. Row-wise Adagrad is for tables; dense parameters get element-wise Adagrad."""
     if name == "adamw":
         return AdamW(groups, eps=eps, plain=plain)
     if any(decay for _, decay in groups):

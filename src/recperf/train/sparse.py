@@ -1,9 +1,9 @@
-"""Optimizers for tables whose gradient stays sparse, and one that steps them beside a dense optimizer."""
+"""Optimizers for tables with sparse gradients, and one that combines them with a dense optimizer."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,26 +11,16 @@ from torch import Tensor
 from ..measure.spans import span
 from ..models.streams import SideStreams
 from ..models.tables import HashedTable, SparseTables
+from .optim import DenseOptimizer
 
 EPS = 1e-8
 
 
-class Dense(Protocol):
-    """The optimizer of everything that is not a table."""
-
-    def step(self, learning_rate: float | Tensor) -> None: ...
-
-    def gradients(self) -> list[Tensor]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class SparseRows:
-    """Adagrad (a state a row, or with `each` a number of it) or SGD, with decoupled decay, of the rows just used.
+    """Adagrad or SGD with decoupled weight decay, of the rows that the last batch used.
 
-    With `scatter`, SGD adds by atomics on a GPU: no sorting, and a last bit that varies from run to run.
+    Adagrad has one state for each row, or with `each` one for each element. With `scatter` SGD adds by atomics on a
+    GPU: without sorting, and with a last bit that varies from run to run.
     """
 
     def __init__(
@@ -44,7 +34,7 @@ class SparseRows:
         scatter: bool = False,
     ) -> None:
         if scatter and (adagrad or decay):
-            raise ValueError("scattering updates are for SGD without decay alone")
+            raise ValueError("scatter needs SGD without weight decay")
         self.table, self.decay, self.eps, self.scatter = table, decay, eps, scatter
         rows_RD = table.table_RD
         shape = rows_RD.shape if each else rows_RD.shape[:1]
@@ -53,11 +43,10 @@ class SparseRows:
 
     def squared_norm(self) -> float:
         grouped, gradient_ND = self.table.grouped()
-        found: float = self.table.bag.squared_norm(grouped, gradient_ND)
-        return found
+        return float(self.table.bag.squared_norm(grouped, gradient_ND))
 
     def step(self, rate: float | Tensor, *, scale: float = 1.0) -> None:
-        """Update the used rows with their gradient times the scale, and forget the gradient."""
+        """Update the used rows with their gradient times the scale, and clear the gradient."""
         if self.scatter:
             assert isinstance(self.table, SparseTables)
             used = self.table.take_gradient()
@@ -83,38 +72,38 @@ class SparseRows:
 class SplitOptimizer:
     """One optimizer for the dense parameters and `SparseRows` for the tables, clipped together.
 
-    The loop gives the dense rate; the tables' is that times a fixed ratio, so both follow one schedule.
+    The tables' learning rate is the dense one times a fixed ratio, so both follow one schedule.
     """
 
     def __init__(
         self,
-        dense: Dense,
+        dense: DenseOptimizer,
         sparse: SparseRows,
         *,
         table_ratio: float = 1.0,
         clip: float = 0.0,
-        lanes: SideStreams | None = None,
+        streams: SideStreams | None = None,
     ) -> None:
         self.dense, self.sparse, self.table_ratio, self.clip = dense, sparse, table_ratio, clip
-        self.lanes = lanes or SideStreams()
-        """Where weight gradients may still be on their way."""
+        self.streams = streams or SideStreams()
+        """CUDA streams on which weight gradients may still be computed."""
 
     @torch.no_grad()
     def step(self, learning_rate: float | Tensor) -> None:
         scale = self._scale() if self.clip else 1.0
-        with span("sparse_update"), self.lanes.aside("tables"):
+        with span("sparse_update"), self.streams.aside("tables"):
             rate = learning_rate if self.table_ratio == 1.0 else learning_rate * self.table_ratio
             self.sparse.step(rate, scale=scale)
         with span("dense_update"):
-            self.lanes.join("weights")
+            self.streams.join("weights")
             if scale < 1.0:
                 for gradient in self.dense.gradients():
                     gradient.mul_(scale)
             self.dense.step(learning_rate)
-            self.lanes.join_all()
+            self.streams.join_all()
 
     def _scale(self) -> float:
-        """What brings the norm of the whole gradient, dense and sparse, down to the limit."""
+        """The factor that limits the norm of the whole gradient, dense and sparse, to `clip`."""
         squares = [float(g.square().sum()) for g in self.dense.gradients()]
         with span("sparse_update"):
             squares.append(self.sparse.squared_norm())

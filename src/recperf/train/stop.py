@@ -1,5 +1,5 @@
-"""Stopping on a signal: while training the first one asks, the training saves and leaves; elsewhere there is nothing to
-save, and it stops at once. A second Ctrl-C never waits."""
+"""Stopping on a signal: a training finishes its step, saves and stops; at any other time the process stops at once. A
+second Ctrl-C always stops at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import Interrupted, RecperfError, Stopped
 
 
 class StopFlag:
-    """Set by SIGTERM or Ctrl-C while installed; training asks it after every step."""
+    """Is set by SIGTERM or Ctrl-C inside its context; training checks it after every step."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -34,11 +34,11 @@ class StopFlag:
             raise KeyboardInterrupt
         self.received = number
         if not self._patient:
-            raise self.error("; nothing that was trained is lost", "recperf run --resume RUN goes on with a run")
+            raise self.error("; no completed training is lost", "recperf run --resume RUN continues a run")
 
     @contextmanager
     def patience(self) -> Iterator[None]:
-        """Inside, a signal is only noted: whoever works there asks `received` and saves first."""
+        """Inside, a signal only sets `received`: the code there checks it and saves before it stops."""
         self._patient = True
         try:
             yield
@@ -46,7 +46,7 @@ class StopFlag:
             self._patient = False
 
     def error(self, what: str, fix: str | None) -> RecperfError:
-        """The exit that fits the signal."""
+        """The error with the exit code of the signal."""
         if self.received == signal.SIGINT:
             return Interrupted(f"interrupted{what}", fix=fix)
         return Stopped(f"stopped by SIGTERM{what}", fix=fix)

@@ -1,4 +1,4 @@
-"""Training on windows in the order of time: when to score, and which window is the next that nothing was learnt from.
+"""Training on windows in the order of time: when to evaluate, and which window comes next without any training on it.
 
 Shapes: S windows of a stream.
 """
@@ -16,32 +16,32 @@ from .loop import Position
 
 
 def after_windows(order: StreamOrder, windows: int) -> Due:
-    """At the seam after every so many windows; 0 means never."""
+    """Due at the end of every `windows` windows; 0 means never."""
     seams = frozenset(seams_of(order, windows))
     return lambda at: at.batch in seams
 
 
 def seams_of(order: StreamOrder, windows: int) -> list[int]:
-    """Batches that are done when so many more windows are, ascending; a window without a batch ends with another."""
+    """The batch counts at which every `windows` windows end, ascending; an empty window ends with the one before."""
     if not windows:
         return []
     return sorted({int(seam) for seam in order.seams_S[windows - 1 :: windows]} - {0})
 
 
 def interval(share: float, samples: int, batch_size: int) -> int:
-    """Steps until such a share of all samples is trained on, at least one."""
+    """Steps until that share of all samples is trained on, at least one."""
     return max(1, math.ceil(share * samples / batch_size))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluations:
-    """When to score: at seams, or after every so many steps, in the middle of a window too. Not before `first_step`.
+    """When to evaluate: at the ends of windows, or every `steps` steps. Not before `first_step`.
 
-    The end of training is scored in any case, so it is never among these.
+    The end of training is evaluated in any case, so it is never among these.
     """
 
     batches: int
-    """Of an epoch."""
+    """Batches of an epoch."""
     seams: tuple[int, ...] = ()
     steps: int = 0
     first_step: int = 0
@@ -51,7 +51,7 @@ class Evaluations:
         return at.step >= self.first_step and (by_window or (self.steps > 0 and at.step % self.steps == 0))
 
     def next(self, at: Position) -> Position | None:
-        """The next in this epoch; none: only its end is left."""
+        """The next evaluation in this epoch; none when only its end is left."""
         if self.steps:
             due = max((at.step // self.steps + 1) * self.steps, -(-self.first_step // self.steps) * self.steps)
             ahead = [at.batch + due - at.step]
@@ -64,11 +64,11 @@ class Evaluations:
 
 
 def next_window(order: StreamOrder, at: Position) -> int | None:
-    """The first window with anchors of which no batch so far has any; none where the data ends."""
+    """The first window whose anchors are in no batch so far; none where the data ends."""
     if at.batch == 0 and at.step == 0:
         return order.windows[0]
     done = at.batch or len(order)
     last = max(order.last_place(done - 1), int(np.searchsorted(order.seams_S, done, side="right")) - 1)
     after = order.windows[last] + 1
-    found = np.flatnonzero(order.index.counts("all")[after:])
-    return after + int(found[0]) if len(found) else None
+    occupied = np.flatnonzero(order.index.counts("all")[after:])
+    return after + int(occupied[0]) if len(occupied) else None

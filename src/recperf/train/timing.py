@@ -1,34 +1,29 @@
-"""What a StepTimer's readings say: percentiles, throughput, and the budget of a step."""
+"""Percentiles, throughput and the budget of a step from the times of a StepTimer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ..measure.spans import budget_part
 from .watch import StepTimer
 
 FEWEST = 5
-"""Readings below which nothing is reported."""
-
-
-def percentile(sorted_values: Sequence[float], share: float) -> float:
-    """Linear between neighbours."""
-    place = share * (len(sorted_values) - 1)
-    below = int(place)
-    above = min(below + 1, len(sorted_values) - 1)
-    return sorted_values[below] + (sorted_values[above] - sorted_values[below]) * (place - below)
+"""Timed steps below which nothing is reported."""
 
 
 def performance(timers: list[StepTimer]) -> dict[str, Any]:
-    """The speed of all trainings together, as it stands in result.json."""
-    # A training so short that every step was clocked has only clocked times.
-    steps = sorted(ns / 1e6 for t in timers for ns in (t.step_ns or [wall for wall, _ in t.parts]))
+    """The speed of all trainings together, as result.json has it."""
+    # A training so short that every step had a clock has no other times.
+    steps = [ns / 1e6 for t in timers for ns in (t.step_ns or [wall for wall, _ in t.parts])]
     samples, seconds = sum(t.samples for t in timers), sum(t.train_ns for t in timers) / 1e9
     clocked = [part for timer in timers for part in timer.parts]
     return {
         "step_ms": (
-            {f"p{share}": percentile(steps, share / 100) for share in (20, 50, 80)} if len(steps) >= FEWEST else None
+            {f"p{share}": float(np.percentile(steps, share)) for share in (20, 50, 80)}
+            if len(steps) >= FEWEST
+            else None
         ),
         "steps_timed": len(steps),
         "samples_per_s": samples / seconds if seconds else None,

@@ -1,4 +1,4 @@
-"""What watches a training: each a small object of its own, told of every step by `Watchers`."""
+"""Logging, timing and evaluating a training: small objects that `Watchers` calls after every step."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class Emit(Protocol):
 
 @dataclass
 class LossLog:
-    """Keeps losses on their device and writes them in groups, so that no step waits for a GPU."""
+    """Collects losses on their device and logs them in groups, so that no step waits for a GPU."""
 
     emit: Emit
     seed: int
     group: int = 50
     last: float = math.nan
-    _waiting: list[tuple[int, Tensor]] = field(default_factory=list)
+    _pending: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def after_step(self, position: Position, loss: Tensor) -> None:
-        self._waiting.append((position.step, loss))
-        if len(self._waiting) >= self.group:
+        self._pending.append((position.step, loss))
+        if len(self._pending) >= self.group:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting. Called before every save, so that a state behind a NaN is never kept."""
-        if not self._waiting:
+        """Log the pending losses. Called before every save, so that a state after a NaN loss is never saved."""
+        if not self._pending:
             return
-        steps = [step for step, _ in self._waiting]
-        losses_N = torch.stack([loss for _, loss in self._waiting])
+        steps = [step for step, _ in self._pending]
+        losses_N = torch.stack([loss for _, loss in self._pending])
         losses = losses_N.tolist()
         raise_if_any(losses_N.device)
-        self._waiting.clear()
+        self._pending.clear()
         for step, loss in zip(steps, losses):
             if not math.isfinite(loss):
                 raise GateFailed(
@@ -60,7 +60,7 @@ class LossLog:
 
 @dataclass
 class StepTimer:
-    """Wall time of every step, and on some the share of each span. The first steps warm up and do not count."""
+    """Measures the wall time of every step, and in some steps each span. Warm-up steps do not count."""
 
     emit: Emit
     seed: int
@@ -72,7 +72,7 @@ class StepTimer:
     samples: int = 0
     train_ns: int = 0
     setup_ns: int = 0
-    """What epochs cost before their first step: shuffling."""
+    """Time before the first step of epochs: shuffling."""
     steps: int = 0
     _began: int = 0
     _epoch: int = 0
@@ -80,7 +80,7 @@ class StepTimer:
 
     @classmethod
     def for_training(cls, steps: int, *, emit: Emit, seed: int, sync: Callable[[], None] | None) -> StepTimer:
-        """Clocks every 16th step, more often in a short training; warms up for 20 steps, a fifth of a shorter one."""
+        """Times spans in every 16th step, more often in a short training; the warm-up is 20 steps, or a fifth."""
         return cls(emit=emit, seed=seed, sync=sync, every=max(1, min(16, steps // 20)), warmup=min(20, steps // 5))
 
     def before_epoch(self) -> None:
@@ -92,7 +92,7 @@ class StepTimer:
             self.setup_ns += now - self._epoch
             self.train_ns += now - self._epoch
             self._epoch = 0
-        # On a GPU an unsynchronised step ends before its work does, so only clocked steps are timed there.
+        # On a GPU a step returns before its work is done, so only steps with a clock are timed there.
         if self.steps >= self.warmup and step % self.every == 0:
             self._clock = step_clock(self.sync)
             self._clock.begin()
@@ -113,15 +113,15 @@ class StepTimer:
                 self.step_ns.append(wall)
             self.train_ns += wall
         else:
-            taken = perf_counter_ns() - self._began
+            wall = perf_counter_ns() - self._began
             if self.steps >= self.warmup and not self.sync:
-                self.step_ns.append(taken)
-            self.train_ns += taken
+                self.step_ns.append(wall)
+            self.train_ns += wall
         self.samples += samples
         self.steps += 1
 
-    def settle(self) -> None:
-        """Wait for queued work, so that it counts as training time."""
+    def wait_for_device(self) -> None:
+        """Wait for queued kernels, so that they count as training time."""
         if self.sync:
             began = perf_counter_ns()
             self.sync()
@@ -129,22 +129,22 @@ class StepTimer:
 
 
 class TargetMet(Exception):
-    """Leaves a training that is good enough; not an error."""
+    """Ends a training whose score meets the target; not an error."""
 
 
 @dataclass
 class Evaluator:
-    """Scores the validation rows and remembers how the scores went."""
+    """Scores the validation rows and remembers all scores."""
 
     score: Callable[[Position], dict[str, float]]
     emit: Emit
     seed: int
     model: Model
     enough: Callable[[dict[str, float]], bool] = lambda metrics: False
-    """Whether such a score ends the training."""
-    training: Callable[[], dict[str, float] | None] = lambda: None
-    """What the training itself saw since it was last asked."""
-    about: Callable[[Position], dict[str, Any]] = lambda at: {}
+    """Whether these metrics meet the target, which ends the training."""
+    training_metrics: Callable[[], dict[str, float] | None] = lambda: None
+    """Metrics of the training batches since the last call."""
+    facts: Callable[[Position], dict[str, Any]] = lambda at: {}
     """What is scored, where that varies."""
     begins: Callable[[Position], None] = lambda at: None
     ends: Callable[[Position, dict[str, float]], None] = lambda at, metrics: None
@@ -152,13 +152,13 @@ class Evaluator:
 
     @torch.no_grad()
     def run(self, position: Position) -> bool:
-        """Score now; true when no earlier score had a better AUC."""
+        """Evaluate now; true when the AUC is better than all before."""
         reached("evaluation: due")
         self.begins(position)
-        if (seen := self.training()) is not None:
-            self.emit("training", seed=self.seed, step=position.step, epoch=position.epoch, **seen)
-        if about := self.about(position):
-            self.emit("evaluation", seed=self.seed, step=position.step, epoch=position.epoch, **about)
+        if (training := self.training_metrics()) is not None:
+            self.emit("training", seed=self.seed, step=position.step, epoch=position.epoch, **training)
+        if facts := self.facts(position):
+            self.emit("evaluation", seed=self.seed, step=position.step, epoch=position.epoch, **facts)
         self.model.train(False)
         metrics = self.score(position)
         self.model.train()
@@ -171,18 +171,18 @@ class Evaluator:
         return best
 
     def scored(self, position: Position) -> bool:
-        """Whether the weights of this moment have their score."""
+        """Whether the weights at this position have been scored."""
         return bool(self.history) and bool(self.history[-1]["step"] == position.step)
 
     @property
     def met(self) -> bool:
-        """Whether the last score was enough."""
+        """Whether the last score meets the target."""
         return bool(self.history) and self.enough(self.history[-1]["metrics"])
 
 
 @dataclass
 class Watchers:
-    """Tells each watcher, in an order that matters: losses are written before a state is scored or kept."""
+    """Calls each watcher in an order that matters: losses are logged before a state is evaluated or saved."""
 
     losses: LossLog
     timer: StepTimer
@@ -192,7 +192,7 @@ class Watchers:
     should_stop: Callable[[], bool]
     stopped: Callable[[Position], Exception]
     batches: int
-    """Of an epoch: the last one's score is the epoch's."""
+    """Batches of an epoch; after the last one `after_epoch` evaluates."""
     events_after: Callable[[Position], list[dict[str, Any]]] = lambda at: []
     evaluate_due: Due = never
     save_due: Due = never
@@ -210,12 +210,12 @@ class Watchers:
         self.progress(position, self.losses.last, samples)
         if events := self.events_after(position):
             reached("window: left")
-            # So that the log has the same order wherever an interrupted run was saved.
+            # Keeps the order of the log independent of where an interrupted run was saved.
             self.losses.flush()
             for event in events:
                 self.losses.emit(**event, seed=self.losses.seed, step=position.step)
             reached("window: logged")
-        # Before anything is saved, so that a state never lacks a score that was due.
+        # Before saving, so that a saved state never lacks a score that was due.
         due = self.evaluate_due(position) and position.batch < self.batches
         best = self._score(position) if due else False
         if self.should_stop():
@@ -238,6 +238,6 @@ class Watchers:
             raise TargetMet
 
     def _score(self, position: Position) -> bool:
-        self.timer.settle()
+        self.timer.wait_for_device()
         self.losses.flush()
         return self.evaluator.run(position)

@@ -10,7 +10,7 @@ from ..models.embeddings import StackedTables
 from ..models.tables import HashedTable, SparseTables
 from ..train.config import TrainConfig
 from ..train.loop import Optimizer, Order, Recipe
-from ..train.optim import one_cycle
+from ..train.schedule import one_cycle
 
 SCORING_BATCH = 8192
 

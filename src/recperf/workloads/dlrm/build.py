@@ -23,10 +23,10 @@ from ...models.losses import make as make_loss
 from ...models.streams import SideStreams
 from ...models.tables import SparseTables
 from ...ops import dot, relu
+from ...train.config import FastConfig
 from ...train.device import Settings, choose
 from ...train.fast import Switches, resolve
-from ...train.fast_config import FastConfig
-from ...train.graph import CopiedFeed, DrawnFeed, GraphStep, Ticket, Tickets
+from ...train.graph import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, GraphStep
 from ...train.loop import Optimizer, Order, Position, Recipe
 from ...train.metrics import binary_metrics
 from ...train.optim import make_dense
@@ -244,12 +244,12 @@ class DLRMTrial(DLRMTrialState):
             scatter=switches.scatter,
         )
         dense = make_dense(train.optimizer, groups, eps=train.eps, plain=not switches.optimizer)
-        return SplitOptimizer(dense, sparse, lanes=lanes)
+        return SplitOptimizer(dense, sparse, streams=lanes)
 
     def _graph(self, order: Order) -> tuple[Order, GraphStep]:
         """The step as one graph, and the order that feeds it."""
         if isinstance(order, RandomBags):
-            return Tickets(order), GraphStep(self.model, self.optimizer, DrawnFeed(order))
+            return DrawnOrder(order), GraphStep(self.model, self.optimizer, DrawnFeed(order))
         assert isinstance(order, CopiedOrder)
         feed = CopiedFeed(self._room(), pinned=order.pinned)
         return order.order, GraphStep(self.model, self.optimizer, feed)
@@ -283,9 +283,9 @@ class DLRMTrial(DLRMTrialState):
             labels.append(batch.labels_B)
         return torch.cat(logits), torch.cat(labels)
 
-    def rows_of(self, batch: ClickBatch | Ticket) -> Tensor:
+    def rows_of(self, batch: ClickBatch | DrawnBatch) -> Tensor:
         """The table rows a batch looks up."""
-        if isinstance(batch, Ticket):
+        if isinstance(batch, DrawnBatch):
             assert self.bags is not None
             batch = self.bags.batch(*divmod(batch.window, len(self.bags)))
         tables = self.model.embeddings

@@ -15,8 +15,7 @@ from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
-from ...train.config import DLRMTrainConfig, TargetConfig
-from ...train.fast_config import PLAIN, FastConfig
+from ...train.config import PLAIN, DLRMTrainConfig, FastConfig, TargetConfig
 from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:

@@ -32,10 +32,10 @@ from ...points import reached
 from ...runs.mlperf.facts import Facts, Precision
 from ...runs.mlperf.log import MLPerfLog
 from ...train import stream
-from ...train.ahead import made_ahead
 from ...train.device import choose, repeatable
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
+from ...train.prefetch import prefetched
 from ...train.stream import after_windows, interval, seams_of
 from .config import DLRMv4WorkloadConfig, HistoryTrainConfig, require_room
 from .data import EventWindows
@@ -106,7 +106,7 @@ class InputOrder:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
         with self.loader(start) as loader:
-            for number, inputs in enumerate(made_ahead(iter(loader), self.inputs, self.device), start):
+            for number, inputs in enumerate(prefetched(iter(loader), self.inputs, self.device), start):
                 if number in self.firsts:
                     reached("window: entered")
                 yield Numbered(inputs, epoch * len(self) + number)
@@ -234,9 +234,9 @@ class HistoryTrial:
             evaluate_after=self.due,
             save_after=after_windows(self.order, train.checkpoint_windows),
             events_after=self._windows_left,
-            about_score=self._about_score,
-            seen=self.stepped.seen,
-            ahead=self.ahead,
+            evaluation_facts=self._evaluation_facts,
+            training_metrics=self.stepped.seen,
+            prepare_evaluation=self.prepare_evaluation,
             whole_step=self._whole_step(),
         )
         self._left: dict[int, list[int]] = {}
@@ -281,7 +281,7 @@ class HistoryTrial:
             })  # fmt: skip
         return found
 
-    def _about_score(self, at: Position) -> dict[str, Any]:
+    def _evaluation_facts(self, at: Position) -> dict[str, Any]:
         windows = self.prepared.windows_at(at)
         rows = self.prepared.valid_order(windows).samples
         return {"first_window": windows.start, "windows": len(windows), "rows": rows}
@@ -291,7 +291,7 @@ class HistoryTrial:
         epoch, batch = divmod(step, len(self.order))
         return epoch * self.order.samples + self.order.samples_until(batch)
 
-    def ahead(self, at: Position) -> None:
+    def prepare_evaluation(self, at: Position) -> None:
         """Begin to gather what the next evaluation scores."""
         if at.step < self.recipe.steps:
             self.evaluations.gather(self.prepared.windows_at(self.due.next(at)))

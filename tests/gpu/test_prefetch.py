@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recperf.train.ahead import made_ahead
+from recperf.train.prefetch import prefetched
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -36,7 +36,7 @@ def make(number: int) -> Numbers:
 def test_every_batch_is_whole_when_its_step_reads_it() -> None:
     busy = torch.randn(4096, 4096, device=CUDA)
     sums = []
-    for made in made_ahead(iter(range(40)), make, CUDA):
+    for made in prefetched(iter(range(40)), make, CUDA):
         for _ in range(20):
             busy = torch.tanh(busy @ busy)
         # Queued behind the products: by then the thread has made another batch, and this one's last reference is gone.
@@ -49,14 +49,14 @@ def test_a_batch_that_cannot_be_made_ends_it_in_its_turn() -> None:
         yield 1
         raise ValueError("no more")
 
-    made = made_ahead(numbers(), make, CUDA)
+    made = prefetched(numbers(), make, CUDA)
     assert float(next(made).values[0]) == 2.0
     with pytest.raises(ValueError, match="no more"):
         next(made)
 
 
 def test_it_may_be_left_in_the_middle() -> None:
-    made = made_ahead(iter(range(1000)), make, CUDA)
+    made = prefetched(iter(range(1000)), make, CUDA)
     next(made)
     made.close()  # type: ignore[attr-defined]
     with pytest.raises(StopIteration):
