@@ -63,7 +63,7 @@ def base(parts: dict[str, float], device: str) -> dict[str, Any]:
         ],
         "ids": {"lookups": 20480.0, "unique_rows": 9.0, "row_bytes": 256, "working_set_bytes": 2304,
                 "touched_bytes": 2304},
-        "regime": {"name": "dispatch-bound", "sentence": "Calling operators sets the pace.",
+        "regime": {"name": "dispatch-bound", "sentence": "Operator overhead dominates.",
                    "evidence": [evidence("share of the step that waits for data", 0.2, "below 0.5", "no")]},
     }  # fmt: skip
 
@@ -104,7 +104,7 @@ def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **se
             "seed": 42,
             "versions": {"torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "python": "3.11.7"},
             "clocks": {"sm_mhz": 1980, "mem_mhz": 3201, "power_w": 231.0},
-            "company": {"share": 0.02},
+            "other_work": {"share": 0.02},
             "not_measured": ["stall reasons: ask with --stalls"],
         },
         "trace": None,
@@ -184,7 +184,7 @@ def cpu() -> dict[str, Any]:
     wall = sum(CPU.values())
     gone = {"missing": "no device in this trace"}
     return full(
-        CPU, "cpu", "compute-bound", "Arithmetic sets the pace: the counted FLOPs alone would take 78 % of the step.",
+        CPU, "cpu", "compute-bound", "Arithmetic dominates: the counted FLOPs alone take 78 % of the step.",
         operator_table={"rows": [operator("aten::mm", 8, 280.0, None, "[2048, 1024] [1024, 1024]", flops=2.5e10),
                                  operator("aten::addmm", 6, 150.0, None, flops=9.7e9)], "steps": 8},
         kernels=gone, idle=gone, transfers=gone,
@@ -241,7 +241,7 @@ def graph() -> dict[str, Any]:
     busy = sum(count * mean / 1e3 for _, count, mean in names)
     causes = {"input wait": 0.0, "host wait": 0.01, "kernel gap": wall - busy - 0.01, "sync": 0.0}
     return full(
-        GRAPH, "NVIDIA H200", "compute-bound", "Arithmetic sets the pace.",
+        GRAPH, "NVIDIA H200", "compute-bound", "Arithmetic dominates.",
         switches={"graph": "on: a CUDA device, shapes fixed", "tf32": "on: a CUDA device"},
         operator_table={"missing": "a graph replays kernels without operators"},
         kernels={"rows": [kernel(*one, busy=busy, delay=None) for one in names], "count": 20, "busy_ms": busy,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from recperf.measure.explain import READINGS, RULES, UNCLEAR, explain, read, row_time
+from recperf.measure.ceilings import row_time
+from recperf.measure.explain import READINGS, RULES, UNCLEAR, explain, read
 
 PEAKS: dict[str, Any] = {
     "gemm": {"float32": {"p50": 1e11}},
@@ -67,14 +68,14 @@ def test_an_unclear_verdict_says_what_was_found() -> None:
     slow_ops["operators"] = 10
     found = explain(slow_ops, PEAKS)
     assert found["name"] == UNCLEAR
-    assert "no regime's conditions all hold" in found["sentence"]
+    assert "the readings match no regime" in found["sentence"]
     assert found["evidence"]
 
 
 def test_more_work_than_the_machine_can_do_is_no_verdict() -> None:
     found = explain(with_work(profile(), flops=8e9), PEAKS)
     assert found["name"] == UNCLEAR
-    assert "800% of the step, which cannot be" in found["sentence"]
+    assert "800% of the step, which is impossible" in found["sentence"]
 
 
 def test_ranks_that_share_a_processor_have_a_part_of_its_ceilings() -> None:

@@ -15,7 +15,7 @@ from recperf.errors import DataError, MachineError
 from recperf.machine import machine_facts
 from recperf.measure import peaks
 from recperf.measure.peaks import cpu, sampling
-from recperf.measure.peaks.company import Company
+from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.sampling import FULL, MIB, QUICK, TINY, Sampler, better, figure, noisy
 
 
@@ -120,7 +120,7 @@ def test_figures_whose_readings_lie_apart_are_named() -> None:
 
 
 def test_the_share_of_other_work_is_a_share_or_unknown() -> None:
-    share = Company().share()
+    share = OtherWork().share()
     assert share is None or 0 <= share <= 1
 
 

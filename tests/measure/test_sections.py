@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from recperf.measure.sections import embeddings, roofline, verdict
+from recperf.measure.explain import verdict
+from recperf.measure.sections import embeddings, roofline
 
 PEAKS: dict[str, Any] = {
     "gemm": {"float32": {"p50": 1e11}},
@@ -46,8 +47,8 @@ def test_clear_readings_of_even_steps_are_trusted() -> None:
     [
         ({"data": 0.52}, "within 10 % of its threshold (0.52, at least 0.5)"),
         ({"data": 0.8, "p80": 12.5}, "steps vary: p80 is 1.28 times p20"),
-        ({"data": 0.8, "overhead": 0.13}, "clocking changed the step by 13%"),
-        ({"data": 0.8, "overhead": -0.13}, "clocking changed the step by -13%"),
+        ({"data": 0.8, "overhead": 0.13}, "measuring changed the step by 13%"),
+        ({"data": 0.8, "overhead": -0.13}, "measuring changed the step by -13%"),
     ],
 )
 def test_one_doubt_makes_it_medium(change: dict[str, float], why: str) -> None:
@@ -68,13 +69,13 @@ def test_two_doubts_or_no_regime_make_it_low() -> None:
 
 def test_what_comes_second_is_the_largest_of_the_rest() -> None:
     found = verdict(profile(data=0.6, embedding=0.3), PEAKS)
-    assert found["second"] == "the tables: 30% of the step"
+    assert found["second"] == "embedding tables: 30% of the step"
     worked = profile(data=0.6, embedding=0.3)
     worked["components"][-1]["flops"] = 4e8
-    assert verdict(worked, PEAKS)["second"] == "arithmetic: the counted FLOPs alone would take 40% of the step"
+    assert verdict(worked, PEAKS)["second"] == "arithmetic: the counted FLOPs alone take 40% of the step"
     waiting = profile(data=0.6, embedding=0.3)
     waiting["idle"] = {"wall_ms": 10.0, "causes": {"input wait": 6.0, "host wait": 2.0, "sync": 1.5}}
-    assert verdict(waiting, PEAKS)["second"] == "launches: the device waits for the host for 35% of the step"
+    assert verdict(waiting, PEAKS)["second"] == "launch overhead: the device waits for the host for 35% of the step"
     # What comes first does not come second, and little is not worth a word.
     assert verdict(profile(embedding=0.9), PEAKS)["second"] is None
     assert verdict(profile(data=0.6, embedding=0.1), PEAKS)["second"] is None
@@ -172,11 +173,11 @@ def test_cached_means_that_the_touched_rows_fit_the_last_cache() -> None:
 
     assert cached(1 << 19, PEAKS) == {
         "fits": True,
-        "why": "the rows the window touched would fill 0.5 last-level caches",
+        "why": "the touched rows are 0.5 times the last-level cache",
     }
     assert cached(3 << 20, PEAKS) == {
         "fits": False,
-        "why": "the rows the window touched would fill 3 last-level caches",
+        "why": "the touched rows are 3 times the last-level cache",
     }
     assert cached(1, None)["fits"] is None
     assert cached(1, {**PEAKS, "machine": {"caches": {}}})["fits"] is None

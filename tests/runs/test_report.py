@@ -96,7 +96,7 @@ def test_sections_come_in_their_order(full: str) -> None:
 def test_the_page_says_what_was_measured_and_how(full: str) -> None:
     said = text_of(full)
     for expected in (
-        "Calling operators sets the pace",
+        "Operator overhead dominates",
         "synthetic data",
         "target met",
         "user + item bias",

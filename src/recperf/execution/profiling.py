@@ -24,7 +24,8 @@ from ..distributed.world import current
 from ..errors import DataError
 from ..measure import fixes as predictions
 from ..measure import sections
-from ..measure.peaks.company import Company
+from ..measure.explain import verdict
+from ..measure.peaks.other_work import OtherWork
 from ..measure.profile import endless
 from ..measure.trace.analyse import analyse
 from ..measure.trace.cut import write_cut
@@ -72,7 +73,7 @@ def profile(
     Every rank takes the same window and records the same steps. What is told of one of them is told of the slowest.
     """
     world = current()
-    company = Company()
+    other_work = OtherWork()
     prepared = world.leader_first(lambda: workload.prepare(config))
     require_same_data(world, prepared.data["digest"])
     with applied(prepared.settings):
@@ -94,7 +95,7 @@ def profile(
         "preset": None,
         "mode": "full" if wish.full else "budget",
         "switches": dict(prepared.settings.reasons),
-        "verdict": sections.verdict(found, peaks),
+        "verdict": verdict(found, peaks),
         "roofline": sections.roofline(found, peaks),
         "embeddings": sections.embeddings(found, peaks, tables, touched),
         "communication": found.get("communication") or {"missing": "one rank"},
@@ -104,13 +105,13 @@ def profile(
     del trial
     if world.size > 1:
         found["fixes"] = {"missing": ALONE}
-        found["trust"] = _trust(found, config, cost, company)
+        found["trust"] = _trust(found, config, cost, other_work)
         return found
     ranked = predictions.ranked(prepared.fixes(), found, parts, peaks, os.cpu_count() or 1)
     found["fixes"] = [_suggested(fix, predicted, found) for fix, predicted in ranked]
     if wish.try_fixes and ranked:
         _try(workload, config, found, ranked, peaks, parts, say)
-    found["trust"] = _trust(found, config, cost, company)
+    found["trust"] = _trust(found, config, cost, other_work)
     return found
 
 
@@ -332,7 +333,7 @@ def _rounds(recipe: Recipe, sync: Callable[[], None]) -> list[float]:
     return [several(count) for _ in range(5 if each < 200 else 3)]
 
 
-def _trust(found: dict[str, Any], config: Any, cost: dict[str, float] | None, company: Company) -> dict[str, Any]:
+def _trust(found: dict[str, Any], config: Any, cost: dict[str, float] | None, other_work: OtherWork) -> dict[str, Any]:
     missing = [
         f"{name}: {found[name]['missing']}"
         for name in ("operator_table", "kernels", "idle", "transfers", "roofline", "communication", "fixes")
@@ -350,7 +351,7 @@ def _trust(found: dict[str, Any], config: Any, cost: dict[str, float] | None, co
             "cuda": torch.version.cuda,
         },
         "clocks": _clocks() if found["device"] != "cpu" else None,
-        "company": {"share": share_of_others(company)},
+        "other_work": {"share": share_of_others(other_work)},
         "not_measured": missing,
     }
 

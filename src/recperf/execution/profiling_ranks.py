@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..distributed.world import current
-from ..measure.peaks.company import Company
+from ..measure.peaks.other_work import OtherWork
 
 
 def of_slowest(found: dict[str, Any], value: Any) -> Any:
@@ -20,13 +20,13 @@ def of_slowest(found: dict[str, Any], value: Any) -> Any:
     return from_rank(world, found["communication"]["slowest"], value)
 
 
-def share_of_others(company: Company) -> float | None:
+def share_of_others(other_work: OtherWork) -> float | None:
     """What processes used that are no ranks; none where ranks of other hosts hide which those are."""
     world = current()
     if world.size == 1:
-        return company.share()
-    used = float(world.sum_(torch.tensor([company.own_seconds()], dtype=torch.float64)))
-    return company.share(used) if world.local_size == world.size else None
+        return other_work.share()
+    used = float(world.sum_(torch.tensor([other_work.own_seconds()], dtype=torch.float64)))
+    return other_work.share(used) if world.local_size == world.size else None
 
 
 def about(run: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .explain import ceilings
+from .ceilings import ceilings
 
 KERNEL_MS = 0.0025
 """A small kernel inside a graph, its gap included."""

@@ -40,7 +40,7 @@ def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> 
     import torch
 
     from . import cpu, gpu
-    from .company import Company
+    from .other_work import OtherWork
     from .sampling import Sampler, better, noisy
 
     facts = machine_facts()
@@ -50,13 +50,13 @@ def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> 
         notes.append(text)
         say(f"note: {text}")
 
-    sampler, company = Sampler(effort), Company()
+    sampler, other_work = Sampler(effort), OtherWork()
     figures = cpu.measure(sampler, facts, say, note)
-    others = company.share()
+    others = other_work.share()
     if others is None or others > ALONE:
         say("other work is going on here; a second look" if others else "a second look")
         figures = better(figures, cpu.measure(sampler, facts, lambda _: None, lambda _: None))
-        others = company.share()
+        others = other_work.share()
     if others and others > ALONE:
         note(f"other work took {others:.0%} of the cores meanwhile: ceilings may come out low")
     figures["gpu"] = gpu.measure(Sampler(effort), say, note) if torch.cuda.is_available() else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...measure import explain
+from ...measure.ceilings import device_peaks, product_flops, ranks_sharing
 from . import curves, plots, ranks, roofs
 from . import formats as fmt
 from .blocks import Block, Cell, Figure, Missing, Section, Table, Text, cells
@@ -46,9 +46,9 @@ def ceilings(run: Reading) -> Ceilings | None:
     if part is None:
         return None
     profile = run.profile or {}
-    sharing = explain.sharing(profile)
+    sharing = ranks_sharing(profile)
     share = f" / {sharing} ranks" if sharing > 1 else ""
-    product = explain.product_of(profile, part)
+    product = product_flops(profile, part)
     streams = {name: part[name]["p50"] for name in ("copy", "read")}
     best = max(streams, key=lambda name: streams[name])
     slopes = [
@@ -79,7 +79,7 @@ def _roof(label: str, short: str, bandwidth: float, *, tone: str, main: bool = F
 def _device_peaks(run: Reading) -> dict[str, Any] | None:
     """The ceilings of the device that was profiled: the CPU, or the GPU of that name."""
     device = {"device": run.result["performance"]["device"]}
-    known = explain.device_part(run.profile or device, run.peaks) or explain.device_part(device, run.peaks)
+    known = device_peaks(run.profile or device, run.peaks) or device_peaks(device, run.peaks)
     return known or next(iter(((run.peaks or {}).get("gpu") or {}).values()), None)
 
 
@@ -89,7 +89,7 @@ def _random_rows(run: Reading, part: dict[str, Any]) -> tuple[str, dict[str, Any
     if not ids.get("row_bytes"):
         return "", None
     caches = run.machine.get("caches") or {"": 0}
-    last = part.get("l2_bytes") or max(caches.values(), default=0) // explain.sharing(run.profile or {})
+    last = part.get("l2_bytes") or max(caches.values(), default=0) // ranks_sharing(run.profile or {})
     touched = ids.get("touched_bytes")
     level = "cache" if touched is not None and touched <= last else "memory"
     rows = part["gather"]["cache" if level == "cache" else "dram"]["rows"]

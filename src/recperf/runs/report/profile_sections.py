@@ -456,7 +456,7 @@ def _trust(profile: Profile, machine: Profile) -> list[Block]:
     rows.append(("versions", ", ".join(f"{name} {text}" for name, text in versions.items() if text) or "not recorded"))
     if trust.get("seed") is not None:
         rows.append(("seed", _nested(trust["seed"])))
-    busy = (trust.get("company") or {}).get("share")
+    busy = (trust.get("other_work") or {}).get("share")
     if busy is not None:
         doubt = "; too much for the times to be trusted" if busy > BUSY_MACHINE else ""
         rows.append(("other processes", f"{busy:.0%} of all cores{doubt}"))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ...data.batch import ClickBatch
 from ...execution.workload import require_memory
-from ...measure.explain import row_time
+from ...measure.ceilings import row_time
 from ...models.tables import HashedTable, ask_for_huge_pages
 from ...ops.bag import native, reference
 from .build import PreparedDram

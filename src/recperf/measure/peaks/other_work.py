@@ -1,4 +1,4 @@
-"""What other work took of the processor while something was measured: it is missing in every ceiling."""
+"""How much of the processor other processes used while something was measured: every ceiling is lower by that."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 from time import monotonic
 
 BUSY = (0, 1, 2, 5, 6, 7)
-"""Columns of /proc/stat that are work: user, nice, system, interrupts twice, and what a hypervisor gave to others."""
+"""Columns of /proc/stat that count as busy: user, nice, system, irq, softirq, and steal by a hypervisor."""
 
 
-class Company:
-    """Between its making and `share()`, the part of all cores that other processes used."""
+class OtherWork:
+    """Measures the share of all cores that other processes use, from its creation to `share()`."""
 
     def __init__(self) -> None:
         self._began, self._busy, self._own = monotonic(), _busy_seconds(), _own_seconds()
 
     def own_seconds(self) -> float:
-        """Processor time of this process since then."""
+        """CPU time of this process since then."""
         return _own_seconds() - self._own
 
     def share(self, own_seconds: float | None = None) -> float | None:
-        """0 when we were alone, 1 when every core worked for others; None where the system does not tell.
+        """0: no other work; 1: every core worked for others; None: the system does not report it.
 
-        `own_seconds` are those of all processes that are not others; by default of this one.
+        `own_seconds` is the CPU time of all processes that belong to the measurement; by default of this one.
         """
         busy, seconds = _busy_seconds(), monotonic() - self._began
         if busy is None or self._busy is None or seconds <= 0:
@@ -41,5 +41,5 @@ def _busy_seconds() -> float | None:
 
 
 def _own_seconds() -> float:
-    used = os.times()
-    return used.user + used.system
+    times = os.times()
+    return times.user + times.system
