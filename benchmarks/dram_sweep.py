@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from _rows import record, row, show
+from recperf.distributed.world import current
 from recperf.execution.measuring import open_window
 from recperf.execution.sweep import line
 from recperf.train.device import applied
@@ -22,7 +23,7 @@ def lookups_ms(config: MicroDLRMDramConfig) -> list[float]:
     prepared = PreparedDram(config)
     with applied(prepared.settings):
         trial = prepared.trial(config.seed)
-        window = open_window(prepared, trial, trial.recipe)
+        window = open_window(prepared, trial, trial.recipe, current().window())
         window.warm(4)
         window.take(STEPS)
     return [parts["embedding"] / 1e6 for _, parts in window.clocked]

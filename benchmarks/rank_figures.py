@@ -14,6 +14,7 @@ Run as `python benchmarks/rank_figures.py`, or with --only for a part; it starts
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import sys
@@ -164,7 +165,7 @@ def checkpoint(world: World, chosen: argparse.Namespace) -> Rows:
 
 
 def _state(tables: Any) -> dict[str, Any]:
-    from recperf.distributed.sharded_state import sharded_state
+    from recperf.distributed.checkpoint import sharded_state
 
     return {"trial": {"model": dict(sharded_state(tables))}}
 
@@ -178,7 +179,7 @@ def _load(store: Any, tables: Any) -> None:
 
 
 def span_cost(world: World, chosen: argparse.Namespace) -> Rows:
-    from recperf.distributed import notes
+    from recperf.distributed import progress
     from recperf.measure.spans import follow, span
 
     def each(count: int = 20_000) -> float:
@@ -189,10 +190,11 @@ def span_cost(world: World, chosen: argparse.Namespace) -> Rows:
         return (perf_counter() - began) / count * 1e6
 
     off = [each() for _ in range(9)]
-    notes.begin(world.rank)
-    kept = [each() for _ in range(9)]
-    follow(None)
-    notes.end(world.rank, done=True)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHELASTIC_ERROR_FILE"] = str(Path(folder) / "error.json")
+        progress.begin()
+        kept = [each() for _ in range(9)]
+        follow(None)
     variants = (("nobody listens", off), ("kept for others to read", kept))
     return [row(NAME, f"span, {who}", "time", "us", values, {"ranks": world.size}) for who, values in variants]
 

@@ -29,10 +29,10 @@ from torch import Tensor, distributed
 from _ranks import join, start
 from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
-from recperf.distributed.ahead import Exchange
+from recperf.distributed.exchange import Exchange
 from recperf.distributed.library import require_torchrec
 from recperf.distributed.tables import TorchRecTables
-from recperf.distributed.window import Together
+from recperf.distributed.window import SharedWindow
 from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.measure.profile import endless
@@ -104,17 +104,17 @@ class Timed:
         self.seconds = dict.fromkeys(self.seconds, 0.0)
 
 
-def steps(trial: Any, together: Together, timed: Timed, blocks: int, each: int) -> dict[str, dict[str, list[float]]]:
+def steps(trial: Any, window: SharedWindow, timed: Timed, blocks: int, each: int) -> dict[str, dict[str, list[float]]]:
     """ms a step, a lookup and its waits, of pairs of blocks."""
     ways = {"early": True, "in the step": False}
-    recipe, world = trial.recipe, together.world
+    recipe, world = trial.recipe, window.world
     batches = {name: endless(replace(recipe.order, ahead=on), 0) for name, on in ways.items()}
     found: dict[str, dict[str, list[float]]] = {
         name: {"step_ms": [], **{n: [] for n in timed.seconds}} for name in ways
     }
     for block in range(blocks + 1):
         for name in sorted(ways, reverse=bool(block % 2)):
-            together.meet()
+            window.meet()
             take_step(recipe, batches[name], recipe.steps - 1)
             timed.clear()
             began = perf_counter()
@@ -170,10 +170,10 @@ def rank(chosen: argparse.Namespace) -> None:
         "ranks": world.size, "backend": world.backend, "batch": chosen.batch, "block": chosen.each,
         "table_dim": config.model.table_dim, "note": chosen.note,
     }  # fmt: skip
-    found, timed, together = [], Timed(), Together(world)
+    found, timed, window = [], Timed(), SharedWindow(world)
     for delay in chosen.delays:
         with exchanges(delay / 1e3):
-            told = steps(trial, together, timed, chosen.blocks, chosen.each)
+            told = steps(trial, window, timed, chosen.blocks, chosen.each)
         here = {**conditions, "least_exchange_ms": delay}
         found += _rows(told, here)
         ratios = [slow / fast for slow, fast in zip(told["in the step"]["step_ms"], told["early"]["step_ms"])]

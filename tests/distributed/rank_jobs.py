@@ -206,11 +206,11 @@ def sleeps(rank: int, seconds: float, on: int = 1) -> None:
 
 def clocks(world: World, ahead_ns: int) -> dict[str, Any]:
     """How far a rank's clock is ahead of rank 0's: as if on two hosts, and as it is."""
-    from recperf.distributed.clocks import compared
+    from recperf.distributed.waits import compare_clocks
 
     ahead = ahead_ns * world.rank
-    apart = compared(world, here=f"host {world.rank}", now=lambda: time.monotonic_ns() + ahead)
-    shared = compared(world)
+    apart = compare_clocks(world, here=f"host {world.rank}", now=lambda: time.monotonic_ns() + ahead)
+    shared = compare_clocks(world)
     return {"apart": (apart.ahead_ns, apart.error_ns), "shared": (shared.ahead_ns, shared.error_ns)}
 
 
@@ -225,7 +225,7 @@ def starts(world: World, late: float, margin: float, rounds: int = 5) -> list[tu
             return found
 
     window.MARGIN_NS = int(margin * 1e9)
-    together, found = window.Together(world), []
+    together, found = window.SharedWindow(world), []
     together.world = Slow()
     for _ in range(rounds):
         time.sleep(late * world.rank)

@@ -116,15 +116,18 @@ def _command(
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     here = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "OMP_NUM_THREADS": 1}
-    os.environ.update({name: str(value) for name, value in here.items()}, RECPERF_RANKS=folder)
+    elastic = rank_folder(Path(folder), rank)
+    elastic.mkdir(parents=True, exist_ok=True)
+    os.environ.update({name: str(value) for name, value in here.items()}, TORCHELASTIC_RUN_ID="recperf-ranks-test")
+    os.environ["TORCHELASTIC_ERROR_FILE"] = str(elastic / "error.json")
     os.environ["RECPERF_HOME"] = str(home_of(more))
     from recperf.cli import main
-    from recperf.distributed import launch
+    from recperf.distributed import exits
     from recperf.distributed.world import World
     from recperf.execution import measuring
 
-    # Nobody is there who would end a rank that lost the others.
-    launch.LINGER_S = 0.0
+    # No agent is there to end a rank that lost the others.
+    exits.LINGER_S = 0.0
     # A run ends with a measured window; the fewest steps are enough.
     measuring.SECONDS = 0.0
     World.join = functools.partialmethod(World.join, init_method=f"file://{meeting}")
@@ -132,6 +135,11 @@ def _command(
         module, _, name = trouble.rpartition(".")
         getattr(importlib.import_module(module or "rank_jobs"), name)(rank, **more)
     os._exit(main(words))
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """The folder that torch elastic would give a rank."""
+    return folder / "job" / "attempt_0" / str(rank)
 
 
 def home_of(more: dict[str, Any]) -> Path:

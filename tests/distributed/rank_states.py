@@ -13,12 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recperf.distributed.checkpoint import RankStore
-from recperf.distributed.launch import ALIKE
-from recperf.distributed.record import require_same_config, require_same_data
-from recperf.distributed.sharded_state import ShardedTables
+from recperf.distributed.checkpoint import RankStore, RankTables
 from recperf.distributed.world import World
-from recperf.errors import RecperfError
+from recperf.errors import ConfigError, RecperfError
 from recperf.train.checkpoint import CheckpointStore, read_state
 from recperf.train.checkpoint_folder import name_of
 from recperf.workloads.micro_dlrm import config as micro_dlrm
@@ -39,7 +36,7 @@ def store_of(world: World, folder: Path) -> RankStore:
     return RankStore(folder=folder, notice=print, world=world)
 
 
-def whole(tables: ShardedTables) -> dict[str, Tensor]:
+def whole(tables: RankTables) -> dict[str, Tensor]:
     """All tables, and what the optimizer remembers of them (`<table>_state`), put together on rank 0 without a
     checkpoint; nothing on the others."""
     each = tables.world.gather([*tables.local()])
@@ -49,22 +46,22 @@ def whole(tables: ShardedTables) -> dict[str, Tensor]:
     for name in tables.names:
         if name in tables.copies.tables:
             found[name] = tables.copies.tables[name].detach().clone()
-            if tables.remembered:
+            if tables.state_width:
                 found[f"{name}_state"] = tables.copies.states[name].clone()
             continue
         found[name] = torch.empty(tables.rows[name], tables.dim)
-        sums = torch.zeros(tables.rows[name], tables.remembered, dtype=torch.float64)
+        sums = torch.zeros(tables.rows[name], tables.state_width, dtype=torch.float64)
         for part, weight, state in (held for parts in each for held in parts if held[0].table == name):
             rows = slice(part.first_row, part.first_row + part.rows)
             columns = slice(part.first_column, part.first_column + part.columns)
             found[name][rows, columns] = weight.detach()
-            if state is not None and tables.remembered > 1:
+            if state is not None and tables.state_width > 1:
                 sums[rows, columns] = state.double()
             elif state is not None:
                 # One number for a row is the mean of those of its parts, by their columns.
                 sums[rows, 0] += state.double() * (part.columns / tables.dim)
-        if tables.remembered:
-            found[f"{name}_state"] = (sums if tables.remembered > 1 else sums[:, 0]).float()
+        if tables.state_width:
+            found[f"{name}_state"] = (sums if tables.state_width > 1 else sums[:, 0]).float()
     return found
 
 
@@ -89,18 +86,18 @@ def unlike(world: World) -> list[tuple[str, str, str, bool]]:
     """What is said where ranks differ: in a path, which is fine; in a number of the config; in the data."""
     config = micro_dlrm.MicroDLRMConfig()
     elsewhere = replace(config, data=replace(config.data, path=Path(f"/host-{world.rank}")))
-    require_same_config(world, "micro-dlrm", elsewhere, steps=5)
-    require_same_data(world, "digest")
+    world.require_same_config("micro-dlrm", elsewhere, steps=5)
+    world.require_same_data("digest")
     other = replace(config, train=replace(config.train, batch_size=64 + world.rank))
     found = []
     for label, check in (
-        ("field", lambda: require_same_config(world, "micro-dlrm", other)),
-        ("its digest", lambda: require_same_data(world, f"digest {world.rank}")),
+        ("field", lambda: world.require_same_config("micro-dlrm", other)),
+        ("its digest", lambda: world.require_same_data(f"digest {world.rank}")),
     ):
         try:
             check()
         except RecperfError as error:
-            one_says_it = isinstance(error, ALIKE) or error is world.shared_error
+            one_says_it = isinstance(error, ConfigError) or error is world.shared_error
             found.append((type(error).__name__, error.what, error.where[label], one_says_it))
     return found
 

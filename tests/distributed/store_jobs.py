@@ -12,7 +12,7 @@ from rank_jobs import make
 from rank_states import store_of, whole
 from torch import Tensor
 
-from recperf.distributed.sharded_state import sharded_state
+from recperf.distributed.checkpoint import sharded_state
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
 from recperf.errors import RecperfError

@@ -7,7 +7,7 @@ import torch
 from rank_jobs import SEED, STEPS, alone, small, uses
 from rank_pool import needs_torchrec, run_ranks
 
-from recperf.distributed.placing import text_of
+from recperf.distributed.sharding import plan_text
 from recperf.models.dlrm_v4.tables import DLRMv4Tables
 
 pytestmark = needs_torchrec
@@ -117,8 +117,8 @@ def test_what_cannot_be_done_is_refused_on_every_rank() -> None:
 def test_the_plan_says_who_holds_what_and_why() -> None:
     found = run_ranks(2, "trained", sharding="uid=row,item_id=column,album_id=data-parallel")
     # Every rank has the same plan.
-    assert text_of(found[0]["parts"]) == text_of(found[1]["parts"])
-    lines = [line.split() for line in text_of(found[0]["parts"]).splitlines()]
+    assert plan_text(found[0]["parts"]) == plan_text(found[1]["parts"])
+    lines = [line.split() for line in plan_text(found[0]["parts"]).splitlines()]
     assert lines[0] == ["rank", "table", "kind", "kernel", "rows", "columns", "bytes", "why"]
     said = {(line[0], line[1]): (line[2], line[3], line[-1]) for line in lines[1:]}
     assert said["0", "uid"] == said["1", "uid"] == ("row", "fused", "--distributed.sharding")

@@ -12,16 +12,17 @@ import torch
 from click_jobs import dlrm
 from rank_pool import needs_torchrec, run_ranks
 
-from recperf.distributed.clocks import Clock
-from recperf.distributed.collectives import Wait
-from recperf.distributed.window import APART, QUEUED, Told, shared_by, summed
+from recperf.distributed.waits import Clock, Wait
+from recperf.distributed.window import APART, QUEUED, RankReadings, ceiling_shares, summarize
 from recperf.measure.explain import explain, ranks_sentence
 from recperf.measure.profile import WATCHED, Reading, Window
 
 MS = 1_000_000
 
 
-def rank(came: float, *, ahead: float = 0.0, host: str = "one", own: float | None = None, steps: int = 5) -> Told:
+def rank(
+    came: float, *, ahead: float = 0.0, host: str = "one", own: float | None = None, steps: int = 5
+) -> RankReadings:
     """Steps of a rank that comes to one reduction so many ms after a step began, and has its sum at 30 ms.
 
     The step ends 10 ms later. Its own clock is `ahead`.
@@ -33,11 +34,11 @@ def rank(came: float, *, ahead: float = 0.0, host: str = "one", own: float | Non
         found.append([Wait(step + 1, "all_reduce", "reduce", *moments, 4096)])
     waits = round((30.0 - came) * MS)
     reading = (40 * MS, {"data": 40 * MS - waits, "reduce_exchange": waits})
-    return Told([reading] * steps, [39 * MS] * steps, found, Clock(host, round(ahead * MS), 0))
+    return RankReadings([reading] * steps, [39 * MS] * steps, found, Clock(host, round(ahead * MS), 0))
 
 
 def test_the_rank_that_comes_last_is_the_slowest_and_its_wait_is_for_bytes() -> None:
-    found = summed([rank(5.0), rank(25.0), rank(10.0)])
+    found = summarize([rank(5.0), rank(25.0), rank(10.0)])
     assert found["slowest"] == 1
     assert [row["own_ms"] for row in found["each"]] == pytest.approx([15.0, 35.0, 20.0])
     assert [row["late_ms"] for row in found["each"]] == pytest.approx([20.0, 0.0, 15.0])
@@ -54,7 +55,7 @@ def test_the_rank_that_comes_last_is_the_slowest_and_its_wait_is_for_bytes() -> 
 
 
 def test_a_clock_that_is_ahead_changes_nothing() -> None:
-    alike, ahead = summed([rank(5.0), rank(25.0)]), summed([rank(5.0), rank(25.0, ahead=1e6, host="two")])
+    alike, ahead = summarize([rank(5.0), rank(25.0)]), summarize([rank(5.0), rank(25.0, ahead=1e6, host="two")])
     assert ahead["hosts"] == 2
     assert {**ahead, "hosts": 1} == alike
 
@@ -63,7 +64,7 @@ def test_a_hiccup_names_nobody() -> None:
     """One step in five in which the faster rank stood still."""
     ranks = [rank(5.0), rank(25.0)]
     ranks[0].clocked[2] = (5000 * MS, {"data": 5000 * MS})
-    found = summed(ranks)
+    found = summarize(ranks)
     assert found["slowest"] == 1
     assert found["each"][0]["own_ms"] == pytest.approx(15.0)
     assert found["steps"] == 3
@@ -74,7 +75,7 @@ def test_what_cannot_be_told_apart_is_not(queued: bool, why: str) -> None:
     ranks = [rank(5.0), rank(25.0)]
     if not queued:
         ranks[1].waits[3].pop()
-    found = summed(ranks, queued=queued)
+    found = summarize(ranks, queued=queued)
     assert found["not_told_apart"] == why
     assert found["slowest"] == 1
     assert found["exposed_ms"] == pytest.approx(15.0)
@@ -82,7 +83,7 @@ def test_what_cannot_be_told_apart_is_not(queued: bool, why: str) -> None:
     assert found["collectives"] == []
 
 
-def profile(ranks: list[Told], share: float) -> dict[str, Any]:
+def profile(ranks: list[RankReadings], share: float) -> dict[str, Any]:
     parts = [("data", "data", 1 - share), ("reduce_exchange", "communication", share)]
     return {
         "device": "cpu",
@@ -92,7 +93,7 @@ def profile(ranks: list[Told], share: float) -> dict[str, Any]:
         ],
         "step_ms": {"p20": 39.0, "p50": 40.0, "p80": 41.0},
         "ids": {"lookups": 0, "row_bytes": 64, "touched_bytes": 0},
-        "communication": summed(ranks),
+        "communication": summarize(ranks),
     }
 
 
@@ -114,7 +115,7 @@ def test_the_verdict_names_the_slowest_rank_and_the_exposed_communication() -> N
 )
 def test_a_rank_has_its_threads_part_of_the_cores(ranks: int, threads: int, cores: int, parts: int) -> None:
     """More ranks than cores take turns: one of them may still have a core for itself."""
-    assert shared_by(ranks, threads, cores) == parts
+    assert ceiling_shares(ranks, threads, cores) == parts
 
 
 @needs_torchrec

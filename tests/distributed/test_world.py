@@ -9,7 +9,8 @@ import torch
 from rank_pool import needs_torchrec, run_ranks
 from torch import distributed
 
-from recperf.distributed.world import RendezvousError, World, agreed_round
+from recperf.distributed.rendezvous import agree_on_round
+from recperf.distributed.world import RendezvousError, World
 from recperf.errors import UsageError
 from recperf.train.metrics import Tally
 
@@ -29,7 +30,7 @@ def test_torchrun_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World.from_environment()
     assert (world.rank, world.size, world.local_rank, world.local_size, world.is_leader) == (5, 8, 1, 4, False)
     monkeypatch.setenv("RANK", "five")
-    with pytest.raises(UsageError, match="no numbers"):
+    with pytest.raises(UsageError, match="not numbers"):
         World.from_environment()
 
 
@@ -51,7 +52,7 @@ def test_alone_nothing_is_sent() -> None:
 def test_ranks_that_do_not_meet(tmp_path: Path) -> None:
     with pytest.raises(RendezvousError, match=r"the ranks did not meet within 0\.1 s") as found:
         World(rank=0, size=2).join("cpu", 0.1, init_method=f"file://{tmp_path / 'meeting'}")
-    assert found.value.where["was told"] == "rank 1 did not come"
+    assert found.value.where["cause"] == "rank 1 did not come"
     assert "GLOO_SOCKET_IFNAME" in str(found.value.fix)
     assert "docs/launching.md" in str(found.value.fix)
     assert not distributed.is_initialized()
@@ -63,7 +64,7 @@ def test_ranks_started_again_meet_in_a_round_of_their_own() -> None:
 
     def meet(rank: int) -> str:
         time.sleep(0.1 * rank)
-        return agreed_round(store, rank, 3, 20)
+        return agree_on_round(store, rank, 3, 20)
 
     with ThreadPoolExecutor(3) as pool:
         for _ in range(3):
@@ -72,7 +73,7 @@ def test_ranks_started_again_meet_in_a_round_of_their_own() -> None:
     assert len(set(rounds)) == 3
     # One that went again is not counted among those that are there.
     with pytest.raises(TimeoutError, match="is gone"):
-        agreed_round(store, 0, 3, 0.2)
+        agree_on_round(store, 0, 3, 0.2)
 
 
 @needs_torchrec

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import to_json, with_absolute_paths
-from ..distributed.launch import launch, rank_arguments, require_ranks, run_as_rank
+from ..distributed.exits import run_as_rank
+from ..distributed.launch import launch, rank_arguments, require_ranks
 from ..distributed.world import World, current, enter
 from ..errors import MachineError, RecperfError, UsageError
 from ..files import write_atomic, writing
@@ -140,11 +141,9 @@ def follow(choice: Choice, options: Options[Any], world: World) -> int:
 
 def join(choice: Choice, config: Any, options: Options[Any], world: World) -> None:
     if world.size > 1:
-        from ..distributed.record import require_same_config
-
         world.join(config.train.device, config.distributed.timeout_s)
         asked = {"mode": options.mode, "steps": options.steps, "trace": options.trace, "trace_mb": options.trace_mb}
-        require_same_config(world, choice.workload.name, config, **asked)
+        world.require_same_config(choice.workload.name, config, **asked)
 
 
 def wished(options: Options[Any], folder: Path, world: World) -> Wish:
@@ -155,7 +154,7 @@ def wished(options: Options[Any], folder: Path, world: World) -> Wish:
         # Without a file system of their own hosts keep the traces of their ranks.
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        trace = folder / (f"trace.rank{world.rank}.json.gz" if world.size > 1 else "trace.json.gz")
+        trace = folder / world.trace_name()
     return Wish(
         full=options.mode == "full",
         try_fixes=options.try_fixes,

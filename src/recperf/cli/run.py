@@ -11,8 +11,9 @@ from typing import Any
 import tyro
 
 from ..config import to_json, with_absolute_paths
-from ..distributed.launch import launch, rank_arguments, require_ranks, run_as_rank
-from ..distributed.notes import job, leave_run, left_run, restarted, same_job
+from ..distributed.exits import run_as_rank
+from ..distributed.launch import launch, rank_arguments, require_ranks
+from ..distributed.progress import job, remember_run, remembered_run, restarted, same_job
 from ..distributed.world import World, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import require_writable, write_atomic
@@ -92,10 +93,8 @@ def one(words: list[str], world: World) -> int:
             if options.dry_run:
                 return dry_run(choice, options, terminal)
             if world.size > 1:
-                from ..distributed.record import require_same_config
-
                 world.join(options.values.train.device, options.values.distributed.timeout_s)
-                require_same_config(world, choice.workload.name, with_absolute_paths(options.values))
+                world.require_same_config(choice.workload.name, with_absolute_paths(options.values))
             return run(choice, options, stop, terminal) if world.is_leader else follow(choice, options, stop, terminal)
         finally:
             terminal.close()
@@ -149,14 +148,13 @@ def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
 
 def follow(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
     """Train as a rank that writes nothing."""
-    from ..distributed.record import shared
     from ..execution.execute import execute
 
     world = current()
     if world.broadcast(False):
         return 0
     allow = world.broadcast(())
-    record = shared(None, world)
+    record = world.share_run(None)
     execute(choice.workload, with_absolute_paths(options.values), record, stop, terminal, allow=allow)
     return 0
 
@@ -166,17 +164,17 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
     if not choice.resume and current().size > 1:
         before = begun(choice, options, config)
         if before is not None:
-            terminal.notice("the ranks were started again, and go on with their run")
+            terminal.notice("the ranks were restarted and resume their run")
             choice = replace(choice, resume=before, config=config)
         elif restarted():
-            terminal.notice("the ranks were started again, but no run of theirs is found here: a new one begins")
+            terminal.notice("the ranks were restarted, but none of their runs was found here: a new run begins")
     if choice.resume:
         record = Run.open(choice.resume)
     else:
         record = Run.create(choice.workload.name, to_json(config), folder=options.run_dir)
     try:
         if current().size > 1:
-            leave_run(record.folder)
+            remember_run(record.folder)
             write_atomic(record.folder / JOB, job().encode())
         result = record.read("result.json") if record.finished else None
         current().broadcast(result is not None)
@@ -211,7 +209,7 @@ def begun(choice: Choice, options: Options[Any], config: Any) -> Path | None:
 
     Its folder is noted on the host it was begun on; on another one, --run-dir names a run of the same torchrun job.
     """
-    found = left_run()
+    found = remembered_run()
     if found is None and options.run_dir is not None and of_this_job(options.run_dir):
         found = options.run_dir
     if found is None or not (found / "config.json").exists():
@@ -271,8 +269,4 @@ def train(
     allow = (*allowed_before(record.folder), *known_fields(options.allow_change, config)) if choice.resume else ()
     world = current()
     world.broadcast(allow)
-    if world.size > 1:
-        from ..distributed.record import shared
-
-        record = shared(record, world)
-    return execute(choice.workload, config, record, stop, terminal, peaks, allow=allow)
+    return execute(choice.workload, config, world.share_run(record), stop, terminal, peaks, allow=allow)

@@ -3,25 +3,35 @@
 Rank 0 does what a single process does. Where all ranks have to work it sends them a command: write your shards,
 verify your share of the files, read your shards. The others execute commands until rank 0 is done. Training waits
 meanwhile.
+
+Row-wise Adagrad has one number for each row: the sum over steps of the mean squared gradient over the row's columns.
+Where a table is sharded by columns, each shard has the number of its own columns. The number of the whole row is then
+their mean, weighted by columns, which a single process would have got from the same gradients. In the other direction
+each shard begins with the number of the whole row. Element-wise Adagrad has a state as large as the table, which is
+sharded like it; SGD has none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
+
+from torch import Tensor
 
 from ..errors import MachineError, RecperfError
 from ..files import writing
 from ..machine import out_of_memory
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, read_state
+from ..train.checkpoint_shards import Rectangle, Shard, Sharded
 from ..train.checkpoint_state import Content, Written
-from .notes import note
+from .progress import note
+from .sharding import Part
 from .world import World
 
 
@@ -181,3 +191,60 @@ def _manifest_digest(path: Path) -> str:
         return hashlib.sha256((path / folders.MANIFEST).read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+class Copies(Protocol):
+    """Tables of which every rank has all rows."""
+
+    @property
+    def tables(self) -> Mapping[str, Tensor]: ...
+
+    @property
+    def states(self) -> Mapping[str, Tensor]:
+        """Their optimizer states, if the optimizer has any."""
+        ...
+
+
+class RankTables(Protocol):
+    """Tables of one width on several ranks."""
+
+    world: World
+    names: tuple[str, ...]
+    rows: Mapping[str, int]
+    dim: int
+    parts: list[Part]
+    state_width: int
+    """Numbers in the optimizer's state for each row: 0, 1, or as many as the row has."""
+
+    @property
+    def copies(self) -> Copies: ...
+
+    def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
+        """This rank's shards: their place, their rows, and the optimizer's state of those."""
+        ...
+
+
+def sharded_state(tables: RankTables) -> dict[str, Sharded]:
+    """Tables and their optimizer states as this rank has them, under the names a single process saves them by."""
+    state, local = {}, tables.local()
+    for number, name in enumerate(tables.names):
+        if name in tables.copies.tables:
+            whole = Rectangle(0, tables.rows[name], 0, tables.dim)
+            # Any rank could write a copy: they take turns.
+            ours = number % tables.world.size == tables.world.rank
+            weights = [Shard(whole, tables.copies.tables[name].detach(), ours)]
+            states = [Shard(whole, tables.copies.states[name].detach(), ours)] if tables.state_width else []
+        else:
+            here = [(_rectangle(part), weight, rows) for part, weight, rows in local if part.table == name]
+            weights = [Shard(place, weight.detach()) for place, weight, _ in here]
+            states = [Shard(place, rows.detach()) for place, _, rows in here if rows is not None]
+        shape = (tables.rows[name], tables.dim)
+        state[name] = Sharded(shape=shape, width=tables.dim, shards=weights)
+        if tables.state_width:
+            state_shape = shape if tables.state_width > 1 else shape[:1]
+            state[f"{name}_state"] = Sharded(shape=state_shape, width=tables.dim, shards=states)
+    return state
+
+
+def _rectangle(part: Part) -> Rectangle:
+    return Rectangle(part.first_row, part.rows, part.first_column, part.columns)

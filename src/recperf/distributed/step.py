@@ -1,13 +1,15 @@
-"""A training step on several ranks: each works on its own samples, then gradients are added up.
+"""A training step on several ranks: each works on its own samples, then gradients are summed; and how samples of a
+batch and of an evaluation are divided.
 
-Shapes: G numbers that travel: all dense gradients, one a parameter that has one, the loss, two signals.
+Shapes: B samples of this rank, N samples of an evaluation, G numbers that are summed: all dense gradients, one flag per
+parameter that has a gradient, the loss, two signals.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +17,15 @@ from torch import Tensor, nn
 from ..measure.device_clock import step_clock
 from ..measure.spans import span
 from ..train.loop import Model, Optimizer
-from .notes import note
+from .progress import note
 from .world import World
 
+T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Reduction:
-    """Adds up the dense gradients, the loss and the wish to stop: one buffer, one message."""
+    """Sums the dense gradients, the loss and received signals over the ranks: one buffer, one message."""
 
     def __init__(self, parameters: list[nn.Parameter], world: World) -> None:
         self.parameters, self.world = parameters, world
@@ -30,12 +33,12 @@ class Reduction:
         self.buffer_G = torch.zeros(count + len(parameters) + 1 + len(SIGNALS), device=parameters[0].device)
 
     def __call__(self, loss: Tensor) -> Tensor:
-        """The loss of the whole batch. Gradients become views of the buffer, the same bits on every rank."""
+        """The loss of the whole batch. Gradients become views of the buffer, with the same bits on every rank."""
         parameters, world = self.parameters, self.world
         rest_R = self.buffer_G[-len(parameters) - 1 - len(SIGNALS) :]
-        heard = world.stop_flag.received if world.stop_flag else None
-        has = [float(parameter.grad is not None) for parameter in parameters]
-        rest_R.copy_(torch.tensor([*has, 0.0, *(float(heard == number) for number in SIGNALS)]))
+        received = world.stop_flag.received if world.stop_flag else None
+        has_gradient = [float(parameter.grad is not None) for parameter in parameters]
+        rest_R.copy_(torch.tensor([*has_gradient, 0.0, *(float(received == number) for number in SIGNALS)]))
         rest_R[len(parameters)] = loss
         views = self._views()
         for parameter, view in zip(parameters, views):
@@ -44,24 +47,24 @@ class Reduction:
             else:
                 view.copy_(parameter.grad)
         world.sum_(self.buffer_G)
-        told: list[float] = rest_R.tolist()
-        for parameter, view, owners in zip(parameters, views, told):
+        rest: list[float] = rest_R.tolist()
+        for parameter, view, owners in zip(parameters, views, rest):
             parameter.grad = view if owners else None
-        for number, asked in zip(SIGNALS, told[len(parameters) + 1 :]):
-            if asked and world.signal is None:
+        for number, ranks in zip(SIGNALS, rest[len(parameters) + 1 :]):
+            if ranks and world.signal is None:
                 world.signal = number
         return rest_R[len(parameters)].clone()
 
     def _views(self) -> list[Tensor]:
-        found, start = [], 0
+        views, start = [], 0
         for parameter in self.parameters:
-            found.append(self.buffer_G[start : start + parameter.numel()].view_as(parameter))
+            views.append(self.buffer_G[start : start + parameter.numel()].view_as(parameter))
             start += parameter.numel()
-        return found
+        return views
 
 
 class RankStep:
-    """Takes a step in one piece, as the training loop can be asked to."""
+    """A whole training step, which the training loop calls instead of its own."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class RankStep:
     ) -> None:
         self.model, self.optimizer, self.reduction, self.sync = model, optimizer, reduction, sync
         self.before = before
-        """Is told the rate before anything is looked up."""
+        """Receives the learning rate before anything is looked up."""
 
     def __call__(self, batches: Iterator[Any], rate: float) -> tuple[Tensor, int]:
         note("waiting for a batch")
@@ -85,7 +88,7 @@ class RankStep:
         loss = self.model.loss(batch)
         with span("backward"):
             loss.backward()
-        note(f"step {batch.step + 1}: adding up gradients")
+        note(f"step {batch.step + 1}: summing gradients")
         with span("reduce"):
             value = self.reduction(loss.detach())
         note(f"step {batch.step + 1}: update")
@@ -99,3 +102,38 @@ class RankStep:
         clock.begin()
         self(batches, rate)
         return clock.end()
+
+
+def with_next(batches: Iterator[T], may_read_ahead: Callable[[T], bool]) -> Iterator[tuple[T, T | None]]:
+    """Each batch with the one after it, or None where the next one must not be read yet."""
+    current = next(batches, None)
+    while current is not None:
+        following = next(batches, None) if may_read_ahead(current) else None
+        yield current, following
+        current = next(batches, None) if following is None else following
+
+
+class Scores:
+    """Logits and labels of an evaluation, each row scored by one rank."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._batches = [torch.zeros(3, 0, dtype=torch.float64)]
+
+    def add(self, logits_B: Tensor, labels_B: Tensor, samples: int) -> None:
+        """Add this rank's part of a batch of `samples`; a rank without samples passes values that are ignored."""
+        own = self.world.own_samples(samples)
+        # Score, label and number of scores of each row: zeros where other ranks have theirs.
+        rows_3N = torch.zeros(3, samples, dtype=torch.float64)
+        if own:
+            rows_3N[0, own.start :: own.step] = logits_B.double().cpu()
+            rows_3N[1, own.start :: own.step] = labels_B.double().cpu()
+            rows_3N[2, own.start :: own.step] += 1
+        self._batches.append(rows_3N)
+
+    def gather(self, rows: int | None = None) -> tuple[Tensor, Tensor]:
+        """Logits and labels of all ranks in row order; `rows` is their number, where it is known."""
+        rows_3N = self.world.sum_(torch.cat(self._batches, 1))
+        if rows not in (None, rows_3N.shape[1]) or not bool((rows_3N[2] == 1).all()):
+            raise RuntimeError("a row was scored by no rank, or by two")
+        return rows_3N[0].float(), rows_3N[1].float()

@@ -1,8 +1,8 @@
-"""The tables of DLRMv4 on several ranks: TorchRec's EmbeddingCollection behind the same few methods.
+"""The tables of DLRMv4 on several ranks: TorchRec's EmbeddingCollection behind the methods of `DLRMv4Tables`.
 
-A rank asks for the distinct rows its own samples use, so that each travels to it once. `lookup` runs TorchRec's forward
-pass and hands out copies as leaves; `update` runs its backward pass with their gradients, in which fbgemm's row-wise
-Adagrad changes the tables where they lie.
+A rank looks up the distinct rows of its own samples, so that each is sent to it once. `lookup` runs TorchRec's forward
+pass and returns copies as leaves; `update` runs its backward pass with their gradients, in which fbgemm's row-wise
+Adagrad changes the tables in place.
 
 Shapes: R rows of a table, D width, U distinct rows that a rank's batch uses.
 """
@@ -18,20 +18,54 @@ from torch import Tensor, nn
 from ..models.dlrm_v4.config import DLRMv4Config
 from ..models.dlrm_v4.inputs import Inputs
 from ..models.dlrm_v4.tables import CHUNK, fill_uniform_, table_seed
-from .ahead import Ahead
+from ..ops import lookup as ops
 from .config import DistributedConfig
+from .exchange import Gathering
 from .library import require_torchrec
-from .placing import Part, require_possible
-from .replicated import Gathering, Replicated
-from .sharding import copied_parts, held, set_rate, sharded, sharder_of
+from .sharding import Part, ShardedTables, copy_parts, require_possible
 from .world import World
 
 EPS = 1e-8
-"""Of row-wise Adagrad; fbgemm wants to know it when tables are made."""
+"""Epsilon of row-wise Adagrad; fbgemm needs it when tables are made."""
+
+
+class CopiedTables:
+    """Data-parallel tables: every rank has a copy, since they are so small that sending rows costs more.
+
+    TorchRec's data-parallel kernel is not used here: on a CPU it pools the rows of a lookup instead of returning them,
+    and its gradient is as large as the table and needs an optimizer other than fbgemm's. Here ranks send each other the
+    rows they used while the step is computed, and then the gradients of all tables in one message.
+    """
+
+    def __init__(self, rows: dict[str, int], dim: int, world: World, device: torch.device) -> None:
+        self.world = world
+        self.tables = {name: torch.empty(count, dim, device=device) for name, count in rows.items()}
+        self.states = {name: torch.zeros(count, device=device) for name, count in rows.items()}
+
+    def reset(self, seed: int) -> None:
+        for name, table_RD in self.tables.items():
+            fill_uniform_(table_RD, table_RD.shape[0] ** -0.5, table_seed(seed, name))
+            self.states[name].zero_()
+
+    def lookup(self, name: str, rows_U: Tensor) -> Tensor:
+        return ops.gather(self.tables[name], rows_U)
+
+    def gather(self, rows: Mapping[str, Tensor]) -> Gathering | None:
+        """Begin to send the other ranks the rows that this one uses."""
+        return Gathering({name: rows[name] for name in self.tables}, self.world) if self.tables else None
+
+    @torch.no_grad()
+    def update(self, used: Gathering, gradients: Mapping[str, Tensor], rate: float | Tensor, eps: float) -> None:
+        """Every rank sums the gradients of all ranks in rank order, so that copies stay equal to the bit."""
+        rows, gathered = used.rows(), used.gather(gradients)
+        for name, table_RD in self.tables.items():
+            unique = ops.unique(rows[name])
+            summed_UD = ops.segment_sum(gathered[name], unique.order_N, unique.starts_U1).to(table_RD.dtype)
+            ops.rowwise_adagrad_(table_RD, self.states[name], unique.values_U, summed_UD, rate=rate, eps=eps)
 
 
 class TorchRecTables(nn.Module):
-    """As `DLRMv4Tables`, with the rows of all ranks behind it. Every rank calls every method as often as the others."""
+    """Like `DLRMv4Tables`, with the rows of all ranks behind it. Every rank calls every method equally often."""
 
     def __init__(
         self,
@@ -49,17 +83,17 @@ class TorchRecTables(nn.Module):
         require_possible(options, config.table_rows, config.table_dim, world)
         self.names, self.dim, self.world = config.tables, config.table_dim, world
         self.rows: Mapping[str, int] = config.table_rows
-        self.remembered = 1
-        self.place = torch.device(device)
+        self.state_width = 1
+        self.device = torch.device(device)
         copied = {name for name, kind in options.shardings.items() if kind == "data-parallel"}
-        self.copies = Replicated({n: r for n, r in self.rows.items() if n in copied}, self.dim, world, self.place)
-        self.divided = tuple(name for name in self.names if name not in copied)
-        self.parts = [part for name in sorted(copied) for part in copied_parts(name, self.rows[name], self.dim, world)]
-        # Not a submodule: its parameters are no dense ones, and its state has a format of its own.
-        self._engine: list[Any] = []
-        if self.divided:
-            self._engine.append(self._shard(options, ids, batch_size))
-        self.ahead = Ahead(self._engine[0].module, self._asked, self.place) if self._engine else None
+        self.copies = CopiedTables({n: r for n, r in self.rows.items() if n in copied}, self.dim, world, self.device)
+        self.sharded = ShardedTables(
+            {name: rows for name, rows in self.rows.items() if name not in copied}, self.dim, options, world,
+            pooled=False, optimizer="EXACT_ROWWISE_ADAGRAD", eps=EPS, ids=ids, batch_size=batch_size,
+            device=self.device, keyed=self._keyed,
+        )  # fmt: skip
+        self.parts = [part for name in sorted(copied) for part in copy_parts(name, self.rows[name], self.dim, world)]
+        self.parts += self.sharded.parts
         self._rate = 0.0
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
@@ -67,35 +101,14 @@ class TorchRecTables(nn.Module):
         self._gathering: Gathering | None = None
         self.reset(seed)
 
-    def _shard(self, options: DistributedConfig, ids: Mapping[str, float], batch_size: int) -> Any:
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from torchrec.distributed.embedding import EmbeddingCollectionSharder
-        from torchrec.modules.embedding_configs import EmbeddingConfig
-        from torchrec.modules.embedding_modules import EmbeddingCollection
-
-        tables = {name: self.rows[name] for name in self.divided}
-        module = EmbeddingCollection(
-            device=torch.device("meta"),
-            tables=[
-                EmbeddingConfig(name=name, embedding_dim=self.dim, num_embeddings=rows, feature_names=[name])
-                for name, rows in tables.items()
-            ],
-        )
-        sharder = sharder_of(EmbeddingCollectionSharder, options, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, eps=EPS)
-        engine, parts = sharded(
-            module, sharder, tables, ids, options, self.world, batch_size=batch_size, place=self.place
-        )
-        self.parts += parts
-        return engine
-
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """The very numbers that one process draws: each a function of the seed, the table's name and its place."""
+        """Draw the initial values of a single process: each is a function of seed, table, row and column."""
         for part, weight_RD, state_R in self.local():
             count = max(1, CHUNK // self.dim)
             for start in range(0, part.rows, count):
                 rows = min(count, part.rows - start)
-                # A row is drawn whole, and a rank that has some of its columns keeps those.
+                # A row is drawn whole, and a shard of some columns keeps those.
                 whole = torch.empty(rows, self.dim, device=weight_RD.device)
                 bound, first = self.rows[part.table] ** -0.5, part.first_row + start
                 fill_uniform_(whole, bound, table_seed(seed, part.table), first_row=first)
@@ -106,54 +119,49 @@ class TorchRecTables(nn.Module):
         self.forget()
 
     def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
-        """The parts of divided tables on this rank, their rows, and what row-wise Adagrad remembers of them."""
-        ours = [part for part in self.parts if part.rank == self.world.rank]
-        return [found for engine in self._engine for found in held(engine, "embeddings", self.divided, ours)]
+        """This rank's shards, their rows, and the state of row-wise Adagrad."""
+        return self.sharded.local()
 
     def set_rate(self, rate: float) -> None:
-        """Of the next update: fbgemm binds it to the lookup whose backward pass the update is."""
+        """Set the learning rate of the next update, before its rows are looked up."""
         self._rate = float(rate)
-        for engine in self._engine:
-            set_rate(engine, self._rate)
+        self.sharded.set_rate(self._rate)
 
     def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
         """The rows of every table that this rank's samples use."""
         if inputs.rows is self._rows:
             return self._leaves
         if torch.is_grad_enabled() and self._leaves:
-            raise RuntimeError("gradients of another batch wait: call update() or forget() before the next lookup")
+            raise RuntimeError("another batch still has gradients: call update() or forget() before the next lookup")
         gathering = self.copies.gather(inputs.rows) if torch.is_grad_enabled() else None
-        outputs = self._looked_up(inputs.rows)
+        outputs = self._lookup_shards(inputs.rows)
         if gathering:
             gathering.send()
         for name in self.copies.tables:
             outputs[name] = self.copies.lookup(name, inputs.rows[name])
-        found = {name: outputs[name].detach() for name in inputs.rows}
+        rows = {name: outputs[name].detach() for name in inputs.rows}
         if torch.is_grad_enabled():
             self._rows, self._outputs, self._gathering = inputs.rows, outputs, gathering
-            self._leaves = {name: leaf.requires_grad_() for name, leaf in found.items()}
-        return found
+            self._leaves = {name: leaf.requires_grad_() for name, leaf in rows.items()}
+        return rows
 
     def follow(self, inputs: Inputs | None) -> None:
-        """Say which batch comes after the next one: its ids travel while that one is computed."""
-        if self.ahead:
-            self.ahead.follow(None if inputs is None else inputs.rows)
+        """Announce the batch after the next one: its ids are sent while that one is computed."""
+        self.sharded.follow(None if inputs is None else inputs.rows)
 
-    def _looked_up(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if not self.ahead:
-            return {}
-        found = self.ahead.lookup(rows, training=torch.is_grad_enabled())
-        return {name: found[name].values() for name in self.divided}
+    def _lookup_shards(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        output = self.sharded.lookup(rows) if self.sharded else {}
+        return {name: output[name].values() for name in self.sharded.names}
 
-    def _asked(self, rows: Mapping[str, Tensor]) -> Any:
+    def _keyed(self, rows: Mapping[str, Tensor]) -> Any:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-        asked = [rows[name].long() for name in self.divided]
-        lengths = torch.tensor([ids.shape[0] for ids in asked], dtype=torch.int32, device=self.place)
-        return KeyedJaggedTensor(list(self.divided), torch.cat(asked), lengths=lengths)
+        ids = [rows[name].long() for name in self.sharded.names]
+        lengths = torch.tensor([ids_U.shape[0] for ids_U in ids], dtype=torch.int32, device=self.device)
+        return KeyedJaggedTensor(list(self.sharded.names), torch.cat(ids), lengths=lengths)
 
     def gradients(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """The table, the rows this rank used and their gradient, for every table that has one."""
+        """Table, rows this rank used and their gradient, for every table that has one."""
         for name, leaf_UD in self._leaves.items():
             if leaf_UD.grad is not None:
                 yield name, self._rows[name], leaf_UD.grad
@@ -162,17 +170,16 @@ class TorchRecTables(nn.Module):
         self._rows, self._leaves, self._outputs, self._gathering = {}, {}, {}, None
 
     def update(self, rate: float | Tensor, eps: float = EPS) -> None:
-        """Row-wise Adagrad of the rows that any rank used. A rank that has no gradient sends zeros, which change
+        """Row-wise Adagrad of the rows that any rank used. A rank without a gradient sends zeros, which change
         nothing: the others wait for it."""
         if eps != EPS or float(rate) != self._rate:
-            raise RuntimeError("fbgemm takes rate and eps when rows are looked up: call set_rate() before lookup()")
-        given = {
+            raise RuntimeError("fbgemm reads rate and eps in the lookup: call set_rate() before lookup()")
+        gradients = {
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in self._leaves.items()
         }
-        if self._engine:
-            torch.autograd.backward(
-                [self._outputs[name] for name in self.divided], [given[name] for name in self.divided]
-            )
+        names = self.sharded.names
+        if names:
+            torch.autograd.backward([self._outputs[name] for name in names], [gradients[name] for name in names])
         if self._gathering:
-            self.copies.update(self._gathering, given, rate, eps)
+            self.copies.update(self._gathering, gradients, rate, eps)
         self.forget()

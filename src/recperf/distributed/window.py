@@ -1,8 +1,8 @@
-"""A window of steps that several ranks clocked together: which rank the others wait for, and what waiting costs.
+"""A window of steps that several ranks measured together: which rank the others wait for, and what waiting costs.
 
-Every rank clocks the same steps, which begin together. A rank's own time is its step without the waits inside
-collectives; the slowest rank is the one with the most of it. Of a wait, what lies before the last rank came to the
-collective is waiting for that rank (`late`), and the rest is for bytes to move. Torch-free but for the exchange itself.
+Every rank measures the same steps, which begin at the same moment. A rank's own time is its step without the waits in
+collectives; the slowest rank is the one with the largest own time. The part of a wait before the last rank reached the
+collective is waiting for that rank (`late`), the rest is for bytes to move.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import monotonic_ns, sleep
-from typing import Any, cast
+from typing import Any
 
 from ..measure.profile import Reading, overhead, spread
 from ..measure.spans import EXCHANGE
-from .clocks import Clock, compared
-from .collectives import Wait, WaitLog
+from .waits import Clock, Wait, WaitLog, compare_clocks
 from .world import World
 
+Profile = dict[str, Any]
 OUTER = 0.2
-"""Share of the steps left out at either end, by how long they took: a hiccup of the machine is nobody's fault."""
+"""Share of the steps left out at either end, by duration: a hiccup of the machine is nobody's fault."""
 MARGIN_NS, SPIN_NS = 2_000_000, 200_000
-"""How long before a common start ranks agree on it, and of that how long they watch the clock instead of sleeping."""
-QUEUED = "a device's queue does not say when a rank came to a collective"
-APART = "the ranks noted different collectives"
+"""How long before a common start ranks agree on it, and how much of that they spin instead of sleeping."""
+QUEUED = "on a GPU the moment at which a rank reaches a collective is not known"
+APART = "the ranks recorded different collectives"
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a rank tells of its window."""
+class RankReadings:
+    """What a rank measured in its window."""
 
     clocked: list[Reading]
     plain: list[int]
@@ -39,15 +40,33 @@ class Told:
     clock: Clock
 
 
-class Together:
-    """What ranks need to measure a window together; each of them makes one."""
+class SingleWindow:
+    """The window of a single process: there is nobody to wait for."""
 
-    def __init__(self, world: World) -> None:
-        self.world, self.log, self.clock = world, WaitLog(), compared(world)
+    watch = None
 
     def meet(self) -> None:
-        """Return on all ranks at the same moment. They do not leave a barrier so: the first may be ahead by more than
-        a short step takes."""
+        pass
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def join(
+        self, profile: dict[str, Any], clocked: list[Reading], plain: list[int], *, queued: bool
+    ) -> dict[str, Any]:
+        return profile
+
+
+class SharedWindow:
+    """The window of several ranks; each of them creates one."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.log, self.clock = world, WaitLog(), compare_clocks(world)
+        self.watch, self.step = self.log.installed, self.log.step
+
+    def meet(self) -> None:
+        """Return on all ranks at the same moment. A barrier is not enough: the first rank may leave it earlier by more
+        than a short step takes."""
         start = self.world.maximum(self._now()) + MARGIN_NS
         while (left := start - self._now()) > 0:
             sleep(max(0, left - SPIN_NS) / 1e9)
@@ -55,44 +74,29 @@ class Together:
     def _now(self) -> int:
         return monotonic_ns() - self.clock.ahead_ns
 
-    def joined(
-        self, found: dict[str, Any], clocked: list[Reading], plain: list[int], *, queued: bool
+    def join(
+        self, profile: dict[str, Any], clocked: list[Reading], plain: list[int], *, queued: bool
     ) -> dict[str, Any]:
-        """The window of all ranks, of what each found."""
-        from torch import distributed
-
-        ranks: list[Any] = [None] * self.world.size
-        distributed.all_gather_object(ranks, Told(clocked, plain, self.log.steps, self.clock))
-        return joined(self.world, found, ranks, queued=queued)
-
-
-def from_rank(world: World, rank: int, value: Any) -> Any:
-    """What one rank has, on every rank."""
-    from torch import distributed
-
-    carried = [value if world.rank == rank else None]
-    distributed.broadcast_object_list(carried, src=rank)
-    return carried[0]
-
-
-def joined(world: World, found: dict[str, Any], ranks: list[Told], *, queued: bool) -> dict[str, Any]:
-    """The window of all ranks: times of a step are the longest of any rank, parts are those of the slowest rank."""
-    communication = summed(ranks, queued=queued)
-    of_slowest = cast(dict[str, Any], from_rank(world, communication["slowest"], found))
-    walls = _longest(([wall for wall, _ in rank.clocked] for rank in ranks), len(ranks[0].clocked))
-    plain = _longest((rank.plain for rank in ranks), len(ranks[0].plain))
-    sharing = shared_by(world.local_size, of_slowest["threads"], os.cpu_count() or 1) if world.device == "cpu" else 1
-    return {
-        **of_slowest,
-        "step_ms": spread(walls),
-        "overhead": overhead(walls, plain),
-        "communication": {**communication, "sharing": sharing},
-    }
+        """The window of all ranks: step times are the longest of any rank, parts are those of the slowest rank."""
+        world = self.world
+        ranks = world.all_gather(RankReadings(clocked, plain, self.log.steps, self.clock))
+        communication = summarize(ranks, queued=queued)
+        slowest = world.broadcast(profile, source=communication["slowest"])
+        walls = _longest(([wall for wall, _ in rank.clocked] for rank in ranks), len(ranks[0].clocked))
+        plain = _longest((rank.plain for rank in ranks), len(ranks[0].plain))
+        on_cpu = world.device == "cpu"
+        sharing = ceiling_shares(world.local_size, slowest["threads"], os.cpu_count() or 1) if on_cpu else 1
+        return {
+            **slowest,
+            "step_ms": spread(walls),
+            "overhead": overhead(walls, plain),
+            "communication": {**communication, "sharing": sharing},
+        }
 
 
-def shared_by(ranks: int, threads: int, cores: int) -> int:
-    """Into how many parts ceilings of all cores fall. More ranks than cores do not make a part smaller than a rank's
-    threads: while the others wait, it has those cores for itself."""
+def ceiling_shares(ranks: int, threads: int, cores: int) -> int:
+    """By how much the ceilings of all cores are divided. With more ranks than cores a share is still a rank's threads:
+    while the others wait, it has those cores for itself."""
     return max(1, min(ranks, cores // threads))
 
 
@@ -101,8 +105,8 @@ def _longest(ranks: Iterable[Sequence[int]], steps: int) -> list[int]:
     return [max(times[step] for times in listed) for step in range(steps)]
 
 
-def summed(ranks: list[Told], *, queued: bool = False) -> dict[str, Any]:
-    """The section `communication` of a profile: means over the steps in the middle, in ms a step."""
+def summarize(ranks: list[RankReadings], *, queued: bool = False) -> dict[str, Any]:
+    """The section `communication` of a profile: means over the middle steps, in ms per step."""
     steps = _middle(_longest(([wall for wall, _ in rank.clocked] for rank in ranks), len(ranks[0].clocked)))
     why = QUEUED if queued else None if _alike(ranks) else APART
     lasts = None if why else _last(ranks, steps)
@@ -127,7 +131,7 @@ def summed(ranks: list[Told], *, queued: bool = False) -> dict[str, Any]:
 
 
 def _middle(walls: list[int]) -> list[int]:
-    """The steps that took neither longest nor shortest."""
+    """The steps that were neither among the longest nor among the shortest."""
     order = sorted(range(len(walls)), key=lambda step: walls[step])
     out = int(OUTER * len(walls))
     return sorted(order[out : len(walls) - out])
@@ -137,40 +141,40 @@ def _mean(values: Iterable[float]) -> float:
     return statistics.fmean(values)
 
 
-def _alike(ranks: list[Told]) -> bool:
-    """Whether all ranks noted the same collectives in the same order."""
+def _alike(ranks: list[RankReadings]) -> bool:
+    """Whether all ranks recorded the same collectives in the same order."""
     seen = [[[(wait.number, wait.what, wait.part) for wait in step] for step in rank.waits] for rank in ranks]
     return all(other == seen[0] for other in seen[1:])
 
 
 @dataclass(frozen=True)
 class _Last:
-    """The last to come to a collective."""
+    """The last rank to reach a collective."""
 
     rank: int
     came: int
     """By the clock of rank 0."""
 
 
-def _last(ranks: list[Told], steps: list[int]) -> dict[tuple[int, int], _Last]:
+def _last(ranks: list[RankReadings], steps: list[int]) -> dict[tuple[int, int], _Last]:
     """By step and position in it."""
-    found = {}
+    lasts = {}
     for step in steps:
         for place in range(len(ranks[0].waits[step])):
             came = [rank.waits[step][place].came - rank.clock.ahead_ns for rank in ranks]
             latest = max(range(len(ranks)), key=lambda number: came[number])
-            found[step, place] = _Last(latest, came[latest])
-    return found
+            lasts[step, place] = _Last(latest, came[latest])
+    return lasts
 
 
 def _late(wait: Wait, clock: Clock, last: _Last) -> int:
-    """ns of a wait that passed before the last rank came."""
+    """ns of a wait before the last rank arrived."""
     began, ended = wait.began - clock.ahead_ns, wait.ended - clock.ahead_ns
     return max(0, min(ended, last.came) - began)
 
 
 def _of_rank(
-    ranks: list[Told], number: int, steps: list[int], lasts: Mapping[tuple[int, int], _Last] | None
+    ranks: list[RankReadings], number: int, steps: list[int], lasts: Mapping[tuple[int, int], _Last] | None
 ) -> dict[str, Any]:
     rank = ranks[number]
     walls = [rank.clocked[step][0] for step in steps]
@@ -181,7 +185,7 @@ def _of_rank(
     late_ms = awaited_ms = None
     if lasts is not None:
         late = [_late(rank.waits[step][place], rank.clock, last) for (step, place), last in lasts.items()]
-        # A collective's wait is noted a little inside its span; none of it may be counted beyond that.
+        # A wait is recorded slightly inside its span and must not exceed it.
         late_ms = min(exposed_ms, sum(late) / len(steps) / 1e6)
         awaited_ms = _awaited(ranks, number, lasts) / len(steps) / max(1, len(ranks) - 1) / 1e6
     return {
@@ -196,7 +200,7 @@ def _of_rank(
     }
 
 
-def _awaited(ranks: list[Told], number: int, lasts: Mapping[tuple[int, int], _Last]) -> int:
+def _awaited(ranks: list[RankReadings], number: int, lasts: Mapping[tuple[int, int], _Last]) -> int:
     """ns that all others together waited for this rank."""
     return sum(
         _late(rank.waits[step][place], rank.clock, last)
@@ -207,7 +211,7 @@ def _awaited(ranks: list[Told], number: int, lasts: Mapping[tuple[int, int], _La
 
 
 def _largest(parts: list[dict[str, int]]) -> str:
-    """What a rank's own time goes to most."""
+    """The part that takes most of a rank's own time."""
     total: defaultdict[str, int] = defaultdict(int)
     for step in parts:
         for name, ns in step.items():
@@ -215,19 +219,19 @@ def _largest(parts: list[dict[str, int]]) -> str:
     return max(total, key=lambda name: total[name])
 
 
-def _rows(ranks: list[Told], steps: list[int], lasts: Mapping[tuple[int, int], _Last]) -> list[dict[str, Any]]:
-    """The collectives by part and kind; times are means over the ranks."""
+def _rows(ranks: list[RankReadings], steps: list[int], lasts: Mapping[tuple[int, int], _Last]) -> list[dict[str, Any]]:
+    """Collectives by part and kind; times are means over the ranks."""
     groups: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for step, place in lasts:
         wait = ranks[0].waits[step][place]
         groups[wait.part, wait.what].append((step, place))
-    a_step = 1e6 * len(steps) * len(ranks)
+    per_step = 1e6 * len(steps) * len(ranks)
     rows = []
     for (part, what), places in groups.items():
         waits = [(rank.waits[step][place], rank.clock, lasts[step, place]) for step, place in places for rank in ranks]
-        exposed = sum(wait.ended - wait.began for wait, _, _ in waits) / a_step
-        late = sum(_late(wait, clock, last) for wait, clock, last in waits) / a_step
-        there = {place: lasts[place] for place in places}
+        exposed = sum(wait.ended - wait.began for wait, _, _ in waits) / per_step
+        late = sum(_late(wait, clock, last) for wait, clock, last in waits) / per_step
+        group = {place: lasts[place] for place in places}
         rows.append(
             {
                 "part": part,
@@ -237,7 +241,7 @@ def _rows(ranks: list[Told], steps: list[int], lasts: Mapping[tuple[int, int], _
                 "exposed_ms": exposed,
                 "late_ms": late,
                 "moving_ms": exposed - late,
-                "awaited_rank": max(range(len(ranks)), key=lambda number: _awaited(ranks, number, there)),
+                "awaited_rank": max(range(len(ranks)), key=lambda number: _awaited(ranks, number, group)),
             }
         )
     return sorted(rows, key=lambda row: -row["exposed_ms"])

@@ -6,11 +6,10 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 
-from ..distributed.record import require_same_data, shared_stop
 from ..distributed.world import World, current
 from ..errors import ConfigError, DataError
 from ..machine import machine_facts
@@ -29,13 +28,6 @@ from .measuring import measure_run
 from .submission import open_log
 from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
-
-
-class Ranked(Protocol):
-    """A trial on several ranks."""
-
-    def plan(self) -> str: ...
-
 
 Ceilings = Callable[[], dict[str, Any] | None]
 """This machine's ceilings, asked for once the data is known to be good, since measuring takes seconds, and before a
@@ -57,15 +49,15 @@ def execute(
     `allow` names fields of the config that may differ from those a run was begun with.
     """
     world = current()
-    stop = shared_stop(stop, world)
+    stop = world.share_stop(stop)
     started = _start(run)
-    log = open_log(config, run.folder) if world.is_leader else None
+    log = world.leader_only(lambda: open_log(config, run.folder))
     if log:
         log.begin()
     # Rank 0 first: it may generate the data, and no other rank may read it half written.
     prepared = world.leader_first(lambda: workload.prepare(config))
     _can_stop(config, prepared.target)
-    require_same_data(world, prepared.data["digest"])
+    world.require_same_data(prepared.data["digest"])
     _same_data(run, prepared)
     facts = machine_facts()
     _same_machine(run, facts, report)
@@ -90,8 +82,7 @@ def execute(
         "provenance": provenance(started, facts, prepared.data, config.seed),
     }
     run.write("result.json", checked(result))
-    if world.is_leader:
-        seal(run.folder)
+    world.leader_only(lambda: seal(run.folder))
     return result
 
 
@@ -107,8 +98,7 @@ def _train_seeds(job: Job) -> tuple[list[dict[str, Any]], list[StepTimer], Trial
             # recperf draws nothing from torch's own generators, but a user's model may.
             torch.manual_seed(seed)
             trial = job.prepared.trial(seed)
-            if current().size > 1:
-                job.report.notice(f"which rank holds what\n{cast(Ranked, trial).plan()}")
+            current().report_plan(trial, job.report.notice)
             finished, timer = job.finish(seed, trial)
             timers.append(timer)
             job.run.write(f"trial-{seed}.json", finished)
@@ -133,9 +123,8 @@ def provenance(started: dict[str, Any], facts: dict[str, Any], data: dict[str, A
 
 def speed(prepared: Prepared, world: World, timers: list[StepTimer]) -> dict[str, Any]:
     """How fast the steps of this process were, and what was chosen for that."""
-    ranks = {"ranks": f"{world.size}: {world.backend}"} if world.size > 1 else {}
     settings = prepared.settings
-    return {"device": settings.device_name, "settings": {**settings.reasons, **ranks}, **performance(timers)}
+    return {"device": settings.device_name, "settings": {**settings.reasons, **world.settings()}, **performance(timers)}
 
 
 def of_ranks(profile: dict[str, Any] | None) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..distributed.world import current
@@ -14,7 +13,7 @@ from ..train.loop import Recipe, take_step
 from .workload import Prepared, Trial
 
 if TYPE_CHECKING:
-    from ..distributed.window import Together
+    from ..distributed.window import SharedWindow, SingleWindow
 
 
 class Notices(Protocol):
@@ -25,8 +24,7 @@ def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any
     """Write profile.json, the ceilings it is read against, and pair.json where the workload has a matched pair."""
     if peaks is not None:
         run.write("peaks.json", peaks)
-    # The halves of a pair are measured by one process.
-    pair = measure_pair(prepared, trial, peaks) if current().size == 1 else None
+    pair = measure_pair(prepared, trial, peaks)
     if pair is not None:
         run.write("pair.json", pair)
     found = measure_window(prepared, trial, trial.recipe, peaks)
@@ -50,24 +48,15 @@ def measure_window(
 
     Every rank takes the same one, and gets the window of all of them.
     """
-    together = _together()
-    window = open_window(prepared, trial, recipe, together=together)
+    ranks = current().window()
+    window = open_window(prepared, trial, recipe, ranks)
     steps = window.warm_up(steps, seconds=SECONDS)
     window.take(steps)
-    return close_window(window, prepared, peaks, together=together)
-
-
-def _together() -> Together | None:
-    """What several ranks need for that; none of one."""
-    if current().size == 1:
-        return None
-    from ..distributed.window import Together
-
-    return Together(current())
+    return close_window(window, prepared, peaks, ranks)
 
 
 def open_window(
-    prepared: Prepared, trial: Trial, recipe: Recipe, *, later: int = 0, together: Together | None = None
+    prepared: Prepared, trial: Trial, recipe: Recipe, ranks: SharedWindow | SingleWindow, *, later: int = 0
 ) -> Window:
     """A window on the epochs after training, or on some `later` ones, so that two windows share no ids."""
 
@@ -84,36 +73,34 @@ def open_window(
         rows_of=trial.rows_of,
         cost_of=prepared.step_cost,
         sync=prepared.settings.sync,
-        clocked_step=_inside(recipe, together),
+        clocked_step=_inside(recipe, ranks),
         agree=current().maximum,
-        meet=together.meet if together else lambda: None,
-        watch=together.log.installed if together else None,
+        meet=ranks.meet,
+        watch=ranks.watch,
     )
 
 
-def _inside(recipe: Recipe, together: Together | None) -> ClockedStep | None:
+def _inside(recipe: Recipe, ranks: SharedWindow | SingleWindow) -> ClockedStep | None:
     """How to clock a step that is one piece; none where spans tell its parts apart."""
     whole = recipe.whole_step
     if whole is None:
         return None
 
     def clocked(batches: Iterator[Any]) -> Reading:
-        with together.log.step() if together else nullcontext():
+        with ranks.step():
             return whole.clocked(batches, recipe.learning_rate(recipe.steps - 1))
 
     return clocked
 
 
 def close_window(
-    window: Window, prepared: Prepared, peaks: dict[str, Any] | None, *, together: Together | None = None
+    window: Window, prepared: Prepared, peaks: dict[str, Any] | None, ranks: SharedWindow | SingleWindow
 ) -> dict[str, Any]:
     row_bytes, all_bytes = prepared.table_bytes()
     device = prepared.settings.device_name
     found = window.result(device=device, row_bytes=row_bytes, working_set_bytes=all_bytes)
     found["precision"] = prepared.settings.precision
-    if together is not None:
-        queued = prepared.settings.sync is not None
-        found = together.joined(found, window.clocked, window.plain, queued=queued)
+    found = ranks.join(found, window.clocked, window.plain, queued=prepared.settings.sync is not None)
     found["regime"] = explain(found, peaks)
     return found
 
@@ -126,12 +113,14 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None)
     recipes = prepared.pair(trial)
     if recipes is None:
         return None
-    windows = {name: open_window(prepared, trial, recipe, later=PAIR_EPOCHS) for name, recipe in recipes.items()}
+    # No workload with a pair runs on several ranks.
+    ranks = current().window()
+    windows = {name: open_window(prepared, trial, recipe, ranks, later=PAIR_EPOCHS) for name, recipe in recipes.items()}
     for _ in range(ROUNDS):
         for window in windows.values():
             window.warm(2)
             window.take(STEPS_A_ROUND)
-    arms = {name: close_window(window, prepared, peaks) for name, window in windows.items()}
+    arms = {name: close_window(window, prepared, peaks, ranks) for name, window in windows.items()}
     ratio = {
         part: part_ms(arms["cold"], part)["p50"] / part_ms(arms["hot"], part)["p50"] for part in ("embedding", "step")
     }

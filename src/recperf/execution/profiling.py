@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from ..distributed.record import require_same_data
 from ..distributed.world import current
 from ..errors import DataError
 from ..measure import fixes as predictions
@@ -34,7 +33,6 @@ from ..measure.trace.record import record
 from ..train.device import applied
 from ..train.loop import Recipe, take_step
 from .measuring import STEPS, measure_window
-from .profiling_ranks import about, of_slowest, share_of_others
 from .workload import Fix, Prepared, Trial, Workload
 
 TRACED = 8
@@ -75,19 +73,20 @@ def profile(
     world = current()
     other_work = OtherWork()
     prepared = world.leader_first(lambda: workload.prepare(config))
-    require_same_data(world, prepared.data["digest"])
+    world.require_same_data(prepared.data["digest"])
     with applied(prepared.settings):
         trial = prepared.trial(config.seed)
         say(f"measuring up to {wish.steps} steps, part by part")
         found = measure_window(prepared, trial, trial.recipe, peaks, steps=wish.steps)
+        slowest = found.get("communication", {}).get("slowest", 0)
         missing = {"missing": BUDGET_MODE}
         traced: dict[str, Any] = dict.fromkeys(("operator_table", "kernels", "idle", "transfers"), missing)
         parts, cost, trace = None, None, None
         if wish.full:
             say(f"recording {TRACED} steps with torch.profiler")
-            traced, parts, cost, trace = of_slowest(found, _traced(prepared, trial, found, wish, say))
+            traced, parts, cost, trace = world.broadcast(_traced(prepared, trial, found, wish, say), slowest)
         found |= traced
-        touched = of_slowest(found, _touched(trial))
+        touched = world.broadcast(_touched(trial), slowest)
         tables = trial.tables()
     found |= {
         "kind": "profile",
@@ -103,16 +102,23 @@ def profile(
         "stalls": None,
     }
     del trial
-    if world.size > 1:
+    if world.choose(True, several=False):
+        _fixes(workload, config, prepared, found, peaks, parts, wish, say)
+    else:
         found["fixes"] = {"missing": ALONE}
-        found["trust"] = _trust(found, config, cost, other_work)
-        return found
+    found["trust"] = _trust(found, config, cost, other_work)
+    return found
+
+
+def _fixes(
+    workload: Workload, config: Any, prepared: Prepared, found: dict[str, Any], peaks: dict[str, Any] | None,
+    parts: list[dict[str, Any]] | None, wish: Wish, say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Add fixes ranked by their predicted gain; with --try-fixes they are measured."""
     ranked = predictions.ranked(prepared.fixes(), found, parts, peaks, os.cpu_count() or 1)
     found["fixes"] = [_suggested(fix, predicted, found) for fix, predicted in ranked]
     if wish.try_fixes and ranked:
         _try(workload, config, found, ranked, peaks, parts, say)
-    found["trust"] = _trust(found, config, cost, other_work)
-    return found
 
 
 def _traced(
@@ -125,7 +131,7 @@ def _traced(
         path = Path(folder) / "trace.json"
         record(
             lambda _: take_step(recipe, batches, recipe.steps - 1), TRACED, path, cuda,
-            about=about(wish.run), meet=current().barrier if current().size > 1 else None,
+            about=current().trace_facts(wish.run), meet=current().trace_barrier(),
         )  # fmt: skip
         analysed = analyse(read(path))
         kept = _kept(path, wish, say)
@@ -144,6 +150,13 @@ def _kept(path: Path, wish: Wish, say: Callable[[str], None]) -> dict[str, Any] 
     except DataError as error:
         say(f"no trace is kept: {error.what}")
         return None
+
+
+def _share_of_others(other_work: OtherWork) -> float | None:
+    """The share of the processor used by processes that are not ranks of this run; unknown over several hosts."""
+    world = current()
+    used = world.total(other_work.own_seconds())
+    return other_work.share(used) if world.on_one_host else None
 
 
 def _touched(trial: Trial) -> list[torch.Tensor]:
@@ -351,7 +364,7 @@ def _trust(found: dict[str, Any], config: Any, cost: dict[str, float] | None, ot
             "cuda": torch.version.cuda,
         },
         "clocks": _clocks() if found["device"] != "cpu" else None,
-        "other_work": {"share": share_of_others(other_work)},
+        "other_work": {"share": _share_of_others(other_work)},
         "not_measured": missing,
     }
 

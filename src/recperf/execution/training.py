@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..distributed.launch import is_peer_failure
-from ..distributed.record import shared_store
+from ..distributed.exits import is_peer_failure
 from ..distributed.world import current
 from ..errors import ConfigError, DataError, RecperfError
 from ..machine import available_bytes, out_of_memory
@@ -64,8 +63,7 @@ class Job:
     def finish(self, seed: int, trial: Trial) -> tuple[dict[str, Any], StepTimer]:
         """Train a seed to its end: the contents of trial-<seed>.json, and this process's step times."""
         folder = self.run.folder / "checkpoints" / f"seed-{seed}"
-        store = open_store(folder, trial, self.config.train, self.report.notice)
-        with self.stop.patience(), shared_store(store, current()) as store:
+        with self.stop.patience(), open_store(folder, trial, self.config.train, self.report.notice) as store:
             return SeedTraining(self, seed, trial, store).finish()
 
 
@@ -233,7 +231,7 @@ class SeedTraining:
         self.run.event("notice", seed=self.seed, text=text)
         return self.job.stop.error(
             f" at step {position.step} of {self.trial.recipe.steps}; the state is saved",
-            f"recperf run --resume {self.run.folder}" + (f" --ranks {ranks}" if (ranks := current().size) > 1 else ""),
+            f"recperf run --resume {self.run.folder}{current().resume_options()}",
         )
 
 
@@ -255,12 +253,9 @@ def in_background(config: TrainConfig, state_bytes: int, notice: Callable[[str],
 
 def open_store(folder: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> CheckpointStore:
     """The checkpoints of a trial, as its config wants them kept."""
-    if current().size > 1:
-        if config.checkpoint_background == "on":
-            notice("checkpoints are written while training waits: several ranks write them together")
-        return CheckpointStore(folder=folder, notice=notice, keep_last=config.keep_last)
-    background = in_background(config, tensor_bytes(trial.state()), notice)
-    return CheckpointStore(folder=folder, notice=notice, keep_last=config.keep_last, background=background)
+    return current().checkpoint_store(
+        folder, config, notice, lambda: in_background(config, tensor_bytes(trial.state()), notice)
+    )
 
 
 def _random_state() -> dict[str, Any]:

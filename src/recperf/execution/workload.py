@@ -14,7 +14,7 @@ from ..config import within
 from ..distributed.world import current
 from ..errors import MachineError, UsageError
 from ..machine import available_bytes
-from ..measure.cost import FLOAT, Cost
+from ..measure.cost import Cost
 from ..runs.contract import Claim
 from ..train.config import TargetConfig
 from ..units import size
@@ -168,11 +168,9 @@ SMALLER = "smaller tables (--model.rows, --model.dim) or a smaller --train.batch
 def require_memory(found: Estimate, *, tables: float = 1.0, more: int = 0, fix: str = SMALLER) -> None:
     """Refuse what memory cannot hold before anything is allocated; `tables` is how many copies will be made, `more` are
     bytes that the estimate does not know of. Ranks of a host need as much each, at the same time."""
-    ranks = current().local_size
-    needed = ranks * (sum(found.memory.values()) + (tables - 1) * found.table_bytes + more)
+    needed, by = current().needed_bytes(sum(found.memory.values()) + (tables - 1) * found.table_bytes + more)
     available = available_bytes()
     if needed > available:
-        by = f" by the {ranks} ranks of this host" if ranks > 1 else ""
         raise MachineError(
             f"{size(needed)} are needed{by}, {size(available)} are free",
             fix=fix,
@@ -181,14 +179,12 @@ def require_memory(found: Estimate, *, tables: float = 1.0, more: int = 0, fix: 
 
 def held_share(rows: Mapping[str, int], options: DistributedConfig) -> float:
     """How much of the tables one process has: all, or with several ranks its part and what every rank has a copy of."""
-    kinds, size = options.shardings, current().size
-    ours = [count if kinds.get(name) == "data-parallel" else count / size for name, count in rows.items()]
-    return sum(ours) / sum(rows.values())
+    return current().held_share(rows, options)
 
 
 def summed_bytes(parameters: int) -> int:
     """Of the buffer in which several ranks add up gradients of so many numbers; one process has none."""
-    return FLOAT * parameters if current().size > 1 else 0
+    return current().reduction_bytes(parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +221,8 @@ class Workload:
 
     def prepare(self, config: Any) -> Prepared:
         """Read the data and choose device and switches, as one process or as one of several ranks."""
-        single = current().size == 1
-        prepared: Prepared = load(self.build if single or self.ranks is None else self.ranks)(config)
+        builder = current().choose(self.build, self.ranks or self.build)
+        prepared: Prepared = load(builder)(config)
         return prepared
 
 

@@ -21,13 +21,11 @@ from torch import Tensor, nn
 
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..distributed.bags import BagTables, SharedFeatures, require_something_sent
+from ..distributed.checkpoint import sharded_state
 from ..distributed.config import DistributedConfig
-from ..distributed.notes import note
-from ..distributed.placing import text_of
-from ..distributed.samples import Scores, count, with_next
-from ..distributed.sharded_state import sharded_state
-from ..distributed.sharding import copied_parts
-from ..distributed.step import RankStep, Reduction
+from ..distributed.progress import note
+from ..distributed.sharding import copy_parts, plan_text
+from ..distributed.step import RankStep, Reduction, Scores, with_next
 from ..distributed.world import World, current
 from ..errors import ConfigError
 from ..measure.spans import span
@@ -59,14 +57,13 @@ class SharedClicks:
 
 def samples_of_rank(samples: int) -> int:
     """Samples of a global batch that this rank works on."""
-    world = current()
-    return max(1, count(world.rank, world.size, samples))
+    return max(1, len(current().own_samples(samples)))
 
 
 def share(batch: ClickBatch, world: World, step: int = 0) -> SharedClicks:
     """This rank's samples of a batch."""
     samples = len(batch)
-    ours = count(world.rank, world.size, samples)
+    ours = len(world.own_samples(samples))
     these = slice(world.rank, samples, world.size) if ours else slice(0, 1)
     part = ClickBatch(batch.dense_BD[these], _bags(batch, these, -(-samples // world.size)), batch.labels_B[these])
     return SharedClicks(part, step, samples, ours)
@@ -178,12 +175,12 @@ class RankTrialState(DLRMTrialState):
     def plan(self) -> str:
         """Which rank holds what, as a table to read."""
         if self.rank_tables:
-            return text_of(self.rank_tables.parts)
+            return plan_text(self.rank_tables.parts)
         dim, parts = self.model.config.dim, []
         for name, rows in self.tables():
-            parts += copied_parts(name, rows, dim, self.world, why="AdamW changes every row")
+            parts += copy_parts(name, rows, dim, self.world, why="AdamW changes every row")
         # Two moments of every number.
-        return text_of([replace(part, remembered=2 * dim) for part in parts])
+        return plan_text([replace(part, state_width=2 * dim) for part in parts])
 
     @torch.no_grad()
     def scored(self, batches: Iterable[ClickBatch]) -> tuple[Tensor, Tensor]:
@@ -193,7 +190,7 @@ class RankTrialState(DLRMTrialState):
             note(f"evaluation, batch {number + 1}")
             part = share(batch, self.world).part
             scores.add(self.model(part.dense_BD, part.features), part.labels_B, len(batch))
-        return scores.of_all()
+        return scores.gather()
 
     def state(self) -> dict[str, Any]:
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""
@@ -201,7 +198,7 @@ class RankTrialState(DLRMTrialState):
         if self.rank_tables:
             names, parts = self.rank_tables.names, sharded_state(self.rank_tables)
             found["model"] = {TABLE: stacked([parts[name] for name in names]), **found["model"]}
-            if self.rank_tables.remembered:
+            if self.rank_tables.state_width:
                 found["optimizer"]["rows"] = stacked([parts[f"{name}_state"] for name in names])
         return found
 
@@ -226,4 +223,4 @@ def require_copies(options: DistributedConfig, instead: str) -> None:
                     where={"field": f"distributed.{field}"},
                     fix=f"{table}={allowed}, or {instead}",
                 )
-    require_something_sent(options, divided=False)
+    require_something_sent(options, sharded=False)

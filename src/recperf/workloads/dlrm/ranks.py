@@ -71,7 +71,7 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
             device=device, bag="auto" if prepared.switches.embedding else "reference",
         )  # fmt: skip
         own = tables.copies.bags.why
-        if tables.divided:
+        if tables.sharded:
             # fbgemm has its own way; what was asked for or chosen is that of the copies.
             copies = bool(tables.copies.bags.keys)
             reasons["embedding"] = "fbgemm: several ranks" + (f"; copies {reasons['embedding']}" if copies else "")

@@ -21,11 +21,10 @@ from ...data.batch import HistoryBatch
 from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...data.yambda.schema import HISTORY
-from ...distributed.notes import note
-from ...distributed.placing import text_of
-from ...distributed.samples import Scores, count, with_next
-from ...distributed.sharded_state import sharded_state
-from ...distributed.step import RankStep, Reduction
+from ...distributed.checkpoint import sharded_state
+from ...distributed.progress import note
+from ...distributed.sharding import plan_text
+from ...distributed.step import RankStep, Reduction, Scores, with_next
 from ...distributed.tables import TorchRecTables
 from ...distributed.world import World, current
 from ...measure.spans import span
@@ -108,7 +107,7 @@ class SharedOrder(InputOrder):
     def counts(self, number: int) -> tuple[int, int]:
         """Samples of a batch: of all ranks, and of this one."""
         samples = self.samples(number)
-        return samples, count(self.world.rank, self.world.size, samples)
+        return samples, len(self.world.own_samples(samples))
 
     def samples(self, number: int) -> int:
         """Of a batch, all ranks together."""
@@ -156,7 +155,7 @@ class SharedEvaluations(Evaluations):
             scores.add(self.trial.model(part), part.labels_B, inputs.samples(number))
             if number == 0:
                 reached("evaluation: first batch scored")
-        return scores.of_all(inputs.order.samples)
+        return scores.gather(inputs.order.samples)
 
 
 class RankTrial(HistoryTrial):
@@ -210,7 +209,7 @@ class RankTrial(HistoryTrial):
 
     def plan(self) -> str:
         """Which rank holds what, as a table to read."""
-        return text_of(self.rank_tables.parts)
+        return plan_text(self.rank_tables.parts)
 
     def state(self) -> dict[str, Any]:
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""

@@ -1,0 +1,149 @@
+"""Ids and rows on their way between ranks.
+
+A lookup in sharded tables has three exchanges: ranks tell each other how many ids they will send, send the ids, and the
+rows come back. The first two need no weights, so those of the next batch can be sent early: its counts together with
+this batch's rows, its ids during this batch's forward and backward pass. Only the third waits for the update before it,
+so all numbers stay the same to the bit. TorchRec's own pipeline does this too, but takes over the whole step;
+docs/distributed.md says why that does not fit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from .world import World
+
+
+class Exchange:
+    """The exchanges of one batch. All ranks begin them in the same order."""
+
+    def __init__(self, collection: Any, ids: Any, stream: torch.cuda.Stream | None) -> None:
+        """`ids` is a KeyedJaggedTensor; `stream` is the CUDA stream in which they are sent, None on a CPU."""
+        self._collection, self._stream = collection, stream
+        self._context = collection.create_context()
+        self._ids: Any = None
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())
+            ids.record_stream(stream)
+        with self._in_stream():
+            self._counts = collection.input_dist(self._context, ids)
+
+    def send(self) -> None:
+        """Send the ids, once all ranks know how many come."""
+        if self._ids is None:
+            with self._in_stream():
+                self._ids = self._counts.wait()
+
+    def receive(self) -> Any:
+        """The ids whose rows other ranks want from this one."""
+        self.send()
+        with self._in_stream():
+            arrived = self._ids.wait()
+        if self._stream is not None:
+            main = torch.cuda.current_stream()
+            main.wait_stream(self._stream)
+            arrived.record_stream(main)
+            self._context.record_stream(main)
+        return arrived
+
+    def rows(self, arrived: Any) -> Any:
+        """The rows of this rank's ids, looked up by the ranks that hold them; TorchRec's dictionary or keyed tensor."""
+        with _no_warnings():
+            return self._collection.compute_and_output_dist(self._context, arrived).wait()
+
+    @contextmanager
+    def _in_stream(self) -> Iterator[None]:
+        with _no_warnings(), torch.cuda.stream(self._stream):
+            yield
+
+
+class Prefetch:
+    """Looks up batches, and begins the exchange of the next batch before it is looked up."""
+
+    def __init__(self, collection: Any, keyed: Callable[[Any], Any], device: torch.device) -> None:
+        """`keyed` makes a KeyedJaggedTensor of a batch."""
+        self._collection, self._keyed = collection, keyed
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._next: Any = None
+        self._begun: tuple[Any, Exchange] | None = None
+
+    def follow(self, batch: Any) -> None:
+        """Announce the training batch after the next one: its exchange begins while that one is looked up."""
+        self._next = batch
+
+    def lookup(self, batch: Any, *, training: bool) -> Any:
+        """The rows of a batch. An evaluation leaves the prefetched training batch alone."""
+        if not training:
+            exchange = self._exchange(batch)
+            return exchange.rows(exchange.receive())
+        begun, following = self._begun, self._next
+        self._begun = self._next = None
+        # Only the very object that was announced is the prefetched batch; any other begins here.
+        exchange = begun[1] if begun and begun[0] is batch else self._exchange(batch)
+        arrived = exchange.receive()
+        if following is not None:
+            self._begun = following, self._exchange(following)
+        rows = exchange.rows(arrived)
+        if self._begun:
+            # Every rank has sent its counts before it sent rows, so this waits for nobody.
+            self._begun[1].send()
+        return rows
+
+    def _exchange(self, batch: Any) -> Exchange:
+        return Exchange(self._collection, self._keyed(batch), self._stream)
+
+
+class Gathering:
+    """The rows that each rank uses of data-parallel tables, on their way to all ranks: first how many, then which.
+
+    Shapes: T tables, U rows that this rank uses.
+    """
+
+    def __init__(self, rows: Mapping[str, Tensor], world: World) -> None:
+        self._names = tuple(rows)
+        self._own = torch.cat([rows_U.long() for rows_U in rows.values()])
+        own_T = torch.tensor([rows_U.shape[0] for rows_U in rows.values()])
+        self._counts = [torch.empty_like(own_T) for _ in range(world.size)]
+        self._counting: Any = distributed.all_gather(self._counts, own_T, async_op=True)
+        self._sizes: list[list[int]] = []
+
+    def send(self) -> None:
+        """Send the rows, once every rank knows how many come."""
+        self._counting.wait()
+        self._sizes = [counts_T.tolist() for counts_T in self._counts]
+        self._received, self._sending = self._gather(self._own)
+
+    def rows(self) -> dict[str, Tensor]:
+        """The rows of all ranks, by table."""
+        self._sending.wait()
+        return self._by_table(self._received)
+
+    def gather(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Values that belong to the rows, such as gradients, of all ranks; one message for all tables."""
+        received, sending = self._gather(torch.cat([values[name] for name in self._names]))
+        sending.wait()
+        return self._by_table(received)
+
+    def _gather(self, own: Tensor) -> tuple[list[Tensor], Any]:
+        """all_gather needs equal lengths, so shorter ones are padded."""
+        padded = own.new_zeros(max(map(sum, self._sizes)), *own.shape[1:])
+        padded[: own.shape[0]] = own
+        received = [torch.empty_like(padded) for _ in self._sizes]
+        return received, distributed.all_gather(received, padded, async_op=True)
+
+    def _by_table(self, received: list[Tensor]) -> dict[str, Tensor]:
+        split = [torch.split(whole[: sum(sizes)], sizes) for whole, sizes in zip(received, self._sizes)]
+        return {name: torch.cat([parts[place] for parts in split]) for place, name in enumerate(self._names)}
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

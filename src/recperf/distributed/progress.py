@@ -1,0 +1,174 @@
+"""What a rank is doing and how it ended, in files that outlive it, in the folder that torch elastic gives each rank.
+
+Every torchrun agent, ours in `recperf run --ranks` too, names an error file in TORCHELASTIC_ERROR_FILE:
+<job>/attempt_<n>/<local rank>/error.json. A rank records its exit there in torch's format, so that torchrun prints it.
+Torch has no record of what a killed or hung rank was doing, so its last step and span are written beside it, into a few
+bytes of a mapped file that the system keeps when the process dies. Ranks that were started by hand have no such folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..measure import spans
+
+LAUNCHER = "recperf-ranks-"
+"""Prefix of the job ids of `recperf run --ranks`, whose launcher reports how ranks ended."""
+_ERROR_FILE, _PROGRESS_FILE, _RUN_FILE = "error.json", "progress", "run"
+_ACTIVITY, _SPAN = slice(0, 120), slice(120, 188)
+
+_page: mmap.mmap | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a rank did last."""
+
+    activity: str = "before it started"
+    span: str = ""
+
+    @property
+    def facts(self) -> dict[str, object]:
+        return {"last seen": self.activity, "last span": self.span or "none yet"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """How a rank ended."""
+
+    code: int
+    lost: str = ""
+    """Why it lost the other ranks: they are "gone", or "silent"; empty where it ended by itself."""
+    out_of_memory: bool = False
+    message: str = ""
+    time: float = field(default_factory=time.time)
+
+
+class _LastSpan:
+    """Writes the innermost open span to the page; where none is open, the last one that was."""
+
+    def __init__(self, page: mmap.mmap) -> None:
+        self._page, self._open = page, [b"".ljust(_length(_SPAN))]
+        self._encoded: dict[str, bytes] = {}
+
+    def enter(self, name: str) -> None:
+        text = self._encoded.get(name)
+        if text is None:
+            text = self._encoded[name] = _padded(name, _SPAN)
+        self._open.append(text)
+        self._page[_SPAN] = text
+
+    def leave(self) -> None:
+        left = self._open.pop()
+        # While an error propagates, the page keeps the span in which the rank failed.
+        if sys.exc_info()[0] is None:
+            self._page[_SPAN] = self._open[-1] if len(self._open) > 1 else b"after " + left[: _length(_SPAN) - 6]
+
+
+def job() -> str:
+    """torchrun's id of its job, the same on all hosts; empty where torchrun did not start this process."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def launched() -> bool:
+    """Whether `recperf run --ranks` started this rank, and reports how it ended."""
+    return job().startswith(LAUNCHER)
+
+
+def folder() -> Path | None:
+    """This rank's folder; None where no agent gave it one."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    return Path(path).parent if path else None
+
+
+def begin() -> None:
+    """Record the progress of this process from now on."""
+    global _page
+    place = folder()
+    if place is None:
+        return
+    path = place / _PROGRESS_FILE
+    try:
+        path.write_bytes(b"starting".ljust(_SPAN.stop))
+        with path.open("r+b") as file:
+            _page = mmap.mmap(file.fileno(), _SPAN.stop)
+    except OSError:
+        return
+    spans.follow(_LastSpan(_page))
+
+
+def note(activity: str) -> None:
+    """Record what this rank does next; costs a copy of some bytes."""
+    if _page is not None:
+        _page[_ACTIVITY] = _padded(activity, _ACTIVITY)
+
+
+def read_progress(place: Path | None) -> Progress | None:
+    """What the rank of a folder did last; None where it left nothing."""
+    try:
+        content = (place / _PROGRESS_FILE).read_bytes() if place else b""
+    except OSError:
+        return None
+    activity, span = (content[part].decode(errors="replace").strip() for part in (_ACTIVITY, _SPAN))
+    return Progress(activity, span) if activity else None
+
+
+def record_exit(end: Exit) -> None:
+    """Leave word of how this rank ends, in the format of torch's error files."""
+    place = folder()
+    if place is not None:
+        details = {"message": end.message, "extraInfo": {"timestamp": str(int(end.time)), "recperf": asdict(end)}}
+        with contextlib.suppress(OSError):
+            draft = place / f"{_ERROR_FILE}.tmp"
+            draft.write_text(json.dumps({"message": details}))
+            draft.replace(place / _ERROR_FILE)
+
+
+def read_exit(place: Path) -> Exit | None:
+    """How the rank of a folder ended; None where it could not say."""
+    try:
+        return Exit(**json.loads((place / _ERROR_FILE).read_text())["message"]["extraInfo"]["recperf"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def remember_run(run: Path) -> None:
+    """Record which run this job is at, so that ranks that are restarted resume it."""
+    place = folder()
+    if place is not None:
+        with contextlib.suppress(OSError):
+            (place.parents[1] / _RUN_FILE).write_text(str(run.resolve()))
+
+
+def remembered_run() -> Path | None:
+    """The run that the ranks of this job on this host were at before they were restarted."""
+    place = folder()
+    try:
+        return Path((place.parents[1] / _RUN_FILE).read_text()) if place else None
+    except (OSError, ValueError):
+        return None
+
+
+def restarted() -> bool:
+    """Whether torchrun has restarted the ranks of this host; an agent counts only failures of its own ranks."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def same_job(other: str) -> bool:
+    """Whether a recorded job id means this job. torchrun calls every job without --rdzv-id "none"."""
+    return bool(other) and other == job() and (other != "none" or restarted())
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _padded(text: str, part: slice) -> bytes:
+    return text.encode()[: _length(part)].ljust(_length(part))

@@ -1,0 +1,111 @@
+"""A run folder and a stop flag that several ranks share: rank 0 has the folder, the others learn what it reads."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, cast
+
+from ..errors import ConfigError, DataError, RecperfError
+from ..runs.record import Run
+from ..runs.resume import changes, fields_of
+from ..train.stop import StopFlag
+from .world import World
+
+HOST_FIELDS = ("data.path", "data.cache")
+"""Fields that may differ between hosts: the digest of the data is compared instead."""
+
+
+def require_same_config(world: World, workload: str, config: Any, **options: Any) -> None:
+    """Fail on every rank if one was started with another command than rank 0: ranks would wait for each other forever,
+    or train something that nobody asked for."""
+    own = {"workload": workload, **fields_of(config), **options}
+    for name in HOST_FIELDS:
+        own.pop(name, None)
+    leader = world.broadcast(own)
+    differences = [(change.field, change.was, change.now) for change in changes(leader, own)]
+    for name in sorted(own.keys() ^ leader.keys()):
+        differences.append((name, leader.get(name, "nothing"), own.get(name, "nothing")))
+    for rank, first in enumerate(world.all_gather(differences[:1])):
+        for field, was, now in first:
+            raise ConfigError(
+                f"rank {rank} has {field} {now!r}, rank 0 has {was!r}",
+                where={"rank": rank, "field": field},
+                fix="start every host with the same command and the same config file",
+            )
+
+
+def require_same_data(world: World, digest: str) -> None:
+    """Fail on every rank if one reads data other than rank 0's."""
+    digests = world.all_gather(digest)
+    for rank, other in enumerate(digests):
+        if other != digests[0]:
+            world.shared_error = error = DataError(
+                f"rank {rank} has other data than rank 0",
+                where={"rank": rank, "its digest": other, "digest of rank 0": digests[0]},
+                fix="put the same data on every host",
+            )
+            raise error
+
+
+class _LeaderRun:
+    """Rank 0's run: what it reads is sent to the other ranks."""
+
+    def __init__(self, run: Run, world: World) -> None:
+        self._run, self._world = run, world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def read(self, name: str, *needs: str) -> Any:
+        return self._world.broadcast(self._run.read(name, *needs))
+
+    def digest(self, name: str) -> Any:
+        return self._world.broadcast(self._run.digest(name))
+
+
+class _FollowerRun:
+    """The run as other ranks see it: they write nothing, and receive what rank 0 reads."""
+
+    event_bytes = 0
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self.folder, self._world = folder, world
+
+    def read(self, name: str, *needs: str) -> Any:
+        return self._world.broadcast(None)
+
+    def digest(self, name: str) -> Any:
+        return self._world.broadcast(None)
+
+    def event_digest(self, size: int | None = None) -> str:
+        return ""
+
+    def _ignore(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+    event = write = sync_events = rewind_events = forget_events = _ignore
+
+
+def share_run(run: Run | None, world: World) -> Run:
+    """The run as this rank sees it; rank 0 passes it, the others pass None."""
+    folder = world.broadcast(run.folder if run else Path())
+    return cast(Run, _FollowerRun(folder, world) if run is None else _LeaderRun(run, world))
+
+
+class SharedStop:
+    """Stops all ranks in the same step, on which they agree once a step: a signal may reach them steps apart."""
+
+    def __init__(self, own: StopFlag, world: World) -> None:
+        self._own, self._world = own, world
+        world.stop_flag = own
+
+    @property
+    def received(self) -> int | None:
+        return self._world.signal
+
+    def patience(self) -> AbstractContextManager[None]:
+        return self._own.patience()
+
+    def error(self, what: str, fix: str | None) -> RecperfError:
+        return StopFlag.error(cast(StopFlag, self), what, fix)
