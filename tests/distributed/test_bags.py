@@ -224,8 +224,7 @@ def test_a_config_of_before_has_no_choice_about_ranks() -> None:
 
 def test_ranks_of_a_workload_that_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "micro-dlrm-dram", "--ranks", "2"]) == 2
-    assert "runs in a single process" in (told := capsys.readouterr().err)
-    assert "micro-dlrm, dlrm and dlrm-v4" in told
+    assert "runs in a single process" in capsys.readouterr().err
 
 
 @needs_torchrec

@@ -35,8 +35,7 @@ def require_ranks(world: World, requested: int, workload: str, has_ranks: bool) 
     if not 0 <= requested <= MOST_RANKS:
         raise UsageError(f"--ranks {requested}: allowed are 1 to {MOST_RANKS}")
     if max(requested, world.size) > 1 and not has_ranks:
-        fix = "use --ranks with micro-dlrm, dlrm or dlrm-v4"
-        raise UsageError(f"workload {workload!r} runs in a single process", fix=fix)
+        raise UsageError(f"workload {workload!r} runs in a single process", fix="leave --ranks out")
 
 
 def rank_arguments(arguments: list[str]) -> list[str]:
