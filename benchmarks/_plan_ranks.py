@@ -93,13 +93,13 @@ def measured(ranks: int, made: DLRMv4WorkloadConfig, steps: int) -> Steps:
 def _rank(rank: int, file: Path, ranks: int, meeting: str, made: DLRMv4WorkloadConfig, steps: int) -> None:
     import torch
 
-    from recperf.distributed.world import World, enter
+    from recperf.distributed.ranks import Ranks, enter
     from recperf.measure.spans import StepClock
     from recperf.train.loop import take_step
     from recperf.workloads import find
 
     torch.set_num_threads(1)
-    world = enter(World(rank=rank, size=ranks, local_rank=rank, local_size=ranks))
+    world = enter(Ranks(rank=rank, size=ranks, local_rank=rank, local_size=ranks))
     world.join("cpu", 300, init_method=f"file://{meeting}")
     messages = _messages(world) if ranks > 1 else {}
     trial: Any = find("dlrm-v4").prepare(made).trial(SEED)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-from recperf.distributed.world import World, enter
+from recperf.distributed.ranks import Ranks, enter
 
 
 def start(ranks: int) -> int:
@@ -22,11 +22,11 @@ def start(ranks: int) -> int:
         return next(filter(None, [process.wait() for process in running]), 0)
 
 
-def join(meeting: str) -> World:
+def join(meeting: str) -> Ranks:
     """What a rank of it begins with; it computes with one thread."""
     import torch
 
     torch.set_num_threads(1)
-    world = enter(World.from_environment())
+    world = enter(Ranks.from_environment())
     world.join("cpu", 300, init_method=f"file://{meeting}")
     return world

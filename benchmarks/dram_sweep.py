@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from _rows import record, row, show
-from recperf.distributed.world import current
+from recperf.distributed.ranks import current
 from recperf.execution.measuring import open_window
 from recperf.execution.sweep import line
 from recperf.train.device import applied

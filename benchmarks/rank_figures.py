@@ -30,7 +30,7 @@ from _ranks import join, start
 from _rows import record, row, show
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.library import require_torchrec
-from recperf.distributed.world import World, enter
+from recperf.distributed.ranks import Ranks, enter
 from recperf.errors import RecperfError
 
 NAME = "rank_figures"
@@ -81,7 +81,7 @@ def trained(name: str, steps: int, more: int = 0) -> tuple[list[float], dict[str
     return losses[:steps], scores
 
 
-def losses(world: World, chosen: argparse.Namespace) -> Rows:
+def losses(world: Ranks, chosen: argparse.Namespace) -> Rows:
     found = []
     for name, steps in LOSSES.items():
         more = chosen.more if name == "micro-dlrm" else 0
@@ -90,7 +90,7 @@ def losses(world: World, chosen: argparse.Namespace) -> Rows:
         if not world.is_leader:
             world.barrier()
             continue
-        enter(World())
+        enter(Ranks())
         alone, known = trained(name, steps, more)
         enter(world)
         world.barrier()
@@ -122,7 +122,7 @@ def _status(name: str) -> int:
     return int(found[1]) << 10
 
 
-def bags(world: World, kind: str, seed: int) -> Any:
+def bags(world: Ranks, kind: str, seed: int) -> Any:
     from recperf.distributed.bags import BagTables
 
     options = DistributedConfig(sharding=f"t={kind}")
@@ -133,7 +133,7 @@ def bags(world: World, kind: str, seed: int) -> Any:
     return tables
 
 
-def checkpoint(world: World, chosen: argparse.Namespace) -> Rows:
+def checkpoint(world: Ranks, chosen: argparse.Namespace) -> Rows:
     from recperf.distributed.checkpoint import RankStore
 
     folder = Path(world.on_leader(lambda: tempfile.mkdtemp(dir=chosen.folder)))
@@ -178,7 +178,7 @@ def _load(store: Any, tables: Any) -> None:
     store.load(into=_state(tables))
 
 
-def span_cost(world: World, chosen: argparse.Namespace) -> Rows:
+def span_cost(world: Ranks, chosen: argparse.Namespace) -> Rows:
     from recperf.distributed import progress
     from recperf.measure.spans import follow, span
 
@@ -215,7 +215,7 @@ class Slow:
             yield batch
 
 
-def window(world: World, chosen: argparse.Namespace) -> Rows:
+def window(world: Ranks, chosen: argparse.Namespace) -> Rows:
     from recperf.execution.measuring import measure_window
 
     prepared = prepared_of("dlrm-v4")

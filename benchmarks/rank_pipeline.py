@@ -31,9 +31,9 @@ from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
 from recperf.distributed.exchange import Exchange
 from recperf.distributed.library import require_torchrec
+from recperf.distributed.ranks import Ranks
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.window import SharedWindow
-from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.measure.profile import endless
 from recperf.models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
@@ -138,7 +138,7 @@ def asked(batch: HistoryBatch, model: DLRMv4Config) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def repeats(trial: Any, world: World, count: int) -> dict[str, dict[str, list[float]]]:
+def repeats(trial: Any, world: Ranks, count: int) -> dict[str, dict[str, list[float]]]:
     """Bytes sent and ms a lookup, with each row once and with every id."""
     tables, order = trial.rank_tables, trial.recipe.order
     found: dict[str, dict[str, list[float]]] = {}

@@ -53,12 +53,12 @@ def _main(job: str, rank: int, size: int, meeting: str, pipe: Any, packed: bytes
     os.environ["RECPERF_HOME"] = str(arguments.pop("home"))
     import torch
 
-    from recperf.distributed.world import World, enter
+    from recperf.distributed.ranks import Ranks, enter
 
     module, _, name = job.rpartition(".")
     work = getattr(importlib.import_module(module or "rank_jobs"), name)
     torch.set_num_threads(1)
-    world = enter(World(rank=rank, size=size, local_rank=rank, local_size=size))
+    world = enter(Ranks(rank=rank, size=size, local_rank=rank, local_size=size))
     try:
         world.join("cpu", 60, init_method=f"file://{meeting}")
         # As bytes: tensors sent as such are shared, and gone when the rank is.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recperf.distributed.checkpoint import RankStore, RankTables
-from recperf.distributed.world import World
+from recperf.distributed.ranks import Ranks
 from recperf.errors import ConfigError, RecperfError
 from recperf.train.checkpoint import CheckpointStore, read_state
 from recperf.train.checkpoint_folder import name_of
@@ -22,7 +22,7 @@ from recperf.workloads.micro_dlrm import config as micro_dlrm
 
 
 @contextmanager
-def shared_folder(world: World) -> Iterator[Path]:
+def shared_folder(world: Ranks) -> Iterator[Path]:
     folder = Path(world.on_leader(tempfile.mkdtemp))
     try:
         yield folder
@@ -32,7 +32,7 @@ def shared_folder(world: World) -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
-def store_of(world: World, folder: Path) -> RankStore:
+def store_of(world: Ranks, folder: Path) -> RankStore:
     return RankStore(folder=folder, notice=print, world=world)
 
 
@@ -65,14 +65,14 @@ def whole(tables: RankTables) -> dict[str, Tensor]:
     return found
 
 
-def whole_state(world: World, trial: Any) -> dict[str, Any]:
+def whole_state(world: Ranks, trial: Any) -> dict[str, Any]:
     """On rank 0 what one process reads of what all ranks saved; nothing on the others."""
     with shared_folder(world) as folder:
         store_of(world, folder).save(1, {"trial": trial.state()}, best=False)
         return read_state(folder / name_of(1), None)["trial"] if world.is_leader else {}
 
 
-def restore(world: World, trial: Any, state: dict[str, Any]) -> None:
+def restore(world: Ranks, trial: Any, state: dict[str, Any]) -> None:
     """Go on from what one process saves, which only rank 0 looks at."""
     with shared_folder(world) as folder:
         if world.is_leader:
@@ -82,7 +82,7 @@ def restore(world: World, trial: Any, state: dict[str, Any]) -> None:
         trial.restore(loaded["trial"])
 
 
-def unlike(world: World) -> list[tuple[str, str, str, bool]]:
+def unlike(world: Ranks) -> list[tuple[str, str, str, bool]]:
     """What is said where ranks differ: in a path, which is fine; in a number of the config; in the data."""
     config = micro_dlrm.MicroDLRMConfig()
     elsewhere = replace(config, data=replace(config.data, path=Path(f"/host-{world.rank}")))

@@ -14,7 +14,7 @@ from rank_pool import needs_torchrec, run_ranks
 from test_ranks import config
 
 from recperf.distributed.config import DistributedConfig
-from recperf.distributed.world import World
+from recperf.distributed.ranks import Ranks
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
 
 pytestmark = needs_torchrec
@@ -71,7 +71,7 @@ def order(chosen: DLRMv4WorkloadConfig) -> Any:
     from recperf.workloads.dlrm_v4.ranks import RankTrial
 
     trial = RankTrial.__new__(RankTrial)
-    trial.prepared, trial.world = find("dlrm-v4").prepare(chosen), World(rank=1, size=2)
+    trial.prepared, trial.world = find("dlrm-v4").prepare(chosen), Ranks(rank=1, size=2)
     return trial.inputs(trial.prepared.train_order())
 
 
@@ -134,13 +134,13 @@ def test_a_batch_of_clicks_brings_the_next_ones_bags() -> None:
         keys=("a", "b"), dense_ND=torch.zeros(45, 2), ids_FN=torch.arange(90).view(2, 45), labels_N=torch.zeros(45)
     )
     made = ShuffledOrder(samples=samples, batch_size=10, seed=3)
-    batches = list(SharedOrder(made, World(rank=1, size=2), ahead=True, last=3).batches(0))
+    batches = list(SharedOrder(made, Ranks(rank=1, size=2), ahead=True, last=3).batches(0))
     assert [batch.step for batch in batches] == [0, 1, 2, 3, 4]
     assert [batch.following is after.part.features for batch, after in zip(batches, batches[1:])] == [
         True, True, False, True,
     ]  # fmt: skip
     assert batches[2].following is batches[4].following is None
-    again = list(SharedOrder(made, World(rank=1, size=2), ahead=False).batches(0, 2))
+    again = list(SharedOrder(made, Ranks(rank=1, size=2), ahead=False).batches(0, 2))
     assert [batch.step for batch in again] == [2, 3, 4]
     for ours, theirs in zip(again, batches[2:]):
         assert torch.equal(ours.part.features.values_V, theirs.part.features.values_V)

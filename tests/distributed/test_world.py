@@ -9,6 +9,7 @@ import torch
 from rank_pool import needs_torchrec, run_ranks
 from torch import distributed
 
+from recperf.distributed.ranks import Ranks
 from recperf.distributed.rendezvous import agree_on_round
 from recperf.distributed.world import RendezvousError, World
 from recperf.errors import UsageError
@@ -35,7 +36,7 @@ def test_torchrun_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_alone_nothing_is_sent() -> None:
-    world, tally = World(), Tally()
+    world, tally = Ranks(), Tally()
     world.join("cpu", 1)
     assert not torch.distributed.is_initialized()
     tally.add(torch.tensor([1.0, -1.0]), torch.tensor([1.0, 1.0]))

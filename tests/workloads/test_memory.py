@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from recperf.distributed.config import DistributedConfig
-from recperf.distributed.world import World, current, enter
+from recperf.distributed.ranks import Ranks, current, enter
 from recperf.errors import MachineError
 from recperf.execution import workload as base
 from recperf.workloads import find
@@ -25,7 +25,7 @@ def _alone() -> Iterator[None]:
 
 
 def two_of(local: int) -> None:
-    enter(World(rank=0, size=2, local_size=local))
+    enter(Ranks(rank=0, size=2, local_size=local))
 
 
 def room(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
@@ -77,5 +77,5 @@ def test_gradients_of_copied_tables_travel_in_a_buffer(monkeypatch: pytest.Monke
     room(monkeypatch, sum(micro_dlrm.estimate(tiny).memory.values()))
     with pytest.raises(MachineError, match="are needed"):
         find("micro-dlrm").check(tiny)
-    enter(World())
+    enter(Ranks())
     find("micro-dlrm").check(tiny)

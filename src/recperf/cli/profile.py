@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..config import to_json, with_absolute_paths
 from ..distributed.exits import run_as_rank
 from ..distributed.launch import launch, rank_arguments, require_ranks
-from ..distributed.world import World, current, enter
+from ..distributed.ranks import Ranks, current, enter
 from ..errors import MachineError, RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
@@ -57,13 +57,13 @@ class Options(WorkloadOptions[C]):
 
 
 def command(words: list[str]) -> int:
-    world = enter(World.from_environment())
+    world = enter(Ranks.from_environment())
     if world.size == 1:
         return one(words, world)
     return run_as_rank(world, lambda: one(words, world), lambda error: print_error(error, as_json="--json" in words))
 
 
-def one(words: list[str], world: World) -> int:
+def one(words: list[str], world: Ranks) -> int:
     """The command in this process, which may be one of several ranks, or is to start them."""
     if any(word.partition("=")[0] == "--resume" for word in words):
         raise UsageError("a profile has nothing to resume", fix="--config takes the config of a run")
@@ -127,7 +127,7 @@ def ended_by_signal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def follow(choice: Choice, options: Options[Any], world: World) -> int:
+def follow(choice: Choice, options: Options[Any], world: Ranks) -> int:
     """Profile as a rank that writes nothing but its trace."""
     config = with_absolute_paths(options.values)
     join(choice, config, options, world)
@@ -139,14 +139,14 @@ def follow(choice: Choice, options: Options[Any], world: World) -> int:
     return 0
 
 
-def join(choice: Choice, config: Any, options: Options[Any], world: World) -> None:
+def join(choice: Choice, config: Any, options: Options[Any], world: Ranks) -> None:
     if world.size > 1:
         world.join(config.train.device, config.distributed.timeout_s)
         asked = {"mode": options.mode, "steps": options.steps, "trace": options.trace, "trace_mb": options.trace_mb}
         world.require_same_config(choice.workload.name, config, **asked)
 
 
-def wished(options: Options[Any], folder: Path, world: World) -> Wish:
+def wished(options: Options[Any], folder: Path, world: Ranks) -> Wish:
     from ..execution.profiling import Wish
 
     trace = None

@@ -14,7 +14,7 @@ from ..config import to_json, with_absolute_paths
 from ..distributed.exits import run_as_rank
 from ..distributed.launch import launch, rank_arguments, require_ranks
 from ..distributed.progress import job, remember_run, remembered_run, restarted, same_job
-from ..distributed.world import World, current, enter
+from ..distributed.ranks import Ranks, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import require_writable, write_atomic
 from ..runs.record import Run, read_config
@@ -63,13 +63,13 @@ class Options(WorkloadOptions[C]):
 
 
 def command(words: list[str]) -> int:
-    world = enter(World.from_environment())
+    world = enter(Ranks.from_environment())
     if world.size == 1:
         return one(words, world)
     return run_as_rank(world, lambda: one(words, world), lambda error: print_error(error, as_json="--json" in words))
 
 
-def one(words: list[str], world: World) -> int:
+def one(words: list[str], world: Ranks) -> int:
     """The command in this process, which may be one of several ranks, or is to start them."""
     # Signals count from the first moment: an early Ctrl-C must not surface as a traceback out of an import.
     with StopFlag() as stop:

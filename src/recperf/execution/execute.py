@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..distributed.world import World, current
+from ..distributed.ranks import Ranks, current
 from ..errors import ConfigError, DataError
 from ..machine import machine_facts
 from ..measure.explain import read
@@ -121,7 +121,7 @@ def provenance(started: dict[str, Any], facts: dict[str, Any], data: dict[str, A
     }
 
 
-def speed(prepared: Prepared, world: World, timers: list[StepTimer]) -> dict[str, Any]:
+def speed(prepared: Prepared, world: Ranks, timers: list[StepTimer]) -> dict[str, Any]:
     """How fast the steps of this process were, and what was chosen for that."""
     settings = prepared.settings
     return {"device": settings.device_name, "settings": {**settings.reasons, **world.settings()}, **performance(timers)}
@@ -145,7 +145,7 @@ def _start(run: Run) -> dict[str, Any]:
     return state
 
 
-def _baselines(run: Run, world: World, prepared: Prepared) -> dict[str, Any]:
+def _baselines(run: Run, world: Ranks, prepared: Prepared) -> dict[str, Any]:
     baselines = run.read("baselines.json", Baselines)
     if baselines is None:
         baselines = world.on_leader(prepared.baselines)

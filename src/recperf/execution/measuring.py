@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..distributed.world import current
+from ..distributed.ranks import current
 from ..measure.explain import explain, part_ms
 from ..measure.profile import ClockedStep, Reading, Window
 from ..runs.record import Run

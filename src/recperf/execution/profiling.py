@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..distributed.world import current
+from ..distributed.ranks import current
 from ..errors import DataError
 from ..measure import fixes as predictions
 from ..measure import sections

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from ..distributed.exits import is_peer_failure
-from ..distributed.world import current
+from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, RecperfError
 from ..machine import available_bytes, out_of_memory
 from ..runs.mlperf.log import MLPerfLog

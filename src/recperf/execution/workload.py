@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import within
-from ..distributed.world import current
+from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
 from ..machine import available_bytes
 from ..measure.cost import Cost

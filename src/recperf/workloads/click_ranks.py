@@ -24,9 +24,9 @@ from ..distributed.bags import BagTables, SharedFeatures, require_something_sent
 from ..distributed.checkpoint import sharded_state
 from ..distributed.config import DistributedConfig
 from ..distributed.progress import note
+from ..distributed.ranks import Ranks, current
 from ..distributed.sharding import copy_parts, plan_text
 from ..distributed.step import RankStep, Reduction, Scores, with_next
-from ..distributed.world import World, current
 from ..errors import ConfigError
 from ..measure.spans import span
 from ..models.dlrm import DLRM, WrittenOutLoss
@@ -60,7 +60,7 @@ def samples_of_rank(samples: int) -> int:
     return max(1, len(current().own_samples(samples)))
 
 
-def share(batch: ClickBatch, world: World, step: int = 0) -> SharedClicks:
+def share(batch: ClickBatch, world: Ranks, step: int = 0) -> SharedClicks:
     """This rank's samples of a batch."""
     samples = len(batch)
     ours = len(world.own_samples(samples))
@@ -86,7 +86,7 @@ class SharedOrder:
     """The batches of an order, as one rank sees them: each is made whole on every rank, which takes its samples."""
 
     order: Order
-    world: World
+    world: Ranks
     ahead: bool = False
     """Whether a batch brings the bags of the one after it."""
     last: int = 0
@@ -143,7 +143,7 @@ class RankTrialState(DLRMTrialState):
     """What a rank's trial of either model has beside one process's."""
 
     recipe: Recipe
-    world: World
+    world: Ranks
 
     @property
     def rank_tables(self) -> BagTables | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...distributed.bags import BagTables
-from ...distributed.world import current
+from ...distributed.ranks import current
 from ...errors import ConfigError, MachineError
 from ...models.embeddings import Embeddings
 from ...models.streams import SideStreams

@@ -23,10 +23,10 @@ from ...data.yambda.order import StreamOrder
 from ...data.yambda.schema import HISTORY
 from ...distributed.checkpoint import sharded_state
 from ...distributed.progress import note
+from ...distributed.ranks import Ranks, current
 from ...distributed.sharding import plan_text
 from ...distributed.step import RankStep, Reduction, Scores, with_next
 from ...distributed.tables import TorchRecTables
-from ...distributed.world import World, current
 from ...measure.spans import span
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
@@ -79,7 +79,7 @@ class SharedBatch(Numbered):
 class SharedOrder(InputOrder):
     """The batches of a stream, as one rank sees them."""
 
-    world: World
+    world: Ranks
     ahead: bool = False
     """Whether a batch brings the one after it."""
     last: int = 0
@@ -117,7 +117,7 @@ class SharedOrder(InputOrder):
 class RankModel(SteppedModel):
     """Its loss is this rank's part of the whole batch's: those of all ranks add up to it."""
 
-    def __init__(self, model: DLRMv4, seed: int, device: torch.device, world: World) -> None:
+    def __init__(self, model: DLRMv4, seed: int, device: torch.device, world: Ranks) -> None:
         super().__init__(model, seed, device)
         self.world = world
 
@@ -161,7 +161,7 @@ class SharedEvaluations(Evaluations):
 class RankTrial(HistoryTrial):
     """One rank of a trial: dense parameters as all ranks have them, and its own part of the tables."""
 
-    def __init__(self, prepared: PreparedHistories, seed: int, world: World) -> None:
+    def __init__(self, prepared: PreparedHistories, seed: int, world: Ranks) -> None:
         self.world = world
         super().__init__(prepared, seed)
 

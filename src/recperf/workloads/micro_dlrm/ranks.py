@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from ...data.order import cut
-from ...distributed.world import current
+from ...distributed.ranks import current
 from ..click_ranks import RankTrialState, SharedClicks, require_copies, samples_of_rank
 from ..clicks import SCORING_BATCH
 from .build import ClickTrial, PreparedClicks
