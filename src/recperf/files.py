@@ -1,4 +1,4 @@
-"""Writing so that a crash never leaves a half file under its final name, and a full disk is said in one line."""
+"""Files and folders: atomic writes, locks, digests, and one-line errors when the disk refuses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import MachineError
 
@@ -31,9 +31,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def writing(path: Path, *, fix: str | None = None) -> Iterator[None]:
-    """Turn an operating system's refusal to write into an error that says which file and what to do.
+    """Turn the operating system's refusal to write into an error that names the file and the remedy.
 
-    `fix` says what to do where that is not to choose another run folder.
+    `fix` replaces the usual remedy, which is to choose another run folder.
     """
     try:
         yield
@@ -46,7 +46,7 @@ def writing(path: Path, *, fix: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def alone(folder: Path, *, what: str, again: str | None = None) -> Iterator[None]:
-    """Make a folder and hold its lock: two processes must not write the same files."""
+    """Create a folder and hold its lock, because two processes must not write the same files."""
     with writing(folder, fix=again):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("wb")
@@ -58,16 +58,36 @@ def alone(folder: Path, *, what: str, again: str | None = None) -> Iterator[None
                 f"another process is {what}", where={"folder": folder}, fix="wait until it is done"
             ) from None
         except OSError:
-            # Some network file systems know no locks; being alone there is up to the user.
+            # Some network file systems have no locks; there the user must not start two processes.
             pass
         for draft in folder.glob(".*.tmp"):
-            # A process killed while it wrote a file could not take its draft away.
+            # A process that was killed could not remove its drafts.
             draft.unlink()
         yield
 
 
+@contextmanager
+def one_at_a_time(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock file, so that of several processes that start together one does the work and the others wait for it.
+
+    `waiting` is called before a wait.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("wb")
+    with lock:
+        # Some network file systems have no locks; an atomic rename still keeps the result whole.
+        with suppress(OSError):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def require_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written, without making it."""
+    """Refuse a folder that cannot be created or written, without creating it."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
@@ -78,20 +98,27 @@ def require_writable(folder: Path) -> None:
             raise OSError(errno.EACCES, "permission denied")
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """All of the content under the final name, or nothing."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path):
+@contextmanager
+def atomic_file(path: Path, *, fix: str | None = None) -> Iterator[BinaryIO]:
+    """A file that gets its final name when the block succeeds and the content is on disk; otherwise it is removed."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path, fix=fix):
         try:
-            with beside.open("wb") as file:
-                file.write(content)
+            with draft.open("w+b") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, path)
+            os.replace(draft, path)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write all of the content under the final name, or nothing."""
+    with atomic_file(path) as file:
+        file.write(content)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -100,7 +127,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename inside the folder survive a power cut."""
+    """Make a rename inside the folder survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -108,9 +135,11 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def sha256(path: Path) -> str:
+def sha256(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
+    """The digest of a file's content; `progress` receives the number of bytes of each block read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
+            progress(len(block))
     return digest.hexdigest()

@@ -76,12 +76,12 @@ def test_bad_lines_stop_or_are_counted(run_command: Call) -> None:
     assert code == 3
     assert "log, line 31: 2 columns instead of 40" in out
     assert "log, line 41: column 1, the label, is '9' instead of 0 or 1" in out
-    assert "error: 2 of 50 lines cannot be used (first: log, line 31" in err
+    assert "error: 2 of 50 lines are malformed (first: log, line 31" in err
     assert answer(run_command, "check", "criteo", "--path", "log", code=3)["bad_by_kind"] == {"columns": 1, "label": 1}
 
     code, _, err = run_command("data", "convert", "criteo", "--path", "log")
     assert code == 3
-    assert "line 31 cannot be used" in err
+    assert "line 31 is malformed" in err
     assert "--on-error skip" in err
     found = answer(run_command, "convert", "criteo", "--path", "log", "--on-error", "skip")
     assert (found["rows"], found["skipped"]) == (48, {"columns": 1, "label": 1})
@@ -91,7 +91,7 @@ def test_bad_lines_stop_or_are_counted(run_command: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["get", "criteo"], 2, "not downloaded by recperf"),
+        (["get", "criteo"], 2, "does not download"),
         (["make", "criteo"], 2, "needs --path"),
         (["check", "criteo"], 2, "recperf data check criteo --path FILE_OR_FOLDER"),
         (["info", "crieto", "--path", "."], 2, "did you mean 'criteo'?"),
@@ -134,4 +134,4 @@ def test_interrupted_it_says_that_nothing_is_lost(run_command: Call, monkeypatch
     monkeypatch.setattr(catalogue, "convert", interrupt)
     code, _, err = run_command("data", "convert", "criteo", "--path", "log")
     assert code == 130
-    assert "goes on where it stopped" in err
+    assert "it resumes" in err

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recperf.cli import main
-from recperf.cli.data.progress import BARS
+from recperf.cli.data.progress import Bar, Unit
 from recperf.cli.terminal import Terminal
 from recperf.data.yambda import catalogue, synthesize
 from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE
@@ -72,7 +72,7 @@ def test_made_prepared_checked_and_described(run_command: Call, raw: Path) -> No
     assert 0 < described["history"]["mean"] <= 30
     assert sum(described["user_lengths"].values()) == described["users"]
     assert "<svg" in Path("events.svg").read_text()
-    assert "anchors with 10 events before them" in Path("events.svg").read_text()
+    assert "anchors with at least 10 earlier events" in Path("events.svg").read_text()
 
 
 def test_the_reference_layout_is_opened_as_it_is(run_command: Call, raw: Path) -> None:
@@ -91,9 +91,9 @@ def test_the_reference_layout_is_opened_as_it_is(run_command: Call, raw: Path) -
 def test_the_embedded_dataset_is_there_without_asking(run_command: Call) -> None:
     code, out, _ = run_command("info", "yambda-like")
     assert code == 0
-    assert "making yambda-like, once" in out
-    assert "users by length of their stream" in out
-    assert "making" not in run_command("info", "yambda-like")[1]
+    assert "generating yambda-like once" in out
+    assert "users by number of events" in out
+    assert "generating" not in run_command("info", "yambda-like")[1]
     checked = answer(run_command, "check", "yambda-like")
     assert checked["intact"] is True
     assert checked["store"]["events"] == answer(run_command, "info", "yambda-like")["events"]
@@ -128,7 +128,7 @@ def test_who_comes_second_waits_for_the_embedded_dataset(monkeypatch: pytest.Mon
         second = pool.submit(catalogue.embedded, say=note, config=config)
         assert first.result(60).digest == second.result(60).digest
     assert made == [1]
-    assert said[1:] == ["another process makes yambda-like: waiting for it"]
+    assert said[1:] == ["another process generates yambda-like: waiting for it"]
 
 
 def test_an_imported_dataset_is_found_by_its_name(run_command: Call) -> None:
@@ -145,7 +145,7 @@ def test_an_imported_dataset_is_found_by_its_name(run_command: Call) -> None:
     assert (again["imported"], again["digest"]) == (False, made["digest"])
     code, _, err = run_command("import", "--events", "log.csv", *words, "--ids", "keep")
     assert code == 3
-    assert "by other options: ids dense, now keep" in err
+    assert "with other options: ids dense, now keep" in err
 
 
 def test_a_small_import_is_described(run_command: Call) -> None:
@@ -156,7 +156,7 @@ def test_a_small_import_is_described(run_command: Call) -> None:
     assert Path("mine.SVG").is_file()
     code, out, err = run_command("info", "mine")
     assert code == 0, err
-    assert "users by length" in out
+    assert "users by number of events" in out
 
 
 def test_strategies_have_the_names_of_old(run_command: Call) -> None:
@@ -189,15 +189,15 @@ def test_made_files_do_not_mix_with_others(run_command: Call, raw: Path) -> None
     before = sorted(path.name for path in Path("made").iterdir())
     code, _, err = run_command(*make, "made", "--form", "raw")
     assert code == 3
-    assert "raw files do not belong into it" in err
+    assert "raw files do not belong there" in err
     assert sorted(path.name for path in Path("made").iterdir()) == before
-    for folder, what in (("made", "of other events"), (str(raw), "something else")):
+    for folder, what in (("made", "of other events"), (str(raw), "is not empty")):
         code, _, err = run_command("make", "yambda-like", "--events", "21000", "--path", folder)
         assert code == 3
         assert what in err
         assert "choose another folder with --path" in err
     assert answer(run_command, *make, "made")["events"]
-    # Maps without events are those of an interrupted call where they are made up, else another dataset's.
+    # Maps without events are those of an interrupted call where they are synthetic, else another dataset's.
     shutil.rmtree(raw / "flat")
     answer(run_command, *make, str(raw), "--form", "raw")
     shutil.rmtree(raw / "flat")
@@ -240,8 +240,8 @@ def test_bars_count_what_they_say(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     clock = iter(range(0, 10_000, 10))
     monkeypatch.setattr("recperf.cli.data.progress.monotonic", lambda: float(next(clock)))
 
-    def lines(unit: str, *calls: tuple[int, ...]) -> list[str]:
-        bar = BARS[unit](Terminal(as_json=False, quiet=False), "work")
+    def lines(unit: Unit, *calls: tuple[int, ...]) -> list[str]:
+        bar = Bar(Terminal(as_json=False, quiet=False), "work", unit)
         for call in calls:
             bar(*call)
         return capsys.readouterr().out.splitlines()
@@ -258,16 +258,13 @@ def test_a_check_and_a_layout_do_not_call_other_things_events(
     run_command: Call, raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, str] = {}
-    for unit, bar in list(BARS.items()):
+    plain = Bar.__init__
 
-        class Noted(bar):  # type: ignore[misc,valid-type]
-            of = unit
+    def noted(self: Bar, terminal: Terminal, label: str, unit: Unit) -> None:
+        asked[label] = unit
+        plain(self, terminal, label, unit)
 
-            def __init__(self, terminal: Any, label: str) -> None:
-                asked[label] = self.of
-                super().__init__(terminal, label)
-
-        monkeypatch.setitem(BARS, unit, Noted)
+    monkeypatch.setattr(Bar, "__init__", noted)
     words = ("--store", "ours", "--reference-layout", "theirs", "--history-length", "30")
     answer(run_command, "prepare", "yambda-like", "--path", str(raw), *words)
     answer(run_command, "check", "yambda-like", "--path", "ours")
@@ -299,19 +296,19 @@ def test_damage_is_found(run_command: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["get", "yambda-like"], 2, "built in"),
+        (["get", "yambda-like"], 2, "generated locally"),
         (["get", "yambda-5"], 2, "did you mean 'yambda-5b'?"),
         (["get", "yambda-50m", "--offline"], 4, "offline"),
         (["make", "yambda-50m", "--path", "x"], 2, "real data"),
         (["make", "yambda-like"], 2, "needs --path"),
         (["make", "yambda-like", "--path", "x", "--events", "3"], 3, "events is 3"),
         (["prepare", "yambda-50m"], 3, "is not on this machine"),
-        (["prepare", "yambda-like"], 2, "is made as a store"),
+        (["prepare", "yambda-like"], 2, "is generated as a store"),
         (["prepare", "movielens-100k", "--path", "."], 2, "only those are prepared"),
         (["info", "yambda-50m"], 3, "recperf data get yambda-50m"),
         (["info", "mine"], 2, "unknown dataset 'mine'"),
         (["info", "yambda-like", "--plot", "x.doc"], 2, "a plot is one of"),
-        (["check", "yambda-50m", "--path", "nowhere"], 3, "there is nothing here"),
+        (["check", "yambda-50m", "--path", "nowhere"], 3, "the path does not exist"),
         (["import", "--events", "nowhere.csv", "--label", "y"], 3, "nowhere.csv"),
         (["import", "--events", "x.csv"], 2, "exactly one"),
     ],
@@ -327,7 +324,7 @@ def test_help_without_a_name_says_which_there_are(run_command: Call) -> None:
     for action, known, unknown in (
         ("get", "yambda-5b", "criteo"),
         ("check", "criteo", "--seed"),
-        ("info", "what you imported", "--seed"),
+        ("info", "a dataset you imported", "--seed"),
         ("make", "movielens-like", "movielens-100k"),
     ):
         code, out, _ = run_command(action, "--help")

@@ -85,7 +85,7 @@ class Terminal:
         self._label, self._total, self._first = f"seed {seed}", total_steps, done
         self._began, self._samples, self._last = monotonic(), 0, 0.0
         if self.live:
-            self._bar = _progress_bar(self.screen)
+            self._bar = progress_bar(self.screen)
             self._bar.add_task(self._label, total=total_steps, completed=done)
             self._bar.start()
 
@@ -125,7 +125,7 @@ class Terminal:
             self._bar = None
 
 
-def _progress_bar(screen: Console) -> Progress:
+def progress_bar(screen: Console) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))

@@ -1,8 +1,8 @@
-"""Made-up ratings in the shape of MovieLens-100K, for machines that cannot have the real files.
+"""Synthetic ratings in the shape of MovieLens-100K, for machines without the real files.
 
-Sizes, long tails, rating histogram and demography follow the real set. The taste is planted: a rating depends on who
-rates, what is rated, and how the two fit (genres by age, gender, occupation and person; a few hidden traits), so that a
-model which learns the fit beats one that knows only which users are kind and which films are good.
+Sizes, long tails, rating histogram and demography follow the real dataset. A rating depends on the user, the film, and
+their interaction (genres by age, gender, occupation and person; a few latent traits), so that a model which learns the
+interaction is better than one with user and film biases only.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ T = TypeVar("T", bound=np.generic)
 
 SUMS = "SHA256SUMS"
 DEFAULT_DIGEST = "e0c1d3fd965ea0f557af6b52d15c1d412e0e9084fd1fbc31df9ac7ffe455cf33"
-"""What `generate(7)` gives; another digest means that this machine's arithmetic makes other ratings."""
+"""The digest of `generate(7)`; another one means that the arithmetic of this machine gives other ratings."""
 
-# Films of each genre in a catalogue of 1,682, then how liking it moves with age (per 12 years) and with being a woman.
+# Films of each genre among 1,682, then how the taste for it changes with age (per 12 years) and for women.
 _GENRES: dict[str, tuple[int, float, float]] = {
     "unknown": (2, 0.0, 0.0),
     "Action": (251, -0.5, -0.9),
@@ -67,31 +67,31 @@ _FEMALE_SHARE = 0.29
 _RATING_SHARES = (0.061, 0.114, 0.271, 0.342, 0.212)
 _FIRST_SECOND, _SECONDS = 874_724_710, 18_561_928
 
-# Share of users (of films) with at most so many ratings.
+# Quantiles of the number of ratings per user and per film.
 _RANKS = (0.0, 0.1, 0.2, 0.5, 0.8, 0.9, 0.99, 1.0)
 _RATINGS_PER_USER = (20.0, 23.0, 29.0, 65.0, 171.0, 244.0, 442.0, 737.0)
 _RATINGS_PER_FILM = (1.0, 2.0, 5.0, 27.0, 100.0, 169.0, 369.0, 583.0)
-_LEAST_PER_USER = 20
-_MOST_PAIRS = 50_000_000
+_MIN_PER_USER = 20
+_MAX_PAIRS = 50_000_000
 
-# How far each part moves a rating; the noise has a spread of 1.
+# Standard deviations of the parts of a score; that of the noise is 1.
 _USER_BIAS, _FILM_BIAS, _POPULARITY = 0.72, 0.68, 0.22
 _DEMOGRAPHIC_TASTE, _OCCUPATION_TASTE, _PERSONAL_TASTE = 1.1, 0.25, 0.2
 _TRAITS, _TRAIT_TASTE = 2, 0.4
 
 
 def generate(seed: int, *, users: int = 943, items: int = 1682, ratings: int = 100_000) -> MovieLens:
-    """Make a dataset up; the same arguments give the same dataset."""
+    """Generate a dataset; the same arguments give the same dataset."""
     require(seed >= 0, "seed", seed, "0 or more")
     require(users >= 1, "users", users, "at least 1")
     require(items >= 1, "items", items, "at least 1")
     require(
         users <= ratings <= users * items, "ratings", ratings, f"{users} to {users * items} (users to users x items)"
     )
-    require(users * items <= _MOST_PAIRS, "users x items", users * items, f"at most {_MOST_PAIRS}, to fit in memory")
+    require(users * items <= _MAX_PAIRS, "users x items", users * items, f"at most {_MAX_PAIRS}, to fit in memory")
     rng = np.random.Generator(np.random.PCG64(seed))
-    occupation, words = _draw_occupations(rng, users)
-    age, female = _draw_people(rng, occupation, words)
+    occupation, names = _draw_occupations(rng, users)
+    age, female = _draw_people(rng, occupation, names)
     genres = _draw_genres(rng, items)
     user, item = _draw_pairs(rng, users, items, ratings)
     popularity = np.bincount(item, minlength=items)
@@ -110,7 +110,7 @@ def generate(seed: int, *, users: int = 943, items: int = 1682, ratings: int = 1
         age=_one_based(age),
         gender=_one_based(female),
         occupation=_one_based(occupation + 1),
-        occupations=words,
+        occupations=names,
         genres=_one_based(genres),
         genre_names=GENRES,
     )
@@ -118,7 +118,7 @@ def generate(seed: int, *, users: int = 943, items: int = 1682, ratings: int = 1
 
 
 def array_digest(data: MovieLens) -> str:
-    """sha256 over the ratings (user, item, rating, timestamp), the users (age, gender, occupation) and the genres."""
+    """SHA-256 of the ratings (user, item, rating, timestamp), the users (age, gender, occupation) and the genres."""
     digest = hashlib.sha256("|".join(data.occupations).encode())
     for column in (data.user, data.item, data.rating, data.timestamp, data.age, data.gender, data.occupation):
         digest.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
@@ -131,15 +131,15 @@ def _one_based(rows: NDArray[T]) -> NDArray[T]:
 
 
 def _draw_occupations(rng: np.random.Generator, users: int) -> tuple[Ints, tuple[str, ...]]:
-    words = sorted(_OCCUPATIONS)
-    shares = np.array([_OCCUPATIONS[word] for word in words], dtype=np.float64)
-    drawn = rng.choice(len(words), size=users, p=shares / shares.sum())
+    names = sorted(_OCCUPATIONS)
+    shares = np.array([_OCCUPATIONS[name] for name in names], dtype=np.float64)
+    drawn = rng.choice(len(names), size=users, p=shares / shares.sum())
     used, occupation = np.unique(drawn, return_inverse=True)
-    return occupation.astype(np.int64), tuple(words[index] for index in used)
+    return occupation.astype(np.int64), tuple(names[index] for index in used)
 
 
-def _draw_people(rng: np.random.Generator, occupation: Ints, words: tuple[str, ...]) -> tuple[Ints, Ints]:
-    mean, spread = np.array([_AGES.get(word, _OTHER_AGES) for word in words]).T
+def _draw_people(rng: np.random.Generator, occupation: Ints, names: tuple[str, ...]) -> tuple[Ints, Ints]:
+    mean, spread = np.array([_AGES.get(name, _OTHER_AGES) for name in names]).T
     age = np.rint(np.round(mean[occupation] + spread[occupation] * rng.standard_normal(len(occupation)), 6))
     female = rng.random(len(occupation)) < _FEMALE_SHARE
     return np.clip(age, 7, 73).astype(np.int64), female.astype(np.int64)
@@ -148,14 +148,14 @@ def _draw_people(rng: np.random.Generator, occupation: Ints, words: tuple[str, .
 def _draw_genres(rng: np.random.Generator, items: int) -> NDArray[np.uint8]:
     shares = np.array([_GENRES[name][0] for name in GENRES], dtype=np.float64)
     per_film = np.array(_GENRES_PER_FILM, dtype=np.float64)
-    wanted = rng.choice(len(per_film), size=items, p=per_film / per_film.sum()) + 1
+    count = rng.choice(len(per_film), size=items, p=per_film / per_film.sum()) + 1
     arrival = rng.standard_exponential((items, len(GENRES))) / shares
     place = np.argsort(np.argsort(arrival, axis=1, kind="stable"), axis=1, kind="stable")
-    return (place < wanted[:, None]).astype(np.uint8)
+    return (place < count[:, None]).astype(np.uint8)
 
 
 def _counts(shape: tuple[float, ...], size: int, total: int, low: int, high: int) -> Ints:
-    """Whole numbers that follow a long-tailed shape, lie in low..high and sum to total."""
+    """Integers in low..high with a long-tailed distribution and the given sum."""
     ranks = (np.arange(size) + 0.5) / size
     weights = np.round(np.exp(np.interp(ranks, _RANKS, np.log(shape))), 6)
     smallest, largest = 0.0, total / float(weights.min())
@@ -167,44 +167,42 @@ def _counts(shape: tuple[float, ...], size: int, total: int, low: int, high: int
             smallest = scale
     counts: Ints = np.clip(np.rint(weights * smallest), low, high).astype(np.int64)
     while missing := total - int(counts.sum()):
-        room = np.flatnonzero(counts < high)[::-1][:missing]
-        counts[room] += 1
+        increased = np.flatnonzero(counts < high)[::-1][:missing]
+        counts[increased] += 1
     return counts
 
 
 def _draw_pairs(rng: np.random.Generator, users: int, items: int, ratings: int) -> tuple[Ints, Ints]:
-    """Who rated what: each user a set of films, popular films more often."""
-    activity = rng.permutation(
-        _counts(_RATINGS_PER_USER, users, ratings, min(_LEAST_PER_USER, ratings // users), items)
-    )
+    """The pairs of users and films with a rating; popular films are drawn more often."""
+    activity = rng.permutation(_counts(_RATINGS_PER_USER, users, ratings, min(_MIN_PER_USER, ratings // users), items))
     popularity = rng.permutation(_counts(_RATINGS_PER_FILM, items, ratings, min(1, ratings // items), users))
     arrival = rng.standard_exponential((users, items)) / _draw_weights(activity, popularity)
-    chosen = [np.sort(np.argpartition(arrival[row], k - 1)[:k]) for row, k in enumerate(activity)]
-    user, item = np.repeat(np.arange(users), activity), np.concatenate(chosen).astype(np.int64)
+    films = [np.sort(np.argpartition(arrival[row], k - 1)[:k]) for row, k in enumerate(activity)]
+    user, item = np.repeat(np.arange(users), activity), np.concatenate(films).astype(np.int64)
     _place_unrated(rng, user, item, items)
     return user, item
 
 
 def _draw_weights(activity: Ints, popularity: Ints) -> Floats:
-    """Weights under which drawing without replacement reaches the wanted popularity.
+    """Weights with which drawing without replacement gives the requested popularity.
 
-    A film of weight w is drawn by a user of reach t with probability 1 - exp(-w t). Users of like activity share a
-    reach, which keeps this a small table.
+    A user of reach t draws a film of weight w with probability 1 - exp(-w t). Users of similar activity share a reach,
+    which keeps the table small.
     """
     groups = np.array_split(np.sort(activity), min(32, len(activity)))
     size = np.array([len(group) for group in groups], dtype=np.float64)
-    wanted = np.array([group.mean() for group in groups])
-    weight, reach = np.maximum(popularity, 0.1).astype(np.float64), wanted / popularity.sum()
+    mean = np.array([group.mean() for group in groups])
+    weight, reach = np.maximum(popularity, 0.1).astype(np.float64), mean / popularity.sum()
     for _ in range(25):
         drawn = -np.expm1(-np.outer(reach, weight))
-        reach = np.minimum(reach * wanted / drawn.sum(axis=1), 1e3)
+        reach = np.minimum(reach * mean / drawn.sum(axis=1), 1e3)
         drawn = -np.expm1(-np.outer(reach, weight))
         weight = np.clip(weight * np.maximum(popularity, 0.1) / (size @ drawn), 1e-3, 1e6)
     return weight
 
 
 def _place_unrated(rng: np.random.Generator, user: Ints, item: Ints, items: int) -> None:
-    """Give films nobody drew one rating each, taken from the popular ones, as every real film has at least one."""
+    """Move a rating of a popular film to each film without ratings, because every real film has at least one."""
     count = np.bincount(item, minlength=items)
     unrated = np.flatnonzero(count == 0)
     popular = rng.permutation(np.flatnonzero(count[item] >= np.quantile(count, 0.9)))
@@ -226,7 +224,7 @@ def _bias(rng: np.random.Generator, users: int, popularity: Ints) -> Floats:
 
 
 def _fit(rng: np.random.Generator, age: Ints, female: Ints, occupation: Ints, genres: NDArray[np.uint8]) -> Floats:
-    """How well each film fits each user, [users, items], with no advantage left to any film or user as such."""
+    """The interaction of every user and film, [users, items], centred by rows and columns."""
     users, items = len(age), len(genres)
     slopes = np.array([_GENRES[name][1:] for name in GENRES])
     people = np.stack([(age - 34.0) / 12.0, female - _FEMALE_SHARE], axis=1)
@@ -241,26 +239,26 @@ def _fit(rng: np.random.Generator, age: Ints, female: Ints, occupation: Ints, ge
 
 
 def _to_ratings(score: Floats) -> Ints:
-    """Cut scores into 1..5 so that each rating gets its share."""
+    """Map scores to 1..5 so that each rating has its share."""
     ends = np.rint(np.cumsum(_RATING_SHARES)[:-1] * len(score)).astype(np.int64)
     cuts = np.sort(score)[np.minimum(ends, len(score) - 1)]
     return 1 + np.searchsorted(cuts, score, side="right").astype(np.int64)
 
 
 def _draw_times(rng: np.random.Generator, user: Ints, users: int) -> Ints:
-    """Unix times over seven months; each user comes in one to four sittings within a few weeks."""
+    """Unix times over seven months; each user has one to four sessions within a few weeks."""
     start = rng.random(users) * 0.85
-    sittings = np.minimum(rng.geometric(0.55, users), 4)
-    sitting = (rng.random(len(user)) * sittings[user]).astype(np.int64)
+    sessions = np.minimum(rng.geometric(0.55, users), 4)
+    session = (rng.random(len(user)) * sessions[user]).astype(np.int64)
     begins = start[:, None] + np.cumsum(rng.random((users, 4)) * 0.04, axis=1)
     within = (rng.random(len(user)) * 2_700).astype(np.int64)
-    moment = np.floor(begins[user, sitting] * _SECONDS).astype(np.int64) + within
+    moment = np.floor(begins[user, session] * _SECONDS).astype(np.int64) + within
     return np.asarray(_FIRST_SECOND + np.minimum(moment, _SECONDS), dtype=np.int64)
 
 
 @contextmanager
 def fresh_folder(folder: Path, *, replace_old: bool = False) -> Iterator[Path]:
-    """A folder to fill that takes its name only when the block ends well; until then what was there stays."""
+    """A draft folder that gets its final name when the block succeeds; until then the old folder stays."""
     folder = folder.expanduser().absolute()
     if not replace_old:
         refuse_occupied(folder)
@@ -276,7 +274,7 @@ def fresh_folder(folder: Path, *, replace_old: bool = False) -> Iterator[Path]:
         raise MachineError(
             f"the folder cannot be written: {error.strerror or error}",
             where={"folder": folder},
-            fix="choose a folder you may write to, on a disk with room",
+            fix="choose a writable folder on a disk with free space",
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -303,14 +301,14 @@ def refuse_occupied(folder: Path) -> None:
         occupied = True
     if occupied:
         raise DataError(
-            "there is something at that place already, and it is left as it is",
+            "the folder exists already; it was not changed",
             where={"folder": folder},
-            fix="name a folder that does not exist yet, or remove that one first",
+            fix="name a new folder, or remove that one first",
         )
 
 
 def write(data: MovieLens, folder: Path) -> None:
-    """Write a dataset as u.data, u.item and u.user, with their checksums; reading them gives the same arrays."""
+    """Write a dataset as u.data, u.item and u.user with their checksums; reading them gives the same arrays."""
     contents = {"u.data": _data_text(data), "u.item": _item_text(data), "u.user": _user_text(data)}
     sums = "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {file}\n" for file, text in contents.items())
     with fresh_folder(folder) as draft:
@@ -334,6 +332,6 @@ def _item_text(data: MovieLens) -> str:
 def _user_text(data: MovieLens) -> str:
     lines = []
     for user in np.flatnonzero(data.occupation).tolist():
-        word = data.occupations[data.occupation[user] - 1]
-        lines.append(f"{user}|{data.age[user]}|{'MF'[data.gender[user]]}|{word}|00000\n")
+        occupation = data.occupations[data.occupation[user] - 1]
+        lines.append(f"{user}|{data.age[user]}|{'MF'[data.gender[user]]}|{occupation}|00000\n")
     return "".join(lines)

@@ -1,4 +1,4 @@
-"""xxh64 of many short keys at once, bit for bit the public hash (Collet), for keys made of whole 8-byte words."""
+"""Vectorised xxh64 (Collet), bit for bit, for many short keys of whole 8-byte words."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _P1, _P2, _P3, _P4, _P5 = (
     0x27D4EB2F165667C5,
 )
 _LANES = 4
-"""Words of a stripe: longer keys are first read by four lanes, a word each at a time."""
+"""Words of a stripe: the hash reads longer keys in four lanes, one word each at a time."""
 
 
 def xxh64(keys: Sequence[NDArray[np.int64]], seed: int = 0) -> NDArray[np.uint64]:
-    """The hash of every key: `keys` holds the first word of each, then the second, and so on, all of one shape.
+    """The hash of every key: `keys` has the first words of all keys, then the second words, and so on, of equal shape.
 
-    A key's bytes are its words one after the other, little-endian.
+    The bytes of a key are its words in order, little-endian.
     """
     if not keys or any(key.shape != keys[0].shape for key in keys):
-        raise ValueError("a key has at least one word, and every key has as many")
+        raise ValueError("keys must have at least one word, and all of them equally many")
     shape = keys[0].shape
     words = [np.ascontiguousarray(key, np.int64).reshape(-1).view(np.uint64) for key in keys]
     hashed = np.full(words[0].shape, (seed + _P5) & _WORD, np.uint64)
@@ -37,7 +37,7 @@ def xxh64(keys: Sequence[NDArray[np.int64]], seed: int = 0) -> NDArray[np.uint64
     hashed += np.uint64(8 * len(words))
     for word in words[striped:]:
         hashed ^= _round(None, word)
-        hashed = _turned(hashed, 27) * np.uint64(_P1) + np.uint64(_P4)
+        hashed = _rotate(hashed, 27) * np.uint64(_P1) + np.uint64(_P4)
     for shift, factor in ((33, _P2), (29, _P3)):
         hashed ^= hashed >> np.uint64(shift)
         hashed *= np.uint64(factor)
@@ -52,7 +52,7 @@ def _stripes(words: list[Words], seed: int) -> Words:
         lanes[place % _LANES] = _round(lanes[place % _LANES], word)
     hashed = np.zeros(words[0].shape, np.uint64)
     for lane, turn in zip(lanes, (1, 7, 12, 18)):
-        hashed += _turned(lane, turn)
+        hashed += _rotate(lane, turn)
     for lane in lanes:
         hashed ^= _round(None, lane)
         hashed = hashed * np.uint64(_P1) + np.uint64(_P4)
@@ -63,12 +63,12 @@ def _round(lane: Words | None, word: Words) -> Words:
     mixed = word * np.uint64(_P2)
     if lane is not None:
         mixed += lane
-    mixed = _turned(mixed, 31)
+    mixed = _rotate(mixed, 31)
     mixed *= np.uint64(_P1)
     return mixed
 
 
-def _turned(words: Words, bits: int) -> Words:
-    turned = words << np.uint64(bits)
-    turned |= words >> np.uint64(64 - bits)
-    return turned
+def _rotate(words: Words, bits: int) -> Words:
+    rotated = words << np.uint64(bits)
+    rotated |= words >> np.uint64(64 - bits)
+    return rotated

@@ -73,7 +73,7 @@ def test_blocks_and_packing_do_not_show_in_the_arrays(log: Path, piece: int, blo
 
 def test_a_conversion_is_made_once(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = convert.convert(config(log))
-    monkeypatch.setattr(convert, "_Converting", None)
+    monkeypatch.setattr(convert, "_Converter", None)
     assert convert.convert(config(log)).manifest == first.manifest
     assert convert.convert(config(log, holdout=0.4)).folder == first.folder
 
@@ -173,7 +173,7 @@ def test_a_full_disk_is_said_and_can_be_resumed(log: Path, monkeypatch: pytest.M
         patched.setattr(os, "fsync", full)
         with pytest.raises(MachineError, match="the disk is full") as caught:
             convert.convert(config(log), **SMALL)
-    assert "goes on where it stopped" in str(caught.value.fix)
+    assert "it resumes" in str(caught.value.fix)
     assert convert.find(config(log)).rows == 64
     assert content(convert.convert(config(log), **SMALL).folder) == content(whole.folder)
 
@@ -187,7 +187,7 @@ def test_too_little_room_is_said_before_hours_of_work(log: Path, monkeypatch: py
 
 def test_a_bad_line_is_named(log: Path) -> None:
     damage(log, 217, b"1\tx")
-    with pytest.raises(DataError, match="line 217 cannot be used: 2 columns instead of 40") as caught:
+    with pytest.raises(DataError, match="line 217 is malformed: 2 columns instead of 40") as caught:
         convert.convert(config(log), **SMALL)
     assert caught.value.where["file"] == str(log)
     assert caught.value.where["line"] == "217"
@@ -205,7 +205,7 @@ def test_skipping_counts_and_remembers(log: Path) -> None:
         (2, "columns"), (70, "label"), (71, "encoding"), (299, "length"),
     ]  # fmt: skip
     assert found.rows == LINES - 4
-    with pytest.raises(DataError, match="line 2 cannot be used"):
+    with pytest.raises(DataError, match="line 2 is malformed"):
         convert.convert(config(log), **SMALL)
 
 
@@ -228,7 +228,7 @@ def test_a_broken_gzip_is_named(tmp_path: Path, fault: str) -> None:
         content[-8] ^= 1
     path.write_bytes(bytes(content))
     with pytest.raises(
-        DataError, match=f"line [0-9,]+ cannot be used: the gzip file {'is ' * (fault == 'damaged')}{fault}"
+        DataError, match=f"line [0-9,]+ is malformed: the gzip file {'is ' * (fault == 'damaged')}{fault}"
     ):
         convert.convert(config(path))
     found = convert.convert(config(path, on_error="skip"))
@@ -255,7 +255,7 @@ def test_a_file_without_line_ends_does_not_fill_memory(tmp_path: Path) -> None:
     path = tmp_path / "train.txt.gz"
     path.write_bytes(gzip.compress(b"0" * (32 << 20)))
     tracemalloc.start()
-    with pytest.raises(DataError, match="line 1 cannot be used: longer than 4096 bytes"):
+    with pytest.raises(DataError, match="line 1 is malformed: longer than 4096 bytes"):
         convert.convert(config(path))
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
@@ -296,7 +296,7 @@ def test_what_a_result_says(log: Path) -> None:
 
 
 def test_paths_that_cannot_be_used(tmp_path: Path, log: Path) -> None:
-    with pytest.raises(ConfigError, match="no Criteo click log is named"):
+    with pytest.raises(ConfigError, match="the path of the Criteo click log is missing"):
         source.locate(CriteoConfig())
     with pytest.raises(DataError, match="no such file"):
         source.locate(config(tmp_path / "nowhere"))
@@ -308,13 +308,13 @@ def test_paths_that_cannot_be_used(tmp_path: Path, log: Path) -> None:
         source.locate(config(tmp_path))
     assert source.locate(config(tmp_path, layout="kaggle")).sources[0].path == log
     (tmp_path / "day_0.gz").write_bytes(b"")
-    with pytest.raises(DataError, match="are both there"):
+    with pytest.raises(DataError, match="there are both"):
         source.locate(config(tmp_path, layout="terabyte"))
 
 
 def test_an_empty_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_bytes(b"")
-    with pytest.raises(DataError, match="0 rows leave nothing"):
+    with pytest.raises(DataError, match="0 rows are not enough"):
         CriteoStore.open(config(tmp_path))
 
 
@@ -330,7 +330,7 @@ def test_a_damaged_manifest_is_named(log: Path, text: str) -> None:
 def test_arrays_that_were_cut_are_not_read(log: Path) -> None:
     found = convert.convert(config(log))
     (found.folder / convert.column_name(0, "ids")).write_bytes(b"")
-    with pytest.raises(DataError, match="not as long as its manifest says"):
+    with pytest.raises(DataError, match="another length than its manifest"):
         convert.convert(config(log))
 
 
@@ -347,5 +347,5 @@ def test_a_log_that_changes_underway_is_refused(log: Path) -> None:
         with log.open("ab") as file:
             file.write(b"\n")
 
-    with pytest.raises(DataError, match=r"changed while it was read|cannot be used: empty"):
+    with pytest.raises(DataError, match=r"changed while it was read|is malformed: empty"):
         convert.convert(config(log), progress=grow, **SMALL)

@@ -33,9 +33,9 @@ def test_lines_are_good_have_gaps_and_carry_the_mark(tmp_path: Path) -> None:
     made = read(tmp_path / "log")
     assert len(made) == 4_000
     first, second = (tmp_path / "log").read_bytes().splitlines()[:2]
-    assert synthesize.is_made_up(first)
-    assert synthesize.is_made_up(first + b"\r")
-    assert not synthesize.is_made_up(second)
+    assert synthesize.is_synthetic(first)
+    assert synthesize.is_synthetic(first + b"\r")
+    assert not synthesize.is_synthetic(second)
     assert 0.2 < np.mean([line.label for line in made]) < 0.32
     gaps = np.mean([[value is None for value in line.integers] for line in made], axis=0)
     assert gaps[0] == pytest.approx(0.45, abs=0.03)

@@ -16,7 +16,7 @@ from recperf.data.yambda.check import check_raw, check_store
 from recperf.data.yambda.config import WindowConfig
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate
-from recperf.data.yambda.reference.cache import NOTES, open_events, open_reference
+from recperf.data.yambda.reference.cache import RECORD, open_events, open_reference
 from recperf.data.yambda.reference.layout import write_layout
 from recperf.data.yambda.store import COLUMNS, file_of, open_store
 from recperf.data.yambda.window_build import ROW_COLUMNS
@@ -62,7 +62,7 @@ def processed(place: Path) -> Path:
 @pytest.fixture
 def foreign(processed: Path) -> Path:
     """The same files as if somebody else had written them."""
-    (processed / NOTES).unlink()
+    (processed / RECORD).unlink()
     return processed
 
 
@@ -122,7 +122,7 @@ def test_indexes_of_windows_belong_to_what_is_checked(name: str, layout: str, pl
 
 def test_what_recperf_wrote_is_verified_by_digest(place: Path, processed: Path) -> None:
     answer = checked(processed)
-    written = {str(path.relative_to(processed)) for path in processed.rglob("*") if path.is_file()} - {NOTES}
+    written = {str(path.relative_to(processed)) for path in processed.rglob("*") if path.is_file()} - {RECORD}
     maps = {f"shared_metadata/{path.name}" for path in (place / "out" / "shared_metadata").iterdir()}
     assert answer["verified_by_digest"] == sorted(written | maps)
     assert answer["verified_by_derivation"] == answer["verified_by_range"] == []
@@ -134,7 +134,7 @@ def test_damage_of_any_file_that_recperf_wrote(place: Path, processed: Path) -> 
     assert len(files) > 20
     for path in files:
         size = path.stat().st_size
-        if path.name != NOTES:
+        if path.name != RECORD:
             for at in (size // 3, size - 1):
                 content = flip(path, at)
                 refused(processed, path)
@@ -142,7 +142,7 @@ def test_damage_of_any_file_that_recperf_wrote(place: Path, processed: Path) -> 
         content = path.read_bytes()
         os.truncate(path, size // 2)
         refused(processed, path)
-        if path.name != NOTES:
+        if path.name != RECORD:
             path.unlink()
             refused(processed, path)
         path.write_bytes(content)
@@ -340,7 +340,7 @@ def test_sessions_cut_by_another_rule_are_not_compared(foreign: Path) -> None:
 
 def test_damaged_notes_are_no_reason_to_trust(processed: Path) -> None:
     for content in ("", "{", "[]", '{"files": 3}', '{"files": {"split_meta.json": {"bytes": 3}}}'):
-        (processed / NOTES).write_text(content)
+        (processed / RECORD).write_text(content)
         with pytest.raises(DataError, match=r"\.recperf\.json cannot be read"):
             check_store(open_events(processed), lambda *_: None)
 

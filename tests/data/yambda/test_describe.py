@@ -61,7 +61,7 @@ def test_a_store_too_small_for_anchors_is_described_without(make: Make, tmp_path
     }
     assert found["history"] is None
     draw(found, tmp_path / "small.svg")
-    assert "no listen has 100 events before it" in (tmp_path / "small.svg").read_text()
+    assert "no listen has 100 earlier events" in (tmp_path / "small.svg").read_text()
 
 
 def test_a_user_with_enough_events_but_no_listen_after_them(make: Make) -> None:
@@ -80,8 +80,8 @@ def test_a_user_with_enough_events_but_no_listen_after_them(make: Make) -> None:
         ("user_first_U1", [1, 3, 6], "its table of users does not cover its events"),
         ("user_first_U1", [0, 3, 5], "its table of users does not cover its events"),
         ("items_E", [0, 1, 4_000_000_000, 0, 1, 2], "an event has an item outside the catalogue of 5 items"),
-        ("times_E", [10, 4_000_000_000, 20, 10, 20, 30], "a user's events are not in the order of time"),
-        ("times_E", [10, 2, 20, 10, 20, 30], "a user's events are not in the order of time"),
+        ("times_E", [10, 4_000_000_000, 20, 10, 20, 30], "a user's events are not sorted by time"),
+        ("times_E", [10, 2, 20, 10, 20, 30], "a user's events are not sorted by time"),
         ("times_E", [10, 20, 5, 40, 20, 9], "its times go from 10 to 9"),
     ],
 )

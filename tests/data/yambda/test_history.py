@@ -199,7 +199,7 @@ def test_every_value_is_written_and_has_its_type(body: Any, monkeypatch: pytest.
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to pin for")
 def test_pinning_without_a_gpu_is_an_error() -> None:
-    with pytest.raises(MachineError, match="torch sees none"):
+    with pytest.raises(MachineError, match="torch finds none"):
         Histories(listens(3), HistoryConfig(), pin=True)
 
 
@@ -207,13 +207,13 @@ def test_pinning_without_a_gpu_is_an_error() -> None:
 @pytest.mark.parametrize("position", [-1, 3, 1 << 40, -(1 << 40)])
 def test_an_anchor_that_is_no_event_is_an_error(body: Any, position: int) -> None:
     histories = Histories(listens(3), HistoryConfig(), impl=body)
-    with pytest.raises(DataError, match=f"anchor {position} is not the position of an event; there are 3"):
+    with pytest.raises(DataError, match=f"anchor {position} is not the position of an event; the store has 3"):
         histories.batch(np.array([0, position]))
 
 
 @pytest.mark.parametrize("positions", [np.array([0.0]), np.array([[0]]), np.array(0), np.array([True])])
 def test_anchors_of_another_kind_are_refused(positions: Any) -> None:
-    with pytest.raises(ValueError, match="anchors are a row of integers"):
+    with pytest.raises(ValueError, match="anchors must be one-dimensional integers"):
         Histories(listens(3), HistoryConfig()).batch(positions)
 
 
@@ -256,7 +256,7 @@ def test_a_store_that_does_not_fit_together_is_refused(changes: dict[str, Any], 
 def test_users_out_of_order_are_an_error() -> None:
     store = listens(5, 5, 5)
     histories = Histories(replace(store, user_first_U1=np.array([0, -4, 5, 15])), HistoryConfig())
-    with pytest.raises(DataError, match="users are out of order"):
+    with pytest.raises(DataError, match="users are not in ascending order"):
         histories.batch(np.array([3]))
 
 

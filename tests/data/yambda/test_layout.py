@@ -17,7 +17,7 @@ import pytest
 
 from recperf.data.yambda.prepare import prepare, split_of
 from recperf.data.yambda.raw import RawFiles, locate
-from recperf.data.yambda.reference.cache import NOTES, open_events, open_reference
+from recperf.data.yambda.reference.cache import RECORD, open_events, open_reference
 from recperf.data.yambda.reference.flat_cache import least_bytes
 from recperf.data.yambda.reference.layout import write_layout
 from recperf.data.yambda.reference.npy import header, save_blocks
@@ -63,7 +63,7 @@ def test_every_file_is_the_reference_s(yambda_case: Path, tmp_path: Path, block:
         ours = write_layout(*source, tmp_path / "out", **how)
         theirs = yambda_case / f"processed_{raw.name}"
         assert ours.name == theirs.name
-        assert contents(ours).keys() - {NOTES} == contents(theirs).keys()
+        assert contents(ours).keys() - {RECORD} == contents(theirs).keys()
         for name, content in contents(theirs).items():
             if not name.endswith(".parquet"):
                 assert (ours / name).read_bytes() == content, name
@@ -157,7 +157,7 @@ def test_work_is_done_in_blocks(source: Source, tmp_path: Path) -> None:
     assert pq.ParquetFile(ours / "train_sessions.parquet").num_row_groups > 5
     whole = write(source, tmp_path / "whole", block=10_000)
     assert pq.ParquetFile(whole / "train_sessions.parquet").num_row_groups == 1
-    parquet = {name for name in contents(whole) if name.endswith(".parquet")} | {NOTES}
+    parquet = {name for name in contents(whole) if name.endswith(".parquet")} | {RECORD}
     small, large = contents(ours), contents(whole)
     assert {name: small[name] for name in small.keys() - parquet} == {
         name: large[name] for name in large.keys() - parquet
@@ -300,8 +300,8 @@ def test_what_is_written_is_noted_with_its_digests(
     monkeypatch.setattr("recperf.data.yambda.store.DIGEST_BLOCK", 1000)
     ours = write(source, tmp_path / "out")
     write(source, tmp_path / "out", min_history=LEAST + 1)
-    notes = json.loads((ours / NOTES).read_text())
-    assert notes["files"].keys() == contents(ours).keys() - {NOTES}
+    notes = json.loads((ours / RECORD).read_text())
+    assert notes["files"].keys() == contents(ours).keys() - {RECORD}
     for name, noted in notes["files"].items():
         path = ours / name
         assert noted == {"bytes": path.stat().st_size, "blocks": [*block_digests(path)]}, name
@@ -311,11 +311,11 @@ def test_what_is_written_is_noted_with_its_digests(
 
 def test_files_noted_without_digests_are_written_again(source: Source, tmp_path: Path) -> None:
     ours = write(source, tmp_path / "out")
-    whole = json.loads((ours / NOTES).read_text())
+    whole = json.loads((ours / RECORD).read_text())
     sizes = {"split_meta.json": whole["files"]["split_meta.json"]["bytes"]}
-    (ours / NOTES).write_text(json.dumps(whole | {"files": whole["files"] | sizes}))
+    (ours / RECORD).write_text(json.dumps(whole | {"files": whole["files"] | sizes}))
     write(source, tmp_path / "out")
-    assert json.loads((ours / NOTES).read_text()) == whole
+    assert json.loads((ours / RECORD).read_text()) == whole
 
 
 def test_only_what_is_damaged_is_written_again(source: Source, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_only_what_is_damaged_is_written_again(source: Source, tmp_path: Path) -
     assert contents(ours) == whole
     changed = {name for name in whole if (ours / name).stat().st_mtime_ns != before[name]}
     cache = column.parent.name
-    assert changed == {NOTES, "session_index.parquet", f"{cache}/flat_timestamps.npy", f"{cache}/_READY"}
+    assert changed == {RECORD, "session_index.parquet", f"{cache}/flat_timestamps.npy", f"{cache}/_READY"}
 
 
 @pytest.mark.parametrize("name", ["train_sessions.parquet", "session_index.parquet", "flat_item_ids.npy"])
@@ -350,7 +350,7 @@ def test_a_full_disk_is_one_error_and_can_be_gone_on_from(
         patch.setattr(Path, "open", full)
         with pytest.raises(MachineError, match=f"cannot write {name}: the disk is full") as caught:
             write(source, tmp_path / "out")
-    assert "goes on" in str(caught.value.fix)
+    assert "resumes" in str(caught.value.fix)
     ours = tmp_path / "out" / "processed_50m"
     assert not [path for path in ours.rglob("*") if path.name == name or path.suffix == ".tmp"]
     with pytest.raises(DataError):
@@ -361,9 +361,9 @@ def test_a_full_disk_is_one_error_and_can_be_gone_on_from(
 
 def test_too_small_a_disk_is_refused_at_once(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=source[1].events * 40))
-    with pytest.raises(MachineError, match=r"the disk has room for [0-9.]+ kB; .* need at least [0-9.]+ kB"):
+    with pytest.raises(MachineError, match=r"the disk has [0-9.]+ KiB free; .* need at least [0-9.]+ KiB"):
         write(source, tmp_path / "out")
-    assert contents(tmp_path / "out" / "processed_50m").keys() <= {NOTES, "lock"}
+    assert contents(tmp_path / "out" / "processed_50m").keys() <= {RECORD, "lock"}
 
 
 def test_the_store_must_be_of_these_events(
@@ -383,7 +383,7 @@ def test_the_store_must_be_of_these_events(
         files = locate(write_raw(tmp_path / f"other{number}", other))
         with pytest.raises(DataError, match="was not prepared from this file"):
             write((files, source[1]), tmp_path / f"out{number}")
-        assert contents(tmp_path / f"out{number}" / "processed_50m").keys() <= {NOTES, "lock"}
+        assert contents(tmp_path / f"out{number}" / "processed_50m").keys() <= {RECORD, "lock"}
 
 
 def test_other_people_s_files_are_left_alone(
@@ -399,7 +399,7 @@ def test_other_people_s_files_are_left_alone(
     write(source, tmp_path / "out")
     before = contents(tmp_path / "out")
     other = prepared(write_raw(tmp_path / "hub2", make_events(seed=8)), tmp_path / "store2")
-    with pytest.raises(DataError, match="begun from other events"):
+    with pytest.raises(DataError, match="belongs to other events"):
         write(other, tmp_path / "out")
     after = contents(tmp_path / "out")
     assert {name: after[name] for name in before} == before
@@ -434,7 +434,7 @@ def test_wishes_that_cannot_be_met(source: Source, tmp_path: Path) -> None:
         write(source, tmp_path / "out", history_length=0)
     with pytest.raises(ConfigError, match="min_history"):
         write(source, tmp_path / "out", min_history=-1)
-    with pytest.raises(UsageError, match="too little"):
+    with pytest.raises(UsageError, match="not enough"):
         write(source, tmp_path / "out", block=None, memory=1 << 20)
     assert not (tmp_path / "out").exists()
     ours = write(source, tmp_path / "out")

@@ -26,9 +26,9 @@ from recperf.data.yambda.schema import (
     LICENCE,
     LIKE,
     LISTEN_PLUS,
-    MADE_UP_LICENCE,
     ORGANIC,
     SKIP,
+    SYNTHETIC_LICENCE,
     TYPE_SHIFT,
 )
 from recperf.data.yambda.store import open_store, ratios, verify
@@ -151,7 +151,7 @@ def test_made_up_files_make_a_store_that_says_so(tmp_path: Path, make_events: Ma
     synthesize.write_raw(config, tmp_path / "like")
     made = open_store(prepare(locate(tmp_path / "like"), tmp_path / "made", name="x"))
     assert made.synthetic
-    assert made.manifest["licence"] == MADE_UP_LICENCE
+    assert made.manifest["licence"] == SYNTHETIC_LICENCE
     real = open_store(prepare(locate(write_raw(tmp_path, make_events())), tmp_path / "real", name="x"))
     assert not real.synthetic
     assert real.manifest["licence"] == LICENCE
@@ -266,7 +266,7 @@ def test_another_source_begins_anew_and_says_so(
     said: list[str] = []
     prepare(second, tmp_path / "s", name="x", say=said.append)
     assert len(said) == 1
-    assert "begins anew" in said[0]
+    assert "starts over" in said[0]
     assert contents(tmp_path / "s") == straight
 
 
@@ -307,7 +307,7 @@ def test_a_full_disk_in_the_middle_is_said_and_going_on_works(
             prepare(files, tmp_path / "s", name="x")
     assert caught.value.exit_code == 4
     assert not (tmp_path / "s").exists()
-    with pytest.raises(DataError, match="preparing it was stopped"):
+    with pytest.raises(DataError, match="preparing it was interrupted"):
         open_store(tmp_path / "s")
     begun: list[int] = []
     assert contents(prepare(files, tmp_path / "s", name="x", progress=lambda done, _: begun.append(done))) == straight
@@ -368,14 +368,14 @@ def test_statistics_that_lie_are_found_out(
 ) -> None:
     files = locate(write_raw(tmp_path, make_events()))
     monkeypatch.setattr("recperf.data.yambda.raw.RawEvents.time_range", lambda _: (0, 26_000_000))
-    with pytest.raises(DataError, match="statistics say times 0 to 26,000,000; its rows have"):
+    with pytest.raises(DataError, match="statistics give times 0 to 26,000,000, but its rows have"):
         prepare(files, tmp_path / "s", name="x")
     assert not (tmp_path / "s").exists()
 
 
 def test_a_stream_shorter_than_what_is_set_aside_is_refused(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
     files = locate(write_raw(tmp_path, make_events(days=1)))
-    with pytest.raises(DataError, match="no event to train on"):
+    with pytest.raises(DataError, match="no training event"):
         prepare(files, tmp_path / "s", name="x")
 
 

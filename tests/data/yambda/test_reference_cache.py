@@ -99,7 +99,7 @@ def test_a_folder_is_opened_by_what_is_in_it(cache: Path, tmp_path: Path) -> Non
         same_events(open_events(path), store)
     assert open_events(store.folder).layout == "packed"
     assert open_events(cache.parent).layout == "reference"
-    with pytest.raises(DataError, match=r"neither store\.json .* nor _READY .* nor a folder hstu_cache_L\*"):
+    with pytest.raises(DataError, match=r"no store\.json .* no _READY .* folder hstu_cache_L\*"):
         open_events(tmp_path)
     with pytest.raises(DataError, match="the folder does not exist"):
         open_events(tmp_path / "nowhere")
@@ -167,7 +167,7 @@ def test_a_column_cut_short_or_of_another_kind(cache: Path, name: str) -> None:
     refused(cache, path.name, "bytes, not the")
     for start in (b"", whole[:5], whole[:60], b"PAR1" + whole[4:]):
         path.write_bytes(start)
-        refused(cache, path.name, "does not begin as")
+        refused(cache, path.name, "has no .npy header")
     path.write_bytes(whole)
     change(path, lambda column: column.astype(np.uint16))
     refused(cache, path.name, "holds uint16")

@@ -186,7 +186,7 @@ def test_a_folder_without_a_manifest_is_no_store(tmp_path: Path) -> None:
         open_store(tmp_path)
     with StoreWriter(tmp_path / "s", identity={}):
         pass
-    with pytest.raises(DataError, match="preparing it was stopped"):
+    with pytest.raises(DataError, match="preparing it was interrupted"):
         open_store(tmp_path / "s")
 
 

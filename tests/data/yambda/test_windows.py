@@ -23,7 +23,7 @@ from recperf.data.yambda.config import WindowConfig
 from recperf.data.yambda.reference.cache import open_reference
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, LISTENS, SKIP
 from recperf.data.yambda.store import EventStore
-from recperf.data.yambda.window_build import anchor_chunks, rows_by_user, spans
+from recperf.data.yambda.window_build import anchor_chunks, anchor_range, rows_by_user
 from recperf.data.yambda.windows import (
     WindowIndex,
     all_anchors,
@@ -132,7 +132,7 @@ def test_any_stream_has_the_windows_of_the_slow_way(
 
 def test_rows_do_not_depend_on_the_chunks(tmp_path: Path) -> None:
     store = store_of(some_users(), tmp_path)
-    span = spans(store, 5)
+    span = anchor_range(store, 5)
     whole = np.concatenate([*rows_by_user(store, span, 400)])
     for chunk in (1, 7, 100):
         assert np.array_equal(np.concatenate([*rows_by_user(store, span, 400, chunk)]), whole)
@@ -262,7 +262,7 @@ def test_windows_that_are_not_there_are_refused(tmp_path: Path) -> None:
 def test_windows_too_short_to_list_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_build, "MOST_WINDOWS", 100)
     store = store_of(some_users(), tmp_path)
-    with pytest.raises(ConfigError, match=r"window.seconds is 1, which makes 24,\d{3} windows"):
+    with pytest.raises(ConfigError, match=r"window.seconds is 1, which gives 24,\d{3} windows"):
         WindowIndex.open(store, WindowConfig(seconds=1, min_history=5))
     assert not [*tmp_path.glob("windows/*.building")]
 
@@ -270,7 +270,7 @@ def test_windows_too_short_to_list_are_refused(tmp_path: Path, monkeypatch: pyte
 def test_users_without_order_are_refused(tmp_path: Path) -> None:
     store = store_of([[(time, SKIP) for time in range(0, 1000, 100)]], tmp_path)
     back = replace(store, times_E=store.times_E[[0, 1, 2, 8, 4, 5, 6, 7, 3, 9]])
-    with pytest.raises(DataError, match="not in the order of time"):
+    with pytest.raises(DataError, match="not sorted by time"):
         WindowIndex.open(back, WindowConfig(seconds=100, min_history=0))
 
 

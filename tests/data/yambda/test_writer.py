@@ -97,11 +97,11 @@ def test_a_journal_of_another_source_is_thrown_away(tmp_path: Path, events: Even
         writer.append(**part(events, 100, 200))
         writer.commit({"row": 100})
     with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
-        assert (writer.anew, writer.bookmark, writer.events) == (True, None, 0)
+        assert (writer.discarded, writer.bookmark, writer.events) == (True, None, 0)
         writer.append(**events)
         writer.commit({"row": 400})
     with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
-        assert (writer.anew, writer.bookmark, writer.events) == (False, {"row": 400}, 400)
+        assert (writer.discarded, writer.bookmark, writer.events) == (False, {"row": 400}, 400)
         folder = writer.finish(CATALOGUE, FACTS)
     assert contents(folder) == contents(write(tmp_path / "straight", events))
 
@@ -113,7 +113,7 @@ def test_a_journal_that_cannot_be_read_means_beginning_anew(content: str, tmp_pa
         writer.commit(200)
     (tmp_path / "s.building" / JOURNAL).write_text(content)
     with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
-        assert (writer.anew, writer.events) == (True, 0)
+        assert (writer.discarded, writer.events) == (True, 0)
     folder = write(tmp_path / "s", events)
     assert contents(folder) == contents(write(tmp_path / "straight", events))
 
@@ -145,10 +145,10 @@ def test_what_is_there_already_is_never_written_over(tmp_path: Path, events: Eve
     other = tmp_path / "photos"
     other.mkdir()
     (other / "one.jpg").write_text("dear")
-    with pytest.raises(DataError, match="something else"):
+    with pytest.raises(DataError, match="is not empty"):
         write(other, events)
     (tmp_path / "file").write_text("dear")
-    with pytest.raises(DataError, match="something else"):
+    with pytest.raises(DataError, match="is not empty"):
         write(tmp_path / "file", events)
     assert contents(folder) == before
     assert (other / "one.jpg").read_text() == "dear"
@@ -224,7 +224,7 @@ def test_users_must_ascend(uids: list[int], tmp_path: Path) -> None:
 
 def test_nothing_to_train_on_and_items_beyond_the_catalogue(tmp_path: Path, events: Events) -> None:
     with StoreWriter(tmp_path / "s", identity={}) as writer:
-        with pytest.raises(DataError, match="no event"):
+        with pytest.raises(DataError, match="no training event"):
             writer.finish(CATALOGUE, FACTS)
         writer.append(**events)
         largest = int(events["items"].max())

@@ -1,4 +1,4 @@
-"""recperf data ACTION NAME: each family of datasets has a module here with its options and what it does and says."""
+"""recperf data ACTION NAME: each family of datasets has a module with its options and actions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..parse import parse
 from ..terminal import Terminal, print_error, print_json
 
 ACTIONS = {
-    "get": "download a dataset, verify it, keep it in the cache folder",
+    "get": "download a dataset into the cache folder and verify it",
     "check": "read a whole dataset and compare it with its digests or its format",
-    "make": "write an embedded, synthetic dataset",
-    "convert": "turn a click log into arrays, once, in bounded memory",
-    "prepare": "turn raw listening events into an event store, once, in bounded memory",
+    "make": "write a synthetic dataset",
+    "convert": "convert a click log to arrays, in bounded memory",
+    "prepare": "convert raw listening events to an event store, in bounded memory",
     "import": "turn events of your own (CSV or parquet) into an event store",
     "info": "describe a dataset",
 }
@@ -25,8 +25,8 @@ HELP = """usage: recperf data ACTION NAME [OPTIONS]
 
 {actions}
 
-names: movielens-100k (real), movielens-like (embedded, synthetic), criteo (click logs you have; nothing is downloaded),
-       yambda-50m, yambda-500m, yambda-5b (real), yambda-like (embedded, synthetic), or the name of what you imported
+names: movielens-100k (real), movielens-like (synthetic), criteo (your click logs; nothing is downloaded), yambda-50m,
+       yambda-500m, yambda-5b (real), yambda-like (synthetic), or the name of a dataset you imported
   recperf data ACTION NAME --help    options of an action"""
 
 FAMILY = {
@@ -38,25 +38,25 @@ FAMILY = {
     "yambda-5b": "yambda",
     "yambda-like": "yambda",
 }
-"""The module of every named dataset."""
+"""The module of every dataset."""
 ONLY = {
-    "convert": ("criteo", "is read as it is; only click logs are converted", "--path FILE_OR_FOLDER"),
+    "convert": ("criteo", "needs no conversion; only click logs are converted", "--path FILE_OR_FOLDER"),
     "prepare": ("yambda-50m", "is not raw listening events; only those are prepared", "--path FOLDER"),
 }
-"""Actions only one family knows: an example of it, why others are refused, and how it is called."""
+"""Actions of one family only: an example, why others are refused, and the options of the example."""
 NAMED_BY = {
     "get": ("movielens-100k", "yambda-50m", "yambda-500m", "yambda-5b"),
     "check": tuple(FAMILY),
     "make": ("movielens-like", "criteo", "yambda-like"),
     "info": tuple(FAMILY),
 }
-"""Actions that several families know, each with options of its own: the names they are for."""
+"""Actions of several families, each with its own options: the datasets that have them."""
 WITHOUT_NAME = """usage: recperf data {action} NAME [OPTIONS]
 
 {text}.
 
 names: {names}
-  recperf data {action} NAME --help    options, which are not the same for all of them"""
+  recperf data {action} NAME --help    options, which differ between datasets"""
 _SWITCHES = (
     "-h", "--help", *(f"--{no}{name}" for no in ("", "no-") for name in ("json", "quiet", "gzip", "offline"))
 )  # fmt: skip
@@ -76,7 +76,7 @@ def command(words: list[str]) -> int:
         names = ", ".join(NAMED_BY[action])
         if not {"-h", "--help"} & set(words):
             raise UsageError(f"data {action} needs the name of a dataset", fix=f"recperf data {action} NAME: {names}")
-        own = "" if action in ("get", "make") else ",\n       or the name of what you imported"
+        own = "" if action in ("get", "make") else ",\n       or the name of a dataset you imported"
         print(WITHOUT_NAME.format(action=action, text=ACTIONS[action], names=names + own))
         return 0
     family = import_module(f".{_family(action, words[1:])}", __name__)
@@ -84,20 +84,20 @@ def command(words: list[str]) -> int:
         family.OPTIONS[action], words[1:], prog=f"recperf data {action}", description=ACTIONS[action] + "."
     )
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    found = family.perform(action, options, terminal)
+    facts = family.perform(action, options, terminal)
     if options.json:
-        print_json(found)
+        print_json(facts)
     else:
-        family.say(found, terminal)
-    if action == "check" and not found["intact"]:
-        error: RecperfError = family.not_intact(options.name, found)
+        family.say(facts, terminal)
+    if action == "check" and not facts["intact"]:
+        error: RecperfError = family.not_intact(options.name, facts)
         print_error(error, as_json=False)
         return error.exit_code
     return 0
 
 
 def _family(action: str, words: list[str]) -> str:
-    """Which module knows the named dataset."""
+    """The module of the dataset named on the command line."""
     if action == "import":
         return "yambda"
     name = _named(words)
@@ -117,7 +117,7 @@ def _family(action: str, words: list[str]) -> str:
 
 
 def _named(words: list[str]) -> str | None:
-    """The first word that is neither an option nor the value of one."""
+    """The first argument that is neither an option nor the value of one."""
     before = ["", *words]
     for word, last in zip(words, before):
         if not word.startswith("-") and (not last.startswith("-") or "=" in last or last in _SWITCHES):

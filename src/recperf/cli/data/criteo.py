@@ -8,57 +8,49 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from ...errors import DataError, Interrupted, UsageError
+from ...errors import DataError, UsageError
 from ..terminal import Terminal
-from .progress import Bar
-from .words import say_filled
+from .output import OutputOptions, print_facts
+from .progress import progress_bars
 
 if TYPE_CHECKING:
     from ...data.criteo.config import CriteoConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriteoMake:
+class CriteoMake(OutputOptions):
     name: tyro.conf.Positional[str]
     """Dataset: criteo."""
     path: Path | None = None
-    """File to write; what exists is left alone."""
+    """File to write; an existing file is not changed."""
     lines: int = 100_000
-    """Lines of the log."""
+    """Number of lines."""
     gzip: bool = False
-    """Pack the file."""
+    """Compress the file with gzip."""
     seed: int = 7
-    """Seed of what is made up."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
+    """Seed of the synthetic data."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriteoCheck:
+class CriteoCheck(OutputOptions):
     name: tyro.conf.Positional[str]
     """Dataset: criteo."""
     path: Path | None = None
-    """A TSV file, a folder with train.txt, or a folder with day_0, day_1, ...; each may be gzipped."""
+    """A TSV file, a folder with train.txt, or a folder with day_0, day_1, ...; plain or gzipped."""
     layout: Literal["auto", "kaggle", "terabyte"] = "auto"
-    """How the files are laid out; auto looks at the names."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
+    """Layout of the files; auto decides by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriteoConvert(CriteoCheck):
     rows: tuple[int, ...] = (100_000,)
-    """Rows of the 26 tables that categories are hashed to, or one number for all."""
+    """Rows of the 26 tables to which categories are hashed, or one number for all."""
     hash_seed: int = 0
     """Seed of the hashes."""
     on_error: Literal["stop", "skip"] = "stop"
-    """What a malformed line does: stop names it and ends, skip leaves it out and counts it."""
+    """What to do with a malformed line: stop with an error, or skip and count it."""
     cache: Path | None = None
-    """Folder of the arrays; none means the user's cache folder."""
+    """Folder of the arrays; default: the user's cache folder."""
 
 
 OPTIONS: dict[str, Any] = {
@@ -73,12 +65,12 @@ OPTIONS: dict[str, Any] = {
 def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
     if action == "get":
         raise UsageError(
-            "Criteo's logs are not downloaded by recperf: their terms are yours to accept",
+            "recperf does not download Criteo's logs: you must accept their terms yourself",
             fix="download them from Criteo, then name them with --path; or: recperf data make criteo --path FILE",
         )
     if options.path is None:
-        wanted = "FILE" if action == "make" else "FILE_OR_FOLDER"
-        raise UsageError(f"data {action} criteo needs --path", fix=f"recperf data {action} criteo --path {wanted}")
+        kind = "FILE" if action == "make" else "FILE_OR_FOLDER"
+        raise UsageError(f"data {action} criteo needs --path", fix=f"recperf data {action} criteo --path {kind}")
 
     from ...data.criteo import catalogue
 
@@ -86,19 +78,10 @@ def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
         return catalogue.make(path=options.path, lines=options.lines, seed=options.seed, packed=options.gzip)
     if action == "info":
         return catalogue.info(_config(options))
-    bar = Bar(terminal, "checking" if action == "check" else "converting")
-    try:
+    with progress_bars(terminal, resumable=action == "convert") as bar:
         if action == "check":
-            return catalogue.check(_config(options), progress=bar)
-        return catalogue.make_arrays(_config(options), progress=bar)
-    except KeyboardInterrupt:
-        kept = action == "convert"
-        raise Interrupted(
-            "interrupted; what is converted is kept" if kept else "interrupted",
-            fix="the same command goes on where it stopped" if kept else None,
-        ) from None
-    finally:
-        bar.close()
+            return catalogue.check(_config(options), progress=bar("checking", "bytes"))
+        return catalogue.make_arrays(_config(options), progress=bar("converting", "bytes"))
 
 
 def _config(options: CriteoCheck) -> CriteoConfig:
@@ -116,18 +99,18 @@ def _config(options: CriteoCheck) -> CriteoConfig:
     )
 
 
-def not_intact(name: str, found: dict[str, Any]) -> DataError:
-    first = found["first_bad"][0]
+def not_intact(name: str, facts: dict[str, Any]) -> DataError:
+    first = facts["first_bad"][0]
     return DataError(
-        f"{found['bad_lines']:,} of {found['lines']:,} lines cannot be used (first: {first['file']}, line "
+        f"{facts['bad_lines']:,} of {facts['lines']:,} lines are malformed (first: {first['file']}, line "
         f"{first['line']:,}: {first['what']})",
-        where={"path": found["path"]},
-        fix="mend the files, or leave such lines out: recperf data convert criteo --on-error skip",
+        where={"path": facts["path"]},
+        fix="correct the files, or skip such lines: recperf data convert criteo --on-error skip",
     )
 
 
-def say(found: dict[str, Any], terminal: Terminal) -> None:
-    """As usual, and every bad line has a line of its own."""
-    say_filled({name: value for name, value in found.items() if name != "first_bad"}, terminal)
-    for bad in found.get("first_bad") or ():
-        terminal.say(f"{'bad line':<20} {bad['file']}, line {bad['line']:,}: {bad['what']}")
+def say(facts: dict[str, Any], terminal: Terminal) -> None:
+    """Print the facts, and a line for every malformed line of the log."""
+    print_facts({name: value for name, value in facts.items() if name != "first_bad"}, terminal)
+    for bad in facts.get("first_bad") or ():
+        terminal.say(f"{'malformed line':<20} {bad['file']}, line {bad['line']:,}: {bad['what']}")

@@ -10,23 +10,20 @@ import tyro
 
 from ...errors import DataError, UsageError
 from ..terminal import Terminal
-from .words import say
+from .output import OutputOptions
+from .output import print_facts as say
 
 __all__ = ["OPTIONS", "not_intact", "perform", "say"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(OutputOptions):
     name: tyro.conf.Positional[str]
     """Dataset."""
     path: Path | None = None
-    """Folder of the dataset; none means the cache folder."""
+    """Folder of the dataset; default: the cache folder."""
     seed: int = 7
-    """Seed of an embedded dataset."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
+    """Seed of the synthetic dataset."""
 
 
 OPTIONS: dict[str, Any] = dict.fromkeys(("get", "check", "make", "info"), Options)
@@ -38,7 +35,8 @@ def perform(action: str, options: Options, terminal: Terminal) -> dict[str, Any]
     if action == "get":
         if options.path is not None:
             raise UsageError(
-                "data get keeps datasets in the cache folder; --path is not for it", fix="set RECPERF_HOME to choose it"
+                "data get stores datasets in the cache folder and has no --path",
+                fix="set RECPERF_HOME to choose the folder",
             )
         return catalogue.get(options.name, say=terminal.say)
     if action == "check":
@@ -52,5 +50,5 @@ def perform(action: str, options: Options, terminal: Terminal) -> dict[str, Any]
     return catalogue.make(options.name, path=options.path, seed=options.seed)
 
 
-def not_intact(name: str, found: dict[str, Any]) -> DataError:
-    return DataError(f"these are not the files of {name}", where={"folder": found.get("folder", "-")})
+def not_intact(name: str, facts: dict[str, Any]) -> DataError:
+    return DataError(f"these are not the files of {name}", where={"folder": facts.get("folder", "-")})

@@ -1,22 +1,27 @@
-"""Progress of reading and writing files."""
+"""Progress bars of reading and writing files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from ...errors import Interrupted
 from ...units import number, size
-from ..terminal import Terminal
+from ..terminal import Terminal, progress_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+Unit = Literal["events", "bytes", "share"]
+
 
 class Bar:
-    """Progress of reading: a live bar on a terminal, elsewhere a line every five seconds."""
+    """A live progress bar on a terminal, elsewhere a line every five seconds."""
 
-    def __init__(self, terminal: Terminal, label: str) -> None:
-        self.terminal, self.label = terminal, label
+    def __init__(self, terminal: Terminal, label: str, unit: Unit) -> None:
+        self.terminal, self.label, self.unit = terminal, label, unit
         self.began = self.last = monotonic()
         self.first: int | None = None
         self.latest = 0
@@ -33,25 +38,22 @@ class Bar:
             return
         self.last = now
         rate = max(1, done - self.first) / max(1e-9, now - self.began)
-        line = f"{self.label}  {self.words(done, total, rows, rate)}  {(total - done) / rate:,.0f} s left"
+        line = f"{self.label}  {self._amount(done, total, rows, rate)}  {(total - done) / rate:,.0f} s left"
         if not self.terminal.live:
             self.terminal.say(line)
             return
         if self.bar is None:
-            self.bar = self._made(total)
+            self.bar = progress_bar(self.terminal.screen)
+            self.bar.add_task(self.label, total=total)
+            self.bar.start()
         self.bar.update(self.bar.task_ids[0], completed=done, total=total, description=line, refresh=True)
 
-    def words(self, done: int, total: int, rows: int, rate: float) -> str:
+    def _amount(self, done: int, total: int, rows: int, rate: float) -> str:
+        if self.unit == "events":
+            return f"{number(done)} of {number(total)} events  {number(rate)} events/s"
+        if self.unit == "share":
+            return f"{100 * done / max(1, total):.0f} %"
         return f"{size(done)} of {size(total)}" + (f"  {number(rows)} rows" if rows else "")
-
-    def _made(self, total: int) -> Progress:
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
-        bar = Progress(*columns, console=self.terminal.screen, auto_refresh=False, transient=True)
-        bar.add_task(self.label, total=total)
-        bar.start()
-        return bar
 
     def close(self) -> None:
         if self.bar is not None:
@@ -59,19 +61,31 @@ class Bar:
             self.bar = None
 
 
-class EventBar(Bar):
-    """The same where events are counted instead of bytes."""
+@contextmanager
+def progress_bars(terminal: Terminal, *, resumable: bool) -> Iterator[Callable[..., Callable[..., None]]]:
+    """A function that makes progress bars, which are removed at the end. Ctrl-C ends in a one-line message."""
+    bars: list[Bar] = []
 
-    def words(self, done: int, total: int, rows: int, rate: float) -> str:
-        return f"{number(done)} of {number(total)} events  {number(rate)} events/s"
+    def make(label: str, unit: Unit = "events") -> Callable[..., None]:
+        bar = Bar(terminal, label, unit)
+        bars.append(bar)
 
+        def show(*progress: int) -> None:
+            # A terminal shows one bar at a time.
+            for other in bars:
+                if other is not bar:
+                    other.close()
+            bar(*progress)
 
-class ShareBar(Bar):
-    """The same where what is counted is not one thing."""
+        return show
 
-    def words(self, done: int, total: int, rows: int, rate: float) -> str:
-        return f"{100 * done / max(1, total):.0f} %"
-
-
-BARS = {"events": EventBar, "bytes": Bar, "share": ShareBar}
-"""The bar for what is counted."""
+    try:
+        yield make
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted; finished work is saved" if resumable else "interrupted",
+            fix="run the same command again; it resumes" if resumable else None,
+        ) from None
+    finally:
+        for bar in bars:
+            bar.close()

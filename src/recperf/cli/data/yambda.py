@@ -2,113 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import tyro
 
 from ...data.yambda.config import Strategy
 from ...data.yambda.imports.options import ImportOptions
-from ...errors import DataError, Interrupted, UsageError
+from ...errors import DataError, UsageError
 from ..terminal import Terminal
-from .progress import BARS, Bar
-from .words import say_filled
+from .output import OutputOptions, print_facts
+from .progress import progress_bars
 
-if TYPE_CHECKING:
-    from ...data.yambda.catalogue import Bars, Unit
-
-MADE_UP = "yambda-like"
+SYNTHETIC = "yambda-like"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Get:
+class Get(OutputOptions):
     name: tyro.conf.Positional[str]
     """Dataset: yambda-50m, yambda-500m or yambda-5b."""
     offline: bool = False
-    """Use only what was downloaded before; no network."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
+    """Use earlier downloads only; no network."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepare:
+class Prepare(OutputOptions):
     name: tyro.conf.Positional[str]
     """Dataset: yambda-50m, yambda-500m or yambda-5b."""
     path: Path | None = None
-    """Folder of the raw files; none means what `recperf data get` downloaded."""
+    """Folder of the raw files; default: what `recperf data get` downloaded."""
     store: Path | None = None
-    """Folder of the event store; none means one in the cache folder."""
+    """Folder of the event store; default: in the cache folder."""
     memory_mib: int = 1024
-    """Resident memory to stay below."""
+    """Maximum resident memory in MiB."""
     reference_layout: Path | None = None
     """Also write the files and the cache of the MLPerf reference into this folder."""
     history_length: int = 4086
-    """History length the reference's cache is named after."""
+    """History length in the name of the reference's cache."""
     min_history: int | None = None
-    """Events before an anchor in the reference's cache; none means the history length."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
+    """Minimum number of events before an anchor in the reference's cache; default: the history length."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(OutputOptions):
     name: tyro.conf.Positional[str]
     """Dataset: yambda-50m, yambda-500m, yambda-5b, yambda-like, or one you imported."""
     path: Path | None = None
-    """Raw files, a store, or a cache of the MLPerf reference; none means what is in the cache folder."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
+    """Raw files, a store, or a cache of the MLPerf reference; default: in the cache folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Info(Check):
     min_history: int | None = None
-    """Events a user must have before an anchor; none means the history's length."""
+    """Minimum number of a user's events before an anchor; default: the history length."""
     history_length: int | None = None
-    """Length of a history; none means 4086, or 100 where users' streams are short."""
+    """Length of a history; default: 4086, or 100 if most users have fewer events."""
     strategy: Strategy = "interleaved"
-    """Which events make a history: a third each of listen-plus, like and skip, or the last ones (two spellings)."""
+    """Which events make a history. interleaved: a third each of listen-plus, like and skip; last-n: the last events."""
     window_seconds: int = 86_400
-    """Length of a window of time."""
+    """Length of a time window in seconds."""
     plot: Path | None = None
-    """Draw what is found into this file: .svg, .png or .pdf."""
+    """Write a figure to this file: .svg, .png or .pdf."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Make:
+class Make(OutputOptions):
     name: tyro.conf.Positional[str]
     """Dataset: yambda-like."""
     path: Path | None = None
-    """Folder to write; what exists is left alone."""
+    """Folder to write; existing files are not changed."""
     events: int | None = None
-    """About how many events; none means the embedded default, about 300,000."""
+    """Approximate number of events; default: that of the embedded dataset, about 300,000."""
     form: Literal["store", "raw"] = "store"
-    """An event store, or parquet files laid out as the real ones."""
+    """An event store, or parquet files in the layout of the real data."""
     seed: int = 7
-    """Seed of what is made up."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
+    """Seed of the synthetic data."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Import(ImportOptions):
+class Import(ImportOptions, OutputOptions):
     store: Path | None = None
     """Folder of the event store; none means one in the cache folder, found again by its name."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Say nothing but errors."""
 
 
 OPTIONS: dict[str, Any] = {
@@ -124,7 +100,7 @@ OPTIONS: dict[str, Any] = {
 def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
     from ...data.yambda import catalogue
 
-    with _bars(terminal, kept=action in ("prepare", "make", "get")) as bar:
+    with progress_bars(terminal, resumable=action in ("prepare", "make", "get")) as bar:
         if action == "get":
             return catalogue.get(options.name, offline=options.offline, bars=terminal.live, say=terminal.say)
         if action == "prepare":
@@ -144,7 +120,7 @@ def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
         if action == "info":
             return _info(options, terminal)
         if action == "make":
-            return _make(options, bar("making"))
+            return _make(options, bar("generating"))
         given = {one.name: getattr(options, one.name) for one in fields(ImportOptions)}
         return catalogue.import_events(ImportOptions(**given), store=options.store, progress=bar)
 
@@ -168,8 +144,8 @@ def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, Any]
     from ...data.yambda import catalogue
     from ...data.yambda.synthesize import config as synthesize_config
 
-    if options.name != MADE_UP:
-        raise UsageError(f"{options.name} is real data and cannot be made", fix=f"recperf data get {options.name}")
+    if options.name != SYNTHETIC:
+        raise UsageError(f"{options.name} is real data and cannot be generated", fix=f"recperf data get {options.name}")
     if options.path is None:
         raise UsageError(
             "data make needs --path, the folder to write", fix=f"recperf data make {options.name} --path DIR"
@@ -181,48 +157,18 @@ def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, Any]
     return catalogue.make(config, path=options.path, form=options.form, progress=progress)
 
 
-@contextmanager
-def _bars(terminal: Terminal, *, kept: bool) -> Iterator[Bars]:
-    """Progress bars that are taken away at the end, and Ctrl-C said in one line."""
-    made: list[Bar] = []
-
-    def bar(label: str, unit: Unit = "events") -> Callable[..., None]:
-        own = BARS[unit](terminal, label)
-        made.append(own)
-
-        def show(*progress: int) -> None:
-            # A terminal has room for one at a time.
-            for other in made:
-                if other is not own:
-                    other.close()
-            own(*progress)
-
-        return show
-
-    try:
-        yield bar
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted; what is done is kept" if kept else "interrupted",
-            fix="the same command goes on where it stopped" if kept else None,
-        ) from None
-    finally:
-        for one in made:
-            one.close()
+def not_intact(name: str, facts: dict[str, Any]) -> DataError:
+    return DataError(f"{name} is damaged", where={"folder": facts.get("folder", "-")})
 
 
-def not_intact(name: str, found: dict[str, Any]) -> DataError:
-    return DataError(f"{name} is damaged", where={"folder": found.get("folder", "-")})
-
-
-def say(found: dict[str, Any], terminal: Terminal) -> None:
-    lengths = found.pop("user_lengths", None)
+def say(facts: dict[str, Any], terminal: Terminal) -> None:
+    lengths = facts.pop("user_lengths", None)
     for part in ("raw", "store"):
-        if isinstance(found.get(part), dict):
-            found |= {f"{part}_{name}": value for name, value in found.pop(part).items()}
-    say_filled(found, terminal)
+        if isinstance(facts.get(part), dict):
+            facts |= {f"{part}_{name}": value for name, value in facts.pop(part).items()}
+    print_facts(facts, terminal)
     if lengths:
-        terminal.say("users by length of their stream")
+        terminal.say("users by number of events")
         widest = max(lengths.values())
         for label, users in lengths.items():
             terminal.say(f"  {label:>22} {'█' * max(1, round(40 * users / widest))} {users:,}")

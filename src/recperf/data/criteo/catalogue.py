@@ -1,4 +1,4 @@
-"""What `recperf data make | check | convert | info criteo` do; each answers with plain values."""
+"""`recperf data make | check | convert | info criteo`; each returns plain values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .parse import Parser
 from .source import BrokenGzip, Log, Source
 from .store import CriteoStore, describe
 
-LICENCE = "Criteo's own terms; recperf neither downloads nor redistributes its logs"
-MADE_UP_LICENCE = "made up by recperf; no restrictions, and no real people or clicks in it"
+LICENCE = "Criteo's terms; recperf neither downloads nor redistributes its logs"
+SYNTHETIC_LICENCE = "synthetic, by recperf; no restrictions, no real people or clicks"
 
 
 def make(*, path: Path, lines: int, seed: int, packed: bool) -> dict[str, Any]:
-    """Write a made-up log."""
+    """Write a synthetic log."""
     target = path.expanduser()
     synthesize.write(target, lines=lines, seed=seed, packed=packed)
     return {
@@ -36,7 +36,7 @@ def make(*, path: Path, lines: int, seed: int, packed: bool) -> dict[str, Any]:
 
 
 def check(config: CriteoConfig, *, progress: Progress) -> dict[str, Any]:
-    """Read a whole log and count what is wrong with it; nothing is written."""
+    """Read a whole log and count its malformed lines; nothing is written."""
     log = source.locate(config)
     parser = Parser(config.table_rows, config.hash_seed)
     tally = _Tally(log, progress)
@@ -84,77 +84,76 @@ class _Tally:
 
 
 def make_arrays(config: CriteoConfig, *, progress: Progress) -> dict[str, Any]:
-    """Convert a log, or find it converted."""
+    """Convert a log, or reuse its conversion."""
     before, began = find(config), monotonic()
-    found = convert(config, progress=progress)
-    taken = monotonic() - began
-    read = sum(part["lines"] for part in found.parts) - sum(part["lines"] for part in before.parts)
+    conversion = convert(config, progress=progress)
+    seconds = monotonic() - began
+    read = sum(part["lines"] for part in conversion.parts) - sum(part["lines"] for part in before.parts)
     return {
-        **_facts(found.log),
-        "folder": str(found.folder),
+        **_facts(conversion.log),
+        "folder": str(conversion.folder),
         "converted": not before.complete,
         "resumed_at_row": before.rows if before.rows and not before.complete else None,
-        "rows": found.rows,
-        "array_bytes": found.rows * ROW_BYTES,
-        "digest": found.manifest["digest"],
-        "seconds": round(taken, 2),
-        "lines_per_s": round(read / taken) if read else None,
-        "skipped": found.skipped,
-        "first_bad": found.first_bad,
+        "rows": conversion.rows,
+        "array_bytes": conversion.rows * ROW_BYTES,
+        "digest": conversion.manifest["digest"],
+        "seconds": round(seconds, 2),
+        "lines_per_s": round(read / seconds) if read else None,
+        "skipped": conversion.skipped,
+        "first_bad": conversion.first_bad,
     }
 
 
 def info(config: CriteoConfig) -> dict[str, Any]:
-    """What is known of a log without reading it: its files and what was converted of it."""
-    found = find(config)
-    answer = {**_facts(found.log), "missing_days": found.log.missing_days, "state": _state(found)}
-    if found.rows:
-        positives = sum(part["positives"] for part in found.parts)
+    """Facts about a log without reading it: its files and the state of its conversion."""
+    conversion = find(config)
+    answer = {**_facts(conversion.log), "missing_days": conversion.log.missing_days, "state": _state(conversion)}
+    if conversion.rows:
+        positives = sum(part["positives"] for part in conversion.parts)
         answer |= {
-            "folder": str(found.folder),
-            "rows": found.rows,
-            "array_bytes": found.rows * ROW_BYTES,
-            "positive_share": positives / found.rows,
-            "skipped": found.skipped,
-            "first_bad": found.first_bad,
+            "folder": str(conversion.folder),
+            "rows": conversion.rows,
+            "array_bytes": conversion.rows * ROW_BYTES,
+            "positive_share": positives / conversion.rows,
+            "skipped": conversion.skipped,
+            "first_bad": conversion.first_bad,
         }
-    if found.complete:
-        described = describe(CriteoStore(found, config.holdout))
+    if conversion.complete:
+        described = describe(CriteoStore(conversion, config.holdout))
         answer |= {key: described[key] for key in ("digest", "train_rows", "valid_rows", "split")}
-    return answer | _others(config, found)
+    return answer | _others(config, conversion)
 
 
 def _facts(log: Log) -> dict[str, Any]:
-    made_up = any(synthesize.is_made_up(source.first_line(one)) for one in log.sources)
+    synthetic = any(synthesize.is_synthetic(source.first_line(one)) for one in log.sources)
     return {
-        "name": "criteo-like" if made_up else f"criteo-{log.layout}",
+        "name": "criteo-like" if synthetic else f"criteo-{log.layout}",
         "path": str(log.path),
         "layout": log.layout,
         "files": len(log.sources),
         "gzipped_files": sum(one.packed for one in log.sources),
         "bytes": log.size,
-        "synthetic": made_up,
-        "licence": MADE_UP_LICENCE if made_up else LICENCE,
+        "synthetic": synthetic,
+        "licence": SYNTHETIC_LICENCE if synthetic else LICENCE,
     }
 
 
-def _state(found: Conversion) -> str:
-    if found.complete:
+def _state(conversion: Conversion) -> str:
+    if conversion.complete:
         return "converted"
-    return "begun" if found.rows else "not converted"
+    return "begun" if conversion.rows else "not converted"
 
 
-def _others(config: CriteoConfig, found: Conversion) -> dict[str, Any]:
-    """Conversions of files with these names that other settings or an older state of the files led to: they take
-    room until somebody removes them."""
-    names = [one.path.name for one in found.log.sources]
+def _others(config: CriteoConfig, conversion: Conversion) -> dict[str, Any]:
+    """Conversions of files with these names under other settings or in an older state; they use space until removed."""
+    names = [one.path.name for one in conversion.log.sources]
     folders, rows = [], 0
     for path in sorted(config.cache_folder.glob(f"*/{MANIFEST}")):
         try:
             manifest = read_manifest(path)
         except DataError:
             continue
-        if manifest and path.parent != found.folder and [part["name"] for part in manifest["parts"]] == names:
+        if manifest and path.parent != conversion.folder and [part["name"] for part in manifest["parts"]] == names:
             folders.append(str(path.parent))
             rows += sum(part["rows"] for part in manifest["parts"])
     return {"other_conversions": folders, "other_array_bytes": rows * ROW_BYTES} if folders else {}

@@ -1,4 +1,4 @@
-"""What a user may choose about Criteo files. Torch-free, so that help and `show` answer at once."""
+"""Config of Criteo click logs. Torch-free, for a fast `--help` and `show`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ DENSE = 13
 SPARSE = 26
 KEYS = tuple(f"c{number}" for number in range(1, SPARSE + 1))
 MOST_ROWS = (1 << 31) - 1
-"""Ids are kept as int32."""
+"""Ids are stored as int32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriteoConfig:
     path: Path | None = None
-    """The click log: a file, a folder with train.txt (Kaggle), or a folder with day_0, day_1, ... (Terabyte); each may
-    be gzipped. Nothing is downloaded."""
+    """The click log: a file, a folder with train.txt (Kaggle), or a folder with day_0, day_1, ... (Terabyte), plain or
+    gzipped. Nothing is downloaded."""
     layout: Literal["auto", "kaggle", "terabyte"] = "auto"
-    """How the files are laid out; auto looks at the names."""
+    """Layout of the files; auto decides by their names."""
     rows: tuple[int, ...] = (100_000,)
-    """Rows of the 26 tables, or one number for all. Categories are hashed to 1 .. rows - 1; row 0 serves missing
+    """Rows of the 26 tables, or one number for all. Categories are hashed to 1 .. rows - 1; row 0 is for missing
     ones."""
     hash_seed: int = 0
-    """Seed of the hashes; every feature has a stream of its own."""
+    """Seed of the hashes; every feature has its own stream."""
     on_error: Literal["stop", "skip"] = "stop"
-    """What a malformed line does: stop names it and ends, skip leaves it out and counts it."""
+    """What to do with a malformed line: stop with an error, or skip and count it."""
     holdout: float = 1 / 7
-    """Share of the rows, the last ones, that validates. Several days validate with the last day instead."""
+    """Share of the last rows used for validation. With several days the last day is used instead."""
     cache: Path | None = None
-    """Folder of the converted arrays; none means the user's cache folder."""
+    """Folder of the converted arrays; default: the user's cache folder."""
 
     def __post_init__(self) -> None:
         require(len(self.rows) in (1, SPARSE), "criteo.rows", self.rows, f"one number, or {SPARSE}")

@@ -1,9 +1,9 @@
-"""A click log to memory-mapped arrays, once, in bounded memory, resumable at any moment.
+"""Converts a click log to memory-mapped arrays once, in bounded memory; a conversion can resume after any interruption.
 
-Every source file becomes three plain little-endian files (dense, ids, labels) that only grow. After each piece of a
-fixed number of rows they are synced and the manifest, replaced atomically, says how many rows count and at which byte
-of the source they end. Whatever lies beyond is cut off on the next start, so that a conversion which was killed gives
-the same bytes as one which was not.
+Every source file becomes three plain little-endian files (dense, ids, labels) that only grow. After every PIECE rows
+they are synced, and the manifest, replaced atomically, records the number of rows and the byte of the source at which
+they end. The next start truncates the files to that length, so that an interrupted conversion gives the same bytes as
+an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .source import Block, BrokenGzip, Log, Source
 
 FORMAT = 1
 PIECE = 1 << 18
-"""Rows between two entries in the manifest."""
+"""Rows between two updates of the manifest."""
 WIDTHS = {"dense": 4 * DENSE, "ids": 4 * SPARSE, "labels": 1}
-"""Bytes of a row in each file."""
+"""Bytes per row of each file."""
 ROW_BYTES = sum(WIDTHS.values())
 MANIFEST = "manifest.json"
 MOST_SHOWN = 5
-_AGAIN = "the same command goes on where it stopped"
+_AGAIN = "run the same command again; it resumes"
 
 Progress = Callable[[int, int, int], None]
-"""Called with bytes of the files on disk done, in all, and rows written so far."""
+"""Called with the bytes of the source files read, their total, and the rows written so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """Where the arrays of a log are, and what the manifest says of them."""
+    """The arrays of a log and their manifest."""
 
     folder: Path
     log: Log
@@ -63,9 +63,9 @@ class Conversion:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """Malformed lines left out, by kind."""
-        found = {kind: sum(part["skipped"].get(kind, 0) for part in self.parts) for kind in lines.KINDS}
-        return {kind: count for kind, count in found.items() if count}
+        """Number of skipped malformed lines by kind."""
+        counts = {kind: sum(part["skipped"].get(kind, 0) for part in self.parts) for kind in lines.KINDS}
+        return {kind: count for kind, count in counts.items() if count}
 
     @property
     def first_bad(self) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ class Conversion:
 
 
 def find(config: CriteoConfig) -> Conversion:
-    """The conversion of a log as far as it got; nothing is written."""
+    """The conversion of a log in its current state; nothing is written."""
     log = source.locate(config)
     settings = {"format": FORMAT, "rows": list(config.table_rows), "hash_seed": config.hash_seed}
     facts = [one.facts for one in log.sources]
@@ -81,10 +81,10 @@ def find(config: CriteoConfig) -> Conversion:
     folder = config.cache_folder / key[:16]
     manifest = read_manifest(folder / MANIFEST)
     if manifest is None:
-        parts = [{**one, **_nothing_done()} for one in facts]
-        made_up = any(synthesize.is_made_up(source.first_line(one)) for one in log.sources)
+        parts = [{**one, **_empty_part()} for one in facts]
+        synthetic = any(synthesize.is_synthetic(source.first_line(one)) for one in log.sources)
         manifest = {
-            "key": key, "settings": settings, "layout": log.layout, "synthetic": made_up, "parts": parts,
+            "key": key, "settings": settings, "layout": log.layout, "synthetic": synthetic, "parts": parts,
             "complete": False,
         }  # fmt: skip
     elif manifest["key"] != key:
@@ -97,55 +97,58 @@ def find(config: CriteoConfig) -> Conversion:
 def convert(
     config: CriteoConfig, *, progress: Progress | None = None, piece: int = PIECE, block: int = source.BLOCK
 ) -> Conversion:
-    """The whole log as arrays; what is there already is used, and a conversion that was stopped goes on."""
-    found = find(config)
-    if not found.complete:
-        with alone(found.folder, what="converting this log", again=_AGAIN):
-            found = find(config)
-            _Converting(config, found, progress or _silent, piece, block).run()
-    for bad in found.first_bad if config.on_error == "stop" else ():
-        raise refusal(found.log.path if found.log.path.is_file() else found.log.path / bad["file"], bad)
-    _require_arrays(found)
-    return found
+    """Convert a log, or resume or reuse its conversion."""
+    conversion = find(config)
+    if not conversion.complete:
+        with alone(conversion.folder, what="converting this log", again=_AGAIN):
+            conversion = find(config)
+            _Converter(config, conversion, progress or _silent, piece, block).run()
+    for bad in conversion.first_bad if config.on_error == "stop" else ():
+        raise refusal(conversion.log.path if conversion.log.path.is_file() else conversion.log.path / bad["file"], bad)
+    _require_arrays(conversion)
+    return conversion
 
 
 def refusal(path: Path, bad: dict[str, Any]) -> DataError:
     return DataError(
-        f"line {bad['line']:,} cannot be used: {bad['what']}",
+        f"line {bad['line']:,} is malformed: {bad['what']}",
         where={"file": path, "line": bad["line"]},
-        fix=f"recperf data check criteo --path {path}; --on-error skip (of a run: --data.on-error skip) leaves such "
-        "lines out",
+        fix=f"recperf data check criteo --path {path}; --on-error skip (in a run: --data.on-error skip) skips it",
     )
 
 
-class _Converting:
-    def __init__(self, config: CriteoConfig, found: Conversion, progress: Progress, piece: int, block: int) -> None:
-        self.config, self.found, self.manifest = config, found, found.manifest
+class _Converter:
+    """Converts the sources of a log that are not complete yet."""
+
+    def __init__(
+        self, config: CriteoConfig, conversion: Conversion, progress: Progress, piece: int, block: int
+    ) -> None:
+        self.config, self.conversion, self.manifest = config, conversion, conversion.manifest
         self.progress, self.piece, self.block = progress, piece, block
         self.parser = Parser(config.table_rows, config.hash_seed)
         self.done = 0
-        self.room_checked = False
+        self.space_checked = False
 
     def run(self) -> None:
-        for index, (one, part) in enumerate(zip(self.found.log.sources, self.manifest["parts"])):
+        for index, (one, part) in enumerate(zip(self.conversion.log.sources, self.manifest["parts"])):
             if not part["complete"]:
                 self._part(one, part, index)
             self.done += one.size
-            self.progress(self.done, self.found.log.size, self.found.rows)
+            self.progress(self.done, self.conversion.log.size, self.conversion.rows)
         self.manifest["digest"] = _digest(self.manifest)
         self.manifest["complete"] = True
         self._save()
 
     def _part(self, one: Source, part: dict[str, Any], index: int) -> None:
-        with _Columns(self.found.folder, index, part["rows"]) as columns:
+        with _Columns(self.conversion.folder, index, part["rows"]) as columns:
             waiting = source.blocks(one, start=part["offset"], size=self.block)
             pushed: list[Block] = []
             while (block := self._next(waiting, pushed, one, part)) is not None:
                 parsed = self.parser.parse(block.text)
-                room = self.piece - part["rows"] % self.piece
-                if len(parsed.labels_N) > room:
-                    # Pieces end at fixed rows, wherever blocks end: the rest of the block is read once more.
-                    cut = int(parsed.ends_N[room - 1])
+                space = self.piece - part["rows"] % self.piece
+                if len(parsed.labels_N) > space:
+                    # Pieces end at fixed rows, not at blocks: the rest of the block is parsed again.
+                    cut = int(parsed.ends_N[space - 1])
                     pushed.append(Block(block.text[cut:], block.span - cut, block.read))
                     block = Block(block.text[:cut], cut, block.read)
                     parsed = self.parser.parse(block.text)
@@ -158,8 +161,8 @@ class _Converting:
                 if len(parsed.labels_N) and part["rows"] % self.piece == 0:
                     part["chain"] = columns.commit(part["chain"])
                     self._save()
-                self.progress(self.done + block.read, self.found.log.size, self.found.rows)
-                self._check_room(block)
+                self.progress(self.done + block.read, self.conversion.log.size, self.conversion.rows)
+                self._check_space(block)
             _require_unchanged(one)
             part["chain"] = columns.commit(part["chain"])
         part["complete"] = True
@@ -185,29 +188,34 @@ class _Converting:
         if len(part["first_bad"]) < MOST_SHOWN:
             part["first_bad"].append(bad)
 
-    def _check_room(self, block: Block) -> None:
-        """Hours of work that cannot be kept should not begin: the first block tells how much room the rest takes."""
-        if self.room_checked or not self.found.rows:
+    def _check_space(self, block: Block) -> None:
+        """Refuse a disk that is too small before hours of work: the first block tells how much space the rest needs."""
+        if self.space_checked or not self.conversion.rows:
             return
-        self.room_checked = True
-        needed = ROW_BYTES * self.found.rows / (self.done + block.read) * (self.found.log.size - self.done - block.read)
-        free = shutil.disk_usage(self.found.folder).free
+        self.space_checked = True
+        needed = (
+            ROW_BYTES
+            * self.conversion.rows
+            / (self.done + block.read)
+            * (self.conversion.log.size - self.done - block.read)
+        )
+        free = shutil.disk_usage(self.conversion.folder).free
         if needed * 0.8 > free:
             raise MachineError(
                 f"the arrays need about {size(needed)} more; {size(free)} are free",
-                where={"folder": self.found.folder},
+                where={"folder": self.conversion.folder},
                 fix="free some space, or choose another disk with --cache",
             )
 
     def _save(self) -> None:
         try:
-            write_json(self.found.folder / MANIFEST, self.manifest)
+            write_json(self.conversion.folder / MANIFEST, self.manifest)
         except MachineError as error:
             raise MachineError(error.what, where=dict(error.where), fix=f"free some space; {_AGAIN}") from error
 
 
 class _Columns:
-    """The three growing files of one source."""
+    """The three array files of one source, which grow."""
 
     def __init__(self, folder: Path, index: int, rows: int) -> None:
         self.paths = {name: folder / column_name(index, name) for name in WIDTHS}
@@ -219,14 +227,14 @@ class _Columns:
         for name, path in self.paths.items():
             with writing(path, fix=_AGAIN):
                 self.files[name] = path.open("ab")
-                kept = self.rows * WIDTHS[name]
-                if self.files[name].tell() < kept:
+                length = self.rows * WIDTHS[name]
+                if self.files[name].tell() < length:
                     raise DataError(
-                        f"{path.name} is shorter than its manifest says",
+                        f"{path.name} is shorter than its manifest states",
                         where={"file": path},
                         fix=f"remove {path.parent} and convert again",
                     )
-                self.files[name].truncate(kept)
+                self.files[name].truncate(length)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -234,7 +242,7 @@ class _Columns:
             try:
                 file.close()
             except OSError:
-                # What could not be written lies beyond what the manifest counts; the reason was raised already.
+                # Unwritten rows are not in the manifest; the error was raised already.
                 continue
 
     def append(self, parsed: Parsed) -> None:
@@ -246,7 +254,7 @@ class _Columns:
                 self.files[name].write(content)
 
     def commit(self, chain: str) -> str:
-        """Make what was written last, and fold its digests into those of the pieces before."""
+        """Sync the files, and chain the digests of this piece to those of the previous ones."""
         for name, file in self.files.items():
             with writing(self.paths[name], fix=_AGAIN):
                 file.flush()
@@ -259,17 +267,17 @@ class _Columns:
 
 
 def explain(line: int, text: bytes) -> dict[str, Any]:
-    """What a refused line is called in messages and manifests."""
-    found = lines.read(text)
-    assert isinstance(found, lines.Fault), f"line {line} was refused and is good: {text!r}"
-    return {"line": line, "kind": found.kind, "what": found.what}
+    """Number, kind and fault of a malformed line."""
+    fault = lines.read(text)
+    assert isinstance(fault, lines.Fault), f"line {line} was refused but is valid: {text!r}"
+    return {"line": line, "kind": fault.kind, "what": fault.what}
 
 
 def column_name(index: int, name: str) -> str:
     return f"part-{index:03d}.{name}"
 
 
-def _nothing_done() -> dict[str, Any]:
+def _empty_part() -> dict[str, Any]:
     return {
         "rows": 0, "lines": 0, "offset": 0, "positives": 0, "chain": "", "skipped": {}, "first_bad": [],
         "complete": False,
@@ -277,7 +285,7 @@ def _nothing_done() -> dict[str, Any]:
 
 
 def _digest(manifest: dict[str, Any]) -> str:
-    """SHA-256 of the content of all arrays: the same for the same rows, wherever the log lay."""
+    """SHA-256 of the content of all arrays; it does not depend on the path of the log."""
     content = [[part["rows"], part["chain"]] for part in manifest["parts"]]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -296,22 +304,22 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def _require_arrays(found: Conversion) -> None:
-    for index, part in enumerate(found.parts):
+def _require_arrays(conversion: Conversion) -> None:
+    for index, part in enumerate(conversion.parts):
         for name, width in WIDTHS.items():
-            path = found.folder / column_name(index, name)
+            path = conversion.folder / column_name(index, name)
             if not path.is_file() or path.stat().st_size != part["rows"] * width:
                 raise DataError(
-                    f"{path.name} is missing or not as long as its manifest says",
+                    f"{path.name} is missing or has another length than its manifest states",
                     where={"file": path},
-                    fix=f"remove {found.folder} and convert again",
+                    fix=f"remove {conversion.folder} and convert again",
                 )
 
 
 def _require_unchanged(one: Source) -> None:
     if source.examine(one.path) != one:
         raise DataError(
-            f"{one.path.name} changed while it was read", where={"file": one.path}, fix="convert it when it is whole"
+            f"{one.path.name} changed while it was read", where={"file": one.path}, fix="convert it when it is complete"
         )
 
 

@@ -1,7 +1,7 @@
-"""What a line of a Criteo click log is, one line at a time: slow, obvious, and the judge of what is wrong with one.
+"""Reads one line of a Criteo click log: slow and obvious, and it explains what is wrong with a malformed line.
 
-`label \t 13 whole numbers \t 26 hexadecimal categories`, any but the label possibly empty. `parse.py` reads blocks of
-lines at once; tests hold it against this file, and lines it refuses come here for an explanation.
+`label \t 13 integers \t 26 hexadecimal categories`; any field but the label may be empty. `parse.py` parses blocks of
+lines at once; tests compare it with this file, which also explains the lines that it refuses.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from .config import DENSE, SPARSE
 
 COLUMNS = 1 + DENSE + SPARSE
 MOST_LINE = 4096
-"""Longer lines are not read to their end; a good one has some 460 bytes at most."""
+"""Longer lines are not read to their end; a valid one has about 460 bytes at most."""
 MOST_DIGITS = 16
 MOST_HEX = 8
 
 KINDS = ("length", "encoding", "columns", "label", "integer", "hexadecimal", "gzip")
-"""What can be wrong; gzip is the file's fault, the others a line's. One line counts once, as the first that fits."""
+"""Kinds of faults, gzip of the file, the others of a line. A line counts once, for the first kind that applies."""
 
 _INTEGER = re.compile(rb"-?[0-9]{1,%d}" % MOST_DIGITS)
 _HEX = re.compile(rb"[0-9a-fA-F]{1,%d}" % MOST_HEX)
@@ -38,7 +38,7 @@ class Line:
 
 
 def read(line: bytes) -> Line | Fault:
-    """One line without its line feed."""
+    """Read one line without its line feed."""
     line = line.removesuffix(b"\r")
     if len(line) > MOST_LINE:
         return Fault("length", f"longer than {MOST_LINE} bytes")
@@ -54,7 +54,7 @@ def read(line: bytes) -> Line | Fault:
         if not field:
             continue
         if column <= 1 + DENSE and not _INTEGER.fullmatch(field):
-            return Fault("integer", f"column {column} is {_shown(field)}, not a whole number")
+            return Fault("integer", f"column {column} is {_shown(field)}, not an integer")
         if column > 1 + DENSE and not _HEX.fullmatch(field):
             return Fault("hexadecimal", f"column {column} is {_shown(field)}, not a hexadecimal number of 32 bits")
     return Line(

@@ -1,7 +1,7 @@
 """Batches of a converted click log in an order that is a pure function of (seed, epoch, position).
 
-A log may be larger than memory, so rows are not shuffled one by one: blocks of neighbouring rows are, and then the rows
-of a few blocks together. Reads stay as long as a block, memory as small as a group, and an epoch has every row once.
+A log may be larger than memory, so rows are not shuffled individually: blocks of adjacent rows are, and then the rows
+of a group of blocks. A read is as long as a block, memory is limited to groups, and an epoch has every row once.
 
 Shapes: B samples a batch, N rows of a group, D = 13 numbers, F = 26 categories.
 """
@@ -25,12 +25,12 @@ from .store import CriteoStore, Rows, Split
 
 BLOCK_ROWS = 4096
 GROUP_BLOCKS = 64
-"""64 blocks of 4,096 rows are 41 MB; up to three groups are in memory: the one in use, the next, and it unshuffled."""
+"""64 blocks of 4,096 rows are 39 MiB; at most three groups are in memory: the current one, and the next twice."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CriteoOrder:
-    """Every row of a split once an epoch, shuffled by blocks; the last batch may be smaller."""
+    """Every row of a split once per epoch, shuffled by blocks; the last batch may be smaller."""
 
     store: CriteoStore
     batch_size: int
@@ -69,7 +69,7 @@ class CriteoOrder:
     def cut(self, start: int = 0) -> Iterator[ClickBatch]:
         """The batches of the split in the order of the log, from the given one on."""
         begin, end = self.store.bounds(self.split)
-        # Groups of whole batches, so that no batch is put together from two.
+        # Groups of whole batches, so that no batch spans two groups.
         group = self.batch_size * max(1, self.block_rows * self.group_blocks // self.batch_size)
         firsts = range(begin + start * self.batch_size, end, group)
 
@@ -92,7 +92,7 @@ class CriteoOrder:
         )
 
     def _cut(self, groups: Iterator[Rows], skipped: int) -> Iterator[ClickBatch]:
-        """Batches of the rows of consecutive groups; one may begin in a group and end in another."""
+        """Batches of the rows of consecutive groups; a batch may span two groups."""
         begun: list[tuple[Tensor, Tensor, Tensor]] = []
         missing = self.batch_size
         for rows in groups:
@@ -101,8 +101,8 @@ class CriteoOrder:
             while at < len(rows):
                 here = slice(at, at + missing)
                 begun.append((dense_ND[here], ids_NF[here], labels_N[here]))
-                taken = len(begun[-1][2])
-                at, missing = at + taken, missing - taken
+                rows_here = len(begun[-1][2])
+                at, missing = at + rows_here, missing - rows_here
                 if not missing:
                     yield self._batch(begun)
                     begun, missing = [], self.batch_size
@@ -113,7 +113,7 @@ class CriteoOrder:
         dense_BD, ids_BF, labels_B = pieces[0] if len(pieces) == 1 else (torch.cat(parts) for parts in zip(*pieces))
         if torch.device(self.device).type == "cuda":
             dense_BD, ids_BF, labels_B = dense_BD.pin_memory(), ids_BF.pin_memory(), labels_B.pin_memory()
-        # Ids travel as they are kept, in 32 bits, and are widened where they are used.
+        # Ids are copied to the device as int32 and widened there.
         ids_BF = ids_BF.to(self.device, non_blocking=True)
         values_V = ids_BF.t().to(torch.int64, memory_format=torch.contiguous_format).reshape(-1)
         return ClickBatch(
@@ -129,7 +129,7 @@ class CriteoOrder:
 
 
 def _ahead(make: Callable[[int], Rows], keys: range) -> Iterator[Rows]:
-    """Each key's group in turn, the next one read and shuffled while this one is used."""
+    """The group of each key in turn; a thread reads and shuffles the next one while this one is used."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="recperf-criteo")
     try:
         reading = pool.submit(make, keys[0]) if keys else None

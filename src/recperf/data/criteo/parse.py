@@ -1,10 +1,10 @@
-"""Blocks of Criteo lines to arrays, without a Python step a line or a field.
+"""Parses blocks of Criteo lines to arrays with numpy, without a Python step per line or field.
 
-Every byte is first replaced by its meaning (the value of a hexadecimal digit, or a mark), then each field is the eight
-bytes that end where it ends, loaded as one 64-bit word whose foreign bytes are masked off. Digits are joined inside the
-words, pairs first, then fours, then eights.
+Every byte is first translated to a code (the value of a hexadecimal digit, or a mark). Each field is then the eight
+bytes up to its end, loaded as one 64-bit word in which the bytes of other fields are masked. Digits are combined within
+the words, first pairs, then fours, then eights.
 
-Shapes: N good lines, M lines, C = 40 columns.
+Shapes: N valid lines, M lines, C = 40 columns.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Places = NDArray[np.int64]
 
 _NOTHING, _MINUS, _RETURN, _TAB, _END = 0x80, 0x90, 0xA0, 0xFE, 0xFF
 _FRONT = b"0" * 16
-"""Room before the first field, so that its words can be loaded too."""
+"""Padding before the first field, so that its words can be loaded."""
 _MARKED = np.uint64(0x8080808080808080)
 _DECIMAL = (10, 100, 10_000)
 _SMALL = 1 << 16
 _LOGS = np.log1p(np.arange(_SMALL, dtype=np.float64)).astype(np.float32)
 
 
-def _meanings() -> bytes:
+def _code_table() -> bytes:
     table = bytearray([_NOTHING]) * 256
     for value, digit in enumerate(b"0123456789abcdef"):
         table[digit] = table[ord(chr(digit).upper())] = value
@@ -39,9 +39,9 @@ def _meanings() -> bytes:
     return bytes(table)
 
 
-_MEANINGS = _meanings()
+_CODES = _code_table()
 # The first character of a field is the lowest byte of its word; a field of k characters fills the k highest bytes.
-_KEPT = np.array([0] + [(1 << 64) - (1 << (8 * (8 - length))) for length in range(1, 9)], dtype=np.uint64)
+_MASKS = np.array([0] + [(1 << 64) - (1 << (8 * (8 - length))) for length in range(1, 9)], dtype=np.uint64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,9 +52,9 @@ class Parsed:
     ids_NF: NDArray[np.int32]
     """Hashed to 1 .. rows - 1; a missing category is 0."""
     ends_N: Places
-    """Where in the text each good line ends, its line feed included."""
+    """Position in the text after each valid line and its line feed."""
     bad: tuple[tuple[int, bytes], ...]
-    """Number within the block, from 0, and text of each line that is refused."""
+    """Number within the block, from 0, and text of each malformed line."""
     lines: int
 
 
@@ -66,8 +66,8 @@ class Parser:
         self.spans_F = np.array(table_rows, dtype=np.uint64) - np.uint64(1)
 
     def parse(self, text: bytes) -> Parsed:
-        """Whole lines, each with its line feed."""
-        codes = np.frombuffer((_FRONT + text).translate(_MEANINGS), dtype=np.uint8)
+        """Parse whole lines, each with its line feed."""
+        codes = np.frombuffer((_FRONT + text).translate(_CODES), dtype=np.uint8)
         starts_M, feeds_M, ends_NC, whole_M = _split(codes)
         starts_NC = np.empty_like(ends_NC)
         starts_NC[:, 0] = starts_M if whole_M is None else starts_M[whole_M]
@@ -116,8 +116,8 @@ class Parser:
 
 
 def _split(codes: NDArray[np.uint8]) -> tuple[Places, Places, Places, NDArray[np.bool_] | None]:
-    """Where lines start, where their line feeds are, where the fields of lines with 40 columns end, and which lines
-    those are; none means all."""
+    """Starts of the lines, their line feeds, ends of the fields of lines with 40 columns, and a mask of those lines,
+    which is None if all have 40."""
     marks, feeds_M = np.flatnonzero(codes >= _TAB), np.flatnonzero(codes == _END)
     starts_M = np.concatenate([np.array([len(_FRONT)]), feeds_M[:-1] + 1])
     if len(marks) == COLUMNS * len(feeds_M) and np.array_equal(marks[COLUMNS - 1 :: COLUMNS], feeds_M):
@@ -128,24 +128,24 @@ def _split(codes: NDArray[np.uint8]) -> tuple[Places, Places, Places, NDArray[np
 
 
 def _words(codes: NDArray[np.uint8], ends: Places, lengths: Places) -> Words:
-    """The last eight characters of each field, those before its start as zeros."""
+    """The last eight characters of each field; characters before its start are 0."""
     shape = (len(codes) - 7,)
     anywhere = np.lib.stride_tricks.as_strided(codes[: len(codes) // 8 * 8].view("<u8"), shape=shape, strides=(1,))
     words: Words = anywhere[ends - 8]
-    words &= _KEPT.take(lengths, mode="clip")
+    words &= _MASKS.take(lengths, mode="clip")
     return words
 
 
 def _hexes(codes: NDArray[np.uint8], ends_NF: Places, lengths_NF: Places, good_N: NDArray[np.bool_]) -> Words:
     words_NF = _words(codes, ends_NF, lengths_NF)
-    # One look at the whole block first: looking line by line costs more, and blocks are good as a rule.
+    # Check the whole block first: it is usually valid, and a check per line is slower.
     if np.bitwise_or.reduce(words_NF, axis=None) & _MARKED or lengths_NF.max(initial=0) > MOST_HEX:
         good_N &= ((words_NF & _MARKED == 0) & (lengths_NF <= MOST_HEX)).all(axis=1)
     return _join(words_NF, np.left_shift, (4, 8, 16))
 
 
 def _integers(codes: NDArray[np.uint8], ends_ND: Places, lengths_ND: Places, good_N: NDArray[np.bool_]) -> Words:
-    """max(x, 0) of whole numbers; a missing one gives 0."""
+    """max(x, 0) of integers; a missing one gives 0."""
     words_ND = _words(codes, ends_ND, lengths_ND)
     odd_ND = _not_decimal(words_ND)
     odd_ND |= lengths_ND > 8
@@ -159,7 +159,7 @@ def _integers(codes: NDArray[np.uint8], ends_ND: Places, lengths_ND: Places, goo
 
 
 def _odd_integers(codes: NDArray[np.uint8], ends: Places, lengths: Places) -> tuple[Words, NDArray[np.bool_]]:
-    """The few that are negative, longer than a word, or wrong; and which are not wrong."""
+    """Integers that are negative, longer than a word, or malformed; and a mask of the valid ones."""
     negative = codes[ends - lengths] == _MINUS
     digits = lengths - negative
     low, high = _words(codes, ends, digits), _words(codes, ends - 8, np.maximum(digits - 8, 0))
@@ -175,8 +175,8 @@ def _not_decimal(words: Words) -> NDArray[np.bool_]:
 
 
 def _join(words: Words, scale: np.ufunc, weights: tuple[int, int, int]) -> Words:
-    """One number of the eight digits in each word, in place: a pair is its first digit scaled by the first weight plus
-    its second, and so on with pairs and fours."""
+    """Combine the eight digits of each word into a number, in place: pairs of digits with the first weight, pairs of
+    those with the second, and so on."""
     scratch = np.empty_like(words)
     masks = (0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0x00000000FFFFFFFF)
     for weight, shift, mask in zip(weights, (8, 16, 32), masks):
@@ -188,7 +188,7 @@ def _join(words: Words, scale: np.ufunc, weights: tuple[int, int, int]) -> Words
 
 
 def _logs(values_ND: Words) -> NDArray[np.float32]:
-    """log(1 + x), rounded once from double precision so that a value's place in a block cannot change its bits."""
+    """log(1 + x), rounded once from double precision, so that the bits do not depend on the position in a block."""
     logs_ND = _LOGS.take(values_ND.view(np.int64), mode="clip")
     large_ND = values_ND >= _SMALL
     if large_ND.any():

@@ -1,7 +1,8 @@
-"""Which files a click log is made of, and their text in blocks of whole lines. Torch-free."""
+"""The files of a click log, and their text in blocks of whole lines. Torch-free."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
@@ -16,7 +17,7 @@ from .config import CriteoConfig
 from .lines import MOST_LINE
 
 BLOCK = 1 << 18
-"""Bytes read at a time; larger blocks parse no faster, as what is made of them leaves the caches."""
+"""Bytes read at a time; the arrays of larger blocks do not fit into the caches."""
 _EDGE = 1 << 16
 _DAY = re.compile(r"day_([0-9]+)(\.gz)?")
 _TRAIN = ("train.txt", "train.txt.gz")
@@ -25,7 +26,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One file of a log, and the facts by which it is known again."""
+    """One file of a log, and the facts that identify it."""
 
     path: Path
     size: int
@@ -41,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """The files of a click log in the order of time."""
+    """The files of a click log, sorted by day."""
 
     path: Path
     layout: str
@@ -53,12 +54,12 @@ class Log:
 
     @property
     def missing_days(self) -> list[int]:
-        days = [int(found[1]) for source in self.sources if (found := _DAY.fullmatch(source.path.name))]
+        days = [int(match[1]) for source in self.sources if (match := _DAY.fullmatch(source.path.name))]
         return sorted(set(range(max(days) + 1)) - set(days)) if self.layout == "terabyte" and days else []
 
 
 class BrokenGzip(Exception):
-    """A packed file ends early or is damaged; what came before was handed out."""
+    """A gzip file ends early or is damaged; the text before that place was returned."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,17 @@ class Block:
     text: bytes
     """Whole lines, each with its line feed."""
     span: int
-    """Bytes of the unpacked file it stands for."""
+    """Bytes of the uncompressed file that it covers."""
     read: int
-    """Bytes of the file as it lies on disk that were read so far."""
+    """Bytes of the file on disk read so far."""
 
 
 def locate(config: CriteoConfig) -> Log:
-    """The files of a log; wrong or ambiguous paths are errors."""
+    """Find the files of a log; missing or ambiguous files are errors."""
     if config.path is None:
-        raise ConfigError("no Criteo click log is named", fix="--path FILE_OR_FOLDER; nothing is downloaded")
+        raise ConfigError(
+            "the path of the Criteo click log is missing", fix="--path FILE_OR_FOLDER; nothing is downloaded"
+        )
     path = config.path.expanduser()
     if path.is_file():
         kind = "terabyte" if _DAY.fullmatch(path.name) else "kaggle"
@@ -84,7 +87,7 @@ def locate(config: CriteoConfig) -> Log:
         raise DataError(
             "there is no such file or folder", where={"path": path}, fix="name the TSV file or its folder with --path"
         )
-    days = {name: int(found[1]) for name in os.listdir(path) if (found := _DAY.fullmatch(name))}
+    days = {name: int(match[1]) for name in os.listdir(path) if (match := _DAY.fullmatch(name))}
     trains = [name for name in _TRAIN if (path / name).is_file()]
     layout = config.layout
     if layout == "auto":
@@ -95,22 +98,26 @@ def locate(config: CriteoConfig) -> Log:
         layout = "terabyte" if days else "kaggle"
     names = sorted(days, key=lambda name: days[name]) if layout == "terabyte" else trains
     if not names:
-        wanted = {"terabyte": "day_0, day_1, ...", "kaggle": "train.txt", "auto": "train.txt and no day_0, day_1, ..."}
+        names_by_layout = {
+            "terabyte": "day_0, day_1, ...",
+            "kaggle": "train.txt",
+            "auto": "train.txt and no day_0, day_1, ...",
+        }
         raise DataError(
-            f"the folder has no {wanted[config.layout]} (or .gz)",
+            f"the folder has no {names_by_layout[config.layout]} (or .gz)",
             where={"folder": path},
             fix="name the file itself with --path",
         )
-    _refuse_twins(path, names, days)
+    _refuse_duplicates(path, names, days)
     return Log(path=path, layout=layout, sources=tuple(examine(path / name) for name in names))
 
 
-def _refuse_twins(folder: Path, names: list[str], days: dict[str, int]) -> None:
+def _refuse_duplicates(folder: Path, names: list[str], days: dict[str, int]) -> None:
     seen: dict[object, str] = {}
     for name in names:
         twin = seen.setdefault(days.get(name, "train"), name)
         if twin != name:
-            raise DataError(f"{twin} and {name} are both there", where={"folder": folder}, fix="move one of them away")
+            raise DataError(f"there are both {twin} and {name}", where={"folder": folder}, fix="move one of them away")
 
 
 def examine(path: Path) -> Source:
@@ -142,7 +149,7 @@ def first_line(source: Source) -> bytes:
 
 
 def blocks(source: Source, *, start: int = 0, size: int = BLOCK) -> Iterator[Block]:
-    """The text from byte `start` of the unpacked file on, which begins a line. Lines too long to be good are cut."""
+    """Text from byte `start` of the uncompressed file, where a line begins. Lines that are too long are truncated."""
     rest, read = b"", 0
     broken: BrokenGzip | None = None
     dropped, dropping = 0, False
@@ -168,7 +175,7 @@ def blocks(source: Source, *, start: int = 0, size: int = BLOCK) -> Iterator[Blo
             yield Block(whole[:cut], cut, read)
         if len(rest) > 2 * MOST_LINE:
             dropping, dropped, rest = True, len(rest) - 2 * MOST_LINE, rest[: 2 * MOST_LINE]
-    # A packed file that breaks off inside a line says nothing about that line: the break is the fault.
+    # If a gzip file ends inside a line, the fault is the file's and not the line's.
     if rest and broken is None:
         yield Block(rest + b"\n", len(rest) + (dropped if dropping else 0), read)
     if broken is not None:
@@ -176,7 +183,7 @@ def blocks(source: Source, *, start: int = 0, size: int = BLOCK) -> Iterator[Blo
 
 
 def _unpacked(source: Source, start: int, size: int) -> Iterator[tuple[bytes, int]]:
-    """Pieces of the unpacked file and how much of the file on disk was read for them."""
+    """Parts of the uncompressed file, each with the bytes of the file on disk read so far."""
     try:
         with source.path.open("rb") as file:
             if source.packed:
@@ -190,30 +197,14 @@ def _unpacked(source: Source, start: int, size: int) -> Iterator[tuple[bytes, in
 
 
 def _gunzip(packed: IO[bytes], start: int, size: int) -> Iterator[tuple[bytes, int]]:
-    """Unpacked pieces of at most `size` bytes, whatever the packing ratio; several members may follow each other."""
-    engine, waiting, skip, between = zlib.decompressobj(wbits=31), b"", start, False
-    while True:
-        if not waiting:
-            waiting = packed.read(1 << 18)
-            if not waiting and between:
-                return
-            if not waiting:
-                raise BrokenGzip("the gzip file ends early")
-        if between:
-            # Zeros may pad the end of a member, as tar and some disks leave them.
-            waiting = waiting.lstrip(b"\0")
-            if not waiting:
-                continue
-        try:
-            text = engine.decompress(waiting, size)
-        except zlib.error as error:
-            raise BrokenGzip(f"the gzip file is damaged ({error})") from None
-        between = False
-        waiting = engine.unconsumed_tail
-        if engine.eof:
-            waiting = engine.unused_data
-            engine, between = zlib.decompressobj(wbits=31), True
-        if skip:
-            text, skip = text[skip:], max(0, skip - len(text))
-        if text:
-            yield text, packed.tell()
+    """Uncompressed parts of at most `size` bytes; a file may have several members."""
+    try:
+        with gzip.GzipFile(fileobj=packed) as stream:
+            stream.seek(start)
+            # `read1`, because `read` loses the text before the place of an error.
+            while text := stream.read1(size):
+                yield text, packed.tell()
+    except EOFError:
+        raise BrokenGzip("the gzip file ends early") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise BrokenGzip(f"the gzip file is damaged ({error})") from None

@@ -1,4 +1,4 @@
-"""A converted click log as arrays that lie in files, split into what trains and what validates.
+"""A converted click log as memory-mapped arrays, split into training and validation rows.
 
 Shapes: N rows, D = 13 numbers, F = 26 categories.
 """
@@ -40,7 +40,7 @@ class Rows:
 
 
 class CriteoStore:
-    """All rows of a log behind one row number; rows train up to `train_rows` and validate from there on."""
+    """All rows of a log by row number; the first `train_rows` are for training, the others for validation."""
 
     def __init__(self, conversion: Conversion, holdout: float) -> None:
         self.conversion = conversion
@@ -54,14 +54,14 @@ class CriteoStore:
             self.split, self.train_rows = f"last {holdout:.4g} of the rows", self.rows - round(self.rows * holdout)
         if not 0 < self.train_rows < self.rows:
             raise DataError(
-                f"{self.rows:,} rows leave nothing to train or nothing to validate",
+                f"{self.rows:,} rows are not enough for training and validation",
                 where={"path": conversion.log.path},
-                fix="a longer log, or another --data.holdout",
+                fix="use a longer log, or another --data.holdout",
             )
 
     @staticmethod
     def open(config: CriteoConfig, *, progress: Progress | None = None) -> CriteoStore:
-        """The store of a log, which is converted first where it is not yet."""
+        """Open the store of a log; convert the log if necessary."""
         return CriteoStore(convert(config, progress=progress), config.holdout)
 
     def bounds(self, split: Split) -> tuple[int, int]:
@@ -92,7 +92,7 @@ class CriteoStore:
 
 
 def describe(store: CriteoStore) -> dict[str, Any]:
-    """What a result says of the data."""
+    """Facts about the data for a result."""
     manifest = store.conversion.manifest
     skipped = store.conversion.skipped
     return {

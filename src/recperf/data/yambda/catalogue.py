@@ -1,11 +1,10 @@
-"""What `recperf data get | prepare | check | info | make | import` do with events; each answers with plain values."""
+"""`recperf data get | prepare | check | info | make | import` for listening events; each returns plain values."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -14,7 +13,7 @@ import numpy as np
 
 from ... import places
 from ...errors import DataError, UsageError
-from ...files import writing
+from ...files import one_at_a_time
 from . import raw
 from .config import HistoryConfig, WindowConfig
 from .schema import EVENTS_FILE, LICENCE
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 Progress = Callable[..., None]
-"""Called with what is done, of how much, and where these are bytes, the rows in them."""
+"""Called with the amount done, the total, and for bytes the number of rows in them."""
 Unit = Literal["events", "bytes", "share"]
-MADE_UP = "yambda-like"
+SYNTHETIC = "yambda-like"
 
 
 class Bars(Protocol):
@@ -36,7 +35,7 @@ class Bars(Protocol):
 
 
 def size_of(name: str) -> str:
-    """The size in a real dataset's name."""
+    """The size in the name of a real dataset."""
     return name.removeprefix("yambda-")
 
 
@@ -49,9 +48,9 @@ def store_folder(name: str) -> Path:
 
 
 def get(name: str, *, offline: bool, bars: bool, say: Say) -> dict[str, Any]:
-    if name == MADE_UP:
-        what = f"{MADE_UP} is built in: there is nothing to fetch"
-        raise UsageError(what, fix=f"recperf data make {MADE_UP} --path FOLDER, to see it as files")
+    if name == SYNTHETIC:
+        what = f"{SYNTHETIC} is generated locally: there is nothing to download"
+        raise UsageError(what, fix=f"recperf data make {SYNTHETIC} --path FOLDER writes it as files")
     from . import download
 
     return {"name": name, **download.get(size_of(name), say=say, offline=offline, bars=bars)}
@@ -69,21 +68,21 @@ def prepare(
     progress: Bars,
     say: Say,
 ) -> dict[str, Any]:
-    """Raw files to a store, and on request to the reference's layout."""
+    """Convert raw files to a store, and on request to the reference's layout."""
     from .prepare import prepare as build
 
-    if name == MADE_UP and path is None:
-        raise UsageError(f"{MADE_UP} is made as a store", fix=f"recperf data make {MADE_UP} --path FOLDER")
+    if name == SYNTHETIC and path is None:
+        raise UsageError(f"{SYNTHETIC} is generated as a store", fix=f"recperf data make {SYNTHETIC} --path FOLDER")
     files = raw.locate(path or _downloaded(name), _size_in(name))
     folder, began = (store or store_folder(name)).expanduser(), monotonic()
-    there = (folder / MANIFEST).is_file()
+    existed = (folder / MANIFEST).is_file()
     build(files, folder, name=name, memory=memory, progress=progress("preparing"), say=say)
-    taken = monotonic() - began
+    seconds = monotonic() - began
     made = open_store(folder)
     answer = {
         "name": name,
         "folder": str(folder),
-        "prepared": not there,
+        "prepared": not existed,
         "events": made.events,
         "users": made.users,
         "items": made.items,
@@ -92,7 +91,7 @@ def prepare(
         "bytes_an_event": EVENT_BYTES,
         "digest": made.digest,
         "licence": made.manifest["licence"],
-        "seconds": round(taken, 2),
+        "seconds": round(seconds, 2),
     }
     if reference_layout is not None:
         from .reference.layout import write_layout
@@ -104,7 +103,7 @@ def prepare(
             history_length=history_length,
             min_history=min_history,
             memory=memory,
-            # It passes over the events once for every file.
+            # Every file needs a pass over the events.
             progress=progress("writing the reference's layout", "share"),
         )
         answer["reference_layout"] = str(reference_layout.expanduser() / f"processed_{files.size}")
@@ -112,16 +111,16 @@ def prepare(
 
 
 def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> dict[str, Any]:
-    """Read a whole dataset, raw files and store; damage is an error. What no digest vouches for is told."""
+    """Read a whole dataset, raw files and store; damage is an error. Files without digests are listed."""
     from . import check as reading
 
     answer: dict[str, Any] = {"name": name, "intact": True}
-    if name == MADE_UP and path is None:
+    if name == SYNTHETIC and path is None:
         return answer | {"store": reading.check_store(embedded(say=say), progress("checking the store", "share"))}
-    found = _places(name, path)
-    if not found:
+    places_by_kind = _places(name, path)
+    if not places_by_kind:
         raise _missing(name, path)
-    for kind, place in found:
+    for kind, place in places_by_kind.items():
         if kind == "raw":
             files = raw.locate(place, _size_in(name))
             digests = _digests(name, files, progress if path is None else None)
@@ -132,7 +131,7 @@ def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> dict[str
 
 
 def _digests(name: str, files: raw.RawFiles, progress: Bars | None) -> dict[str, list[str]]:
-    """Which raw files are the published ones by their digests, and which could not be held against any."""
+    """Raw files that are the published ones by their digests, and those without digests."""
     from . import download
 
     if progress is None:
@@ -140,21 +139,21 @@ def _digests(name: str, files: raw.RawFiles, progress: Bars | None) -> dict[str,
             "verified_by_digest": [],
             "not_verified_by_digest": [f.name for f in (files.events, files.artists, files.albums)],
         }
-    found = download.verify(size_of(name), progress("comparing with the published files", "bytes"))
-    return {"verified_by_digest": found["verified"], "not_verified_by_digest": found["unverified"]}
+    checked = download.verify(size_of(name), progress("comparing with the published files", "bytes"))
+    return {"verified_by_digest": checked["verified"], "not_verified_by_digest": checked["unverified"]}
 
 
 def find(name: str, *, path: Path | None, say: Say) -> EventStore:
-    """A prepared dataset; yambda-like is made first if it is not there."""
-    if name == MADE_UP and path is None:
+    """Open a prepared dataset; yambda-like is generated if it does not exist."""
+    if name == SYNTHETIC and path is None:
         return embedded(say=say)
-    there = dict(_places(name, path))
+    there = _places(name, path)
     if "store" in there:
         return _opened(there["store"])
     if "raw" in there and (path or (there["raw"] / "flat" / size_of(name) / EVENTS_FILE).is_file()):
         where = f" --path {path}" if path else ""
         raise DataError(
-            f"{name} is here but not prepared",
+            f"{name} is downloaded but not prepared",
             where={"folder": there["raw"]},
             fix=f"recperf data prepare {name}{where}",
         )
@@ -162,7 +161,7 @@ def find(name: str, *, path: Path | None, say: Say) -> EventStore:
 
 
 def usual_length(store: EventStore) -> int:
-    """A history length that fits a store: the benchmark's, or 100 where hardly any user has so many events."""
+    """The default history length: the benchmark's, or 100 if fewer than a tenth of the users have so many events."""
     full = HistoryConfig().length
     enough = int((np.diff(store.user_first_U1) > full).sum())
     return full if enough * 10 >= store.users else 100
@@ -171,52 +170,36 @@ def usual_length(store: EventStore) -> int:
 def info(
     store: EventStore, *, windows: WindowConfig, history: HistoryConfig, plot: Path | None = None
 ) -> dict[str, Any]:
-    """Describe a store, and draw it on request."""
+    """Statistics of a store, with a figure on request."""
     from .describe import describe
 
-    found = describe(store, windows, history)
+    statistics = describe(store, windows, history)
     if plot is not None:
         from .plot import draw
 
-        draw(found, plot)
-        found["plot_file"] = str(plot)
-    del found["plot"]
-    return found
+        draw(statistics, plot)
+        statistics["plot_file"] = str(plot)
+    del statistics["plot"]
+    return statistics
 
 
 def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
-    """The embedded dataset as a store in the cache folder, made when it is not there."""
+    """Open the synthetic dataset in the cache folder; generate it if it does not exist."""
     from . import synthesize
 
     config = config or default()
-    folder = places.dataset_folder(MADE_UP) / synthesize.key(config)
+    folder = places.dataset_folder(SYNTHETIC) / synthesize.key(config)
     if not (folder / MANIFEST).is_file():
-        with _turn(folder.with_name(folder.name + ".lock"), say):
+        waiting = partial(say, f"another process generates {SYNTHETIC}: waiting for it")
+        with one_at_a_time(folder.with_name(folder.name + ".lock"), waiting):
             if not (folder / MANIFEST).is_file():
-                say(f"making {MADE_UP}, once, in {folder}")
+                say(f"generating {SYNTHETIC} once, in {folder}")
                 synthesize.write_store(config, folder)
     return open_store(folder)
 
 
-@contextmanager
-def _turn(path: Path, say: Say) -> Iterator[None]:
-    """Wait for others that make the same: of many processes that start together one does the work."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("wb")
-    with lock:
-        # Some network file systems know no locks; there two that start together still do not harm each other.
-        with suppress(OSError):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"another process makes {MADE_UP}: waiting for it")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> dict[str, Any]:
-    """Write the embedded dataset, as a store or as raw files in the real ones' layout."""
+    """Write the synthetic dataset, as a store or as raw files in the layout of the real data."""
     from . import synthesize
 
     folder, began = path.expanduser(), monotonic()
@@ -227,51 +210,51 @@ def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> di
         facts = {"events": store.events, "users": store.users, "items": store.items, "digest": store.digest}
     else:
         facts = synthesize.write_raw(config, folder, progress=progress)
-    taken = monotonic() - began
+    seconds = monotonic() - began
     return {
-        "name": MADE_UP,
+        "name": SYNTHETIC,
         "folder": str(folder),
         "form": form,
         "synthetic": True,
         "seed": config.seed,
         **facts,
-        "seconds": round(taken, 2),
+        "seconds": round(seconds, 2),
     }
 
 
 def _require_free(folder: Path, identity: dict[str, Any] | None) -> None:
-    """Refuse to write a store over something else, or, without an identity, raw files among those of a store."""
+    """Refuse to write a store over other content or, without an identity, raw files into a store."""
     what = None
     if (folder / MANIFEST).exists():
         if identity is None:
-            what = "this is the folder of an event store; raw files do not belong into it"
+            what = "this is the folder of an event store; raw files do not belong there"
         elif read_manifest(folder)["identity"] != json.loads(json.dumps(identity)):
-            what = "there is a store here already, of other events"
+            what = "the folder has a store of other events"
     elif identity is None and _looks_like_a_store(folder):
-        what = "this is the folder of events that are prepared; raw files do not belong into it"
+        what = "this is the folder of prepared events; raw files do not belong there"
     elif identity is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        what = "there is something else where the store is to be"
+        what = "the folder is not empty"
     if what:
         raise DataError(what, where={"folder": folder}, fix="choose another folder with --path")
 
 
 def import_events(options: ImportOptions, *, store: Path | None, progress: Bars) -> dict[str, Any]:
-    """Events of a user's own file as a store."""
+    """Import events from a file of the user as a store."""
     from .imports import import_events as build
 
     folder, began = (store or store_folder(options.name)).expanduser(), monotonic()
-    there = (folder / MANIFEST).is_file()
+    existed = (folder / MANIFEST).is_file()
     build(options, folder, reading=progress("reading", "bytes"), sorting=progress("sorting"))
     made = open_store(folder)
-    taken = monotonic() - began
+    seconds = monotonic() - began
     hidden = ("format", "version", "columns", "seal", "identity", "digest", "name")
     return {
         "name": options.name,
         "folder": str(folder),
-        "imported": not there,
+        "imported": not existed,
         **{key: value for key, value in made.manifest.items() if key not in hidden},
         "digest": made.digest,
-        "seconds": round(taken, 2),
+        "seconds": round(seconds, 2),
     }
 
 
@@ -283,33 +266,33 @@ def _opened(place: Path) -> EventStore:
         raise DataError(
             f"this store is not complete: {MANIFEST}, which is written last, is missing",
             where={"folder": place},
-            fix="make it again in another folder, or remove this one first",
+            fix="write it again in another folder, or remove this one first",
         )
     return open_events(place)
 
 
 def _size_in(name: str) -> str | None:
-    """The size to look for among raw files; made-up ones are of any."""
-    return None if name == MADE_UP else size_of(name)
+    """The size to look for among raw files; synthetic ones may have any."""
+    return None if name == SYNTHETIC else size_of(name)
 
 
-def _places(name: str, path: Path | None) -> list[tuple[str, Path]]:
-    """What there is to look at: raw files and stores."""
+def _places(name: str, path: Path | None) -> dict[str, Path]:
+    """The folders of a dataset: `raw` and `store`, as far as they exist."""
     if path is None:
-        pairs = [("raw", raw_folder(name)), ("store", store_folder(name))]
-        return [(kind, place) for kind, place in pairs if place.is_dir()]
+        folders = {"raw": raw_folder(name), "store": store_folder(name)}
+        return {kind: folder for kind, folder in folders.items() if folder.is_dir()}
     # Absolute, so that the current folder has a name too.
     path = path.expanduser().absolute()
     if not path.exists():
-        raise DataError("there is nothing here", where={"path": path}, fix="check --path")
+        raise DataError("the path does not exist", where={"path": path}, fix="check --path")
     if _looks_like_a_store(path):
-        return [("store", path)]
+        return {"store": path}
     _require_raw(name, path)
-    return [("raw", path)]
+    return {"raw": path}
 
 
 def _looks_like_a_store(path: Path) -> bool:
-    """Whether a folder is a store or a cache of the reference, or was to become one; opening it tells whether it is."""
+    """Whether a folder is, or was meant to become, a store or a cache of the reference."""
     from .reference.cache import CACHE_META, READY
 
     if not path.is_dir():
@@ -323,22 +306,22 @@ def _looks_like_a_store(path: Path) -> bool:
 
 
 def _require_raw(name: str, path: Path) -> None:
-    """Refuse a path without the raw files of a dataset, and say what is there instead."""
+    """Refuse a path without the raw files of the dataset."""
     if path.is_file():
         with path.open("rb") as file:
             if file.read(4) == b"PAR1":
                 return
         what = f"{path.name} is neither raw events (parquet) nor a store, which is a folder"
         raise DataError(what, where={"file": path}, fix="name another with --path")
-    found = [file for part in ("flat", "raw") for file in sorted(path.glob(f"{part}/*/{EVENTS_FILE}"))]
-    sizes = dict.fromkeys(file.parent.name for file in found)
-    if (path / EVENTS_FILE).is_file() or _size_in(name) in sizes or (found and _size_in(name) is None):
+    files = [file for part in ("flat", "raw") for file in sorted(path.glob(f"{part}/*/{EVENTS_FILE}"))]
+    sizes = dict.fromkeys(file.parent.name for file in files)
+    if (path / EVENTS_FILE).is_file() or _size_in(name) in sizes or (files and _size_in(name) is None):
         return
-    if found:
+    if files:
         raise DataError(
             f"the raw files here are not those of {name}, but of " + ", ".join(f"yambda-{size}" for size in sizes),
             where={"folder": path},
-            fix=f"call them by that name: yambda-{next(iter(sizes))} --path {path}",
+            fix=f"use that name: yambda-{next(iter(sizes))} --path {path}",
         )
     looked = (
         f"{MANIFEST} of an event store, _READY of a cache of the reference, flat/<size>/{EVENTS_FILE}, {EVENTS_FILE}"

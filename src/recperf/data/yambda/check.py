@@ -1,6 +1,6 @@
-"""Reading everything once: whether raw files and stores are what they should be. The first fault is an error.
+"""Reads raw files and stores completely and checks them. The first fault is an error.
 
-Shapes: E events, U users, N events of a piece.
+Shapes: E events, U users, N events of a chunk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STRIDE = 1 << 22
 
 
 def check_raw(files: RawFiles, progress: Progress) -> dict[str, Any]:
-    """Schema, values and order of raw files."""
+    """Check schema, values and order of raw files."""
     raw = RawEvents(files.events)
     items = len(catalogue(files.artists, files.albums))
     by_type = np.zeros(len(EVENT_TYPES), np.int64)
@@ -51,10 +51,10 @@ def check_raw(files: RawFiles, progress: Progress) -> dict[str, Any]:
 
 
 def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
-    """Digests first, then what they cannot know: order, ranges, and that columns fit each other.
+    """Compare a store with its digests, then check order, ranges and consistency of its columns.
 
-    `verified_by_digest` names the files that were held against digests; of a reference cache, `verify_cache` says how
-    the others were. A damaged index of windows is an error too; it belongs to the store and decides what is trained on.
+    `verified_by_digest` names the files that were compared with digests; see `verify_cache` for a reference cache. A
+    damaged index of windows is an error too, because it decides which events are trained on.
     """
 
     def first_half(done: int, total: int) -> None:
@@ -88,41 +88,41 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
 def _check_users(store: EventStore) -> None:
     first_U1 = store.user_first_U1
     if len(first_U1) != store.users + 1 or first_U1[0] != 0 or first_U1[-1] != store.events:
-        raise _wrong(store.folder, "the table of users does not cover the events")
+        raise _unusable(store.folder, "the table of users does not cover the events")
     if (np.diff(first_U1) <= 0).any():
-        raise _wrong(store.folder, "a user has no event")
+        raise _unusable(store.folder, "a user has no events")
     if (np.diff(store.user_ids_U) <= 0).any():
-        raise _wrong(store.folder, "users are not in ascending order")
+        raise _unusable(store.folder, "users are not in ascending order")
 
 
 def _check_values(store: EventStore, part: slice) -> None:
     items_N, kinds_N = store.items_E[part], store.kinds(part)
-    # One event more, so that the step into the next piece is looked at too.
+    # One event more, to check the step into the next chunk.
     times_N = store.times_E[part.start : part.stop + 1].astype(np.int64)
     backwards_N = np.flatnonzero(np.diff(times_N) < 0) + part.start + 1
     first_U = store.user_first_U1[:-1]
     starts = first_U[np.minimum(np.searchsorted(first_U, backwards_N), len(first_U) - 1)]
-    for found, what in (
-        (backwards_N[starts != backwards_N], "is earlier than the one before it"),
+    for positions, fault in (
+        (backwards_N[starts != backwards_N], "is earlier than the previous one"),
         (_where(items_N >= store.items, part), "has an item outside the catalogue"),
-        (_where(_impossible(kinds_N), part), "is of a kind that cannot be"),
+        (_where(_invalid(kinds_N), part), "has an invalid kind"),
     ):
-        if len(found):
-            raise _wrong(store.folder, f"event {int(found[0]):,} {what}")
+        if len(positions):
+            raise _unusable(store.folder, f"event {int(positions[0]):,} {fault}")
 
 
 def _where(bad_N: NDArray[np.bool_], part: slice) -> NDArray[np.int64]:
     return np.asarray(np.flatnonzero(bad_N) + part.start, np.int64)
 
 
-def _impossible(kinds_N: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """A listen is in exactly one of its two pools, a like in its own, all others in none."""
+def _invalid(kinds_N: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Kinds other than: a listen in exactly one of its two pools, a like in its pool, any other type in no pool."""
     kinds = np.arange(256)
     types, pools = kinds >> TYPE_SHIFT, kinds & POOLS
     listens = (types == 0) & ((pools == LISTEN_PLUS) | (pools == SKIP))
-    possible = listens | ((types == 1) & (pools == LIKE)) | ((types > 1) & (types < len(EVENT_TYPES)) & (pools == 0))
-    return np.asarray(~possible[kinds_N])
+    valid = listens | ((types == 1) & (pools == LIKE)) | ((types > 1) & (types < len(EVENT_TYPES)) & (pools == 0))
+    return np.asarray(~valid[kinds_N])
 
 
-def _wrong(folder: Path, what: str) -> DataError:
+def _unusable(folder: Path, what: str) -> DataError:
     return DataError(f"this store cannot be used: {what}", where={"folder": folder}, fix="prepare it again")

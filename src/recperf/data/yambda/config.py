@@ -1,4 +1,4 @@
-"""What a user may choose about listening events. Torch-free, so that help and `show` answer at once."""
+"""Configs of histories and windows of listening events. Torch-free, for a fast `--help` and `show`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from ...config import within
 from .schema import DAY_S
 
 Strategy = Literal["interleaved", "last-n", "last_n"]
-"""The last two are one; a config holds the first spelling of it."""
+""""last-n" and "last_n" are the same; a config stores "last-n"."""
 Leftover = Literal["drop", "keep", "carry"]
-"""What becomes of a window's last anchors that fill no batch."""
+"""What happens to the last anchors of a window that do not fill a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryConfig:
     length: int = 4086
-    """Events a history has at most; interleaved takes at least one of each pool."""
+    """Maximum number of events in a history; interleaved takes at least one of each pool."""
     strategy: Strategy = "interleaved"
-    """Which events: the last third of the length each of listen-plus, like and skip, in the order of time, or the last
-    ones whatever they are."""
+    """Which events make a history. interleaved: the last length / 3 events each of listen-plus, like and skip, sorted
+    by time. last-n: the last `length` events of any kind."""
     scan: int = 20_000
-    """Events before the anchor that are looked through."""
+    """Number of events before the anchor that are scanned."""
     most: int | None = None
-    """Events kept, the newest; none means all that the strategy takes. The reference keeps what its longest sequence
-    leaves after the candidate and 8 context tokens: that length less 9."""
+    """Maximum number of events after the strategy, the newest; none means no limit. The reference uses its maximum
+    sequence length less 9, for the candidate and 8 context tokens."""
 
     def __post_init__(self) -> None:
         if self.strategy == "last_n":
@@ -37,12 +37,12 @@ class HistoryConfig:
 
     @property
     def pool_length(self) -> int:
-        """Events interleaved takes from each pool."""
+        """Events that interleaved takes from each pool."""
         return max(1, self.length // 3)
 
     @property
     def longest(self) -> int:
-        """Events no history has more of."""
+        """The maximum length of a history."""
         taken = 3 * self.pool_length if self.strategy == "interleaved" else self.length
         return taken if self.most is None else min(taken, self.most)
 
@@ -50,15 +50,15 @@ class HistoryConfig:
 @dataclass(frozen=True, kw_only=True)
 class WindowConfig:
     seconds: int = DAY_S
-    """Length of a window."""
+    """Length of a window in seconds."""
     min_history: int = 4086
-    """Events a user must have before an anchor."""
+    """Minimum number of a user's events before an anchor."""
     train_share: float = 1.0
-    """Share of the users that train, by a hash of their ids; the others are only scored."""
+    """Share of training users, chosen by a hash of their ids; the others are used for evaluation only."""
     split_salt: int = 0
-    """Another salt draws other users."""
+    """Salt of that hash; another salt chooses other users."""
     shuffle: float = 0.0
-    """Share of a window within which its anchors are shuffled: 0 keeps them user by user, 1 shuffles it whole."""
+    """Anchors are shuffled within blocks of this share of the window: 0 sorts them by user, 1 shuffles all of them."""
     shuffle_seed: int = 0
     """Seed of the shuffle."""
 

@@ -1,4 +1,4 @@
-"""What is in a store of events: counts, shares, lengths, windows and anchors, in bounded memory.
+"""Statistics of an event store: counts, shares, lengths, windows and anchors, in bounded memory.
 
 Shapes: E events, U users, I items, W windows.
 """
@@ -20,13 +20,13 @@ from .windows import WindowIndex
 
 _STRIDE = 1 << 22
 _FLAT_BYTES = sum(np.dtype(kind).itemsize for kind in FLAT_COLUMNS.values())
-"""Columns of the reference's cache; its files of anchors are not among them, as our index is not."""
+"""Columns of the reference's cache, without its files of anchors."""
 _SAMPLED = 512
-"""Anchors whose histories are gathered to tell how long they are."""
+"""Number of anchors whose history lengths are measured."""
 
 
 def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -> dict[str, Any]:
-    """Everything `data info` says; the arrays a plot needs are under `plot`."""
+    """Everything that `data info` prints; `plot` has the arrays for the figure."""
     _require_users(store)
     events_I, events_by_day, by_kind = _tallies(store)
     lengths_U = np.diff(store.user_first_U1)
@@ -36,7 +36,7 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
     types = {name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)}
     pools = {"listen_plus": LISTEN_PLUS, "skip": SKIP, "like": LIKE}
     shares = {name: float(by_kind[(kinds & bit) > 0].sum() / store.events) for name, bit in pools.items()}
-    # A store too small for any anchor can still be described, and then has no windows.
+    # A store too small for any anchor has no windows but can be described.
     some = any(len(positions) for positions in anchor_chunks(store, windows.min_history))
     index = WindowIndex.open(store, windows) if some else None
     anchors_W = index.counts() if index else np.zeros(0, np.int64)
@@ -88,7 +88,7 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
 
 
 def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Events of each item, of each day, and of each kind, in one pass."""
+    """Number of events of each item, day and kind, in one pass."""
     first, last = _time_range(store)
     if last < first or last - first > 1 << 32:
         raise _damaged(store, f"its times go from {first:,} to {last:,}")
@@ -98,11 +98,11 @@ def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64], N
     for start in range(0, store.events, _STRIDE):
         part = slice(start, start + _STRIDE)
         items, times = store.items_E[part], store.times_E[part].astype(np.int64)
-        # Counting takes as much memory as the largest value says.
+        # The largest value decides the memory of the counts.
         if items.min() < 0 or items.max() >= store.items:
             raise _damaged(store, f"an event has an item outside the catalogue of {store.items:,} items")
         if times.min() < first or times.max() > last:
-            raise _damaged(store, "a user's events are not in the order of time")
+            raise _damaged(store, "a user's events are not sorted by time")
         events_I += np.bincount(items, minlength=store.items)
         by_kind += np.bincount(store.kinds(part), minlength=256)
         by_day += np.bincount((times - first) // DAY_S, minlength=len(by_day))
@@ -110,7 +110,7 @@ def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64], N
 
 
 def _require_users(store: EventStore) -> None:
-    """Everything is read by where users begin."""
+    """Check the table of users, on which everything else relies."""
     first_U1 = store.user_first_U1
     fits = len(first_U1) == store.users + 1 and store.users and first_U1[0] == 0 and first_U1[-1] == store.events
     if not fits or (first_U1[1:] <= first_U1[:-1]).any():
@@ -121,12 +121,12 @@ def _damaged(store: EventStore, how: str) -> DataError:
     return DataError(
         f"the event store is damaged: {how}",
         where={"folder": store.folder},
-        fix=f"recperf data check {store.name} --path {store.folder} says more; then make it again",
+        fix=f"recperf data check {store.name} --path {store.folder} locates the damage; then prepare it again",
     )
 
 
 def _time_range(store: EventStore) -> tuple[int, int]:
-    """Users' events are in the order of time, so that only each user's first and last are to be read."""
+    """First and last time. Events are sorted by time, so that only the first and last of each user are read."""
     first_U, last_U = store.user_first_U1[:-1], store.user_first_U1[1:] - 1
     return int(store.times_E[first_U].min()), int(store.times_E[last_U].max())
 
@@ -141,24 +141,24 @@ def _spread(counts: NDArray[np.int64]) -> dict[str, float]:
 
 
 def _powers(lengths_U: NDArray[np.int64]) -> dict[str, int]:
-    """How many users have so many events, in steps of a factor of two."""
+    """Number of users by number of events, in powers of two."""
     powers = np.bincount(np.int64(np.log2(lengths_U)))
     return {f"{1 << power:,} to {(2 << power) - 1:,}": int(users) for power, users in enumerate(powers) if users}
 
 
 def _histories(store: EventStore, index: WindowIndex, config: HistoryConfig) -> dict[str, Any] | None:
-    """Lengths of the histories of anchors taken at even distances over all windows."""
+    """Lengths of the histories of evenly spaced anchors."""
     counts_W = index.counts()
     total = int(counts_W.sum())
     if not total:
         return None
     from .history import Histories
 
-    chosen = np.linspace(0, total - 1, min(total, _SAMPLED)).astype(np.int64)
+    sample = np.linspace(0, total - 1, min(total, _SAMPLED)).astype(np.int64)
     edges_W1 = np.concatenate([[0], np.cumsum(counts_W)])
-    window_of = np.searchsorted(edges_W1, chosen, side="right") - 1
+    window_of = np.searchsorted(edges_W1, sample, side="right") - 1
     positions = np.concatenate(
-        [index.anchors(int(window))[chosen[window_of == window] - edges_W1[window]] for window in np.unique(window_of)]
+        [index.anchors(int(window))[sample[window_of == window] - edges_W1[window]] for window in np.unique(window_of)]
     )
     lengths = np.diff(Histories(store, config).batch(positions).history_offsets_B1.numpy())
     return {"length": config.length, "strategy": config.strategy, "sampled": len(positions), **_spread(lengths)}

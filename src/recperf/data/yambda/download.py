@@ -1,13 +1,12 @@
-"""Fetching Yambda from the Hugging Face hub: three files of one pinned revision, each verified by its SHA-256.
+"""Downloads Yambda from the Hugging Face hub: three files of one pinned revision, each verified by its SHA-256.
 
-A transfer that breaks off stays beside its file and is gone on with, also by a later call: the hub's own library throws
-it away, and the largest file has tens of gigabytes. No token is read or sent, and nothing is reported to the hub.
+An interrupted transfer leaves a partial file that a later call resumes: the hub's own library discards it, and the
+largest file has tens of gigabytes. No token is read or sent, and no telemetry.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -33,12 +32,11 @@ RECORD = "fetched.json"
 PAGE = f"https://huggingface.co/datasets/{REPOSITORY}"
 _DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_BLOCK = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Remote:
-    """What the hub says of a file."""
+    """Facts of the hub about a file."""
 
     url: str
     bytes: int
@@ -51,23 +49,27 @@ def folder_of(size: str) -> Path:
 
 
 def files_of(size: str) -> tuple[str, ...]:
-    """Names in the hub's layout of what a size needs."""
+    """Files of a size, as named on the hub."""
     return (ARTISTS_FILE, ALBUMS_FILE, f"flat/{size}/{EVENTS_FILE}")
 
 
 def get(
     size: str, *, say: Say, offline: bool = False, endpoint: str | None = None, bars: bool | None = None
 ) -> dict[str, Any]:
-    """Fetch what is not there yet, and say what there is. `endpoint` is another hub, `bars` by default a terminal's."""
+    """Download missing files and describe the result. `endpoint` is another hub; `bars` defaults to whether stderr is a
+    terminal."""
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r} of Yambda", fix=f"one of: {', '.join(SIZES)}")
     folder = folder_of(size)
     missing = [name for name in files_of(size) if not _complete(folder, name)]
     if offline:
-        _require_there(size, folder)
+        _require_complete(size, folder)
     elif missing:
         say(f"yambda-{size}: {LICENCE}")
-        with alone(folder, what=f"fetching yambda-{size}"), _hub(sys.stderr.isatty() if bars is None else bars) as hub:
+        with (
+            alone(folder, what=f"downloading yambda-{size}"),
+            _hub(sys.stderr.isatty() if bars is None else bars) as hub,
+        ):
             _fetch(hub, size, folder, missing, endpoint, say)
         missing = []
         say(f"yambda-{size} is in {folder}")
@@ -84,8 +86,8 @@ def get(
 
 
 def verify(size: str, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Read what was fetched and hold it against its digests; a difference is an error. Files that came another way have
-    none, and are named as unverified. `progress` is told bytes read, and of how many."""
+    """Compare the downloaded files with their digests; a difference is an error. Files from another source have no
+    digest and are listed as unverified. `progress` receives the bytes read and the total."""
     folder = folder_of(size)
     recorded = _recorded(folder)
     for name, entry in recorded.items():
@@ -103,19 +105,9 @@ def verify(size: str, progress: Callable[[int, int], None] | None = None) -> dic
             progress(done, total)
 
     for name, entry in recorded.items():
-        if _sha256(folder / name, tick) != entry["sha256"]:
+        if sha256(folder / name, tick) != entry["sha256"]:
             raise _changed(size, folder / name, "differs from the published file by checksum")
     return {"verified": list(recorded), "unverified": [name for name in files_of(size) if name not in recorded]}
-
-
-def _sha256(path: Path, tick: Callable[[int], None]) -> str:
-    """The digest of a file that takes minutes to read."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            tick(len(block))
-    return digest.hexdigest()
 
 
 def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | None, say: Say) -> None:
@@ -128,15 +120,15 @@ def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | 
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise MachineError(
-            f"yambda-{size} needs {units.size(needed)} more, and {units.size(free)} are free",
+            f"yambda-{size} needs {units.size(needed)} more; {units.size(free)} are free",
             where={"folder": folder},
             fix="free some space, or set RECPERF_HOME to a folder with more",
         )
     for name in names:
-        begun = _size(_part(folder, name, remotes[name]))
+        resumed = _size(_part(folder, name, remotes[name]))
         say(
-            f"fetching {name}, {units.size(remotes[name].bytes)}"
-            + (f", of which {units.size(begun)} are here" if begun else "")
+            f"downloading {name}, {units.size(remotes[name].bytes)}"
+            + (f", resumed at {units.size(resumed)}" if resumed else "")
         )
         _transfer(hub, size, folder, name, remotes[name])
 
@@ -144,19 +136,19 @@ def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | 
 def _ask(hub: Any, size: str, name: str, endpoint: str | None) -> _Remote:
     url = hub.hf_hub_url(REPOSITORY, name, repo_type="dataset", revision=REVISION, endpoint=endpoint)
     try:
-        found = hub.get_hf_file_metadata(url, token=False)
-    except Exception as error:  # The library's errors are those of its HTTP client, which changed between its versions.
+        metadata = hub.get_hf_file_metadata(url, token=False)
+    except Exception as error:  # The library raises the errors of its HTTP client, which differs between versions.
         raise _failed(size, url, error) from None
-    if not found.etag or found.size is None:
-        what = f"{urlsplit(url).netloc} does not answer like the hub: no size or digest of {name}"
-        raise MachineError(what, where={"url": url}, fix="check the network: a proxy may answer in its place")
-    return _Remote(url=url, bytes=int(found.size), etag=str(found.etag))
+    if not metadata.etag or metadata.size is None:
+        what = f"{urlsplit(url).netloc} did not send the size and digest of {name}"
+        raise MachineError(what, where={"url": url}, fix="check the network: a proxy may answer instead of the hub")
+    return _Remote(url=url, bytes=int(metadata.size), etag=str(metadata.etag))
 
 
 def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> None:
-    """Fetch one file to its part, verify the part, and only then give it its name."""
+    """Download one file to a partial file, verify it, and then rename it."""
     part, path = _part(folder, name, remote), folder / name
-    again = f"recperf data get yambda-{size} goes on where it stopped"
+    again = f"recperf data get yambda-{size} resumes the download"
     with writing(part, fix=again):
         part.parent.mkdir(parents=True, exist_ok=True)
         if _size(part) > remote.bytes:
@@ -179,32 +171,32 @@ def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> 
             if isinstance(error, OSError) and error.errno in _DISK_FAULTS:
                 with writing(part, fix=again):
                     raise
-            raise _failed(size, remote.url, error, kept=file.tell()) from None
+            raise _failed(size, remote.url, error, done=file.tell()) from None
     digest = sha256(part)
     if _size(part) != remote.bytes or (_SHA256.fullmatch(remote.etag) and digest != remote.etag):
         part.unlink()
         raise DataError(
-            f"{name} came damaged: it is not the published file by checksum, and was removed",
+            f"the checksum of {name} is not that of the published file; the download was removed",
             where={"url": remote.url},
-            fix="try again; if it stays so, something between here and the hub changes the file",
+            fix="try again; if it fails again, a proxy may change the file",
         )
     with writing(path, fix=again):
         os.replace(part, path)
         sync_folder(path.parent)
         for stale in path.parent.glob(f"{path.name}.*.incomplete"):
             stale.unlink()
-    _note(folder, name, remote, digest)
+    _record(folder, name, remote, digest)
 
 
 def _adopted(folder: Path, name: str, remote: _Remote) -> bool:
-    """Whether a file that came another way is the published one; then it is noted as if fetched."""
+    """Whether a file from another source is the published one; if so, it is recorded as downloaded."""
     path = folder / name
     if path.stat().st_size != remote.bytes:
         return False
     digest = sha256(path)
     if digest != remote.etag:
         return False
-    _note(folder, name, remote, digest)
+    _record(folder, name, remote, digest)
     return True
 
 
@@ -214,7 +206,7 @@ def _complete(folder: Path, name: str) -> bool:
 
 
 def _recorded(folder: Path) -> dict[str, dict[str, Any]]:
-    """What was fetched of the pinned revision."""
+    """Recorded downloads of the pinned revision."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
         if record["repository"] != REPOSITORY or record["revision"] != REVISION:
@@ -227,28 +219,28 @@ def _recorded(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def _note(folder: Path, name: str, remote: _Remote, digest: str) -> None:
+def _record(folder: Path, name: str, remote: _Remote, digest: str) -> None:
     files = _recorded(folder) | {name: {"bytes": remote.bytes, "sha256": digest, "etag": remote.etag}}
     write_json(folder / RECORD, {"repository": REPOSITORY, "revision": REVISION, "files": files})
 
 
-def _require_there(size: str, folder: Path) -> None:
+def _require_complete(size: str, folder: Path) -> None:
     recorded = _recorded(folder)
-    absent = []
-    for name in files_of(size):
-        there = (folder / name).is_file()
-        if not there or (name in recorded and not _complete(folder, name)):
-            absent.append(name)
+    absent = [
+        name
+        for name in files_of(size)
+        if not (folder / name).is_file() or (name in recorded and not _complete(folder, name))
+    ]
     if absent:
         raise MachineError(
-            f"yambda-{size} is not complete on this machine: no {', '.join(absent)}",
+            f"yambda-{size} is incomplete on this machine: {', '.join(absent)} missing or partial",
             where={"folder": folder},
             fix=f"recperf data get yambda-{size}, without --offline",
         )
 
 
 def _part(folder: Path, name: str, remote: _Remote) -> Path:
-    """Named after the content, so that the start of another version is never gone on with."""
+    """The partial file; its name has the digest, so that a part of another version is never resumed."""
     path = folder / name
     return path.with_name(f"{path.name}.{re.sub('[^0-9A-Za-z]', '', remote.etag)[:16]}.incomplete")
 
@@ -257,7 +249,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _failed(size: str, url: str, error: Exception, kept: int = 0) -> MachineError:
+def _failed(size: str, url: str, error: Exception, done: int = 0) -> MachineError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     kind = type(error).__name__
     if status is not None:
@@ -268,12 +260,12 @@ def _failed(size: str, url: str, error: Exception, kept: int = 0) -> MachineErro
         reason = f"no connection to {urlsplit(url).netloc}"
     else:
         reason = f"{(str(error).strip() or kind).splitlines()[0].rstrip('.')}"
-    wanted = ", ".join(files_of(size))
-    goes_on = f"recperf data get yambda-{size} goes on at {units.size(kept)}" if kept else "try again"
+    names = ", ".join(files_of(size))
+    retry = f"recperf data get yambda-{size} resumes at {units.size(done)}" if done else "try again"
     return MachineError(
         f"the download failed: {reason}",
         where={"url": url},
-        fix=f"{goes_on}; or fetch {wanted} from {PAGE} another way and name their folder with --path",
+        fix=f"{retry}; or download {names} from {PAGE} by other means and name their folder with --path",
     )
 
 
@@ -284,7 +276,7 @@ def _changed(size: str, path: Path, how: str) -> DataError:
 
 @contextmanager
 def _hub(bars: bool) -> Iterator[Any]:
-    """The hub's library, silent, without telemetry and, off a terminal, without bars; all as before afterwards."""
+    """Import the hub's library without log messages, telemetry and, unless `bars`, progress bars; restore all later."""
     try:
         hub = import_module("huggingface_hub")
         constants: Any

@@ -1,9 +1,9 @@
-"""From anchors to batches: what a user did before, and one item they then met.
+"""Anchors to batches: the history of a user and the item that followed it.
 
 Shapes: B samples, T events of history in the batch, F features, X context features, C crosses, V ids in the batch.
 
-A history is made of events at positions before the anchor's, of the same user, and of no others. Of the anchor itself
-a batch holds the item with its artist and album, the label, and the hour and origin that enter the crosses.
+A history holds only events of the same user before the anchor. Of the anchor itself a batch holds the item with its
+artist and album, the label, and the hour and origin for the cross features.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Words = NDArray[np.int64]
 
 
 def rule_of(config: HistoryConfig) -> Rule:
-    """The strategy in the terms of the op that carries it out."""
+    """The strategy as parameters of the `history` op."""
     if config.strategy == "interleaved":
         return Rule(pools=(LISTEN_PLUS, LIKE, SKIP), cap=config.pool_length, most=config.longest)
     return Rule(pools=(POOLS,), cap=config.length, most=config.longest)
 
 
 class Histories:
-    """Batches of a store's anchors. Any number of threads may ask at once; one call works on one thread.
+    """Makes batches of a store's anchors; thread-safe, each call uses one thread.
 
-    `why` says which implementation gathers and for what reason. With `pin` the batches lie in page-locked memory.
+    `why` names the implementation and the reason for it. With `pin` the batches are in page-locked memory.
     """
 
     def __init__(self, store: EventStore, config: HistoryConfig, *, impl: Name = "auto", pin: bool = False) -> None:
         if pin and not torch.cuda.is_available():
-            raise MachineError("memory is pinned for a GPU, and torch sees none", fix="gather without pinning")
+            raise MachineError("pinned memory needs a GPU, and torch finds none", fix="use pin=False")
         _check(store)
         self.store, self.config, self.pin = store, config, pin
         self.rule = rule_of(config)
@@ -59,7 +59,7 @@ class Histories:
         self._body, self.why = choose(impl)
 
     def batch(self, positions_B: Words) -> HistoryBatch:
-        """The samples of these anchors, in their order. An anchor is the position of an event."""
+        """The samples of these anchors, in their order. An anchor is given as the position of its event."""
         positions_B = self._checked(positions_B)
         users_B, begin_B = self._scans(positions_B)
         picked = self._body.pick(self._events, begin_B, positions_B, self.rule)
@@ -86,40 +86,42 @@ class Histories:
         crosses(target, context_XB[1:])
         candidate.reshape(len(CANDIDATE), batch)[:] = [target[part] for part in ("item", "artist", "album")]
         return HistoryBatch(
-            JaggedFeatures(KEYS, values_V, self._kept(np.concatenate([[0], np.cumsum(lengths_FB)]))),
-            self._kept(picked.offsets_B1),
-            self._kept(picked.actions_T),
+            JaggedFeatures(KEYS, values_V, self._tensor(np.concatenate([[0], np.cumsum(lengths_FB)]))),
+            self._tensor(picked.offsets_B1),
+            self._tensor(picked.actions_T),
             times_T,
-            self._kept(_query_times(picked.offsets_B1, room.times_T, target_times_B)),
-            self._kept(((kinds_B & LISTEN_PLUS) > 0).astype(np.float32)),
+            self._tensor(_query_times(picked.offsets_B1, room.times_T, target_times_B)),
+            self._tensor(((kinds_B & LISTEN_PLUS) > 0).astype(np.float32)),
         )
 
     def _checked(self, positions_B: Words) -> Words:
         positions_B = np.asarray(positions_B)
         if positions_B.ndim != 1 or positions_B.dtype.kind not in "iu":
-            raise ValueError(f"anchors are a row of integers, not {positions_B.dtype} of shape {positions_B.shape}")
+            raise ValueError(
+                f"anchors must be one-dimensional integers, not {positions_B.dtype} of shape {positions_B.shape}"
+            )
         outside = (positions_B < 0) | (positions_B >= self.store.events)
         if outside.any():
             raise DataError(
-                f"anchor {int(positions_B[outside][0])} is not the position of an event; there are "
-                f"{self.store.events:,}",
+                f"anchor {int(positions_B[outside][0])} is not the position of an event; the store has "
+                f"{self.store.events:,} events",
                 where={"store": self.store.folder},
-                fix="anchors must be of this very store: find them again",
+                fix="anchors must come from this store",
             )
         return np.ascontiguousarray(positions_B, np.int64)
 
     def _scans(self, positions_B: Words) -> tuple[Words, Words]:
-        """The users of the anchors, and the first event to look at for each."""
+        """The users of the anchors, and the first event to scan for each."""
         users_B = self.store.users_by_position(positions_B)
         first_B = self.store.user_first_U1[users_B].astype(np.int64)
         if ((first_B < 0) | (first_B > positions_B)).any():
-            raise _damaged(self.store, "its users are out of order")
+            raise _damaged(self.store, "its users are not in ascending order")
         return users_B, np.maximum(first_B, positions_B - self.config.scan)
 
     def _target(
         self, positions_B: Words, users_B: Words, kinds_B: NDArray[np.uint8], times_B: Words
     ) -> dict[str, Words]:
-        """What the crosses are made of, by the names schema.py gives it."""
+        """The inputs of the cross features, by their names in schema.py."""
         item_B = self.store.items_E[positions_B].astype(np.int64)
         if ((item_B < 0) | (item_B >= self.store.items)).any():
             raise _damaged(self.store, unknown_item(self.store.items))
@@ -138,15 +140,15 @@ class Histories:
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, dtype=dtype, pin_memory=self.pin)
 
-    def _kept(self, array: NDArray[Any]) -> Tensor:
-        """An array as a tensor of the batch."""
-        kept = self._empty(len(array), torch.from_numpy(array).dtype)
-        kept.numpy()[:] = array
-        return kept
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        """A copy of an array as a tensor, pinned if the batches are."""
+        tensor = self._empty(len(array), torch.from_numpy(array).dtype)
+        tensor.numpy()[:] = array
+        return tensor
 
 
 def crosses(target: dict[str, Words], out_CB: NDArray[np.int32]) -> None:
-    """The cross features, in the order of schema.py; those of as many words are hashed in one go."""
+    """Write the cross features in the order of schema.py; those with equally many inputs are hashed together."""
     parts, rows_C = [parts for parts, _ in CROSSES.values()], np.array([rows for _, rows in CROSSES.values()])
     for words in sorted({len(names) for names in parts}):
         which = [place for place, names in enumerate(parts) if len(names) == words]
@@ -155,7 +157,7 @@ def crosses(target: dict[str, Words], out_CB: NDArray[np.int32]) -> None:
 
 
 def _query_times(offsets_B1: Words, times_T: Words, target_times_B: Words) -> Words:
-    """The time of the last event of each history; the target's own where there is none."""
+    """The time of the last event of each history, or of the target if the history is empty."""
     times_B = target_times_B.copy()
     some_B = offsets_B1[1:] > offsets_B1[:-1]
     times_B[some_B] = times_T[offsets_B1[1:][some_B] - 1]
@@ -163,7 +165,7 @@ def _query_times(offsets_B1: Words, times_T: Words, target_times_B: Words) -> Wo
 
 
 def _check(store: EventStore) -> None:
-    """What gathering relies on and would otherwise read past the end of a column for."""
+    """Check the lengths that gathering relies on: otherwise it could read past the end of a column."""
     columns = [store.items_E, store.times_E, *([] if store.packed_kinds_E is None else [store.packed_kinds_E])]
     if any(len(column) != store.events for column in (*columns, *(store.flags or ()))):
         raise _damaged(store, "its columns differ in length")

@@ -1,4 +1,4 @@
-"""Artists and albums of items, from the two maps of raw Yambda.
+"""Artists and albums of items from the two maps of raw Yambda.
 
 Shapes: I items of the catalogue.
 """
@@ -13,27 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .raw import AGAIN, READ_AHEAD, need_pyarrow, nulls, reading
+from .raw import AGAIN, need_pyarrow, nulls, parquet_file, reading
 from .schema import MOST_ID
 
 MAP_ROWS = 1 << 20
 SPARSE, SPARE_ITEMS = 4, 1 << 20
-"""Ids must stay below `SPARSE` times the rows of the longer map, plus `SPARE_ITEMS`. Yambda's maps have a row for every
-id. A damaged id is usually far away, and a catalogue that reached it would take all memory."""
+"""Ids must be below `SPARSE` times the rows of the longer map, plus `SPARE_ITEMS`. Yambda's maps have a row for every
+id. A damaged id is usually much larger, and a catalogue of that length would use all memory."""
 
 
 def catalogue(artists: Path, albums: Path) -> NDArray[np.uint32]:
-    """Artist and album of every item, 0 where unknown; of several rows of an item the last counts."""
-    looked_at = {path: _largest_item(path) for path in (artists, albums)}
-    bound = SPARSE * max(rows for rows, _, _ in looked_at.values()) + SPARE_ITEMS
-    for path, (_, largest, row) in looked_at.items():
+    """Artist and album of every item, 0 if unknown; of several rows of an item the last counts."""
+    maximum = {path: _largest_item(path) for path in (artists, albums)}
+    bound = SPARSE * max(rows for rows, _, _ in maximum.values()) + SPARE_ITEMS
+    for path, (_, largest, row) in maximum.items():
         if largest >= bound:
             raise DataError(
                 f"row {row:,}: item_id is {largest:,}; maps as long as these have ids below {bound:,}",
                 where={"file": path, "row": row},
-                fix=f"{AGAIN}; recperf data import brings in events with such ids",
+                fix=f"{AGAIN}; recperf data import reads events with such ids",
             )
-    length = 1 + max(largest for _, largest, _ in looked_at.values())
+    length = 1 + max(largest for _, largest, _ in maximum.values())
     catalogue_I2 = np.zeros((length, 2), np.uint32)
     for column, (path, name) in enumerate(((artists, "artist_id"), (albums, "album_id"))):
         for items, values in _map_rows(path, name):
@@ -42,7 +42,7 @@ def catalogue(artists: Path, albums: Path) -> NDArray[np.uint32]:
 
 
 def _largest_item(path: Path) -> tuple[int, int, int]:
-    """Rows of a map, its largest item, and the row, counted from 1, that has it."""
+    """Number of rows of a map, its largest item, and the row of that item, counted from 1."""
     rows, largest, at = 0, 0, 0
     for items, _ in _map_rows(path, "item_id"):
         place = int(np.argmax(items)) if len(items) else 0
@@ -50,21 +50,20 @@ def _largest_item(path: Path) -> tuple[int, int, int]:
             largest, at = int(items[place]), rows + place + 1
         rows += len(items)
     if not largest:
-        raise DataError("this map of the catalogue has no items", where={"file": path}, fix=AGAIN)
+        raise DataError("this map has no items", where={"file": path}, fix=AGAIN)
     return rows, largest, at
 
 
 def _map_rows(path: Path, name: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Items and one column of a map, piece by piece."""
+    """Items and one column of a map, in chunks."""
     arrow = need_pyarrow()
     row = 0
-    how = {"buffer_size": READ_AHEAD, "pre_buffer": False, "page_checksum_verification": True}
-    with reading(path), arrow.parquet.ParquetFile(path, **how) as file:
-        for wanted in ("item_id", name):
-            kinds = dict(zip(file.schema_arrow.names, file.schema_arrow.types))
-            if wanted not in kinds or not arrow.types.is_integer(kinds[wanted]):
-                found = kinds.get(wanted, "missing")
-                raise DataError(f"column {wanted} is {found}, not uint32", where={"file": path}, fix=AGAIN)
+    with reading(path), parquet_file(path) as file:
+        types = dict(zip(file.schema_arrow.names, file.schema_arrow.types))
+        for required in ("item_id", name):
+            if required not in types or not arrow.types.is_integer(types[required]):
+                actual = types.get(required, "missing")
+                raise DataError(f"column {required} is {actual}, not uint32", where={"file": path}, fix=AGAIN)
         for batch in file.iter_batches(MAP_ROWS, columns=list(dict.fromkeys(("item_id", name)))):
             yield _ids(path, batch, "item_id", row), _ids(path, batch, name, row)
             row += len(batch)
@@ -73,9 +72,9 @@ def _map_rows(path: Path, name: str) -> Iterator[tuple[NDArray[np.int64], NDArra
 def _ids(path: Path, batch: Any, name: str, row: int) -> NDArray[np.int64]:
     column = batch.column(name)
     values = column.fill_null(0).to_numpy(zero_copy_only=False)
-    wrong = nulls(column) | (values < 0) | (values > MOST_ID)
-    if wrong.any():
-        place = int(np.argmax(wrong))
+    invalid = nulls(column) | (values < 0) | (values > MOST_ID)
+    if invalid.any():
+        place = int(np.argmax(invalid))
         raise DataError(
             f"row {row + place + 1:,}: {name} is {column[place].as_py()}; it must be 0 to {MOST_ID:,}",
             where={"file": path, "row": row + place + 1},

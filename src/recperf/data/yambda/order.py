@@ -1,4 +1,4 @@
-"""Which anchors make batch i of a stream of windows: a pure function, so that a stream can be entered anywhere.
+"""The anchors of batch i of a stream of windows: a pure function, so that training can resume at any batch.
 
 Shapes: B anchors a batch, N anchors of a window, S windows of the stream.
 """
@@ -17,16 +17,16 @@ from ...config import require, within
 from .config import Leftover
 from .windows import Users, WindowIndex
 
-_KEPT = 3
-"""Windows kept at least: the last, the present and the next one."""
-_MOST_KEPT = 64
+_MIN_CACHED = 3
+"""Minimum number of cached windows: the previous, the current and the next."""
+_MAX_CACHED = 64
 _SMALL = 1 << 20
-"""Anchors up to which more windows are kept."""
+"""Number of anchors up to which more windows are cached."""
 
 
 @dataclass(eq=False)
 class _Window:
-    """A window's anchors, found once however many ask at the same time."""
+    """The anchors of a window, looked up once even if several threads request them."""
 
     size: int
     lock: Lock = field(default_factory=Lock)
@@ -36,9 +36,8 @@ class _Window:
 class StreamOrder:
     """Batches of anchors, window after window.
 
-    `leftover` says what becomes of anchors that do not fill a batch at the end of a window: "drop" leaves them out,
-    "keep" makes a short batch, "carry" puts the next window's first anchors behind them, so that only the stream's very
-    last batch is short.
+    `leftover` decides about anchors that do not fill a batch at the end of a window: "drop" omits them, "keep" makes a
+    short batch, "carry" fills the batch from the next window, so that only the last batch of the stream is short.
     """
 
     def __init__(
@@ -57,43 +56,43 @@ class StreamOrder:
         self.index, self.windows, self.users = index, windows, users
         self.batch_size, self.leftover = batch_size, leftover
         self.counts_S = index.counts(users)[np.asarray(windows, dtype=np.int64)]
-        """Anchors of each window of the stream."""
+        """Number of anchors of each window of the stream."""
         full_S = -(-self.counts_S // batch_size) if leftover == "keep" else self.counts_S // batch_size
-        # What a place of the stream is counted in: anchors where batches cross windows, else batches.
+        # Counts before each window: of anchors if batches cross windows, else of batches.
         self._before_S1 = np.concatenate([[0], np.cumsum(self.counts_S if leftover == "carry" else full_S)])
-        self._kept: OrderedDict[int, _Window] = OrderedDict()
+        self._cached: OrderedDict[int, _Window] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
-        """Batches of the whole stream."""
+        """Number of batches of the stream."""
         total = int(self._before_S1[-1])
         return -(-total // self.batch_size) if self.leftover == "carry" else total
 
     @property
     def samples(self) -> int:
-        """Anchors of all batches."""
+        """Number of anchors in all batches."""
         dropped = int(self.leftovers_S.sum()) if self.leftover == "drop" else 0
         return int(self.counts_S.sum()) - dropped
 
     @property
     def leftovers_S(self) -> NDArray[np.int64]:
-        """Anchors that fill no batch at the end of each window: dropped, in a short batch, or carried on."""
+        """Number of anchors that do not fill a batch at the end of each window."""
         ends_S = self._before_S1[1:] if self.leftover == "carry" else self.counts_S
         return np.asarray(ends_S % self.batch_size)
 
     @property
     def seams_S(self) -> NDArray[np.int64]:
-        """Batches up to the end of each window, none of which has an anchor of a later window."""
+        """For each window, the number of batches that have no anchor of a later window."""
         ends_S = self._before_S1[1:]
         if self.leftover != "carry":
             return ends_S
         seams_S = ends_S // self.batch_size
-        # What is left at the very end makes a last, short batch.
+        # The last anchors of the stream make a short batch.
         seams_S[ends_S == self._before_S1[-1]] = len(self)
         return np.asarray(seams_S)
 
     def samples_until(self, number: int) -> int:
-        """Anchors of the batches before this one."""
+        """Number of anchors in the batches before this one."""
         if self.leftover != "keep":
             return min(number * self.batch_size, self.samples)
         if number >= len(self):
@@ -103,7 +102,7 @@ class StreamOrder:
         return int(self.counts_S[:place].sum()) + inside * self.batch_size
 
     def batch(self, number: int) -> NDArray[np.int64]:
-        """Positions of one batch's anchors; no other window's events are read."""
+        """Positions of one batch's anchors; only its own windows are read."""
         self._check(number)
         if self.leftover != "carry":
             place = self._place(number)
@@ -119,19 +118,19 @@ class StreamOrder:
         return np.concatenate(parts)
 
     def last_place(self, number: int) -> int:
-        """The place among the stream's windows that a batch ends in."""
+        """The index, within the stream, of the window in which a batch ends."""
         self._check(number)
         if self.leftover != "carry":
             return self._place(number)
         return self._place(min((number + 1) * self.batch_size, int(self._before_S1[-1])) - 1)
 
     def next_place(self, place: int) -> int | None:
-        """The next window after this one that any batch needs."""
+        """The index of the next window with batches, or None."""
         end = int(self._before_S1[place + 1])
         return self._place(end) if end < self._before_S1[-1] else None
 
     def anchors(self, place: int) -> NDArray[np.int64]:
-        """Anchors of a window of the stream in their order, kept for those who ask next."""
+        """The anchors of a window of the stream in training order, cached."""
         entry = self._entry(place)
         with entry.lock:
             if entry.positions_N is None:
@@ -140,11 +139,11 @@ class StreamOrder:
 
     def _entry(self, place: int) -> _Window:
         with self._lock:
-            entry = self._kept.setdefault(place, _Window(int(self.counts_S[place])))
-            self._kept.move_to_end(place)
-            size = sum(window.size for window in self._kept.values())
-            while len(self._kept) > _KEPT and (size > _SMALL or len(self._kept) > _MOST_KEPT):
-                size -= self._kept.popitem(last=False)[1].size
+            entry = self._cached.setdefault(place, _Window(int(self.counts_S[place])))
+            self._cached.move_to_end(place)
+            size = sum(window.size for window in self._cached.values())
+            while len(self._cached) > _MIN_CACHED and (size > _SMALL or len(self._cached) > _MAX_CACHED):
+                size -= self._cached.popitem(last=False)[1].size
             return entry
 
     def _place(self, count: int) -> int:

@@ -1,7 +1,7 @@
-"""From raw Yambda to an event store: one pass over the file, in memory that a setting bounds.
+"""Raw Yambda to an event store: one pass over the file, within a memory limit.
 
-The split in time needs the last timestamp first; it is taken from the file's statistics. Only train events go to the
-store. What the pass needs besides its own piece of the file is in the bookmark, so that it can be stopped anywhere.
+The split by time needs the last timestamp, which comes from the statistics of the file. Only training events go into
+the store. The bookmark holds all state of the pass, so that it can resume after any interruption.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from ...errors import DataError, MachineError, UsageError
 from ...files import sha256
 from .maps import catalogue
 from .raw import Chunk, RawEvents, RawFiles, identity_of, require_known
-from .schema import DAY_S, GAP_MINUTES, LICENCE, MADE_UP_KEY, MADE_UP_LICENCE, TEST_DAYS, TRAIN_DAYS
+from .schema import DAY_S, GAP_MINUTES, LICENCE, SYNTHETIC_KEY, SYNTHETIC_LICENCE, TEST_DAYS, TRAIN_DAYS
 from .store import EVENT_BYTES, kinds_of
 from .writer import StoreWriter, finished
 
 COMMIT_ROWS = 1 << 24
-"""Rows between two commits: what a kill costs at most."""
+"""Rows between two commits: the most work that a killed process loses."""
 MOST_ROWS, LEAST_ROWS = 1 << 20, 1 << 14
-"""Rows of a piece; longer ones are not faster."""
+"""Rows read at a time; more are not faster."""
 FIXED_BYTES = 224 << 20
-"""What python, its libraries and the reader's buffers take whatever the piece."""
+"""Memory of Python, its libraries and the buffers of the reader."""
 ROW_BYTES = 220
-"""What a row of a piece takes at most, between its decoded columns, masks and copies."""
+"""Maximum memory per row read: decoded columns, masks and copies."""
 ROOM_SHARE = 0.9
-"""A disk that has less than this share of the room the events may need is refused before the work."""
+"""A disk with less than this share of the space that the events may need is refused at the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The split in time: train is [train_start, train_end), test is [test_start, test_end)."""
+    """The split by time: training is [train_start, train_end), test is [test_start, test_end)."""
 
     train_start: int
     train_end: int
@@ -47,7 +47,7 @@ class Split:
 
 
 def split_of(t_max: int) -> Split:
-    """The split of a stream whose last event is at `t_max`, as the benchmark cuts it."""
+    """The benchmark's split of a stream whose last event is at `t_max`."""
     test_start = t_max - TEST_DAYS * DAY_S
     train_end = test_start - GAP_MINUTES * 60
     return Split(train_start=train_end - TRAIN_DAYS * DAY_S, train_end=train_end, test_start=test_start, test_end=t_max)
@@ -62,9 +62,9 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Path:
-    """Write the store of these files, or go on with it. `memory` bounds what the whole process keeps resident.
+    """Write the store of these files, or resume it. `memory` limits the resident memory of the process.
 
-    `progress` is told rows done and rows in all; `say` gets a sentence when something begun before is thrown away.
+    `progress` receives the rows done and the total; `say` receives a message if an unfinished store is discarded.
     """
     identity = source_identity(files)
     if finished(folder, identity):
@@ -76,44 +76,44 @@ def prepare(
     split = split_of(t_max)
     if t_min >= split.train_end:
         raise DataError(
-            f"there is no event to train on: the stream spans {t_max - t_min:,} s, and its last "
-            f"{split.test_end - split.train_end:,} s are set aside",
+            f"there is no training event: the stream spans {t_max - t_min:,} s, and its last "
+            f"{split.test_end - split.train_end:,} s are reserved for the test",
             where={"file": files.events},
-            fix="recperf data import brings in short streams without this split",
+            fix="recperf data import reads short streams without this split",
         )
     with StoreWriter(folder, identity=identity) as writer:
-        if writer.anew and say:
-            say("what was begun here is of another source or version: it is thrown away, and preparing begins anew")
+        if writer.discarded and say:
+            say("the unfinished store here has another source or version: it is discarded, and preparing starts over")
         tally = _Tally(writer.bookmark)
         _require_room(writer, raw.rows - tally.row)
         for chunk in _committed(raw, rows, tally, writer):
             _append(writer, chunk, split, len(catalogue_I2), tally, files)
-            tally.pass_over(chunk)
+            tally.advance(chunk)
             if progress:
                 progress(tally.row, raw.rows)
         if (tally.t_min, tally.t_max) != (t_min, t_max):
             raise DataError(
-                f"the event file's statistics say times {t_min:,} to {t_max:,}; its rows have {tally.t_min:,} to "
-                f"{tally.t_max:,}",
+                f"the event file's statistics give times {t_min:,} to {t_max:,}, but its rows have {tally.t_min:,} "
+                f"to {tally.t_max:,}",
                 where={"file": files.events},
                 fix="write the file again without statistics",
             )
-        made_up = MADE_UP_KEY in raw.notes
+        synthetic = SYNTHETIC_KEY in raw.metadata
         counts = {"raw_events": raw.rows, "train_events": writer.events, **tally.counts}
         return writer.finish(
             catalogue_I2,
             {
                 "name": name,
                 "size": files.size,
-                "synthetic": made_up,
-                "licence": MADE_UP_LICENCE if made_up else LICENCE,
+                "synthetic": synthetic,
+                "licence": SYNTHETIC_LICENCE if synthetic else LICENCE,
                 "split": {"t_min": t_min, "t_max": t_max, **asdict(split), **counts},
             },
         )
 
 
 def source_identity(files: RawFiles) -> dict[str, Any]:
-    """What a store of these files is recognised by."""
+    """Facts that identify the source of a store."""
     for path in (files.artists, files.albums):
         if not path.is_file():
             raise DataError("the file is missing", where={"file": path}, fix="recperf data get --help")
@@ -121,7 +121,7 @@ def source_identity(files: RawFiles) -> dict[str, Any]:
         "kind": "yambda",
         "split": [TRAIN_DAYS, GAP_MINUTES, TEST_DAYS],
         "events": identity_of(files.events),
-        # The maps are small enough to be told apart by all they hold.
+        # The maps are small enough for a digest of their whole content.
         "artists": sha256(files.artists),
         "albums": sha256(files.albums),
     }
@@ -134,36 +134,35 @@ def piece_rows(memory: int, catalogue_bytes: int) -> int:
     if rows < LEAST_ROWS:
         least = -(-(fixed + LEAST_ROWS * ROW_BYTES) >> 20)
         raise UsageError(
-            f"{units.size(memory)} of memory are too little to prepare this", fix=f"allow at least {least:,} MiB"
+            f"{units.size(memory)} of memory are not enough to prepare this dataset",
+            fix=f"--memory-mib {least} or more",
         )
     return rows
 
 
 class _Tally:
-    """Where the pass is, and what it has left out so far."""
+    """Position of the pass, and counts of the events that it left out."""
 
     def __init__(self, bookmark: dict[str, Any] | None) -> None:
-        kept = bookmark or {}
-        self.row: int = kept.get("row", 0)
-        self.last: list[int] | None = kept.get("last")
-        self.t_min: int = kept.get("t_min", 1 << 32)
-        self.t_max: int = kept.get("t_max", -1)
+        saved = bookmark or {}
+        self.row: int = saved.get("row", 0)
+        self.last: list[int] | None = saved.get("last")
+        self.t_min: int = saved.get("t_min", 1 << 32)
+        self.t_max: int = saved.get("t_max", -1)
         names = ("test_events", "test_events_of_unknown_users", "dropped_before", "dropped_gap", "dropped_last")
-        self.counts: dict[str, int] = kept.get("counts", dict.fromkeys(names, 0))
+        self.counts: dict[str, int] = saved.get("counts", dict.fromkeys(names, 0))
 
     def bookmark(self) -> dict[str, Any]:
-        return {
-            "row": self.row, "last": self.last, "t_min": self.t_min, "t_max": self.t_max, "counts": dict(self.counts)
-        }  # fmt: skip
+        return {name: getattr(self, name) for name in ("row", "last", "t_min", "t_max", "counts")}
 
-    def pass_over(self, chunk: Chunk) -> None:
+    def advance(self, chunk: Chunk) -> None:
         self.row += len(chunk)
         self.last = [int(chunk.uids[-1]), int(chunk.times[-1])]
         self.t_min = min(self.t_min, int(chunk.times.min()))
         self.t_max = max(self.t_max, int(chunk.times.max()))
 
     def leave_out(self, uids: NDArray[np.uint32], times: NDArray[np.int64], split: Split, known: NDArray[Any]) -> None:
-        """Count events that do not train. `known` are users that do, ascending."""
+        """Count events outside the training data. `known` are the users in the training data, ascending."""
         test = (times >= split.test_start) & (times < split.test_end)
         of_known = int(np.isin(uids[test], known).sum())
         self.counts["test_events"] += of_known
@@ -174,14 +173,14 @@ class _Tally:
 
 
 def _committed(raw: RawEvents, rows: int, tally: _Tally, writer: StoreWriter) -> Iterator[Chunk]:
-    """Pieces of the file, with a commit whenever enough of them have passed and at the end."""
+    """Chunks of the file, with a commit every COMMIT_ROWS rows and at the end."""
     after = (tally.last[0], tally.last[1]) if tally.last else None
-    safe = tally.row
+    committed = tally.row
     for chunk in raw.chunks(tally.row, rows, after=after, lengths=False):
         yield chunk
-        if tally.row - safe >= COMMIT_ROWS:
+        if tally.row - committed >= COMMIT_ROWS:
             writer.commit(tally.bookmark())
-            safe = tally.row
+            committed = tally.row
     writer.commit(tally.bookmark())
 
 
@@ -203,7 +202,7 @@ def _append(writer: StoreWriter, chunk: Chunk, split: Split, items: int, tally: 
 
 
 def _require_room(writer: StoreWriter, rows: int) -> None:
-    """Refuse a disk that will be full, before hours of work and not after."""
+    """Refuse a disk that is too small before hours of work, not after."""
     needed, free = rows * EVENT_BYTES, shutil.disk_usage(writer.draft).free
     if free < needed * ROOM_SHARE:
         raise MachineError(

@@ -1,7 +1,7 @@
-"""Raw Yambda: where its files are, and its events piece by piece in bounded memory, every value checked.
+"""Raw Yambda: finds its files and reads its events in chunks of bounded memory; every value is checked.
 
-The parquet reader streams pages through small buffers, so that memory depends on the piece asked for and not on how the
-file was cut into row groups.
+The parquet reader streams pages through small buffers, so that memory depends on the chunk size and not on the row
+groups of the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...errors import DataError, MachineError, UsageError
 from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, IDS, MOST_ID, NULLABLE
 
 READ_AHEAD = 1 << 20
-"""Bytes buffered for each column."""
+"""Bytes buffered per column."""
 _TIME_ROWS = 1 << 20
 AGAIN = "get the file again: recperf data get --help"
 _UNKNOWN = 255
@@ -28,7 +28,7 @@ _UNKNOWN = 255
 
 @dataclass(frozen=True, kw_only=True)
 class RawFiles:
-    """The three files a dataset is prepared from."""
+    """The three files of a raw dataset."""
 
     events: Path
     artists: Path
@@ -38,7 +38,7 @@ class RawFiles:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chunk:
-    """Consecutive rows of the event file, one entry of every array a row."""
+    """Consecutive rows of the event file; every array has one entry per row."""
 
     first_row: int
     uids: NDArray[np.uint32]
@@ -46,12 +46,12 @@ class Chunk:
     times: NDArray[np.uint32]
     organic: NDArray[np.uint8]
     types: NDArray[np.uint8]
-    """Places in `EVENT_TYPES`."""
+    """Indices of `EVENT_TYPES`."""
     ratios: NDArray[np.uint16]
     """Played ratio in percent, 0 for null."""
     ratio_null: NDArray[np.bool_]
     lengths: NDArray[np.uint32]
-    """Track length in seconds, 0 for null; empty when it was not asked for."""
+    """Track length in seconds, 0 for null; empty if it was not requested."""
     length_null: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Chunk:
 
 
 def need_pyarrow() -> Any:
-    """The pyarrow package with its parquet module; where it is missing, an error that says how to get it."""
+    """Import pyarrow with its parquet module; the error names the extra to install."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -71,21 +71,21 @@ def need_pyarrow() -> Any:
 
 
 def locate(path: Path, size: str | None = None) -> RawFiles:
-    """The raw files in a folder: events as the hub has them (`flat/<size>/`), in `raw/<size>/`, or right there."""
+    """Find the raw files in a folder: events in `flat/<size>/` (as on the hub), in `raw/<size>/`, or in the folder."""
     path = path.expanduser()
     root = path.parent if path.is_file() else path
     events = [path] if path.is_file() else _event_files(root, size)
     if not events:
-        tried = [f"{part}/{size or '<size>'}/{EVENTS_FILE}" for part in ("flat", "raw")]
+        candidates = [f"{part}/{size or '<size>'}/{EVENTS_FILE}" for part in ("flat", "raw")]
         raise DataError(
             f"there is no {EVENTS_FILE} here",
-            where={"folder": root, "looked for": ", ".join([*tried, EVENTS_FILE])},
+            where={"folder": root, "looked for": ", ".join([*candidates, EVENTS_FILE])},
             fix="recperf data get --help",
         )
     if len(events) > 1:
-        found = sorted({file.parent.name for file in events})
+        sizes = sorted({file.parent.name for file in events})
         raise UsageError(
-            f"there are several datasets here: {', '.join(found)}", where={"folder": root}, fix="say which by its name"
+            f"there are several datasets here: {', '.join(sizes)}", where={"folder": root}, fix="name one of them"
         )
     file = events[0]
     inside = file.parent.parent.name in ("flat", "raw")
@@ -100,29 +100,29 @@ def locate(path: Path, size: str | None = None) -> RawFiles:
 
 def _event_files(root: Path, size: str | None) -> list[Path]:
     for part in ("flat", "raw"):
-        if found := sorted(root.glob(f"{part}/{size or '*'}/{EVENTS_FILE}")):
-            return found
+        if files := sorted(root.glob(f"{part}/{size or '*'}/{EVENTS_FILE}")):
+            return files
     return [root / EVENTS_FILE] if (root / EVENTS_FILE).is_file() else []
 
 
 def _map_file(places: list[Path], name: str) -> Path:
-    tried = [folder for place in places for folder in (place / "shared_metadata", place)]
-    for folder in tried:
+    folders = [folder for place in places for folder in (place / "shared_metadata", place)]
+    for folder in folders:
         if (folder / name).is_file():
             return folder / name
     raise DataError(
-        f"there is no {name}: artists and albums of the items are read from it",
-        where={"looked in": ", ".join(map(str, dict.fromkeys(tried)))},
+        f"there is no {name}, the map of items to artists or albums",
+        where={"looked in": ", ".join(map(str, dict.fromkeys(folders)))},
         fix="recperf data get --help",
     )
 
 
 class RawEvents:
-    """The event file, opened and its columns checked."""
+    """The event file; opening it checks its columns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with reading(path), self._file(()) as file:
+        with reading(path), parquet_file(self.path) as file:
             self._metadata = file.metadata
             self._arrow_schema = file.schema_arrow
         self.rows = int(self._metadata.num_rows)
@@ -132,30 +132,30 @@ class RawEvents:
         self._codes = not _is_text(self._arrow_schema.field("event_type").type)
 
     @property
-    def notes(self) -> dict[bytes, bytes]:
-        """What its writer noted in the file."""
+    def metadata(self) -> dict[bytes, bytes]:
+        """Key-value metadata of the file."""
         return dict(self._arrow_schema.metadata or {})
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this file from another: its footer holds sizes and statistics of every part."""
+        """Facts that identify this file; its footer has sizes and statistics of every part."""
         return identity_of(self.path)
 
     def time_range(self) -> tuple[int, int]:
-        """First and last time, from the footer's statistics; parts that have none are read for it."""
+        """First and last time from the statistics in the footer; row groups without statistics are read."""
         low, high, unknown = [], [], []
         with reading(self.path):
             for group in range(self._metadata.num_row_groups):
                 part = self._metadata.row_group(group)
                 columns = (part.column(index) for index in range(part.num_columns))
-                facts = next(column for column in columns if column.path_in_schema == "timestamp").statistics
-                if facts is not None and facts.has_min_max:
-                    low.append(int(facts.min))
-                    high.append(int(facts.max))
+                statistics = next(column for column in columns if column.path_in_schema == "timestamp").statistics
+                if statistics is not None and statistics.has_min_max:
+                    low.append(int(statistics.min))
+                    high.append(int(statistics.max))
                 elif part.num_rows:
                     unknown.append(group)
             if unknown:
-                with self._file() as file:
+                with parquet_file(self.path, read_dictionary=["event_type"]) as file:
                     for batch in file.iter_batches(_TIME_ROWS, row_groups=unknown, columns=["timestamp"]):
                         times = batch.column(0).drop_null().to_numpy(zero_copy_only=False)
                         if len(times):
@@ -168,10 +168,10 @@ class RawEvents:
     def chunks(
         self, start_row: int = 0, rows: int = 1 << 20, *, after: tuple[int, int] | None = None, lengths: bool = True
     ) -> Iterator[Chunk]:
-        """All rows from `start_row` on, at most `rows` at a time. `after` is user and time of the row before."""
+        """All rows from `start_row` on, at most `rows` at a time. `after` is user and time of the previous row."""
         names = [name for name in COLUMNS if lengths or name != "track_length_seconds"]
         groups, row = self._groups_from(start_row)
-        with reading(self.path), self._file() as file:
+        with reading(self.path), parquet_file(self.path, read_dictionary=["event_type"]) as file:
             for batch in file.iter_batches(rows, row_groups=groups, columns=names):
                 skipped = min(len(batch), max(0, start_row - row))
                 row += skipped
@@ -182,34 +182,23 @@ class RawEvents:
                     row += len(chunk)
                     yield chunk
         if row != max(start_row, self.rows):
-            raise _broken(self.path, f"its footer promises {self.rows:,} rows, it holds {row:,}")
-
-    def _file(self, as_dictionary: tuple[str, ...] = ("event_type",)) -> Any:
-        return need_pyarrow().parquet.ParquetFile(
-            self.path,
-            read_dictionary=list(as_dictionary),
-            buffer_size=READ_AHEAD,
-            pre_buffer=False,
-            page_checksum_verification=True,
-        )
+            raise _broken(self.path, f"its footer states {self.rows:,} rows, but it has {row:,}")
 
     def _groups_from(self, start_row: int) -> tuple[list[int], int]:
-        """Row groups that hold `start_row` and later ones, and the first row of the first of them."""
-        first, passed = 0, 0
+        """The row groups from the one with `start_row` on, and the first row of the first."""
         groups = self._metadata.num_row_groups
-        while first < groups and passed + self._metadata.row_group(first).num_rows <= start_row:
-            passed += self._metadata.row_group(first).num_rows
-            first += 1
-        return [*range(first, groups)], passed
+        ends = np.cumsum([self._metadata.row_group(group).num_rows for group in range(groups)])
+        first = int(np.searchsorted(ends, start_row, side="right"))
+        return [*range(first, groups)], int(ends[first - 1]) if first else 0
 
     def _check_columns(self) -> None:
         types = need_pyarrow().types
         kinds = dict(zip(self._arrow_schema.names, self._arrow_schema.types))
         missing = [name for name in COLUMNS if name not in kinds]
-        twice = [f"{name} is there twice" for name in COLUMNS if self._arrow_schema.names.count(name) > 1]
+        twice = [f"there are two columns {name}" for name in COLUMNS if self._arrow_schema.names.count(name) > 1]
         wrong = [
-            f"{name} is {kinds[name]}, not {wanted}"
-            for name, wanted in COLUMNS.items()
+            f"{name} is {kinds[name]}, not {expected}"
+            for name, expected in COLUMNS.items()
             if name in kinds and not (types.is_integer(kinds[name]) or (name == "event_type" and _is_text(kinds[name])))
         ]
         if missing or twice or wrong:
@@ -217,7 +206,7 @@ class RawEvents:
             raise DataError(
                 f"the event file does not have Yambda's columns: {'; '.join(faults)}",
                 where={"file": self.path, "columns": ", ".join(kinds)},
-                fix="recperf data import brings in events with other columns",
+                fix="recperf data import reads events with other columns",
             )
 
     def _chunk(self, batch: Any, row: int) -> Chunk:
@@ -226,8 +215,8 @@ class RawEvents:
         organic = numbers["is_organic"]
         if (organic > 1).any():
             place = int(np.argmax(organic > 1))
-            self._refuse(row + place, f"is_organic is {organic[place]}; it can be 0 or 1")
-        asked = "track_length_seconds" in numbers
+            self._refuse(row + place, f"is_organic is {organic[place]}; it must be 0 or 1")
+        with_lengths = "track_length_seconds" in numbers
         return Chunk(
             first_row=row,
             uids=numbers["uid"],
@@ -237,8 +226,8 @@ class RawEvents:
             types=self._types(batch.column("event_type"), row),
             ratios=numbers["played_ratio_pct"],
             ratio_null=nulls(batch.column("played_ratio_pct")),
-            lengths=numbers["track_length_seconds"] if asked else np.zeros(0, np.uint32),
-            length_null=nulls(batch.column("track_length_seconds")) if asked else nothing,
+            lengths=numbers["track_length_seconds"] if with_lengths else np.zeros(0, np.uint32),
+            length_null=nulls(batch.column("track_length_seconds")) if with_lengths else nothing,
         )
 
     def _numbers(self, batch: Any, name: str, row: int) -> NDArray[Any]:
@@ -270,12 +259,12 @@ class RawEvents:
             unknown = codes == _UNKNOWN
         if unknown.any():
             place = int(np.argmax(unknown))
-            found = values[place] if self._codes else repr(names[values[place]])
-            self._refuse(row + place, f"event_type is {found}; Yambda has {', '.join(EVENT_TYPES)}")
+            value = values[place] if self._codes else repr(names[values[place]])
+            self._refuse(row + place, f"event_type is {value}; Yambda has {', '.join(EVENT_TYPES)}")
         return codes
 
     def _check_order(self, chunk: Chunk, after: tuple[int, int] | None) -> None:
-        """Users ascending, a user's events by time."""
+        """Require rows sorted by user, then by time."""
         keys = chunk.uids.astype(np.uint64) << np.uint64(32) | chunk.times
         late = keys[1:] < keys[:-1]
         at = int(np.argmax(late)) + 1 if late.any() else 0
@@ -283,21 +272,21 @@ class RawEvents:
         here = int(chunk.uids[at]), int(chunk.times[at])
         if before is None or before <= here:
             return
-        wrong = (
+        fault = (
             f"user {here[0]} comes after user {before[0]}"
             if here[0] < before[0]
             else f"time goes back from {before[1]} to {here[1]} within user {here[0]}"
         )
-        self._refuse(chunk.first_row + at, f"{wrong}; rows must be ordered by user, then by time")
+        self._refuse(chunk.first_row + at, f"{fault}; rows must be sorted by user, then by time")
 
     def _refuse(self, row: int, what: str) -> None:
-        """`row` counts from 0; people count from 1."""
+        """Raise an error for a row, counted from 0; the message counts from 1."""
         where = {"file": self.path, "row": row + 1}
         raise DataError(f"row {row + 1:,} of the event file: {what}", where=where, fix=AGAIN)
 
 
 def require_known(chunk: Chunk, items: int, files: RawFiles) -> None:
-    """Refuse an event whose item is outside a catalogue of that length."""
+    """Refuse an event whose item is outside a catalogue of `items` items."""
     outside = chunk.items >= items
     if outside.any():
         place = int(np.argmax(outside))
@@ -320,6 +309,13 @@ def identity_of(path: Path) -> dict[str, Any]:
         return {"name": path.name, "bytes": size, "sha256": hashlib.sha256(file.read()).hexdigest()}
 
 
+def parquet_file(path: Path, **options: Any) -> Any:
+    """Open a parquet file that is read through small buffers, with page checksums verified."""
+    return need_pyarrow().parquet.ParquetFile(
+        path, buffer_size=READ_AHEAD, pre_buffer=False, page_checksum_verification=True, **options
+    )
+
+
 def nulls(column: Any) -> NDArray[np.bool_]:
     if not column.null_count:
         return np.zeros(len(column), np.bool_)
@@ -335,7 +331,7 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what pyarrow and the system say of a file that cannot be read into one line about it."""
+    """Turn errors of pyarrow and of the operating system into a one-line error that names the file."""
     arrow = need_pyarrow()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Yambda in names and numbers: its files, its columns, and what DLRMv4 reads from them. Imports nothing heavy."""
+"""Constants of Yambda: its files, its columns, and the features that DLRMv4 reads. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ EVENTS_FILE: Final = "multi_event.parquet"
 ARTISTS_FILE: Final = "artist_item_mapping.parquet"
 ALBUMS_FILE: Final = "album_item_mapping.parquet"
 LICENCE: Final = "Yandex, Apache-2.0; cite arXiv 2505.22238"
-MADE_UP_LICENCE: Final = "made up by recperf; no restrictions, and no real people or songs in it"
+SYNTHETIC_LICENCE: Final = "synthetic, by recperf; no restrictions, no real people or songs"
 
-MADE_UP_KEY: Final = b"recperf.made_up"
-"""In the metadata of parquet files that recperf made up."""
+SYNTHETIC_KEY: Final = b"recperf.made_up"
+"""Metadata key of the synthetic parquet files that recperf writes."""
 
 COLUMNS: Final = {
     "uid": "uint32",
@@ -28,24 +28,24 @@ COLUMNS: Final = {
 NULLABLE: Final = ("played_ratio_pct", "track_length_seconds")
 IDS: Final = ("uid", "item_id", "artist_id", "album_id")
 MOST_ID: Final = (1 << 31) - 1
-"""Batches hold ids as int32."""
+"""Batches store ids as int32."""
 EVENT_TYPES: Final = ("listen", "like", "dislike", "unlike", "undislike")
-"""An event's type is its place here."""
+"""The type of an event is an index of this tuple."""
 
 TICK_S: Final = 5
 DAY_S: Final = 86_400
 TRAIN_DAYS, GAP_MINUTES, TEST_DAYS, SESSION_GAP_S = 300, 30, 1, 1800
 
 LISTEN_PLUS, LIKE, SKIP = 1, 2, 4
-"""The pools an event can be in, as bits: what a model sees as its action."""
+"""The pools of events as bits, which the model reads as the action."""
 POOLS: Final = LISTEN_PLUS | LIKE | SKIP
 LISTENS: Final = LISTEN_PLUS | SKIP
 LEAST_PLAYED: Final = 50
-"""A listen counts as listen-plus from this played ratio on, in percent; below it is a skip."""
+"""A listen with at least this played ratio, in percent, is a listen-plus; any other is a skip."""
 
 ORGANIC: Final = 8
 TYPE_SHIFT: Final = 4
-"""A kind is one byte: pools in bits 0 to 2, organic in bit 3, the event type from bit 4 on."""
+"""The kind of an event is one byte: pools in bits 0 to 2, organic in bit 3, the event type from bit 4 on."""
 
 CROSSES: Final = {
     "user_x_artist": (("uid", "artist"), 100_000_000),
@@ -56,7 +56,7 @@ CROSSES: Final = {
     "user_x_is_organic": (("uid", "organic"), 2_000_000),
     "user_x_artist_x_hour": (("uid", "artist", "hour"), 40_000_000),
 }
-"""Cross features: what is hashed together, and the rows the hash is taken modulo of."""
+"""Cross features: the features that are hashed together, and the table rows that the hash is reduced to."""
 
 CONTEXT: Final = ("uid", *CROSSES)
 HISTORY: Final = ("item_id", "artist_id", "album_id")

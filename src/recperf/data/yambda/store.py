@@ -1,10 +1,9 @@
-"""The event store: events as memory-mapped columns, user-major, then in the order of time.
+"""The event store: events as memory-mapped columns, sorted by user, then by time.
 
 Shapes: E events, U users, I items of the catalogue.
 
-A store is a folder with one file a column and `store.json`, which is written last; a folder without it, or whose files
-do not have the lengths it states, is never opened. Files are mapped shared and read-only, so that any number of
-processes share one copy in memory.
+A store is a folder with one file per column and `store.json`, which is written last; a folder without it, or with files
+of other lengths, is not opened. Files are mapped shared and read-only, so that all processes share one copy in memory.
 """
 
 from __future__ import annotations
@@ -28,16 +27,15 @@ from .schema import LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 FORMAT, VERSION = "recperf-events", 1
 MANIFEST = "store.json"
 EVENT_COLUMNS = {"items": "<u4", "times": "<u4", "kinds": "|u1", "ratios": "<u2"}
-"""One value an event each: 11 bytes in all. Ratios are only for describing and exporting; training never reads them."""
+"""One value per event in each, 11 bytes in total. Training does not read the ratios; `data info` and exports do."""
 USER_COLUMNS = {"user_ids": "<u4", "user_first": "<i8"}
 CATALOGUE = "catalogue"
 COLUMNS = {**EVENT_COLUMNS, **USER_COLUMNS, CATALOGUE: "<u4"}
 EVENT_BYTES = sum(np.dtype(kind).itemsize for kind in EVENT_COLUMNS.values())
 DIGEST_BLOCK = 64 << 20
-"""Digests are kept for blocks of this many bytes, so that damage is found at a place."""
+"""Each block of this many bytes has a digest, so that damage can be located."""
 AT_ONCE = 64 << 20
-"""A store of at most so many bytes is held against all its digests when it is opened, since that takes no time; a
-larger one by `data check`."""
+"""A store of at most this many bytes is compared with its digests when it is opened; a larger one by `data check`."""
 
 Words = NDArray[np.uint32] | NDArray[np.int64]
 Which = slice | NDArray[np.int64]
@@ -45,7 +43,7 @@ Which = slice | NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EventStore:
-    """Columns of events, read where they lie. `layout` says who wrote them: recperf, or the MLPerf reference."""
+    """Mapped columns of events. `layout` says who wrote them: recperf, or the MLPerf reference."""
 
     folder: Path
     layout: Literal["packed", "reference"]
@@ -89,12 +87,12 @@ class EventStore:
 
     @property
     def digest(self) -> str:
-        """A digest of the content, as `data check` proves it; of a reference cache, of what identifies it."""
+        """Digest of the content, which `data check` verifies; of a reference cache, of its sizes and samples."""
         return str(self.manifest["digest"])
 
     @cached_property
     def users_by_position(self) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
-        """From positions of events to places of their users in `user_ids_U`."""
+        """A function from positions of events to indices of their users in `user_ids_U`."""
         first_U = self.user_first_U1[:-1]
         return lambda positions: np.searchsorted(first_U, positions, side="right") - 1
 
@@ -111,13 +109,13 @@ class EventStore:
 
 
 def open_store(folder: Path) -> EventStore:
-    """A complete store; anything else is an error."""
+    """Open a complete store; anything else is an error."""
     folder = folder.expanduser()
     manifest = read_manifest(folder)
     mapped = {name: _mapped(folder, name, manifest) for name in COLUMNS}
     small = sum(column.nbytes for column in mapped.values()) <= AT_ONCE
     for name in COLUMNS if small else USER_COLUMNS:
-        # Of a large store the small tables, on which it hangs whose every event is.
+        # Of a large store, only the small tables that assign the events to users.
         _require_digests(folder, name, manifest)
     return EventStore(
         folder=folder,
@@ -133,20 +131,22 @@ def open_store(folder: Path) -> EventStore:
 
 
 def ratios(store: EventStore) -> NDArray[np.uint16]:
-    """Played ratios in percent of a packed store, 0 where there was none."""
+    """Played ratios of a packed store in percent, 0 for null."""
     return _mapped(store.folder, "ratios", store.manifest)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     with _readable(path):
-        there = path.is_file()
-    if not there:
-        begun = folder.with_name(folder.name + ".building").is_dir()
+        exists = path.is_file()
+    if not exists:
+        unfinished = folder.with_name(folder.name + ".building").is_dir()
         raise DataError(
-            "this store is not complete: preparing it was stopped" if begun else "there is no event store here",
+            "this store is not complete: preparing it was interrupted"
+            if unfinished
+            else "there is no event store here",
             where={"folder": folder},
-            fix="the command that began it goes on where it stopped" if begun else "recperf data prepare --help",
+            fix="run the same command again; it resumes" if unfinished else "recperf data prepare --help",
         )
     with _readable(path):
         content = path.read_bytes()
@@ -173,7 +173,7 @@ def seal_of(manifest: dict[str, Any]) -> str:
 
 
 def content_digest(columns: dict[str, Any]) -> str:
-    """One digest of all columns, from those of their blocks."""
+    """One digest of all columns, computed from those of their blocks."""
     content = [[name, columns[name]["bytes"], columns[name]["blocks"]] for name in sorted(columns)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -190,7 +190,7 @@ def block_digests(path: Path) -> Iterator[str]:
 
 
 class BlockDigests:
-    """Digests of a file's blocks, taken from what is written to it as it passes. `blocks` are those filled before."""
+    """Computes the digests of a file's blocks while it is written. `blocks` are the digests of full blocks."""
 
     def __init__(self, blocks: list[str]) -> None:
         self.blocks = list(blocks)
@@ -208,23 +208,23 @@ class BlockDigests:
             content = content[len(part) :]
 
     def all(self) -> list[str]:
-        """Digests of all blocks, the unfilled last one included."""
+        """Digests of all blocks, including the partial last one."""
         return self.blocks + ([self._hash.hexdigest()] if self.length % DIGEST_BLOCK else [])
 
 
 def difference(path: Path, blocks: list[str], tick: Callable[[int], None] = lambda bytes_: None) -> str | None:
-    """How a file differs from the digests of its blocks, None where it does not; `tick` hears of bytes read."""
-    found = 0
+    """How a file differs from the digests of its blocks, or None. `tick` receives the number of bytes read."""
+    count = 0
     for index, digest in enumerate(block_digests(path)):
         if index >= len(blocks) or digest != blocks[index]:
             return f"differs from its checksum in block {index} (from byte {index * DIGEST_BLOCK:,})"
-        found += 1
+        count += 1
         tick(DIGEST_BLOCK)
-    return None if found == len(blocks) else "is shorter than its checksums"
+    return None if count == len(blocks) else "is shorter than its checksums"
 
 
 def verify(store: EventStore, progress: Callable[[int, int], None] | None = None) -> None:
-    """Read every byte of a packed store and hold it against its digests; the first difference is an error."""
+    """Compare every byte of a packed store with its digests; the first difference is an error."""
     columns = store.manifest["columns"]
     total, done = sum(column["bytes"] for column in columns.values()), 0
 
@@ -237,7 +237,7 @@ def verify(store: EventStore, progress: Callable[[int, int], None] | None = None
     for name in COLUMNS:
         _require_digests(store.folder, name, store.manifest, tick)
     if content_digest(columns) != store.manifest["digest"]:
-        raise _damaged(store.folder / MANIFEST, "does not agree with itself")
+        raise _damaged(store.folder / MANIFEST, "has a digest that its columns do not have")
 
 
 def _require_digests(
@@ -250,8 +250,8 @@ def _require_digests(
 
 
 def map_file(path: Path, dtype: str, bytes_: int | None = None) -> NDArray[Any]:
-    """A file as an array, mapped shared and read-only: numpy's own mode "r" maps privately, which counts against the
-    memory of machines that do not overcommit."""
+    """A file as an array, mapped shared and read-only. numpy's mode "r" maps privately, which counts as memory on
+    machines that do not overcommit."""
     with _readable(path), path.open("rb") as file:
         size = file.seek(0, 2)
         if bytes_ is not None and size != bytes_:
@@ -265,19 +265,19 @@ def _mapped(folder: Path, name: str, manifest: dict[str, Any]) -> NDArray[Any]:
     try:
         length = int(manifest["columns"][name]["bytes"])
     except (KeyError, TypeError, ValueError):
-        raise _damaged(folder / MANIFEST, f"says nothing of {name}") from None
+        raise _damaged(folder / MANIFEST, f"has no entry for {name}") from None
     return map_file(file_of(folder, name), COLUMNS[name], length)
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to read a file into an error that names it."""
+    """Turn the operating system's refusal to read into an error that names the file."""
     try:
         yield
     except FileNotFoundError:
         raise _damaged(path, "is missing") from None
     except (IsADirectoryError, NotADirectoryError):
-        raise _damaged(path, "is a folder, or in something that is none") from None
+        raise _damaged(path, "is a folder, or its parent is a file") from None
     except OSError as error:
         reason = "permission denied" if isinstance(error, PermissionError) else error.strerror or str(error)
         raise MachineError(
@@ -296,7 +296,7 @@ def _damaged(path: Path, how: str) -> DataError:
 def kinds_of(
     types: NDArray[np.uint8], ratios_pct: NDArray[np.uint16], organic: NDArray[np.bool_] | NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
-    """The kind byte of events from their type, played ratio (0 for none) and whether they were organic."""
+    """The kind bytes of events from type, played ratio (0 for null) and whether they were organic."""
     listen = types == 0
     plus = listen & (ratios_pct >= LEAST_PLAYED)
     kinds = plus.astype(np.uint8) * np.uint8(LISTEN_PLUS)

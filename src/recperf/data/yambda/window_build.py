@@ -1,10 +1,9 @@
-"""Building the index of windows: one pass over the events, in bounded memory, kept on disk.
+"""Builds the index of windows on disk: one pass over the events, in bounded memory.
 
-Shapes: E events, U users, W windows, R rows of the index, C events of a chunk, S stretches in it.
+Shapes: E events, U users, W windows, R rows of the index, C events of a chunk, S spans in it.
 
-Events lie user after user, each user's in the order of time, so that a user's events of one window are one stretch. The
-index has one row for every stretch that holds an anchor. The pass finds rows user by user; a counting sort by window
-then puts them where they belong.
+Events are sorted by user, then by time, so that a user's events of one window are contiguous: a span. The index has
+one row for every span with an anchor. The pass finds the rows by user; a counting sort orders them by window.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ ROW_COLUMNS = {"users": "<u4", "first": "<i8", "events": "<u4", "anchors": "<u4"
 COLUMNS = {OFFSETS: "<i8", **ROW_COLUMNS}
 MOST_WINDOWS = 1 << 26
 DIGEST_BLOCK = 1 << 20
-"""Digests are kept for blocks of this many bytes: a window is trusted once the few blocks it lies in are."""
+"""Each block of this many bytes has a digest; a window is verified by the few blocks it needs."""
 
 _ROW = np.dtype([("window", "<u4"), *ROW_COLUMNS.items()])
 _DRAFT = "rows"
 _CHUNK = 1 << 18
 _STEPS = 32
-_FIX = "the index is built again at the next start"
+_FIX = "the next start builds the index again"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
-    """Users that have anchors, where those begin and end, and what follows from it."""
+class AnchorRange:
+    """Users with anchors, and the positions and times of their first and last anchors."""
 
     users: NDArray[np.int64]
     start: NDArray[np.int64]
     """Position of a user's first anchor."""
     stop: NDArray[np.int64]
-    """One more than the position of its last."""
+    """One more than the position of the last."""
     t_min: int
     t_max: int
 
@@ -62,53 +61,53 @@ def is_listen(store: EventStore, which: slice | NDArray[np.int64]) -> NDArray[np
 
 
 def anchor_chunks(store: EventStore, min_history: int, chunk: int = _CHUNK) -> Iterator[NDArray[np.int64]]:
-    """Positions of all anchors, ascending, a bounded number at a time."""
+    """Positions of all anchors, ascending, in chunks of bounded size."""
     first_U, next_U = store.user_first_U1[:-1], store.user_first_U1[1:]
     edges = np.stack([first_U, np.minimum(first_U + min_history, next_U)], axis=1).reshape(-1)
     for begin in range(0, store.events, chunk):
         end = min(store.events, begin + chunk)
         low, high = np.searchsorted(edges, [begin, end], side="right")
         inside = np.concatenate([[begin], edges[low:high], [end]])
-        # Between edges users' first events, which cannot be anchors, take turns with the rest.
+        # The edges alternate: a user's first events, which cannot be anchors, then the rest.
         late = np.repeat(np.arange(low, high + 1) % 2 == 0, np.diff(inside))
         yield np.flatnonzero(late & is_listen(store, slice(begin, end))) + begin
 
 
-def spans(store: EventStore, min_history: int) -> Span:
-    """Where each user's anchors begin and end, by looking at few events of each user."""
+def anchor_range(store: EventStore, min_history: int) -> AnchorRange:
+    """The first and last anchor of each user, found by reading few events of each."""
     low_U, high_U = store.user_first_U1[:-1] + min_history, store.user_first_U1[1:]
     start_U = _outermost(store, low_U, high_U, 1)
     users = np.flatnonzero(start_U >= 0)
     if not len(users):
         longest = int(np.diff(store.user_first_U1).max(initial=0))
         raise DataError(
-            f"no listen has {min_history:,} events of its user before it; the longest user has {longest:,} events",
+            f"no listen has {min_history:,} earlier events of its user; the most active user has {longest:,} events",
             where={"store": store.folder},
-            fix="lower window.min_history, or take a larger dataset",
+            fix="lower window.min_history, or use a larger dataset",
         )
     start = start_U[users]
     last = _outermost(store, low_U[users], high_U[users], -1)
     t_min, t_max = int(store.times_E[start].min()), int(store.times_E[last].max())
-    return Span(users=users, start=start, stop=last + 1, t_min=t_min, t_max=t_max)
+    return AnchorRange(users=users, start=start, stop=last + 1, t_min=t_min, t_max=t_max)
 
 
 def _outermost(store: EventStore, low_U: NDArray[np.int64], high_U: NDArray[np.int64], step: int) -> NDArray[np.int64]:
-    """The first (step 1) or last (step -1) listen of every user between low and high; -1 where there is none."""
-    found_U = np.full(len(low_U), -1, np.int64)
+    """The first (step 1) or last (step -1) listen of every user between low and high; -1 if there is none."""
+    position_U = np.full(len(low_U), -1, np.int64)
     place_U = (low_U if step > 0 else high_U - 1).copy()
     left = np.flatnonzero(low_U < high_U)
-    # Nearly every event is a listen: a few steps, each for all users at once, leave hardly anybody.
+    # Nearly every event is a listen: a few steps, each for all users at once, find almost all.
     for _ in range(_STEPS):
         hit = is_listen(store, place_U[left])
-        found_U[left[hit]] = place_U[left[hit]]
+        position_U[left[hit]] = place_U[left[hit]]
         left = left[~hit]
         place_U[left] += step
         left = left[(low_U[left] <= place_U[left]) & (place_U[left] < high_U[left])]
         if not len(left):
-            return found_U
+            return position_U
     for user in left.tolist():
-        found_U[user] = _scan(store, int(low_U[user]), int(high_U[user]), step)
-    return found_U
+        position_U[user] = _scan(store, int(low_U[user]), int(high_U[user]), step)
+    return position_U
 
 
 def _scan(store: EventStore, low: int, high: int, step: int) -> int:
@@ -120,33 +119,33 @@ def _scan(store: EventStore, low: int, high: int, step: int) -> int:
     return -1
 
 
-def rows_by_user(store: EventStore, span: Span, seconds: int, chunk: int = _CHUNK) -> Iterator[NDArray[Any]]:
-    """Rows of the index, users ascending and windows ascending in each."""
-    begin, end = int(span.start[0]), int(span.stop[-1])
-    held = np.empty(0, _ROW)
+def rows_by_user(store: EventStore, anchors: AnchorRange, seconds: int, chunk: int = _CHUNK) -> Iterator[NDArray[Any]]:
+    """Rows of the index by user, then by window."""
+    begin, end = int(anchors.start[0]), int(anchors.stop[-1])
+    last = np.empty(0, _ROW)
     for position in range(begin, end, chunk):
-        rows = np.concatenate([held, _stretches(store, span, seconds, position, min(end, position + chunk))])
-        rows = _joined(rows, len(held))
+        rows = np.concatenate([last, _spans(store, anchors, seconds, position, min(end, position + chunk))])
+        rows = _joined(rows, len(last))
         same = rows["users"][1:] == rows["users"][:-1]
         if (same & (rows["window"][1:] <= rows["window"][:-1])).any():
             raise DataError(
-                "events of a user are not in the order of time",
+                "events of a user are not sorted by time",
                 where={"store": store.folder},
                 fix="recperf data check names the place; prepare the data again",
             )
-        # The last stretch may go on in the next chunk.
-        held, rows = rows[-1:], rows[:-1]
+        # The last span may continue in the next chunk.
+        last, rows = rows[-1:], rows[:-1]
         yield rows[rows["anchors"] > 0]
-    yield held[held["anchors"] > 0]
+    yield last[last["anchors"] > 0]
 
 
-def _stretches(store: EventStore, span: Span, seconds: int, begin: int, end: int) -> NDArray[Any]:
-    """Stretches of one user and one window between two positions."""
-    around = slice(np.searchsorted(span.stop, begin, side="right"), np.searchsorted(span.start, end))
-    start, stop = span.start[around], span.stop[around]
+def _spans(store: EventStore, anchors: AnchorRange, seconds: int, begin: int, end: int) -> NDArray[Any]:
+    """Spans of one user and one window between two positions."""
+    around = slice(np.searchsorted(anchors.stop, begin, side="right"), np.searchsorted(anchors.start, end))
+    start, stop = anchors.start[around], anchors.stop[around]
     if not len(start):
         return np.empty(0, _ROW)
-    window_C = _windows_of(store.times_E[begin:end], span, seconds)
+    window_C = _windows_of(store.times_E[begin:end], anchors, seconds)
     begins_C = np.ones(end - begin, np.bool_)
     np.not_equal(window_C[1:], window_C[:-1], out=begins_C[1:])
     begins_C[np.maximum(start - begin, 0)] = True
@@ -156,7 +155,7 @@ def _stretches(store: EventStore, span: Span, seconds: int, begin: int, end: int
     inside_S = (owner_S >= 0) & (edges_S + begin < stop[owner_S])
     rows = np.empty(len(edges_S), _ROW)
     rows["window"] = window_C[edges_S]
-    rows["users"] = span.users[around][owner_S]
+    rows["users"] = anchors.users[around][owner_S]
     rows["first"] = edges_S + begin
     rows["events"] = np.diff(edges_S, append=end - begin)
     listens_C = is_listen(store, slice(begin, end)).view(np.uint8)
@@ -164,17 +163,17 @@ def _stretches(store: EventStore, span: Span, seconds: int, begin: int, end: int
     return rows[inside_S]
 
 
-def _windows_of(times_C: NDArray[Any], span: Span, seconds: int) -> NDArray[Any]:
-    if span.windows(seconds) == 1:
+def _windows_of(times_C: NDArray[Any], anchors: AnchorRange, seconds: int) -> NDArray[Any]:
+    if anchors.windows(seconds) == 1:
         return np.zeros(len(times_C), np.uint32)
-    # Times outside of the span wrap around here; their stretches belong to nobody and are dropped.
+    # Times outside the range of the anchors wrap around; their spans are dropped.
     kind = times_C.dtype.type
-    return np.asarray((times_C - kind(span.t_min)) // kind(seconds))
+    return np.asarray((times_C - kind(anchors.t_min)) // kind(seconds))
 
 
-def _joined(rows: NDArray[Any], held: int) -> NDArray[Any]:
-    """Rows with the held one joined to the first where both are the same stretch."""
-    if not held or len(rows) < 2 or rows["users"][0] != rows["users"][1] or rows["window"][0] != rows["window"][1]:
+def _joined(rows: NDArray[Any], carried: int) -> NDArray[Any]:
+    """Rows with a carried-over first row merged into the second if both are parts of one anchors."""
+    if not carried or len(rows) < 2 or rows["users"][0] != rows["users"][1] or rows["window"][0] != rows["window"][1]:
         return rows
     rows["first"][1] = rows["first"][0]
     for name in ("events", "anchors"):
@@ -183,21 +182,21 @@ def _joined(rows: NDArray[Any], held: int) -> NDArray[Any]:
 
 
 def build(store: EventStore, folder: Path, facts: dict[str, Any], chunk: int = _CHUNK) -> None:
-    """Write the index of a store into an empty folder; `facts` go into its manifest."""
-    seconds, span = facts["seconds"], spans(store, facts["min_history"])
-    windows = span.windows(seconds)
+    """Write the index of a store into an empty folder; its manifest contains `facts`."""
+    seconds, anchors = facts["seconds"], anchor_range(store, facts["min_history"])
+    windows = anchors.windows(seconds)
     if windows > MOST_WINDOWS:
         raise ConfigError(
-            f"window.seconds is {seconds:,}, which makes {windows:,} windows; at most {MOST_WINDOWS:,} are possible",
+            f"window.seconds is {seconds:,}, which gives {windows:,} windows; the maximum is {MOST_WINDOWS:,}",
             where={"field": "window.seconds"},
             fix="choose a longer window",
         )
-    count_W, anchors = np.zeros(windows, np.int64), 0
+    count_W, total = np.zeros(windows, np.int64), 0
     draft = folder / _DRAFT
     with writing(draft, fix=_FIX), draft.open("wb") as file:
-        for rows in rows_by_user(store, span, seconds, chunk):
+        for rows in rows_by_user(store, anchors, seconds, chunk):
             np.add.at(count_W, rows["window"], 1)
-            anchors += int(rows["anchors"].sum(dtype=np.int64))
+            total += int(rows["anchors"].sum(dtype=np.int64))
             file.write(rows.tobytes())
     offsets_W1 = np.concatenate([[0], np.cumsum(count_W)])
     with writing(folder, fix=_FIX):
@@ -205,11 +204,11 @@ def build(store: EventStore, folder: Path, facts: dict[str, Any], chunk: int = _
         draft.unlink()
     manifest = {
         **facts,
-        "t_min": span.t_min,
-        "t_max": span.t_max,
+        "t_min": anchors.t_min,
+        "t_max": anchors.t_max,
         "windows": windows,
         "rows": int(offsets_W1[-1]),
-        "anchors": anchors,
+        "anchors": total,
         "digest_block": DIGEST_BLOCK,
         "columns": {name: _described(folder / name) for name in COLUMNS},
     }
@@ -223,13 +222,13 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _scatter(draft: Path, folder: Path, offsets_W1: NDArray[np.int64], chunk: int) -> None:
-    """The counting sort: rows in the order they were found to columns grouped by window."""
+    """A counting sort: rows by user to columns by window."""
     rows_R, next_W = int(offsets_W1[-1]), offsets_W1[:-1].copy()
     key = np.uint16 if len(next_W) <= 1 << 16 else np.uint32
     columns = {name: _mapped(folder / name, kind, rows_R) for name, kind in ROW_COLUMNS.items()}
     with draft.open("rb") as file:
         while len(rows := np.frombuffer(file.read(chunk * _ROW.itemsize), _ROW)):
-            # numpy sorts 16-bit keys by radix, which makes this a fraction of the pass.
+            # numpy sorts 16-bit keys by radix, which is fast.
             order = np.argsort(rows["window"].astype(key), kind="stable")
             window = rows["window"][order]
             begins = np.flatnonzero(np.diff(window, prepend=np.uint32(window[0] + 1)))
@@ -249,6 +248,6 @@ def _scatter(draft: Path, folder: Path, offsets_W1: NDArray[np.int64], chunk: in
 def _mapped(path: Path, kind: str, length: int) -> NDArray[Any]:
     bytes_ = length * np.dtype(kind).itemsize
     with path.open("w+b") as file:
-        # Space is taken at once: on a full disk, writing to a mapped hole would end the process without a word.
+        # Allocate now: on a full disk, writing to a mapped hole would kill the process without a message.
         os.posix_fallocate(file.fileno(), 0, bytes_)
         return np.frombuffer(mmap.mmap(file.fileno(), bytes_), kind)

@@ -1,22 +1,20 @@
-"""Windows of time over an event store: which anchors each has, looked up without reading the timeline.
+"""Time windows over an event store: finds the anchors of a window through an index, without reading all events.
 
 Shapes: U users, W windows, R rows of the index, N positions.
 
-An anchor is a listen with at least `min_history` events of its user before it. Window w holds the anchors from
+An anchor is a listen with at least `min_history` earlier events of its user. Window w holds the anchors from
 t_min + w * seconds on, where t_min is the time of the earliest anchor. The index (window_build.py) has one row for
-every user and window with an anchor: where the user's events of that window begin, how many there are, how many are
-anchors.
+every user and window with an anchor: the first position, the number of events, and the number of anchors.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError, MachineError
-from ...files import require_writable, sync_folder, writing
+from ...files import one_at_a_time, require_writable, sync_folder, writing
 from ...ops.splitmix import GOLDEN, finalise_numpy_
 from ...places import home
 from .config import WindowConfig
@@ -46,30 +44,30 @@ from .window_build import (
 Users = Literal["all", "train", "held-out"]
 
 _BLOCK = 1 << 18
-"""Events looked at in one call: no call keeps other threads waiting for long."""
+"""Events read in one call, so that no call blocks other threads for long."""
 _STRIDE = 1 << 22
 _FACTS = ("format", "version", "store", "seconds", "min_history")
-"""What an index is recognised by."""
+"""Facts that identify an index."""
 _AT_ONCE = 64 << 20
-"""An index of at most so many bytes is held against its digests when it is opened, a larger one piece by piece as it is
-used: some gigabytes are not read before the first batch."""
+"""An index of at most this many bytes is compared with its digests when it is opened, a larger one as it is used, so
+that the first batch does not wait for gigabytes."""
 
 
 def unit(uids: NDArray[Any], salt: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for each user: the top 53 bits of splitmix64's finaliser of id + increment + salt."""
+    """A number in [0, 1) per user: the top 53 bits of splitmix64's finaliser of id + increment + salt."""
     words = np.asarray(uids).astype(np.int64).view(np.uint64) + np.uint64((GOLDEN + salt) % (1 << 64))
     return (finalise_numpy_(words) >> np.uint64(11)).astype(np.float64) / float(1 << 53)
 
 
 def train_user(uids: NDArray[Any], share: float, salt: int) -> NDArray[np.bool_]:
-    """Whether each user trains; the others are held out."""
+    """Whether each user is a training user; the others are held out."""
     return unit(uids, salt) < share
 
 
 def shuffled(positions_N: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.int64]:
-    """Positions shuffled inside consecutive blocks of that fraction of them, by numpy's PCG64.
+    """Positions shuffled within consecutive blocks that are `fraction` of them long, by numpy's PCG64.
 
-    The stream of `default_rng` is numpy's to change between versions; a test pins what these give.
+    numpy may change the stream of `default_rng` between versions; a test pins the result.
     """
     count = len(positions_N)
     block = count if fraction >= 1 else round(fraction * count)
@@ -82,29 +80,29 @@ def shuffled(positions_N: NDArray[np.int64], fraction: float, seed: int) -> NDAr
 
 
 def refuse_overlap(train: range, holdout: range) -> None:
-    """Refuse hold-out windows that are trained on as well."""
+    """Refuse hold-out windows that overlap the training windows."""
     first = max(train.start, holdout.start)
     if first < min(train.stop, holdout.stop):
         raise ConfigError(
-            f"hold-out windows {holdout.start} to {holdout.stop - 1} are trained on: training takes windows "
+            f"hold-out windows {holdout.start} to {holdout.stop - 1} overlap the training windows "
             f"{train.start} to {train.stop - 1} (first shared: {first})",
             fix="hold out later windows, train on fewer, or hold out users with window.train_share",
         )
 
 
 def all_anchors(store: EventStore, min_history: int) -> NDArray[np.int64]:
-    """Positions of all anchors, ascending; `anchor_chunks` of window_build.py gives them piece by piece."""
+    """Positions of all anchors, ascending; `anchor_chunks` of window_build.py gives them in chunks."""
     return np.concatenate([*anchor_chunks(store, min_history)])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WindowIndex:
-    """From a window to its anchors."""
+    """Finds the anchors of a window."""
 
     store: EventStore
     config: WindowConfig
     folder: Path
-    """Where the index is kept."""
+    """Folder of the index."""
     windows: int
     t_min: int
     """Time of the earliest anchor."""
@@ -113,22 +111,22 @@ class WindowIndex:
     offsets_W1: NDArray[np.int64]
     """First row of each window."""
     users_R: NDArray[np.uint32]
-    """Places of users in the store, ascending in a window."""
+    """Indices of users in the store, ascending within a window."""
     first_R: NDArray[np.int64]
     events_R: NDArray[np.uint32]
     anchors_R: NDArray[np.uint32]
     manifest: dict[str, Any] = field(repr=False)
-    """Among others the digests of the columns."""
-    _trusted: set[tuple[str, int]] = field(default_factory=set, repr=False)
-    """Columns and blocks of them that were held against their digests."""
-    _counted: dict[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+    """Sizes, times and the digests of the columns."""
+    _verified: set[tuple[str, int]] = field(default_factory=set, repr=False)
+    """Column names and block numbers that were compared with their digests."""
+    _counts: dict[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def open(store: EventStore, config: WindowConfig, *, cache: Path | None = None) -> WindowIndex:
-        """The index of a store, built when there is none that fits.
+        """Open the index of a store; build it if it does not exist.
 
-        It is kept in `cache`; else beside the columns of the store, or in the user's cache folder where the store
-        cannot be written or is another program's.
+        Its folder is in `cache`, by default in the store, or in the user's cache folder if the store is read-only or
+        a reference cache.
         """
         facts = {
             "format": FORMAT,
@@ -138,40 +136,40 @@ class WindowIndex:
             "min_history": config.min_history,
         }
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-        places = [cache.expanduser()] if cache is not None else _own_places(store)
+        places = [cache.expanduser()] if cache is not None else _default_folders(store)
         for place in places:
-            if (found := _read(place / key, store, config, facts)) is not None:
-                return found
+            if (index := _read(place / key, store, config, facts)) is not None:
+                return index
         place = _first_writable(places)
-        with _turn(place / f"{key}.lock"):
-            if (found := _read(place / key, store, config, facts)) is None:
+        with one_at_a_time(place / f"{key}.lock"):
+            if (index := _read(place / key, store, config, facts)) is None:
                 _write(place / key, store, facts)
-                found = _read(place / key, store, config, facts)
-        if found is None:
+                index = _read(place / key, store, config, facts)
+        if index is None:
             raise MachineError(
                 "the index of windows cannot be read back after it was written",
                 where={"folder": place / key},
                 fix="check the disk",
             )
-        return found
+        return index
 
     @cached_property
     def trains_U(self) -> NDArray[np.bool_]:
-        """Whether each user of the store trains."""
+        """Whether each user of the store is a training user."""
         return train_user(self.store.user_ids_U, self.config.train_share, self.config.split_salt)
 
     def counts(self, users: Users = "all") -> NDArray[np.int64]:
-        """Anchors of every window."""
-        if users not in self._counted:
-            counted_W = self._count(users)
-            counted_W.setflags(write=False)
-            self._counted[users] = counted_W
-        return self._counted[users]
+        """Number of anchors of every window."""
+        if users not in self._counts:
+            counts_W = self._count(users)
+            counts_W.setflags(write=False)
+            self._counts[users] = counts_W
+        return self._counts[users]
 
     def anchors(self, window: int, users: Users = "all") -> NDArray[np.int64]:
-        """Positions of a window's anchors, ascending: user by user, each user's by time."""
+        """Positions of a window's anchors, ascending: by user, then by time."""
         rows = self._rows(window, users)
-        self.require_whole(slice(*self.offsets_W1[window : window + 2].tolist()))
+        self.verify_blocks(slice(*self.offsets_W1[window : window + 2].tolist()))
         first, events = self.first_R[rows], self.events_R[rows].astype(np.int64)
         expected, ends = int(self.anchors_R[rows].sum(dtype=np.int64)), np.cumsum(events)
         if not len(first):
@@ -184,57 +182,57 @@ class WindowIndex:
             stop = max(begin + 1, int(np.searchsorted(ends, base + _BLOCK, side="right")))
             inside = np.repeat(first[begin:stop] - ends[begin:stop] + events[begin:stop] + base, events[begin:stop])
             inside += np.arange(len(inside))
-            found = inside[is_listen(self.store, inside)]
-            if done + len(found) > expected:
+            listens = inside[is_listen(self.store, inside)]
+            if done + len(listens) > expected:
                 raise self._damaged()
-            positions[done : done + len(found)] = found
-            done, begin = done + len(found), stop
+            positions[done : done + len(listens)] = listens
+            done, begin = done + len(listens), stop
         if done != expected:
             raise self._damaged()
         return positions
 
     def order(self, window: int, users: Users = "all") -> NDArray[np.int64]:
-        """A window's anchors as they are trained on: a pure function of the config's seed and the window."""
+        """A window's anchors in training order: a pure function of the config's seed and the window."""
         return shuffled(self.anchors(window, users), self.config.shuffle, self.config.shuffle_seed + window)
 
     def holdout(self, first: int, windows: int = 1, users: Users = "held-out") -> NDArray[np.int64]:
-        """Positions of the anchors to score with, window after window, ascending in each.
+        """Positions of the anchors to evaluate on, window after window, ascending in each.
 
-        Where every user trains there is nobody to hold out, and held-out means everybody.
+        If every user is a training user, "held-out" means all users.
         """
         if users == "held-out" and self.config.train_share >= 1:
             users = "all"
         parts = [self.anchors(window, users) for window in range(first, first + windows)]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def require_whole(self, rows: slice, columns: Iterable[str] = ROW_COLUMNS) -> None:
-        """Hold the blocks these rows lie in against their digests, each block once; a difference is an error."""
+    def verify_blocks(self, rows: slice, columns: Iterable[str] = ROW_COLUMNS) -> None:
+        """Compare the blocks of these rows with their digests, each block once; a difference is an error."""
         size = self.manifest["digest_block"]
         for name in columns:
             bytes_ = (self.offsets_W1 if name == OFFSETS else getattr(self, f"{name}_R")).view(np.uint8)
             width = np.dtype(COLUMNS[name]).itemsize
             for block in range(rows.start * width // size, -(-rows.stop * width // size)):
-                if (name, block) in self._trusted:
+                if (name, block) in self._verified:
                     continue
                 digest = hashlib.sha256(bytes_[block * size : (block + 1) * size].data).hexdigest()
                 if digest != self.manifest["columns"][name]["blocks"][block]:
                     raise self._damaged()
-                self._trusted.add((name, block))
+                self._verified.add((name, block))
 
     def _rows(self, window: int, users: Users) -> slice | NDArray[np.int64]:
         if not 0 <= window < self.windows:
             raise DataError(
                 f"there is no window {window}: the data has windows 0 to {self.windows - 1}",
                 where={"store": self.store.folder},
-                fix="choose windows inside of that range",
+                fix="choose windows within that range",
             )
         begin, end = int(self.offsets_W1[window]), int(self.offsets_W1[window + 1])
         if users == "all":
             return slice(begin, end)
-        return np.flatnonzero(self._chosen(slice(begin, end), users)) + begin
+        return np.flatnonzero(self._selected(slice(begin, end), users)) + begin
 
-    def _chosen(self, rows: slice, users: Users) -> NDArray[np.bool_]:
-        self.require_whole(rows, ("users",))
+    def _selected(self, rows: slice, users: Users) -> NDArray[np.bool_]:
+        self.verify_blocks(rows, ("users",))
         users_R = self.users_R[rows]
         if len(users_R) and users_R.max() >= self.store.users:
             raise self._damaged()
@@ -242,14 +240,14 @@ class WindowIndex:
         return trains if users == "train" else ~trains
 
     def _count(self, users: Users) -> NDArray[np.int64]:
-        """Sums of the index's rows by window, a bounded number of rows at a time."""
+        """Sums of the index's rows by window, in chunks of bounded size."""
         before_W1, total, rows = np.zeros(self.windows + 1, np.int64), 0, len(self.anchors_R)
         for begin in range(0, rows, _STRIDE):
             part = slice(begin, min(rows, begin + _STRIDE))
-            self.require_whole(part, ("anchors",))
+            self.verify_blocks(part, ("anchors",))
             values = self.anchors_R[part]
             if users != "all":
-                values = values * self._chosen(part, users)
+                values = values * self._selected(part, users)
             running = np.cumsum(values, dtype=np.int64)
             low, high = np.searchsorted(self.offsets_W1, [begin, part.stop], side="right")
             before_W1[low:high] = total + running[self.offsets_W1[low:high] - begin - 1]
@@ -257,24 +255,24 @@ class WindowIndex:
         return np.diff(before_W1)
 
     def _damaged(self) -> DataError:
-        return _unfit(self.folder, self.store)
+        return _damaged_index(self.folder, self.store)
 
 
-def _unfit(folder: Path, store: EventStore) -> DataError:
+def _damaged_index(folder: Path, store: EventStore) -> DataError:
     return DataError(
-        "the index of windows is damaged, or does not fit its events",
+        "the index of windows is damaged, or belongs to other events",
         where={"index": folder, "store": store.folder},
-        fix=f"remove {folder}; it is built again at the next start",
+        fix=f"remove {folder}; the next start builds it again",
     )
 
 
-def _own_places(store: EventStore) -> list[Path]:
-    """Where indexes of a store are kept unless somewhere else is asked for."""
+def _default_folders(store: EventStore) -> list[Path]:
+    """Folders of the indexes of a store, in the order of preference."""
     return [*([store.folder / "windows"] if store.layout == "packed" else []), home() / "windows"]
 
 
 def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str, Any]) -> WindowIndex | None:
-    """An index that is whole and belongs to this store; None where there is none or it is damaged."""
+    """The index of this store; None if it does not exist or is damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest.pop("seal") != seal_of(manifest) or any(manifest[name] != facts[name] for name in facts):
@@ -297,41 +295,41 @@ def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str
             anchors_R=columns["anchors"],
             manifest=manifest,
         )
-        index.require_whole(slice(0, windows + 1), (OFFSETS,))
+        index.verify_blocks(slice(0, windows + 1), (OFFSETS,))
         if sum(len(column.view(np.uint8)) for column in columns.values()) <= _AT_ONCE:
-            index.require_whole(slice(0, rows))
+            index.verify_blocks(slice(0, rows))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, DataError, MachineError):
         return None
     return index
 
 
 def verify_indexes(store: EventStore) -> list[str]:
-    """Read every index of this store that would be used, and hold it against its digests. Their folders."""
-    whole = []
-    for place in _own_places(store):
+    """Compare every index of this store with its digests. Returns their folders."""
+    folders = []
+    for place in _default_folders(store):
         for folder in sorted(path.parent for path in place.glob(f"*/{MANIFEST}") if not path.parent.suffix):
             try:
                 facts = {name: json.loads((folder / MANIFEST).read_bytes())[name] for name in _FACTS}
                 config = WindowConfig(seconds=facts["seconds"], min_history=facts["min_history"])
             except (OSError, ValueError, KeyError, TypeError, ConfigError):
-                # The user's cache folder has indexes of other stores too; this may be one of those.
+                # The user's cache folder also has indexes of other stores.
                 if place.parent == store.folder:
-                    raise _unfit(folder, store) from None
+                    raise _damaged_index(folder, store) from None
                 continue
             if (facts["format"], facts["version"], facts["store"]) == (FORMAT, VERSION, store.digest):
                 index = _read(folder, store, config, facts)
                 if index is None:
-                    raise _unfit(folder, store)
-                index.require_whole(slice(0, len(index.users_R)))
-                whole.append(str(folder))
-    return whole
+                    raise _damaged_index(folder, store)
+                index.verify_blocks(slice(0, len(index.users_R)))
+                folders.append(str(folder))
+    return folders
 
 
 def _write(folder: Path, store: EventStore, facts: dict[str, Any]) -> None:
-    """Build beside and rename; what a killed or damaged one left is taken away."""
+    """Build the index in a draft folder and rename it; remains of a killed process or a damaged index are deleted."""
     draft = folder.with_name(folder.name + ".building")
-    for left in (draft, folder):
-        shutil.rmtree(left, ignore_errors=True)
+    for old in (draft, folder):
+        shutil.rmtree(old, ignore_errors=True)
     try:
         with writing(draft):
             draft.mkdir(parents=True)
@@ -351,16 +349,3 @@ def _first_writable(places: list[Path]) -> Path:
             return place
     require_writable(places[-1])
     return places[-1]
-
-
-@contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """Wait for others that build the same index: of many processes that start together one does the work."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("wb")
-    with lock:
-        # Some network file systems know no locks; the rename still keeps half an index from being seen.
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

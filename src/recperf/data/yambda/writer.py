@@ -1,9 +1,9 @@
-"""Writing an event store so that it can be stopped at any moment and is never seen half done.
+"""Writes an event store so that it can resume after any interruption and is never visible half-written.
 
-Columns grow in a folder beside the final one. A commit syncs them and then notes in a journal how long they are, what
-was counted in them and where the source was; whoever goes on cuts the columns to those lengths and starts there. The
-last act is a rename. Counts and digests are taken from what is written as it passes: reading billions of events back
-would take minutes, and mapped pages would count as this process's memory.
+Columns grow in a folder `<store>.building`. A commit syncs them and records their lengths, counts and the position in
+the source in a journal; a resumed writer truncates the columns to those lengths and continues there. A rename finishes
+the store. Counts and digests are computed while writing: reading billions of events back would take minutes, and
+mapped pages would count as memory of this process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OURS = re.compile(
     rf"|\.?({'|'.join(re.escape(name) for name in (JOURNAL, MANIFEST))})(\.\d+\.tmp)?"
     rf"|{'|'.join(re.escape(file_of(Path(), name).name) for name in COLUMNS)}"
 )
-"""Names in a draft: the writer's own, and what an import keeps there: events being sorted, lists of original ids."""
+"""Names of files that recperf writes into a draft: the writer's, and those of an import (sorting, original ids)."""
 _START: dict[str, Any] = {
     "events": 0,
     "users": 0,
@@ -62,10 +62,10 @@ _START: dict[str, Any] = {
 
 
 class StoreWriter:
-    """A store being written. `identity` names the source: a journal of another source is not gone on with.
+    """A store being written. `identity` names the source: a journal of another source is not resumed.
 
-    `bookmark` is what the last commit was given, or None at the start: where the source is to be read from.
-    `anew` says that something begun before, of another source or by another version, was thrown away.
+    `bookmark` is the value of the last commit, None at the start: the position from which to read the source.
+    `discarded` says that an unfinished store of another source or version was deleted.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class StoreWriter:
         self.draft = self.folder.with_name(self.folder.name + ".building")
         self.identity = json.loads(json.dumps(identity))
         self.again = again
-        self.anew = False
+        self.discarded = False
         self._open = ExitStack()
         self._columns: dict[str, _Column] = {}
         self._state = deepcopy(_START)
@@ -98,9 +98,9 @@ class StoreWriter:
         self._require_own_draft()
         with self._open:
             self._open.enter_context(alone(self.draft, what="preparing this store", again=self.again))
-            # Whoever held the lock a moment ago may have finished the store since.
+            # The previous owner of the lock may have finished the store in the meantime.
             self._require_no_other()
-            self._go_on()
+            self._resume()
             with writing(self.draft, fix=self.again):
                 for name in _GROWING:
                     rows = self._state["events"] if name in EVENT_COLUMNS else self._state["users"]
@@ -122,7 +122,7 @@ class StoreWriter:
         kinds: NDArray[np.uint8],
         ratios: NDArray[Any],
     ) -> None:
-        """Events in the order of the store: users ascending, a user's events by time."""
+        """Append events in the order of the store: by user, then by time."""
         if not len(uids):
             return
         new = np.flatnonzero(uids[1:] != uids[:-1]) + 1
@@ -146,25 +146,25 @@ class StoreWriter:
         state["by_kind"] = (np.bincount(kinds, minlength=256) + state["by_kind"]).tolist()
 
     def commit(self, bookmark: Any) -> None:
-        """Everything appended is safe after this."""
+        """Make everything appended so far durable."""
         for name, column in self._columns.items():
             with writing(file_of(self.draft, name), fix=self.again):
                 column.sync()
             self._state["blocks"][name] = list(column.digests.blocks)
         self._state["bookmark"] = bookmark
-        self._note(JOURNAL, {"version": VERSION, "identity": self.identity, **self._state})
+        self._write_json(JOURNAL, {"version": VERSION, "identity": self.identity, **self._state})
 
     def finish(self, catalogue_I2: NDArray[np.uint32], facts: dict[str, Any]) -> Path:
-        """Close the columns and give the store its name."""
+        """Complete the columns, write the manifest and rename the folder."""
         if not self.events:
-            raise DataError("there is no event to train on", where={"folder": self.folder}, fix="check the source")
+            raise DataError("there is no training event", where={"folder": self.folder}, fix="check the source")
         if self._state["largest_item"] >= len(catalogue_I2):
             raise DataError(
                 f"an event has item {self._state['largest_item']:,}; the catalogue ends at {len(catalogue_I2) - 1:,}",
                 where={"folder": self.draft},
                 fix="the catalogue must hold every item that has events",
             )
-        # The journal's lengths are still those of the last commit: killed from here on, this part is done again.
+        # The journal still has the lengths of the last commit: if killed from here on, this part is repeated.
         with writing(self.draft, fix=self.again):
             self._columns["user_first"].write(np.array([self.events]))
             self._columns[CATALOGUE] = _Column(self.draft, CATALOGUE, 0, [])
@@ -173,7 +173,7 @@ class StoreWriter:
             for column in self._columns.values():
                 column.sync()
         manifest = self._described(len(catalogue_I2), facts)
-        self._note(MANIFEST, manifest | {"seal": seal_of(manifest)})
+        self._write_json(MANIFEST, manifest | {"seal": seal_of(manifest)})
         with writing(self.folder, fix=self.again):
             os.rename(self.draft, self.folder)
             sync_folder(self.folder.parent)
@@ -181,35 +181,35 @@ class StoreWriter:
         return self.folder
 
     def _require_no_other(self) -> None:
-        """A rename onto something else would fail at the very end."""
+        """Refuse an occupied folder now: the rename at the end would fail."""
         if (self.folder / MANIFEST).exists():
             raise DataError(
                 "there is a store already", where={"folder": self.folder}, fix="choose another with --store"
             )
         if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise DataError(
-                "there is something else where the store is to be",
+                "the folder of the store is not empty",
                 where={"folder": self.folder},
                 fix="choose another with --store, or remove it",
             )
 
     def _require_own_draft(self) -> None:
-        """Beginning anew empties the draft: a folder of someone else that has its name must be left alone."""
+        """Refuse a draft folder with other files: starting over would delete them."""
         if not self.draft.exists():
             return
         if not self.draft.is_dir():
-            found = [self.draft.name]
+            foreign = [self.draft.name]
         else:
-            found = sorted(path.name for path in self.draft.iterdir() if not _is_ours(path))
-        if found:
+            foreign = sorted(path.name for path in self.draft.iterdir() if not _is_ours(path))
+        if foreign:
             raise DataError(
-                f"there is something that recperf did not write where the store is built: {', '.join(found[:4])}",
+                f"recperf did not write these files in the folder of the store: {', '.join(foreign[:4])}",
                 where={"folder": self.draft},
-                fix="move it away, or choose another place for the store",
+                fix="move them away, or choose another folder for the store",
             )
 
-    def _go_on(self) -> None:
-        """Take up the journal of the same source, or begin anew."""
+    def _resume(self) -> None:
+        """Continue with the journal of the same source, or start over."""
         (self.draft / MANIFEST).unlink(missing_ok=True)
         try:
             journal = json.loads((self.draft / JOURNAL).read_bytes())
@@ -219,16 +219,16 @@ class StoreWriter:
                 return
         except (OSError, ValueError, AttributeError, KeyError, TypeError):
             pass
-        self.anew = (self.draft / JOURNAL).exists()
+        self.discarded = (self.draft / JOURNAL).exists()
         for path in self.draft.iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _note(self, name: str, value: dict[str, Any]) -> None:
+    def _write_json(self, name: str, value: dict[str, Any]) -> None:
         try:
             write_json(self.draft / name, value)
         except MachineError as error:
-            # Its usual advice is about run folders.
+            # The usual remedy is about run folders.
             raise MachineError(error.what, where=dict(error.where), fix=f"check the disk; {self.again}") from error
 
     def _described(self, items: int, facts: dict[str, Any]) -> dict[str, Any]:
@@ -259,23 +259,23 @@ class StoreWriter:
 
 
 class _Column:
-    """The file of a column, and the digests of its blocks as they fill."""
+    """The file of a column and the digests of its blocks."""
 
     def __init__(self, folder: Path, name: str, rows: int, blocks: list[str]) -> None:
         self.path, self.kind = file_of(folder, name), np.dtype(COLUMNS[name])
         self.digests = BlockDigests(blocks)
-        kept = rows * self.kind.itemsize
+        length = rows * self.kind.itemsize
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if os.fstat(self._file).st_size < kept or self.digests.length > kept:
+            if os.fstat(self._file).st_size < length or self.digests.length > length:
                 raise DataError(
                     f"{self.path.name} is shorter than its journal says",
                     where={"file": self.path},
                     fix=f"remove {folder} and begin again",
                 )
-            os.ftruncate(self._file, kept)
+            os.ftruncate(self._file, length)
             os.lseek(self._file, self.digests.length, os.SEEK_SET)
-            while self.digests.length < kept:
+            while self.digests.length < length:
                 self.digests.update(memoryview(os.read(self._file, 1 << 20)))
         except BaseException:
             self.close()
@@ -283,7 +283,7 @@ class _Column:
 
     def write(self, array: NDArray[Any]) -> None:
         content = np.ascontiguousarray(array, self.kind).reshape(-1).view(np.uint8).data
-        # A disk that is about to be full takes a part and says so only the next time.
+        # An almost full disk writes a part and fails only at the next call.
         rest = content
         while len(rest):
             rest = rest[os.write(self._file, rest) :]
@@ -299,13 +299,13 @@ class _Column:
 
 
 def finished(folder: Path, identity: dict[str, Any]) -> bool:
-    """Whether the store of this source is there already; a store of another source in its place is an error."""
+    """Whether the store of this source is complete; a store of another source in its folder is an error."""
     folder = folder.expanduser()
     if not (folder / MANIFEST).is_file():
         return False
     if read_manifest(folder)["identity"] != json.loads(json.dumps(identity)):
         raise DataError(
-            "there is a store here already, of another source",
+            "the folder has a store of another source",
             where={"folder": folder},
             fix="choose another with --store, or remove it",
         )
@@ -315,8 +315,8 @@ def finished(folder: Path, identity: dict[str, Any]) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
-    is_name = _OURS.fullmatch(path.name) is not None
-    return is_name and not path.is_symlink() and path.is_dir() == (path.name == _SCRATCH)
+    known_name = _OURS.fullmatch(path.name) is not None
+    return known_name and not path.is_symlink() and path.is_dir() == (path.name == _SCRATCH)
 
 
 def _tidy(folder: Path) -> None:

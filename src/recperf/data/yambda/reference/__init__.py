@@ -1,1 +1,1 @@
-"""The MLPerf reference's files and cache: written, and opened as they are."""
+"""The files and the cache of the MLPerf reference: written, opened and verified."""

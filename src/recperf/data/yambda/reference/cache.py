@@ -1,8 +1,8 @@
-"""The flat-event cache of the MLPerf reference, opened as it is: nothing is copied or converted.
+"""Opens the flat-event cache of the MLPerf reference; nothing is copied or converted.
 
 Shapes: E events, U users, I items of the catalogue.
 
-The reference keeps one .npy file a column, 40 bytes an event, in `<root>/processed_<size>/hstu_cache_L<length>/`, and
+The reference has one .npy file per column, 40 bytes per event, in `<root>/processed_<size>/hstu_cache_L<length>/`, and
 the catalogue as two maps in `<root>/shared_metadata/`.
 """
 
@@ -25,8 +25,8 @@ from .npy import map_npy
 READY, CACHE_META = "_READY", "store_meta.json"
 POPULARITY, SPLIT_META = "item_popularity.npy", "split_meta.json"
 SHARED_MAPS = "shared_metadata"
-NOTES = ".recperf.json"
-"""Beside the reference's own files where recperf wrote them: which are finished, and what they were written from."""
+RECORD = ".recperf.json"
+"""Written by recperf next to the reference's files: which of them are finished, and their source."""
 
 FLAT_COLUMNS = {
     "flat_uid": "<i8",
@@ -44,11 +44,11 @@ USER_COLUMNS = {"unique_uids": "<i8", "user_start": "<i8", "user_end": "<i8"}
 _FIX = "build the cache again, or fetch this file from where the cache came from"
 _STRIDE = 1 << 22
 _PIECE, _PIECES = 4096, 8
-_USERS_LOOKED_AT = 1024
+_CHECKED_USERS = 1024
 
 
 def open_events(path: Path) -> EventStore:
-    """A store of either kind, by what is in the folder."""
+    """Open an event store or a reference cache, whichever the folder contains."""
     path = path.expanduser()
     if (path / MANIFEST).exists() or path.with_name(path.name + ".building").is_dir():
         return open_store(path)
@@ -61,20 +61,20 @@ def open_events(path: Path) -> EventStore:
         raise DataError(
             f"there are {len(caches)} caches here: {', '.join(folder.name for folder in caches)}",
             where={"folder": path},
-            fix="give the folder of one of them",
+            fix="name one of them",
         )
     raise DataError(
-        f"there are no events here: neither {MANIFEST} of an event store, nor {READY} of a reference cache, nor a "
-        "folder hstu_cache_L* with one" + ("" if path.is_dir() else "; the folder does not exist"),
+        f"there are no events here: no {MANIFEST} of an event store, and no {READY} of a reference cache, here or in a "
+        "folder hstu_cache_L*" + ("" if path.is_dir() else "; the folder does not exist"),
         where={"folder": path},
         fix="recperf data prepare --help",
     )
 
 
 def open_reference(cache_folder: Path, maps: Path | None = None) -> EventStore:
-    """A complete cache of the reference. `maps` is the folder of the two maps where they are not at their usual place.
+    """Open a complete cache of the reference. `maps` is the folder of the two maps if it is not the default one.
 
-    The digest identifies a cache by its sizes and a sample of its bytes; unlike that of a store, it proves nothing.
+    The digest identifies a cache by its sizes and a sample of its bytes; unlike that of a store, it does not verify it.
     """
     folder = cache_folder.expanduser()
     events, users = _counts(folder)
@@ -98,64 +98,64 @@ def open_reference(cache_folder: Path, maps: Path | None = None) -> EventStore:
 
 
 def reference_ratios(store: EventStore) -> NDArray[np.float32]:
-    """Played ratios of a reference cache in percent, 0 where there was none."""
+    """Played ratios of a reference cache in percent, 0 for null."""
     return column(store.folder, "flat_played_ratio", FLAT_COLUMNS["flat_played_ratio"], store.events)
 
 
-def wrong(path: Path, how: str, fix: str = _FIX) -> DataError:
-    """The error that a file of a cache is not what it should be."""
-    return DataError(f"the reference cache cannot be used: {path.name} {how}", where={"file": path}, fix=fix)
+def unusable(path: Path, reason: str, fix: str = _FIX) -> DataError:
+    """The error for a file of a cache with wrong content."""
+    return DataError(f"the reference cache cannot be used: {path.name} {reason}", where={"file": path}, fix=fix)
 
 
 def column(folder: Path, name: str, kind: str, length: int | None = None) -> NDArray[Any]:
-    """A column of a cache, mapped."""
+    """Map a column of a cache."""
     return map_npy(folder / f"{name}.npy", kind, length, of="the reference cache", fix=_FIX)
 
 
 def _counts(folder: Path) -> tuple[int, int]:
-    """Events and users, as the cache itself counts them."""
+    """Numbers of events and users, as the cache states them."""
     if not (folder / READY).is_file():
         raise DataError(
             f"there is no complete reference cache here: {READY}, which is written last, is missing",
             where={"folder": folder},
-            fix="let whoever writes the cache finish it, or check the path",
+            fix="wait until the cache is complete, or check the path",
         )
     path = folder / CACHE_META
     try:
         meta = json.loads(path.read_bytes())
         events, users = int(meta["total_events"]), int(meta["num_users"])
     except FileNotFoundError:
-        raise wrong(path, "is missing") from None
+        raise unusable(path, "is missing") from None
     except (ValueError, KeyError, TypeError):
-        raise wrong(path, "does not state total_events and num_users") from None
+        raise unusable(path, "does not state total_events and num_users") from None
     if events < 1 or users < 1:
-        raise wrong(path, f"states {events} events of {users} users")
+        raise unusable(path, f"states {events} events of {users} users")
     return events, users
 
 
 def _users(folder: Path, uid_E: NDArray[np.int64], users: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids of the users and where their events begin, once the three tables of the cache agree with each other."""
+    """Ids of the users and positions of their first events, after checking the three tables against each other."""
     ids_U = column(folder, "unique_uids", USER_COLUMNS["unique_uids"], users)
     start, end = (column(folder, name, USER_COLUMNS[name]) for name in ("user_start", "user_end"))
     if ids_U[0] < 0 or (np.diff(ids_U) <= 0).any():
-        raise wrong(folder / "unique_uids.npy", "does not hold ascending ids")
+        raise unusable(folder / "unique_uids.npy", "does not hold ascending ids")
     for name, table in (("user_start", start), ("user_end", end)):
         if len(table) <= ids_U[-1]:
-            raise wrong(folder / f"{name}.npy", f"ends before user {ids_U[-1]:,}")
+            raise unusable(folder / f"{name}.npy", f"ends before user {ids_U[-1]:,}")
     first_U1 = np.append(start[ids_U], len(uid_E))
     if first_U1[0] != 0 or (np.diff(first_U1) <= 0).any():
-        raise wrong(folder / "user_start.npy", "does not divide the events among the users in their order")
+        raise unusable(folder / "user_start.npy", "does not divide the events among the users in their order")
     if (end[ids_U] != first_U1[1:]).any():
-        raise wrong(folder / "user_end.npy", "does not end each user where the next begins")
-    # All of them would read a page of the largest file for every user.
-    some = np.unique(np.linspace(0, users - 1, _USERS_LOOKED_AT).astype(np.int64))
+        raise unusable(folder / "user_end.npy", "does not end each user where the next begins")
+    # Checking all users would read a page of the largest file for each.
+    some = np.unique(np.linspace(0, users - 1, _CHECKED_USERS).astype(np.int64))
     if (uid_E[first_U1[some]] != ids_U[some]).any() or (uid_E[first_U1[some + 1] - 1] != ids_U[some]).any():
-        raise wrong(folder / "flat_uid.npy", "does not belong to the table of users")
+        raise unusable(folder / "flat_uid.npy", "does not match the table of users")
     return np.array(ids_U), first_U1
 
 
 def _catalogue(folder: Path, maps: Path | None, items_E: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Artists and albums, once it is known that every event's item has its row."""
+    """Artists and albums, after checking that every item with events has a row."""
     place = (maps or folder.absolute().parents[1] / SHARED_MAPS).expanduser()
     for name in (ARTISTS_FILE, ALBUMS_FILE):
         if not (place / name).is_file():
@@ -169,12 +169,11 @@ def _catalogue(folder: Path, maps: Path | None, items_E: NDArray[np.int64]) -> N
     if popularity.is_file():
         count_I = map_npy(popularity, "<i8", of="the reference cache", fix=_FIX)
         if int(count_I.sum()) != len(items_E):
-            raise wrong(popularity, f"counts {int(count_I.sum()):,} events; the cache has {len(items_E):,}")
+            raise unusable(popularity, f"counts {int(count_I.sum()):,} events; the cache has {len(items_E):,}")
         items = len(count_I)
     else:
         items = 1 + max(int(items_E[start : start + _STRIDE].max()) for start in range(0, len(items_E), _STRIDE))
-    # The reference wants equal lengths. A catalogue that goes on after the last item played is harmless, and usual:
-    # all sizes of Yambda share one.
+    # The reference requires equal lengths. A longer catalogue is harmless, and usual: all sizes of Yambda share one.
     if items > len(catalogue_I2):
         raise DataError(
             f"the maps end at item {len(catalogue_I2) - 1:,}; the cache has events of item {items - 1:,}",
@@ -197,12 +196,12 @@ def _described(folder: Path, events: int, users: int) -> dict[str, Any]:
     split = _read_json(processed / SPLIT_META)
     if split:
         manifest["split"] = split
-    written = _read_json(processed / NOTES).get("facts")
+    written = _read_json(processed / RECORD).get("facts")
     return manifest | (written if isinstance(written, dict) else {})
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """What a file beside the cache says; the cache can be used without it."""
+    """The content of an optional file next to the cache."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -213,7 +212,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _identification(folder: Path) -> str:
     """SHA-256 of the counts, and of the size and a few evenly spread pieces of every column.
 
-    Anchors are left out: the reference adds files of them to a finished cache.
+    Files of anchors do not count, because the reference adds them to a finished cache.
     """
     digest = hashlib.sha256((folder / CACHE_META).read_bytes())
     for name in (*FLAT_COLUMNS, *USER_COLUMNS):

@@ -1,4 +1,4 @@
-"""The columns of the reference's flat-event cache, block by block from a packed store.
+"""The columns of the reference's flat-event cache, computed in blocks from a packed store.
 
 Shapes: E events, U users, B events of a block, A anchors of it.
 """
@@ -28,7 +28,7 @@ _COPIED = {"flat_item_ids": "items", "flat_timestamps": "times", "flat_played_ra
 
 
 def read_block(store: EventStore, name: str, start: int, stop: int) -> NDArray[Any]:
-    """Part of a column as a copy. Pages of a mapping would stay with the process, and the bound on memory with them."""
+    """A copy of a part of a column. Mapped pages would count as memory of the process and break its limit."""
     kind = np.dtype(COLUMNS[name])
     return np.fromfile(file_of(store.folder, name), kind, stop - start, offset=start * kind.itemsize)
 
@@ -40,7 +40,7 @@ def uids_of(store: EventStore, start: int, stop: int) -> NDArray[np.int64]:
 
 
 def flat_column(store: EventStore, name: str, block: int, tick: Tick) -> Blocks:
-    """A column of the cache; `tick` hears of every block."""
+    """The blocks of a column of the cache; `tick` receives the number of events of each block."""
     for start, stop in _ranges(store, block):
         if name == "flat_uid":
             yield uids_of(store, start, stop)
@@ -56,7 +56,7 @@ def flat_column(store: EventStore, name: str, block: int, tick: Tick) -> Blocks:
 
 
 def anchors(store: EventStore, min_history: int, block: int, tick: Tick) -> Blocks:
-    """Positions of the listens that have at least so many events of their user before them, ascending."""
+    """Positions of the listens with at least `min_history` earlier events of their user, ascending."""
     for start, stop in _ranges(store, block):
         listen_B = read_block(store, "kinds", start, stop) & LISTENS != 0
         first, edges = _edges(store, start, stop)
@@ -67,13 +67,13 @@ def anchors(store: EventStore, min_history: int, block: int, tick: Tick) -> Bloc
 
 def anchor_times(store: EventStore, min_history: int, block: int, tick: Tick) -> Blocks:
     blocks = anchors(store, min_history, block, tick)
-    # Anchors first: zip then also asks for the one after the last, which is when the last block is ticked off.
+    # With the anchors first, zip exhausts their generator, which reports the last block.
     for positions_A, (start, stop) in zip(blocks, _ranges(store, block)):
         yield read_block(store, "times", start, stop)[positions_A - start].astype(np.int64)
 
 
 def user_column(store: EventStore, name: str) -> NDArray[np.int64]:
-    """A table of users: their ids, or by id where their events begin or end, -1 where there is no such user."""
+    """A table of users: their ids, or by id the position of their first or last event, -1 for an id without events."""
     if name == "unique_uids":
         return store.user_ids_U
     table = np.full(int(store.user_ids_U[-1]) + 1, -1, np.int64)
@@ -82,7 +82,7 @@ def user_column(store: EventStore, name: str) -> NDArray[np.int64]:
 
 
 def popularity(store: EventStore, block: int, tick: Tick) -> NDArray[np.int64]:
-    """Events of every item up to the largest that has any."""
+    """Number of events of every item."""
     counts = np.zeros(int(store.manifest["largest_item"]) + 1, np.int64)
     for start, stop in _ranges(store, block):
         counts += np.bincount(read_block(store, "items", start, stop), minlength=len(counts))
@@ -91,7 +91,7 @@ def popularity(store: EventStore, block: int, tick: Tick) -> NDArray[np.int64]:
 
 
 def least_bytes(store: EventStore) -> int:
-    """Bytes of a cache without its anchors, whose number is not known before they are written."""
+    """Bytes of a cache without its anchors, whose number is not known in advance."""
     headers = 128 * (len(FLAT_COLUMNS) + len(USER_COLUMNS))
     event = sum(np.dtype(kind).itemsize for kind in FLAT_COLUMNS.values())
     return headers + store.events * event + 8 * store.users + 16 * (int(store.user_ids_U[-1]) + 1)
@@ -103,7 +103,7 @@ def _ranges(store: EventStore, block: int) -> Iterator[tuple[int, int]]:
 
 
 def _edges(store: EventStore, start: int, stop: int) -> tuple[int, NDArray[np.int64]]:
-    """The first user of a range of events, and where each user's part of the range begins; the range's end is last."""
+    """The first user of a range of events, and the positions at which the users begin, followed by the range's end."""
     first = int(np.searchsorted(store.user_first_U1, start, side="right")) - 1
     last = int(np.searchsorted(store.user_first_U1, stop, side="left"))
     return first, np.clip(store.user_first_U1[first : last + 1], start, stop)

@@ -1,10 +1,10 @@
-"""The folder the MLPerf reference prepares, written by recperf: same names, same content, in bounded memory.
+"""Writes the folder that the MLPerf reference prepares: same names, same content, in bounded memory.
 
 `<folder>/processed_<size>/` gets the sessions, the test day, the popularity of items, the split and the flat-event
-cache; `<folder>/shared_metadata/` the maps, so that the reference can be pointed at the folder as it is.
+cache; `<folder>/shared_metadata/` gets the maps, so that the reference can use the folder directly.
 
-Every file is written beside its place and renamed, then noted with its size. Whoever goes on keeps the files that have
-the size noted and writes the others; `_READY` says that a cache is whole and comes last.
+Every file is written atomically and then recorded with its size. A resumed run keeps the files that have the recorded
+size and writes the others. `_READY` marks a complete cache and is written last.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from __future__ import annotations
 import filecmp
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from .... import units
 from ....config import within
@@ -26,29 +29,20 @@ from ..prepare import piece_rows, split_of
 from ..raw import RawEvents, RawFiles, need_pyarrow
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS
 from ..store import EventStore
-from .cache import (
-    CACHE_META,
-    FLAT_COLUMNS,
-    NOTES,
-    POPULARITY,
-    READY,
-    SHARED_MAPS,
-    SPLIT_META,
-    USER_COLUMNS,
-)
+from .cache import CACHE_META, FLAT_COLUMNS, POPULARITY, READY, RECORD, SHARED_MAPS, SPLIT_META, USER_COLUMNS
 from .flat_cache import anchor_times, anchors, flat_column, least_bytes, popularity, user_column
-from .npy import drafted, save_blocks
+from .npy import digested_file, save_blocks
 from .sessions import PARQUET_FILES, SESSIONS, TEST_EVENTS, write_sessions
 
 Progress = Callable[[int, int], None]
 Tick = Callable[[int], None]
 Digests = dict[str, list[str]]
-"""Digests of the blocks of files, by name."""
-_AGAIN = "the same command goes on where it stopped"
+"""Digests of the blocks of files, by file name."""
+_AGAIN = "run the same command again; it resumes"
 _SHARE = 2
-"""A row takes this many times the memory it takes to prepare it: lists are built and a row group is compressed."""
+"""A row needs this many times the memory of preparing it: lists are built and a row group is compressed."""
 _SESSION_BYTES = 8
-"""Less than an event takes in the sessions' file; what is surely needed, not what is expected."""
+"""A lower bound of the bytes per event in the file of sessions."""
 
 
 def write_layout(
@@ -62,11 +56,11 @@ def write_layout(
     block: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Write the reference's folder from the raw files and the store prepared from them. The `processed_` folder.
+    """Write the reference's folder from raw files and the store prepared from them. Returns its `processed_` folder.
 
-    Anchors are always written for `min_history` equal to the history's length, the reference's default; another
-    `min_history` adds files for itself. Times of anchors are written for the one asked for. `block` events are worked
-    on at a time, as many as `memory` allows where it is not given.
+    Anchors are always written for `min_history` equal to the history length, the reference's default; another
+    `min_history` adds its own files. Times of anchors are written for the requested `min_history`. `block` events are
+    processed at a time, by default as many as `memory` allows.
     """
     within(1, history_length, 1 << 20, "history_length")
     within(0, history_length if min_history is None else min_history, 1 << 40, "min_history")
@@ -79,45 +73,42 @@ def write_layout(
     within(1, block, 1 << 32, "block")
     events = RawEvents(files.events)
     processed = folder.expanduser() / f"processed_{files.size}"
-    _must_be_ours(processed)
+    _refuse_other_files(processed)
     with alone(processed, what="writing this folder", again=_AGAIN):
-        notes = _Notes(processed, files, events, store)
-        _share_maps(files, folder.expanduser() / SHARED_MAPS)
-        job = _Job(files, events, store, processed, history_length, min_history, block)
-        job.take_back_ready(notes)
-        steps = [step for step in job.steps() if not notes.has(*step.names)]
-        job.require_room(steps)
-        clock = _Clock(sum(step.work for step in steps), store.events, progress)
+        record = _Record(processed, files, events, store)
+        _copy_maps(files, folder.expanduser() / SHARED_MAPS)
+        layout = _Layout(files, events, store, processed, history_length, min_history, block)
+        layout.withdraw_ready(record)
+        steps = [step for step in layout.steps() if not record.has(*step.names)]
+        layout.require_space(steps)
+        total, done = sum(step.work for step in steps), 0
+
+        def tick(work: int) -> None:
+            nonlocal done
+            done += work
+            if progress:
+                progress(store.events * done // total, store.events)
+
         for step in steps:
-            notes.add(step.write([name for name in step.names if not notes.has(name)], clock.tick))
+            record.add(step.write([name for name in step.names if not record.has(name)], tick))
         (processed / "lock").unlink(missing_ok=True)
     return processed
 
 
 @dataclass(frozen=True)
 class _Step:
-    """Files written together, the events that are passed over for them, and how; only missing ones are asked for, and
-    the digests of those are the answer."""
+    """Files that are written together and the number of events read for them.
+
+    `write` receives the names of the missing files and returns their digests.
+    """
 
     names: tuple[str, ...]
     work: int
     write: Callable[[list[str], Tick], Digests]
 
 
-class _Clock:
-    """Adds up what is done and tells it as a share of all events, each of which is passed over many times."""
-
-    def __init__(self, total: int, events: int, progress: Progress | None) -> None:
-        self.done, self.total, self.events, self.progress = 0, total, events, progress
-
-    def tick(self, work: int) -> None:
-        self.done += work
-        if self.progress:
-            self.progress(self.events * self.done // self.total, self.events)
-
-
-class _Notes:
-    """Which files are finished: those noted here that still have the size noted. `data check` reads the digests."""
+class _Record:
+    """Sizes and digests of the finished files; `data check` reads the digests."""
 
     def __init__(self, processed: Path, files: RawFiles, events: RawEvents, store: EventStore) -> None:
         self.processed = processed
@@ -125,16 +116,16 @@ class _Notes:
         facts = {name: store.manifest[name] for name in ("name", "synthetic", "licence") if name in store.manifest}
         maps = {ARTISTS_FILE: sha256(files.artists), ALBUMS_FILE: sha256(files.albums)}
         self.content: dict[str, Any] = {"source": source, "facts": facts, "maps": maps, "files": {}}
-        path = processed / NOTES
+        path = processed / RECORD
         if path.exists():
-            found: dict[str, Any] = {}
+            saved: dict[str, Any] = {}
             with suppress(ValueError, TypeError):
-                found = dict(json.loads(path.read_bytes()))
-            if found.get("source") != source or not isinstance(found.get("files"), dict):
+                saved = dict(json.loads(path.read_bytes()))
+            if saved.get("source") != source or not isinstance(saved.get("files"), dict):
                 raise DataError(
-                    "this folder was begun from other events", where={"folder": processed}, fix="choose another folder"
+                    "this folder belongs to other events", where={"folder": processed}, fix="choose another folder"
                 )
-            self.content["files"] = {name: one for name, one in found["files"].items() if isinstance(one, dict)}
+            self.content["files"] = {name: one for name, one in saved["files"].items() if isinstance(one, dict)}
         for draft in processed.glob("*/.*.tmp"):
             draft.unlink()
         write_json(path, self.content)
@@ -146,7 +137,7 @@ class _Notes:
         self.content["files"] |= {
             name: {"bytes": self._size(name), "blocks": blocks} for name, blocks in written.items()
         }
-        write_json(self.processed / NOTES, self.content)
+        write_json(self.processed / RECORD, self.content)
 
     def _size(self, name: str) -> int | None:
         path = self.processed / name
@@ -154,8 +145,8 @@ class _Notes:
 
 
 @dataclass(frozen=True)
-class _Job:
-    """What is to be written, file by file."""
+class _Layout:
+    """All files of the folder and how each is written."""
 
     files: RawFiles
     events: RawEvents
@@ -170,68 +161,77 @@ class _Job:
         return f"hstu_cache_L{self.history_length}"
 
     def steps(self) -> list[_Step]:
-        """Every step in its order."""
-        count = self.store.events
-        steps = [
+        """All steps in their order."""
+        return [
             _Step(PARQUET_FILES, self.events.rows, self._parquet),
-            _Step((POPULARITY,), count, self._popularity),
-            _Step((SPLIT_META,), 0, lambda names, tick: self._json(names[0], self._split(), indent=2)),
+            self._column(POPULARITY, "<i8", self.store.events, lambda tick: [popularity(self.store, self.block, tick)]),
+            _Step((SPLIT_META,), 0, lambda names, tick: self._json(SPLIT_META, self._split(), indent=2)),
+            *self._column_steps(),
+            *self._anchor_steps(),
+            _Step((f"{self.cache}/{READY}",), 0, lambda names, tick: self._file(names[0], b"")),
         ]
-        ready = _Step((f"{self.cache}/{READY}",), 0, self._ready)
-        return [*steps, *self._column_steps(), *self._anchor_steps(), ready]
 
-    def take_back_ready(self, notes: _Notes) -> None:
-        """A cache that lacks a column is not ready, whatever was true before. Anchors may be added to a ready one."""
-        if not all(notes.has(*step.names) for step in self._column_steps()):
+    def withdraw_ready(self, record: _Record) -> None:
+        """Remove the mark of a cache that lacks a column. Anchors may be added to a complete cache."""
+        if not all(record.has(*step.names) for step in self._column_steps()):
             path = self.processed / self.cache / READY
             with writing(path, fix=_AGAIN):
                 path.parent.mkdir(exist_ok=True)
                 path.unlink(missing_ok=True)
 
-    def require_room(self, steps: list[_Step]) -> None:
-        """Hours of work should not end at a full disk that was too small from the start."""
+    def require_space(self, steps: list[_Step]) -> None:
+        """Refuse a disk that is too small before hours of work, not after."""
         names = {name for step in steps for name in step.names}
         needed = self.store.events * _SESSION_BYTES if SESSIONS in names else 0
         if any(name.startswith(self.cache) for name in names):
-            needed += least_bytes(self.store) - self._bytes_there()
+            written = sum(path.stat().st_size for path in (self.processed / self.cache).glob("*"))
+            needed += least_bytes(self.store) - written
         free = shutil.disk_usage(self.processed).free
         if needed > free:
             raise MachineError(
-                f"the disk has room for {units.size(free)}; the reference's files need at least {units.size(needed)}",
+                f"the disk has {units.size(free)} free; the reference's files need at least {units.size(needed)}",
                 where={"folder": self.processed},
                 fix="choose a folder on a larger disk",
             )
 
-    def _bytes_there(self) -> int:
-        return sum(path.stat().st_size for path in (self.processed / self.cache).glob("*"))
+    def _column(self, name: str, dtype: str, work: int, blocks: Callable[[Tick], Iterable[NDArray[Any]]]) -> _Step:
+        """The step that writes one .npy file."""
 
-    def _cached(self, name: str) -> str:
-        return f"{self.cache}/{name}.npy"
+        def write(names: list[str], tick: Tick) -> Digests:
+            return {name: save_blocks(self.processed / name, dtype, blocks(tick), fix=_AGAIN)}
+
+        return _Step((name,), work, write)
 
     def _column_steps(self) -> list[_Step]:
-        meta = {"num_users": self.store.users, "total_events": self.store.events}
+        store, meta = self.store, {"num_users": self.store.users, "total_events": self.store.events}
+        flat = [
+            self._column(f"{self.cache}/{name}.npy", dtype, store.events, partial(flat_column, store, name, self.block))
+            for name, dtype in FLAT_COLUMNS.items()
+        ]
+        users = [
+            self._column(f"{self.cache}/{name}.npy", dtype, 0, partial(self._user_column, name))
+            for name, dtype in USER_COLUMNS.items()
+        ]
         return [
-            *(_Step((self._cached(name),), self.store.events, self._flat) for name in FLAT_COLUMNS),
-            *(_Step((self._cached(name),), 0, self._users) for name in USER_COLUMNS),
+            *flat,
+            *users,
             _Step((f"{self.cache}/{CACHE_META}",), 0, lambda names, tick: self._json(names[0], meta)),
         ]
 
+    def _user_column(self, name: str, tick: Tick) -> list[NDArray[Any]]:
+        return [user_column(self.store, name)]
+
     def _anchor_steps(self) -> list[_Step]:
-        usual, count = self.history_length, self.store.events
-        asked = usual if self.min_history is None else self.min_history
+        default = self.history_length
+        requested = default if self.min_history is None else self.min_history
 
-        def step(kind: str, least: int, blocks: Callable[..., Any]) -> _Step:
-            suffix = "" if least == usual else f"_m{least}"
-            name = self._cached(f"{kind}_L{usual}{suffix}")
+        def step(kind: str, least: int, blocks: Callable[..., Iterable[NDArray[Any]]]) -> _Step:
+            suffix = "" if least == default else f"_m{least}"
+            name = f"{self.cache}/{kind}_L{default}{suffix}.npy"
+            return self._column(name, "<i8", self.store.events, partial(blocks, self.store, least, self.block))
 
-            def write(names: list[str], tick: Tick) -> Digests:
-                values = blocks(self.store, least, self.block, tick)
-                return {name: save_blocks(self.processed / name, "<i8", values, fix=_AGAIN)}
-
-            return _Step((name,), count, write)
-
-        leasts = [usual] if asked == usual else [usual, asked]
-        return [step("positions", least, anchors) for least in leasts] + [step("anchor_ts", asked, anchor_times)]
+        leasts = dict.fromkeys([default, requested])
+        return [*(step("positions", least, anchors) for least in leasts), step("anchor_ts", requested, anchor_times)]
 
     def _parquet(self, names: list[str], tick: Tick) -> Digests:
         _, latest = self.events.time_range()
@@ -245,45 +245,24 @@ class _Job:
             tick=tick,
         )
 
-    def _popularity(self, names: list[str], tick: Tick) -> Digests:
-        counts = popularity(self.store, self.block, tick)
-        return {names[0]: save_blocks(self.processed / names[0], "<i8", [counts], fix=_AGAIN)}
-
-    def _flat(self, names: list[str], tick: Tick) -> Digests:
-        path = self.processed / names[0]
-        blocks = flat_column(self.store, path.stem, self.block, tick)
-        return {names[0]: save_blocks(path, FLAT_COLUMNS[path.stem], blocks, fix=_AGAIN)}
-
-    def _users(self, names: list[str], tick: Tick) -> Digests:
-        path = self.processed / names[0]
-        table = user_column(self.store, path.stem)
-        return {names[0]: save_blocks(path, USER_COLUMNS[path.stem], [table], fix=_AGAIN)}
-
-    def _ready(self, names: list[str], tick: Tick) -> Digests:
-        return self._file(names[0], b"")
-
     def _json(self, name: str, content: dict[str, Any], indent: int | None = None) -> Digests:
         # The reference ends its files without a line break, and they are compared byte for byte.
         return self._file(name, json.dumps(content, indent=indent).encode())
 
     def _file(self, name: str, content: bytes) -> Digests:
-        with drafted(self.processed / name, fix=_AGAIN) as file:
+        with digested_file(self.processed / name, fix=_AGAIN) as file:
             file.write(content)
         return {name: file.blocks()}
 
     def _split(self) -> dict[str, Any]:
         earliest, latest = self.events.time_range()
-        split = split_of(latest)
         parquet = need_pyarrow().parquet
         rows = {name: parquet.read_metadata(self.processed / name).num_rows for name in (SESSIONS, TEST_EVENTS)}
         return {
             "size": self.files.size,
             "t_min": earliest,
             "t_max": latest,
-            "train_start": split.train_start,
-            "train_end": split.train_end,
-            "test_start": split.test_start,
-            "test_end": split.test_end,
+            **vars(split_of(latest)),
             "train_days": TRAIN_DAYS,
             "gap_minutes": GAP_MINUTES,
             "test_days": TEST_DAYS,
@@ -295,29 +274,27 @@ class _Job:
         }
 
 
-def _must_be_ours(processed: Path) -> None:
-    """Nobody's files are overwritten: a folder with content but without notes is someone else's."""
-    if processed.is_dir() and not (processed / NOTES).exists():
+def _refuse_other_files(processed: Path) -> None:
+    """Refuse a folder with files but without a record: recperf did not write it."""
+    if processed.is_dir() and not (processed / RECORD).exists():
         others = [path.name for path in sorted(processed.iterdir()) if path.name != "lock" and path.suffix != ".tmp"]
         if others:
             raise DataError(
                 f"there are files here that recperf did not write: {', '.join(others[:4])}",
                 where={"folder": processed},
-                fix="choose another folder; a finished cache can be used as it is",
+                fix="choose another folder; a complete cache can be used as it is",
             )
 
 
-def _share_maps(files: RawFiles, place: Path) -> None:
-    """Put the maps where the reference looks for them."""
+def _copy_maps(files: RawFiles, folder: Path) -> None:
+    """Copy the maps to the folder in which the reference looks for them."""
     for source, name in ((files.artists, ARTISTS_FILE), (files.albums, ALBUMS_FILE)):
-        target = place / name
+        target = folder / name
         if target.exists():
             if not (target.samefile(source) or filecmp.cmp(source, target, shallow=False)):
-                raise DataError(
-                    "there is another map here already", where={"file": target}, fix="choose another folder"
-                )
+                raise DataError("the folder has another map", where={"file": target}, fix="choose another folder")
             continue
         with writing(target, fix=_AGAIN):
-            place.mkdir(parents=True, exist_ok=True)
-        with drafted(target, fix=_AGAIN) as file, source.open("rb") as content:
+            folder.mkdir(parents=True, exist_ok=True)
+        with digested_file(target, fix=_AGAIN) as file, source.open("rb") as content:
             shutil.copyfileobj(content, file)

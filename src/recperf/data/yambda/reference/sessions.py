@@ -1,9 +1,9 @@
-"""What the reference writes as parquet: sessions, an index of them by user, and the events of the test day.
+"""The reference's parquet files: sessions, an index of sessions by user, and the events of the test day.
 
-Shapes: R raw rows of a piece, E events of sessions not yet written, S sessions, U users.
+Shapes: R raw rows of a chunk, E events of sessions not yet written, S sessions, U users.
 
-One pass over the raw file writes all three. A session is cut where a user rests for more than half
-an hour; the one a piece ends in is held back until its end is known, and so are the session lengths of the last user.
+One pass over the raw file writes all three. A session ends when a user pauses for more than half an hour. The last
+session of a chunk waits until its end is known, and so do the session lengths of the last user.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..raw import Chunk, RawEvents, need_pyarrow
 from ..schema import COLUMNS, SESSION_GAP_S
 from ..store import EventStore
 from .flat_cache import read_block, uids_of
-from .npy import drafted
+from .npy import digested_file
 
 SESSIONS, SESSION_INDEX, TEST_EVENTS = "train_sessions.parquet", "session_index.parquet", "test_events.parquet"
 PARQUET_FILES = (SESSIONS, SESSION_INDEX, TEST_EVENTS)
 
 _GROUP_BYTES = 64
-"""A row group is written when this many bytes a row of a piece wait for it, so that few events do not make a group."""
+"""A row group is written once this many bytes per row of a chunk are buffered, so that groups are not too small."""
 
 _LISTS = {
     "item_ids": "uint32",
@@ -58,72 +58,78 @@ def write_sessions(
     events: RawEvents,
     store: EventStore,
     split: Split,
-    wanted: dict[str, Path],
+    paths: dict[str, Path],
     *,
     rows: int,
     fix: str,
     tick: Callable[[int], None],
 ) -> dict[str, list[str]]:
-    """Write those of the three files that are wanted, by name, and answer with their digests. The store must hold the
-    training events of the file."""
+    """Write the files in `paths`, which are some of the three by name, and return their digests.
+
+    The store must hold the training events of the raw file.
+    """
     digests: dict[str, list[str]] = {}
     with ExitStack() as opened:
         write = {
             name: opened.enter_context(_parquet(path, name, rows * _GROUP_BYTES, fix, digests))
-            for name, path in wanted.items()
+            for name, path in paths.items()
         }
         cutter = Cutter(write.get(SESSIONS), write.get(SESSION_INDEX))
         done = 0
         for chunk in events.chunks(0, rows):
             times = chunk.times.astype(np.int64)
             train_R = (times >= split.train_start) & (times < split.train_end)
-            train = _picked(chunk, train_R)
-            _must_be_in_store(train, store, done, events.path)
+            train = _selected(chunk, train_R)
+            _require_in_store(train, store, done, events.path)
             done += len(train["uid"])
-            if SESSIONS in wanted or SESSION_INDEX in wanted:
+            if SESSIONS in paths or SESSION_INDEX in paths:
                 cutter.take(train)
-            if TEST_EVENTS in wanted:
+            if TEST_EVENTS in paths:
                 test_R = (times >= split.test_start) & (times < split.test_end)
                 test_R &= known_users(chunk.uids, store.user_ids_U)
-                write[TEST_EVENTS](_test_columns(_picked(chunk, test_R)))
+                write[TEST_EVENTS](_test_columns(_selected(chunk, test_R)))
             tick(len(chunk))
         if done != store.events:
-            raise _foreign(store, events.path, f"the file has {done:,} training events, the store {store.events:,}")
+            raise _mismatch(store, events.path, f"the file has {done:,} training events, the store {store.events:,}")
         cutter.end()
     return digests
 
 
 class Cutter:
-    """Cuts events into sessions and gathers them by user, holding back what may go on in the next piece."""
+    """Divides events into sessions and groups them by user; sessions that may continue in the next chunk wait."""
 
     def __init__(self, sessions: Write | None, index: Write | None) -> None:
         self.sessions, self.index = sessions, index
-        self.held: Rows = {}
+        self.pending: Rows = {}
         self.lens: Rows = {"uid": np.zeros(0, np.uint32), "len": np.zeros(0, np.int64)}
         self.last_uid, self.next_id = -1, 0
 
     def take(self, rows: Rows, *, final: bool = False) -> None:
-        rows = {name: np.concatenate([self.held[name], column]) for name, column in rows.items()} if self.held else rows
+        rows = (
+            {name: np.concatenate([self.pending[name], column]) for name, column in rows.items()}
+            if self.pending
+            else rows
+        )
         uids_E, times_E = rows["uid"].astype(np.int64), rows["timestamps"].astype(np.int64)
         new_E = (np.diff(uids_E, prepend=-1) != 0) | (np.diff(times_E, prepend=0) > SESSION_GAP_S)
         edges = np.append(np.flatnonzero(new_E), len(uids_E))
-        kept = max(0, len(edges) - 1 - (not final))
-        edges = edges[: kept + 1]
-        self.held = {name: column[edges[-1] :] for name, column in rows.items()}
-        if kept:
+        complete = max(0, len(edges) - 1 - (not final))
+        edges = edges[: complete + 1]
+        self.pending = {name: column[edges[-1] :] for name, column in rows.items()}
+        if complete:
             uids_S = rows["uid"][edges[:-1]]
             if self.sessions:
                 self.sessions(_session_columns(rows, edges, uids_S, self._ids(uids_S)))
-            self._gather(uids_S, np.diff(edges), final)
+            self._index_sessions(uids_S, np.diff(edges), final)
 
     def end(self) -> None:
-        """Nothing follows: what was held back is whole."""
-        if self.held:
-            held, self.held = self.held, {}
-            self.take(held, final=True)
+        """Write the pending session: no events follow."""
+        if self.pending:
+            pending, self.pending = self.pending, {}
+            self.take(pending, final=True)
 
     def _ids(self, uids_S: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Numbers of sessions, from 0 for each user; the first user may have had some before."""
+        """Numbers of the sessions of each user, from 0; the first user may already have some."""
         first_S = _group_starts(uids_S)
         ids_S = np.arange(len(uids_S)) - np.repeat(first_S, np.diff(np.append(first_S, len(uids_S))))
         if uids_S[0] == self.last_uid:
@@ -131,7 +137,7 @@ class Cutter:
         self.last_uid, self.next_id = int(uids_S[-1]), int(ids_S[-1]) + 1
         return ids_S
 
-    def _gather(self, uids_S: NDArray[np.uint32], lens_S: NDArray[np.int64], final: bool) -> None:
+    def _index_sessions(self, uids_S: NDArray[np.uint32], lens_S: NDArray[np.int64], final: bool) -> None:
         if not self.index:
             return
         uids_S, lens_S = np.concatenate([self.lens["uid"], uids_S]), np.concatenate([self.lens["len"], lens_S])
@@ -170,7 +176,7 @@ def _test_columns(rows: Rows) -> dict[str, Any]:
     return columns | {name: (None, rows[name], rows[f"{name}_null"]) for name in COLUMNS if f"{name}_null" in rows}
 
 
-def _picked(chunk: Chunk, which_R: NDArray[np.bool_]) -> Rows:
+def _selected(chunk: Chunk, which_R: NDArray[np.bool_]) -> Rows:
     columns: Rows = {
         "uid": chunk.uids,
         "item_ids": chunk.items,
@@ -194,8 +200,8 @@ def known_users(uids_R: NDArray[np.uint32], user_ids_U: NDArray[np.int64]) -> ND
     return np.asarray(user_ids_U[place_R] == uids_R)
 
 
-def _must_be_in_store(rows: Rows, store: EventStore, start: int, path: Path) -> None:
-    """Sessions come from the raw file and the cache from the store: they must be the same events."""
+def _require_in_store(rows: Rows, store: EventStore, start: int, path: Path) -> None:
+    """Require the same events in the raw file (for the sessions) and in the store (for the cache)."""
     stop = start + len(rows["uid"])
     same = stop <= store.events and (
         np.array_equal(uids_of(store, start, stop), rows["uid"])
@@ -203,10 +209,10 @@ def _must_be_in_store(rows: Rows, store: EventStore, start: int, path: Path) -> 
         and np.array_equal(read_block(store, "times", start, stop), rows["timestamps"])
     )
     if not same:
-        raise _foreign(store, path, f"they differ between events {start:,} and {stop:,}")
+        raise _mismatch(store, path, f"they differ between events {start:,} and {stop:,}")
 
 
-def _foreign(store: EventStore, path: Path, how: str) -> DataError:
+def _mismatch(store: EventStore, path: Path, how: str) -> DataError:
     return DataError(
         f"the store was not prepared from this file: {how}",
         where={"store": store.folder, "file": path},
@@ -216,10 +222,8 @@ def _foreign(store: EventStore, path: Path, how: str) -> DataError:
 
 @contextmanager
 def _parquet(path: Path, name: str, group_bytes: int, fix: str, digests: dict[str, list[str]]) -> Iterator[Write]:
-    """A function that appends columns. A column is its values, or for lists their edges, values and which are null.
-
-    The file's digests are put into `digests` at the end.
-    """
+    """Write a parquet file: yields a function that appends columns, each its values or, for lists, (offsets, values,
+    null mask). The digests of the file are added to `digests` at the end."""
     arrow = need_pyarrow()
     values = {column: getattr(arrow, kind.strip("[]"))() for column, kind in SCHEMAS[name].items()}
     schema = arrow.schema(
@@ -237,7 +241,7 @@ def _parquet(path: Path, name: str, group_bytes: int, fix: str, digests: dict[st
     def flush() -> None:
         if waiting:
             table = arrow.Table.from_batches(waiting)
-            # Here, because further out a full disk would be blamed on whichever of the files is closed first.
+            # Without this, the error of a full disk would name whichever file is closed first.
             with writing(path, fix=fix):
                 writer.write_table(table, row_group_size=len(table))
             waiting.clear()
@@ -249,7 +253,7 @@ def _parquet(path: Path, name: str, group_bytes: int, fix: str, digests: dict[st
         if sum(batch.nbytes for batch in waiting) >= group_bytes:
             flush()
 
-    with drafted(path, fix=fix) as file, arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+    with digested_file(path, fix=fix) as file, arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         yield write
         flush()
     digests[name] = file.blocks()

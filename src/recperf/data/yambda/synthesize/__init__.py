@@ -1,10 +1,9 @@
-"""Writing made-up listening events: into a store at once, or as the files the real data comes in."""
+"""Synthetic listening events, written as an event store or as parquet files in the layout of the real data."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from ....config import to_json
 from ....errors import DataError
-from ....files import alone, sync_folder, writing
+from ....files import alone, atomic_file, writing
 from ..raw import need_pyarrow
 from ..schema import (
     ALBUMS_FILE,
@@ -23,9 +22,9 @@ from ..schema import (
     COLUMNS,
     EVENT_TYPES,
     EVENTS_FILE,
-    MADE_UP_KEY,
-    MADE_UP_LICENCE,
     NULLABLE,
+    SYNTHETIC_KEY,
+    SYNTHETIC_LICENCE,
 )
 from ..store import kinds_of
 from ..writer import StoreWriter, finished
@@ -36,9 +35,9 @@ __all__ = ["NAME", "YambdaLike", "default", "key", "of_size", "write_raw", "writ
 
 NAME = "yambda-like"
 STREAM = 1
-"""Another number means that the same config gives other events."""
+"""Version of the generator: another number means that the same config gives other events."""
 COMMIT_EVENTS = 1 << 23
-"""Events between two commits: what a kill costs at most."""
+"""Events between two commits: the most work that a killed process loses."""
 GROUP_ROWS = 1 << 20
 
 Progress = Callable[[int, int], None]
@@ -49,16 +48,16 @@ def identity_of(config: YambdaLike) -> dict[str, Any]:
 
 
 def key(config: YambdaLike) -> str:
-    """A short name for what a config gives."""
+    """A short folder name for the dataset of a config."""
     return hashlib.sha256(json.dumps(identity_of(config), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def write_store(
     config: YambdaLike, folder: Path, *, progress: Progress | None = None, block_listens: int = BLOCK_LISTENS
 ) -> Path:
-    """The events to train on as an event store: what `prepare` makes of the files `write_raw` writes.
+    """Write the training events as an event store, the same that `prepare` makes of the files of `write_raw`.
 
-    Stopped at any moment, the same call goes on. `progress` is told the events done and about how many there will be.
+    The same call resumes after an interruption. `progress` receives the events done and about how many there will be.
     """
     identity = identity_of(config)
     if finished(folder, identity):
@@ -80,16 +79,16 @@ def write_store(
                 committed = writer.events
             if progress:
                 progress(writer.events, max(writer.events, config.events))
-        facts = {"name": NAME, "synthetic": True, "licence": MADE_UP_LICENCE, "split": config.split}
+        facts = {"name": NAME, "synthetic": True, "licence": SYNTHETIC_LICENCE, "split": config.split}
         return writer.finish(generator.catalogue.columns(), facts | {"config": to_json(config)})
 
 
 def write_raw(
     config: YambdaLike, folder: Path, *, size: str = "like", progress: Progress | None = None
 ) -> dict[str, Any]:
-    """All events, test day included, and the catalogue's two maps as parquet files laid out as the real ones.
+    """Write all events, test day included, and the two maps of the catalogue as parquet files in the real layout.
 
-    The event file takes its name last. Answers with counts of what was written.
+    The event file gets its name last. Returns counts of what was written.
     """
     parquet = need_pyarrow().parquet
     folder = folder.expanduser()
@@ -97,49 +96,49 @@ def write_raw(
     if target.exists():
         raise DataError("there are events already", where={"file": target}, fix="choose another folder with --path")
     for file in (ARTISTS_FILE, ALBUMS_FILE):
-        _refuse_others(parquet, folder / file)
-    again = "the same command begins again"
-    with alone(folder, what="writing these files", again=again):
-        generator, draft = Generator(config), folder / f".{EVENTS_FILE}.tmp"
+        _refuse_real_map(parquet, folder / file)
+    fix = "the same command begins again"
+    with alone(folder, what="writing these files", again=fix):
+        generator = Generator(config)
         catalogue_I2 = generator.catalogue.columns()
         events = users = 0
-        with writing(target, fix=again):
+        with writing(target, fix=fix):
             target.parent.mkdir(parents=True, exist_ok=True)
-            for column, (name, file) in enumerate((("artist_id", ARTISTS_FILE), ("album_id", ALBUMS_FILE))):
-                _write_map(folder, file, name, catalogue_I2[1:, column])
-            try:
-                with parquet.ParquetWriter(draft, _schema(), compression="zstd", compression_level=1) as file:
-                    for group in _groups(generator):
-                        file.write_table(_table(group), row_group_size=GROUP_ROWS)
-                        events += len(group)
-                        users = int(group.uids_E[-1])
-                        if progress:
-                            progress(events, max(events, config.events))
-                _settle(draft, target)
-            except BaseException:
-                # What fills a disk must not stay on it.
-                draft.unlink(missing_ok=True)
-                raise
+            for draft in target.parent.glob(".*.tmp"):
+                draft.unlink()
+        for column, (name, file) in enumerate((("artist_id", ARTISTS_FILE), ("album_id", ALBUMS_FILE))):
+            with atomic_file(folder / file, fix=fix) as output:
+                parquet.write_table(_map_table(name, catalogue_I2[1:, column]), output, compression="zstd")
+        with (
+            atomic_file(target, fix=fix) as output,
+            parquet.ParquetWriter(output, _schema(), compression="zstd", compression_level=1) as writer,
+        ):
+            for group in _groups(generator):
+                writer.write_table(_table(group), row_group_size=GROUP_ROWS)
+                events += len(group)
+                users = int(group.uids_E[-1])
+                if progress:
+                    progress(events, max(events, config.events))
         (folder / "lock").unlink(missing_ok=True)
     return {"events": events, "users": users, "items": len(catalogue_I2), "file": str(target)}
 
 
-def _refuse_others(parquet: Any, path: Path) -> None:
-    """A map that is not made up belongs to other events, which would have wrong artists without it."""
+def _refuse_real_map(parquet: Any, path: Path) -> None:
+    """Refuse to replace a map that is not synthetic: it belongs to other events."""
     if not path.exists():
         return
     try:
-        made_up = MADE_UP_KEY in (parquet.read_schema(path).metadata or {})
+        synthetic = SYNTHETIC_KEY in (parquet.read_schema(path).metadata or {})
     except (OSError, ValueError):
-        made_up = False
-    if not made_up:
+        synthetic = False
+    if not synthetic:
         raise DataError(
             "there is a map of other events here", where={"file": path}, fix="choose another folder with --path"
         )
 
 
 def _groups(generator: Generator) -> Iterator[Block]:
-    """Blocks put together to the size of a row group."""
+    """Blocks joined to the size of a row group."""
     waiting: list[Block] = []
     for block, _ in generator.blocks():
         waiting.append(block)
@@ -156,16 +155,14 @@ def _joined(blocks: list[Block]) -> Block:
 
 def _schema() -> Any:
     arrow = need_pyarrow()
-    kinds: dict[str, Any] = {name: getattr(arrow, kind)() for name, kind in COLUMNS.items()}
-    kinds["event_type"] = arrow.dictionary(arrow.int8(), arrow.string())
-    columns = [arrow.field(name, kind) for name, kind in kinds.items()]
-    return arrow.schema(columns, metadata={MADE_UP_KEY: NAME.encode()})
+    types: dict[str, Any] = {name: getattr(arrow, kind)() for name, kind in COLUMNS.items()}
+    types["event_type"] = arrow.dictionary(arrow.int8(), arrow.string())
+    return arrow.schema(list(types.items()), metadata={SYNTHETIC_KEY: NAME.encode()})
 
 
 def _table(block: Block) -> Any:
     arrow = need_pyarrow()
     no_listen_E = block.types_E != 0
-    types = arrow.DictionaryArray.from_arrays(block.types_E.astype(np.int8), list(EVENT_TYPES))
     arrays: dict[str, Any] = {
         "uid": block.uids_E,
         "timestamp": block.times_E,
@@ -173,25 +170,14 @@ def _table(block: Block) -> Any:
         "is_organic": block.organic_E,
         "played_ratio_pct": block.ratios_E,
         "track_length_seconds": block.lengths_E.astype(np.uint32),
-        "event_type": types,
+        "event_type": arrow.DictionaryArray.from_arrays(block.types_E.astype(np.int8), list(EVENT_TYPES)),
     }
     for name in NULLABLE:
         arrays[name] = arrow.array(arrays[name], mask=no_listen_E)
     return arrow.table([arrays[name] for name in COLUMNS], schema=_schema())
 
 
-def _write_map(folder: Path, file: str, name: str, values_I: NDArray[np.uint32]) -> None:
-    arrow = need_pyarrow()
+def _map_table(name: str, values_I: NDArray[np.uint32]) -> Any:
     items_I = np.arange(1, len(values_I) + 1, dtype=np.uint32)
-    table = arrow.table({name: values_I, "item_id": items_I}).replace_schema_metadata({MADE_UP_KEY: NAME.encode()})
-    draft = folder / f".{file}.tmp"
-    arrow.parquet.write_table(table, draft, compression="zstd")
-    _settle(draft, folder / file)
-
-
-def _settle(draft: Path, target: Path) -> None:
-    """Give a written file its name, so that not even a power cut leaves half of it there."""
-    with draft.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(draft, target)
-    sync_folder(target.parent)
+    table = need_pyarrow().table({name: values_I, "item_id": items_I})
+    return table.replace_schema_metadata({SYNTHETIC_KEY: NAME.encode()})

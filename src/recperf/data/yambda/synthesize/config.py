@@ -1,4 +1,4 @@
-"""How large made-up listening events are to be, and how fast taste drifts in them. Torch-free."""
+"""Size of the synthetic listening events, and how fast taste drifts in them. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class YambdaLike:
     """Listening events in Yambda's schema and with its statistics; the same fields give the same events everywhere."""
 
     users: int = 915
-    """Users; their ids are 1 to this."""
+    """Number of users; their ids start at 1."""
     events_per_user: int = 328
-    """Mean events a user; half the users have less than 0.55 of it, the most active 5 to 6 times as many."""
+    """Mean number of events per user. Half of the users have less than 0.55 of it, the most active 5 to 6 times it."""
     items: int = 6_000
-    """Songs in the catalogue; about 7 share an artist and 3 an album."""
+    """Songs in the catalogue; an artist has about 7, an album about 3."""
     genres: int = 24
-    """Hidden groups of artists: a user likes a few of them at a time."""
+    """Latent groups of artists; a user likes a few of them at a time."""
     favourites: int = 3
-    """Artists of a genre a user comes back to while the genre is in favour."""
+    """Artists that a user prefers in each genre they like."""
     days: int = TRAIN_DAYS
-    """Days to train on; half an hour's gap and one day for tests follow."""
+    """Days of training data; a gap of half an hour and a test day follow."""
     drift_days: int = 90
-    """How long a liking lasts: each of a user's likings changes once in so many days, not all on the same day."""
+    """Days until a preference changes; the preferences of a user change on different days."""
     seed: int = 7
-    """Another seed makes other users, songs and likings."""
+    """Seed of users, songs and preferences."""
 
     def __post_init__(self) -> None:
         within(1, self.users, 1 << 30, "users")
@@ -53,7 +53,7 @@ class YambdaLike:
 
     @property
     def events(self) -> int:
-        """About how many events there will be."""
+        """Approximate number of events."""
         return self.users * self.events_per_user
 
     @property
@@ -63,7 +63,7 @@ class YambdaLike:
 
     @property
     def split(self) -> dict[str, int]:
-        """Where training ends and the test day lies, in seconds: the rule of the real data."""
+        """Boundaries of training and test data in seconds, by the rule of the real data."""
         test_end = self.end_tick * TICK_S
         test_start = test_end - TEST_DAYS * DAY_S
         train_end = test_start - GAP_MINUTES * 60
@@ -76,12 +76,12 @@ class YambdaLike:
 
 
 def default(seed: int = 7) -> YambdaLike:
-    """What a laptop trains on in minutes: about 300,000 events."""
+    """The embedded dataset: about 300,000 events, which a laptop trains on in minutes."""
     return YambdaLike(seed=seed)
 
 
 def of_size(events: int, *, seed: int = 7) -> YambdaLike:
-    """About so many events, with users, songs and histories that grow with them to those of the real data."""
+    """A config with about this many events; users, songs and history lengths grow towards those of the real data."""
     within(1_000, events, 1 << 40, "events")
     root = math.isqrt(events)
     per_user = max(20, min(_REAL_EVENTS_PER_USER, root * 3 // 5))

@@ -1,13 +1,13 @@
-"""Made-up listening events, a block of users at a time.
+"""Synthetic listening events, generated for a block of users at a time.
 
-Shapes: U users of a block, S sessions, L listens, E events (listens and what follows from them), K genres a user is
-fond of at a time.
+Shapes: U users of a block, S sessions, L listens, E events (listens and the reactions to them), K genres that a user
+likes at a time.
 
-The story: a user is fond of K genres and, in each, of a few artists. Each genre is given up for another at its own
-time, once in `drift_days`. Most listens go to those favourites, some to other artists of the genres, some anywhere.
-Every pair of a user and an artist is a match or none, which changes at its own time too. Whether a listen is played to
-the half depends on the match, on the genre being in favour, on the mood of the session, and a little on user, song and
-hour. So what a user lately did with an artist tells what comes next, and what was done long ago misleads.
+The model: a user likes K genres and, in each, a few artists. Every `drift_days` each genre is replaced by another, at
+its own time. Most listens go to the favourite artists, some to other artists of the liked genres, some to any artist.
+A user and an artist either match or not, which changes with time too. Whether half of a song is played depends on the
+match, on the genre, on the mood of the session, and a little on user, song and hour. So recent events with an artist
+predict the next one, and old events mislead.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from .draws import (
 )
 
 BLOCK_LISTENS = 1 << 16
-"""Listens made at a time: their arrays stay in a core's cache."""
+"""Listens generated at a time: their arrays fit into the cache of a core."""
 _STRIDE = 1 << 12
 _DAY_TICKS = DAY_S // TICK_S
 _QUARTERS = 4
 
 _LISTENS_PER_EVENT = 0.972
 _ACTIVITY_GAP, _ACTIVITY_SLOPE, _ACTIVITY_MEAN = 0.09, 0.577, 2.0071
-"""Activity is u / (1 + gap - u) + slope u for u spread over 0..1, which has this mean; the median and the most active
-are then where the real ones are, 0.566 and 5.82 of the mean."""
+"""Activity is u / (1 + gap - u) + slope u for u uniform in 0..1, which has this mean; median and maximum are then those
+of the real data, 0.566 and 5.82 of the mean."""
 _SESSION_LISTENS = 12
 _LATE_SHARE, _LATEST_SHARE = 0.25, 0.6
 _AT_PEAK, _PEAK_TICKS = 0.75, 3 * 3600 // TICK_S
 _SLOTS, _FIRST_SLOT, _FIRST_TWO_SLOTS = 3, 0.5, 0.8
 _FAVOURITE, _SAME_GENRE = 0.76, 0.87
-"""Below the first a draw goes to a favourite artist, below the second to any artist of a genre in favour."""
+"""A draw below the first goes to a favourite artist, below the second to any artist of a liked genre."""
 _SONG_TAIL, _FAVOURITE_TAIL = 3.0, 3.0
 _ORGANIC, _ORGANIC_ELSEWHERE = 0.82, 0.28
 _MATCH = 0.62
@@ -64,13 +64,13 @@ _LEAST, _MOST = 0.03, 0.97
 _LIKE, _LIKE_ANYWAY, _DISLIKE = 0.036, 0.012, 0.012
 _UNLIKE, _UNDISLIKE = 0.33, 0.2
 _LIKE_TYPE, _DISLIKE_TYPE = EVENT_TYPES.index("like"), EVENT_TYPES.index("dislike")
-_TAKEN_BACK = EVENT_TYPES.index("unlike") - _LIKE_TYPE
-"""From the type of a like or a dislike to that of taking it back."""
+_WITHDRAWAL = EVENT_TYPES.index("unlike") - _LIKE_TYPE
+"""Added to the type of a like or dislike, this is the type of its withdrawal."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """Events of some users in the order of the data, test day included, and what only their maker knows."""
+    """Events of some users in the order of the data, test day included."""
 
     uids_E: NDArray[np.uint32]
     items_E: NDArray[np.uint32]
@@ -81,25 +81,23 @@ class Block:
     organic_E: NDArray[np.uint8]
     lengths_E: NDArray[np.uint16]
     """Length of the song in seconds."""
-    chances_E: NDArray[np.uint16]
-    """What chance the listen had to become a listen-plus, in 65,536ths; 0 where the event is no listen."""
 
     def __len__(self) -> int:
         return len(self.uids_E)
 
-    def where(self, kept_E: NDArray[np.bool_]) -> Block:
-        if kept_E.all():
+    def where(self, mask_E: NDArray[np.bool_]) -> Block:
+        if mask_E.all():
             return self
-        return Block(**{part.name: getattr(self, part.name)[kept_E] for part in fields(self)})
+        return Block(**{part.name: getattr(self, part.name)[mask_E] for part in fields(self)})
 
 
 class Generator:
-    """Events for a config, from any user on. An event does not depend on the block it is made in."""
+    """Generates the events of a config from any user on. An event does not depend on the block it is in."""
 
     def __init__(self, config: YambdaLike) -> None:
         self.config = config
         self.catalogue = make_catalogue(config)
-        # Half of the plays go to about as many artists as the root of their number, in small catalogues and large.
+        # Half of the plays go to about the square root of the number of artists, in small and large catalogues.
         self._artist_tail = float(math.isqrt(self.catalogue.artists_per_genre))
         self._ratios = _ratio_table()
         self._users, self._listens, self._more, self._pairs = (key(config.seed, purpose) for purpose in range(16, 20))
@@ -108,20 +106,20 @@ class Generator:
         self._genre_quarters = either_way(genre_quarters, 0, _HOUR)
 
     def listens(self, users: Ints) -> Ints:
-        """Listens of each user. Steps of the golden ratio fill 0..1 evenly, so that the total comes out as asked."""
+        """Number of listens of each user. Steps of the golden ratio fill 0..1 evenly, so the total is as configured."""
         place = unit(users.astype(np.uint64) * np.uint64(GOLDEN) + self._activity, 11, 53)
         activity = place / (1.0 + _ACTIVITY_GAP - place) + _ACTIVITY_SLOPE * place
         scale = self.config.events_per_user * _LISTENS_PER_EVENT / _ACTIVITY_MEAN
         return np.maximum(1, (scale * activity + 0.5).astype(np.int64))
 
     def blocks(self, first_user: int = 0, listens: int = BLOCK_LISTENS) -> Iterator[tuple[Block, int]]:
-        """Blocks of about so many listens from a user on (counted from 0), each with the user the next begins at."""
+        """Blocks of about `listens` listens from a user on (counted from 0), each with the first user of the next."""
         user = first_user
         while user < self.config.users:
             counts = self.listens(np.arange(user, min(self.config.users, user + _STRIDE)))
-            taken = max(1, int(np.searchsorted(np.cumsum(counts), listens, side="right")))
-            block = self._block(user, counts[:taken])
-            user += taken
+            users = max(1, int(np.searchsorted(np.cumsum(counts), listens, side="right")))
+            block = self._block(user, counts[:users])
+            user += users
             yield block, user
 
     def _block(self, first_user: int, listens_U: Ints) -> Block:
@@ -151,7 +149,6 @@ class Generator:
             "ratios_E": ratio_L,
             "organic_E": organic_L.view(np.uint8),
             "lengths_E": length_L,
-            "chances_E": chance_L.astype(np.uint16),
         }
         return self._ended(_with_reactions(listens, played_L, more_L, plus_L, match_L), first_user)
 
@@ -175,24 +172,24 @@ class Generator:
         return genre_L, rank_L * self.catalogue.genres + genre_L
 
     def _matches(self, keys_L: Words, artist_L: Ints, sessions: _Sessions) -> NDArray[np.bool_]:
-        """Whether user and artist go together on that day."""
+        """Whether user and artist match on that day."""
         pairs_L = counted(artist_L, keys_L + self._pairs)
         periods_L = _period(sessions.repeat(sessions.day_S), pairs_L, self.config.drift_days)
         return bits(counted(periods_L, pairs_L), 0, 16) < parts(_MATCH)
 
     def _chances(self, sessions: _Sessions, genre_L: Ints, item_L: Ints, match_L: NDArray[np.bool_]) -> Ints:
-        """Chance of a listen-plus, in parts."""
+        """Probability of a listen-plus, in units of 1 / ONE."""
         chance_L: Ints = sessions.repeat(sessions.bias_S)
         chance_L += self.catalogue.quality_I[item_L]
         chance_L += self._genre_quarters[genre_L * _QUARTERS + sessions.repeat(sessions.quarter_S)]
         chance_L += match_L * parts(_MATCH_GAIN)
-        in_favour_L = sessions.repeat(sessions.fond_S) >> genre_L & 1
-        chance_L += in_favour_L * parts(_GENRE_GAIN)
+        liked_L = sessions.repeat(sessions.liked_S) >> genre_L & 1
+        chance_L += liked_L * parts(_GENRE_GAIN)
         return np.clip(chance_L, parts(_LEAST), parts(_MOST), out=chance_L)
 
     def _ended(self, block: Block, first_user: int) -> Block:
-        """Without what lies after the end, in seconds. The first user's last event is at the very end, so that the
-        split of the data is known before all of it is made."""
+        """The block without events after the end, times in seconds. The last event of the first user is at the very
+        end, so that the split is known before all events are generated."""
         block = block.where(block.times_E <= self.config.end_tick)
         if first_user == 0:
             block.times_E[np.searchsorted(block.uids_E, 1, side="right") - 1] = self.config.end_tick
@@ -201,7 +198,7 @@ class Generator:
 
 
 class _Sessions:
-    """When a block's users listen, and what they are fond of then."""
+    """When the users of a block listen, and which genres they like then."""
 
     def __init__(self, config: YambdaLike, catalogue: Catalogue, keys_U: Words, first_U: Ints, draws_L: Words) -> None:
         opens_L = bits(draws_L, 8, 12) < 4096 // _SESSION_LISTENS
@@ -218,32 +215,32 @@ class _Sessions:
         by_quarter_S = counted(self.quarter_S, keys_S + key(config.seed, 33))
         mood_S = (bits(draws_S, 63, 1) * 2 - 1) * parts(_MOOD)
         self.bias_S = parts(_BASE) + mood_S + either_way(keys_S, 0, _KINDNESS) + either_way(by_quarter_S, 0, _HOUR)
-        # A session comes back to one artist of each genre more than to the others.
+        # A session prefers one favourite artist of each genre.
         self.focus_S = bits(draws_S, 46, 16) * config.favourites >> 16
-        # Which of the genres comes first depends on the time of day.
+        # The preferred genre depends on the time of day.
         turn_S = bits(by_quarter_S, 16, 16) * _SLOTS >> 16
         slot_SK = (turn_S[:, None] + np.arange(_SLOTS)) % _SLOTS
         words_SK = counted(slot_SK, (keys_S + key(config.seed, 34))[:, None])
         self.slots_SK = counted(_period(self.day_S[:, None], words_SK, config.drift_days), words_SK)
         self.genres_SK = bits(self.slots_SK, 32, 31) * catalogue.genres >> 31
-        self.fond_S = np.bitwise_or.reduce(1 << self.genres_SK, axis=1)
+        self.liked_S = np.bitwise_or.reduce(1 << self.genres_SK, axis=1)
 
     def repeat(self, values_S: NDArray[Any]) -> NDArray[Any]:
-        """From sessions to their listens."""
+        """Values of sessions repeated for their listens."""
         return np.repeat(values_S, self.lengths_S)
 
     def times(self, played_L: Ints) -> Ints:
-        """Ticks of the listens. One begins where the one before it ended; a session that would begin before the last
-        one ended waits for it."""
+        """Ticks of the listens. A listen begins where the previous one ended, and so does a session that was planned
+        to begin before the end of the previous one."""
         before_L = np.cumsum(played_L) - played_L
         before_S = before_L[self.first_S]
-        # The largest so far of (planned start - time played before): users apart, one pass does them all.
+        # A running maximum of (planned start - time played before), with users kept apart by a large offset.
         apart_S = self.user_S << 40
         shift_S = np.maximum.accumulate(self.start_S - before_S + apart_S) - apart_S
         return np.asarray(before_L + self.repeat(shift_S))
 
     def _starts(self, days: int, keys_S: Words, draws_S: Words) -> Ints:
-        """Planned ticks, ascending within a user. A user has a favourite time of day; some come late to the service."""
+        """Planned ticks, ascending within a user. A user has a preferred time of day; some users join late."""
         late_S = bits(keys_S, 16, 16) < parts(_LATE_SHARE)
         joined_S = late_S * (bits(keys_S, 32, 16) * int(days * _LATEST_SHARE) >> 16)
         day_S = joined_S + (bits(draws_S, 0, 24) * (days + 1 - joined_S) >> 24)
@@ -256,12 +253,12 @@ class _Sessions:
 
 
 def _period(days: Ints, words: Words, drift_days: int) -> Ints:
-    """Which liking a day falls in; each thing liked changes on days of its own."""
+    """The number of the preference that is valid on a day; each preference changes on its own days."""
     return (days + (bits(words, 48, 15) * drift_days >> 15)) // drift_days
 
 
 def _ratio_table() -> NDArray[np.uint16]:
-    """1,024 played ratios of a skip, then as many of a listen-plus: most of these play to the end, some go on."""
+    """1,024 played ratios of a skip, then 1,024 of a listen-plus, most of which play to the end and some beyond."""
     place = np.arange(1024)
     skips = skewed(LEAST_PLAYED, place / 1024.0, 3.0)
     plus = np.full(1024, 100)
@@ -277,7 +274,7 @@ def _with_reactions(
     plus_L: NDArray[np.bool_],
     match_L: NDArray[np.bool_],
 ) -> Block:
-    """Listens and, after some of them, a like or a dislike of the song while it plays, sometimes taken back."""
+    """Listens and, after some of them, a like or a dislike while the song plays, which is sometimes withdrawn."""
     chances = np.array([parts(_DISLIKE), 0, parts(_LIKE_ANYWAY), parts(_LIKE)])
     reacts = np.flatnonzero(bits(more_L, 26, 16) < chances[plus_L * 2 + match_L])
     liked = plus_L[reacts]
@@ -290,10 +287,9 @@ def _with_reactions(
     undo = place[back] + 1
     types_E = np.zeros(len(source_E), np.uint8)
     types_E[place] = np.where(liked, _LIKE_TYPE, _DISLIKE_TYPE)
-    types_E[undo] = types_E[undo - 1] + _TAKEN_BACK
+    types_E[undo] = types_E[undo - 1] + _WITHDRAWAL
     for at in (place, undo):
         columns["ratios_E"][at] = 0
-        columns["chances_E"][at] = 0
     columns["times_E"][place] += (played_L[reacts] // 2).astype(np.uint32)
     columns["times_E"][undo] += played_L[reacts[back]].astype(np.uint32)
     return Block(types_E=types_E, **columns)
