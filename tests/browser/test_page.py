@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recperf.runs import report
+from recperf.runs.report import run_report
 
 
 def _neighbour(name: str) -> Any:
@@ -37,10 +37,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders.change(large, "profile.json", "ids.touched_bytes", int(1.7e9))
     folders.change(large, "profile.json", "ids.working_set_bytes", int(2.05e9))
     return {
-        "full": report.write([full], home / "full.html"),
-        "bare": report.write([bare], home / "bare.html"),
-        "large": report.write([large], home / "large.html"),
-        "compared": report.write([full, bare, large], home / "compared.html"),
+        "full": run_report.write([full], home / "full.html"),
+        "bare": run_report.write([bare], home / "bare.html"),
+        "large": run_report.write([large], home / "large.html"),
+        "compared": run_report.write([full, bare, large], home / "compared.html"),
     }
 
 

@@ -227,7 +227,8 @@ def _mean_parts(spans: Sequence[dict[str, Any]], shares: Mapping[str, float]) ->
         ):
             raise NoEvidence(f"events.jsonl: the parts of step {span.get('step')} do not sum to the step")
         for name, ms in parts.items():
-            part = budget_part(name, default=name)
+            # The spans of a model are declared only where its workload is loaded.
+            part = budget_part(name, default="backward" if name.endswith("_backward") else name)
             mean[part if part in mean else "other"] += ms / len(spans)
     return mean
 

@@ -41,7 +41,7 @@ def knee(width: int, points: list[dict[str, Any]], caches: dict[str, int], marks
     octaves = [float(v) for v in range(0, 60, every)]
     ticks(axes, "x", octaves, lambda v: size(2**v))
     ticks(axes, "y", round_steps(0, highest, 5), lambda v: f"{v:g}", grid=True)
-    sheet.text(0, 10, "ns a lookup", va="center")
+    sheet.text(0, 10, "ns per lookup", va="center")
     sheet.text(width - right, height - 8, "table size", ha="right", va="center")
     x = [math.log2(value) for value in sizes]
     axes.fill_between(x, [p["p20"] for p in points], [p["p80"] for p in points], color=tone("accent"), alpha=0.18, lw=0)

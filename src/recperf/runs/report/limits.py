@@ -175,8 +175,8 @@ def _achieved_table(work: list[Achieved], known: Ceilings | None, run: Reading) 
                 fmt.scaled(one.flops),
                 size(one.bytes),
                 fmt.number(one.flops / one.bytes) if one.bytes else NONE,
-                fmt.flop_rate(one.rate),
-                fmt.byte_rate(one.moved),
+                fmt.scaled(one.rate) if one.flops else NONE,
+                fmt.scaled(one.moved) if one.bytes else NONE,
                 *((percent(share[0]), Cell(share[1], "muted")) if share else ()),
             )
         )

@@ -86,8 +86,8 @@ def evidence_table(verdict: dict[str, Any]) -> list[Block]:
         )
         for item in verdict.get("evidence") or []
     ]
-    note = f"Verdict: {verdict['name']}. A value on the other side of its threshold would speak for another verdict."
-    return [Table(("evidence", "measured", "threshold", "speaks for"), rows, note, left=(2, 3))] if rows else []
+    note = f"Verdict: {verdict['name']}. A value on the other side of its threshold would change the result."
+    return [Table(("evidence", "measured", "threshold", "result"), rows, note, left=(2, 3))] if rows else []
 
 
 def keyed(name: str, text: str = "") -> Cell:
@@ -383,7 +383,11 @@ def _embedding_sentences(embeddings: dict[str, Any]) -> list[str]:
     fits = {True: "Cached", False: "Not cached", None: "Cached or not: not measured"}[cached.get("fits")]
     sentences.append(f"{fits}: {cached['why']}." if cached.get("why") else f"{fits}.")
     if skew.get("largest_table_share") is not None:
-        uneven = f"; the Gini coefficient over the tables is {skew['gini']:.2f}" if skew.get("gini") is not None else ""
+        uneven = (
+            f"; the Gini coefficient over the tables is {max(0.0, skew['gini']):.2f}"
+            if skew.get("gini") is not None
+            else ""
+        )
         share = fmt.percent(skew["largest_table_share"], 0)
         sentences.append(f"The table with the most lookups gets {share} of them{uneven}.")
     return sentences

@@ -73,7 +73,7 @@ def roofline(width: int, roofs: list[Roof], peak: tuple[str, float], points: lis
     low = min([point.intensity for point in points] + [peak[1] / best / 10]) / 3
     high = max([point.intensity for point in points] + [peak[1] / best]) * 8
     floor = min([point.flops for point in points] + [low * best]) / 3
-    ceiling = peak[1] * 3.5
+    ceiling = max([peak[1] * 3.5, *(point.flops * 2 for point in points)])
     for setter, ends in ((axes.set_xlim, (low, high)), (axes.set_ylim, (floor, ceiling))):
         setter(*(math.log10(end) for end in ends))
     across = (width - left - right) / math.log10(high / low)

@@ -50,7 +50,7 @@ def target_sentence(result: Result) -> str:
 def seeds_text(result: Result) -> str:
     seeds = [entry["seed"] for entry in result["quality"]["seeds"]]
     if len(seeds) == 1:
-        return f"seed {seeds[0]}, so there is no spread"
+        return f"with one seed ({seeds[0]})"
     return f"mean ± standard deviation over {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}"
 
 
