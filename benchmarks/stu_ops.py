@@ -27,8 +27,8 @@ from torch.nn import functional as F
 from _clock import Work, readings
 from _hstu_peer import jagged_lengths, offsets_of
 from _rows import record, row, show
-from recperf.ops import assemble, layer_norm, lookup, position_time, stu_output
-from recperf.ops.choice import Name
+from recperf.ops import assemble, layer_norm, lookup, stu_output
+from recperf.ops.assemble.reference import places
 from recperf.ops.dropout import Dropout
 
 NAME = "stu_ops"
@@ -164,34 +164,6 @@ class Maker:
 
         return [Job("stu_output, before its product", 5 * attention_TE.nbytes, ours, plain)]
 
-    def positions(self) -> list[Job]:
-        """Forward, and the backward pass with the sums into both tables."""
-        size = self.size
-        lengths_B = jagged_lengths(size.rows, CONTEXT + 1, size.longest, size.mean, SEED)
-        offsets_B1, tokens = offsets_of(lengths_B, self.device), int(lengths_B.sum())
-        x_TD, grad_TD = self.randn(tokens, size.width), self.randn(tokens, size.width)
-        ages_T = 2e7 * torch.rand(tokens, device=self.device, generator=self.generator) ** 3
-        ages_T[offsets_B1[1:] - 1] = 0.0
-        times_T = 25_000_000 - ages_T.long()
-        position_PD = self.randn(size.positions, size.width, dtype=torch.float32)
-        time_QD = self.randn(size.buckets, size.width, dtype=torch.float32)
-        how = {"scale": size.width**0.5, "context": CONTEXT, "longest": size.longest}
-        tables = position_PD.nbytes + time_QD.nbytes
-
-        def forward(impl: Name) -> Tensor:
-            return position_time.forward(x_TD, offsets_B1, times_T, position_PD, time_QD, **how, impl=impl)
-
-        def backward(impl: Name) -> object:
-            return position_time.backward(
-                grad_TD, offsets_B1, times_T, positions=size.positions, ages=size.buckets, **how, impl=impl
-            )
-
-        def job(name: str, work: Callable[[Name], object]) -> Job:
-            moved = 2 * x_TD.nbytes + times_T.nbytes + tables
-            return Job(f"position_time, {name}", moved, lambda: work("auto"), lambda: work("reference"))
-
-        return [job("forward", forward), job("backward", backward)]
-
     def tokens(self) -> list[Job]:
         """Tokens from rows that about 40 positions share, actions, positions and ages, with dropout; and back."""
         size = self.size
@@ -219,9 +191,8 @@ class Maker:
         leaves, grad_TD = [part.requires_grad_() for part in parts], self.randn(count, size.width)
         first_S = offsets_B1[:-1].repeat_interleave(lengths_B.to(self.device))
         is_context_T = torch.arange(count, device=self.device) - first_S < CONTEXT
-        place_T, age_T = position_time.buckets(
-            offsets_B1, times_T, positions=size.positions, ages=size.buckets, context=CONTEXT
-        )
+        _, place_T = places(how, size.positions)
+        age_T = how.age_T
         context_at, position_at = (which.nonzero().squeeze(1) for which in (is_context_T, ~is_context_T))
 
         def plain() -> Tensor:
@@ -285,7 +256,7 @@ def measure(size: Size, device: torch.device, samples: int, seconds: float) -> l
     copies = copy_speed(size, device, samples, seconds)
     made, copy = [row(NAME, "copy", "bandwidth", "GB/s", copies, shared)], statistics.median(copies)
     maker = Maker(size, device)
-    for make in (maker.norms, maker.gated, maker.positions, maker.tokens, maker.gather, maker.sums):
+    for make in (maker.norms, maker.gated, maker.tokens, maker.gather, maker.sums):
         for job in make():
             found = readings({"recperf": job.ours, "torch": job.torch}, device, samples=samples, seconds=seconds)
             for who, taken in found.items():

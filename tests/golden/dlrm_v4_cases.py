@@ -19,7 +19,6 @@ from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.models.dlrm_v4.published import load_reference, ours_by_reference
 from recperf.ops.assemble import assemble
-from recperf.ops.jagged import concat_dense
 
 FOLDER = Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden")) / "dlrm_v4"
 CASES = sorted(FOLDER.glob("*.npz"))
@@ -139,8 +138,8 @@ def _remember(model: DLRMv4, name: str, seen: dict[str, Any]) -> None:
 
 def _unplaced(inputs: Inputs, context_BCD: Tensor, entity_ND: Tensor, action_ND: Tensor) -> Tensor:
     """Tokens before they are scaled and told where and when they are."""
-    if inputs.plan is None:
-        return concat_dense(context_BCD, entity_ND + action_ND, inputs.position_offsets_B1)[0]
+    if inputs.plan.actions == 1:
+        entity_ND, action_ND = entity_ND + action_ND, action_ND.new_zeros(1, entity_ND.shape[1])
     nowhere, never = (entity_ND.new_zeros(rows, entity_ND.shape[1]) for rows in (64, inputs.plan.ages))
     return assemble(context_BCD, entity_ND, action_ND, nowhere, never, inputs.plan, scale=1.0)
 

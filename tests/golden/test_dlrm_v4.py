@@ -22,12 +22,11 @@ sys.modules["dlrm_v4_cases"] = cases
 _spec.loader.exec_module(cases)
 
 OPS = (
+    "assemble",
     "dropout",
     "hstu_attention",
-    "jagged",
     "layer_norm",
     "lookup",
-    "position_time",
     "stu_input",
     "stu_output",
 )

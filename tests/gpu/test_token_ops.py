@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recperf.ops import assemble, jagged, lookup, position_time
+from recperf.ops import assemble, lookup
+from recperf.ops.assemble.plan import ages_of
 from recperf.ops.dropout import Dropout
 
 pytestmark = [
@@ -105,52 +106,6 @@ def test_a_table_of_more_than_two_billion_numbers() -> None:
     torch.testing.assert_close(found, torch.stack([table[last], table[[3, last - 5, last]].sum(0)]))
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("dim", [1, 24, 512, 600])
-def test_rows_are_joined_and_taken_apart(dim: int, kind: torch.dtype) -> None:
-    of = draw(dim)
-    lengths = [torch.randint(0, most, (97,), **of) for most in (9, 300)]
-    lengths[1][:5] = 0
-    lengths[0][3] = 0
-    edges = [offsets(one) for one in lengths]
-    a, b = ((torch.randn(int(one[-1]), dim, **of) * 100).to(kind) for one in edges)
-    expected, _ = jagged.concat(a, edges[0], b, edges[1], impl="reference")
-    with no_waiting():
-        found, _ = jagged.concat(a, edges[0], b, edges[1], impl="triton")
-        back = jagged.split(found, *edges, first=a.shape[0], impl="triton")
-    assert torch.equal(found, expected)
-    assert torch.equal(back[0], a)
-    assert torch.equal(back[1], b)
-
-
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("rows", "longest", "dim"), [(40, 4096, 512), (700, 63, 512), (3, 5, 24), (1, 9000, 33)])
-@pytest.mark.parametrize("context", [0, 8])
-def test_position_and_time(context: int, rows: int, longest: int, dim: int, kind: torch.dtype) -> None:
-    of = draw(rows + dim)
-    lengths = torch.randint(0, longest + 1, (rows,), **of)
-    lengths[0], lengths[-1] = 1, longest
-    edges = offsets(lengths)
-    tokens = int(edges[-1])
-    times = torch.randint(0, 26_000_000, (tokens,), **of) // 5 * 5
-    weights = torch.randn(8192, dim, **of), torch.randn(2049, dim, **of)
-    x, grad = (torch.randn(tokens, dim, **of).to(kind) for _ in range(2))
-    how: dict[str, Any] = {"scale": dim**0.5, "context": context, "longest": longest}
-    sizes: dict[str, Any] = {"positions": 8192, "ages": 2049}
-    expected = position_time.forward(x.double(), edges, times, *weights, **how, impl="reference")
-    wanted = position_time.backward(grad.double(), edges, times, **sizes, **how, impl="reference")
-    position_time.forward(x, edges, times, *weights, **how, impl="triton")
-    position_time.backward(grad, edges, times, **sizes, **how, impl="triton")
-    with no_waiting():
-        out = position_time.forward(x, edges, times, *weights, **how, impl="triton")
-        found = [position_time.backward(grad, edges, times, **sizes, **how, impl="triton") for _ in range(2)]
-    close = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[kind]
-    assert apart(out, expected) < close
-    assert apart(found[0][0], wanted[0]) < close
-    assert all(apart(got, want) < 1e-5 for got, want in zip(found[0][1:], wanted[1:]))
-    assert all(torch.equal(one, other) for one, other in zip(*found))
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "longest", "dim"), [(40, 4096, 512), (700, 63, 512), (3, 9, 24)])
@@ -189,13 +144,8 @@ def test_tokens_in_one_pass(context: int, rows: int, longest: int, dim: int, kin
 
 def test_the_edges_of_ages_are_those_of_a_cpu() -> None:
     """Every square of minutes and the seconds around it: division and root must round alike everywhere."""
-    roots = torch.arange(2100, device="cuda")
-    behind = (60 * roots * roots)[:, None] + torch.tensor([-5, -1, 0, 1, 5], device="cuda")
-    times = torch.cat([26_000_000_000 - behind.flatten(), torch.tensor([26_000_000_000], device="cuda")])
-    edges = torch.tensor([0, times.numel()], device="cuda")
-    ages = torch.arange(2049.0, device="cuda").unsqueeze(1)
-    given = torch.zeros(times.numel(), 1, device="cuda"), edges, times, torch.zeros(64, 1, device="cuda"), ages
-    how: dict[str, Any] = {"scale": 1.0, "context": 0, "longest": times.numel()}
-    on_cpu = position_time.forward(*(part.cpu() for part in given), **how)
-    for impl in ("reference", "triton"):
-        assert torch.equal(position_time.forward(*given, **how, impl=impl).cpu(), on_cpu)  # type: ignore[arg-type]
+    roots = torch.arange(2100)
+    behind = (60 * roots * roots)[:, None] + torch.tensor([-5, -1, 0, 1, 5])
+    times = torch.cat([26_000_000_000 - behind.flatten(), torch.tensor([26_000_000_000])])
+    edges = torch.tensor([0, times.numel()])
+    assert torch.equal(ages_of(edges.cuda(), times.cuda(), 2049).cpu(), ages_of(edges, times, 2049))

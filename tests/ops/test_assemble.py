@@ -1,21 +1,22 @@
-"""Tokens put together in one pass: every body against the plain formula in float64, and the ops it stands for."""
+"""Assembled tokens: golden numbers, and every body against the plain formula in float64, token by token."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import replace
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from recperf.ops.assemble import Plan, assemble, backward, forward, plan
-from recperf.ops.dropout import Dropout, drop, keep_mask
-from recperf.ops.jagged import concat_dense
+from recperf.ops.assemble.reference import places
+from recperf.ops.dropout import Dropout, keep_mask
 from recperf.ops.lookup import unique
-from recperf.ops.position_time import buckets, position_time
 
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 if INTERPRETED:
@@ -35,7 +36,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         # The interpreter takes a program after the other: as few as leave several blocks and groups of rows.
-        monkeypatch.setattr("recperf.ops.position_time.triton.PROGRAMS", 8)
+        monkeypatch.setattr("recperf.ops.assemble.triton.PROGRAMS", 8)
 
 
 LENGTHS = {
@@ -73,6 +74,18 @@ def weigh(out: Tensor) -> Tensor:
     return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum()
 
 
+def rule(lengths: list[int], times: list[int], context: int) -> tuple[list[int], list[int]]:
+    """Position and age of every token, one by one."""
+    positions, ages, start = [], [], 0
+    for length in lengths:
+        for place in range(length):
+            positions.append(min(place if place < context else length - 1 - place + context, POSITIONS - 1))
+            gone = max(np.float32(times[start + length - 1] - times[start + place]), np.float32(1e-6))
+            ages.append(min(int(np.sqrt(gone / np.float32(60))), AGES - 1))
+        start += length
+    return positions, ages
+
+
 def plain(parts: dict[str, Tensor], of: Plan, times: Tensor, dropout: Dropout) -> tuple[Tensor, ...]:
     """Row by row, by autograd, in float64."""
     leaves = {name: part.double().requires_grad_() for name, part in parts.items()}
@@ -81,7 +94,7 @@ def plain(parts: dict[str, Tensor], of: Plan, times: Tensor, dropout: Dropout) -
     for row, length in enumerate(of.offsets_B1.diff().tolist()):
         tokens += [5 * leaves["context"][row], sequence[begin : begin + length - of.context]]
         begin += length - of.context
-    position, age = buckets(of.offsets_B1, times, positions=POSITIONS, ages=AGES, context=of.context)
+    position, age = rule(of.offsets_B1.diff().tolist(), times.tolist(), of.context)
     out = torch.cat(tokens or [sequence]) + leaves["position"][position] + leaves["time"][age]
     out = out * keep_mask(dropout, *out.shape, "cpu") * dropout.scale
     weigh(out).backward()
@@ -124,19 +137,56 @@ def test_half_tokens_with_whole_tables(impl: Any) -> None:
         assert float((got.double() - wanted).norm() / wanted.norm()) < 1e-2
 
 
-@pytest.mark.parametrize("impl", ALL)
-def test_the_ops_it_stands_for_give_the_same(impl: Any) -> None:
-    parts, of, times = batch([5, 0, 1, 20], 8)
-    dropout = Dropout(0.2, 5)
-    sequence = parts["rows"][of.source_S] + parts["actions"][of.action_S]
-    edges = of.offsets_B1 - 8 * torch.arange(5)
-    joined, _ = concat_dense(parts["context"], sequence, edges, impl="reference")
-    placed = position_time(
-        joined, of.offsets_B1, times, parts["position"], parts["time"],
-        scale=5.0, context=8, longest=of.longest, impl="reference",
+def tokens_as_rows(x: Tensor, offsets: Tensor, times: Tensor, ages: int, context: int) -> tuple[Any, ...]:
+    """Context, rows and plan of tokens that share nothing: a row each and an action that is zero."""
+    each = torch.arange(x.shape[0] - (offsets.numel() - 1) * context)
+    made = plan(
+        offsets, times, each, each, torch.arange(len(each) + 1), torch.zeros_like(each),
+        actions=1, ages=ages, context=context, longest=int(offsets.diff().max()),
     )  # fmt: skip
-    found = forward(*parts.values(), plan=of, scale=5.0, dropout=dropout, impl=impl)
-    torch.testing.assert_close(found, drop(placed, dropout, impl="reference"), rtol=1e-6, atol=1e-6)
+    is_context, _ = places(made, 1)
+    return (
+        x[is_context].view(offsets.numel() - 1, context, x.shape[1]),
+        x[~is_context],
+        torch.zeros(1, x.shape[1]),
+        made,
+    )
+
+
+@pytest.mark.parametrize("impl", ALL)
+def test_golden_numbers(impl: Any, golden: Path) -> None:
+    files = sorted((golden / "dlrm_v4").glob("*.npz"))
+    assert files
+    for file in files:
+        sizes, saved = json.loads(file.with_suffix(".json").read_text()), np.load(file)
+        offsets, times, x = (torch.from_numpy(saved[f"mid/preprocessor/{name}"]) for name in "456")
+        tables = [
+            torch.from_numpy(saved[f"param/_hstu_transducer._positional_encoder._{name}_embeddings_weight"])
+            for name in ("position", "timestamp")
+        ]
+        context, rows, action, made = tokens_as_rows(x, offsets, times, len(tables[1]), len(sizes["contextual"]))
+        out = forward(context, rows, action, *tables, plan=made, scale=sizes["model_dim"] ** 0.5, impl=impl)
+        expected = torch.from_numpy(saved["mid/positional/0"])
+        torch.testing.assert_close(out, expected, rtol=2e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+@needs_triton
+@pytest.mark.parametrize("positions", [1, 19, 21])
+def test_the_last_position_takes_all_that_lie_behind_it(positions: int) -> None:
+    """A position table that ends within, at and after the longest row, with rows in several groups."""
+    _, of, _ = batch([20, 3, 11, 20, 20, 9, 20, 20, 20, 20], 0, 4)
+    grad = torch.randn(of.tokens, 4, generator=torch.Generator().manual_seed(0))
+    found = [backward(grad, of, positions=positions, scale=2.0, impl=impl)[3] for impl in ("reference", "triton")]  # type: ignore[arg-type]
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
+
+
+def test_the_edges_of_ages() -> None:
+    """A second before, at and after every square of minutes, and times that run backwards."""
+    edges = [60 * root * root + more for root in (0, 1, 2, 17, 657, 2047, 2048) for more in (-5, -1, 0, 1, 5)]
+    times = torch.tensor([30_000_000_000 - edge for edge in edges] + [30_000_000_000])
+    made = tokens_as_rows(torch.zeros(len(times), 1), torch.tensor([0, len(times)]), times, 2100, 0)[-1]
+    expected = [int(np.sqrt(max(np.float32(edge), np.float32(1e-6)) / np.float32(60))) for edge in [*edges, 0]]
+    assert made.age_T.tolist() == expected
 
 
 def test_both_bodies_serve_the_two_halves() -> None:
@@ -162,4 +212,3 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
             of.offsets_B1, torch.zeros(9, dtype=torch.int64), of.source_S[:4], of.source_S, of.source_starts_U1,
             of.action_S, actions=2, ages=4, context=2, longest=5,
         )  # fmt: skip
-    assert replace(of, longest=9).tokens == of.tokens

@@ -42,6 +42,12 @@ class Pick:
         edges_U1 = torch.arange(rows + 1, device=index_N.device)
         return Pick(index_N, order_N, torch.searchsorted(sorted_N, edges_U1))
 
+    @staticmethod
+    def each(rows: int, device: torch.device) -> Pick:
+        """Every row once."""
+        index_N = torch.arange(rows, device=device)
+        return Pick(index_N, index_N, torch.arange(rows + 1, device=device))
+
     def of(self, rows_UD: Tensor) -> Tensor:
         """The picked rows; differentiable."""
         return expand(rows_UD, self.index_N, self.order_N, self.starts_U1)
@@ -56,8 +62,8 @@ class Inputs:
     entities: dict[str, Pick]
     """Item, artist and album among the distinct rows of their tables: one each (item, artist, album) with shared
     encoders, else one a position."""
-    plan: Plan | None
-    """With shared encoders: how tokens are put together from the entities and the kinds of actions."""
+    plan: Plan
+    """How tokens are put together from the entities and, with shared encoders, the kinds of actions."""
     candidates: Pick
     """Each sample's candidate among the entities."""
     codes_S: Tensor
@@ -208,7 +214,7 @@ def _part(
     counts = {name: rows[name].shape[0] for name in rows}
     context = {name: Pick.among(places[name][low:high], counts[name]) for name in config.context}
     placed = {name: places[name][first:last] for name in HISTORY}
-    sources, candidates_B, entities = None, ends_B, last - first
+    sources, candidates_B, entities = Pick.each(last - first, ends_B.device), ends_B, last - first
     if config.shared_encoders:
         sources, first_E = _distinct(placed, counts)
         placed = {name: places_S[first_E] for name, places_S in placed.items()}
@@ -222,7 +228,7 @@ def _part(
         rows=rows,
         context=context,
         entities={name: Pick.among(placed[name], counts[name]) for name in HISTORY},
-        plan=None if sources is None else _plan(offsets_B1, times_T, sources, codes_S, longest, config),
+        plan=_plan(offsets_B1, times_T, sources, codes_S, longest, config),
         candidates=Pick.among(candidates_B, entities),
         codes_S=codes_S,
         offsets_B1=offsets_B1,
@@ -251,9 +257,10 @@ def _distinct(placed: dict[str, Tensor], counts: dict[str, int]) -> tuple[Pick, 
 def _plan(
     offsets_B1: Tensor, times_T: Tensor, sources: Pick, codes_S: Tensor, longest: int, config: DLRMv4Config
 ) -> Plan:
+    actions, action_S = (ACTIONS + 1, codes_S) if config.shared_encoders else (1, torch.zeros_like(codes_S))
     return plan(
-        offsets_B1, times_T, sources.index_N, sources.order_N, sources.starts_U1, codes_S,
-        actions=ACTIONS + 1, ages=config.time_buckets + 1, context=config.context_tokens, longest=longest,
+        offsets_B1, times_T, sources.index_N, sources.order_N, sources.starts_U1, action_S,
+        actions=actions, ages=config.time_buckets + 1, context=config.context_tokens, longest=longest,
     )  # fmt: skip
 
 

@@ -96,10 +96,9 @@ def input_bytes(config: DLRMv4Config, load: Load, rows: Mapping[str, int]) -> in
     picks = 3 * entities + (config.context_tokens + 1) * batch
     edges = sum(rows.values()) + len(rows) + entities + 1
     found = INDEX * (sum(rows.values()) + edges + 2 * picks + positions + tokens + 3 * batch + 2) + FLOAT * batch
-    if config.shared_encoders:
-        kinds = (config.time_buckets + 1) * (ACTIONS + 2)
-        found += NARROW * (3 * positions + 2 * tokens) + INDEX * (entities + 1 + kinds + 1 + batch + 1)
-    return found
+    actions = ACTIONS + 1 if config.shared_encoders else 1
+    kinds = (config.time_buckets + 1) * (actions + 1)
+    return found + NARROW * (3 * positions + 2 * tokens) + INDEX * (entities + 1 + kinds + 1 + batch + 1)
 
 
 def _encoder_bytes(config: DLRMv4Config, load: Load, width: int) -> int:

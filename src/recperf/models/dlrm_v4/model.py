@@ -17,10 +17,7 @@ from torch.nn import functional as F
 from ...data.yambda.schema import HISTORY
 from ...measure.spans import span
 from ...ops.assemble import assemble
-from ...ops.dropout import drop
-from ...ops.jagged import concat_dense
 from ...ops.layer_norm import layer_norm, swish_layer_norm
-from ...ops.position_time import position_time
 from ..init import normal_, uniform_, xavier_normal_, xavier_uniform_
 from ..losses import BCE
 from .config import ACTIONS, CANDIDATE_CODE, DLRMv4Config
@@ -183,7 +180,7 @@ class DLRMv4(nn.Module):
         """Entities, and actions: one of each kind where encoders are shared, else one a position."""
         content_ND = self.content(self._cast(item_NW))
         extra_ND = self.extra(self._cast(torch.cat([artist_NW, album_NW], 1)))
-        codes_N = inputs.codes_S if inputs.plan is None else torch.arange(ACTIONS + 1, device=item_NW.device)
+        codes_N = torch.arange(ACTIONS + 1, device=item_NW.device) if self.config.shared_encoders else inputs.codes_S
         action_ND = self.action(self._cast(self.action_features(codes_N)))
         return content_ND + extra_ND, action_ND
 
@@ -203,17 +200,13 @@ class DLRMv4(nn.Module):
         """Every row's tokens, the context's first, with where and when they are, as the first layer reads them."""
         config = self.config
         dropout = self.moment.dropout(config.input_dropout if self.training else 0.0, 0, INPUT)
-        places = (self.position_weight, self.time_weight)
-        if inputs.plan is not None:
-            return assemble(
-                context_BCD, entity_ND, action_ND, *places, inputs.plan, scale=config.scale, dropout=dropout
-            )
-        x_TD, _ = concat_dense(context_BCD, entity_ND + action_ND, inputs.position_offsets_B1)
-        x_TD = position_time(
-            x_TD, inputs.offsets_B1, inputs.times_T, *places,
-            scale=config.scale, context=config.context_tokens, longest=inputs.longest,
+        if not config.shared_encoders:
+            # An entity per position already has its own action: the plan adds one that is zero.
+            entity_ND, action_ND = entity_ND + action_ND, action_ND.new_zeros(1, config.dim)
+        return assemble(
+            context_BCD, entity_ND, action_ND, self.position_weight, self.time_weight, inputs.plan,
+            scale=config.scale, dropout=dropout,
         )  # fmt: skip
-        return drop(x_TD, dropout)
 
     def user(self, last_BD: Tensor, times_B: Tensor) -> Tensor:
         """The user's vector: what the layers found, with the time of day and of the week; the norm in float32."""

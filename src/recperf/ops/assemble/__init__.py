@@ -4,9 +4,8 @@ how = plan(offsets_B1, times_T, ids.inverse_N, ids.order_N, ids.starts_U1, actio
            longest=...)                                                                 # outside the step
 out_TD = assemble(context_BCD, rows_UD, actions_KD, position_weight_PD, time_weight_QD, how, scale=..., dropout=...)
 
-A position is `scale * (row + action) + position + age`, a token of context `scale * context + position + age`, as
-`lookup.expand`, `jagged.concat_dense`, `position_time` and `dropout.drop` make them one after the other, without a
-tensor between them.
+A position is `scale * (row + action) + position + age`, a token of context `scale * context + position + age`; dropout
+follows. No tensor is written in between.
 
 Shapes: B rows, C context tokens a row, T tokens, S positions, U rows taken, K actions, P positions, Q ages, D width.
 """

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..jagged.reference import row_of_token
-from ..position_time.reference import ages_of, grouped
+SHORTEST, UNIT = 1e-6, 60.0
+"""Seconds: the smallest age, and the unit in which an age is counted before its square root is taken."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,6 +89,28 @@ def plan(
         context=context,
         longest=longest,
     )  # fmt: skip
+
+
+def row_of_token(offsets_B1: Tensor, tokens: int) -> Tensor:
+    rows_B = torch.arange(offsets_B1.numel() - 1, device=offsets_B1.device)
+    return rows_B.repeat_interleave(offsets_B1.diff(), output_size=tokens)
+
+
+def ages_of(offsets_B1: Tensor, times_T: Tensor, ages: int) -> Tensor:
+    """The row of the time table that every token takes: the square root of the minutes before its row's last token."""
+    last_T = offsets_B1[1:][row_of_token(offsets_B1, times_T.numel())] - 1
+    seconds_T = (times_T[last_T] - times_T).to(torch.float32).clamp(min=SHORTEST)
+    # Divided by a tensor: a CUDA device multiplies by the inverse of a plain number, which rounds otherwise. The root
+    # is taken in float64 and rounded once: some CPUs' own float32 root is off by a last bit, which moves a bucket.
+    root_T = (seconds_T / torch.full((1,), UNIT, device=times_T.device)).double().sqrt().float()
+    return root_T.long().clamp(max=ages - 1)
+
+
+def grouped(bucket_T: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The tokens in order of their buckets, and where each bucket begins in it."""
+    sorted_T, order_T = torch.sort(bucket_T, stable=True)
+    edges = torch.arange(count + 1, device=bucket_T.device, dtype=bucket_T.dtype)
+    return order_T, torch.searchsorted(sorted_T, edges)
 
 
 def shared_sums(

@@ -11,16 +11,20 @@ from torch import Tensor
 
 from ..dropout import Dropout
 from ..dropout.reference import factors
-from ..jagged.reference import concat, split
 from ..lookup.reference import segment_sum
-from ..position_time.reference import bucket_sums, positions_of
-from .plan import Plan, shared_sums
+from .plan import Plan, grouped, row_of_token, shared_sums
 
 
-def _edges(plan: Plan) -> tuple[Tensor, Tensor]:
-    """Where rows begin among the tokens of context and among the positions."""
-    context_B1 = plan.context * torch.arange(plan.offsets_B1.numel(), device=plan.offsets_B1.device)
-    return context_B1, plan.offsets_B1 - context_B1
+def places(plan: Plan, positions: int) -> tuple[Tensor, Tensor]:
+    """Which tokens are context, and the row of the position table that every token takes.
+
+    The context's tokens count from the start of their row, the others from its end, after the context.
+    """
+    row_T = row_of_token(plan.offsets_B1, plan.tokens)
+    token_T = torch.arange(plan.tokens, device=plan.offsets_B1.device)
+    from_start_T, from_end_T = token_T - plan.offsets_B1[row_T], plan.offsets_B1[1:][row_T] - 1 - token_T
+    is_context_T = from_start_T < plan.context
+    return is_context_T, torch.where(is_context_T, from_start_T, from_end_T + plan.context).clamp(max=positions - 1)
 
 
 def forward(
@@ -35,10 +39,10 @@ def forward(
     dropout: Dropout,
 ) -> Tensor:
     wide = torch.promote_types(rows_UD.dtype, torch.float32)
-    context_B1, positions_B1 = _edges(plan)
-    sequence_SD = rows_UD.to(wide)[plan.source_S] + actions_KD.to(wide)[plan.action_S]
-    x_TD = concat(context_BCD.to(wide).flatten(0, 1), context_B1, sequence_SD, positions_B1)
-    position_T = positions_of(plan.offsets_B1, plan.tokens, positions=position_weight_PD.shape[0], context=plan.context)
+    is_context_T, position_T = places(plan, position_weight_PD.shape[0])
+    x_TD = rows_UD.new_empty(plan.tokens, rows_UD.shape[1], dtype=wide)
+    x_TD[is_context_T] = context_BCD.to(wide).flatten(0, 1)
+    x_TD[~is_context_T] = rows_UD.to(wide)[plan.source_S] + actions_KD.to(wide)[plan.action_S]
     x_TD = x_TD * scale + position_weight_PD.to(wide)[position_T] + time_weight_QD.to(wide)[plan.age_T]
     return (x_TD * factors(dropout, x_TD)).to(rows_UD.dtype)
 
@@ -49,15 +53,12 @@ def backward(
     kind = grad_TD.dtype
     grad_TD = grad_TD.to(torch.promote_types(kind, torch.float32))
     grad_TD = grad_TD * factors(dropout, grad_TD)
-    context_B1, positions_B1 = _edges(plan)
-    rows = plan.offsets_B1.numel() - 1
-    context_SD, _ = split(grad_TD, context_B1, positions_B1, rows * plan.context)
-    position_T = positions_of(plan.offsets_B1, plan.tokens, positions=positions, context=plan.context)
+    is_context_T, position_T = places(plan, positions)
     rows_UD, actions_KD, time_QD = shared_sums(grad_TD, plan, scale, segment_sum)
     return (
-        (context_SD * scale).to(kind).view(rows, plan.context, grad_TD.shape[1]),
+        (grad_TD[is_context_T] * scale).to(kind).view(plan.offsets_B1.numel() - 1, plan.context, grad_TD.shape[1]),
         rows_UD,
         actions_KD,
-        bucket_sums(grad_TD, position_T, positions),
+        segment_sum(grad_TD, *grouped(position_T, positions)),
         time_QD,
     )

@@ -1,14 +1,17 @@
 """Tokens from shared rows, actions, positions and ages, on a GPU.
 
-Forward, programs have positions as in ops/position_time: what they read of the shared rows and of the tables mostly
-comes from the cache, so that the tokens are written about as fast as memory takes them. Backward, the gradient is read
-three times: by position (which also undoes the dropout), by row, by age and action.
+A program has a few neighbouring positions and goes through some of the rows: it reads their position vectors once, and
+backward it adds up what all those rows give to them, without sorting. Shared rows and tables mostly come from the
+cache, so that tokens are written about as fast as memory takes them. Backward, the gradient is read three times: by
+position (which also applies the dropout), by row, by age and action.
 
 Shapes: B rows, C context tokens a row, T tokens, S positions, U rows taken, K actions, P positions, Q ages, D width, G
 groups of rows, L positions that occur.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,11 +20,30 @@ from torch import Tensor
 
 from ..dropout import Dropout
 from ..dropout.triton import arguments, factors, row_words
-from ..lookup.triton import segment_sum
-from ..position_time.triton import cut, joined, positions_at, tokens_at
+from ..lookup.triton import segment_sum, tile
 from .plan import Plan, shared_sums
 
 UNSPECIALIZED = ["first", "second", "threshold"]
+TALL = 4
+"""Maximum positions of a program: with twice as many, at width 512, registers leave room for half the programs."""
+PROGRAMS = 8192
+"""Aimed-for number of programs: a few for every slot of the largest device."""
+
+
+@triton.jit
+def positions_at(block, context, ROWS: tl.constexpr, OPENING: tl.constexpr):
+    """The positions of a block, before the table's end is respected: the first OPENING blocks are the context's."""
+    lanes = tl.arange(0, ROWS).to(tl.int64)
+    return lanes + tl.where(block < OPENING, block * ROWS, (block - OPENING) * ROWS + context)
+
+
+@triton.jit
+def tokens_at(begin, end, position, block, context, OPENING: tl.constexpr):
+    """The tokens of a row that are at these positions, and whether there are such."""
+    at_start = block < OPENING
+    token = tl.where(at_start, begin + position, end - 1 - (position - context))
+    there = tl.where(at_start, (position < context) & (token < end), token >= begin + context)
+    return token, there
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -90,6 +112,33 @@ def _backward(
     tl.store(sums + place, total, mask=own)
 
 
+class Cut(NamedTuple):
+    """How positions and rows are shared among programs."""
+
+    slots: int
+    """Positions that occur, before the table's end is respected."""
+    tall: int
+    width: int
+    opening: int
+    """Blocks of positions for the tokens of context."""
+    blocks: int
+    groups: int
+    group: int
+
+
+def cut(dim: int, tokens: int, rows: int, *, context: int, longest: int, partial: bool) -> Cut:
+    """With `partial`, every group leaves a sum: not more of them than a quarter of the tokens."""
+    tall, width = tile(dim, TALL)
+    slots = max(longest, context)
+    opening = triton.cdiv(context, tall)
+    blocks = opening + triton.cdiv(slots - context, tall)
+    groups = min(rows, triton.cdiv(PROGRAMS, max(1, blocks)))
+    if partial:
+        groups = max(1, min(groups, tokens // (4 * max(1, slots))))
+    group = triton.cdiv(rows, max(1, groups))
+    return Cut(slots, tall, width, opening, blocks, triton.cdiv(rows, group), group)
+
+
 def forward(
     context_BCD: Tensor,
     rows_UD: Tensor,
@@ -132,3 +181,14 @@ def backward(
         grad_TD, position_PD = undropped_TD, joined(sums_GLD, positions)
     rows_UD, actions_KD, time_QD = shared_sums(grad_TD, plan, scale, segment_sum)
     return context_BCD, rows_UD, actions_KD, position_PD, time_QD
+
+
+def joined(sums_GLD: Tensor, positions: int) -> Tensor:
+    """The gradient of the position table, whose last row has all positions from there on."""
+    slots, dim = sums_GLD.shape[1:]
+    out_PD = torch.zeros(positions, dim, device=sums_GLD.device)
+    plain = min(slots, positions - 1)
+    torch.sum(sums_GLD[:, :plain], 0, out=out_PD[:plain])
+    if slots > plain:
+        out_PD[plain] = sums_GLD[:, plain:].sum((0, 1))
+    return out_PD
