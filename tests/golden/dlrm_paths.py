@@ -45,17 +45,17 @@ class Way:
     bag: str
     dot: str
     relu: str
-    lanes: bool = False
+    streams: bool = False
     """With a second queue, on a GPU."""
 
     def __str__(self) -> str:
-        return f"bag {self.bag}, dot {self.dot}, relu {self.relu}" + (", lanes" if self.lanes else "")
+        return f"bag {self.bag}, dot {self.dot}, relu {self.relu}" + (", streams" if self.streams else "")
 
 
-def ways(bags: tuple[str, ...], *, dots: tuple[str, ...] = ("reference", "triton"), lanes: bool = False) -> list[Way]:
+def ways(bags: tuple[str, ...], *, dots: tuple[str, ...] = ("reference", "triton"), streams: bool = False) -> list[Way]:
     """All combinations with the given bags and interactions; the bodies of a ReLU run where those of dots do."""
     relus = dict.fromkeys(("plain", "reference", *dots, "copies"))
-    return [Way(bag, dot, relu, lanes) for bag, dot, relu in product(bags, dots, relus)]
+    return [Way(bag, dot, relu, streams) for bag, dot, relu in product(bags, dots, relus)]
 
 
 def body(op: str, name: str) -> ModuleType:
@@ -99,35 +99,35 @@ def load(path: Path, device: str = "cpu") -> Case:
 
 def build(case: Case, way: Way, device: str = "cpu") -> DLRM:
     """A model of this way with the public one's weights."""
-    config, lanes = case.config, SideStreams(on=way.lanes)
+    config, streams = case.config, SideStreams(enabled=way.streams)
     model = DLRM(
         config,
-        embeddings=_embeddings(config, way.bag, lanes, device),
+        embeddings=_embeddings(config, way.bag, streams, device),
         interaction=(
             Dot(config.vectors, diagonal=config.diagonal, body=body("dot", way.dot))
             if config.interaction == "dot"
             else make_interaction(config)
         ),
-        arithmetic=_arithmetic(way.relu, lanes),
+        arithmetic=_arithmetic(way.relu, streams),
     ).to(device)
     load_public_parameters(model, case.named("param/"))
     return model
 
 
-def _embeddings(config: DLRMConfig, bag: str, lanes: SideStreams, device: str) -> Embeddings:
+def _embeddings(config: DLRMConfig, bag: str, streams: SideStreams, device: str) -> Embeddings:
     if bag == "stacked":
         return StackedTables(config.features, config.rows, config.dim)
     chosen: Any = bag
     tables = SparseTables(config.features, config.rows, config.dim, bag=chosen, device=device)
-    tables.lanes = lanes
+    tables.streams = streams
     return tables
 
 
-def _arithmetic(relu: str, lanes: SideStreams) -> Arithmetic:
+def _arithmetic(relu: str, streams: SideStreams) -> Arithmetic:
     if relu == "plain":
         return Arithmetic()
     copies = relu == "copies"
-    return FastArithmetic(relu=body("relu", "triton" if copies else relu), copies=copies, lanes=lanes)
+    return FastArithmetic(relu=body("relu", "triton" if copies else relu), copies=copies, streams=streams)
 
 
 def clear(model: DLRM) -> None:
@@ -140,9 +140,9 @@ def clear(model: DLRM) -> None:
 
 def join(model: DLRM) -> None:
     """Wait for what runs beside the current queue."""
-    model.arithmetic.lanes.join_all()
+    model.arithmetic.streams.join_all()
     if isinstance(model.embeddings, SparseTables):
-        model.embeddings.lanes.join_all()
+        model.embeddings.streams.join_all()
 
 
 def step(model: DLRM, batch: ClickBatch) -> WrittenOutLoss:

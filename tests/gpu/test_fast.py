@@ -117,17 +117,17 @@ def is_on(name: str, found: Outcome) -> bool:
     )
 
 
-@pytest.mark.parametrize("lanes", [False, True], ids=["one queue", "two queues"])
+@pytest.mark.parametrize("streams", [False, True], ids=["one queue", "two queues"])
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("bags", ["stacked", "reference", "triton"])
 @pytest.mark.parametrize("path", paths.CASES or [None], ids=lambda path: path.stem if path else "none")
-def test_the_public_dlrms_numbers_by_every_way(path: Path | None, bags: str, graph: bool, lanes: bool) -> None:
+def test_the_public_dlrms_numbers_by_every_way(path: Path | None, bags: str, graph: bool, streams: bool) -> None:
     if path is None:
         pytest.skip(f"no golden numbers at {paths.FOLDER}; set RECPERF_GOLDEN")
-    if bags != "triton" and (graph or lanes):
+    if bags != "triton" and (graph or streams):
         pytest.skip("these lookups ask the host for sizes, and have no second queue")
     case = paths.load(path, "cuda")
-    for way in paths.ways((bags,), lanes=lanes):
+    for way in paths.ways((bags,), streams=streams):
         model = paths.build(case, way, "cuda")
         loss = (paths.replayed if graph else paths.step)(model, case.batch)
         paths.agree(model, loss, case)

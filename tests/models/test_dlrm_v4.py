@@ -369,3 +369,49 @@ def test_what_cannot_be_is_refused(change: dict[str, object]) -> None:
 
 def test_a_scaled_table_has_at_least_a_row() -> None:
     assert replace(CONFIG, row_scale=1e-9).table_rows == dict.fromkeys(CONFIG.tables, 1)
+
+
+def take_step(model: DLRMv4) -> None:
+    model.loss(prepare(batch_of(), model.config)).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+    model.tables.update(0.1)
+
+
+def changed(model: DLRMv4, before: dict[str, Tensor]) -> set[str]:
+    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def test_frozen_parts_get_no_gradient_and_are_not_updated() -> None:
+    model = DLRMv4(CONFIG, seed=1)
+    frozen = {"position_weight", "head.first.weight", "hstu.layers.0.uvqk_weight", "hstu.layers.1.norm_bias"}
+    frozen |= {name for name, _ in model.named_parameters() if name.startswith(("content.", "context"))}
+    for name in frozen:
+        model.get_parameter(name).requires_grad = False
+    model.tables.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    take_step(model)
+    assert not changed(model, before) & frozen
+    assert not any(name.startswith("tables.") for name in changed(model, before))
+    assert {"time_weight", "head.second.weight", "hstu.layers.0.norm_bias", "extra.first.weight"} <= changed(
+        model, before
+    )
+    model.requires_grad_(True)
+    take_step(model)
+    assert {"tables.item_id", *frozen} <= changed(model, before)
+
+
+def test_assigned_tensors_are_the_ones_that_train() -> None:
+    model, other = DLRMv4(CONFIG, seed=1), DLRMv4(CONFIG, seed=2)
+    take_step(model)
+    assigned = {name: value.clone() for name, value in other.state_dict().items()}
+    model.load_state_dict(assigned, assign=True)
+    model.set_step(0, 0)
+    other.set_step(0, 0)
+    take_step(model)
+    take_step(other)
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(assigned[name], value, msg=name)

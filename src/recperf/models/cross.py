@@ -1,4 +1,4 @@
-"""The cross network of DCNv2 with matrices of low rank: each layer multiplies the input into itself once more.
+"""The cross network of DCNv2 with low-rank matrices: each layer multiplies its input by the first one once more.
 
 Shapes: B samples, F sparse features, D width of a vector, N = (F + 1) x D all vectors side by side, K rank.
 
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .gradients import add_gradient
 from .init import normal_
 from .interaction import Concat, Interaction
+from .mlp import add_gradient
 
 Layer = tuple[nn.Parameter, nn.Parameter, nn.Parameter]
 Saved = tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]
-"""The vectors as they came, then each layer's input, the same after `down`, and after `up` with the bias."""
+"""The sparse vectors, then for each layer its input, that after `down`, and that after `up` with the bias."""
 
 
 class LowRankCross(Interaction):
-    """All vectors side by side, the dense one first, through the cross layers; as wide as it came."""
+    """The concatenated vectors, the dense one first, through the cross layers; the output is as wide as the input."""
 
     def __init__(self, width: int, *, layers: int, rank: int) -> None:
         super().__init__()
@@ -31,11 +31,14 @@ class LowRankCross(Interaction):
         self.down_KN = nn.ParameterList(nn.Parameter(torch.empty(rank, width)) for _ in range(layers))
         self.up_NK = nn.ParameterList(nn.Parameter(torch.empty(width, rank)) for _ in range(layers))
         self.bias_N = nn.ParameterList(nn.Parameter(torch.empty(width)) for _ in range(layers))
-        self.layers: list[Layer] = list(zip(self.down_KN, self.up_NK, self.bias_N))
-        """The parameters of each layer, at hand."""
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The parameters of each layer."""
+        return list(zip(self.down_KN, self.up_NK, self.bias_N))
 
     def reset(self, seed: int) -> None:
-        """Weights N(0, 2 / (in + out)), biases 0: a layer starts as a small product of its input."""
+        """Draw weights from N(0, 2 / (in + out)); biases start at 0."""
         for index, (down_KN, up_NK, bias_N) in enumerate(self.layers):
             std = math.sqrt(2 / sum(down_KN.shape))
             normal_(down_KN, std, seed, f"cross.{index}.down")
@@ -50,8 +53,8 @@ class LowRankCross(Interaction):
         return x_BN
 
     def record(self, dense_BD: Tensor, sparse_FBD: Tensor) -> tuple[Tensor, Saved]:
-        # The cross layers stay in float32, whatever the MLPs are computed in.
-        first_BN, _ = self.together.record(dense_BD.float(), sparse_FBD)
+        # The cross layers have the type of the tables, also where the MLPs are computed in bfloat16.
+        first_BN, _ = self.together.record(dense_BD, sparse_FBD)
         x_BN, passed = first_BN, []
         for down_KN, up_NK, bias_N in self.layers:
             low_BK = x_BN.mm(down_KN.t())
@@ -61,10 +64,10 @@ class LowRankCross(Interaction):
         return x_BN, (sparse_FBD, passed)
 
     def backward(self, saved: Saved, gradient_BW: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the dense vector and of the sparse ones, F x B x D; those of the layers are added to theirs."""
+        """Return the gradients of the dense vector and of the sparse ones, F x B x D; add those of the layers."""
         sparse_FBD, passed = saved
         first_BN = passed[0][0]
-        gradient_BN = gradient_BW.float()
+        gradient_BN = gradient_BW.to(first_BN.dtype)
         first_gradient_BN = torch.zeros_like(first_BN)
         for (down_KN, up_NK, bias_N), (x_BN, low_BK, factor_BN) in zip(reversed(self.layers), reversed(passed)):
             first_gradient_BN.addcmul_(gradient_BN, factor_BN)

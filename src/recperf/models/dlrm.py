@@ -1,4 +1,4 @@
-"""DLRM: a bottom MLP for dense features, tables for sparse ones, an interaction, a top MLP, one logit a sample.
+"""DLRM: a bottom MLP for dense features, tables for sparse ones, an interaction, a top MLP, one logit per sample.
 
 Shapes: B samples, D width of a table row, F sparse features.
 """
@@ -22,7 +22,7 @@ from .mlp import MLP
 
 
 class DLRM(nn.Module):
-    """The whole family; the config decides sizes and interaction, the loss is binary cross entropy if none is given."""
+    """The model family: the config determines sizes and interaction; the default loss is binary cross entropy."""
 
     def __init__(
         self,
@@ -47,39 +47,45 @@ class DLRM(nn.Module):
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Initial weights, a pure function of the seed and of each parameter's name."""
+        """Draw the initial weights: a pure function of the seed and of each parameter's name."""
         self.bottom.reset(seed, "bottom")
         self.embeddings.reset(self.config.table_init_std, seed)
         self.interaction.reset(seed)
         self.top.reset(seed, "top")
 
     def forward(self, dense: Tensor, features: JaggedFeatures) -> Tensor:
-        """Logits, one a sample."""
+        """Compute the logits, one per sample."""
         with span("bottom"):
             dense_BD = self.bottom(dense)
         with span("embedding"):
             pooled = self.embeddings(features)
         with span("interaction"):
-            met = self.interaction(dense_BD, [pooled[key] for key in self.config.features])
+            vectors_BW = self.interaction(dense_BD, [pooled[key] for key in self.config.features])
         with span("top"):
-            logits_B: Tensor = self.top(met).squeeze(1)
+            logits_B: Tensor = self.top(vectors_BW).squeeze(1)
         return logits_B
 
     def plain_loss(self, batch: ClickBatch) -> Tensor:
-        """The mean loss by torch's own operators and autograd: short, and what `loss` must equal."""
+        """The mean loss by torch's own operators and autograd: the definition that `loss` must equal."""
         return self.criterion.value(self(batch.dense_BD, batch.features), batch.labels_B)
 
     def loss(self, batch: ClickBatch) -> WrittenOutLoss:
         """The same loss with its backward pass written out, part by part.
 
-        A model this small spends much of its step on autograd's bookkeeping of 60 small nodes. Written out it does not,
-        and each part of the backward pass gets a span of its own.
+        A small model would spend much of its step in autograd's bookkeeping of 60 small nodes. And each part of the
+        backward pass gets its own span.
         """
         return WrittenOutLoss(self, batch)
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        """All that are not in tables."""
+        """All parameters outside the tables."""
         return [*self.bottom.parameters(), *self.interaction.parameters(), *self.top.parameters()]
+
+    def requires_grad_(self, requires_grad: bool = True) -> DLRM:
+        """Freeze or train everything, tables that are buffers too."""
+        super().requires_grad_(requires_grad)
+        self.embeddings.requires_grad_(requires_grad)
+        return self
 
 
 def make_interaction(config: DLRMConfig) -> Interaction:
@@ -91,28 +97,28 @@ def make_interaction(config: DLRMConfig) -> Interaction:
 
 
 class WrittenOutLoss:
-    """A loss that knows its own backward pass; to the training loop it is like a tensor."""
+    """A loss with its own backward pass; the training loop uses it like a tensor."""
 
     @torch.no_grad()
     def __init__(self, model: DLRM, batch: ClickBatch) -> None:
         self.model, self.batch, self.scale = model, batch, 1.0
-        how = model.arithmetic
+        arithmetic = model.arithmetic
         with span("bottom"):
-            how.begin((model.bottom, model.top))
-            self.bottom_acts = how.forward(model.bottom, batch.dense_BD)
+            arithmetic.begin((model.bottom, model.top))
+            self.bottom_acts = arithmetic.forward(model.bottom, batch.dense_BD)
         with span("embedding"):
             pooled_FBD, self.looked_up = model.embeddings.record(batch.features)
         with span("interaction"):
-            met, self.met_saved = model.interaction.record(self.bottom_acts[-1], pooled_FBD)
+            vectors_BW, self.interaction_saved = model.interaction.record(self.bottom_acts[-1], pooled_FBD)
         with span("top"):
-            self.top_acts = how.forward(model.top, met)
+            self.top_acts = arithmetic.forward(model.top, vectors_BW)
         with span("loss"):
-            self.logits_B = self.top_acts[-1].squeeze(1).float()
-            with how.lanes.aside("weights", self.logits_B):
+            self.logits_B = self.top_acts[-1].squeeze(1).to(pooled_FBD.dtype)
+            with arithmetic.streams.run_on("weights", self.logits_B):
                 self.value = model.criterion.value(self.logits_B, batch.labels_B)
 
     def __mul__(self, scale: float) -> WrittenOutLoss:
-        """The loss times a number, as of a slice of a batch; its gradients are scaled with it."""
+        """Scale the loss and its gradients, as for a slice of a batch."""
         if scale == 1:
             return self
         scaled = copy.copy(self)
@@ -124,18 +130,19 @@ class WrittenOutLoss:
 
     @torch.no_grad()
     def backward(self) -> None:
-        """Add the gradient of every dense parameter to its `grad`; the embeddings keep theirs as they see fit."""
-        model, batch, how = self.model, self.batch, self.model.arithmetic
+        """Add the gradient of every dense parameter to its `grad`; the embeddings store theirs in their own way."""
+        model, batch, arithmetic = self.model, self.batch, self.model.arithmetic
         with span("loss_backward"):
             slope_B = model.criterion.slope(self.logits_B, batch.labels_B)
             if self.scale != 1:
                 slope_B = slope_B * self.scale
         with span("top_backward"):
-            met_gradient = how.backward(model.top, slope_B.unsqueeze(1), self.top_acts, input_gradient=True)
-            assert met_gradient is not None
+            vectors_gradient = arithmetic.backward(model.top, slope_B.unsqueeze(1), self.top_acts, input_gradient=True)
+            assert vectors_gradient is not None
         with span("interaction_backward"):
-            dense_gradient, pooled_gradient = model.interaction.backward(self.met_saved, met_gradient)
+            dense_gradient, pooled_gradient = model.interaction.backward(self.interaction_saved, vectors_gradient)
         with span("embedding_backward"):
-            model.embeddings.backward(self.looked_up, batch.features, pooled_gradient)
+            if not model.embeddings.frozen:
+                model.embeddings.backward(self.looked_up, batch.features, pooled_gradient)
         with span("bottom_backward"):
-            how.backward(model.bottom, dense_gradient, self.bottom_acts, input_gradient=False)
+            arithmetic.backward(model.bottom, dense_gradient, self.bottom_acts, input_gradient=False)

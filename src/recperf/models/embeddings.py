@@ -1,4 +1,4 @@
-"""Embedding tables behind one signature: `forward(features) -> {key: pooled rows}`.
+"""Embedding tables behind one signature, `forward(features) -> {key: pooled rows}`, and the plain ones.
 
 Shapes: B samples, F features, D width, V ids in the batch, R rows of all tables.
 """
@@ -15,30 +15,40 @@ from torch.nn import functional as F
 from ..data.batch import JaggedFeatures
 from ..errors import DataError
 from .init import normal_
+from .mlp import add_gradient
 
 
 class Embeddings(nn.Module, ABC):
-    """The seam: what a model asks of its embeddings, whichever body they have."""
+    """The interface between a model and its embeddings, whichever implementation it holds."""
+
+    frozen = False
+    """Tables that are buffers have no parameter that says so: set by `requires_grad_`."""
+
+    def requires_grad_(self, requires_grad: bool = True) -> Embeddings:
+        """Freeze or train the tables, those that are buffers too."""
+        super().requires_grad_(requires_grad)
+        self.frozen = not requires_grad
+        return self
 
     @abstractmethod
     def reset(self, std: float, seed: int) -> None:
-        """Initial rows."""
+        """Draw the initial rows."""
 
     @abstractmethod
     def check(self, features: JaggedFeatures) -> None:
-        """Refuse ids this body cannot look up."""
+        """Raise an error for ids that cannot be looked up."""
 
     @abstractmethod
     def record(self, features: JaggedFeatures) -> tuple[Tensor, Any]:
-        """Pooled rows, F x B x D, and what `backward` needs."""
+        """Return the pooled rows, F x B x D, and what `backward` needs."""
 
     @abstractmethod
     def backward(self, saved: Any, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
-        """Keep the gradient where the optimizer of this body looks for it."""
+        """Store the gradient where the optimizer of these tables reads it."""
 
 
 class StackedTables(Embeddings):
-    """Tables of one width stacked into one tensor, so that all features are looked up by one call on any device.
+    """Tables of one width stacked in one parameter, so that one call looks up all features on any device.
 
     Ids of a bag are summed. Row 0 of a table serves ids never seen in training and starts at zero.
     """
@@ -50,11 +60,8 @@ class StackedTables(Embeddings):
         self.keys = keys
         self.rows = rows
         self.weight_RD = nn.Parameter(torch.empty(sum(rows), dim))
-        starts = [0]
-        for count in rows[:-1]:
-            starts.append(starts[-1] + count)
-        self.starts = tuple(starts)
-        self.register_buffer("starts_F1", torch.tensor(starts)[:, None], persistent=False)
+        self.starts = tuple(sum(rows[:index]) for index in range(len(rows)))
+        self.register_buffer("starts_F1", torch.tensor(self.starts)[:, None], persistent=False)
         self.starts_F1: Tensor
 
     def table(self, key: str) -> Tensor:
@@ -76,20 +83,16 @@ class StackedTables(Embeddings):
         return dict(zip(self.keys, pooled_FBD.unbind(0)))
 
     def record(self, features: JaggedFeatures) -> tuple[Tensor, Tensor]:
-        """Pooled rows, F x B x D, and what `backward` needs."""
         rows_V = self.rows_of(features)
         return pool(rows_V, self.weight_RD, features), rows_V
 
     def backward(self, saved: Tensor, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
-        """Put the gradient of the tables into their `grad`, or add it to what is there."""
-        gradient_RD = pool_backward(saved, gradient_FBD, features, self.weight_RD.shape[0])
-        before = self.weight_RD.grad
-        self.weight_RD.grad = gradient_RD if before is None else before.add_(gradient_RD)
+        if self.weight_RD.requires_grad:
+            add_gradient(self.weight_RD, pool_backward(saved, gradient_FBD, features, self.weight_RD.shape[0]))
 
     def rows_of(self, features: JaggedFeatures) -> Tensor:
-        """The row of the stacked tensor each id means."""
-        if features.keys != self.keys:
-            raise ValueError(f"the batch has features {features.keys}, the tables {self.keys}")
+        """The row of the stacked tensor that each id refers to."""
+        require_keys(features, self.keys)
         if features.one_id_a_bag:
             return (features.values_V.view(len(self.keys), -1) + self.starts_F1).view(-1)
         per_key = torch.tensor(features.ids_per_key, device=features.values_V.device)
@@ -98,9 +101,14 @@ class StackedTables(Embeddings):
         )
 
 
+def require_keys(features: JaggedFeatures, keys: tuple[str, ...]) -> None:
+    if features.keys != keys:
+        raise ValueError(f"the batch has features {features.keys}, the tables {keys}")
+
+
 def require_ids(features: JaggedFeatures, keys: tuple[str, ...], rows: tuple[int, ...]) -> None:
-    """Refuse ids outside their table. A stacked lookup would read a neighbour's row instead of failing, so whoever
-    brings ids from outside calls this once; the training loop does not pay for it every step."""
+    """Raise an error for ids outside their table. A stacked lookup would read another table's row instead of failing,
+    so callers with ids from outside check them once; the training loop does not pay for it every step."""
     for key, count in zip(keys, rows):
         ids, _ = features[key]
         if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= count):
@@ -120,7 +128,7 @@ def pool(rows_V: Tensor, weight_RD: Tensor, features: JaggedFeatures) -> Tensor:
 
 
 def pool_backward(rows_V: Tensor, gradient_FBD: Tensor, features: JaggedFeatures, rows: int) -> Tensor:
-    """The dense gradient of the stacked tables: each bag's gradient added to every row the bag holds."""
+    """The dense gradient of the stacked tables: each bag's gradient added to every row in the bag."""
     dim = gradient_FBD.shape[2]
     gradient_VD = gradient_FBD.reshape(-1, dim)
     if not features.one_id_a_bag:

@@ -1,11 +1,11 @@
-"""A stack of linear layers. Widths come in a tuple, the input first."""
+"""A stack of linear layers. Widths are given as a tuple, the input first."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,14 +13,19 @@ from .init import normal_
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between; `last_relu` puts one after the last layer too."""
+    """Linear layers with ReLU between; `last_relu` adds one after the last layer."""
 
     def __init__(self, widths: tuple[int, ...], *, last_relu: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in zip(widths, widths[1:]))
         self.last_relu = last_relu
-        self.flat = list(self.layers.parameters())
-        """Weights and biases in turn, at hand: walking the module tree for them takes longer than a small layer."""
+
+    @property
+    def flat(self) -> list[nn.Parameter]:
+        """Weights and biases in turn. Read from the layers every time, so that a replaced parameter is seen, and from
+        their dictionaries: walking the module tree takes longer than a small layer."""
+        parameters: list[dict[str, Any]] = [layer._parameters for layer in self.layers._modules.values() if layer]
+        return [by_name[name] for by_name in parameters for name in ("weight", "bias")]
 
     def linears(self) -> Iterator[nn.Linear]:
         for layer in self.layers:
@@ -28,9 +33,9 @@ class MLP(nn.Module):
             yield layer
 
     def reset(self, seed: int, name: str) -> None:
-        """Weights N(0, 2 / (in + out)), biases N(0, 1 / out), each drawn from (seed, its name).
+        """Draw weights from N(0, 2 / (in + out)) and biases from N(0, 1 / out), each from (seed, its name).
 
-        An output without ReLU is a logit: its bias starts at 0, so that an untrained model says one half.
+        An output without ReLU is a logit: its bias starts at 0, so that an untrained model predicts one half.
         """
         for index, layer in enumerate(self.linears()):
             normal_(layer.weight, math.sqrt(2 / (layer.in_features + layer.out_features)), seed, f"{name}.{index}.w")
@@ -47,35 +52,14 @@ class MLP(nn.Module):
         return x_BI
 
 
-def mlp_forward(x_BI: Tensor, parameters: Sequence[Tensor], *, last_relu: bool) -> list[Tensor]:
-    """The input and every layer's output: what `mlp_backward` needs. Parameters alternate weight and bias."""
-    activations = [x_BI]
-    last = len(parameters) - 2
-    for index in range(0, len(parameters), 2):
-        x_BI = torch.addmm(parameters[index + 1], x_BI, parameters[index].t())
-        if index < last or last_relu:
-            x_BI.relu_()
-        activations.append(x_BI)
-    return activations
+def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to a parameter's gradient as autograd does; a frozen parameter gets none.
 
-
-def mlp_backward(
-    gradient_BO: Tensor,
-    activations: list[Tensor],
-    parameters: Sequence[Tensor],
-    *,
-    last_relu: bool,
-    input_gradient: bool,
-) -> tuple[Tensor | None, list[Tensor]]:
-    """The gradient of the input, where it is wanted, and those of the parameters."""
-    gradients: list[Tensor] = []
-    last = len(parameters) - 2
-    for index in range(last, -1, -2):
-        layer = index // 2
-        if index < last or last_relu:
-            gradient_BO = torch.ops.aten.threshold_backward(gradient_BO, activations[layer + 1], 0)
-        gradients += [gradient_BO.sum(0), gradient_BO.t().mm(activations[layer])]
-        if index == 0 and not input_gradient:
-            return None, gradients[::-1]
-        gradient_BO = gradient_BO.mm(parameters[index])
-    return gradient_BO, gradients[::-1]
+    The first gradient is stored without a copy, so no other code may write to it.
+    """
+    if not parameter.requires_grad:
+        return
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad.add_(gradient)

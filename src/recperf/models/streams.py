@@ -1,7 +1,7 @@
-"""Second queues of a GPU, for work that nothing waits for until the end of a step.
+"""Extra CUDA streams for work that no later kernel needs before the end of a step.
 
-A captured graph keeps the shape of its queues: weight gradients, for one, then run beside the chain of input gradients
-that the step really waits for. Without a GPU, or outside a capture, everything stays in one queue.
+A captured CUDA graph records the streams: weight gradients, for example, then run in parallel with the chain of input
+gradients, which is the critical path. Without a GPU, or outside a capture, everything stays on the current stream.
 """
 
 from __future__ import annotations
@@ -14,43 +14,44 @@ from torch import Tensor
 
 
 class SideStreams:
-    """Named queues beside the current one; off, they are the current one."""
+    """Named streams beside the current one; where they are disabled, the current one serves."""
 
-    def __init__(self, *, on: bool = False) -> None:
-        self.on = on
+    def __init__(self, *, enabled: bool = False) -> None:
+        self.enabled = enabled
         self._streams: dict[str, torch.cuda.Stream] = {}
-        self._open: set[str] = set()
-        self._kept: list[object] = []
+        self._running: set[str] = set()
+        self._held: list[object] = []
 
     @contextmanager
-    def aside(self, name: str, *reads: Tensor) -> Iterator[None]:
-        """Queue what is inside beside the current queue, after all that is in it now.
+    def run_on(self, name: str, *reads: Tensor) -> Iterator[None]:
+        """Launch the kernels of the body on a named stream, after everything that the current one holds now.
 
-        The tensors it reads stay alive until `join`: freed, their memory could be given to work that runs meanwhile.
+        The tensors that it reads stay alive until `join`: if freed, their memory could be reused by work that runs at
+        the same time.
         """
-        if not self.on:
+        if not self.enabled:
             yield
             return
         stream = self._streams.setdefault(name, torch.cuda.Stream())  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        self._open.add(name)
-        self._kept += reads
+        self._running.add(name)
+        self._held += reads
         with torch.cuda.stream(stream):
             yield
 
-    def keep(self, *things: object) -> None:
-        """Hold on to what a lane reads until `join`, where whoever owns it lets go of it before."""
-        if self._open:
-            self._kept += things
+    def hold(self, *objects: object) -> None:
+        """Keep what a stream reads alive until `join`, where its owner drops it earlier."""
+        if self._running:
+            self._held += objects
 
     def join(self, name: str) -> None:
-        """The current queue waits for a lane."""
-        if name in self._open:
+        """Make the current stream wait for a named one."""
+        if name in self._running:
             torch.cuda.current_stream().wait_stream(self._streams[name])
-            self._open.remove(name)
-        if not self._open:
-            self._kept.clear()
+            self._running.remove(name)
+        if not self._running:
+            self._held.clear()
 
     def join_all(self) -> None:
-        for name in sorted(self._open):
+        for name in sorted(self._running):
             self.join(name)

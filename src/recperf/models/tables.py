@@ -20,7 +20,7 @@ from ..data.batch import JaggedFeatures
 from ..measure.spans import span
 from ..ops.bag import Name, choose
 from ..ops.bag.reference import stacked_rows
-from .embeddings import Embeddings, require_ids
+from .embeddings import Embeddings, require_ids, require_keys
 from .init import InitialRows
 from .streams import SideStreams
 
@@ -30,7 +30,7 @@ MADV_HUGEPAGE = 14
 
 @dataclass(frozen=True)
 class Used:
-    """What a backward pass used: ids (or rows) and their bags, and the gradient of each bag."""
+    """The ids (or rows) of a backward pass, their bags, and the gradient of each bag."""
 
     ids_V: Tensor
     offsets_N1: Tensor
@@ -38,29 +38,56 @@ class Used:
 
 
 class SparseGradients(Embeddings):
-    """Keeps what backward passes used until the optimizer asks. Several passes before one update add up."""
+    """One tensor of rows and the gradients since the last update; several backward passes before an update add up."""
 
     keys: tuple[str, ...]
     table_RD: Tensor
-    bag: ModuleType
     starts_F: Tensor | None
+    huge: str
+    """Whether the kernel was asked for huge pages."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int, dim: int, *, bag: Name, huge_pages: bool, device: torch.device | str) -> None:
         super().__init__()
+        # Allocated where it stays: moving a large table would hold it twice.
+        table_RD = torch.empty(rows, dim, device=device)
+        self.huge = "asked of the kernel" if huge_pages and ask_for_huge_pages(table_RD) else "no"
+        self.register_buffer("table_RD", table_RD)
         self.used: list[Used] = []
         self.group_early = True
-        """Sort the ids in the backward pass, where that work belongs; an update that needs no sorting says no."""
-        self.lanes = SideStreams()
+        """Sort the ids in the backward pass already; an update that needs no sorting turns it off."""
+        self.streams = SideStreams()
         self._grouped: Any = None
+        self._requested = bag
+        self._chosen: tuple[ModuleType, str] = choose(bag, table_RD)
+        self._chosen_for = (table_RD.dtype, table_RD.device)
+
+    @property
+    def bag(self) -> ModuleType:
+        """The implementation of the lookup, chosen anew after the table changed its type or device."""
+        if self._chosen_for != (self.table_RD.dtype, self.table_RD.device):
+            name: Name = self._requested if self.table_RD.dtype == torch.float32 else "auto"
+            self._chosen = choose(name, self.table_RD)
+            self._chosen_for = (self.table_RD.dtype, self.table_RD.device)
+        return self._chosen[0]
+
+    @property
+    def why(self) -> str:
+        """The implementation of the lookup and the reason."""
+        _ = self.bag
+        return self._chosen[1]
+
+    def forward(self, features: JaggedFeatures) -> dict[str, Tensor]:
+        pooled_FBD, _ = self.record(features)
+        return dict(zip(self.keys, pooled_FBD.unbind(0)))
 
     def group_ahead(self, ids_V: Tensor, features: JaggedFeatures) -> None:
-        """Where there is a second queue, sort the ids while the step goes on; the update is who needs it."""
-        if self.lanes.on and self.training and self.group_early and not self.used:
-            with self.lanes.aside("ids", ids_V):
+        """With a second stream, sort the ids during the forward pass; only the update needs the result."""
+        if self.streams.enabled and self.training and self.group_early and not self.used and not self.frozen:
+            with self.streams.run_on("ids", ids_V):
                 self._grouped = self._group(Used(ids_V, features.offsets_FB1, ids_V))
 
     def backward(self, saved: Tensor, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
-        gradient_ND = gradient_FBD.reshape(-1, gradient_FBD.shape[2]).float()
+        gradient_ND = gradient_FBD.reshape(-1, gradient_FBD.shape[2]).to(self.table_RD.dtype)
         self.used.append(Used(saved, features.offsets_FB1, gradient_ND))
         if len(self.used) > 1:
             self._grouped = None
@@ -68,7 +95,7 @@ class SparseGradients(Embeddings):
             self._grouped = self._group(self.used[0])
 
     def take_gradient(self) -> Used:
-        """Everything since the last update as if it had been one batch, and forgotten here."""
+        """Return everything since the last update as one batch, and forget it."""
         used = self._all_used()
         self.forget()
         return used
@@ -76,21 +103,21 @@ class SparseGradients(Embeddings):
     def grouped(self) -> tuple[Any, Tensor]:
         """The used ids, equal rows together, and the gradient of each bag."""
         used = self._all_used()
-        self.lanes.join("ids")
+        self.streams.join("ids")
         if self._grouped is None:
             self._grouped = self._group(used)
         return self._grouped, used.gradient_ND
 
     def forget(self) -> None:
-        self.lanes.keep(self.used, self._grouped)
+        self.streams.hold(self.used, self._grouped)
         self.used, self._grouped = [], None
 
     def dense_gradient(self) -> Tensor:
-        """The gradient of all rows as one tensor as large as the tables: for tests and small models."""
+        """The gradient of all rows as one tensor of the tables' size: for tests and small models."""
         grouped, gradient_ND = self.grouped()
-        found = torch.zeros_like(self.table_RD)
-        self.bag.update(found, None, grouped, gradient_ND, rate=-1.0, eps=0.0, decay=0.0, scale=1.0)
-        return found
+        gradient_RD = torch.zeros_like(self.table_RD)
+        self.bag.update(gradient_RD, None, grouped, gradient_ND, rate=-1.0, eps=0.0, decay=0.0, scale=1.0)
+        return gradient_RD
 
     def _all_used(self) -> Used:
         assert self.used, "no backward pass before this step"
@@ -103,7 +130,7 @@ class SparseGradients(Embeddings):
 
 
 def _joined(used: list[Used], features: int) -> Used:
-    """Several slices as one batch: feature-major again, the slices of a feature one after the other."""
+    """Several slices as one batch: feature-major again, the slices of a feature in sequence."""
     ids, lengths, gradients = [], [], []
     for feature in range(features):
         for part in used:
@@ -117,10 +144,9 @@ def _joined(used: list[Used], features: int) -> Used:
 
 
 class SparseTables(SparseGradients):
-    """All features looked up by one call; the update sees each used row once, with its whole gradient.
+    """A table per feature, stacked in one tensor and looked up by one call; ids of a bag are summed.
 
-    Ids of a bag are summed. Rows start uniform in +-1/sqrt(rows of their table), as the public DLRM's do, unless a
-    standard deviation is given.
+    Rows start uniform in +-1/sqrt(rows of their table), as in the public DLRM, unless a standard deviation is given.
     """
 
     def __init__(
@@ -132,19 +158,12 @@ class SparseTables(SparseGradients):
         bag: Name = "auto",
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__()
+        super().__init__(sum(rows), dim, bag=bag, huge_pages=True, device=device)
         if len(rows) != len(keys):
             raise ValueError(f"{len(keys)} tables need as many row counts, not {len(rows)}")
-        self.keys, self.rows, self.dim = keys, rows, dim
-        table_RD = torch.empty(sum(rows), dim, device=device)
-        self.huge = "asked of the kernel" if ask_for_huge_pages(table_RD) else "no"
-        self.register_buffer("table_RD", table_RD)
-        self.table_RD: Tensor
-        starts = [sum(rows[:index]) for index in range(len(rows))]
-        self.starts = tuple(starts)
-        self.register_buffer("starts_F", torch.tensor(starts, device=device), persistent=False)
-        self.starts_F: Tensor
-        self.bag, self.why = choose(bag, table_RD)
+        self.keys, self.rows = keys, rows
+        self.starts = tuple(sum(rows[:index]) for index in range(len(rows)))
+        self.register_buffer("starts_F", torch.tensor(self.starts, device=device), persistent=False)
 
     def table(self, key: str) -> Tensor:
         """The rows of one table, a view."""
@@ -153,37 +172,35 @@ class SparseTables(SparseGradients):
 
     @torch.no_grad()
     def reset(self, std: float, seed: int) -> None:
-        """A std of 0 means uniform in +-1/sqrt(rows)."""
+        """Draw the initial rows; a std of 0 means uniform in +-1/sqrt(rows)."""
         for key, rows in zip(self.keys, self.rows):
-            InitialRows(rows, self.dim, std=std or None, seed=seed, name=f"table.{key}").fill_(self.table(key))
+            dim = self.table_RD.shape[1]
+            InitialRows(rows, dim, std=std or None, seed=seed, name=f"table.{key}").fill_(self.table(key))
 
     def check(self, features: JaggedFeatures) -> None:
         require_ids(features, self.keys, self.rows)
 
     def rows_of(self, features: JaggedFeatures) -> Tensor:
-        """The row of the stacked tensor each id means."""
+        """The row of the stacked tensor that each id refers to."""
         features = features.trimmed()
         return stacked_rows(features.values_V, features.offsets_FB1, self.starts_F)
 
-    def forward(self, features: JaggedFeatures) -> dict[str, Tensor]:
-        pooled_FBD, _ = self.record(features)
-        return dict(zip(self.keys, pooled_FBD.unbind(0)))
-
     def record(self, features: JaggedFeatures) -> tuple[Tensor, Tensor]:
-        if features.keys != self.keys:
-            raise ValueError(f"the batch has features {features.keys}, the tables {self.keys}")
+        require_keys(features, self.keys)
         ids_V = self._ids(features)
         self.group_ahead(ids_V, features)
         pooled = self.bag.bag_sum(self.table_RD, ids_V, features.offsets_FB1, self.starts_F)
         return pooled.view(len(self.keys), features.batch_size, -1), ids_V
 
     def _ids(self, features: JaggedFeatures) -> Tensor:
-        """Only the Triton body can leave ids after the last bag alone; for the others they are cut off, which waits."""
+        """Only Triton can ignore ids after the last bag; for the others they are cut off, which waits for a GPU."""
         return features.values_V if self.bag.__name__.endswith("triton") else features.trimmed().values_V
 
 
 class HashedTable(SparseGradients):
-    """A table whose gradient never becomes as large as the table; `optimizer` updates the rows a step used."""
+    """One table that all features share: each id is hashed, with its own seed per feature, to a row."""
+
+    starts_F = None
 
     def __init__(
         self,
@@ -196,40 +213,28 @@ class HashedTable(SparseGradients):
         huge_pages: bool = True,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__()
+        super().__init__(rows, dim, bag=bag, huge_pages=huge_pages, device=device)
         self.keys, self.rows, self.seed = keys, rows, seed
-        # Made where it stays: moving it would hold two, and the choice of implementation depends on the place.
-        table_RD = torch.empty(rows, dim, device=device)
-        self.huge = "asked of the kernel" if huge_pages and ask_for_huge_pages(table_RD) else "no"
-        self.register_buffer("table_RD", table_RD)
-        self.table_RD: Tensor
-        self.bag, self.why = choose(bag, table_RD)
-        self.starts_F = None
 
     @torch.no_grad()
     def reset(self, std: float, seed: int) -> None:
         InitialRows(*self.table_RD.shape, std=std, seed=seed, name="table").fill_(self.table_RD)
 
     def check(self, features: JaggedFeatures) -> None:
-        """Any id hashes to a row."""
+        """Accept any id: all of them hash to a row."""
 
     def working_set_bytes(self) -> int:
-        """What is allocated: every row."""
+        """All that is allocated: every row."""
         return self.table_RD.nbytes
 
     def rows_of(self, features: JaggedFeatures) -> Tensor:
-        """The row each id of a batch hashes to."""
-        if features.keys != self.keys:
-            raise ValueError(f"the batch has features {features.keys}, the table {self.keys}")
+        """The row that each id of a batch hashes to."""
+        require_keys(features, self.keys)
         parts, start = [], 0
         for index, count in enumerate(features.ids_per_key):
             parts.append(self.bag.hash_rows(features.values_V[start : start + count], self.seed + index, self.rows))
             start += count
         return torch.cat(parts)
-
-    def forward(self, features: JaggedFeatures) -> dict[str, Tensor]:
-        pooled_FBD, _ = self.record(features)
-        return dict(zip(self.keys, pooled_FBD.unbind(0)))
 
     def record(self, features: JaggedFeatures) -> tuple[Tensor, Tensor]:
         with span("hash"):
@@ -239,9 +244,9 @@ class HashedTable(SparseGradients):
 
 
 def ask_for_huge_pages(tensor: Tensor) -> bool:
-    """Ask the kernel to back a tensor that was not written yet with 2 MiB pages; false where it will not.
+    """Ask the kernel to back a tensor that was not written yet with 2 MiB pages; return whether it agreed.
 
-    A row of a large table is a miss in the TLB too, and with 4 KiB pages the page table itself misses the caches.
+    Reading a row of a large table misses the TLB too, and with 4 KiB pages the page table itself misses the caches.
     """
     if tensor.device.type != "cpu" or tensor.nbytes < 4 * HUGE_PAGE:
         return False

@@ -7,6 +7,7 @@ A learning rate is a number, or a one-element tensor on the parameters' device: 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import compress
 from typing import Any
 
 import torch
@@ -27,7 +28,9 @@ class DenseOptimizer(ABC):
 
     @torch.no_grad()
     def step(self, learning_rate: Rate) -> None:
-        """Update every parameter and clear its gradient."""
+        """Update every parameter that is not frozen and clear its gradient."""
+        if not any(parameter.requires_grad for parameter in self.parameters):
+            return
         if isinstance(learning_rate, Tensor):
             # Reading a tensor costs nothing on a CPU, where not every kernel accepts one.
             learning_rate = learning_rate.reshape(()) if learning_rate.is_cuda else float(learning_rate)
@@ -39,8 +42,8 @@ class DenseOptimizer(ABC):
             parameter.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """The gradients of all parameters, in order."""
-        return _gradients(self.parameters)
+        """The gradients of all parameters that are not frozen, in order."""
+        return _trained(self.parameters)[1]
 
     @abstractmethod
     def _fused(self, rate: Rate) -> None: ...
@@ -62,9 +65,10 @@ class SGD(DenseOptimizer):
         super().__init__(parameters, plain=plain)
 
     def _fused(self, rate: Rate) -> None:
+        parameters, gradients = _trained(self.parameters)
         torch._fused_sgd_(
-            self.parameters,
-            self.gradients(),
+            parameters,
+            gradients,
             [],
             lr=rate,
             momentum=0.0,
@@ -76,7 +80,7 @@ class SGD(DenseOptimizer):
         )
 
     def _plain(self, rate: Rate) -> None:
-        for parameter, gradient in zip(self.parameters, self.gradients()):
+        for parameter, gradient in zip(*_trained(self.parameters)):
             parameter -= rate * gradient
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,12 +101,12 @@ class Adagrad(DenseOptimizer):
         self._first = torch.ones(())
 
     def _fused(self, rate: Rate) -> None:
-        gradients = self.gradients()
+        parameters, gradients, sums = _trained(self.parameters, self.sums)
         if not self.cuda:
             torch._fused_adagrad_(
-                self.parameters,
+                parameters,
                 gradients,
-                self.sums,
+                sums,
                 [self._first] * len(gradients),
                 lr=rate,
                 lr_decay=0.0,
@@ -111,15 +115,15 @@ class Adagrad(DenseOptimizer):
                 maximize=False,
             )
             return
-        torch._foreach_addcmul_(self.sums, gradients, gradients)
-        divisors = torch._foreach_sqrt(self.sums)
+        torch._foreach_addcmul_(sums, gradients, gradients)
+        divisors = torch._foreach_sqrt(sums)
         torch._foreach_add_(divisors, self.eps)
         # In place: nobody reads a gradient after the step.
         torch._foreach_mul_(gradients, -rate)
-        torch._foreach_addcdiv_(self.parameters, gradients, divisors)
+        torch._foreach_addcdiv_(parameters, gradients, divisors)
 
     def _plain(self, rate: Rate) -> None:
-        for parameter, gradient, squares in zip(self.parameters, self.gradients(), self.sums):
+        for parameter, gradient, squares in zip(*_trained(self.parameters, self.sums)):
             squares += gradient * gradient
             parameter -= rate * gradient / (squares.sqrt() + self.eps)
 
@@ -149,13 +153,16 @@ class AdamW(DenseOptimizer):
     def _fused(self, rate: Rate) -> None:
         self.taken += 1
         for group in self.groups:
+            parameters, gradients, means, squares = _trained(group.parameters, group.means, group.squares)
+            if not parameters:
+                continue
             torch._fused_adamw_(
-                group.parameters,
-                group.gradients(),
-                group.means,
-                group.squares,
+                parameters,
+                gradients,
+                means,
+                squares,
                 [],
-                [self.taken] * len(group.parameters),
+                [self.taken] * len(parameters),
                 lr=rate,
                 beta1=self.betas[0],
                 beta2=self.betas[1],
@@ -170,9 +177,7 @@ class AdamW(DenseOptimizer):
         # In float64 like the kernel: after one step the second of these is 0.001.
         mean_correction, square_correction = (1 - beta ** self.taken.double() for beta in self.betas)
         for group in self.groups:
-            for parameter, gradient, mean, square in zip(
-                group.parameters, group.gradients(), group.means, group.squares
-            ):
+            for parameter, gradient, mean, square in zip(*_trained(group.parameters, group.means, group.squares)):
                 parameter *= 1 - rate * group.decay
                 mean += (1 - self.betas[0]) * (gradient - mean)
                 square += (1 - self.betas[1]) * (gradient * gradient - square)
@@ -198,14 +203,16 @@ class _Group:
         self.means = [torch.zeros_like(p, requires_grad=False) for p in parameters]
         self.squares = [torch.zeros_like(p, requires_grad=False) for p in parameters]
 
-    def gradients(self) -> list[Tensor]:
-        return _gradients(self.parameters)
 
-
-def _gradients(parameters: list[Tensor]) -> list[Tensor]:
+def _trained(parameters: list[Tensor], *states: list[Tensor]) -> tuple[list[Tensor], ...]:
+    """The parameters that are not frozen, their gradients and their states."""
+    if not all(parameter.requires_grad for parameter in parameters):
+        trained = [parameter.requires_grad for parameter in parameters]
+        states = tuple(list(compress(state, trained)) for state in states)
+        parameters = list(compress(parameters, trained))
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     assert len(gradients) == len(parameters), "a parameter has no gradient"
-    return gradients
+    return parameters, gradients, *states
 
 
 def _copy(ours: list[Tensor], theirs: list[Tensor]) -> None:

@@ -38,15 +38,19 @@ class SparseRows:
         self.table, self.decay, self.eps, self.scatter = table, decay, eps, scatter
         rows_RD = table.table_RD
         shape = rows_RD.shape if each else rows_RD.shape[:1]
-        self.state_R: Tensor | None = torch.zeros(shape, device=rows_RD.device) if adagrad else None
+        self.state_R: Tensor | None = rows_RD.new_zeros(shape) if adagrad else None
         table.group_early = not scatter
 
     def squared_norm(self) -> float:
+        if self.table.frozen:
+            return 0.0
         grouped, gradient_ND = self.table.grouped()
         return float(self.table.bag.squared_norm(grouped, gradient_ND))
 
     def step(self, rate: float | Tensor, *, scale: float = 1.0) -> None:
         """Update the used rows with their gradient times the scale, and clear the gradient."""
+        if self.table.frozen:
+            return
         if self.scatter:
             assert isinstance(self.table, SparseTables)
             used = self.table.take_gradient()
@@ -91,7 +95,7 @@ class SplitOptimizer:
     @torch.no_grad()
     def step(self, learning_rate: float | Tensor) -> None:
         scale = self._scale() if self.clip else 1.0
-        with span("sparse_update"), self.streams.aside("tables"):
+        with span("sparse_update"), self.streams.run_on("tables"):
             rate = learning_rate if self.table_ratio == 1.0 else learning_rate * self.table_ratio
             self.sparse.step(rate, scale=scale)
         with span("dense_update"):

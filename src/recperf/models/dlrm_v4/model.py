@@ -215,8 +215,14 @@ class DLRMv4(nn.Module):
         return layer_norm(out_BD, self.combine_norm.weight, self.combine_norm.bias, self.combine_norm.eps)
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        """All that are not in tables."""
+        """All parameters outside the tables."""
         return list(self.parameters())
+
+    def requires_grad_(self, requires_grad: bool = True) -> DLRMv4:
+        """Freeze or train everything, the tables too, which are buffers."""
+        super().requires_grad_(requires_grad)
+        self.tables.requires_grad_(requires_grad)
+        return self
 
     def _cast(self, x: Tensor) -> Tensor:
         return x.bfloat16() if self.config.precision == "bfloat16" else x

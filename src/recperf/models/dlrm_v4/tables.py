@@ -24,11 +24,13 @@ STEP = 2.0**-23
 
 
 class DLRMv4Tables(nn.Module):
-    """One tensor a table and, for row-wise Adagrad, one number a row.
+    """One tensor per table and, for row-wise Adagrad, one number per row.
 
-    Tables are buffers, not parameters: no gradient of their size is ever made. `lookup` gives the used rows as leaves;
-    after the backward passes of all parts of a batch, `gradients` has theirs and `update` applies them.
+    Tables are buffers, not parameters: no gradient of their size is ever made. `lookup` returns the used rows as
+    leaves; after the backward passes of all parts of a batch, `gradients` yields theirs and `update` applies them.
     """
+
+    frozen = False
 
     def __init__(self, config: DLRMv4Config, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__()
@@ -39,6 +41,12 @@ class DLRMv4Tables(nn.Module):
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self.reset(seed)
+
+    def requires_grad_(self, requires_grad: bool = True) -> DLRMv4Tables:
+        """Freeze or train the tables."""
+        super().requires_grad_(requires_grad)
+        self.frozen = not requires_grad
+        return self
 
     def table(self, name: str) -> Tensor:
         return self.get_buffer(name)
@@ -61,7 +69,7 @@ class DLRMv4Tables(nn.Module):
         if inputs.rows is self._rows:
             return self._leaves
         found = {name: ops.gather(self.table(name), rows_U) for name, rows_U in inputs.rows.items()}
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self.frozen:
             if any(True for _ in self.gradients()):
                 raise RuntimeError("gradients of another batch wait: call update() or forget() before the next lookup")
             self._rows, self._leaves = inputs.rows, {name: leaf.requires_grad_() for name, leaf in found.items()}

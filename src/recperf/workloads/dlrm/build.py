@@ -175,16 +175,16 @@ class DLRMTrial(DLRMTrialState):
     def __init__(self, prepared: PreparedDLRM, seed: int) -> None:
         self.prepared, self.seed = prepared, seed
         config, switches, device = prepared.config, prepared.switches, prepared.settings.device
-        lanes = SideStreams(on=switches.graph and switches.mlp)
+        streams = SideStreams(enabled=switches.graph and switches.mlp)
         self.model = DLRM(
             prepared.model,
             seed=seed,
-            embeddings=self._embeddings(device, lanes),
+            embeddings=self._embeddings(device, streams),
             interaction=self._interaction(device),
             loss=make_loss(config.train.loss, config.train.loss_weights),
-            arithmetic=self._arithmetic(device, lanes),
+            arithmetic=self._arithmetic(device, streams),
         ).to(device)
-        self.optimizer = self._optimizer(lanes)
+        self.optimizer = self._optimizer(streams)
         self.bags = prepared.source.bags(seed, device) if prepared.drawn else None
         order, whole = prepared.order(seed), None
         if switches.graph:
@@ -200,14 +200,14 @@ class DLRMTrial(DLRMTrialState):
             whole_step=whole,
         )
 
-    def _embeddings(self, device: torch.device, lanes: SideStreams) -> Embeddings:
+    def _embeddings(self, device: torch.device, streams: SideStreams) -> Embeddings:
         model, reasons = self.prepared.model, self.prepared.settings.reasons
         if self.prepared.config.train.optimizer == "adamw":
             reasons["bag"] = "torch: adamw updates every row, so the tables have a dense gradient"
             return StackedTables(model.features, model.rows, model.dim)
         bag: Any = "auto" if self.prepared.switches.embedding else "reference"
         tables = SparseTables(model.features, model.rows, model.dim, bag=bag, device=device)
-        tables.lanes = lanes
+        tables.streams = streams
         reasons["bag"] = tables.why
         return tables
 
@@ -219,16 +219,16 @@ class DLRMTrial(DLRMTrialState):
         self.prepared.settings.reasons["dot"] = why
         return Dot(model.vectors, diagonal=model.diagonal, body=body)
 
-    def _arithmetic(self, device: torch.device, lanes: SideStreams) -> Arithmetic:
+    def _arithmetic(self, device: torch.device, streams: SideStreams) -> Arithmetic:
         switches = self.prepared.switches
         if not switches.mlp and switches.precision != "bfloat16":
             return Arithmetic()
         body, why = relu.choose("auto" if switches.mlp else "reference", device)
         self.prepared.settings.reasons["relu"] = why
         copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
-        return FastArithmetic(relu=body, low=switches.low, copies=copies, lanes=lanes)
+        return FastArithmetic(relu=body, low=switches.low, copies=copies, streams=streams)
 
-    def _optimizer(self, lanes: SideStreams) -> Optimizer:
+    def _optimizer(self, streams: SideStreams) -> Optimizer:
         train, switches = self.prepared.config.train, self.prepared.switches
         groups = [(self.model.dense_parameters(), train.weight_decay)]
         tables = self.model.embeddings
@@ -244,7 +244,7 @@ class DLRMTrial(DLRMTrialState):
             scatter=switches.scatter,
         )
         dense = make_dense(train.optimizer, groups, eps=train.eps, plain=not switches.optimizer)
-        return SplitOptimizer(dense, sparse, streams=lanes)
+        return SplitOptimizer(dense, sparse, streams=streams)
 
     def _graph(self, order: Order) -> tuple[Order, GraphStep]:
         """The step as one graph, and the order that feeds it."""

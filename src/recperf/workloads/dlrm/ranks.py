@@ -59,10 +59,10 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
         super().__init__(prepared, seed)
         self.share_out(prepared.settings, prepared.config.distributed)
 
-    def _embeddings(self, device: torch.device, lanes: SideStreams) -> Embeddings:
+    def _embeddings(self, device: torch.device, streams: SideStreams) -> Embeddings:
         prepared, config = self.prepared, self.prepared.config
         if config.train.optimizer == "adamw":
-            return super()._embeddings(device, lanes)
+            return super()._embeddings(device, streams)
         model, reasons = prepared.model, prepared.settings.reasons
         tables = BagTables(
             dict(zip(model.features, model.rows)), model.dim, config.distributed, self.world,
@@ -80,9 +80,9 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
             reasons["bag"] = own
         return tables
 
-    def _optimizer(self, lanes: SideStreams) -> Optimizer:
+    def _optimizer(self, streams: SideStreams) -> Optimizer:
         if self.rank_tables is None:
-            return super()._optimizer(lanes)
+            return super()._optimizer(streams)
         train, plain = self.prepared.config.train, not self.prepared.switches.optimizer
         groups = [(self.model.dense_parameters(), 0.0)]
         return DenseAndBags(make_dense(train.optimizer, groups, eps=train.eps, plain=plain), self.rank_tables)
