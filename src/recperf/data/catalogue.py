@@ -123,14 +123,14 @@ def info(name: str, *, path: Path | None = None, seed: int = DEFAULT_SEED) -> di
     else:
         data = movielens.read(path) if path else movielens.read_download(_downloaded())
     first, last = int(data.timestamp.min()), int(data.timestamp.max())
-    chosen = clicks.common_genres(data)
+    chosen = data.common_genres()
     return {
         "name": data.name,
         "synthetic": data.synthetic,
         "licence": LICENCE.get(data.name, "that of the files"),
         "digest": data.digest,
         **_counts(data),
-        "positive_share": float(np.mean(data.rating >= clicks.LEAST_LIKED)),
+        "positive_share": float(np.mean(data.rating >= data.liked_from)),
         "ratings_per_user": _spread(np.bincount(data.user)),
         "ratings_per_item": _spread(np.bincount(data.item)),
         "first_rating": str(np.datetime64(first, "s")),

@@ -1,8 +1,8 @@
-"""Ratings to a yes/no task: who validates, and the features of every row.
+"""Ratings as a click-prediction task: the split into training and validation rows, and the features of every row.
 
-A row is a click when its rating is 4 or 5. Nothing a model sees may depend on a validation label, and no training row
-may see its own: a user's mean label and count are taken over that user's other training rows, and every scaling is a
-constant written here.
+A row is a click when its rating is high enough, on MovieLens 4 or 5. Nothing a model sees may depend on a validation
+label, and no training row may see its own: a user's mean label and count are taken over that user's other training
+rows, and every scaling is a constant written here.
 """
 
 from __future__ import annotations
@@ -13,56 +13,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .config import MovieLensConfig
-from .movielens import MovieLens
+from .config import SplitConfig
+from .ratings import Ratings
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rows = NDArray[np.bool_]
 
-LEAST_LIKED = 4
-GENRES_USED = 12
-FEATURES = ("user", "item", "occupation")
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClickArrays:
-    """One side of a split, rows in file order."""
+    """Training or validation rows, in the order of the file."""
 
     dense: NDArray[np.float32]
-    """[rows, 16], in the order of `Clicks.dense_names`."""
+    """[rows, dense features], in the order of `Clicks.dense_names`."""
     ids: Ints
-    """[3, rows], in the order of `Clicks.feature_names`; 0 stands for an id no training row has."""
+    """[sparse features, rows], in the order of `Clicks.feature_names`; 0 stands for an id that no training row has."""
     labels: NDArray[np.float32]
-    """[rows], 1 when the rating is 4 or 5."""
+    """[rows], 1 for a click."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Clicks:
     train: ClickArrays
     valid: ClickArrays
-    rows: tuple[int, int, int]
-    """Table rows each feature needs: its largest possible id + 1."""
+    rows: tuple[int, ...]
+    """Rows that the table of each sparse feature needs: its largest possible id + 1."""
     feature_names: tuple[str, ...]
     dense_names: tuple[str, ...]
-    genres: tuple[str, ...]
-    """The genres among the dense features, most common first."""
 
 
-def build(data: MovieLens, config: MovieLensConfig) -> Clicks:
+def build(data: Ratings, config: SplitConfig) -> Clicks:
     """Split the ratings and turn both sides into arrays."""
     valid = split_rows(data, config)
-    labels = data.rating >= LEAST_LIKED
-    chosen = common_genres(data)
-    genres = tuple(data.genre_names[index] for index in chosen)
-    dense = _dense(data, labels, valid, chosen)
-    ids = np.stack(
-        [
-            _known_in_training(data.user, valid),
-            _known_in_training(data.item, valid),
-            _known_in_training(data.occupation[data.user], valid),
-        ]
-    )
+    labels = data.rating >= data.liked_from
+    sparse = data.id_features()
+    ids = np.stack([_known_in_training(ids, valid) for ids, _ in sparse.values()])
+    mean, count = user_history(data.user, labels, valid)
+    features = {
+        **data.user_features(),
+        "user mean": (mean - 0.5) * 4.0,
+        "user count": np.log1p(count) / 5.0,
+        **data.item_features(),
+    }
+    dense = np.stack(list(features.values()), axis=1).astype(np.float32)
 
     def side(rows: Rows) -> ClickArrays:
         return ClickArrays(
@@ -72,15 +66,14 @@ def build(data: MovieLens, config: MovieLensConfig) -> Clicks:
     return Clicks(
         train=side(~valid),
         valid=side(valid),
-        rows=(len(data.age), len(data.genres), len(data.occupations) + 1),
-        feature_names=FEATURES,
-        dense_names=("age", "gender", "user mean", "user count", *genres),
-        genres=genres,
+        rows=tuple(rows for _, rows in sparse.values()),
+        feature_names=tuple(sparse),
+        dense_names=tuple(features),
     )
 
 
-def split_rows(data: MovieLens, config: MovieLensConfig) -> Rows:
-    """Which ratings validate (True); the answer never looks at a rating's value."""
+def split_rows(data: Ratings, config: SplitConfig) -> Rows:
+    """Mark the validation rows; the answer never depends on a rating's value."""
     split = {"random": _random, "last": _last_of_each_user, "cold": _cold_users}[config.split]
     valid = split(data, config)
     empty = "train" if valid.all() else "validate" if not valid.any() else None
@@ -98,7 +91,7 @@ def _share(size: int, holdout: float) -> int:
     return round(holdout * size)
 
 
-def _random(data: MovieLens, config: MovieLensConfig) -> Rows:
+def _random(data: Ratings, config: SplitConfig) -> Rows:
     size = len(data.user)
     valid = np.zeros(size, dtype=np.bool_)
     order = np.random.Generator(np.random.PCG64(config.split_seed)).permutation(size)
@@ -106,7 +99,7 @@ def _random(data: MovieLens, config: MovieLensConfig) -> Rows:
     return valid
 
 
-def _last_of_each_user(data: MovieLens, config: MovieLensConfig) -> Rows:
+def _last_of_each_user(data: Ratings, config: SplitConfig) -> Rows:
     size = len(data.user)
     order = np.lexsort((np.arange(size), data.timestamp, data.user))
     count = np.bincount(data.user)
@@ -118,17 +111,11 @@ def _last_of_each_user(data: MovieLens, config: MovieLensConfig) -> Rows:
     return valid
 
 
-def _cold_users(data: MovieLens, config: MovieLensConfig) -> Rows:
+def _cold_users(data: Ratings, config: SplitConfig) -> Rows:
     users = np.unique(data.user)
     order = np.random.Generator(np.random.PCG64(config.split_seed)).permutation(len(users))
     cold = users[order[: _share(len(users), config.holdout)]]
     return np.isin(data.user, cold)
-
-
-def common_genres(data: MovieLens) -> list[int]:
-    """The most common genres of the catalogue, ties in the catalogue's own order."""
-    count = data.genres.sum(axis=0, dtype=np.int64)
-    return [int(index) for index in np.argsort(-count, kind="stable")[:GENRES_USED]]
 
 
 def _known_in_training(ids: Ints, valid: Rows) -> Ints:
@@ -150,15 +137,3 @@ def user_history(user: Ints, labels: Rows, valid: Rows) -> tuple[Floats, Ints]:
     all_clicks, all_count = own_label.sum() - own_label, own.sum() - own
     overall = np.where(all_count > 0, all_clicks / np.maximum(all_count, 1), 0.5)
     return np.where(count > 0, clicks / np.maximum(count, 1), overall), count
-
-
-def _dense(data: MovieLens, labels: Rows, valid: Rows, genres: list[int]) -> NDArray[np.float32]:
-    mean, count = user_history(data.user, labels, valid)
-    about_user = [
-        (data.age[data.user] - 36.0) / 12.0,
-        data.gender[data.user],
-        (mean - 0.5) * 4.0,
-        np.log1p(count) / 5.0,
-    ]
-    about_item = data.genres[:, genres][data.item]
-    return np.concatenate([np.stack(about_user, axis=1), about_item], axis=1, dtype=np.float32, casting="unsafe")

@@ -1,4 +1,4 @@
-"""What a user may choose about data. Torch-free, so that help and `show` answer at once."""
+"""Configs of datasets. Torch-free, so that `--help` and `show` answer at once."""
 
 from __future__ import annotations
 
@@ -10,24 +10,57 @@ from ..config import require, within
 
 
 @dataclass(frozen=True, kw_only=True)
-class MovieLensConfig:
-    source: Literal["auto", "files", "embedded"] = "auto"
-    """Where ratings come from: files (a folder or the downloaded copy), embedded (made up, marked synthetic), or auto:
-    files where there are any, else embedded."""
-    path: Path | None = None
-    """Folder with u.data, u.item and u.user; none means the copy `recperf data get movielens-100k` made."""
+class SplitConfig:
+    """How ratings are split into training and validation rows."""
+
     split: Literal["random", "last", "cold"] = "random"
-    """Which ratings validate: random rows, the last of each user by time, or all ratings of users never trained on."""
+    """Validation rows: random ones, the last of each user by time, or all ratings of users that never train."""
     holdout: float = 0.2
-    """Share of the ratings (of the users, with split cold) that validates."""
+    """Share of the ratings (of the users, with split cold) used for validation."""
     split_seed: int = 42
     """Seed of the random and cold splits; separate from the training seed, so that repeats share a split."""
-    embedded_seed: int = 7
-    """Seed of the embedded generator."""
 
     def __post_init__(self) -> None:
         require(0.0 < self.holdout < 1.0, "data.holdout", self.holdout, "above 0 and below 1")
         within(0, self.split_seed, 1 << 53, "data.split_seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatingsConfig(SplitConfig):
+    """A CSV file of ratings with a header."""
+
+    path: Path
+    """The file."""
+    user: str = "user"
+    """Column of the user's id, any text."""
+    item: str = "item"
+    """Column of the item's id, any text."""
+    rating: str = "rating"
+    """Column of the rating, a number."""
+    time: str | None = None
+    """Column of the time in whole seconds; none means that the file is in the order of time."""
+    delimiter: str = ","
+    """Character between columns."""
+    liked_from: float = 4.0
+    """Least rating that counts as a click."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(len(self.delimiter) == 1, "data.delimiter", self.delimiter, "one character")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovieLensConfig(SplitConfig):
+    source: Literal["auto", "files", "embedded"] = "auto"
+    """Source of the ratings: files (a folder or the downloaded copy), embedded (synthetic), or auto: files if there are
+    any, else embedded."""
+    path: Path | None = None
+    """Folder with u.data, u.item and u.user; none means the copy that `recperf data get movielens-100k` downloaded."""
+    embedded_seed: int = 7
+    """Seed of the synthetic ratings."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         within(0, self.embedded_seed, 1 << 53, "data.embedded_seed")
         require(
             not (self.source == "embedded" and self.path is not None),
@@ -40,17 +73,17 @@ class MovieLensConfig:
 @dataclass(frozen=True, kw_only=True)
 class DramDataConfig(MovieLensConfig):
     ids: Literal["uniform", "zipf", "movielens"] = "uniform"
-    """Which ids are looked up: fresh ones from a large virtual space, alike or by popularity, or MovieLens' own."""
+    """Ids to look up: random ones from a large virtual space, uniform or Zipf-distributed, or those of MovieLens."""
     ids_per_bag: int = 32
-    """Ids a feature has in a sample; MovieLens has 1."""
+    """Ids per feature and sample; MovieLens has 1."""
     id_space: int = 1_000_000_000
     """Size of the virtual id space."""
     exponent: float = 1.05
-    """With ids zipf: the k-th most popular id has a share proportional to k to the minus this."""
+    """With ids zipf: the k-th most popular id has a share proportional to k to the power of minus this."""
     batches: int = 60
-    """Batches an epoch of virtual ids has."""
+    """Batches per epoch of virtual ids."""
     held_out_batches: int = 8
-    """Batches of virtual ids that are scored and never trained on."""
+    """Batches of virtual ids used for evaluation only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

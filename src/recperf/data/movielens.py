@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from .. import places
 from ..errors import DataError
 from .config import MovieLensConfig
+from .ratings import Ints, Ratings
 
-Ints = NDArray[np.int64]
 T = TypeVar("T")
 
 NAME = "movielens-100k"
@@ -45,23 +45,17 @@ _USER_COLUMNS = 5
 _COLUMNS_BEFORE_GENRES = 5
 _ITEM_COLUMNS = _COLUMNS_BEFORE_GENRES + len(GENRES)
 _MOST_DIGITS = 18
+_GENRES_USED = 12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MovieLens:
-    """Ratings, and tables indexed by the ids in the files (1-based, so row 0 is unused)."""
+class MovieLens(Ratings):
+    """Ratings of 1 to 5, and tables indexed by the ids in the files (1-based, so row 0 is unused).
 
-    name: str
-    """movielens-100k for the published files, movielens (local files) for others, movielens-like for made-up ones."""
-    synthetic: bool
-    digest: str
-    """sha256 over u.data, u.item and u.user one after the other; of the arrays for a dataset generated in memory."""
-    user: Ints
-    item: Ints
-    rating: Ints
-    """1 to 5."""
-    timestamp: Ints
-    """Unix seconds."""
+    `name` is movielens-100k for the published files, movielens (local files) for others, movielens-like for synthetic
+    ones. `digest` is over u.data, u.item and u.user one after the other, or over the arrays of synthetic ratings.
+    """
+
     age: Ints
     gender: Ints
     """1 is F, 0 is M."""
@@ -71,6 +65,24 @@ class MovieLens:
     genres: NDArray[np.uint8]
     """[largest item id + 1, 19], 1 where the item is of the genre."""
     genre_names: tuple[str, ...]
+
+    def id_features(self) -> dict[str, tuple[Ints, int]]:
+        return {
+            "user": (self.user, len(self.age)),
+            "item": (self.item, len(self.genres)),
+            "occupation": (self.occupation[self.user], len(self.occupations) + 1),
+        }
+
+    def user_features(self) -> dict[str, NDArray[Any]]:
+        return {"age": (self.age[self.user] - 36.0) / 12.0, "gender": self.gender[self.user]}
+
+    def item_features(self) -> dict[str, NDArray[Any]]:
+        return {self.genre_names[index]: self.genres[self.item, index] for index in self.common_genres()}
+
+    def common_genres(self) -> list[int]:
+        """The most common genres of the catalogue; ties keep the catalogue's order."""
+        count = self.genres.sum(axis=0, dtype=np.int64)
+        return [int(index) for index in np.argsort(-count, kind="stable")[:_GENRES_USED]]
 
 
 def load(config: MovieLensConfig) -> MovieLens:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...data.batch import ClickBatch
 from ...data.clicks import ClickArrays
-from ...data.config import MovieLensConfig
+from ...data.config import MovieLensConfig, RatingsConfig
 from ...data.order import Samples, ShuffledOrder, cut
 from ...execution.workload import Prepared
 from ...measure.cost import FLOAT, Cost
@@ -24,7 +24,7 @@ from ...train.metrics import binary_metrics
 from ...train.optim import AdamW
 from ..clicks import SCORING_BATCH, DLRMTrialState, largest_product, one_cycle_recipe
 from .config import MicroDLRMConfig, bounds, require_room
-from .data import FEATURES, check_sizes, read
+from .data import check_sizes, read
 
 
 class PreparedClicks(Prepared):
@@ -89,13 +89,13 @@ class ClickTrial(DLRMTrialState):
 
 
 def movielens_samples(
-    config: MovieLensConfig, model: DLRMConfig | None = None
+    config: MovieLensConfig | RatingsConfig, model: DLRMConfig | None = None
 ) -> tuple[Samples, Samples, dict[str, Any]]:
     """Training rows, validation rows, and the facts about them that a result records."""
     ratings, clicks = read(config)
     if model is not None:
         check_sizes(model, clicks)
-    train, valid = _samples(clicks.train), _samples(clicks.valid)
+    train, valid = (_samples(clicks.feature_names, side) for side in (clicks.train, clicks.valid))
     facts = {
         "name": ratings.name,
         "digest": ratings.digest,
@@ -108,9 +108,9 @@ def movielens_samples(
     return train, valid, facts
 
 
-def _samples(arrays: ClickArrays) -> Samples:
+def _samples(keys: tuple[str, ...], arrays: ClickArrays) -> Samples:
     return Samples(
-        keys=FEATURES,
+        keys=keys,
         dense_ND=torch.from_numpy(arrays.dense),
         ids_FN=torch.from_numpy(arrays.ids).t().contiguous().t(),
         labels_N=torch.from_numpy(arrays.labels),

@@ -1,15 +1,14 @@
-"""MovieLens as micro-dlrm reads it: ratings to click rows, checked against the model's tables."""
+"""Ratings as micro-dlrm reads them: MovieLens or another file as click rows, checked against the model's tables."""
 
 from __future__ import annotations
 
 from ...data.clicks import Clicks, build
-from ...data.config import MovieLensConfig
-from ...data.movielens import MovieLens, load
+from ...data.config import MovieLensConfig, RatingsConfig
+from ...data.movielens import load
+from ...data.ratings import Ratings, read_ratings
 from ...errors import ConfigError
 from ...models.config import DLRMConfig
 from .config import MicroDLRMConfig, require_room
-
-FEATURES = ("user", "item", "occupation")
 
 
 def check(config: MicroDLRMConfig) -> str:
@@ -20,20 +19,20 @@ def check(config: MicroDLRMConfig) -> str:
     return describe(ratings)
 
 
-def read(config: MovieLensConfig) -> tuple[MovieLens, Clicks]:
-    ratings = load(config)
+def read(config: MovieLensConfig | RatingsConfig) -> tuple[Ratings, Clicks]:
+    ratings = read_ratings(config) if isinstance(config, RatingsConfig) else load(config)
     return ratings, build(ratings, config)
 
 
-def describe(ratings: MovieLens) -> str:
+def describe(ratings: Ratings) -> str:
     return f"{ratings.name}, {len(ratings.rating):,} ratings{' (synthetic)' if ratings.synthetic else ''}"
 
 
 def check_sizes(model: DLRMConfig, clicks: Clicks) -> None:
     """Refuse tables that are too small for the data's ids: a lookup in stacked tables would read another table."""
-    if model.features != FEATURES:
-        raise ConfigError(f"model.features is {model.features}; MovieLens has {FEATURES}")
-    for name, rows, needed in zip(FEATURES, model.rows, clicks.rows):
+    if model.features != clicks.feature_names:
+        raise ConfigError(f"model.features is {model.features}; the data has {clicks.feature_names}")
+    for name, rows, needed in zip(model.features, model.rows, clicks.rows):
         if rows < needed:
             raise ConfigError(
                 f"table {name!r} has {rows} rows, the data needs {needed}",
