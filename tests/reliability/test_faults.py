@@ -44,13 +44,10 @@ def newest(folder: Path) -> Path:
     [
         (["write"], errno.ENOSPC, "save: begun", 3, "the disk is full"),
         (["write"], errno.ENOSPC, "window: left", 2, "cannot write events.jsonl: the disk is full"),
-        pytest.param(["fsync"], errno.ENOSPC, "evaluation: scored", 2, "the disk is full", marks=pytest.mark.long),
         (["write"], errno.EDQUOT, "evaluation: due", 3, "the disk quota is used up"),
         (["fsync"], errno.EIO, "save: tensors written", 2, "input/output error"),
-        pytest.param(["fsync"], errno.EIO, "save: renamed", 4, "input/output error", marks=pytest.mark.long),
         (["mkdir"], errno.EIO, "window: entered", 2, "input/output error"),
-        (WRITING, errno.EROFS, "save: tensors written", 2, "the file system is read-only"),
-        pytest.param(WRITING, errno.EROFS, "window: logged", 4, "the file system is read-only", marks=pytest.mark.long),
+        (WRITING, errno.EROFS, "save: renamed", 2, "the file system is read-only"),
         (["replace"], errno.EACCES, "save: verified", 5, "permission denied"),
     ],
 )
@@ -120,10 +117,8 @@ def test_a_checkpoint_that_cannot_be_read_gives_way_to_an_older_one(name: str, t
     ("name", "code"),
     [
         ("run/config.json", 3),
-        ("run/progress.json", 3),
         ("run/events.jsonl", 3),
         ("run/baselines.json", 3),
-        ("events/store.json", 4),
         ("events/kinds.u1", 4),
     ],
 )
@@ -143,7 +138,7 @@ def test_two_processes_on_one_run_folder(tmp_path: Path) -> None:
     ends_as_if_nothing_had_been(folder)
 
 
-@pytest.mark.parametrize("step", [1, 7, 12, 19])
+@pytest.mark.parametrize("step", [1, 12])
 def test_a_loss_that_is_no_number(step: int, tmp_path: Path) -> None:
     """Stops, names the step, keeps what is from before it; resuming meets it again, and goes on where it is gone."""
     folder = tmp_path / "run"

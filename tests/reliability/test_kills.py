@@ -1,37 +1,84 @@
-"""dlrm-v4 killed at any moment and resumed, as often as it takes, ends bit for bit as a run that was left alone."""
+"""dlrm-v4 killed at random and at every named moment, and resumed, ends bit for bit like an uninterrupted run."""
 
 from __future__ import annotations
 
 import random
 import shutil
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from killable import KILLED
-from tiny_v4 import finish, go_on, outcome, straight
+from tiny_v4 import begin, continued, finish, outcome, resume, straight
 
-TESTS, KILLS = 20, 8
-"""160 kills; test_points.py has the others."""
+from recperf import points
+
+TESTS, KILLS = 4, 8
+ASIDE = "save: damaged one set aside"
 
 
 @pytest.mark.parametrize("seed", range(TESTS))
 def test_kills_at_random_moments(seed: int, tmp_path: Path) -> None:
-    """Each kill finds the run where the last one left it, so that the start, steps, saves, evaluations and the end have
-    their share of moments drawn from half the time a whole run takes. Kills that come too late do not count."""
+    """Each kill finds the run where the last one left it. The delays are drawn from half the time of a whole run, so
+    that the start, steps, saves, evaluations and the end are all hit. Kills that come too late do not count."""
     draw, left, run = random.Random(seed), KILLS, 0
-    alone = straight()
+    expected = straight()
     while left:
         folder = tmp_path / f"run-{run}"
         while left:
-            process = go_on(folder)
-            time.sleep(draw.uniform(0.0, alone.seconds / 2))
+            process = continued(folder)
+            time.sleep(draw.uniform(0.0, expected.seconds / 2))
             if process.kill() != KILLED:
                 assert process.wait() == 0, process.output
                 break
             left -= 1
         finish(folder)
-        assert outcome(folder) == alone.outcome
+        assert outcome(folder) == expected.outcome
         shutil.rmtree(folder)
         run += 1
         assert run < 10 * KILLS, "kills keep coming too late"
+
+
+@pytest.mark.parametrize("kind", ["save", "prune", "window", "evaluation"])
+def test_a_kill_at_every_named_moment(kind: str, tmp_path: Path) -> None:
+    """One run, killed at each moment of a kind in turn; a moment that is never reached fails the test."""
+    folder, mark = tmp_path / "run", tmp_path / "mark"
+    for name in points.NAMES:
+        if name.startswith(f"{kind}:") and name != ASIDE:
+            process = continued(folder, ("kill_at", {"point": name, "nth": 1, "mark": str(mark)}))
+            assert process.wait() == KILLED, f"no run reaches {name!r}\n{process.output}"
+            assert mark.read_text() == name
+    finish(folder)
+    assert outcome(folder) == straight().outcome
+
+
+def test_a_kill_while_damaged_checkpoints_are_replaced(tmp_path: Path) -> None:
+    folder, mark = tmp_path / "run", tmp_path / "mark"
+    first = begin(folder, ("kill_at", {"point": "save: indexed", "nth": 8, "mark": str(mark)}))
+    assert first.wait() == KILLED, first.output
+    newest = sorted((folder / "checkpoints" / "seed-42").glob("step-*"))[-2:]
+    for path in newest:
+        (path / "rank0-00000.safetensors").write_bytes(b"{}")
+    process = resume(folder, ("kill_at", {"point": ASIDE, "nth": 1, "mark": str(mark)}))
+    assert process.wait() == KILLED, process.output
+    assert mark.read_text() == ASIDE
+    for path in newest:
+        assert f"checkpoint {path.name} is damaged (rank0-00000.safetensors has 2 bytes" in process.output
+    assert "the newest intact one" in process.output
+    finish(folder)
+    assert outcome(folder) == straight().outcome
+
+
+@pytest.mark.parametrize(("number", "code", "nth", "step"), [(signal.SIGTERM, 75, 1, 4), (signal.SIGINT, 130, 3, 11)])
+def test_signals_save_and_say_how_to_resume(number: int, code: int, nth: int, step: int, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = begin(folder, ("signal_at", {"point": "window: entered", "nth": nth, "number": number}))
+    assert process.wait() == code, process.output
+    # Training stops after the first batch of the window.
+    assert f"at step {step} of 20; the state is saved" in process.output
+    assert f"recperf run --resume {folder}" in process.output
+    assert "Traceback" not in process.output
+    assert (folder / "checkpoints" / "seed-42" / f"step-{step:08d}").is_dir()
+    finish(folder)
+    assert outcome(folder) == straight().outcome

@@ -66,13 +66,13 @@ def resume(folder: Path, *troubles: Trouble, log: Path | None = None) -> Killabl
     return Killable(["run", "--resume", str(folder), *QUIETLY], log or folder.with_suffix(".log"), *troubles)
 
 
-def go_on(folder: Path, *troubles: Trouble) -> Killable:
+def continued(folder: Path, *troubles: Trouble) -> Killable:
     """Resume; a folder in which nothing was decided yet is begun anew, as a user would."""
     return resume(folder, *troubles) if (folder / "config.json").exists() else begin(folder, *troubles)
 
 
 def finish(folder: Path) -> Killable:
-    process = go_on(folder)
+    process = continued(folder)
     assert process.wait() == 0, process.output
     return process
 
