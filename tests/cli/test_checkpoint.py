@@ -90,7 +90,7 @@ def test_verify_notices_that_all_are_gone(run: Path, capfd: pytest.CaptureFixtur
         shutil.rmtree(path)
     code, _, err = call(capfd, "verify", run)
     assert code == 3
-    assert "there were checkpoints, but none is left" in err
+    assert "all checkpoints of this seed are missing" in err
 
 
 def test_prune_keeps_the_newest_intact_and_the_best(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

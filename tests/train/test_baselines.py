@@ -1,3 +1,5 @@
+"""Baselines equal scikit-learn's."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -25,11 +27,11 @@ def test_bias_model_is_penalised_logistic_regression() -> None:
     np.testing.assert_allclose(ours.numpy(), oracle.decision_function(inputs), atol=2e-4)
 
 
-def test_unseen_ids_fall_back_to_the_rest() -> None:
+def test_unseen_ids_have_finite_logits() -> None:
     labels = torch.tensor([1.0, 1.0, 0.0, 1.0])
     seen, unseen = torch.tensor([1, 1, 2, 2]), torch.tensor([3])
-    found = additive_logits([seen], labels, [unseen])
-    assert torch.isfinite(found).all()
+    logits = additive_logits([seen], labels, [unseen])
+    assert torch.isfinite(logits).all()
 
 
 def test_majority_is_the_log_odds_even_of_one_class() -> None:

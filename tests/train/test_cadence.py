@@ -1,4 +1,4 @@
-"""When something is due."""
+"""When an evaluation or a save is due."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def at(step: int) -> Position:
     return Position(0, step, step)
 
 
-def test_every_so_many_steps() -> None:
+def test_every_n_steps() -> None:
     assert [step for step in range(1, 10) if every(3)(at(step))] == [3, 6, 9]
     assert not any(every(0)(at(step)) for step in range(10))
 
 
-def test_either_asks_all_of_them() -> None:
-    """One that keeps time must be asked even where another is due already."""
+def test_either_calls_all() -> None:
+    """One that measures time must be called even if another is due."""
     now = 0.0
     minutes = Minutes(1, clock=lambda: now)
     due = either(every(5), never, minutes)
@@ -33,15 +33,14 @@ def test_either_asks_all_of_them() -> None:
     assert due(at(13))
 
 
-def test_no_minutes_mean_never() -> None:
+def test_zero_minutes_mean_never() -> None:
     ticks = iter(range(0, 10**9, 10**6))
     assert not any(Minutes(0, clock=lambda: next(ticks))(at(step)) for step in range(50))
 
 
 @pytest.mark.parametrize(
     ("share", "samples", "batch_size", "steps"),
-    [(0.001, 2_290_835_423, 8192, 280), (0.001, 2_290_835_423, 16384, 140), (0.001, 2_290_835_423, 32768, 70),
-     (1e-9, 100, 10, 1), (1.0, 100, 30, 4)],
+    [(0.001, 2_290_835_423, 8192, 280), (1e-9, 100, 10, 1), (1.0, 100, 30, 4)],
 )  # fmt: skip
 def test_a_share_of_the_data_in_steps(share: float, samples: int, batch_size: int, steps: int) -> None:
     assert interval(share, samples, batch_size) == steps
@@ -59,7 +58,7 @@ def test_a_share_of_the_data_in_steps(share: float, samples: int, batch_size: in
         Evaluations(batches=20),
     ],
 )
-def test_the_next_one_is_the_next_that_is_due(due: Evaluations) -> None:
+def test_next_is_the_next_position_that_is_due(due: Evaluations) -> None:
     for epoch in (0, 1):
         places = [Position(epoch, batch, 20 * epoch + batch) for batch in range(20)]
         for place in places:

@@ -1,4 +1,4 @@
-"""Checkpoints under their names: whole, verified, the newest intact one used, and what is not there said."""
+"""Saving, pruning and loading checkpoints: complete, verified, the newest intact one is used."""
 
 from __future__ import annotations
 
@@ -11,42 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from checkpoint_states import FILE, flip, state, store, value_of
 
 from recperf import points
 from recperf.errors import DataError, MachineError
 from recperf.train import checkpoint_folder
-from recperf.train.checkpoint import CheckpointStore
 
 NOBODY = 2**22 + 1
 """A process number that the system never gives."""
 
 
-def store(folder: Path, **fields: Any) -> tuple[CheckpointStore, list[str]]:
-    said: list[str] = []
-    return CheckpointStore(folder=folder, notice=said.append, **fields), said
-
-
-def state(value: int) -> dict[str, Any]:
-    return {"weights": torch.arange(100) * value, "table": torch.full((20_000,), float(value)), "value": value}
-
-
-def value_of(checkpoints: CheckpointStore, which: str = "last") -> int:
-    found = checkpoints.load(which)
-    assert found is not None
-    assert torch.equal(found["weights"], torch.arange(100) * found["value"])
-    assert found["table"].unique().tolist() == [found["value"]]
-    return int(found["value"])
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def flip(file: Path, at: int) -> None:
-    content = bytearray(file.read_bytes())
-    content[at] ^= 1
-    file.write_bytes(content)
 
 
 @pytest.fixture
@@ -63,13 +39,13 @@ def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert value_of(checkpoints, "best") == 20
 
 
-def test_keeps_as_many_as_are_asked_for(tmp_path: Path) -> None:
+def test_keeps_the_requested_number(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path, keep_last=3)
     for step in range(1, 7):
         checkpoints.save(step, state(step), best=step == 1)
     assert [checkpoint_folder.step_of(path) for path in checkpoints.saved()] == [6, 5, 4, 1]
-    # Damaged ones do not count.
-    (tmp_path / "step-00000005" / "rank0-00000.safetensors").unlink()
+    # Damaged checkpoints do not count.
+    (tmp_path / "step-00000005" / FILE).unlink()
     checkpoints.save(7, state(7), best=False)
     assert [checkpoint_folder.step_of(path) for path in checkpoints.saved()] == [7, 6, 4, 1]
 
@@ -88,7 +64,7 @@ def test_nothing_saved_is_not_an_error(tmp_path: Path) -> None:
     assert store(tmp_path)[0].load() is None
 
 
-def test_a_step_that_is_there_is_never_written_over(tmp_path: Path) -> None:
+def test_an_intact_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(1), best=False)
     before = {path: (path.stat().st_ino, path.read_bytes()) for path in (tmp_path / "step-00000010").iterdir()}
@@ -96,7 +72,7 @@ def test_a_step_that_is_there_is_never_written_over(tmp_path: Path) -> None:
     assert {path: (path.stat().st_ino, path.read_bytes()) for path in (tmp_path / "step-00000010").iterdir()} == before
     checkpoints.save(20, state(20), best=False)
     assert store(tmp_path)[0].best() == tmp_path / "step-00000010"
-    # What index.json says is a help, not a need.
+    # Nothing but marks of the best is lost with index.json.
     (tmp_path / "index.json").write_text("[")
     assert value_of(checkpoints) == 20
 
@@ -104,37 +80,37 @@ def test_a_step_that_is_there_is_never_written_over(tmp_path: Path) -> None:
 def test_a_damaged_step_is_replaced(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(1), best=False)
-    flip(tmp_path / "step-00000010" / "rank0-00000.safetensors", 5)
+    flip(tmp_path / "step-00000010" / FILE, 5)
     checkpoints.save(10, state(2), best=False)
     assert value_of(checkpoints) == 2
     assert names(tmp_path) == ["index.json", "step-00000010"]
 
 
-def test_what_was_passed_over_is_not_left_to_be_found_later(tmp_path: Path) -> None:
-    checkpoints, said = store(tmp_path)
+def test_a_skipped_checkpoint_is_replaced_even_if_it_becomes_readable(tmp_path: Path) -> None:
+    checkpoints, notices = store(tmp_path)
     checkpoints.save(10, state(10), best=True)
     checkpoints.save(20, state(20), best=False)
-    file = tmp_path / "step-00000020" / "rank0-00000.safetensors"
+    file = tmp_path / "step-00000020" / FILE
     content = file.read_bytes()
     file.write_bytes(b"")
-    again, said = store(tmp_path)
+    again, notices = store(tmp_path)
     assert value_of(again) == 10
-    assert said == [
-        f"checkpoint step-00000020 is damaged (rank0-00000.safetensors has 0 bytes instead of {len(content)})",
+    assert notices == [
+        f"checkpoint step-00000020 is damaged ({FILE} has 0 bytes instead of {len(content)})",
         "continuing from checkpoint step-00000010, the newest intact one",
     ]
-    # The disk's trouble was a passing one; the state there is still not that of the training which went on.
+    # The file is readable again, but its state is not that of the training that continued.
     file.write_bytes(content)
     again.save(20, state(5), best=False)
     assert value_of(again) == 5
     assert again.best() == tmp_path / "step-00000010"
 
 
-def test_a_training_that_went_back_keeps_its_own(tmp_path: Path) -> None:
+def test_a_damaged_newer_checkpoint_is_removed_by_the_next_save(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(10), best=True)
     checkpoints.save(30, state(30), best=False)
-    flip(tmp_path / "step-00000030" / "rank0-00000.safetensors", 0)
+    flip(tmp_path / "step-00000030" / FILE, 0)
     again, _ = store(tmp_path)
     again.load()
     again.save(20, state(20), best=False)
@@ -144,7 +120,7 @@ def test_a_training_that_went_back_keeps_its_own(tmp_path: Path) -> None:
 def test_never_a_silent_fresh_start(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(10), best=True)
-    (tmp_path / "step-00000010" / "rank0-00000.safetensors").unlink()
+    (tmp_path / "step-00000010" / FILE).unlink()
     with pytest.raises(DataError, match=r"none of the 1 checkpoints is intact \(step-00000010: rank0-0.* is missing"):
         checkpoints.load()
     shutil.rmtree(tmp_path / "step-00000010")
@@ -156,7 +132,7 @@ def test_never_a_silent_fresh_start(tmp_path: Path) -> None:
         checkpoints.load()
 
 
-def test_a_checkpoint_of_the_first_format_is_refused_clearly(tmp_path: Path) -> None:
+def test_an_older_format_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000010"
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps({"format": 1, "step": 10, "best": True, "files": {}}))
@@ -164,7 +140,7 @@ def test_a_checkpoint_of_the_first_format_is_refused_clearly(tmp_path: Path) -> 
         store(tmp_path)[0].load()
 
 
-def test_left_overs_of_dead_processes_are_swept_and_those_of_others_are_not(tmp_path: Path) -> None:
+def test_drafts_of_dead_processes_are_removed_and_those_of_others_are_not(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
     for name in (f".step-00000010.{NOBODY}.tmp", f".step-00000005.{NOBODY}.aside", f".step-00000010.{os.getpid()}.tmp"):
         (tmp_path / name).mkdir()
@@ -175,7 +151,7 @@ def test_left_overs_of_dead_processes_are_swept_and_those_of_others_are_not(tmp_
     assert names(tmp_path) == [".step-00000030.1.tmp", "index.json", "step-00000020"]
 
 
-def test_an_older_one_goes_only_after_the_newer_was_read_back(tmp_path: Path, at_point: Any) -> None:
+def test_an_older_checkpoint_goes_only_after_the_newer_was_read_back(tmp_path: Path, at_point: Any) -> None:
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(10), best=False)
 
@@ -183,10 +159,10 @@ def test_an_older_one_goes_only_after_the_newer_was_read_back(tmp_path: Path, at
         assert name != "prune: begun"
         if name == "save: folder synced":
             assert (tmp_path / "step-00000010").is_dir()
-            flip(tmp_path / "step-00000020" / "rank0-00000.safetensors", 500)
+            flip(tmp_path / "step-00000020" / FILE, 500)
 
     at_point(damage)
-    with pytest.raises(MachineError, match=r"cannot be read back: rank0-00000.safetensors does not match its digest"):
+    with pytest.raises(MachineError, match=rf"cannot be read back: {FILE} does not match its digest"):
         checkpoints.save(20, state(20), best=False)
     at_point(lambda name: None)
     assert value_of(store(tmp_path)[0]) == 10
@@ -196,10 +172,9 @@ class Death(BaseException):
     pass
 
 
-@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("name", [name for name in points.NAMES if name.startswith(("save: ", "prune: "))])
-def test_a_stop_at_any_point_leaves_an_intact_state(tmp_path: Path, name: str, background: bool, at_point: Any) -> None:
-    checkpoints, _ = store(tmp_path, background=background, keep_last=2)
+def test_a_stop_at_any_point_leaves_an_intact_state(tmp_path: Path, name: str, at_point: Any) -> None:
+    checkpoints, _ = store(tmp_path, background=True, keep_last=2)
     for step in (10, 20):
         checkpoints.save(step, state(step), best=step == 10)
     checkpoints.wait()
@@ -207,11 +182,9 @@ def test_a_stop_at_any_point_leaves_an_intact_state(tmp_path: Path, name: str, b
     if damaged:
         checkpoints.save(30, state(3), best=False)
         checkpoints.wait()
-        flip(tmp_path / "step-00000030" / "rank0-00000.safetensors", 3)
-    passed = []
+        flip(tmp_path / "step-00000030" / FILE, 3)
 
     def die(now: str) -> None:
-        passed.append(now)
         if now == name:
             raise Death
 
@@ -222,9 +195,9 @@ def test_a_stop_at_any_point_leaves_an_intact_state(tmp_path: Path, name: str, b
             checkpoints.save(step, state(step), best=step == 40)
             checkpoints.wait()
     at_point(lambda name: None)
-    again, said = store(tmp_path, keep_last=2)
+    again, notices = store(tmp_path, keep_last=2)
     assert value_of(again) in ((20,) if damaged else (20, 30, 40))
-    assert said == []
+    assert notices == []
     again.save(50, state(50), best=False)
     assert value_of(again) == 50
     assert len(again.saved()) <= 3
@@ -237,7 +210,7 @@ def test_every_point_of_a_save_is_listed(tmp_path: Path, at_point: Any) -> None:
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(10), best=False)
     checkpoints.save(20, state(20), best=False)
-    flip(tmp_path / "step-00000020" / "rank0-00000.safetensors", 3)
+    flip(tmp_path / "step-00000020" / FILE, 3)
     checkpoints.save(20, state(20), best=False)
     assert set(passed) == {name for name in points.NAMES if name.startswith(("save: ", "prune: "))}
     with pytest.raises(KeyError, match="not among"):
@@ -245,7 +218,7 @@ def test_every_point_of_a_save_is_listed(tmp_path: Path, at_point: Any) -> None:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, function: str, number: int, after: int) -> None:
-    """Let a function of `os` fail from its n-th call on."""
+    """Let a function of `os` fail after a number of calls."""
     original, calls = getattr(os, function), [0]
 
     def failing(*arguments: Any, **named: Any) -> Any:
@@ -257,7 +230,6 @@ def refuse(monkeypatch: pytest.MonkeyPatch, function: str, number: int, after: i
     monkeypatch.setattr(os, function, failing)
 
 
-@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize(
     ("function", "number", "after", "message"),
     [
@@ -268,23 +240,14 @@ def refuse(monkeypatch: pytest.MonkeyPatch, function: str, number: int, after: i
         ("replace", 30, 0, "read-only"),
     ],
 )
-def test_a_disk_that_fails_is_said_and_the_old_checkpoint_stays(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    background: bool,
-    function: str,
-    number: int,
-    after: int,
-    message: str,
+def test_a_disk_error_is_reported_and_the_old_checkpoint_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, number: int, after: int, message: str
 ) -> None:
-    checkpoints, _ = store(tmp_path, background=background)
+    checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(10), best=True)
-    checkpoints.wait()
     refuse(monkeypatch, function, number, after)
     with pytest.raises(MachineError, match=message) as refused:
         checkpoints.save(20, state(20), best=False)
-        if background:
-            checkpoints.save(30, state(30), best=False)
     monkeypatch.undo()
     assert "\n" not in refused.value.what
     assert value_of(checkpoints) == 10
@@ -294,7 +257,7 @@ def test_a_disk_that_fails_is_said_and_the_old_checkpoint_stays(
 
 
 def test_a_failure_in_the_background_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints, said = store(tmp_path, background=True)
+    checkpoints, notices = store(tmp_path, background=True)
     for leave in (checkpoints.wait, checkpoints.load):
         with monkeypatch.context() as patched:
             refuse(patched, "write", 28, 0)
@@ -305,14 +268,14 @@ def test_a_failure_in_the_background_is_never_lost(tmp_path: Path, monkeypatch: 
         refuse(patched, "write", 28, 0)
         with pytest.raises(MachineError, match="the disk is full"), checkpoints:
             checkpoints.save(20, state(20), best=False)
-        # Another error that is under way stays the one that is seen.
+        # An error of the training itself is not replaced.
         with pytest.raises(KeyError), checkpoints:
             checkpoints.save(20, state(20), best=False)
             raise KeyError
-    assert said == ["the last checkpoint was not written: cannot write step-00000020: the disk is full"]
+    assert notices == ["the last checkpoint was not written: cannot write step-00000020: the disk is full"]
 
 
-def test_a_background_save_returns_at_once_and_keeps_the_state_of_that_moment(tmp_path: Path, at_point: Any) -> None:
+def test_a_background_save_returns_at_once_and_saves_the_state_of_that_moment(tmp_path: Path, at_point: Any) -> None:
     go = threading.Event()
     at_point(lambda name: name == "save: begun" and go.wait(30))
     checkpoints, _ = store(tmp_path, background=True)
@@ -336,13 +299,13 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
     assert value_of(checkpoints) == 5
 
 
-def test_a_newest_checkpoint_that_is_gone_as_a_whole_is_said(tmp_path: Path) -> None:
-    checkpoints, said = store(tmp_path, keep_last=2)
+def test_a_missing_newest_checkpoint_is_reported(tmp_path: Path) -> None:
+    checkpoints, notices = store(tmp_path, keep_last=2)
     for step in (1, 2):
         checkpoints.save(step, state(step), best=False)
     shutil.rmtree(tmp_path / "step-00000002")
     assert value_of(checkpoints) == 1
-    assert said == [
+    assert notices == [
         "checkpoint step-00000002 is missing",
         "continuing from checkpoint step-00000001, the newest intact one",
     ]

@@ -1,7 +1,8 @@
-"""Whatever happens to a file of a checkpoint is found, said in a line, and the older checkpoint is used."""
+"""Damaged and forged checkpoints are reported in one line and an older one is used; machine errors are not damage."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,32 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_states import FILE, flip, state, store, value_of
 
-from recperf.train import checkpoint_folder
+from recperf.errors import MachineError
+from recperf.train import checkpoint_file, checkpoint_folder
 from recperf.train.checkpoint import CheckpointStore
-
-
-def store(folder: Path, **fields: Any) -> tuple[CheckpointStore, list[str]]:
-    said: list[str] = []
-    return CheckpointStore(folder=folder, notice=said.append, **fields), said
-
-
-def state(value: int) -> dict[str, Any]:
-    return {"weights": torch.arange(100) * value, "table": torch.full((20_000,), float(value)), "value": value}
-
-
-def value_of(checkpoints: CheckpointStore) -> int:
-    found = checkpoints.load()
-    assert found is not None
-    assert torch.equal(found["weights"], torch.arange(100) * found["value"])
-    assert found["table"].unique().tolist() == [found["value"]]
-    return int(found["value"])
-
-
-def flip(file: Path, at: int) -> None:
-    content = bytearray(file.read_bytes())
-    content[at] ^= 1
-    file.write_bytes(content)
 
 
 def mutations(folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -71,7 +51,7 @@ def mutations(folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "all of an older one", lambda: (shutil.rmtree(folder), shutil.copytree(older, folder))
 
 
-def test_every_mutation_of_every_file_is_found_and_the_older_one_used(tmp_path: Path) -> None:
+def test_every_change_of_every_file_is_detected_and_the_older_one_used(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "work"
     checkpoints, _ = store(first, keep_last=2)
     checkpoints.save(10, {**state(10), "longer": torch.zeros(50)}, best=True)
@@ -83,13 +63,13 @@ def test_every_mutation_of_every_file_is_found_and_the_older_one_used(tmp_path: 
         shutil.copytree(first, second)
         what, mutate = list(mutations(second / "step-00000020"))[number]
         mutate()
-        again, said = store(second)
+        again, notices = store(second)
         assert value_of(again) == 10, what
-        assert said[0].startswith("checkpoint step-00000020 is damaged ("), what
-        assert "\n" not in said[0]
+        assert notices[0].startswith("checkpoint step-00000020 is damaged ("), what
+        assert "\n" not in notices[0]
 
 
-def test_the_manifest_has_no_byte_that_may_change(tmp_path: Path) -> None:
+def test_every_byte_of_the_manifest_is_protected(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, {"weights": torch.ones(2), "value": 1}, best=True)
     file = tmp_path / "step-00000010" / "manifest.json"
@@ -134,7 +114,7 @@ def header(text: bytes) -> bytes:
 
 
 def test_forged_tensor_files_are_refused(two: Path) -> None:
-    file = two / "rank0-00000.safetensors"
+    file = two / FILE
     content = file.read_bytes()
     length = int.from_bytes(content[:8], "little")
     entries, data = json.loads(content[8 : 8 + length]), content[8 + length :]
@@ -165,7 +145,7 @@ def test_forged_tensor_files_are_refused(two: Path) -> None:
 def test_forged_manifests_are_refused(two: Path) -> None:
     manifest = (two / "manifest.json").read_bytes()
     secret = two.parent / "secret.safetensors"
-    shutil.copy(two / "rank0-00000.safetensors", secret)
+    shutil.copy(two / FILE, secret)
     facts = {"bytes": secret.stat().st_size, "sha256": checkpoint_folder.sha256(secret)}
 
     def shard(**changes: Any) -> Callable[[dict[str, Any]], None]:
@@ -174,9 +154,9 @@ def test_forged_manifests_are_refused(two: Path) -> None:
     changes: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
         (lambda body: body["files"].update({"../secret.safetensors": facts}), "invalid file '../secret.safetensors'"),
         (lambda body: body["files"].update({str(secret): facts}), "has an invalid file"),
-        (lambda body: body["files"].update({"rank0-00000.safetensors": 3}), "has an invalid file"),
+        (lambda body: body["files"].update({FILE: 3}), "has an invalid file"),
         (shard(file="../secret.safetensors"), "'../secret.safetensors' is not a file of this checkpoint"),
-        (shard(key="weights"), "weights in rank0-00000.safetensors is I64 [100]"),
+        (shard(key="weights"), f"weights in {FILE} is I64 [100]"),
         (shard(place=[0, 10_000, 0, 1]), "are incomplete or stored twice"),
         (shard(place=[0, 10_000]), "it cannot be read: TypeError"),
         (lambda body: body["tensors"]["table"].update(dtype="object"), "it cannot be read: KeyError"),
@@ -190,3 +170,53 @@ def test_forged_manifests_are_refused(two: Path) -> None:
         (two / "manifest.json").write_bytes(manifest)
         rewritten(two, change)
         refused(two, reason)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> CheckpointStore:
+    store = CheckpointStore(folder=tmp_path, notice=pytest.fail, keep_last=2)
+    for step in (1, 2):
+        store.save(step, {"weights": torch.full((3,), float(step))}, best=False)
+    return store
+
+
+def loads_later(store: CheckpointStore) -> None:
+    """The newest checkpoint still exists and loads without a notice."""
+    state = store.load()
+    assert state is not None
+    assert state["weights"].tolist() == [2.0, 2.0, 2.0]
+    assert len(store.saved()) == 2
+
+
+def test_lack_of_memory_is_not_damage(saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as lacking:
+        lacking.setattr(checkpoint_file.TensorFile, "read", lambda *_: torch.empty(1 << 46))
+        with pytest.raises(MemoryError, match="allocate"):
+            saved.load()
+    loads_later(saved)
+
+
+def refusing(number: int) -> Any:
+    def refuse(*_: Any) -> None:
+        raise OSError(number, "no")
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_read_errors_after_the_digests_hold_are_not_damage(
+    saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    with monkeypatch.context() as failing:
+        failing.setattr("os.preadv", refusing(number))
+        with pytest.raises(MachineError, match="checkpoint step-00000002 cannot be read: no"):
+            saved.load()
+    loads_later(saved)
+
+
+def test_errors_while_verifying_are_not_damage(saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as failing:
+        failing.setattr(checkpoint_folder, "sha256", refusing(errno.EMFILE))
+        with pytest.raises(MachineError, match="checkpoint step-00000002 cannot be read: no"):
+            saved.load()
+    loads_later(saved)

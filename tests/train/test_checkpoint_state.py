@@ -1,4 +1,4 @@
-"""A state to disk and back: every value, every bit, every type of tensor."""
+"""States on disk: every value, every bit, every type of tensor."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from recperf.train.checkpoint_state import Content, shape_mismatch, tensor_bytes
 def round_trip(folder: Path, state: dict[str, Any], into: dict[str, Any] | None = None) -> dict[str, Any]:
     store = CheckpointStore(folder=folder, notice=pytest.fail)
     store.save(1, state, best=False)
-    found = store.load(into=into)
-    assert found is not None
-    return found
+    loaded = store.load(into=into)
+    assert loaded is not None
+    return loaded
 
 
 def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
@@ -60,12 +60,12 @@ def odd_tensors() -> dict[str, Tensor]:
     }
 
 
-def test_odd_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_odd_tensors_are_restored_bit_for_bit(tmp_path: Path) -> None:
     state = odd_tensors()
-    found = round_trip(tmp_path, state)
-    assert list(found) == list(state)
+    loaded = round_trip(tmp_path, state)
+    assert list(loaded) == list(state)
     for name, tensor in state.items():
-        assert bits(found[name]) == bits(tensor), name
+        assert bits(loaded[name]) == bits(tensor), name
 
 
 def test_anyone_can_open_the_tensors(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_file_is_full_at_a_size_and_copies_are_small(tmp_path: Path, monkeypat
     assert max(sizes) < 161_000
 
 
-def test_values_come_back_as_they_were(tmp_path: Path) -> None:
+def test_values_are_restored_exactly(tmp_path: Path) -> None:
     state = {
         "int keys": {0: {"step": torch.tensor(1.0)}, -3: "x"},
         "both": {"1": "word", 1: "number"},
@@ -115,16 +115,16 @@ def test_values_come_back_as_they_were(tmp_path: Path) -> None:
         "empty": {"list": [], "dict": {}},
         "tuple": (1, (2, [3])),
     }
-    found = round_trip(tmp_path, state)
+    loaded = round_trip(tmp_path, state)
     as_bits = [struct.pack("<d", value) for value in state["floats"] + state["not finite"]]
-    assert [struct.pack("<d", value) for value in found["floats"] + found["not finite"]] == as_bits
-    assert found["int keys"][0]["step"] == 1.0
-    assert list(found["order"]) == ["z", "a"]
-    assert found["tuple"] == [1, [2, [3]]]
+    assert [struct.pack("<d", value) for value in loaded["floats"] + loaded["not finite"]] == as_bits
+    assert loaded["int keys"][0]["step"] == 1.0
+    assert list(loaded["order"]) == ["z", "a"]
+    assert loaded["tuple"] == [1, [2, [3]]]
     for name in ("both", "dollar", "ints", "text", "empty"):
-        assert found[name] == state[name]
-    assert [type(value) for value in found["bools"]] == [bool, bool, type(None)]
-    assert isinstance(found["floats"][-1], float)
+        assert loaded[name] == state[name]
+    assert [type(value) for value in loaded["bools"]] == [bool, bool, type(None)]
+    assert isinstance(loaded["floats"][-1], float)
 
 
 def test_two_tensors_of_one_path_are_refused(tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_a_state_without_tensors(tmp_path: Path) -> None:
     "value",
     [{1.5: 0}, {True: 0}, {1, 2}, b"bytes", object(), torch.ones(2).to_sparse(), torch.ones(2, dtype=torch.complex128)],
 )
-def test_what_a_checkpoint_cannot_hold_is_refused_by_name(tmp_path: Path, value: Any) -> None:
+def test_unsupported_values_are_refused_by_name(tmp_path: Path, value: Any) -> None:
     with pytest.raises(TypeError, match="inner/value"):
         CheckpointStore(folder=tmp_path / "new", notice=print).save(1, {"inner": {"value": value}}, best=False)
     assert not (tmp_path / "new").exists()
 
 
-def test_tensors_that_fit_are_read_in_place_and_others_are_made(tmp_path: Path) -> None:
+def test_matching_tensors_are_read_in_place_and_others_are_created(tmp_path: Path) -> None:
     saved = {"a": torch.randn(200, 100), "small": torch.randn(3), "list": [torch.ones(2)], "b": torch.randn(30_000)}
     into = {
         "a": torch.zeros(200, 100),
@@ -155,21 +155,21 @@ def test_tensors_that_fit_are_read_in_place_and_others_are_made(tmp_path: Path) 
         "b": torch.zeros(20_000),
         "more": torch.zeros(1),
     }
-    found = round_trip(tmp_path, saved, into)
-    assert found["a"].data_ptr() == into["a"].data_ptr()
+    loaded = round_trip(tmp_path, saved, into)
+    assert loaded["a"].data_ptr() == into["a"].data_ptr()
     assert torch.equal(into["small"], saved["small"])
-    assert found["small"].data_ptr() == into["small"].data_ptr()
+    assert loaded["small"].data_ptr() == into["small"].data_ptr()
     assert torch.equal(into["a"], saved["a"])
-    assert found["list"][0].dtype == torch.float32
-    assert torch.equal(found["b"], saved["b"])
+    assert loaded["list"][0].dtype == torch.float32
+    assert torch.equal(loaded["b"], saved["b"])
     assert not into["b"].any()
-    assert "more" not in found
+    assert "more" not in loaded
 
 
-def test_a_tensor_whose_numbers_share_a_place_is_not_read_into(tmp_path: Path) -> None:
+def test_a_tensor_whose_elements_share_memory_is_not_read_into(tmp_path: Path) -> None:
     into = {"a": torch.zeros(1).expand(4)}
-    found = round_trip(tmp_path, {"a": torch.arange(4.0)}, into)
-    assert found["a"].tolist() == [0, 1, 2, 3]
+    loaded = round_trip(tmp_path, {"a": torch.arange(4.0)}, into)
+    assert loaded["a"].tolist() == [0, 1, 2, 3]
     assert not into["a"].any()
 
 

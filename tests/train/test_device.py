@@ -1,3 +1,5 @@
+"""Choice of device, threads and matrix-product library."""
+
 from __future__ import annotations
 
 import platform
@@ -11,7 +13,7 @@ from recperf.train.config import TrainConfig
 from recperf.train.device import LARGE_PRODUCT_FLOPS, SMALL_PRODUCT_FLOPS, applied, choose, repeatable
 
 
-def test_small_products_run_on_one_thread_and_the_reason_is_kept() -> None:
+def test_small_products_run_on_one_thread_with_a_reason() -> None:
     settings = choose(TrainConfig(device="cpu"), largest_product_flops=1000)
     assert settings.threads == 1
     assert settings.onednn == (platform.machine() not in ("aarch64", "arm64"))
@@ -24,18 +26,18 @@ def test_large_products_keep_torchs_choice() -> None:
     assert settings.onednn
 
 
-def test_products_that_fill_several_arm_cores_are_left_to_torchs_blas() -> None:
+def test_large_multi_threaded_products_on_arm_do_not_use_onednn() -> None:
     settings = choose(TrainConfig(device="cpu", threads=2), largest_product_flops=LARGE_PRODUCT_FLOPS)
     assert settings.onednn == (platform.machine() not in ("aarch64", "arm64"))
     assert choose(TrainConfig(device="cpu", threads=1), largest_product_flops=LARGE_PRODUCT_FLOPS).onednn
 
 
-def test_what_is_asked_for_is_taken() -> None:
+def test_explicit_values_are_used() -> None:
     settings = choose(TrainConfig(device="cpu", threads=2, onednn="on"), largest_product_flops=1000)
     assert (settings.threads, settings.onednn) == (2, True)
 
 
-def test_settings_are_put_back() -> None:
+def test_settings_are_restored() -> None:
     before = torch.get_num_threads(), torch.backends.mkldnn.enabled
     settings = choose(TrainConfig(device="cpu", threads=1, onednn="off"), largest_product_flops=1000)
     inside = []
@@ -47,22 +49,22 @@ def test_settings_are_put_back() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there_is_an_error() -> None:
+def test_a_missing_gpu_is_an_error() -> None:
     with pytest.raises(MachineError, match="no GPU"):
         choose(TrainConfig(device="cuda"), largest_product_flops=1)
 
 
-def test_a_repeatable_run_says_so_and_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deterministic_run_records_it_and_restores_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     settings = repeatable(choose(TrainConfig(device="cpu"), largest_product_flops=10))
-    assert not settings.deterministic  # There is nothing to hold a CPU to.
+    assert not settings.deterministic  # A CPU is always deterministic.
     assert "never vary" in settings.reasons["deterministic"]
     with applied(replace(settings, deterministic=True)):
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_products_that_are_not_large_may_stay_exact() -> None:
+def test_smaller_products_may_stay_float32() -> None:
     settings = replace(choose(TrainConfig(device="cpu"), largest_product_flops=10), precision="bfloat16")
     with applied(settings):
         assert torch.backends.cuda.matmul.allow_tf32

@@ -1,4 +1,4 @@
-"""Stopping at a target, as a user types it: the run ends there, says so, and stays ended when it is taken up again."""
+"""`--train.stop-at-target`: the run ends at the target, reports it, and does not train on when it is resumed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def words(data: Path, run: Path, *more: str) -> list[str]:
+def arguments(data: Path, run: Path, *more: str) -> list[str]:
     start = ["run", "micro-dlrm", "--data.path", str(data), "--run-dir", str(run), "--train.device", "cpu"]
     start += ["--train.epochs", "3", "--train.batch-size", "200", "--target.beat", "none"]
     return [*start, "--train.evaluate-steps", "8", "--train.stop-at-target", *more, *QUIETLY]
 
 
 def quality(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "result.json").read_text())["quality"]
-    return found
+    return dict(json.loads((run / "result.json").read_text())["quality"])
 
 
 def logged(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -40,16 +39,16 @@ def logged(run: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["kind"] == kind]
 
 
-def test_it_stops_where_the_target_is_met_and_says_so(data: Path, tmp_path: Path) -> None:
+def test_it_stops_at_the_target_and_reports_it(data: Path, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
-    assert main(words(data, whole, "--target.auc", "1.0")) == 5
+    assert main(arguments(data, whole, "--target.auc", "1.0")) == 5
     curve = [(event["step"], event["auc"]) for event in logged(whole, "metric")]
     assert [step for step, _ in curve] == [8, 16, 20, 24, 32, 40, 48, 56, 60]
     assert quality(whole)["seeds"][0]["stopped_early"] is None
     bound = sorted(value for _, value in curve)[4]
     first = next(step for step, value in curve if value >= bound)
     assert 8 < first < 60
-    assert main(words(data, run, "--target.auc", repr(bound), "--seeds", "2")) in (0, 5)
+    assert main(arguments(data, run, "--target.auc", repr(bound), "--seeds", "2")) in (0, 5)
     one, other = quality(run)["seeds"]
     assert one["stopped_early"] == first
     assert one["metrics"]["auc"] == dict(curve)[first]
@@ -58,22 +57,22 @@ def test_it_stops_where_the_target_is_met_and_says_so(data: Path, tmp_path: Path
     assert other["stopped_early"] is None or other["metrics"]["auc"] >= bound
 
 
-def test_a_bound_that_is_not_met_does_not_stop_it_whatever_another_says(data: Path, tmp_path: Path) -> None:
-    assert main(words(data, tmp_path / "run", "--target.auc", "0.0", "--target.accuracy", "1.0")) == 5
+def test_all_bounds_must_be_met(data: Path, tmp_path: Path) -> None:
+    assert main(arguments(data, tmp_path / "run", "--target.auc", "0.0", "--target.accuracy", "1.0")) == 5
     assert quality(tmp_path / "run")["seeds"][0]["stopped_early"] is None
     assert logged(tmp_path / "run", "step")[-1]["step"] == 60
 
 
-def test_taken_up_again_it_trains_no_further(data: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_train_on(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert main(words(data, run, "--target.auc", "0.0", "--train.checkpoint-steps", "3")) == 0
+    assert main(arguments(data, run, "--target.auc", "0.0", "--train.checkpoint-steps", "3")) == 0
     before, steps = quality(run), logged(run, "step")
     assert before["seeds"][0]["stopped_early"] == 8
     store = CheckpointStore(folder=run / "checkpoints" / "seed-42", notice=print)
     state = store.load()
     assert state is not None
     assert state["position"]["step"] == 8
-    # As if it had been killed between its last checkpoint and the trial's own file.
+    # As if it was killed between its last checkpoint and writing the trial's file.
     for name in ("seal.json", "result.json", "trial-42.json", "profile.json"):
         (run / name).unlink()
     assert main(["run", "--resume", str(run), *QUIETLY]) == 0
@@ -83,7 +82,7 @@ def test_taken_up_again_it_trains_no_further(data: Path, tmp_path: Path) -> None
 
 
 def test_a_target_without_a_bound_is_refused(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(words(data, tmp_path / "run")) == 3
+    assert main(arguments(data, tmp_path / "run")) == 3
     assert "the target has no bound to meet" in capfd.readouterr().err
 
 
@@ -93,12 +92,12 @@ def test_the_score_that_stops_is_that_of_the_saved_weights(data: Path, tmp_path:
     from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
 
     run = tmp_path / "run"
-    assert main(words(data, run, "--target.auc", "0.0")) == 0
+    assert main(arguments(data, run, "--target.auc", "0.0")) == 0
     config = from_json(MicroDLRMConfig, json.loads((run / "config.json").read_text())["config"])
     trial = PreparedClicks(config).trial(42)
     saved = CheckpointStore(folder=run / "checkpoints" / "seed-42", notice=print).load("best")
     assert saved is not None
     trial.restore(saved["trial"])
     with torch.no_grad():
-        found = auc(trial.logits(), trial.valid.labels_N)
-    assert quality(run)["seeds"][0]["metrics"]["auc"] == pytest.approx(found, abs=1e-12)
+        restored = auc(trial.logits(), trial.valid.labels_N)
+    assert quality(run)["seeds"][0]["metrics"]["auc"] == pytest.approx(restored, abs=1e-12)

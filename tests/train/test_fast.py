@@ -1,4 +1,4 @@
-"""Switches: what is on where, why, and what is refused; and the feeds of a captured step, as far as a CPU goes."""
+"""Which switches are on, why, and what is refused; and the feeds of a captured step, as far as a CPU can run them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recperf.data.random_config import RandomBagsConfig
 from recperf.errors import MachineError
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.fast import Switches, resolve
-from recperf.train.graph import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder
+from recperf.train.graph import CopiedFeed, DrawnFeed, DrawnOrder
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 WAYS = ("embedding", "interaction", "mlp", "optimizer")
@@ -23,10 +23,10 @@ WAYS = ("embedding", "interaction", "mlp", "optimizer")
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU with bfloat16 and Triton, as far as a decision looks."""
+    """Pretend that there is a GPU with bfloat16 and Triton."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "triton" else found(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "triton" else find(name))
 
 
 def switched(
@@ -36,9 +36,9 @@ def switched(
     return resolve(replace(fast or FastConfig(), **change), device, drawn=drawn, slices=slices, optimizer=tables)
 
 
-def test_a_cpu_takes_what_pays_there_and_says_why() -> None:
-    found = switched(CPU)
-    assert asdict(found) == {
+def test_defaults_on_a_cpu_and_their_reasons() -> None:
+    switches = switched(CPU)
+    assert asdict(switches) == {
         "input": "device", "graph": False, "precision": "float32", "embedding": True, "interaction": True,
         "mlp": True, "optimizer": True, "scatter": False,
         "reasons": {
@@ -52,17 +52,17 @@ def test_a_cpu_takes_what_pays_there_and_says_why() -> None:
             "deterministic": "yes: requested",
         },
     }  # fmt: skip
-    assert found.low == torch.float32
+    assert switches.low == torch.float32
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_takes_everything_and_says_why() -> None:
-    found = switched(CUDA)
-    assert all(getattr(found, name) for name in ("graph", *WAYS))
-    assert (found.input, found.precision, found.low) == ("device", "bfloat16", torch.bfloat16)
-    assert found.reasons["graph"] == "on: a GPU, and shapes that do not change"
-    assert found.reasons["precision"].startswith("bfloat16: a GPU that supports it")
-    assert {found.reasons[name] for name in WAYS} == {"fused: on cuda"}
+def test_defaults_on_a_gpu_and_their_reasons() -> None:
+    switches = switched(CUDA)
+    assert all(getattr(switches, name) for name in ("graph", *WAYS))
+    assert (switches.input, switches.precision, switches.low) == ("device", "bfloat16", torch.bfloat16)
+    assert switches.reasons["graph"] == "on: a GPU, and shapes that do not change"
+    assert switches.reasons["precision"].startswith("bfloat16: a GPU that supports it")
+    assert {switches.reasons[name] for name in WAYS} == {"fused: on cuda"}
 
 
 @pytest.mark.usefixtures("gpu")
@@ -79,12 +79,12 @@ def test_every_switch_has_a_reason(device: torch.device) -> None:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
-def test_the_plain_positions_are_plain_and_asked_for(device: torch.device) -> None:
-    found = switched(device, PLAIN)
-    assert not any(getattr(found, name) for name in ("graph", "scatter", *WAYS))
-    assert (found.input, found.precision) == ("pageable", "float32")
-    asked = {name: reason for name, reason in found.reasons.items() if name != "deterministic"}
-    assert all(reason.endswith(": requested") for reason in asked.values())
+def test_plain_disables_every_switch(device: torch.device) -> None:
+    switches = switched(device, PLAIN)
+    assert not any(getattr(switches, name) for name in ("graph", "scatter", *WAYS))
+    assert (switches.input, switches.precision) == ("pageable", "float32")
+    requested = {name: reason for name, reason in switches.reasons.items() if name != "deterministic"}
+    assert all(reason.endswith(": requested") for reason in requested.values())
 
 
 @pytest.mark.usefixtures("gpu")
@@ -96,13 +96,13 @@ def test_the_plain_positions_are_plain_and_asked_for(device: torch.device) -> No
         *((way, value) for way in WAYS for value in ("fused", "plain")),
     ],
 )  # fmt: skip
-def test_what_is_asked_for_is_taken(name: str, value: str) -> None:
-    found = switched(CUDA, **{name: value})
-    assert found.reasons[name] == f"{value}: requested"
-    assert getattr(found, name) == {"on": True, "off": False, "fused": True, "plain": False}.get(value, value)
+def test_an_explicit_value_is_used(name: str, value: str) -> None:
+    switches = switched(CUDA, **{name: value})
+    assert switches.reasons[name] == f"{value}: requested"
+    assert getattr(switches, name) == {"on": True, "off": False, "fused": True, "plain": False}.get(value, value)
 
 
-def test_rows_of_files_come_through_memory_that_suits_the_device(gpu: None) -> None:
+def test_rows_of_files_use_pinned_memory_on_a_gpu(gpu: None) -> None:
     assert switched(CPU, drawn=False).reasons["input"] == "pageable: rows are read from files"
     assert switched(CUDA, drawn=False).reasons["input"] == "pinned: rows are read from files"
 
@@ -113,13 +113,11 @@ def test_rows_of_files_come_through_memory_that_suits_the_device(gpu: None) -> N
     [
         (CPU, {"graph": "on"}, "a step cannot be a CUDA graph: no GPU", "--fast.graph off"),
         (CUDA, {"graph": "on", "slices": 2}, "a step cannot be a CUDA graph: a batch is split", "--fast.graph off"),
-        (CUDA, {"graph": "on", "embedding": "plain"}, "a step cannot be a CUDA graph: plain emb", "--fast.graph off"),
         (CPU, {"precision": "tf32"}, "a CPU has no tf32", "--fast.precision float32"),
         (CPU, {"input": "device", "drawn": False}, "rows of a file cannot be drawn", "--fast.input pinned"),
-        (CUDA, {"input": "device", "drawn": False}, "rows of a file cannot be drawn", "--fast.input pinned"),
     ],
 )
-def test_what_cannot_be_is_refused(device: torch.device, more: dict[str, Any], message: str, fix: str) -> None:
+def test_impossible_values_are_refused(device: torch.device, more: dict[str, Any], message: str, fix: str) -> None:
     with pytest.raises(MachineError, match=message) as caught:
         switched(device, **more)
     assert caught.value.fix == fix
@@ -131,17 +129,18 @@ def test_what_cannot_be_is_refused(device: torch.device, more: dict[str, Any], m
     [
         ({"slices": 2}, "off: a batch is split into micro-batches"),
         ({"embedding": "plain"}, "off: plain embeddings have shapes that depend on a batch's distinct rows"),
+        ({"tables": "adamw"}, "off: adamw needs a dense gradient of the tables, whose lookups read sizes on the host"),
     ],
 )
-def test_a_graph_is_left_out_where_it_cannot_be(more: dict[str, Any], why: str) -> None:
-    found = switched(CUDA, **more)
-    assert not found.graph
-    assert found.reasons["graph"] == why
+def test_auto_leaves_the_graph_off_where_it_cannot_be_captured(more: dict[str, Any], why: str) -> None:
+    switches = switched(CUDA, **more)
+    assert not switches.graph
+    assert switches.reasons["graph"] == why
 
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("way", WAYS)
-def test_without_triton_the_plain_way_serves(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_plain_is_used(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert switched(CUDA).reasons[way] == "plain: triton is not installed"
     with pytest.raises(MachineError, match=f"the fused {way} cannot be used: triton is not installed"):
@@ -149,33 +148,20 @@ def test_without_triton_the_plain_way_serves(way: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("gpu")
-def test_atomics_are_for_sgd_on_a_gpu_with_the_fused_embedding() -> None:
+def test_only_fused_sgd_on_a_gpu_uses_atomics() -> None:
     assert switched(CUDA, deterministic=False).scatter
     assert switched(CUDA, deterministic=False).reasons["deterministic"].startswith("no: requested")
-    for kept in (
+    for deterministic in (
         switched(CUDA),
         switched(CUDA, deterministic=False, tables="rowwise-adagrad"),
         switched(CPU, deterministic=False),
     ):
-        assert not kept.scatter
-        assert kept.reasons["deterministic"].startswith("yes: ")
+        assert not deterministic.scatter
+        assert deterministic.reasons["deterministic"].startswith("yes: ")
     for torchs in (switched(CUDA, embedding="plain"), switched(CUDA, tables="adamw")):
         assert not torchs.scatter
         assert "atomics" in torchs.reasons["deterministic"]
         assert torchs.reasons["deterministic"].startswith("no: ")
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_dense_gradient_of_the_tables_keeps_a_step_out_of_a_graph() -> None:
-    assert not switched(CUDA, tables="adamw").graph
-    with pytest.raises(MachineError, match="adamw"):
-        switched(CUDA, tables="adamw", graph="on")
-
-
-@pytest.mark.usefixtures("gpu")
-def test_adagrad_sorts_in_any_case() -> None:
-    adagrad = switched(CUDA, deterministic=False, tables="rowwise-adagrad").reasons["deterministic"]
-    assert adagrad == "yes: Adagrad needs each row's whole gradient, so ids are sorted"
 
 
 def bags() -> RandomBags:
@@ -193,31 +179,25 @@ def same(one: ClickBatch, other: ClickBatch) -> bool:
     )
 
 
-def test_tickets_stand_for_the_batches_of_an_order() -> None:
-    tickets = DrawnOrder(bags())
-    assert len(tickets) == 6
-    assert list(tickets.batches(2, 4)) == [DrawnBatch(16, 5), DrawnBatch(17, 5)]
-    assert [len(ticket) for ticket in tickets.batches(0)] == [5] * 6
-
-
-def test_a_drawn_feed_counts_its_windows_and_follows_jumps() -> None:
+def test_a_drawn_feed_counts_batches_and_follows_jumps() -> None:
     source = bags()
-    feed, tickets = DrawnFeed(source), DrawnOrder(source)
+    feed, order = DrawnFeed(source), DrawnOrder(source)
+    assert [len(batch) for batch in order.batches(0)] == [5] * 6
     for epoch, start in ((0, 0), (1, 3), (0, 2), (0, 3)):
-        batches = tickets.batches(epoch, start)
+        batches = order.batches(epoch, start)
         for step in (start, start + 1):
             feed.load(batches)
             feed.draw()
             assert same(feed.batch, source.batch(epoch, step))
 
 
-def room(samples: int = 5) -> ClickBatch:
+def buffers(samples: int = 5) -> ClickBatch:
     features = JaggedFeatures(("a", "b"), torch.zeros(40, dtype=torch.int64), torch.arange(11), padded=True)
     return ClickBatch(torch.zeros(samples, 2), features, torch.zeros(samples))
 
 
-def test_a_copied_feed_holds_the_batch_it_was_brought() -> None:
-    source, feed = bags(), CopiedFeed(room(), pinned=False)
+def test_a_copied_feed_holds_the_loaded_batch() -> None:
+    source, feed = bags(), CopiedFeed(buffers(), pinned=False)
     batches = source.batches(0)
     place = feed.batch.dense_BD.data_ptr()
     for step in range(4):

@@ -1,4 +1,4 @@
-"""A batch taken in slices is the whole batch: every gradient, every weight, the loss."""
+"""Micro-batches give the gradients, weights and loss of the whole batch."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def batch(seed: int, samples: int = 13, *, single: bool = False) -> ClickBatch:
     return ClickBatch(dense, JaggedFeatures.from_bags(KEYS, bags), labels)
 
 
-class Given:
-    """An order of given batches."""
+class ListOrder:
+    """An order of listed batches."""
 
     def __init__(self, batches: list[ClickBatch]) -> None:
-        self.given = batches
+        self.listed = batches
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.listed)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
-        return iter(self.given[start:])
+        return iter(self.listed[start:])
 
 
-class Holding:
-    """An optimizer that keeps the gradients of its last step, and steps plainly."""
+class Recording:
+    """SGD that stores the gradients of its last step."""
 
     def __init__(self, model: DLRM) -> None:
         self.parameters = list(model.parameters())
@@ -83,12 +83,12 @@ class Plain:
 def trained(
     count: int, *, interaction: str = "dot", loss: str = "bce", plain: bool = False, single: bool = False, drop: int = 0
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """Losses, last gradients and weights after 3 steps of batches in `count` slices; `drop` loses so many of them."""
+    """Losses, last gradients and weights after 3 steps of batches in `count` slices; `drop` leaves that many out."""
     net = model(interaction, loss)
-    holding = Holding(net)
+    optimizer = Recording(net)
     given = [batch(seed, single=single) for seed in range(3)]
     recipe = Recipe(
-        model=Plain(net) if plain else net, optimizer=holding, order=Given(given), learning_rate=lambda _: 0.1,
+        model=Plain(net) if plain else net, optimizer=optimizer, order=ListOrder(given), learning_rate=lambda _: 0.1,
         epochs=1, micro_batches=count,
     )  # fmt: skip
     batches = iter(given)
@@ -98,19 +98,18 @@ def trained(
             whole = given[step]
             for part in slices(whole, count)[drop:]:
                 (net.loss(part) * (len(part) / len(whole))).backward()
-            holding.step(0.1)
+            optimizer.step(0.1)
         else:
             losses.append(take_step(recipe, batches, step)[0])
-    return losses, holding.gradients, [p.detach() for p in net.parameters()]
+    return losses, optimizer.gradients, [p.detach() for p in net.parameters()]
 
 
 def close(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 13, 50])
-@pytest.mark.parametrize("interaction", ["concat", "dot", "dcn"])
-@pytest.mark.parametrize("loss", ["bce", "wbce", "mse"])
+@pytest.mark.parametrize("count", [1, 5, 50])
+@pytest.mark.parametrize(("interaction", "loss"), [("concat", "bce"), ("dot", "wbce"), ("dcn", "mse")])
 def test_slices_add_up_to_the_batch(count: int, interaction: str, loss: str) -> None:
     whole = trained(1, interaction=interaction, loss=loss, plain=True)
     sliced = trained(count, interaction=interaction, loss=loss)
@@ -119,30 +118,29 @@ def test_slices_add_up_to_the_batch(count: int, interaction: str, loss: str) -> 
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_slices_of_one_id_a_bag_and_of_autograd(plain: bool) -> None:
+def test_slices_of_bags_with_one_id_and_of_autograd(plain: bool) -> None:
     for one, other in zip(trained(1, single=True), trained(3, plain=plain, single=True)):
         assert close(one, other)
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_a_lost_slice_would_show(count: int) -> None:
+def test_a_lost_slice_would_be_noticed() -> None:
     _, gradients, weights = trained(1)
-    _, lossy_gradients, lossy_weights = trained(count, drop=1)
+    _, lossy_gradients, lossy_weights = trained(3, drop=1)
     assert not close(gradients, lossy_gradients)
     assert not close(weights, lossy_weights)
 
 
-def test_one_slice_is_the_batch_itself_to_the_last_bit() -> None:
+def test_one_slice_is_bit_identical_to_the_batch() -> None:
     net = model("dot", "bce")
     optimizer = AdamW([(list(net.parameters()), 0.0)])
     given = batch(0)
-    recipe = Recipe(model=net, optimizer=optimizer, order=Given([given]), learning_rate=lambda _: 0.1, epochs=1)
+    recipe = Recipe(model=net, optimizer=optimizer, order=ListOrder([given]), learning_rate=lambda _: 0.1, epochs=1)
     loss, samples = take_step(recipe, iter([given]), 0)
     assert samples == 13
     assert torch.equal(loss, model("dot", "bce").loss(given).detach())
 
 
-def test_uneven_and_small_batches_are_cut_whole() -> None:
+def test_slices_of_uneven_and_small_batches() -> None:
     parts = slices(batch(0), 5)
     assert [len(part) for part in parts] == [2, 3, 2, 3, 3]
     assert torch.equal(torch.cat([part.labels_B for part in parts]), batch(0).labels_B)

@@ -1,3 +1,5 @@
+"""Metrics equal scikit-learn's."""
+
 from __future__ import annotations
 
 import math
@@ -16,7 +18,7 @@ PAIRS = st.lists(st.tuples(st.sampled_from([-2.0, -0.5, 0.0, 0.5, 1.25, 3.0]), s
 
 @settings(max_examples=60)
 @given(PAIRS)
-def test_auc_with_ties_is_scikit_learns(pairs: list[tuple[float, bool]]) -> None:
+def test_auc_with_ties_equals_scikit_learns(pairs: list[tuple[float, bool]]) -> None:
     scores, labels = torch.tensor([s for s, _ in pairs]), torch.tensor([float(y) for _, y in pairs])
     if 0 < labels.sum() < len(pairs):
         assert auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
@@ -28,12 +30,12 @@ def test_metrics_against_scikit_learn() -> None:
     draw = np.random.default_rng(0)
     labels = (draw.random(5000) < 0.4).astype(float)
     logits = draw.normal(size=5000) + labels
-    found = binary_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
+    metrics = binary_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
     probabilities = 1 / (1 + np.exp(-logits))
-    assert found["accuracy"] == pytest.approx(accuracy_score(labels, logits > 0))
-    assert found["auc"] == pytest.approx(roc_auc_score(labels, logits))
-    assert found["log_loss"] == pytest.approx(log_loss(labels, probabilities))
-    assert found["calibration"] == pytest.approx(probabilities.sum() / labels.sum())
+    assert metrics["accuracy"] == pytest.approx(accuracy_score(labels, logits > 0))
+    assert metrics["auc"] == pytest.approx(roc_auc_score(labels, logits))
+    assert metrics["log_loss"] == pytest.approx(log_loss(labels, probabilities))
+    assert metrics["calibration"] == pytest.approx(probabilities.sum() / labels.sum())
 
 
 def test_calibration_error_is_zero_when_rates_match_and_large_when_not() -> None:
@@ -43,5 +45,5 @@ def test_calibration_error_is_zero_when_rates_match_and_large_when_not() -> None
 
 
 def test_extreme_logits_stay_finite() -> None:
-    found = binary_metrics(torch.tensor([1e4, -1e4, 60.0]), torch.tensor([0.0, 1.0, 1.0]))
-    assert all(math.isfinite(value) for value in found.values())
+    metrics = binary_metrics(torch.tensor([1e4, -1e4, 60.0]), torch.tensor([0.0, 1.0, 1.0]))
+    assert all(math.isfinite(value) for value in metrics.values())

@@ -1,3 +1,5 @@
+"""Dense optimizers and the one-cycle schedule equal torch's."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from recperf.train.optim import AdamW, DenseOptimizer, make_dense
+from recperf.train.optim import DenseOptimizer, make_dense
 from recperf.train.schedule import one_cycle
 
 
@@ -16,47 +18,6 @@ def parameters(seed: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         [nn.Parameter(torch.randn(20, 4, generator=draw))],
         [nn.Parameter(torch.randn(4, 3, generator=draw)), nn.Parameter(torch.randn(3, generator=draw))],
     )
-
-
-def test_steps_are_those_of_torchs_fused_adamw() -> None:
-    tables, dense = parameters(0)
-    ours = AdamW([(dense, 0.01), (tables, 0.5)])
-    their_tables, their_dense = parameters(0)
-    theirs = torch.optim.AdamW(
-        [{"params": their_dense, "weight_decay": 0.01}, {"params": their_tables, "weight_decay": 0.5}], fused=True
-    )
-    draw = torch.Generator().manual_seed(1)
-    for step in range(20):
-        rate = 1e-2 / (step + 1)
-        for mine, other in zip(tables + dense, their_tables + their_dense):
-            mine.grad = torch.randn(mine.shape, generator=draw)
-            other.grad = mine.grad.clone()
-        for group in theirs.param_groups:
-            group["lr"] = rate
-        ours.step(rate)
-        theirs.step()
-        assert all(p.grad is None for p in tables + dense)
-    for mine, other in zip(tables + dense, their_tables + their_dense):
-        assert torch.equal(mine, other)
-
-
-def test_state_goes_through_a_save() -> None:
-    tables, dense = parameters(0)
-    one = AdamW([(dense, 0.01), (tables, 0.5)])
-    other_tables, other_dense = parameters(0)
-    other = AdamW([(other_dense, 0.01), (other_tables, 0.5)])
-    for step in range(6):
-        if step == 3:
-            other.load_state_dict(one.state_dict())
-            for mine, theirs in zip(other_tables + other_dense, tables + dense):
-                mine.data.copy_(theirs.data)
-        for pair in zip(tables + dense, other_tables + other_dense):
-            for parameter in pair:
-                parameter.grad = torch.full_like(parameter, 0.1 * (step + 1))
-        one.step(1e-2)
-        if step >= 3:
-            other.step(1e-2)
-    assert all(torch.equal(a, b) for a, b in zip(tables + dense, other_tables + other_dense))
 
 
 def peer(name: str, tables: list[nn.Parameter], dense: list[nn.Parameter], eps: float) -> torch.optim.Optimizer:
@@ -75,11 +36,10 @@ def ours(
     return make_dense(name, [(dense, decays[0]), (tables, decays[1])], eps=eps, plain=plain)
 
 
-@pytest.mark.parametrize("as_rate", [float, lambda rate: torch.tensor([rate]), torch.tensor])
+@pytest.mark.parametrize("as_rate", [float, lambda rate: torch.tensor([rate])])
 @pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("eps", [1e-8, 1e-2])
-@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise-adagrad", "adamw"])
-def test_twenty_steps_are_torchs(
+@pytest.mark.parametrize(("name", "eps"), [("sgd", 0.0), ("rowwise-adagrad", 1e-2), ("adamw", 1e-8)])
+def test_twenty_steps_equal_torchs(
     name: str, eps: float, plain: bool, as_rate: Callable[[float], float | torch.Tensor]
 ) -> None:
     tables, dense = parameters(0)
@@ -97,7 +57,7 @@ def test_twenty_steps_are_torchs(
         mine.step(as_rate(rate))
         theirs.step()
         assert all(p.grad is None for p in tables + dense)
-    # A rate that was a float32 tensor is rounded once more than one that was not.
+    # A learning rate in a float32 tensor is rounded once more.
     exact = not plain and as_rate is float
     for one, other in zip(tables + dense, their_tables + their_dense):
         torch.testing.assert_close(one, other, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
@@ -105,7 +65,7 @@ def test_twenty_steps_are_torchs(
 
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adamw"])
-def test_every_state_goes_through_a_save(name: str, plain: bool) -> None:
+def test_the_state_can_be_saved_and_loaded(name: str, plain: bool) -> None:
     tables, dense = parameters(0)
     one = ours(name, tables, dense, 1e-8, plain=plain)
     other_tables, other_dense = parameters(0)
@@ -125,8 +85,8 @@ def test_every_state_goes_through_a_save(name: str, plain: bool) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
-def test_adagrads_way_on_a_gpu_is_that_on_a_cpu(rate: float | torch.Tensor) -> None:
-    """Its operators run on either; only the choice between them looks at the device."""
+def test_adagrads_gpu_operators_equal_its_cpu_kernel(rate: float | torch.Tensor) -> None:
+    """The operators run on either device; only the choice depends on it."""
     (one,), (other,) = parameters(0)[0], parameters(0)[0]
     here, there = make_dense("adagrad", [([one], 0.0)]), make_dense("adagrad", [([other], 0.0)])
     there.cuda = True
@@ -139,15 +99,14 @@ def test_adagrads_way_on_a_gpu_is_that_on_a_cpu(rate: float | torch.Tensor) -> N
     torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_parameter_without_a_gradient_is_not_passed_over(plain: bool) -> None:
+def test_a_parameter_without_a_gradient_is_an_error() -> None:
     tables, dense = parameters(0)
     dense[0].grad = torch.ones_like(dense[0])
     with pytest.raises(AssertionError, match="has no gradient"):
-        ours("sgd", tables, dense, 1e-8, plain=plain).step(0.1)
+        ours("sgd", tables, dense, 1e-8, plain=False).step(0.1)
 
 
-def test_what_an_optimizer_cannot_do_is_refused() -> None:
+def test_weight_decay_without_adamw_and_unknown_names_are_refused() -> None:
     tables, dense = parameters(0)
     with pytest.raises(ValueError, match="sgd has no weight decay"):
         make_dense("sgd", [(dense, 0.0), (tables, 0.1)])
@@ -155,8 +114,8 @@ def test_what_an_optimizer_cannot_do_is_refused() -> None:
         make_dense("adam", [(dense, 0.0)])
 
 
-@pytest.mark.parametrize("total", [10, 313, 3130])
-def test_one_cycle_is_torchs(total: int) -> None:
+@pytest.mark.parametrize("total", [10, 313])
+def test_one_cycle_equals_torchs(total: int) -> None:
     parameter = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

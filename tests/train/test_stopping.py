@@ -1,4 +1,4 @@
-"""When a training is scored, saved and left: the loop and its watchers together, with a model that only counts."""
+"""When a training is evaluated, saved and stopped: the loop and its watchers with a model that only counts steps."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from recperf.train.watch import Evaluator, LossLog, StepTimer, TargetMet, Watche
 
 
 class Counting:
-    """A model, its optimizer and its batches in one: every step counts, a score is the count."""
+    """A model, its optimizer and its order in one; the score is the number of steps."""
 
     def __init__(self, batches: int = 10) -> None:
-        self.count, self.training, self.given = 0, True, batches
+        self.count, self.training, self.length = 0, True, batches
         self.modes: list[bool] = []
         self.gradients: list[bool] = []
 
     def __len__(self) -> int:
-        return self.given
+        return self.length
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        return iter([[0]] * (self.given - start))
+        return iter([[0]] * (self.length - start))
 
     def train(self, mode: bool = True) -> None:
         self.training = mode
@@ -46,7 +46,7 @@ class Counting:
 class Watched:
     """One training; `saved` are positions with the history at that moment."""
 
-    def __init__(self, *, epochs: int = 2, max_steps: int = 0, enough: float = 9.0, **chosen: Any) -> None:
+    def __init__(self, *, epochs: int = 2, max_steps: int = 0, enough: float = 9.0, **options: Any) -> None:
         self.counting = Counting()
         self.recipe = Recipe(
             model=self.counting, optimizer=self.counting, order=self.counting, learning_rate=lambda _: 0.1,
@@ -71,14 +71,14 @@ class Watched:
             should_stop=lambda: self.counting.count == self.stop_at,
             stopped=lambda _: KeyboardInterrupt(),
             batches=10,
-            **chosen,
+            **options,
         )
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
 
     def save(self, position: Position, best: bool) -> None:
-        # What is saved must stand behind every loss before it.
+        # Every loss must be logged before a state is saved.
         assert sum(event["kind"] == "step" for event in self.events) == position.step
         self.saved.append((position, best, self.scored))
 
@@ -90,7 +90,7 @@ class Watched:
         return train(self.recipe, start or Position(), self.watch)
 
 
-def test_scores_come_every_so_many_steps_and_once_at_an_epochs_end() -> None:
+def test_evaluations_every_n_steps_and_once_at_the_end_of_an_epoch() -> None:
     watched = Watched(evaluate_due=every(5))
     watched.train()
     assert watched.scored == [5, 10, 15, 20]
@@ -99,7 +99,7 @@ def test_scores_come_every_so_many_steps_and_once_at_an_epochs_end() -> None:
     assert [position.step for position, _, _ in watched.saved] == [5, 10, 15, 20]
 
 
-def test_without_steps_scores_come_at_the_end_of_epochs() -> None:
+def test_evaluations_at_the_end_of_epochs() -> None:
     watched = Watched()
     watched.train()
     assert watched.scored == [10, 20]
@@ -108,7 +108,7 @@ def test_without_steps_scores_come_at_the_end_of_epochs() -> None:
     assert cut.scored == [10, 13]
 
 
-def test_scoring_happens_in_evaluation_mode_without_gradients_and_training_goes_on_in_its_own() -> None:
+def test_evaluation_mode_has_no_gradients_and_ends() -> None:
     watched = Watched(evaluate_due=every(3))
     watched.train()
     assert len(watched.counting.modes) == 8
@@ -117,8 +117,8 @@ def test_scoring_happens_in_evaluation_mode_without_gradients_and_training_goes_
     assert watched.counting.training
 
 
-@pytest.mark.parametrize(("enough", "step"), [(0.05, 6), (0.06, 6), (0.07, 9), (0.10, 10), (0.11, 12)])
-def test_a_training_stops_with_the_first_score_that_is_enough(enough: float, step: int) -> None:
+@pytest.mark.parametrize(("enough", "step"), [(0.06, 6), (0.10, 10), (0.11, 12)])
+def test_training_stops_at_the_first_score_that_meets_the_target(enough: float, step: int) -> None:
     watched = Watched(evaluate_due=every(3), enough=enough)
     with pytest.raises(TargetMet):
         watched.train()
@@ -148,6 +148,6 @@ def test_a_signal_in_the_last_step_leaves_its_score_to_the_resumed_training(max_
     end = watched.train(position)
     assert watched.scored == [10, position.step]
     assert watched.counting.count == position.step
-    # Taken up once more when all is done, nothing is scored twice.
+    # Resumed once more at the end, it evaluates nothing twice.
     watched.train(end)
     assert watched.scored == [10, position.step]

@@ -1,4 +1,4 @@
-"""Metrics from sums alone: they are those of the predictions themselves, and add up in any order."""
+"""A Tally's metrics equal those of the predictions, in any order of adding."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ def predictions(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tally(logits: torch.Tensor, labels: torch.Tensor, parts: int = 1) -> Tally:
-    found = Tally()
+    total = Tally()
     for some, few in zip(logits.chunk(parts), labels.chunk(parts)):
-        found.add(some, few)
-    return found
+        total.add(some, few)
+    return total
 
 
-def test_it_says_what_scikit_learn_says() -> None:
+def test_metrics_equal_scikit_learns() -> None:
     logits, labels = predictions(4000, 1)
-    found = tally(logits, labels).metrics()
-    assert found is not None
+    metrics = tally(logits, labels).metrics()
+    assert metrics is not None
     p = logits.sigmoid()
     # The same bins: then the AUC is exact, ties and all.
     binned = (p * 100_000).floor().numpy()
-    assert found["auc"] == pytest.approx(roc_auc_score(labels.numpy(), binned), abs=1e-12)
-    assert found["log_loss"] == pytest.approx(log_loss(labels.numpy(), p.numpy()), rel=1e-12)
-    assert found["accuracy"] == float(((p > 0.5) == (labels > 0)).double().mean())
+    assert metrics["auc"] == pytest.approx(roc_auc_score(labels.numpy(), binned), abs=1e-12)
+    assert metrics["log_loss"] == pytest.approx(log_loss(labels.numpy(), p.numpy()), rel=1e-12)
+    assert metrics["accuracy"] == float(((p > 0.5) == (labels > 0)).double().mean())
     rate = float(labels.mean())
     base = log_loss(labels.numpy(), np.full(4000, rate))
-    assert found["normalized_entropy"] == pytest.approx(found["log_loss"] / base, rel=1e-7)
+    assert metrics["normalized_entropy"] == pytest.approx(metrics["log_loss"] / base, rel=1e-7)
 
 
-def test_bins_cost_little_of_the_exact_auc() -> None:
+def test_binning_changes_the_auc_little() -> None:
     logits, labels = predictions(20_000, 2)
     assert tally(logits, labels).auc() == pytest.approx(auc(logits, labels), abs=1e-5)
 
@@ -66,18 +66,18 @@ def test_parts_add_up_in_any_order() -> None:
         assert both.metrics() == pytest.approx(whole.metrics(), rel=1e-12)
 
 
-def test_a_state_brings_it_all_back() -> None:
-    kept = tally(*predictions(500, 4))
+def test_a_state_restores_everything() -> None:
+    saved = tally(*predictions(500, 4))
     other = tally(*predictions(50, 5))
-    other.load(kept.state())
-    assert torch.equal(other.counts_2K, kept.counts_2K)
-    assert other.metrics() == kept.metrics()
-    kept.clear()
-    assert kept.metrics() is None
+    other.load(saved.state())
+    assert torch.equal(other.counts_2K, saved.counts_2K)
+    assert other.metrics() == saved.metrics()
+    saved.clear()
+    assert saved.metrics() is None
     assert other.metrics() is not None
 
 
-def test_what_cannot_be_told() -> None:
+def test_no_predictions_and_one_class() -> None:
     assert Tally().metrics() is None
     one_class = tally(torch.tensor([0.3, -2.0]), torch.tensor([1.0, 1.0])).metrics()
     assert one_class is not None
@@ -87,6 +87,6 @@ def test_what_cannot_be_told() -> None:
     assert normalized_entropy(math.log(2), 0.5) == pytest.approx(1.0)
 
 
-def test_a_logit_that_is_no_number_does_no_harm() -> None:
-    found = tally(torch.tensor([math.nan, 1.0, math.inf]), torch.tensor([1.0, 0.0, 1.0]))
-    assert float(found.counts_2K.sum()) == 3
+def test_nan_logits_are_counted() -> None:
+    metrics = tally(torch.tensor([math.nan, 1.0, math.inf]), torch.tensor([1.0, 0.0, 1.0]))
+    assert float(metrics.counts_2K.sum()) == 3

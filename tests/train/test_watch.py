@@ -1,3 +1,5 @@
+"""Logging of losses and timing of steps."""
+
 from __future__ import annotations
 
 import math
@@ -20,7 +22,7 @@ class Emitted:
         self.events.append({"kind": kind, **fields})
 
 
-def test_losses_are_written_in_groups_and_none_is_lost() -> None:
+def test_losses_are_logged_in_groups_and_none_is_lost() -> None:
     emitted = Emitted()
     log = LossLog(emit=emitted, seed=1, group=4)
     for step in range(1, 8):
@@ -31,7 +33,7 @@ def test_losses_are_written_in_groups_and_none_is_lost() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_a_number_names_its_step(bad: float) -> None:
+def test_a_nan_loss_names_its_step(bad: float) -> None:
     log = LossLog(emit=Emitted(), seed=1)
     log.after_step(Position(step=6), torch.tensor(0.5))
     log.after_step(Position(step=7), torch.tensor(bad))
@@ -55,7 +57,7 @@ def test_warm_up_does_not_count() -> None:
     assert timer.samples == 200
 
 
-def test_too_few_steps_are_not_reported_as_numbers() -> None:
+def test_too_few_steps_are_not_reported() -> None:
     found = performance([timed(3)])
     assert found["step_ms"] is None
     assert found["budget"] is None

@@ -16,9 +16,9 @@ from .parse import parse
 from .terminal import Terminal, print_error, print_json, table
 
 ACTIONS = {
-    "list": "what there is: step, time, size, which is the last and which the best",
-    "verify": "read every byte and compare it with its digest; exits 3 when a checkpoint is damaged",
-    "prune": "remove all but the newest intact ones and the best",
+    "list": "show step, time and size of all checkpoints, and which are the last and the best",
+    "verify": "read every byte and compare the digests; exits 3 if a checkpoint is damaged",
+    "prune": "remove all but the newest intact checkpoints and the best one",
 }
 HELP = """usage: recperf checkpoint ACTION RUN [OPTIONS]
 
@@ -34,20 +34,20 @@ class Options:
     json: bool = False
     """Print one JSON object on stdout, everything else on stderr."""
     quiet: bool = False
-    """Say nothing but errors."""
+    """Print only errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions(Options):
     keep: int = 1
-    """How many of the newest intact checkpoints of each seed stay; the best one stays too."""
+    """How many of the newest intact checkpoints of each seed to keep, in addition to the best one."""
 
 
-def command(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
+def command(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP.format(actions="\n".join(f"  {name:<8} {text}" for name, text in ACTIONS.items())))
         return 0
-    action = words[0]
+    action = arguments[0]
     if action not in ACTIONS:
         guess = closest(action, ACTIONS)
         raise UsageError(
@@ -56,39 +56,39 @@ def command(words: list[str]) -> int:
         )
     kind = PruneOptions if action == "prune" else Options
     options: Any = parse(
-        kind, words[1:], prog=f"recperf checkpoint {action}", description=ACTIONS[action].capitalize() + "."
+        kind, arguments[1:], prog=f"recperf checkpoint {action}", description=ACTIONS[action].capitalize() + "."
     )
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     if action == "prune":
-        return tidy(options, terminal)
-    return look(options, terminal, hashed=action == "verify")
+        return remove_old(options, terminal)
+    return show(options, terminal, hashed=action == "verify")
 
 
-def look(options: Options, terminal: Terminal, *, hashed: bool) -> int:
-    found = listed(options.run, hashed=hashed)
-    terminal.say(as_table(found, hashed=hashed) if found else "no checkpoints yet")
-    damaged = [entry for entry in found if entry["fault"]]
+def show(options: Options, terminal: Terminal, *, hashed: bool) -> int:
+    checkpoints = listed(options.run, hashed=hashed)
+    terminal.say(as_table(checkpoints, hashed=hashed) if checkpoints else "no checkpoints yet")
+    damaged = [entry for entry in checkpoints if entry["fault"]]
     error = None
     if damaged and hashed:
         error = DataError(
-            f"{len(damaged)} of {len(found)} checkpoints are damaged",
+            f"{len(damaged)} of {len(checkpoints)} checkpoints are damaged",
             where={f"seed {entry['seed']} {entry['name']}": entry["fault"] for entry in damaged},
-            fix="recperf run --resume goes on from the newest intact one",
+            fix="recperf run --resume continues from the newest intact one",
         )
     if options.json:
         # One object on stdout: the error goes into it instead of after it.
-        print_json({"checkpoints": found, **(error.as_json() if error else {})})
+        print_json({"checkpoints": checkpoints, **(error.as_json() if error else {})})
     if error:
         print_error(error, as_json=False)
         return error.exit_code
     return 0
 
 
-def as_table(found: list[dict[str, Any]], *, hashed: bool) -> str:
-    """A line a checkpoint, and under them what is wrong with which."""
-    rows = [["checkpoint", "saved", "size", "files", "kept as", "state"]]
-    for entry in found:
-        kept = " and ".join(word for word in ("last", "best") if entry[word])
+def as_table(checkpoints: list[dict[str, Any]], *, hashed: bool) -> str:
+    """One line for each checkpoint, then the damages."""
+    rows = [["checkpoint", "saved", "size", "files", "role", "state"]]
+    for entry in checkpoints:
+        role = " and ".join(word for word in ("last", "best") if entry[word])
         fine = "intact" if hashed else "complete"
         rows.append(
             [
@@ -96,39 +96,41 @@ def as_table(found: list[dict[str, Any]], *, hashed: bool) -> str:
                 entry["when"] or "",
                 size(entry["bytes"]),
                 str(entry["files"]),
-                kept,
+                role,
                 "damaged" if entry["fault"] else fine,
             ]
         )
     lines = [table(rows)]
-    lines += [f"  seed {e['seed']} step {e['step']:,}: {e['fault']}" for e in found if e["fault"]]
+    lines += [f"  seed {e['seed']} step {e['step']:,}: {e['fault']}" for e in checkpoints if e["fault"]]
     if not hashed:
         lines.append(
-            "  complete: every file is there and as long as it should be; recperf checkpoint verify reads them"
+            "  complete: all files exist and have the right size; recperf checkpoint verify compares their digests"
         )
     return "\n".join(lines)
 
 
-def tidy(options: PruneOptions, terminal: Terminal) -> int:
+def remove_old(options: PruneOptions, terminal: Terminal) -> int:
     if options.keep < 1:
-        raise UsageError(f"--keep is {options.keep}; at least 1 stays")
+        raise UsageError(f"--keep is {options.keep}; it must be at least 1")
     listed(options.run, hashed=False)
-    # Opening the run takes its lock: a training that saves right now must not lose what it counts on.
+    # Opening the run takes its lock: a running training must not lose checkpoints it relies on.
     try:
         run = Run.open(options.run)
     except MachineError as error:
-        raise MachineError(error.what, where=dict(error.where), fix="wait for it; nothing was removed") from None
+        raise MachineError(
+            error.what, where=dict(error.where), fix="wait until it is done; nothing was removed"
+        ) from None
     try:
-        gone = [
+        removed = [
             {"folder": str(path), "step": int(path.name.removeprefix("step-")), "why": why}
             for path, why in prune(options.run, options.keep)
         ]
     finally:
         run.close()
-    for entry in gone:
+    for entry in removed:
         terminal.say(f"removed {entry['folder']} ({entry['why']})")
-    left = listed(options.run, hashed=False)
-    terminal.say(as_table(left, hashed=False) if left else "no checkpoints yet")
+    remaining = listed(options.run, hashed=False)
+    terminal.say(as_table(remaining, hashed=False) if remaining else "no checkpoints yet")
     if options.json:
-        print_json({"removed": gone, "checkpoints": left})
+        print_json({"removed": removed, "checkpoints": remaining})
     return 0

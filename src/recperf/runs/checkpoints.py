@@ -1,4 +1,4 @@
-"""The checkpoints of a run, seen from outside: what there is, whether it is intact, what may go. Torch-free."""
+"""Lists, verifies and prunes the checkpoints of a run. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from .record import read_config
 
 
 def trainings(run: Path) -> list[Path]:
-    """The folders of a run's checkpoints, one for each seed that has saved any."""
+    """The checkpoint folders of a run, one for each seed that has saved."""
     if not run.is_dir():
         raise DataError("no run there", where={"folder": run}, fix="recperf checkpoint list runs/<name of the run>")
     read_config(run)
-    found = [path for path in (run / "checkpoints").glob("seed-*") if path.name.removeprefix("seed-").isdigit()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("seed-")))
+    folders_of_seeds = (run / "checkpoints").glob("seed-*")
+    numbered = [path for path in folders_of_seeds if path.name.removeprefix("seed-").isdigit()]
+    return sorted(numbered, key=lambda path: int(path.name.removeprefix("seed-")))
 
 
 def listed(run: Path, *, hashed: bool) -> list[dict[str, Any]]:
     """Every checkpoint of a run, each seed's newest first; `hashed` reads all of their bytes."""
     for folder in trainings(run):
         if hashed and folders.ever_saved(folder) and not folders.saved(folder):
-            raise DataError("there were checkpoints, but none is left", where={"folder": folder})
+            raise DataError("all checkpoints of this seed are missing", where={"folder": folder})
     return [_facts(path, hashed=hashed) for folder in trainings(run) for path in folders.saved(folder)]
 
 
@@ -50,32 +51,34 @@ def _facts(path: Path, *, hashed: bool) -> dict[str, Any]:
 
 
 def prune(run: Path, keep: int) -> Iterator[tuple[Path, str]]:
-    """Remove all but each seed's newest intact ones and its best, giving each that goes and why; whoever calls holds
-    the run. Nothing goes where a seed has no intact one."""
+    """Remove all but each seed's newest intact checkpoints and its best; yields each removed one and the reason.
+
+    The caller holds the run's lock. Nothing is removed if a seed has no intact checkpoint.
+    """
     plans = [_plan(folder, keep) for folder in trainings(run) if folders.saved(folder)]
-    for kept, best, gone in plans:
-        for path, why in gone.items():
+    for newest, best, removals in plans:
+        for path, why in removals.items():
             folders.discard(path)
             if not path.exists():
                 yield path, why
-        folders.sweep(kept.parent)
-        folders.write_index(kept.parent, kept, best)
+        folders.sweep(newest.parent)
+        folders.write_index(newest.parent, newest, best)
 
 
 def _plan(folder: Path, keep: int) -> tuple[Path, Path | None, dict[Path, str]]:
-    """The newest intact one, the best one, and what may go."""
-    kept: list[Path] = []
-    gone: dict[Path, str] = {}
+    """The newest intact checkpoint, the best one, and those to remove with the reason."""
+    intact: list[Path] = []
+    removals: dict[Path, str] = {}
     for path in folders.saved(folder):
-        fault = folders.fault(path) if len(kept) < keep else "older"
+        fault = folders.fault(path) if len(intact) < keep else "older"
         if fault is None:
-            kept.append(path)
+            intact.append(path)
         else:
-            gone[path] = fault
-    if not kept:
+            removals[path] = fault
+    if not intact:
         raise DataError(
-            f"no checkpoint of {folder.name} is intact, so nothing was removed ({next(iter(gone.values()))})",
+            f"no checkpoint of {folder.name} is intact, so nothing was removed ({next(iter(removals.values()))})",
             where={"folder": folder},
         )
-    best = folders.best_of(folder, without=[path for path, why in gone.items() if why != "older"])
-    return kept[0], best, {path: why for path, why in gone.items() if path != best}
+    best = folders.best_of(folder, without=[path for path, why in removals.items() if why != "older"])
+    return intact[0], best, {path: why for path, why in removals.items() if path != best}
