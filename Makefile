@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH  := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-distributed run test test-all lint types bench clean
+.PHONY: help setup setup-distributed run test test-all test-sanitized lint types bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,8 +22,13 @@ run: $(VENV)/.run-ready ## train micro-dlrm on embedded data and print the resul
 test: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types ## lint, types and tests, minutes
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal tests
 
-test-all: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types ## the same, with the tests that take long
+test-all: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types test-sanitized ## the same, with the tests that take long
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "long or not long" tests
+
+# The interpreter and torch are not built with the sanitizer: its library is loaded first, and leaks are theirs.
+test-sanitized: $(VENV)/.test-ready ## the C bodies' tests under AddressSanitizer and UBSan
+	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+	  $(BIN)/python -m pytest -q -n 0 --sanitize -k "not triton and not interpret" tests/ops
 
 lint: $(VENV)/.test-ready ## ruff and the import contracts
 	$(BIN)/ruff check .

@@ -126,15 +126,23 @@ def distributed() -> Finding:
 
 
 def compiler() -> Finding:
-    found = shutil.which("cc") or shutil.which("gcc")
-    if found:
-        return Finding("C compiler", OK, found)
-    return Finding(
-        "C compiler",
-        OPTIONAL,
-        "none; lookups of micro-dlrm-dram use plain torch, histories numpy",
-        "apt-get install gcc",
-    )
+    path = shutil.which("cc") or shutil.which("gcc")
+    if path:
+        return Finding("C compiler", OK, path)
+    return Finding("C compiler", OPTIONAL, "none; the slower torch and numpy code runs instead", "apt-get install gcc")
+
+
+def c_code() -> Finding:
+    """Compiles the C body of every op and runs it against its reference."""
+    from .ops import native_bodies
+
+    if compiler().state != OK:
+        return Finding("C code", OPTIONAL, "not compiled: there is no C compiler", "apt-get install gcc")
+    problems = {name: native_bodies.problem(name) for name in native_bodies.names()}
+    failures = [f"{name}: {problem}" for name, problem in problems.items() if problem]
+    if failures:
+        return Finding("C code", MISSING, "; ".join(failures), "reinstall recperf, or install a working gcc")
+    return Finding("C code", OK, f"{', '.join(problems)} compiled and gave the right results")
 
 
 def ceilings() -> Finding:
@@ -180,6 +188,6 @@ def _writable(name: str, folder: Path, fix: str) -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    python, torch, numpy, gpu, triton, compiler, pooch, report, yambda, mlperf, distributed, ceilings, movielens,
-    cache_folder, run_folder,
+    python, torch, numpy, gpu, triton, compiler, c_code, pooch, report, yambda, mlperf, distributed, ceilings,
+    movielens, cache_folder, run_folder,
 )  # fmt: skip

@@ -7,6 +7,21 @@ from typing import Any
 import pytest
 import torch
 
+from recperf.ops import compile as native
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sanitize",
+        action="store_true",
+        help="compile the C bodies with AddressSanitizer and UBSan",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--sanitize", default=False):
+        native.extra_flags = native.SANITIZERS
+
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
 I64, F32, POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 extra_flags: tuple[str, ...] = ()
-"""Set by the tests that run under the sanitizers, before anything is compiled."""
+"""`SANITIZERS` in a run of the tests under the sanitizers; set before anything is compiled."""
 
 
 def load(source: Path, functions: Mapping[str, Any], returns: Mapping[str, Any] | None = None) -> ctypes.CDLL | str:

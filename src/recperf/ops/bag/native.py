@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from ...errors import ArgumentError
 from ..arguments import address, unknown_id
 from ..compile import F32, I64, POINTER, even_cuts, load, share, usable
 from ..hashing import require_rows, stream
+from . import reference
 
 SOURCE = Path(__file__).with_name("native.c")
 AHEAD = 8
@@ -197,3 +200,19 @@ def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
     share(work, grouped.cuts)
     # Added in the order of the rows, not in the order in which the threads finish.
     return float(sum(part for _, part in sorted(parts)))
+
+
+def self_check() -> None:
+    """Run every C function on a tiny input; raises where a result differs from the reference."""
+    table_RD, ids_V = torch.arange(28.0).view(7, 4), torch.tensor([0, 2, 2, 3, 0])
+    offsets_B1, starts_F = torch.tensor([0, 3, 3, 4, 5]), torch.tensor([0, 3])
+    batch = ids_V, offsets_B1, starts_F
+    assert_close(bag_sum(table_RD, *batch), reference.bag_sum(table_RD, *batch))
+    assert_close(hash_rows(ids_V, 1, 7), reference.hash_rows(ids_V, 1, 7))
+    ours, theirs = (body.Grouped(ids_V, offsets_B1, 7, starts_F) for body in (sys.modules[__name__], reference))
+    gradient_BD, steps = table_RD[:4].contiguous(), {"rate": 0.1, "eps": 1e-8, "decay": 0.1, "scale": 0.5}
+    tables = table_RD.clone(), table_RD.clone()
+    update(tables[0], torch.zeros(7), ours, gradient_BD, **steps)
+    reference.update(tables[1], torch.zeros(7), theirs, gradient_BD, **steps)
+    assert_close(*tables)
+    assert_close(squared_norm(ours, gradient_BD), reference.squared_norm(theirs, gradient_BD))

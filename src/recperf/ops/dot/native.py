@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from ...errors import ArgumentError
 from ..arguments import ANY, address, widened
 from ..compile import I64, POINTER, even_cuts, load, share, usable
+from . import reference
 
 SOURCE = Path(__file__).with_name("native.c")
 SMALL = 512
@@ -77,3 +79,13 @@ def _addresses(dense_BD: Tensor, sparse_FBD: Tensor) -> tuple[tuple[int, int], t
 
 def _pairs(features: int, diagonal: bool) -> int:
     return features * (features + 1) // 2 + (features + 1 if diagonal else 0)
+
+
+def self_check() -> None:
+    """Run every C function on a tiny input; raises where a result differs from the reference."""
+    dense_BD, sparse_FBD = torch.linspace(-1, 1, 15).view(3, 5), torch.linspace(-1, 2, 30).view(2, 3, 5)
+    out_BW, saved = forward(dense_BD, sparse_FBD, diagonal=True)
+    expected_BW, expected_saved = reference.forward(dense_BD, sparse_FBD, diagonal=True)
+    assert_close(out_BW, expected_BW)
+    gradients = backward(saved, out_BW, diagonal=True)
+    assert_close(gradients, reference.backward(expected_saved, out_BW, diagonal=True))

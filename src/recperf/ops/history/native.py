@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from ...errors import ArgumentError, DataError
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, load, usable
+from . import reference
 from .rule import LARGE_ID, Events, Picked, Room, Rule, unknown_item
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -131,3 +133,22 @@ def _columns(events: Events) -> _Events:
             address("flags", column, np.bool_, shape) for column in events.flags
         )  # fmt: skip
     return columns
+
+
+def self_check() -> None:
+    """Run every C function on a tiny input; raises where a result differs from the reference."""
+    items_E = np.arange(40, dtype=np.uint32) % 7
+    catalogue_I2 = np.arange(14, dtype=np.uint32).reshape(7, 2)
+    events = Events(items_E=items_E, times_E=items_E * 5, catalogue_I2=catalogue_I2, kinds_E=items_E.astype(np.uint8))
+    begin_B, positions_B, rule = np.array([0, 3]), np.array([2, 39]), Rule(pools=(1, 2, 4), cap=5, most=9)
+    picked, expected = (body.pick(events, begin_B, positions_B, rule) for body in (sys.modules[__name__], reference))
+    np.testing.assert_equal(vars(picked), vars(expected))
+    rooms = [_room(len(picked.places_T)) for _ in range(2)]
+    fill(events, begin_B, picked, rooms[0])
+    reference.fill(events, begin_B, picked, rooms[1])
+    np.testing.assert_equal(vars(rooms[0]), vars(rooms[1]))
+
+
+def _room(total: int) -> Room:
+    ids = {name: np.empty(total, np.int32) for name in ("items_T", "artists_T", "albums_T")}
+    return Room(**ids, times_T=np.empty(total, np.int64))

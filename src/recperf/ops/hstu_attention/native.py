@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from ...errors import ArgumentError
 from ..arguments import address, require_offsets, widened
@@ -197,3 +198,14 @@ def _dense_heads(tensor: Tensor) -> Tensor:
     """Half precision as float32, the numbers of a head next to each other."""
     tensor = widened(tensor)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def self_check() -> None:
+    """Run every C function on a tiny input; raises where a result differs from the reference."""
+    q_THA, v_THV = torch.linspace(-1, 1, 42).view(7, 2, 3), torch.linspace(1, -1, 28).view(7, 2, 2)
+    rows = torch.tensor([0, 3, 7]), Mask(alpha=0.5, length=4.0, longest=4, window=2)
+    inputs, last = (q_THA, -q_THA, v_THV, *rows), (q_THA[:2], -q_THA, v_THV, *rows)
+    assert_close(forward(*inputs), reference.forward(*inputs))
+    assert_close(backward(v_THV, *inputs), reference.backward(v_THV, *inputs))
+    assert_close(forward_last(*last), reference.forward_last(*last))
+    assert_close(backward_last(v_THV[:2], *last), reference.backward_last(v_THV[:2], *last))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, even_cuts, load, share, usable
@@ -49,3 +50,11 @@ def backward(gradient_BN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor
 def outer_backward(gradient_B1: Tensor, weight_1N: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
     """The same below a layer of one output, whose input gradient is the outer product of the first two."""
     return backward(gradient_B1 * weight_1N, activation_BN)
+
+
+def self_check() -> None:
+    """Run the C function on a tiny input; raises where a result differs from the reference."""
+    gradient_BN, activation_BN = torch.linspace(-1, 1, 15).view(5, 3), torch.linspace(-2, 2, 15).view(5, 3)
+    expected_BN, expected_1N = reference.backward(gradient_BN, activation_BN)
+    found_BN, bias_SN = backward(gradient_BN.clone(), activation_BN)
+    assert_close((found_BN, bias_SN.sum(0, keepdim=True)), (expected_BN, expected_1N))
