@@ -13,7 +13,7 @@ from test_launch import WORDS, ended, said
 from test_ranks import config
 
 from recperf.cli import main
-from recperf.measure.trace.merge import look
+from recperf.measure.trace.merge import inspect
 from recperf.runs.result import fault
 
 SLEEP_MS = 250.0
@@ -72,7 +72,7 @@ def test_a_profile_of_two_ranks_keeps_a_trace_each_which_merge(
     assert found["fixes"] == {"missing": "fixes are predicted and tried in one process"}
     assert "Rank 1 of 2 is the slowest" in said(tmp_path, 0)
     assert "Rank 1 of 2 is the slowest" in (run / "profile.html").read_text()
-    sources = [look(run / f"trace.rank{rank}.json.gz") for rank in (0, 1)]
+    sources = [inspect(run / f"trace.rank{rank}.json.gz") for rank in (0, 1)]
     assert sources[0].run == sources[1].run
     assert sources[0].marks.keys() == sources[1].marks.keys() != set()
     assert main(["trace", "merge", str(run), "--json"]) == 0

@@ -101,9 +101,9 @@ def test_the_verdict_names_the_slowest_rank_and_the_exposed_communication() -> N
     found = explain(profile([rank(5.0), rank(25.0)], 0.125), None)
     assert found["name"] == "input-bound"
     assert (
-        "Rank 1 of 2 is the slowest: its own work takes 35 ms of a step, that of the others 15 ms." in found["sentence"]
+        "Rank 1 of 2 is the slowest: its own work takes 35 ms per step, that of the others 15 ms." in found["sentence"]
     )
-    assert "ranks wait in collectives for 38% of a step, 15 ms: 10 ms for a rank" in found["sentence"]
+    assert "ranks wait in collectives for 38% of a step, 15 ms: 10 ms for a late rank" in found["sentence"]
     assert explain(profile([rank(5.0), rank(5.0)], 0.6), None)["name"] == "communication-bound"
     assert "by less than 5%" in ranks_sentence(profile([rank(5.0), rank(5.1)], 0.6))
     assert ranks_sentence({"communication": {"missing": "one rank"}}) == ""

@@ -307,7 +307,7 @@ def test_a_run_of_several_ranks_shows_the_slowest_and_the_waiting(tmp_path: Path
     alone = ceilings(read(run))
     folders.change(run, "profile.json", "communication", found)
     said = text_of(written(run))
-    assert "Rank 1 of 2 is the slowest: its own work takes 45 ms of a step, that of the others 30 ms." in said
+    assert "Rank 1 of 2 is the slowest: its own work takes 45 ms per step, that of the others 30 ms." in said
     assert "compared by messages, to within 200 µs" in said
     assert "all_reduce" in said
     # Two ranks share the processor, so each has half of what it can do.

@@ -97,7 +97,9 @@ def test_a_trace_that_fits_keeps_everything(source: Path, tmp_path: Path, name: 
 
 
 def test_too_little_for_one_step_is_an_error_that_says_how_much_it_takes(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"one step of the trace takes 0\.1 MB, more than the 0\.001 MB") as raised:
+    with pytest.raises(
+        DataError, match=r"one step of the trace takes 0\.1 MB, more than the limit of 0\.001 MB"
+    ) as raised:
         write_cut(source, tmp_path / "cut.json", 0.001)
     assert raised.value.fix == "allow 1 MB"
     assert [path.name for path in tmp_path.iterdir()] == ["source.json"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from recperf.errors import DataError
+from recperf.measure.trace.file import Scan
 from recperf.measure.trace.read import read
-from recperf.measure.trace.scan import Scan
 
 _spec = importlib.util.spec_from_file_location("made", Path(__file__).with_name("made.py"))
 assert _spec is not None
@@ -83,16 +83,16 @@ def test_odd_events_are_left_out(tmp_path: Path) -> None:
         (b"   \n", "empty"),
         (b"PK\x03\x04", "not a trace"),
         (b'"words"', "not a trace"),
-        (b'{"a": 1}', "no list called traceEvents"),
-        (b'{"traceEvents": {"a": 1}}', "no list called traceEvents"),
-        (b'{"traceEvents": [{"ph": "X"}, {"ph": "X", "na', "cut off after 1 events"),
-        (b'{"traceEvents": [{"ph": "X"},', "cut off after 1 events"),
-        (b'{"traceEvents": [{"ph": "X"}]', "cut off after 1 events"),
-        (b'{"traceEv', "cut off after 0 events"),
-        (b'[{"ph": "X"}, {"ph": ', "cut off after 1 events"),
+        (b'{"a": 1}', "no list traceEvents"),
+        (b'{"traceEvents": {"a": 1}}', "no list traceEvents"),
+        (b'{"traceEvents": [{"ph": "X"}, {"ph": "X", "na', "ends in the middle, after 1 events"),
+        (b'{"traceEvents": [{"ph": "X"},', "ends in the middle, after 1 events"),
+        (b'{"traceEvents": [{"ph": "X"}]', "ends in the middle, after 1 events"),
+        (b'{"traceEv', "ends in the middle, after 0 events"),
+        (b'[{"ph": "X"}, {"ph": ', "ends in the middle, after 1 events"),
         (b'{"traceEvents": [{"ph" = 3}' + b" " * 100 + b"]}", "not valid JSON at character 2"),
         (b'{"traceEvents": [' + b"[" * 100_000, "not valid JSON"),
-        (gzip.compress(b'{"traceEvents": [{"ph": "X"}]}', mtime=0)[:-9], "cut off"),
+        (gzip.compress(b'{"traceEvents": [{"ph": "X"}]}', mtime=0)[:-9], "ends in the middle, after"),
         (b"\x1f\x8b\x08\x00garbage-that-is-long-enough", "not intact gzip"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_missing_file_or_a_folder_is_an_error_with_its_name(tmp_path: Path) ->
 
 def test_a_trace_above_the_limit_is_refused(tmp_path: Path) -> None:
     path = made.write(tmp_path / "t.json.gz", made.gpu_step(0, 0.0, 10))
-    with pytest.raises(DataError, match="larger than"):
+    with pytest.raises(DataError, match="has more than"):
         read(path, largest=1000)
 
 

@@ -1,6 +1,6 @@
-"""A trace as compact records: what the host did, what the device did, and which call started what.
+"""Reads a trace into compact records of host events and device work.
 
-Times are microseconds as the file gives them. Events that are none of ours to explain are counted and left out.
+Times are microseconds as in the file. Events of unknown kinds are counted and ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any, NamedTuple
 
-from .scan import LARGEST, Scan
+from .file import LARGEST, Scan
 
 KINDS = {
     "cpu_op": "op",
@@ -29,27 +29,27 @@ KINDS = {
     "memset": "set",
     "python_function": "python",
 }
-"""The profiler's categories, those of its first years too, lower-cased, and what they are to us."""
+"""Our kinds by the profiler's categories in lower case, including those of old versions."""
 
 SILENT = {"gpu_user_annotation", "trace", "overhead", "cuda_sync", "cuda_profiler_range"}
-"""The profiler's own, which repeat what other events say."""
+"""Categories of the profiler that repeat other events."""
 DEVICE = ("kernel", "copy", "set")
 STEP_OF_TORCH = "ProfilerStep"
 MARK = "recperf.mark"
-"""Ranges before the steps that end when all ranks have come."""
+"""Ranges before the steps that end when all ranks have reached a barrier."""
 ABOUT = "recperf"
-"""Where in its header a trace of ours says whose it is."""
+"""Field of the header in which recperf writes rank, run and host."""
 
 
 class Shapes(NamedTuple):
-    """The inputs of an operator: sizes and element types, in order."""
+    """Sizes and element types of an operator's inputs."""
 
     dims: tuple[tuple[int, ...], ...]
     types: tuple[str, ...]
 
 
 class Host(NamedTuple):
-    """A stretch of one host thread: an operator, a named range, a call into the device's runtime, a Python frame."""
+    """An event of a host thread: an operator, a named range, a call of the device runtime, or a Python frame."""
 
     kind: str
     name: str
@@ -62,7 +62,7 @@ class Host(NamedTuple):
 
 
 class Device(NamedTuple):
-    """A stretch of one stream: a kernel, a copy or a fill."""
+    """Work on a device stream: a kernel, a copy or a fill."""
 
     kind: str
     name: str
@@ -77,24 +77,24 @@ class Device(NamedTuple):
 
 @dataclass(kw_only=True)
 class Trace:
-    """What a file held."""
+    """The content of a trace file."""
 
     path: Path
     header: dict[str, Any] = field(default_factory=dict)
-    """What stands beside the events: versions, the devices' properties."""
+    """The fields next to the events: versions, properties of devices."""
     host: list[Host] = field(default_factory=list)
     """Operators, ranges and calls."""
     python: list[Host] = field(default_factory=list)
-    """Python frames, where the program recorded stacks."""
+    """Python frames, if stacks were recorded."""
     device: list[Device] = field(default_factory=list)
     events: int = 0
-    """Events in the file."""
+    """Number of events in the file."""
     ignored: int = 0
-    """Of those, stretches of time of unknown kinds, or without usable times."""
+    """Number of timed events of unknown kinds or without valid times."""
 
 
 def read(path: Path, *, largest: int = LARGEST) -> Trace:
-    """Load a trace: a `.json` or `.json.gz` of torch.profiler, or any Chrome trace, of which less will be known."""
+    """Load a `.json` or `.json.gz` trace of torch.profiler, or any Chrome trace, which gives fewer details."""
     scan = Scan(Path(path), largest=largest)
     trace = collect(scan.events(), scan.path)
     trace.header = scan.header
@@ -116,13 +116,12 @@ def collect(events: Iterable[dict[str, Any]], path: Path) -> Trace:
         if kind is None or start is None or length is None or length < 0:
             trace.ignored += 1
             continue
-        _sort(trace, event, kind, start, start + length, known)
+        _add(trace, event, kind, start, start + length, known)
     return trace
 
 
-def _sort(trace: Trace, event: dict[str, Any], kind: str, start: float, end: float, known: dict[str, Shapes]) -> None:
-    given = event.get("args")
-    args: dict[str, Any] = given if isinstance(given, dict) else {}
+def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: float, known: dict[str, Shapes]) -> None:
+    args: dict[str, Any] = event["args"] if isinstance(event.get("args"), dict) else {}
     name = intern(str(event.get("name", "")))
     correlation = _whole(args.get("correlation"))
     external = _whole(args.get("External id", args.get("external id")))
@@ -134,7 +133,7 @@ def _sort(trace: Trace, event: dict[str, Any], kind: str, start: float, end: flo
         return
     thread = intern(f"{event.get('pid')}/{event.get('tid')}")
     if kind == "op" and name.startswith(STEP_OF_TORCH + "#"):
-        # The first versions of the profiler booked steps as operators.
+        # Old versions of the profiler recorded steps as operators.
         kind = "range"
     shapes = _shapes(args, known) if kind == "op" else None
     into = trace.python if kind == "python" else trace.host
@@ -155,7 +154,7 @@ def _shapes(args: dict[str, Any], known: dict[str, Shapes]) -> Shapes | None:
 
 
 def _flat(dim: Any) -> Iterable[int | None]:
-    """One tensor's sizes; a list of tensors stands as a list of lists, whose sizes are not those of one tensor."""
+    """The sizes of a tensor; empty for a list of tensors, which is a list of lists."""
     return [_whole(n) for n in dim] if isinstance(dim, list) and not any(isinstance(n, list) for n in dim) else []
 
 

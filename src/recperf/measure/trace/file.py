@@ -1,32 +1,37 @@
-"""The events of a Chrome trace one after another, without holding the file in memory.
+"""Reads and writes Chrome traces event by event, without holding the file in memory.
 
-A trace is a JSON object whose `traceEvents` is a list, or that list alone. Both are read in pieces, from plain or gzip
-files, so that a file of hundreds of megabytes costs a few.
+A trace is a JSON object whose `traceEvents` is a list, or that list alone, plain or gzipped. It is read in pieces, so
+a file of hundreds of megabytes needs a few megabytes of memory.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from ...errors import DataError
+from ...files import writing
 from ...units import size
+
+Event = dict[str, Any]
 
 PIECE = 1 << 20
 """Characters read at a time."""
 LARGEST = 4 << 30
-"""Characters of JSON above which a trace is refused: records of its events would no longer fit a usual machine."""
+"""Characters of JSON above which a trace is refused: its events would not fit the memory of a usual machine."""
 _SPACE = " \t\r\n"
 _LONGEST_TOKEN = 64
-"""A number or word that ends closer than this to what was read may go on in the next piece."""
+"""A number or literal that ends this close to the end of the text may continue in the next piece."""
 
 
 class Scan:
-    """One pass over a trace. `events()` yields them; `header` then holds what stands beside them."""
+    """One pass over a trace: `events()` yields the events; afterwards `header` holds the other fields."""
 
     def __init__(self, path: Path, *, largest: int = LARGEST, piece: int = PIECE) -> None:
         self.path, self.largest, self.piece = path, largest, piece
@@ -39,10 +44,10 @@ class Scan:
         self._ended = False
         self._file: IO[str] | None = None
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Every event that is an object; other things in the list are not events."""
+    def events(self) -> Iterator[Event]:
+        """Every object in the list of events."""
         try:
-            with _opened(self.path) as self._file:
+            with _open(self.path) as self._file:
                 yield from self._document()
         except (gzip.BadGzipFile, zlib.error) as error:
             raise self._error(f"the file is not intact gzip: {error}") from error
@@ -51,16 +56,18 @@ class Scan:
         except OSError as error:
             raise self._error(f"the trace cannot be read: {error.strerror or error}") from error
 
-    def _document(self) -> Iterator[dict[str, Any]]:
+    def _document(self) -> Iterator[Event]:
         first = self._next()
         if first == "[":
-            # The format lets writers leave the closing bracket out of a bare list.
+            # The format allows a bare list without its closing bracket.
             yield from self._list(closed=False)
             return
         if first != "{":
-            what = "the file is empty" if not first else "the file is not a trace: it is no JSON object or list"
+            what = (
+                "the file is empty" if not first else "the file is not a trace: it is neither a JSON object nor a list"
+            )
             raise self._error(what)
-        found = False
+        has_events = False
         while (mark := self._next()) != "}":
             if mark == ",":
                 continue
@@ -72,14 +79,14 @@ class Scan:
                 raise self._truncated() if self._ended and self._at >= len(self._text) else self._malformed()
             if name == "traceEvents" and self._peek() == "[":
                 self._at += 1
-                found = True
+                has_events = True
                 yield from self._list(closed=True)
             else:
                 self.header[str(name)] = self._value()
-        if not found:
-            raise self._error("the file is JSON but no trace: it has no list called traceEvents")
+        if not has_events:
+            raise self._error("the file is JSON but not a trace: it has no list traceEvents")
 
-    def _list(self, *, closed: bool) -> Iterator[dict[str, Any]]:
+    def _list(self, *, closed: bool) -> Iterator[Event]:
         while (mark := self._next()) != "]":
             if mark == ",":
                 continue
@@ -94,7 +101,7 @@ class Scan:
                 yield event
 
     def _peek(self) -> str:
-        """The next character that is not space, or "" at the end; stays before it."""
+        """The next character that is not whitespace, without consuming it; "" at the end."""
         while True:
             text, at = self._text, self._at
             while at < len(text) and text[at] in _SPACE:
@@ -117,7 +124,7 @@ class Scan:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                # Only a fault at the end of what was read can be cured by reading on.
+                # Only an error near the end of the text can disappear by reading more.
                 near = error.pos >= len(self._text) - _LONGEST_TOKEN or error.msg.startswith("Unterminated string")
                 if not near:
                     raise self._malformed(error) from error
@@ -132,7 +139,7 @@ class Scan:
             return value
 
     def _more(self) -> bool:
-        """Read on; false at the end of the file."""
+        """Read another piece; False at the end of the file."""
         assert self._file is not None
         new = "" if self._ended else self._file.read(max(self.piece, len(self._text) - self._at))
         if not new:
@@ -141,7 +148,7 @@ class Scan:
         self.characters += len(new)
         if self.characters > self.largest:
             raise self._error(
-                f"the trace is larger than {size(self.largest)} of JSON, more than is read here",
+                f"the trace has more than {size(self.largest)} of JSON",
                 fix="record fewer steps, or without stacks and memory",
             )
         self._text, self._at = self._text[self._at :] + new, 0
@@ -149,8 +156,8 @@ class Scan:
 
     def _truncated(self) -> DataError:
         return self._error(
-            f"the trace is cut off after {self.count:,} events",
-            fix="copy the file again, or record it again: its program was probably stopped while it wrote",
+            f"the trace ends in the middle, after {self.count:,} events",
+            fix="copy or record it again: its program was probably stopped while it wrote the file",
         )
 
     def _malformed(self, error: json.JSONDecodeError | None = None) -> DataError:
@@ -159,12 +166,61 @@ class Scan:
         return self._error(f"the trace is not valid JSON at character {place:,}{why}")
 
     def _error(self, what: str, fix: str | None = None) -> DataError:
-        return DataError(what, where={"file": self.path}, fix=fix or "give a trace that torch.profiler exported")
+        return DataError(what, where={"file": self.path}, fix=fix or "use a trace exported by torch.profiler")
 
 
-def _opened(path: Path) -> IO[str]:
-    """Text of a plain or gzip file; told apart by content, since names lie."""
+def _open(path: Path) -> IO[str]:
+    """Opens a plain or gzip file; its content decides which, not its name."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
-    # A few programs write names in other encodings; one odd name must not lose the trace.
+    # Some programs write names in other encodings; one odd name must not make the trace unreadable.
     return (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", errors="replace")
+
+
+def write_trace(
+    target: Path,
+    events: Iterable[Event],
+    header: Callable[[], Event],
+    *,
+    limit: float = math.inf,
+    fix: str | None = None,
+) -> int:
+    """Write a trace, gzipped if its name ends in .gz, and return its size. The file appears complete or, above the
+    limit, not at all. `header` is called after the last event."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    with writing(target, **({"fix": fix} if fix else {})):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with _create(temporary, packed=target.suffix == ".gz") as file:
+                file.write('{"traceEvents":[')
+                separator = "\n"
+                for event in events:
+                    file.write(separator + event_text(event))
+                    separator = ",\n"
+                file.write("\n],\n" + event_text({**header(), "traceName": target.name})[1:] + "\n")
+            written = temporary.stat().st_size
+            if written <= limit:
+                os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return written
+
+
+def _create(path: Path, *, packed: bool) -> IO[str]:
+    return gzip.open(path, "wt", encoding="ascii", compresslevel=6) if packed else path.open("w", encoding="ascii")
+
+
+def event_text(event: Event) -> str:
+    try:
+        return json.dumps(event, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(event), separators=(",", ":"))
+
+
+def _without_nan(value: Any) -> Any:
+    """NaN and infinity are not JSON, and viewers stop at them."""
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
