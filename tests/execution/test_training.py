@@ -19,10 +19,7 @@ from recperf.train.config import TrainConfig
 from recperf.train.loop import Position
 from recperf.train.stop import StopFlag
 
-RECIPE = SimpleNamespace(
-    steps=9, model=None, training_metrics=lambda: None, evaluation_facts=lambda at: {},
-    prepare_evaluation=lambda at: None,
-)  # fmt: skip
+RECIPE = SimpleNamespace(steps=9)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Checkpoints of what lies on a GPU: copied while training goes on, read straight into the tensors there are."""
+"""Checkpoints of GPU tensors: copied in the background, read straight into existing tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recperf.train.metrics import Tally
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
 ROWS, WIDTH = 300_000, 64
-"""A table of 77 MB: several pieces."""
+"""A table of 77 MB: several chunks."""
 
 
 def state(seed: int) -> dict[str, dict[str, torch.Tensor | int]]:
@@ -25,35 +25,35 @@ def state(seed: int) -> dict[str, dict[str, torch.Tensor | int]]:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_state_comes_back_into_the_tensors_there_are(background: bool, tmp_path: Path) -> None:
-    saved, room = state(1), state(2)
+def test_a_state_is_read_into_existing_tensors(background: bool, tmp_path: Path) -> None:
+    saved, existing = state(1), state(2)
     with CheckpointStore(folder=tmp_path / "kept", notice=print, background=background) as store:
         store.save(5, saved, best=True)
         if background:
             # As the next step does, while the thread still writes.
             saved["trial"]["table"].add_(1.0)  # type: ignore[union-attr]
-        found = store.load(into=room)
+        found = store.load(into=existing)
     assert found is not None
     for name, value in state(1)["trial"].items():
         back = found["trial"][name]
         if isinstance(value, torch.Tensor):
             assert back is not value
             assert back.device == value.device
-            assert back.data_ptr() == room["trial"][name].data_ptr()  # type: ignore[union-attr]
+            assert back.data_ptr() == existing["trial"][name].data_ptr()  # type: ignore[union-attr]
             assert torch.equal(back, value), name
         else:
             assert back == value
 
 
-def test_a_second_save_reuses_the_pinned_room(tmp_path: Path) -> None:
+def test_a_second_save_reuses_the_pinned_copies(tmp_path: Path) -> None:
     with CheckpointStore(folder=tmp_path / "kept", notice=print, background=True) as store:
         store.save(1, state(1), best=True)
         store.wait()
-        places = {name: block.data_ptr() for name, block in store._room.items()}
-        assert all(block.is_pinned() for name, block in store._room.items() if name.startswith("tensor"))
+        places = {name: copy.data_ptr() for name, copy in store._host_copies.items()}
+        assert all(copy.is_pinned() for name, copy in store._host_copies.items() if name != "trial/host")
         store.save(2, state(2), best=True)
         store.wait()
-        assert places == {name: block.data_ptr() for name, block in store._room.items()}
+        assert places == {name: copy.data_ptr() for name, copy in store._host_copies.items()}
         found = store.load()
     assert found is not None
     assert torch.equal(found["trial"]["table"], state(2)["trial"]["table"].cpu())  # type: ignore[union-attr]

@@ -56,13 +56,14 @@ class Watched:
         self.saved: list[tuple[Position, bool, list[int]]] = []
         self.stop_at = 0
         self.evaluator = Evaluator(
+            recipe=self.recipe,
             score=self.counting.score,
             emit=self.emit,
             seed=1,
-            model=self.counting,
             enough=lambda metrics: metrics["auc"] >= enough,
         )
         self.watch = Watchers(
+            recipe=self.recipe,
             losses=LossLog(emit=self.emit, seed=1),
             timer=StepTimer(emit=self.emit, seed=1, every=1000),
             evaluator=self.evaluator,
@@ -70,7 +71,6 @@ class Watched:
             progress=lambda *_: None,
             should_stop=lambda: self.counting.count == self.stop_at,
             stopped=lambda _: KeyboardInterrupt(),
-            batches=10,
             **options,
         )
 

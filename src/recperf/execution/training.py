@@ -113,22 +113,18 @@ class SeedTraining:
             self.submission.loss(fields["step"], fields["loss"])
 
     def _evaluator(self) -> Evaluator:
-        recipe, submission, reached = self.trial.recipe, self.submission, self.job.reached
+        submission, reached = self.submission, self.job.reached
 
         def ends(at: Position, metrics: dict[str, float]) -> None:
             if submission:
                 submission.ends(at, metrics, reached(metrics))
-            if not reached(metrics):
-                recipe.prepare_evaluation(at)
 
         return Evaluator(
+            recipe=self.trial.recipe,
             score=self.trial.score,
             emit=self.emit,
             seed=self.seed,
-            model=recipe.model,
             enough=reached,
-            training_metrics=recipe.training_metrics,
-            facts=recipe.evaluation_facts,
             begins=submission.begins if submission else lambda at: None,
             ends=ends,
         )
@@ -139,6 +135,7 @@ class SeedTraining:
         if settings.checkpoint_minutes:
             minutes = current().decide_on_leader(Minutes(settings.checkpoint_minutes))
         return Watchers(
+            recipe=recipe,
             losses=LossLog(emit=self.emit, seed=self.seed),
             timer=timer,
             evaluator=self.evaluator,
@@ -146,8 +143,6 @@ class SeedTraining:
             progress=lambda position, loss, samples: self.report.step(position.step, loss, samples),
             should_stop=lambda: self.job.stop.received is not None,
             stopped=self.stopped,
-            batches=len(recipe.order),
-            events_after=recipe.events_after,
             evaluate_due=either(every(settings.evaluate_steps), recipe.evaluate_after),
             save_due=either(every(settings.checkpoint_steps), recipe.save_after, minutes),
             save_scored=settings.checkpoint_epochs,

@@ -17,7 +17,7 @@ from ..measure.spans import StepClock
 from ..ops.faults import raise_if_any
 from ..points import reached
 from .cadence import Due, never
-from .loop import Model, Position
+from .loop import Position, Recipe
 
 
 class Emit(Protocol):
@@ -136,16 +136,12 @@ class TargetMet(Exception):
 class Evaluator:
     """Scores the validation rows and remembers all scores."""
 
+    recipe: Recipe
     score: Callable[[Position], dict[str, float]]
     emit: Emit
     seed: int
-    model: Model
     enough: Callable[[dict[str, float]], bool] = lambda metrics: False
     """Whether these metrics meet the target, which ends the training."""
-    training_metrics: Callable[[], dict[str, float] | None] = lambda: None
-    """Metrics of the training batches since the last call."""
-    facts: Callable[[Position], dict[str, Any]] = lambda at: {}
-    """What is scored, where that varies."""
     begins: Callable[[Position], None] = lambda at: None
     ends: Callable[[Position, dict[str, float]], None] = lambda at, metrics: None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -155,18 +151,20 @@ class Evaluator:
         """Evaluate now; true when the AUC is better than all before."""
         reached("evaluation: due")
         self.begins(position)
-        if (training := self.training_metrics()) is not None:
+        if (training := self.recipe.training_metrics()) is not None:
             self.emit("training", seed=self.seed, step=position.step, epoch=position.epoch, **training)
-        if facts := self.facts(position):
+        if facts := self.recipe.evaluation_facts(position):
             self.emit("evaluation", seed=self.seed, step=position.step, epoch=position.epoch, **facts)
-        self.model.train(False)
+        self.recipe.model.train(False)
         metrics = self.score(position)
-        self.model.train()
+        self.recipe.model.train()
         reached("evaluation: scored")
         best = all(metrics["auc"] > past["metrics"]["auc"] for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
         self.ends(position, metrics)
+        if not self.enough(metrics):
+            self.recipe.prepare_evaluation(position)
         reached("evaluation: logged")
         return best
 
@@ -184,6 +182,7 @@ class Evaluator:
 class Watchers:
     """Calls each watcher in an order that matters: losses are logged before a state is evaluated or saved."""
 
+    recipe: Recipe
     losses: LossLog
     timer: StepTimer
     evaluator: Evaluator
@@ -191,9 +190,6 @@ class Watchers:
     progress: Callable[[Position, float, int], None]
     should_stop: Callable[[], bool]
     stopped: Callable[[Position], Exception]
-    batches: int
-    """Batches of an epoch; after the last one `after_epoch` evaluates."""
-    events_after: Callable[[Position], list[dict[str, Any]]] = lambda at: []
     evaluate_due: Due = never
     save_due: Due = never
     save_scored: bool = True
@@ -208,15 +204,16 @@ class Watchers:
         self.timer.after_step(position, samples)
         self.losses.after_step(position, loss)
         self.progress(position, self.losses.last, samples)
-        if events := self.events_after(position):
+        if events := self.recipe.events_after(position):
             reached("window: left")
             # Keeps the order of the log independent of where an interrupted run was saved.
             self.losses.flush()
             for event in events:
                 self.losses.emit(**event, seed=self.losses.seed, step=position.step)
             reached("window: logged")
-        # Before saving, so that a saved state never lacks a score that was due.
-        due = self.evaluate_due(position) and position.batch < self.batches
+        # Before saving, so that a saved state never lacks a score that was due. After the last batch of an epoch
+        # `after_epoch` evaluates.
+        due = self.evaluate_due(position) and position.batch < len(self.recipe.order)
         best = self._score(position) if due else False
         if self.should_stop():
             self.losses.flush()
