@@ -141,7 +141,7 @@ def test_prune_keeps_off_a_run_in_use(run: Path, capfd: pytest.CaptureFixture[st
     [
         (["lists", "x"], 2, "did you mean 'list'?"),
         (["list"], 2, "recperf checkpoint list --help"),
-        (["list", "nowhere"], 3, "no run there"),
+        (["list", "nowhere"], 3, "there is no such run"),
         (["verify", "."], 3, "no config there"),
     ],
 )

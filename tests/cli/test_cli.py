@@ -88,7 +88,7 @@ def test_version_and_help(run_command) -> None:
         (["run", "--resume", "a", "--config", "b"], 2, "exclude each other"),
         (["run", "--train.batch-size", "0"], 3, "train.batch_size is 0; allowed: 1 to 16,777,216"),
         (["run", "--model.dim", "9", "--model.interaction", "dot"], 3, "a last width equal to model.dim"),
-        (["run", "--resume", "nowhere"], 3, "no run there"),
+        (["run", "--resume", "nowhere"], 3, "there is no such run"),
         (["run", "--config", "nowhere.json"], 3, "no config there"),
         (["run", "--data.path", "nowhere"], 3, "nowhere"),
         (["data", "gte", "x"], 2, "did you mean 'get'?"),
@@ -198,7 +198,7 @@ def test_a_finished_run_is_not_run_again(run_command) -> None:
     before = Path("r/result.json").read_bytes()
     code, out, _ = run_command("run", "--resume", "r")
     assert code == 0
-    assert "finished already" in out
+    assert "already finished" in out
     assert Path("r/result.json").read_bytes() == before
     assert run_command(*QUICK, "--run-dir", "r")[0] == 2
     assert run_command("run", "--resume", "r", "--seed", "9")[0] == 3
@@ -243,7 +243,7 @@ def test_a_fault_of_our_own_is_not_dressed_up(run_command, monkeypatch: pytest.M
     monkeypatch.setattr("recperf.cli.list.command", broken)
     code, _, err = run_command("list")
     assert code == 1
-    assert "a fault in recperf itself: RuntimeError: oh" in err
+    assert "internal error: RuntimeError: oh" in err
     assert "Traceback" in err
 
 

@@ -121,7 +121,7 @@ def test_ids_are_replayed_from_a_profile(call: Call) -> None:
     write_profile(Path("p.csv"), {"t1": {1: 5, 3: 1}, "t2": {0: 1}, "t3": {1: 2}})
     words = ["--data.ids", "replay", "--data.profile", "p.csv"]
     assert call("run", "dlrm", *TINY, *words, "--run-dir", "r", *QUICKLY)[0] == 0
-    assert result()["data"]["name"] == "made-up replay ids"
+    assert result()["data"]["name"] == "synthetic replay ids"
     Path("p.csv").write_text("feature,id,count\nt1,9,1\n")
     code, _, err = call("run", "dlrm", *TINY, *words, "--run-dir", "other", *QUICKLY)
     assert code == 3
@@ -203,7 +203,7 @@ def test_it_stops_at_a_target(call: Call) -> None:
         (["--data.ids", "replay"], 3, "a file with data.ids replay"),
         (["--data.ids", "replay", "--data.profile", "nowhere.csv"], 3, "cannot read the profile of ids"),
         (["--data.ids-per-bag", "9", "--model.rows", "20", "20"], 3, "at most 8 can be compared"),
-        (["--data.ids-per-feature", "1", "2"], 3, "one for each of the 3 features"),
+        (["--data.ids-per-feature", "1", "2"], 3, "one number for each of the 3 features"),
         (["--train.micro-batches", "65"], 3, "at most train.batch_size (64)"),
         (["--train.weight-decay", "0.1"], 3, "with train.optimizer adamw"),
         (["--train.loss-weights", "1", "2"], 3, "with train.loss wbce"),

@@ -83,10 +83,10 @@ def test_compare_as_json(run_command, tmp_path: Path, monkeypatch: pytest.Monkey
         (["report", "--out"], 2, "error: "),
         (["report", "one", "--ot", "x"], 2, "did you mean '--out'?"),
         (["report", "one", "--out", "."], 2, "--out is a folder"),
-        (["report", "nowhere"], 3, "no run there"),
+        (["report", "nowhere"], 3, "there is no such run"),
         (["report", "unfinished"], 3, "recperf run --resume unfinished"),
         (["compare", "one"], 2, "compare needs at least two runs"),
-        (["compare", "one", "nowhere"], 3, "no run there"),
+        (["compare", "one", "nowhere"], 3, "there is no such run"),
     ],
 )
 def test_mistakes_are_answered(run_command, tmp_path: Path, words: list[str], code: int, message: str) -> None:

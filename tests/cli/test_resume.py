@@ -93,7 +93,7 @@ def test_a_free_change_of_how_ranks_share_is_remembered_without_being_allowed(be
 def test_an_allowed_change_is_made_and_remembered(begun: Path, call: Call) -> None:
     code, said = call("--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate")
     assert code == 0, said
-    assert "seed 42 goes on at step 20 of 30" in said
+    assert "seed 42 resumes at step 20 of 30" in said
     assert saved()["config"]["train"]["learning_rate"] == 0.001
     assert [entry["field"] for entry in saved()["changed"]] == ["train.learning_rate"]
     assert notices() == ["train.learning_rate changed from 0.005 to 0.001 after step 20"]
@@ -144,7 +144,7 @@ def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Pat
     before = Path("r/config.json").read_bytes()
     code, said = call("--resume", "r", "--model.top", "8", "1", "--allow-change", "model.top")
     assert code == 3, said
-    assert "the saved state does not fit this config: model.top is [8, 1]; this run has" in said
+    assert "the checkpoint does not fit this config: model.top is [8, 1]; this run has" in said
     assert Path("r/config.json").read_bytes() == before
     assert call("--resume", "r")[0] == 0
 
@@ -154,9 +154,9 @@ def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Pat
     [
         (["--resume", "r", "--allow-change", "train.batchsize"], "did you mean 'train.batch_size'?"),
         (["--resume", "r", "--allow-change", "seed", "--seed", "7"], "another one is another run"),
-        (["--allow-change", "train.batch_size"], "--allow-change goes with --resume"),
-        (["--resume", "r", "--run-dir", "q"], "--run-dir cannot be given with it"),
-        (["--mlperf"], "has no MLPerf log to write"),
+        (["--allow-change", "train.batch_size"], "--allow-change needs --resume"),
+        (["--resume", "r", "--run-dir", "q"], "--run-dir cannot be combined with --resume"),
+        (["--mlperf"], "writes no MLPerf log"),
     ],
 )
 def test_mistakes(begun: Path, call: Call, words: list[str], message: str) -> None:
@@ -168,7 +168,7 @@ def test_mistakes(begun: Path, call: Call, words: list[str], message: str) -> No
 def test_a_finished_run_is_not_changed(begun: Path, call: Call) -> None:
     assert call("--resume", "r")[0] == 0
     before = Path("r/config.json").read_bytes()
-    assert "finished already" in call("--resume", "r", "--train.keep-last", "3")[1]
+    assert "already finished" in call("--resume", "r", "--train.keep-last", "3")[1]
     assert Path("r/config.json").read_bytes() == before
     assert call("--resume", "r", "--train.epochs", "4")[0] == 3
 

@@ -1,4 +1,4 @@
-"""The commands: parse, call, print. One module a command, imported only when it is asked for."""
+"""The commands: parse, call, print. One module per command, imported only when it is used."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ..errors import RecperfError, UsageError, closest
 from .terminal import print_error
 
 COMMANDS = {
-    "list": "the workloads and their presets",
-    "show": "what a workload would do: config, parameters, FLOPs, bytes, memory",
+    "list": "list the workloads and their presets",
+    "show": "show config, parameters, FLOPs, bytes and memory of a workload without running it",
     "run": "train a workload and write its result",
     "checkpoint": "list, verify or prune the checkpoints of a run",
-    "report": "the page of a run, or of several compared",
-    "profile": "what limits a workload, with evidence, and fixes ranked, predicted and tried",
-    "diff": "what got slower between two profiles; --gate exits 5 on a regression",
-    "trace": "what a trace of torch.profiler says, also another program's; ranks' traces merged",
-    "compare": "what changed between runs",
-    "check": "hold runs to what their workloads claim",
-    "sweep": "measure a workload at several values of any field",
-    "ladder": "ways to make a table faster: predicted, measured, checked",
-    "pair": "one model with hot and with cold ids: does memory set the pace?",
-    "peaks": "measure this machine's ceilings: FLOP/s, bandwidths, the knee of its caches",
-    "data": "get, check, prepare, convert, import, make or describe a dataset",
+    "report": "write the HTML page of a run, or of several runs compared",
+    "profile": "measure what limits a workload, and predict and try fixes",
+    "diff": "compare two profiles; --gate exits with 5 on a regression",
+    "trace": "analyse a torch.profiler trace of any program, or merge the traces of ranks",
+    "compare": "compare quality, speed and config of runs",
+    "check": "test the claims that a workload makes about its runs",
+    "sweep": "measure a workload at several values of any config field",
+    "ladder": "compare optimizations of an embedding table: predicted and measured gain",
+    "pair": "measure one model with cached and with uncached rows, to see whether memory limits it",
+    "peaks": "measure the ceilings of this machine: FLOP/s, bandwidths, cache sizes",
+    "data": "download, check, prepare, convert, import, generate or describe a dataset",
     "mlperf": "check, plot and package MLPerf logs",
-    "plan": "memory, time and cost on many devices, before renting them",
-    "doctor": "what works on this machine, and how to fix what does not",
+    "plan": "predict memory, time and cost on devices you do not have",
+    "doctor": "test what works on this machine, and say how to fix what does not",
 }
 
 HELP = """usage: recperf COMMAND [OPTIONS]
@@ -45,12 +45,12 @@ commands:
 Start with: recperf run"""
 
 
-def main(words: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    words = sys.argv[1:] if words is None else words
-    as_json = "--json" in words
+    arguments = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in arguments
     try:
-        return dispatch(words)
+        return dispatch(arguments)
     except RecperfError as error:
         print_error(error, as_json=as_json)
         return error.exit_code
@@ -58,7 +58,7 @@ def main(words: list[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output went away; nothing is left to say to them.
+        # The reader of our output, such as `head`, is gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError:
@@ -66,19 +66,19 @@ def main(words: list[str] | None = None) -> int:
         return 4
     except Exception as error:
         traceback.print_exc()
-        what = f"a fault in recperf itself: {type(error).__name__}: {error}"
-        print_error(RecperfError(what, fix="please report it with the lines above"), as_json=as_json)
+        what = f"internal error: {type(error).__name__}: {error}"
+        print_error(RecperfError(what, fix="please report it with the traceback above"), as_json=as_json)
         return 1
 
 
-def dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+def dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP.format(commands="\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())))
         return 0
-    if words[0] in ("-V", "--version", "version"):
+    if arguments[0] in ("-V", "--version", "version"):
         print(f"recperf {__version__}")
         return 0
-    name, rest = words[0], words[1:]
+    name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
         guess = closest(name, COMMANDS)
         kind = "option" if name.startswith("-") else "command"

@@ -15,9 +15,9 @@ class Options:
     """Print one JSON object."""
 
 
-def command(words: list[str]) -> int:
+def command(arguments: list[str]) -> int:
     options = parse(
-        Options, words, prog="recperf list", description="The workloads and their presets.", default=Options()
+        Options, arguments, prog="recperf list", description="The workloads and their presets.", default=Options()
     )
     if options.json:
         rows = [{"name": w.name, "summary": w.summary, "presets": list(w.presets)} for w in map(find, names())]
@@ -25,5 +25,5 @@ def command(words: list[str]) -> int:
         return 0
     for workload in map(find, names()):
         print(f"{workload.name}\n  {workload.summary}\n  presets: {', '.join(workload.presets)}")
-    print("\nrecperf show WORKLOAD says what one would do; recperf run WORKLOAD trains it.")
+    print("\nrecperf show WORKLOAD shows what it would do; recperf run WORKLOAD trains it.")
     return 0

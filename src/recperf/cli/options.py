@@ -1,42 +1,133 @@
-"""Options every command around a workload's config shares."""
+"""The options of commands about a workload: which config a command line names, and the fields it overrides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from .choose import Choice, choose
+from ..config import from_json
+from ..errors import ConfigError, DataError, UsageError, closest
+from ..execution.workload import Workload
+from ..runs.record import read_config
+from ..workloads import find, names
 from .parse import parse
 
 C = TypeVar("C")
-"""The config class of a workload; subclasses use this very variable, so that its flags can be listed."""
+"""The config class of a workload; subclasses use this same variable, so that its flags can be listed."""
 T = TypeVar("T", bound="WorkloadOptions[Any]")
+DEFAULT = "micro-dlrm"
+FLAGS = ("json", "quiet", "dry-run", "peaks", "report", "quick", "try-fixes", "trace", "stalls", "mlperf")
+SHORT = {"--mlperf": "--mlperf.log", "--no-mlperf": "--mlperf.no-log"}
+"""Switches with a shorter name than their field."""
+SWITCHES = {"-h", "--help", *(f"--{no}{name}" for name in FLAGS for no in ("", "no-")), *SHORT.values()}
+SOURCES = ("--preset", "--config", "--resume")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions(Generic[C]):
     values: Annotated[C, tyro.conf.arg(name="")]
     preset: str | None = None
-    """Start from this preset; `recperf list` names them."""
+    """Start from this preset; `recperf list` shows them."""
     config: str | None = None
-    """Start from a saved config: a file, or a run's folder."""
+    """Start from a saved config: a file, or the folder of a run."""
     json: bool = False
     """Print one JSON object on stdout, everything else on stderr."""
     quiet: bool = False
-    """Say nothing but errors."""
+    """Print errors only."""
 
 
-def read_options(kind: type[T], choice: Choice, words: list[str] | None = None, *, verb: str, description: str) -> T:
-    """The options of a command for the chosen workload; `words` are what is left of its command line."""
+def read_options(
+    kind: type[T], choice: Choice, arguments: list[str] | None = None, *, verb: str, description: str
+) -> T:
+    """Parse the options of a command for the chosen workload, by default from the rest of its command line."""
     return parse(
         kind[choice.workload.config],  # type: ignore[index]
-        choice.rest if words is None else words,
+        choice.rest if arguments is None else arguments,
         prog=f"recperf {verb} {choice.workload.name}",
         description=description,
         default=kind(values=choice.config),
     )
 
 
-__all__ = ["C", "Choice", "WorkloadOptions", "choose", "read_options"]
+@dataclass(frozen=True)
+class Choice:
+    workload: Workload
+    config: Any
+    resume: Path | None
+    rest: list[str]
+    """The remaining arguments: overrides and options."""
+    preset: str | None = None
+    """The named preset, or the workload's first one; None for a saved config."""
+
+
+def choose(arguments: list[str], *, default: str = DEFAULT) -> Choice:
+    """Take the workload and --preset, --config or --resume out of a command line, and read the config they name."""
+    choice = _choose([SHORT.get(argument, argument) for argument in arguments], default)
+    if set(SHORT) & set(arguments) and not hasattr(choice.config, "mlperf"):
+        raise UsageError(f"workload {choice.workload.name!r} writes no MLPerf log", fix="recperf run dlrm-v4 --mlperf")
+    return choice
+
+
+def _choose(arguments: list[str], default: str) -> Choice:
+    name, sources, rest = _split(arguments)
+    if len(sources) > 1:
+        raise UsageError(f"{' and '.join(sources)} exclude each other")
+    saved = sources.get("--config") or sources.get("--resume")
+    if saved is None:
+        workload = find(name or default)
+        preset = sources.get("--preset") or next(iter(workload.presets))
+        return Choice(workload, _preset(workload, preset), None, rest, preset)
+    path = Path(saved)
+    if "--resume" in sources and not path.is_dir():
+        raise DataError("there is no such run", where={"folder": path}, fix="recperf run --resume runs/<name>")
+    saved_name, values = read_config(path)
+    workload = find(saved_name)
+    if name and name != saved_name:
+        raise UsageError(f"the config is for workload {saved_name!r}, not {name!r}", where={"file": path})
+    try:
+        config: Any = from_json(workload.config, values)
+    except ConfigError as error:
+        raise ConfigError(error.what, where={**error.where, "file": path}, fix=error.fix) from None
+    return Choice(workload, config, path if "--resume" in sources else None, rest)
+
+
+def _preset(workload: Workload, name: str) -> Any:
+    if name not in workload.presets:
+        guess = closest(name, workload.presets)
+        raise UsageError(
+            f"workload {workload.name!r} has no preset {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
+            where={"known": ", ".join(workload.presets)},
+        )
+    return workload.presets[name]()
+
+
+def _split(arguments: list[str]) -> tuple[str | None, dict[str, str], list[str]]:
+    """The workload's name, the options that name a config, and the rest."""
+    name: str | None = None
+    sources: dict[str, str] = {}
+    rest: list[str] = []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        flag, equals, value = argument.partition("=")
+        if flag in SOURCES:
+            if not equals:
+                if not remaining:
+                    raise UsageError(f"{flag} needs a value", fix="recperf run --help")
+                value = remaining.pop(0)
+            sources[flag] = value
+        elif argument in names() and name is None and not _expects_value(rest):
+            name = argument
+        elif not rest and not sources and name is None and not argument.startswith("-"):
+            find(argument)
+        else:
+            rest.append(argument)
+    return name, sources, rest
+
+
+def _expects_value(before: list[str]) -> bool:
+    """Whether the next argument is the value of the flag before it."""
+    return bool(before) and before[-1].startswith("-") and "=" not in before[-1] and before[-1] not in SWITCHES

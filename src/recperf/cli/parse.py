@@ -1,4 +1,4 @@
-"""tyro behind our error form: a misspelt flag suggests the right one, a bad value names its flag."""
+"""tyro with our error messages: a misspelt flag suggests the right one, a bad value names its flag."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from ..errors import UsageError, closest
 T = TypeVar("T")
 
 
-def parse(kind: Any, words: list[str], *, prog: str, description: str, default: T | None = None) -> T:
-    """Options as an instance of a dataclass; `default` gives the values that are not on the command line."""
-    said = io.StringIO()
-    arguments: dict[str, Any] = {} if default is None else {"default": default}
+def parse(kind: Any, arguments: list[str], *, prog: str, description: str, default: T | None = None) -> T:
+    """Parse arguments into an instance of a dataclass; `default` holds the values that are not on the command line."""
+    errors = io.StringIO()
+    defaults: dict[str, Any] = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(errors):
             options, unknown = tyro.cli(
                 kind,
                 prog=prog,
                 description=description,
-                args=words,
+                args=arguments,
                 return_unknown_args=True,
                 config=(tyro.conf.CascadeSubcommandArgs,),
-                **arguments,
+                **defaults,
             )
-    except SystemExit as leaving:
-        if leaving.code in (0, None):
+    except SystemExit as exit:
+        if exit.code in (0, None):
             raise SystemExit(0) from None
-        raise UsageError(_plain(said.getvalue()), fix=f"{prog} --help") from None
+        raise UsageError(_plain(errors.getvalue()), fix=f"{prog} --help") from None
     if unknown:
         raise _unknown(unknown, list(flags(kind)), prog)
     return typing.cast(T, options)
 
 
-def _unknown(words: list[str], known: list[str], prog: str) -> UsageError:
-    flag = next((word for word in words if word.startswith("-")), None)
+def _unknown(arguments: list[str], known: list[str], prog: str) -> UsageError:
+    flag = next((argument for argument in arguments if argument.startswith("-")), None)
     if flag is None:
-        return UsageError(f"unexpected argument {words[0]!r}", fix=f"{prog} --help")
+        return UsageError(f"unexpected argument {arguments[0]!r}", fix=f"{prog} --help")
     name = flag.split("=")[0].replace("_", "-")
     guess = closest(name, known) or closest(name.rsplit(".", 1)[-1].lstrip("-"), [k.rsplit(".", 1)[-1] for k in known])
     guess = next((k for k in known if k == guess or k.endswith(f".{guess}")), guess)
@@ -81,6 +81,6 @@ def _plain(box: str) -> str:
                 break
             continue
         inside.append(text)
-    message = " ".join(inside).removeprefix("Error parsing ") or "the command line cannot be read"
+    message = " ".join(inside).removeprefix("Error parsing ") or "the command line cannot be parsed"
     message = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", message)
     return re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", message)

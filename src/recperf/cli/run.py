@@ -33,59 +33,61 @@ from .options import C, Choice, WorkloadOptions, choose, read_options
 from .summary import summary
 from .terminal import Terminal, print_error, print_json
 
-DESCRIPTION = """Train a workload (default: micro-dlrm), score it beside simple baselines and write a run folder.
-WORKLOAD comes first; every option below overrides one field of its config."""
+DESCRIPTION = """Train a workload (default: micro-dlrm), compare it with simple baselines and write a run folder.
+WORKLOAD comes first; each option below overrides one field of its config."""
 
 JOB = ".torchrun"
-"""Which job of torchrun is at the run of a folder."""
+"""File in a run folder that names the torchrun job working on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(WorkloadOptions[C]):
     resume: str | None = None
-    """Go on with an interrupted run: its folder. Fields that could change a number stay as they are."""
+    """Resume the interrupted run in this folder. Config fields that affect the numbers cannot be changed."""
     allow_change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """With --resume: a field that may be overridden all the same, as train.batch_size; can be given several times."""
+    """With --resume: a field that may be changed nevertheless, such as train.batch_size; can be repeated."""
     run_dir: Path | None = None
-    """Where to put the run; default runs/<workload>-<time>-<id>."""
+    """Folder of the run; default runs/<workload>-<time>-<id>."""
     peaks: bool = True
-    """Read the run against this machine's ceilings, measuring them first (some seconds) where none are kept."""
+    """Compare the run with the ceilings of this machine; they are measured first (some seconds) if none are saved."""
     report: bool = True
-    """Write the run's page, report.html, at the end."""
+    """Write the HTML page of the run, report.html, at the end."""
     ranks: int = 0
-    """Start so many processes on this host, each with a part of the tables and of every batch (docs/distributed.md);
-    under torchrun leave it out."""
+    """Number of ranks to start on this host; each holds a part of the tables and of every batch
+    (docs/distributed.md). Leave it out under torchrun."""
     restarts: int = 0
-    """With --ranks: start all of them again so often, where one is killed, hangs or has no memory; they go on from the
-    last checkpoint. torchrun has --max-restarts for it."""
+    """How many times to restart all ranks after one fails; they resume from the last checkpoint. With torchrun use
+    its --max-restarts."""
     dry_run: bool = False
-    """Check config, data and folder, say what would happen, and stop."""
+    """Check config, data and folder without training."""
 
 
-def command(words: list[str]) -> int:
+def command(arguments: list[str]) -> int:
     world = enter(Ranks.from_environment())
     if world.size == 1:
-        return one(words, world)
-    return run_as_rank(world, lambda: one(words, world), lambda error: print_error(error, as_json="--json" in words))
+        return run_here(arguments, world)
+    return run_as_rank(
+        world, lambda: run_here(arguments, world), lambda error: print_error(error, as_json="--json" in arguments)
+    )
 
 
-def one(words: list[str], world: Ranks) -> int:
-    """The command in this process, which may be one of several ranks, or is to start them."""
-    # Signals count from the first moment: an early Ctrl-C must not surface as a traceback out of an import.
+def run_here(arguments: list[str], world: Ranks) -> int:
+    """Run the command in this process: alone, as one of several ranks, or as their launcher."""
+    # From the first moment: an early Ctrl-C must not end in a traceback out of an import.
     with StopFlag() as stop:
-        choice = choose(words)
+        choice = choose(arguments)
         options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
         if choice.resume and options.run_dir:
-            raise UsageError("--resume names the folder; --run-dir cannot be given with it")
+            raise UsageError("--run-dir cannot be combined with --resume, which names the folder")
         if options.allow_change and not choice.resume:
-            raise UsageError("--allow-change goes with --resume: a new run may have any config")
+            raise UsageError("--allow-change needs --resume: a new run may have any config")
         if choice.resume:
             allowed_changes(choice, options)
         require_ranks(world, options.ranks, choice.workload.name, hasattr(options.values, "distributed"))
         if options.ranks > 1 and world.size == 1 and not options.dry_run:
-            return started(words, options)
+            return start_ranks(arguments, options)
         if options.restarts:
-            raise UsageError("--restarts goes with --ranks", fix="torchrun --max-restarts")
+            raise UsageError("--restarts needs --ranks", fix="torchrun --max-restarts")
         terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.is_leader)
         try:
             if options.dry_run and not world.is_leader:
@@ -100,14 +102,14 @@ def one(words: list[str], world: Ranks) -> int:
             terminal.close()
 
 
-def started(words: list[str], options: Options[Any]) -> int:
-    """Be the launcher of several ranks."""
+def start_ranks(arguments: list[str], options: Options[Any]) -> int:
+    """Launch several ranks and wait for them."""
     if options.restarts < 0:
-        raise UsageError(f"--restarts {options.restarts}: allowed are 0 and more")
+        raise UsageError(f"--restarts is {options.restarts}; allowed: 0 or more")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     try:
         return launch(
-            rank_arguments(words),
+            rank_arguments(arguments),
             options.ranks,
             lambda error: print_error(error, as_json=options.json),
             restarts=options.restarts,
@@ -118,15 +120,15 @@ def started(words: list[str], options: Options[Any]) -> int:
 
 
 def allowed_changes(choice: Choice, options: Options[Any]) -> list[Change]:
-    """Fields of the contract that a resumed run is to change, each of which must be allowed."""
+    """The changed fields of a resumed run that affect its numbers; each of them must be allowed."""
     allow = known_fields(options.allow_change, choice.config)
-    found = changes(contract_of(choice.config), contract_of(with_absolute_paths(options.values)))
-    require_allowed(found, allow, {"run": choice.resume})
-    return found
+    changed = changes(contract_of(choice.config), contract_of(with_absolute_paths(options.values)))
+    require_allowed(changed, allow, {"run": choice.resume})
+    return changed
 
 
 def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
-    """Everything that can be found out without training."""
+    """Check everything that can be checked without training."""
     data = choice.workload.check(options.values)
     estimate = choice.workload.estimate(options.values)
     place = choice.resume or options.run_dir or Path("runs") / f"{choice.workload.name}-<time>-<id>"
@@ -147,7 +149,7 @@ def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
 
 
 def follow(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
-    """Train as a rank that writes nothing."""
+    """Train as a rank other than 0, which writes nothing."""
     from ..execution.execute import execute
 
     world = current()
@@ -167,7 +169,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
             terminal.notice("the ranks were restarted and resume their run")
             choice = replace(choice, resume=before, config=config)
         elif restarted():
-            terminal.notice("the ranks were restarted, but none of their runs was found here: a new run begins")
+            terminal.notice("the ranks were restarted, but their run is not on this host: starting a new one")
     if choice.resume:
         record = Run.open(choice.resume)
     else:
@@ -179,7 +181,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
         result = record.read("result.json") if record.finished else None
         current().broadcast(result is not None)
         if result is not None:
-            terminal.notice("this run is finished already; nothing to do")
+            terminal.notice("this run is already finished")
         else:
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
             with changed(choice, options, config, record, terminal):
@@ -197,7 +199,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
     if options.json:
         print_json(result)
     if not result["quality"]["met"]:
-        # The result is the one object on stdout, so the error is only said.
+        # stdout holds the result as its one JSON object, so the error goes to stderr only.
         missed = GateFailed("the quality target was missed", where={"run": record.folder})
         print_error(missed, as_json=False)
         return missed.exit_code
@@ -209,13 +211,13 @@ def begun(choice: Choice, options: Options[Any], config: Any) -> Path | None:
 
     Its folder is noted on the host it was begun on; on another one, --run-dir names a run of the same torchrun job.
     """
-    found = remembered_run()
-    if found is None and options.run_dir is not None and of_this_job(options.run_dir):
-        found = options.run_dir
-    if found is None or not (found / "config.json").exists():
+    folder = remembered_run()
+    if folder is None and options.run_dir is not None and of_this_job(options.run_dir):
+        folder = options.run_dir
+    if folder is None or not (folder / "config.json").exists():
         return None
-    same = read_config(found) == (choice.workload.name, to_json(config))
-    return found if same else None
+    same = read_config(folder) == (choice.workload.name, to_json(config))
+    return folder if same else None
 
 
 def of_this_job(folder: Path) -> bool:
@@ -229,16 +231,16 @@ def of_this_job(folder: Path) -> bool:
 
 @contextmanager
 def changed(choice: Choice, options: Options[Any], config: Any, record: Run, terminal: Terminal) -> Iterator[None]:
-    """Keep in config.json what a resumed run is run with, and take it back where the saved state does not fit."""
+    """Save the changed config of a resumed run, and put the old one back if the checkpoint does not fit it."""
     if not choice.resume or config == choice.config:
         yield
         return
-    found = [*allowed_changes(choice, options), *free_changes(choice.config, config)]
-    for change in found:
+    edits = [*allowed_changes(choice, options), *free_changes(choice.config, config)]
+    for change in edits:
         terminal.notice(f"{change.field} changes from {change.was!r} to {change.now!r}")
-    before = remember(record.folder, config, found)
-    if any(change.field.startswith("data.") for change in found):
-        # They were made of other rows.
+    before = remember(record.folder, config, edits)
+    if any(change.field.startswith("data.") for change in edits):
+        # The baselines were computed from other rows.
         (record.folder / "baselines.json").unlink(missing_ok=True)
     try:
         yield
@@ -248,7 +250,7 @@ def changed(choice: Choice, options: Options[Any], config: Any, record: Run, ter
 
 
 def write_page(folder: Path, terminal: Terminal) -> None:
-    """The page is for looking at; that it cannot be written must not fail a run that is done."""
+    """Write the page; a failure here must not fail a finished run."""
     from ..runs.report.run_report import write
 
     try:
@@ -260,12 +262,12 @@ def write_page(folder: Path, terminal: Terminal) -> None:
 def train(
     choice: Choice, config: Any, options: Options[Any], record: Run, stop: StopFlag, terminal: Terminal
 ) -> dict[str, Any]:
-    # Torch takes seconds to import; everything that can fail sooner already has.
+    # Importing torch takes seconds, so everything that can fail earlier has been checked before.
     from ..execution.execute import execute
     from .peaks import at_hand
 
     peaks = (lambda: at_hand(terminal)) if options.peaks else None
-    # A field named here that config.json has already was edited there by hand.
+    # A field that config.json already has with its new value was edited there by hand.
     allow = (*allowed_before(record.folder), *known_fields(options.allow_change, config)) if choice.resume else ()
     world = current()
     world.broadcast(allow)

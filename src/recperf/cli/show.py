@@ -14,9 +14,9 @@ from .options import WorkloadOptions, choose, read_options
 from .terminal import print_json, table
 
 
-def command(words: list[str]) -> int:
-    choice = choose(words)
-    description = """What a workload would do, counted from its config before anything runs.
+def command(arguments: list[str]) -> int:
+    choice = choose(arguments)
+    description = """Show config, parameters, FLOPs, bytes and memory of a workload, counted before anything runs.
 With --json it prints what `recperf run --config` accepts."""
     options = read_options(WorkloadOptions, choice, verb="show", description=description)
     estimate = choice.workload.estimate(options.values)
@@ -48,8 +48,8 @@ def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:
     lines += ["", f"parameters {sum(estimate.parameters.values()):,} ({parameters})"]
     lines += [f"tables     {size(estimate.table_bytes)}"]
     held = ", ".join(f"{name} {size(count)}" for name, count in estimate.memory.items())
-    lines += [f"memory     {size(sum(estimate.memory.values()))} in a step ({held})", "", "one training step, counted"]
-    rows = [["component", "FLOPs", "bytes", "FLOPs a byte"]]
+    lines += [f"memory     {size(sum(estimate.memory.values()))} per step ({held})", "", "one training step, counted"]
+    rows = [["component", "FLOPs", "bytes", "FLOPs per byte"]]
     rows += [_row(name, cost) for name, cost in {**estimate.step, "total": estimate.total}.items()]
     return "\n".join([*lines, table(rows)])
 

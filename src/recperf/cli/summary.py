@@ -13,7 +13,15 @@ from ..runs.report.text import render_block
 def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None = None) -> str:
     data = result["data"]
     synthetic = " (synthetic)" if data["synthetic"] else ""
-    lines = ["", f"{result['workload']} on {data['name']}{synthetic}, split {data['split']}", *_skipped(data), ""]
+    trials = result["quality"]["seeds"]
+    seeds = f"seed {trials[0]['seed']}" if len(trials) == 1 else f"{len(trials)} seeds"
+    rows = f"{data['train_rows']:,} training rows, {data['valid_rows']:,} scored, {seeds}"
+    lines = [
+        "",
+        f"{result['workload']} on {data['name']}{synthetic}, split {data['split']}: {rows}",
+        *_skipped(data),
+        "",
+    ]
     lines += [*render_block(quality_table(result)), f"  {target_sentence(result)}", ""]
     lines += _performance(result["performance"])
     if profile:

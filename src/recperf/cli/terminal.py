@@ -1,4 +1,4 @@
-"""What a person sees: messages, tables, a live progress line on a terminal and plain lines elsewhere."""
+"""Output for people: messages, tables, a live progress line on a terminal and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def console(stream: IO[str]) -> Console:
     """Colour on a terminal, plain text elsewhere; long lines are left to the terminal, not cut at a guessed width."""
     from rich.console import Console
 
-    class Lasting(Console):
+    class PipeConsole(Console):
         def on_broken_pipe(self) -> None:
-            """Whoever read us went away, as `head` does: say nothing more and work on."""
+            """The reader is gone, as with `head`: print nothing more and continue."""
             self.quiet = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
-    return Lasting(file=stream, highlight=False, markup=False, soft_wrap=True, emoji=False)
+    return PipeConsole(file=stream, highlight=False, markup=False, soft_wrap=True, emoji=False)
 
 
 def print_error(error: RecperfError, *, as_json: bool) -> None:
@@ -43,7 +43,7 @@ def print_json(value: Any) -> None:
 
 
 def table(rows: list[list[str]]) -> str:
-    """Columns aligned, the first to the left and the others to the right; the first row is the head."""
+    """Aligned columns, the first to the left and the others to the right; the first row is the header."""
     from rich.console import Console
     from rich.table import Table
 
@@ -59,7 +59,7 @@ def table(rows: list[list[str]]) -> str:
 
 
 class Terminal:
-    """The reporter of a run: says things on stdout, or on stderr when stdout is for JSON, or nothing when quiet."""
+    """Prints the progress of a run on stdout, on stderr when stdout is for JSON, or nothing when quiet."""
 
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
         self.quiet = quiet
@@ -92,7 +92,7 @@ class Terminal:
     def step(self, step: int, loss: float, samples: int) -> None:
         """A live line at most ten times a second, a plain line at most every five seconds."""
         self._samples += samples
-        # Asking the clock every step would cost more than some steps; every eighth is often enough.
+        # Reading the clock at every step would cost more than some steps take.
         if self.quiet or step % 8:
             return
         now = monotonic()
@@ -119,7 +119,7 @@ class Terminal:
         self.say(f"{self._label}  step {step:,}  epoch {epoch}  {shown}")
 
     def close(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         if self._bar:
             self._bar.stop()
             self._bar = None
