@@ -1,22 +1,20 @@
-"""Every way our DLRM is computed, held against the public one: probabilities, loss and every gradient, on any device.
+"""Our DLRM, with each of its implementations, against the public one: probabilities, loss and every gradient.
 
-A module of helpers, not of tests: tests/golden/test_dlrm.py takes the ways of a CPU, tests/gpu/test_fast.py those of a
-GPU.
+Used by tests/golden/test_dlrm.py on a CPU and by tests/gpu/test_fast.py on a GPU.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from golden_cases import close
 from torch import Tensor
 
 from recperf.data.batch import ClickBatch
@@ -29,33 +27,32 @@ from recperf.models.published import jagged, load_public_parameters
 from recperf.models.streams import SideStreams
 from recperf.models.tables import SparseTables
 
-FOLDER = Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden")) / "dlrm"
-CASES = sorted(FOLDER.glob("*.npz"))
 WARM_UP = 2
 
 
 @dataclass(frozen=True)
-class Way:
-    """Which body each part has.
+class Bodies:
+    """The implementation of each part.
 
-    Bag "stacked": tables with a dense gradient. ReLU "plain": the plain arithmetic; "copies": the Triton body, and
-    products that read copies of the weights.
+    Bag "stacked": tables with a dense gradient. ReLU "plain": the plain arithmetic; "copies": Triton, and products that
+    read copies of the weights.
     """
 
     bag: str
     dot: str
     relu: str
     streams: bool = False
-    """With a second queue, on a GPU."""
+    """Use a second CUDA stream."""
 
     def __str__(self) -> str:
-        return f"bag {self.bag}, dot {self.dot}, relu {self.relu}" + (", streams" if self.streams else "")
+        return f"{self.bag}-{self.dot}-{self.relu}" + ("-streams" if self.streams else "")
 
 
-def ways(bags: tuple[str, ...], *, dots: tuple[str, ...] = ("reference", "triton"), streams: bool = False) -> list[Way]:
-    """All combinations with the given bags and interactions; the bodies of a ReLU run where those of dots do."""
-    relus = dict.fromkeys(("plain", "reference", *dots, "copies"))
-    return [Way(bag, dot, relu, streams) for bag, dot, relu in product(bags, dots, relus)]
+PLAIN = Bodies("stacked", "reference", "plain")
+SPARSE = Bodies("reference", "reference", "reference")
+NATIVE = Bodies("native", "native", "native")
+TRITON = Bodies("triton", "triton", "triton")
+COPIES = Bodies("triton", "triton", "copies")
 
 
 def body(op: str, name: str) -> ModuleType:
@@ -97,18 +94,18 @@ def load(path: Path, device: str = "cpu") -> Case:
     return Case(config, ClickBatch(arrays["in/dense"], features, arrays["in/label"].squeeze(1)), arrays)
 
 
-def build(case: Case, way: Way, device: str = "cpu") -> DLRM:
-    """A model of this way with the public one's weights."""
-    config, streams = case.config, SideStreams(enabled=way.streams)
+def build(case: Case, bodies: Bodies, device: str = "cpu") -> DLRM:
+    """A model of these implementations with the public one's weights."""
+    config, streams = case.config, SideStreams(enabled=bodies.streams)
     model = DLRM(
         config,
-        embeddings=_embeddings(config, way.bag, streams, device),
+        embeddings=_embeddings(config, bodies.bag, streams, device),
         interaction=(
-            Dot(config.vectors, diagonal=config.diagonal, body=body("dot", way.dot))
+            Dot(config.vectors, diagonal=config.diagonal, body=body("dot", bodies.dot))
             if config.interaction == "dot"
             else make_interaction(config)
         ),
-        arithmetic=_arithmetic(way.relu, streams),
+        arithmetic=_arithmetic(bodies.relu, streams),
     ).to(device)
     load_public_parameters(model, case.named("param/"))
     return model
@@ -139,29 +136,29 @@ def clear(model: DLRM) -> None:
 
 
 def join(model: DLRM) -> None:
-    """Wait for what runs beside the current queue."""
+    """Wait for the side streams."""
     model.arithmetic.streams.join_all()
     if isinstance(model.embeddings, SparseTables):
         model.embeddings.streams.join_all()
 
 
 def step(model: DLRM, batch: ClickBatch) -> WrittenOutLoss:
-    """The loss and all gradients, finished when this returns as far as the current queue can tell."""
+    """Compute the loss and all gradients; the current stream waits for the side streams."""
     loss = model.loss(batch)
     loss.backward()
     join(model)
     return loss
 
 
-def replayed(model: DLRM, batch: ClickBatch) -> WrittenOutLoss:
-    """The same as a CUDA graph. What the capture promised is spoiled first, so that only the replay can give it."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+def step_as_graph(model: DLRM, batch: ClickBatch) -> WrittenOutLoss:
+    """The same as a CUDA graph. Its outputs are set to NaN first, so that only the replay can compute them."""
+    warm_up_stream = torch.cuda.Stream()
+    warm_up_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up_stream):
         for _ in range(WARM_UP):
             step(model, batch)
             clear(model)
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(warm_up_stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -194,22 +191,12 @@ def gradients(model: DLRM) -> dict[str, Tensor]:
     return named
 
 
-def close(ours: Tensor, theirs: Tensor, what: str = "") -> None:
-    torch.testing.assert_close(
-        ours,
-        theirs,
-        rtol=2e-4,
-        atol=1e-5 * float(theirs.abs().max()),
-        msg=lambda found: f"{what}: {found}",
-    )
-
-
 def agree(model: DLRM, loss: WrittenOutLoss, case: Case) -> None:
-    """Everything the public model gave, by a step that was taken."""
+    """Compare everything the public model computed with a step of ours."""
     close(loss.logits_B.sigmoid().unsqueeze(1), case.arrays["out/prob"], "probabilities of the step")
     with torch.no_grad():
-        asked = model(case.batch.dense_BD, case.batch.features).sigmoid().unsqueeze(1)
-    close(asked, case.arrays["out/prob"], "probabilities")
+        probabilities = model(case.batch.dense_BD, case.batch.features).sigmoid().unsqueeze(1)
+    close(probabilities, case.arrays["out/prob"], "probabilities")
     close(loss.detach(), case.arrays["out/loss"], "loss")
     ours, theirs = gradients(model), case.named("grad/")
     assert ours.keys() == theirs.keys()

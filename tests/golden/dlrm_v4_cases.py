@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from golden_cases import close
 from torch import Tensor
 
 from recperf.data.batch import HistoryBatch, JaggedFeatures
@@ -19,11 +19,6 @@ from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.models.dlrm_v4.published import load_reference, ours_by_reference
 from recperf.ops.assemble import assemble
-
-FOLDER = Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden")) / "dlrm_v4"
-CASES = sorted(FOLDER.glob("*.npz"))
-RTOL, ATOL = 2e-4, 1e-5
-"""Relative, and absolute as a share of the largest entry."""
 
 
 class Case:
@@ -82,13 +77,6 @@ class Case:
         )
 
 
-def close(found: Tensor, wanted: Tensor, what: str, rtol: float = RTOL, atol: float = ATOL) -> None:
-    room = atol * float(wanted.abs().max()) if wanted.numel() else 0.0
-    torch.testing.assert_close(
-        found.detach().cpu().to(wanted.dtype), wanted, rtol=rtol, atol=room, msg=lambda text: f"{what}: {text}"
-    )
-
-
 def build(case: Case, device: str = "cpu", **switches: Any) -> DLRMv4:
     model = DLRMv4(case.config(**switches), seed=1)
     load_reference(model, case.named("param/"))
@@ -96,7 +84,7 @@ def build(case: Case, device: str = "cpu", **switches: Any) -> DLRMv4:
 
 
 def check(case: Case, device: str = "cpu", *, parts: int = 1, **switches: Any) -> None:
-    """Every intermediate value, the outputs, the loss and every gradient."""
+    """Compare every intermediate value, the outputs, the loss and every gradient."""
     model = build(case, device, **switches)
     config = model.config
     seen: dict[str, Any] = {}
@@ -115,29 +103,29 @@ def check(case: Case, device: str = "cpu", *, parts: int = 1, **switches: Any) -
         _values(case, config, inputs, seen)
         close(loss.logits_B.sigmoid(), case.arrays["out/pred"][0], "prediction")
     close(sum(losses), case.arrays["out/loss"], "loss")
-    wanted = case.named("grad/")
+    expected = case.named("grad/")
     names = ours_by_reference(config)
-    assert wanted.keys() == names.keys()
+    assert expected.keys() == names.keys()
     for theirs, ours in names.items():
         if ours.startswith("tables."):
-            found = model.tables.dense_gradient(ours.removeprefix("tables."))
+            actual = model.tables.dense_gradient(ours.removeprefix("tables."))
         else:
-            found = model.get_parameter(ours).grad
-        close(found, wanted[theirs], theirs)
+            actual = model.get_parameter(ours).grad
+        close(actual, expected[theirs], theirs)
 
 
 def _remember(model: DLRMv4, name: str, seen: dict[str, Any]) -> None:
     method = getattr(model, name)
 
-    def watched(*given: Any) -> Any:
-        seen[name], seen[f"of {name}"] = method(*given), given[1:]
+    def watched(*arguments: Any) -> Any:
+        seen[name], seen[f"of {name}"] = method(*arguments), arguments[1:]
         return seen[name]
 
     object.__setattr__(model, name, watched)
 
 
 def _unplaced(inputs: Inputs, context_BCD: Tensor, entity_ND: Tensor, action_ND: Tensor) -> Tensor:
-    """Tokens before they are scaled and told where and when they are."""
+    """Tokens before they are scaled and positions and times are added."""
     if inputs.plan.actions == 1:
         entity_ND, action_ND = entity_ND + action_ND, action_ND.new_zeros(1, entity_ND.shape[1])
     nowhere, never = (entity_ND.new_zeros(rows, entity_ND.shape[1]) for rows in (64, inputs.plan.ages))
@@ -156,10 +144,10 @@ def _values(case: Case, config: DLRMv4Config, inputs: Inputs, seen: dict[str, An
     close(seen["tokens"], mid["positional/0"], "positions")
     last = config.hstu.layers - 1
     for index in range(config.hstu.layers):
-        wanted = mid[f"stu{index}/0"]
+        expected = mid[f"stu{index}/0"]
         if config.hstu.candidate_only and index == last:
-            wanted = wanted[offsets[1:] - 1]
-        close(seen[f"mid/stu{index}/0"], wanted, f"layer {index}")
+            expected = expected[offsets[1:] - 1]
+        close(seen[f"mid/stu{index}/0"], expected, f"layer {index}")
     close(seen["user"], mid["postprocessor/0"], "postprocessor")
     close(seen["user"], case.arrays["out/user_embedding"], "user")
     close(seen["item"], case.arrays["out/item_embedding"], "item")

@@ -1,6 +1,6 @@
 """The first 50 losses of each workload's default preset on embedded data, as float hex.
 
-python tests/golden/losses.py      writes them anew, after a change that is meant to change them
+python tests/golden/losses.py [WORKLOAD ...]      writes them anew, after a change that moves them on purpose
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import platform
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ COUNT = 50
 
 
 class Collect:
-    """A watch that only keeps losses."""
+    """Collects the losses of a training."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -66,8 +67,8 @@ def losses(name: str) -> list[float]:
     return watch.losses
 
 
-def here() -> dict[str, str]:
-    """What exact equality is tied to."""
+def platform_facts() -> dict[str, str]:
+    """The facts that exact equality depends on."""
     return {
         "architecture": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -77,15 +78,15 @@ def here() -> dict[str, str]:
 
 
 def compiler() -> str:
-    """What built the ops written in C."""
-    found = shutil.which("cc")
-    if found is None:
+    """The version of the compiler of the C ops."""
+    path = shutil.which("cc")
+    if path is None:
         return "none"
-    return subprocess.run([found, "-dumpfullversion"], capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":
-    for name in WORKLOADS:
-        value = {"platform": here(), "losses": [loss.hex() for loss in losses(name)]}
+    for name in sys.argv[1:] or WORKLOADS:
+        value = {"platform": platform_facts(), "losses": [loss.hex() for loss in losses(name)]}
         (FOLDER / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n")
         print(f"{name}: {losses(name)[0]:.6f} ... {losses(name)[-1]:.6f}")

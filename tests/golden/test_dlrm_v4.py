@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+import dlrm_v4_cases as published
 import pytest
 import torch
+from golden_cases import INTERPRETED, cases, close, interpret
 
+from recperf.models.dlrm_v4.inputs import prepare_parts
 from recperf.ops import choice
-
-_spec = importlib.util.spec_from_file_location("dlrm_v4_cases", Path(__file__).with_name("dlrm_v4_cases.py"))
-assert _spec is not None
-assert _spec.loader is not None
-cases = importlib.util.module_from_spec(_spec)
-sys.modules["dlrm_v4_cases"] = cases
-_spec.loader.exec_module(cases)
 
 OPS = (
     "assemble",
@@ -30,47 +22,36 @@ OPS = (
     "stu_input",
     "stu_output",
 )
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-if INTERPRETED:
-    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        for op in OPS:
-            importlib.import_module(f"recperf.ops.{op}.triton")
-
-CASES = [pytest.param(path, id=path.stem) for path in cases.CASES] or [
-    pytest.param(None, marks=pytest.mark.skip(f"no golden numbers at {cases.FOLDER}; set RECPERF_GOLDEN"))
+interpret(*OPS)
+CASES = cases("dlrm_v4")
+SWITCHES = [
+    {},
+    {"candidate_only": False, "shared_encoders": False},
+    {"candidate_only": False, "recompute": True},
+    {"shared_encoders": False, "recompute": True},
 ]
-SWITCHES = ("candidate_only", "shared_encoders", "recompute")
-WAYS = [
-    pytest.param(dict(zip(SWITCHES, on)), id="-".join(name for name, yes in zip(SWITCHES, on) if yes) or "plain")
-    for on in product((False, True), repeat=3)
-]
+"""Each code path of a layer and of the encoders, with and without recomputation."""
 
 
-def test_there_are_cases(golden: Path) -> None:
-    assert len(cases.CASES) >= 2
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "-".join(switches) or "default")
 @pytest.mark.parametrize("path", CASES)
-def test_every_way_gives_the_published_numbers(path: Path, way: dict[str, bool]) -> None:
-    cases.check(cases.Case(path), **way)
+def test_every_switch_gives_the_published_numbers(path: Path, switches: dict[str, bool]) -> None:
+    published.check(published.Case(path), **switches)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("path", CASES)
 def test_parts_of_a_batch_add_up_to_the_published_numbers(path: Path, shared: bool) -> None:
-    cases.check(cases.Case(path), parts=2, shared_encoders=shared)
+    published.check(published.Case(path), parts=2, shared_encoders=shared)
 
 
 @pytest.mark.parametrize("path", CASES)
 def test_evaluation_gives_the_published_numbers(path: Path) -> None:
-    case = cases.Case(path)
-    model = cases.build(case).eval()
+    case = published.Case(path)
+    model = published.build(case).eval()
     with torch.no_grad():
-        found_B = model(cases.prepare_parts(case.batch(), model.config, 1)[0])
-    cases.close(found_B.sigmoid(), case.arrays["out/pred_eval"][0], "prediction")
+        logits_B = model(prepare_parts(case.batch(), model.config, 1)[0])
+    close(logits_B.sigmoid(), case.arrays["out/pred_eval"][0], "prediction")
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
@@ -87,4 +68,4 @@ def test_kernels_give_the_published_numbers(path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(choice, "choose", kernels)
-    cases.check(cases.Case(path))
+    published.check(published.Case(path))

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from golden_cases import INTERPRETED, cases, close, interpret
 
 from recperf.ops.hstu_attention import Mask, attention, choose
 
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-if INTERPRETED:
-    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("recperf.ops.hstu_attention.triton")
-
-FOLDER = (
-    Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden")).resolve() / "hstu_attention"
-)
-CASES = [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.npz"))] or [
-    pytest.param(None, marks=pytest.mark.skip(f"no golden numbers at {FOLDER}; set RECPERF_GOLDEN"))
-]
+interpret("hstu_attention")
+CASES = cases("hstu_attention")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 needs_triton = pytest.mark.skipif(DEVICE.type == "cpu" and not INTERPRETED, reason="no triton")
 BODIES = ["reference", pytest.param("triton", marks=needs_triton)]
@@ -35,10 +22,6 @@ BODIES = ["reference", pytest.param("triton", marks=needs_triton)]
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-
-def test_there_are_cases(golden: Path) -> None:
-    assert len(CASES) >= 4
 
 
 def mask_of(case: dict[str, torch.Tensor]) -> Mask:
@@ -59,10 +42,9 @@ def test_the_output_and_the_gradients_are_the_public_ones(path: Path, body: str)
     inputs = [case[name].requires_grad_() for name in "qkv"]
     out = attention(*inputs, case["offsets"], mask_of(case), impl=body)  # type: ignore[arg-type]
     out.backward(case["grad_out"])
-    for name, got in zip(("out", "dq", "dk", "dv"), (out, *(given.grad for given in inputs))):
-        assert got is not None
-        largest = float(case[name].abs().max())
-        torch.testing.assert_close(got.detach(), case[name], rtol=2e-4, atol=1e-5 * largest, msg=f"{name} differs")
+    for name, actual in zip(("out", "dq", "dk", "dv"), (out, *(tensor.grad for tensor in inputs))):
+        assert actual is not None
+        close(actual, case[name], name)
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -70,13 +52,12 @@ def test_the_output_and_the_gradients_are_the_public_ones(path: Path, body: str)
 def test_the_last_token_alone_gets_the_public_output(path: Path, body: str) -> None:
     case = {name: torch.from_numpy(array).to(DEVICE) for name, array in np.load(path).items()}
     lengths = case["offsets"].diff()
-    # Rows without tokens have no last one.
+    # Rows without tokens have no last token.
     offsets = torch.cat([case["offsets"][:1], case["offsets"][1:][lengths > 0]])
     targets = case["num_targets"][lengths > 0] if case["num_targets"].numel() else case["num_targets"]
     last = offsets[1:] - 1
-    chosen, _ = choose(body, DEVICE)  # type: ignore[arg-type]
-    out = chosen.forward_last(
+    implementation, _ = choose(body, DEVICE)  # type: ignore[arg-type]
+    out = implementation.forward_last(
         case["q"][last], case["k"], case["v"], offsets, mask_of(case | {"offsets": offsets, "num_targets": targets})
     )
-    expected = case["out"][last]
-    torch.testing.assert_close(out, expected, rtol=2e-4, atol=1e-5 * float(expected.abs().max()))
+    close(out, case["out"][last])

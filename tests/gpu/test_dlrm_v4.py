@@ -11,8 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import dlrm_v4_cases as published
 import pytest
 import torch
+from golden_cases import cases
 from torch import Tensor
 
 from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig
@@ -35,12 +37,9 @@ def _module(name: str, path: Path) -> ModuleType:
     return made
 
 
-cases = _module("dlrm_v4_cases", TESTS / "golden" / "dlrm_v4_cases.py")
 made_up = _module("dlrm_v4_made_up", TESTS / "models" / "test_dlrm_v4.py")
 
-CASES = [pytest.param(path, id=path.stem) for path in cases.CASES] or [
-    pytest.param(None, marks=pytest.mark.skip(f"no golden numbers at {cases.FOLDER}; set RECPERF_GOLDEN"))
-]
+CASES = cases("dlrm_v4")
 WAYS = list(product((False, True), repeat=3))
 SWITCHES = ("candidate_only", "shared_encoders", "recompute")
 HSTU = HSTUConfig(layers=2, dim=64, heads=2, qk_dim=32, v_dim=16, max_length=400)
@@ -83,7 +82,7 @@ def near(found: dict[str, Tensor], wanted: dict[str, Tensor], share: float) -> N
 @pytest.mark.parametrize("on", WAYS, ids=str)
 @pytest.mark.parametrize("path", CASES)
 def test_every_way_gives_the_published_numbers(path: Path, on: tuple[bool, ...]) -> None:
-    cases.check(cases.Case(path), "cuda", **dict(zip(SWITCHES, on)))
+    published.check(published.Case(path), "cuda", **dict(zip(SWITCHES, on)))
 
 
 @pytest.mark.parametrize("on", WAYS, ids=str)

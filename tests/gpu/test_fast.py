@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import dlrm_paths as paths
 import pytest
 import torch
+from golden_cases import cases
 
 from recperf.data.criteo import synthesize
 from recperf.data.random_bags import RandomBags
@@ -24,13 +24,6 @@ from recperf.workloads.dlrm.build import DLRMTrial, PreparedDLRM
 from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
-
-_spec = importlib.util.spec_from_file_location("dlrm_paths", Path(__file__).parents[1] / "golden" / "dlrm_paths.py")
-assert _spec is not None
-assert _spec.loader is not None
-paths = importlib.util.module_from_spec(_spec)
-sys.modules["dlrm_paths"] = paths
-_spec.loader.exec_module(paths)
 
 STEPS = 10
 FAST = FastConfig(precision="float32")
@@ -117,20 +110,19 @@ def is_on(name: str, found: Outcome) -> bool:
     )
 
 
-@pytest.mark.parametrize("streams", [False, True], ids=["one queue", "two queues"])
+WITH_STREAMS = replace(paths.COPIES, streams=True)
+
+
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("bags", ["stacked", "reference", "triton"])
-@pytest.mark.parametrize("path", paths.CASES or [None], ids=lambda path: path.stem if path else "none")
-def test_the_public_dlrms_numbers_by_every_way(path: Path | None, bags: str, graph: bool, streams: bool) -> None:
-    if path is None:
-        pytest.skip(f"no golden numbers at {paths.FOLDER}; set RECPERF_GOLDEN")
-    if bags != "triton" and (graph or streams):
-        pytest.skip("these lookups ask the host for sizes, and have no second queue")
+@pytest.mark.parametrize("bodies", [paths.PLAIN, paths.SPARSE, paths.TRITON, paths.COPIES, WITH_STREAMS], ids=str)
+@pytest.mark.parametrize("path", cases("dlrm"))
+def test_every_implementation_gives_the_public_numbers(path: Path, bodies: paths.Bodies, graph: bool) -> None:
+    if bodies.bag != "triton" and graph:
+        pytest.skip("these lookups read sizes on the host")
     case = paths.load(path, "cuda")
-    for way in paths.ways((bags,), streams=streams):
-        model = paths.build(case, way, "cuda")
-        loss = (paths.replayed if graph else paths.step)(model, case.batch)
-        paths.agree(model, loss, case)
+    model = paths.build(case, bodies, "cuda")
+    loss = (paths.step_as_graph if graph else paths.step)(model, case.batch)
+    paths.agree(model, loss, case)
 
 
 SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float]] = {
