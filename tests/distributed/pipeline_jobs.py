@@ -142,7 +142,7 @@ class Summed(nn.Module):
 
     def __init__(self, tables: TorchRecTables) -> None:
         super().__init__()
-        self.tables, self.collection = tables, tables._engine[0].module
+        self.tables, self.collection = tables, tables.sharded._model.module
 
     def forward(self, batch: Asked) -> tuple[Tensor, Tensor]:
         return total(self.collection(batch.ids))
@@ -168,7 +168,7 @@ def torchrec_pipeline(world: World) -> dict[str, Any]:
         tables = make(world, "row")
         tables.set_rate(0.1)
         model, taken = Summed(tables), []
-        batches = [Asked(tables._asked(uses(step, world.rank)[0])) for step in range(6)]
+        batches = [Asked(tables._keyed(uses(step, world.rank)[0])) for step in range(6)]
         if how == "alone":
             found[how] = []
             for batch in batches:
@@ -186,7 +186,7 @@ def torchrec_pipeline(world: World) -> dict[str, Any]:
         if how == "let go":
             pipeline.detach()
         with torch.no_grad():
-            found[how] = {"losses": losses, "score": float(model(Asked(tables._asked(uses(9, world.rank)[0])))[0])}
+            found[how] = {"losses": losses, "score": float(model(Asked(tables._keyed(uses(9, world.rank)[0])))[0])}
         try:
             pipeline.progress(stream)
         except (AssertionError, RuntimeError) as error:

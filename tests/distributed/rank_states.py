@@ -44,14 +44,11 @@ def whole(tables: RankTables) -> dict[str, Tensor]:
         return {}
     found: dict[str, Tensor] = {}
     for name in tables.names:
-        if name in tables.copies.tables:
-            found[name] = tables.copies.tables[name].detach().clone()
-            if tables.state_width:
-                found[f"{name}_state"] = tables.copies.states[name].clone()
-            continue
         found[name] = torch.empty(tables.rows[name], tables.dim)
         sums = torch.zeros(tables.rows[name], tables.state_width, dtype=torch.float64)
         for part, weight, state in (held for parts in each for held in parts if held[0].table == name):
+            if part.kind == "data-parallel" and part.rank:
+                continue
             rows = slice(part.first_row, part.first_row + part.rows)
             columns = slice(part.first_column, part.first_column + part.columns)
             found[name][rows, columns] = weight.detach()

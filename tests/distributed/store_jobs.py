@@ -33,8 +33,6 @@ def filled(world: World, sharding: str) -> TorchRecTables:
         assert state_R is not None
         draw = torch.Generator().manual_seed(part.first_row * 100 + part.first_column)
         state_R.copy_(torch.rand(state_R.shape, generator=draw))
-    for state_R in tables.copies.states.values():
-        state_R.copy_(torch.linspace(0, 1, state_R.shape[0]))
     return tables
 
 

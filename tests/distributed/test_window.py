@@ -178,7 +178,6 @@ class Order:
 
 @needs_torchrec
 def test_a_window_of_dlrm_tells_its_collectives_apart() -> None:
-    """Rows that all ranks have a copy of are told while the step is computed: the update waits for gradients only."""
     config = dlrm("sgd", "t1=row,t2=table,t3=data-parallel")
     first, second = run_ranks(2, "click_jobs.window", config=config, steps=5)
     found = first["communication"]
@@ -186,7 +185,6 @@ def test_a_window_of_dlrm_tells_its_collectives_apart() -> None:
     assert (found["ranks"], found["not_told_apart"], len(found["each"])) == (2, None, 2)
     counts = {(row["part"], row["what"]): row["count"] for row in found["collectives"]}
     assert counts["reduce", "all_reduce"] == 1
-    assert counts["sparse_update", "all_gather"] == 2, "rows, sent at the lookup, and their gradients"
-    assert ("sparse_update", "all_reduce") not in counts
+    assert counts["sparse_update", "all_reduce"] == 1, "the gradients of data-parallel tables"
     assert any(part == "embedding" and what.startswith("all_to_all") for part, what in counts)
     assert {part["name"] for part in first["components"]} >= {"embedding_exchange", "reduce_exchange"}

@@ -18,16 +18,13 @@ from torch import Tensor
 
 from ..data.batch import JaggedFeatures
 from ..errors import ConfigError
-from ..models.embeddings import Embeddings, require_ids
+from ..models.embeddings import Embeddings, pool, pool_backward, require_ids
 from ..models.init import InitialRows
-from ..models.tables import SparseTables
-from ..ops import lookup as ops
-from ..ops.bag import Name
 from ..ops.bag.reference import stacked_rows
 from .config import DistributedConfig
-from .exchange import Gathering
+from .copies import CopiedTables
 from .library import require_torchrec
-from .sharding import Part, ShardedTables, copy_parts, require_possible
+from .sharding import Part, ShardedTables, require_possible
 from .world import World
 
 Rule = Literal["sgd", "adagrad", "rowwise-adagrad"]
@@ -43,82 +40,6 @@ class SharedFeatures(JaggedFeatures):
 
     bags: int = 0
     """Bags per feature, on every rank."""
-
-
-class _Used:
-    """The distinct rows that this rank's bags use, sent to the others while the step is computed."""
-
-    def __init__(self, rows_V: Tensor, offsets_N1: Tensor, world: World) -> None:
-        bags = torch.arange(offsets_N1.numel() - 1, device=rows_V.device)
-        bag_V = bags.repeat_interleave(offsets_N1.diff(), output_size=rows_V.numel())
-        unique = ops.unique(rows_V)
-        self._bag_V, self._starts_U1 = bag_V[unique.order_N], unique.starts_U1
-        self._gathering = Gathering({"rows": unique.values_U}, world)
-
-    def send(self) -> None:
-        self._gathering.send()
-
-    def gather(self, gradient_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of all ranks and their gradients, from the gradient of this rank's bags."""
-        summed_UD = ops.segment_sum(gradient_ND, self._bag_V, self._starts_U1)
-        return self._gathering.rows()["rows"], self._gathering.gather({"rows": summed_UD})["rows"]
-
-
-class CopiedBags:
-    """Data-parallel tables: every rank has a copy. Ranks send each other the rows they used, and in the update the
-    gradients; docs/distributed.md says why TorchRec's own kernel does not do it."""
-
-    def __init__(
-        self, rows: Mapping[str, int], dim: int, world: World, device: torch.device, *, state_width: int, eps: float,
-        bag: Name = "auto",
-    ) -> None:  # fmt: skip
-        self.world, self.eps = world, eps
-        self.bags = SparseTables(tuple(rows), tuple(rows.values()), dim, bag=bag, device=device)
-        self.bags.group_early = False
-        shape = (sum(rows.values()), dim) if state_width > 1 else (sum(rows.values()),)
-        self.state_R = torch.zeros(shape, device=device) if state_width else None
-        self._used: _Used | None = None
-
-    @property
-    def tables(self) -> dict[str, Tensor]:
-        return {key: self.bags.table(key) for key in self.bags.keys}
-
-    @property
-    def states(self) -> dict[str, Tensor]:
-        if self.state_R is None:
-            return {}
-        starts, rows = self.bags.starts, self.bags.rows
-        return {key: self.state_R[s : s + r] for key, s, r in zip(self.bags.keys, starts, rows)}
-
-    def reset(self, std: float, seed: int) -> None:
-        self.bags.reset(std, seed)
-        self.bags.forget()
-        self._used = None
-        if self.state_R is not None:
-            self.state_R.zero_()
-
-    @torch.no_grad()
-    def announce(self, features: JaggedFeatures) -> None:
-        """Begin to send the other ranks the rows that this one trains; `send` continues once all know how many come."""
-        rows_V = stacked_rows(features.values_V, features.offsets_FB1, self.bags.starts_F)
-        self._used = _Used(rows_V, features.offsets_FB1, self.world)
-
-    def send(self) -> None:
-        if self._used:
-            self._used.send()
-
-    @torch.no_grad()
-    def update(self, rate: float) -> None:
-        """Every rank sums the gradients of all ranks in rank order, so that copies stay equal to the bit."""
-        tables, used = self.bags, self._used
-        assert used, "rows are announced in the lookup"
-        self._used = None
-        rows_N, gradient_ND = used.gather(tables.take_gradient().gradient_ND)
-        offsets_N1 = torch.arange(rows_N.numel() + 1, device=rows_N.device)
-        grouped = tables.bag.Grouped(rows_N, offsets_N1, tables.table_RD.shape[0], None)
-        tables.bag.update(
-            tables.table_RD, self.state_R, grouped, gradient_ND, rate=rate, eps=self.eps, decay=0.0, scale=1.0
-        )
 
 
 @dataclass(frozen=True)
@@ -148,7 +69,6 @@ class BagTables(Embeddings):
         ids: Mapping[str, float],
         batch_size: int,
         device: torch.device | str = "cpu",
-        bag: Name = "auto",
     ) -> None:
         super().__init__()
         require_torchrec()
@@ -159,16 +79,17 @@ class BagTables(Embeddings):
         copied = {name: rows for name, rows in tables.items() if options.shardings.get(name) == "data-parallel"}
         sharded = {name: rows for name, rows in tables.items() if name not in copied}
         require_something_sent(options, bool(sharded))
-        self.copies = CopiedBags(
-            copied, dim, world, self.device, state_width=self.state_width, eps=eps, bag=bag
-        )  # fmt: skip
+        self.copies = CopiedTables(copied, dim, world, self.device, state_width=self.state_width, eps=eps)
         self.sharded = ShardedTables(
             sharded, dim, options, world, pooled=True, optimizer=FBGEMM[optimizer], eps=eps, ids=ids,
             batch_size=batch_size, device=self.device, keyed=self._keyed,
         )  # fmt: skip
-        parts = [part for name, rows in copied.items() for part in copy_parts(name, rows, dim, world)]
-        self.parts = [replace(part, state_width=self._part_state(part)) for part in parts + self.sharded.parts]
+        parts = self.copies.parts() + self.sharded.parts
+        self.parts = [replace(part, state_width=self._part_state(part)) for part in parts]
+        starts = [self.copies.starts[name] for name in copied]
+        self._copy_starts = torch.tensor(starts, dtype=torch.int64, device=self.device)
         self._rate = 0.0
+        self._copy_gradient: Tensor | None = None
         self._pending: list[tuple[Tensor, Tensor]] = []
         """Outputs of forward passes and their gradients, for the next update."""
 
@@ -189,12 +110,11 @@ class BagTables(Embeddings):
                 weight_RD[start : start + these] = whole[:, part.first_column : part.first_column + part.columns]
             if state is not None:
                 state.zero_()
-        self.copies.reset(std, seed)
-        self._pending = []
+        self._pending, self._copy_gradient = [], None
 
     def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
-        """This rank's shards, their rows, and the optimizer's state of them."""
-        return self.sharded.local()
+        """This rank's shards and copies, their rows, and the optimizer's state of them."""
+        return self.sharded.local() + self.copies.local()
 
     def check(self, features: JaggedFeatures) -> None:
         require_ids(features, self.names, tuple(self.rows[name] for name in self.names))
@@ -212,7 +132,7 @@ class BagTables(Embeddings):
         return dict(zip(self.names, pooled_FBD.unbind(0)))
 
     def record(self, features: JaggedFeatures) -> tuple[Tensor, _Saved]:
-        if self._pending or self.copies.bags.used:
+        if self._pending or self._copy_gradient is not None:
             raise RuntimeError("another batch still has a gradient: call update() before the next lookup")
         # The model computes its loss without autograd; only TorchRec's part needs it.
         with torch.enable_grad():
@@ -221,14 +141,8 @@ class BagTables(Embeddings):
     def _pooled(self, features: JaggedFeatures) -> tuple[Tensor, _Saved]:
         if features.keys != self.names:
             raise ValueError(f"the batch has features {features.keys}, the tables {self.names}")
-        copied = _select(features.trimmed(), self.copies.bags.keys) if self.copies.bags.keys else None
-        training = torch.is_grad_enabled()
-        if training and copied is not None:
-            self.copies.announce(copied)
         # Untrimmed: a prefetched batch is recognised as the very same object.
         output_MW, order = self._lookup_shards(features) if self.sharded else (None, ())
-        if training:
-            self.copies.send()
         features = features.trimmed()
         pooled_FBD = torch.empty(len(self.names), features.batch_size, self.dim, device=self.device)
         if output_MW is not None:
@@ -236,10 +150,11 @@ class BagTables(Embeddings):
             for place, index in enumerate(order):
                 pooled_FBD[self.names.index(self.sharded.names[index])] = sums_MFD[: features.batch_size, place]
         rows_V = None
-        if copied is not None:
-            copied_FBD, rows_V = self.copies.bags.record(copied)
-            for key, rows_BD in zip(self.copies.bags.keys, copied_FBD):
-                pooled_FBD[self.names.index(key)] = rows_BD
+        if self.copies.names:
+            copied = _select(features, self.copies.names)
+            rows_V = stacked_rows(copied.values_V, copied.offsets_FB1, self._copy_starts)
+            for name, pooled_BD in zip(self.copies.names, pool(rows_V, self.copies.table_RD, copied)):
+                pooled_FBD[self.names.index(name)] = pooled_BD
         return pooled_FBD, _Saved(output_MW, order, rows_V)
 
     def follow(self, features: JaggedFeatures | None) -> None:
@@ -270,9 +185,10 @@ class BagTables(Embeddings):
                 gradient_MFD[: gradient_BD.shape[0], place] = gradient_BD
             self._pending.append((saved.output_MW, gradient_MFD.view(saved.output_MW.shape)))
         if saved.rows_V is not None:
-            keys = self.copies.bags.keys
-            copied_FBD = torch.stack([gradient_FBD[self.names.index(key)] for key in keys])
-            self.copies.bags.backward(saved.rows_V, _select(features.trimmed(), keys), copied_FBD)
+            names, table_RD = self.copies.names, self.copies.table_RD
+            copied_FBD = torch.stack([gradient_FBD[self.names.index(name)] for name in names])
+            copied = _select(features.trimmed(), names)
+            self._copy_gradient = pool_backward(saved.rows_V, copied_FBD, copied, table_RD.shape[0])
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next update, before its rows are looked up."""
@@ -289,8 +205,9 @@ class BagTables(Embeddings):
             warnings.simplefilter("ignore")
             for output_MW, gradient_MW in pending:
                 torch.autograd.backward([output_MW], [gradient_MW])
-        if self.copies.bags.keys:
-            self.copies.update(self._rate)
+        if self._copy_gradient is not None:
+            self.copies.update(self._copy_gradient, self._rate)
+            self._copy_gradient = None
 
 
 def require_something_sent(options: DistributedConfig, sharded: bool) -> None:

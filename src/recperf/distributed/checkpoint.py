@@ -193,18 +193,6 @@ def _manifest_digest(path: Path) -> str:
         return ""
 
 
-class Copies(Protocol):
-    """Tables of which every rank has all rows."""
-
-    @property
-    def tables(self) -> Mapping[str, Tensor]: ...
-
-    @property
-    def states(self) -> Mapping[str, Tensor]:
-        """Their optimizer states, if the optimizer has any."""
-        ...
-
-
 class RankTables(Protocol):
     """Tables of one width on several ranks."""
 
@@ -212,15 +200,11 @@ class RankTables(Protocol):
     names: tuple[str, ...]
     rows: Mapping[str, int]
     dim: int
-    parts: list[Part]
     state_width: int
     """Numbers in the optimizer's state for each row: 0, 1, or as many as the row has."""
 
-    @property
-    def copies(self) -> Copies: ...
-
     def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
-        """This rank's shards: their place, their rows, and the optimizer's state of those."""
+        """This rank's shards and copies: their place, their rows, and the optimizer's state of those."""
         ...
 
 
@@ -228,23 +212,17 @@ def sharded_state(tables: RankTables) -> dict[str, Sharded]:
     """Tables and their optimizer states as this rank has them, under the names a single process saves them by."""
     state, local = {}, tables.local()
     for number, name in enumerate(tables.names):
-        if name in tables.copies.tables:
-            whole = Rectangle(0, tables.rows[name], 0, tables.dim)
-            # Any rank could write a copy: they take turns.
-            ours = number % tables.world.size == tables.world.rank
-            weights = [Shard(whole, tables.copies.tables[name].detach(), ours)]
-            states = [Shard(whole, tables.copies.states[name].detach(), ours)] if tables.state_width else []
-        else:
-            here = [(_rectangle(part), weight, rows) for part, weight, rows in local if part.table == name]
-            weights = [Shard(place, weight.detach()) for place, weight, _ in here]
-            states = [Shard(place, rows.detach()) for place, _, rows in here if rows is not None]
+        weights, states = [], []
+        for part, weight, optimizer_state in (held for held in local if held[0].table == name):
+            place = Rectangle(part.first_row, part.rows, part.first_column, part.columns)
+            # Any rank could write a data-parallel table: they take turns.
+            writes = part.kind != "data-parallel" or number % tables.world.size == tables.world.rank
+            weights.append(Shard(place, weight.detach(), writes))
+            if optimizer_state is not None:
+                states.append(Shard(place, optimizer_state.detach(), writes))
         shape = (tables.rows[name], tables.dim)
         state[name] = Sharded(shape=shape, width=tables.dim, shards=weights)
         if tables.state_width:
             state_shape = shape if tables.state_width > 1 else shape[:1]
             state[f"{name}_state"] = Sharded(shape=state_shape, width=tables.dim, shards=states)
     return state
-
-
-def _rectangle(part: Part) -> Rectangle:
-    return Rectangle(part.first_row, part.rows, part.first_column, part.columns)

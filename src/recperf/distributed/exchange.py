@@ -1,4 +1,4 @@
-"""Ids and rows on their way between ranks.
+"""Ids and rows of sharded tables on their way between ranks.
 
 A lookup in sharded tables has three exchanges: ranks tell each other how many ids they will send, send the ids, and the
 rows come back. The first two need no weights, so those of the next batch can be sent early: its counts together with
@@ -10,14 +10,11 @@ docs/distributed.md says why that does not fit.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
-
-from .world import World
 
 
 class Exchange:
@@ -97,49 +94,6 @@ class Prefetch:
 
     def _exchange(self, batch: Any) -> Exchange:
         return Exchange(self._collection, self._keyed(batch), self._stream)
-
-
-class Gathering:
-    """The rows that each rank uses of data-parallel tables, on their way to all ranks: first how many, then which.
-
-    Shapes: T tables, U rows that this rank uses.
-    """
-
-    def __init__(self, rows: Mapping[str, Tensor], world: World) -> None:
-        self._names = tuple(rows)
-        self._own = torch.cat([rows_U.long() for rows_U in rows.values()])
-        own_T = torch.tensor([rows_U.shape[0] for rows_U in rows.values()])
-        self._counts = [torch.empty_like(own_T) for _ in range(world.size)]
-        self._counting: Any = distributed.all_gather(self._counts, own_T, async_op=True)
-        self._sizes: list[list[int]] = []
-
-    def send(self) -> None:
-        """Send the rows, once every rank knows how many come."""
-        self._counting.wait()
-        self._sizes = [counts_T.tolist() for counts_T in self._counts]
-        self._received, self._sending = self._gather(self._own)
-
-    def rows(self) -> dict[str, Tensor]:
-        """The rows of all ranks, by table."""
-        self._sending.wait()
-        return self._by_table(self._received)
-
-    def gather(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values that belong to the rows, such as gradients, of all ranks; one message for all tables."""
-        received, sending = self._gather(torch.cat([values[name] for name in self._names]))
-        sending.wait()
-        return self._by_table(received)
-
-    def _gather(self, own: Tensor) -> tuple[list[Tensor], Any]:
-        """all_gather needs equal lengths, so shorter ones are padded."""
-        padded = own.new_zeros(max(map(sum, self._sizes)), *own.shape[1:])
-        padded[: own.shape[0]] = own
-        received = [torch.empty_like(padded) for _ in self._sizes]
-        return received, distributed.all_gather(received, padded, async_op=True)
-
-    def _by_table(self, received: list[Tensor]) -> dict[str, Tensor]:
-        split = [torch.split(whole[: sum(sizes)], sizes) for whole, sizes in zip(received, self._sizes)]
-        return {name: torch.cat([parts[place] for parts in split]) for place, name in enumerate(self._names)}
 
 
 @contextmanager

@@ -324,14 +324,3 @@ def _shard(module: nn.Module, sharder: Any, plan: Any, device: torch.device) -> 
     return DistributedModelParallel(
         module, device=device, plan=plan, sharders=[sharder], init_data_parallel=False, init_parameters=False
     )
-
-
-def copy_parts(name: str, rows: int, dim: int, world: World, why: str = "--distributed.sharding") -> list[Part]:
-    """The copies of a data-parallel table, one per rank."""
-    return [
-        Part(
-            table=name, rank=rank, kind="data-parallel", kernel="copy", first_row=0, rows=rows, first_column=0,
-            columns=dim, why=why,
-        )
-        for rank in range(world.size)
-    ]  # fmt: skip

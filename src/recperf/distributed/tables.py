@@ -20,48 +20,13 @@ from ..models.dlrm_v4.inputs import Inputs
 from ..models.dlrm_v4.tables import CHUNK, fill_uniform_, table_seed
 from ..ops import lookup as ops
 from .config import DistributedConfig
-from .exchange import Gathering
+from .copies import CopiedTables
 from .library import require_torchrec
-from .sharding import Part, ShardedTables, copy_parts, require_possible
+from .sharding import Part, ShardedTables, require_possible
 from .world import World
 
 EPS = 1e-8
 """Epsilon of row-wise Adagrad; fbgemm needs it when tables are made."""
-
-
-class CopiedTables:
-    """Data-parallel tables: every rank has a copy, since they are so small that sending rows costs more.
-
-    TorchRec's data-parallel kernel is not used here: on a CPU it pools the rows of a lookup instead of returning them,
-    and its gradient is as large as the table and needs an optimizer other than fbgemm's. Here ranks send each other the
-    rows they used while the step is computed, and then the gradients of all tables in one message.
-    """
-
-    def __init__(self, rows: dict[str, int], dim: int, world: World, device: torch.device) -> None:
-        self.world = world
-        self.tables = {name: torch.empty(count, dim, device=device) for name, count in rows.items()}
-        self.states = {name: torch.zeros(count, device=device) for name, count in rows.items()}
-
-    def reset(self, seed: int) -> None:
-        for name, table_RD in self.tables.items():
-            fill_uniform_(table_RD, table_RD.shape[0] ** -0.5, table_seed(seed, name))
-            self.states[name].zero_()
-
-    def lookup(self, name: str, rows_U: Tensor) -> Tensor:
-        return ops.gather(self.tables[name], rows_U)
-
-    def gather(self, rows: Mapping[str, Tensor]) -> Gathering | None:
-        """Begin to send the other ranks the rows that this one uses."""
-        return Gathering({name: rows[name] for name in self.tables}, self.world) if self.tables else None
-
-    @torch.no_grad()
-    def update(self, used: Gathering, gradients: Mapping[str, Tensor], rate: float | Tensor, eps: float) -> None:
-        """Every rank sums the gradients of all ranks in rank order, so that copies stay equal to the bit."""
-        rows, gathered = used.rows(), used.gather(gradients)
-        for name, table_RD in self.tables.items():
-            unique = ops.unique(rows[name])
-            summed_UD = ops.segment_sum(gathered[name], unique.order_N, unique.starts_U1).to(table_RD.dtype)
-            ops.rowwise_adagrad_(table_RD, self.states[name], unique.values_U, summed_UD, rate=rate, eps=eps)
 
 
 class TorchRecTables(nn.Module):
@@ -86,19 +51,20 @@ class TorchRecTables(nn.Module):
         self.state_width = 1
         self.device = torch.device(device)
         copied = {name for name, kind in options.shardings.items() if kind == "data-parallel"}
-        self.copies = CopiedTables({n: r for n, r in self.rows.items() if n in copied}, self.dim, world, self.device)
+        self.copies = CopiedTables(
+            {name: rows for name, rows in self.rows.items() if name in copied}, self.dim, world, self.device,
+            state_width=1, eps=EPS,
+        )  # fmt: skip
         self.sharded = ShardedTables(
             {name: rows for name, rows in self.rows.items() if name not in copied}, self.dim, options, world,
             pooled=False, optimizer="EXACT_ROWWISE_ADAGRAD", eps=EPS, ids=ids, batch_size=batch_size,
             device=self.device, keyed=self._keyed,
         )  # fmt: skip
-        self.parts = [part for name in sorted(copied) for part in copy_parts(name, self.rows[name], self.dim, world)]
-        self.parts += self.sharded.parts
+        self.parts = self.copies.parts() + self.sharded.parts
         self._rate = 0.0
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
-        self._gathering: Gathering | None = None
         self.reset(seed)
 
     @torch.no_grad()
@@ -115,12 +81,11 @@ class TorchRecTables(nn.Module):
                 weight_RD[start : start + rows] = whole[:, part.first_column : part.first_column + part.columns]
             if state_R is not None:
                 state_R.zero_()
-        self.copies.reset(seed)
         self.forget()
 
     def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
-        """This rank's shards, their rows, and the state of row-wise Adagrad."""
-        return self.sharded.local()
+        """This rank's shards and copies, their rows, and the state of row-wise Adagrad."""
+        return self.sharded.local() + self.copies.local()
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next update, before its rows are looked up."""
@@ -133,15 +98,12 @@ class TorchRecTables(nn.Module):
             return self._leaves
         if torch.is_grad_enabled() and self._leaves:
             raise RuntimeError("another batch still has gradients: call update() or forget() before the next lookup")
-        gathering = self.copies.gather(inputs.rows) if torch.is_grad_enabled() else None
         outputs = self._lookup_shards(inputs.rows)
-        if gathering:
-            gathering.send()
-        for name in self.copies.tables:
-            outputs[name] = self.copies.lookup(name, inputs.rows[name])
+        for name in self.copies.names:
+            outputs[name] = ops.gather(self.copies.table_RD[self.copies.place(name)], inputs.rows[name])
         rows = {name: outputs[name].detach() for name in inputs.rows}
         if torch.is_grad_enabled():
-            self._rows, self._outputs, self._gathering = inputs.rows, outputs, gathering
+            self._rows, self._outputs = inputs.rows, outputs
             self._leaves = {name: leaf.requires_grad_() for name, leaf in rows.items()}
         return rows
 
@@ -167,7 +129,7 @@ class TorchRecTables(nn.Module):
                 yield name, self._rows[name], leaf_UD.grad
 
     def forget(self) -> None:
-        self._rows, self._leaves, self._outputs, self._gathering = {}, {}, {}, None
+        self._rows, self._leaves, self._outputs = {}, {}, {}
 
     def update(self, rate: float | Tensor, eps: float = EPS) -> None:
         """Row-wise Adagrad of the rows that any rank used. A rank without a gradient sends zeros, which change
@@ -180,6 +142,10 @@ class TorchRecTables(nn.Module):
         names = self.sharded.names
         if names:
             torch.autograd.backward([self._outputs[name] for name in names], [gradients[name] for name in names])
-        if self._gathering:
-            self.copies.update(self._gathering, gradients, rate, eps)
+        if self.copies.names:
+            gradient_RD = torch.zeros_like(self.copies.table_RD)
+            for name in self.copies.names:
+                # The rows of a rank's batch are distinct.
+                gradient_RD[self.copies.place(name)][self._rows[name].long()] = gradients[name]
+            self.copies.update(gradient_RD, self._rate)
         self.forget()

@@ -23,9 +23,10 @@ from ..data.batch import ClickBatch, JaggedFeatures
 from ..distributed.bags import BagTables, SharedFeatures, require_something_sent
 from ..distributed.checkpoint import sharded_state
 from ..distributed.config import DistributedConfig
+from ..distributed.copies import copy_parts
 from ..distributed.progress import note
 from ..distributed.ranks import Ranks, current
-from ..distributed.sharding import copy_parts, plan_text
+from ..distributed.sharding import plan_text
 from ..distributed.step import RankStep, Reduction, Scores, with_next
 from ..errors import ConfigError
 from ..measure.spans import span

@@ -68,16 +68,10 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
             dict(zip(model.features, model.rows)), model.dim, config.distributed, self.world,
             optimizer=config.train.optimizer, eps=config.train.eps,
             ids=dict(zip(model.features, map(float, max_ids(config)))), batch_size=config.train.batch_size,
-            device=device, bag="auto" if prepared.switches.embedding else "reference",
+            device=device,
         )  # fmt: skip
-        own = tables.copies.bags.why
-        if tables.sharded:
-            # fbgemm has its own way; what was asked for or chosen is that of the copies.
-            copies = bool(tables.copies.bags.keys)
-            reasons["embedding"] = "fbgemm: several ranks" + (f"; copies {reasons['embedding']}" if copies else "")
-            reasons["bag"] = "TorchRec: several ranks" + (f"; copies {own}" if copies else "")
-        else:
-            reasons["bag"] = own
+        kinds = ["fbgemm"] * bool(tables.sharded) + ["torch for data-parallel tables"] * bool(tables.copies.names)
+        reasons["embedding"] = reasons["bag"] = f"{', '.join(kinds)}: several ranks"
         return tables
 
     def _optimizer(self, streams: SideStreams) -> Optimizer:
