@@ -70,7 +70,7 @@ def test_check_a_set(call: Call, made: ModuleType) -> None:
     assert "least mean allowed:         66,297,354" in out
     code, out, err = call("check", "fast")
     assert code == 5
-    assert "RCP check FAILED: too few samples" in out
+    assert "RCP check FAILED: fewer samples" in out
     assert "error: the set fails the RCP check" in err
 
 
@@ -101,16 +101,16 @@ def test_the_published_logs_are_a_plain_failure(call: Call, made: ModuleType, go
         (("check",), 2, "needs a log"),
         (("chek", "x"), 2, "did you mean 'check'"),
         (("check", "--divison", "open"), 2, "did you mean '--division'"),
-        (("check", "notes.txt"), 3, "no MLPerf log"),
+        (("check", "notes.txt"), 3, "not an MLPerf log"),
         (("check", "missing.log"), 3, "cannot read missing.log"),
         (("check", "empty"), 3, "no MLPerf log in this folder"),
         (("curve",), 2, "needs a log"),
-        (("curve", "notes.txt"), 3, "no MLPerf log"),
+        (("curve", "notes.txt"), 3, "not an MLPerf log"),
         (("curve", "notes.txt", "--target", "1.5"), 2, "an AUC is above 0"),
         (("curve", "--published", "nowhere"), 3, "cannot read nowhere"),
         (("package", "out"), 2, "needs a folder to make"),
         (("package", "empty", "empty"), 2, "among the logs"),
-        (("package", "out", "notes.txt"), 3, "no MLPerf log"),
+        (("package", "out", "notes.txt"), 3, "not an MLPerf log"),
     ],
 )
 def test_exits(call: Call, made: ModuleType, words: tuple[str, ...], code: int, says: str) -> None:

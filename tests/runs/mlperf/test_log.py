@@ -177,7 +177,7 @@ def test_a_log_is_held_against_the_run_that_goes_on(fresh: MLPerfLog, made: Modu
     fresh.close()
     size = fresh.path.stat().st_size
     log = MLPerfLog(fresh.path, made.SUBMISSION)
-    with pytest.raises(DataError, match="begun with global_batch_size 64, this run has 128"):
+    with pytest.raises(DataError, match="started with global_batch_size 64, this run has 128"):
         log.start(made.facts(128, train_samples=1000))
     assert fresh.path.stat().st_size == size
 
@@ -260,7 +260,7 @@ def test_a_file_of_somebody_else_is_left_alone(made: ModuleType, tmp_path: Path)
     path = tmp_path / "mlperf.log"
     path.write_text("notes of my own\n")
     log = MLPerfLog(path, made.SUBMISSION)
-    with pytest.raises(DataError, match=r"line 1 of mlperf\.log has no :::MLLOG mark"):
+    with pytest.raises(DataError, match=r"line 1 of mlperf\.log has no :::MLLOG token"):
         log.begin()
     assert path.read_text() == "notes of my own\n"
 

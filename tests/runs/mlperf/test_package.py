@@ -77,8 +77,8 @@ def test_logs_alone_are_packed_with_what_is_missing_said(write: Callable[..., Pa
     assert any("found 3, expected 10" in text for text in made.faults)
     assert str(tmp_path) not in " ".join(made.faults)
     assert any("describes this machine" in text for text in made.left)
-    assert any("no config lay beside" in text for text in made.left)
-    assert any("a submission has 10 logs, here are 3" in text for text in made.left)
+    assert any("no config next to" in text for text in made.left)
+    assert any("a submission has 10 logs, this one has 3" in text for text in made.left)
     assert "recperf run --config" not in (made.folder / "benchmarks" / "dlrmv4" / "README.md").read_text()
 
 
@@ -102,11 +102,11 @@ def test_nothing_is_overwritten(write: Callable[..., Path], tmp_path: Path) -> N
     place.mkdir()
     package(place, [write()])
     before = sorted(place.rglob("*"))
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="exists and is not empty"):
         package(place, [write("other.log")])
     assert sorted(place.rglob("*")) == before
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="exists and is not empty"):
         package(tmp_path / "file", [write("third.log")])
 
 

@@ -1,4 +1,4 @@
-"""The official checkers on logs of any program: compliance of each, and convergence of a set (RCP)."""
+"""Runs the official checkers on logs of any program: compliance of each log, convergence of a set (RCP)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import DataError
-from .library import BENCHMARK, RULESET, RUNS, USAGE, official, overheard, spoken
+from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
 from .lines import TOKEN, Lines, read
-from .words import Failure, failures
+from .rules import Failure, failures
 
 Division = Literal["closed", "open"]
 OLD_NAME = "hstu"
-"""What the published convergence logs call the benchmark; it was renamed before its rules were made."""
+"""The name of the benchmark in the published convergence logs; it was renamed before its rules appeared."""
 
 
 def expected_failures() -> list[str]:
-    """The rules that a run on any other dataset breaks, however well it keeps all others: they hold the benchmark's own
-    numbers of samples, evaluation grid and target."""
+    """The rules that a run on any other dataset must break: they contain the benchmark's own sample counts, evaluation
+    grid and target."""
     return [
         "train_samples: value",
         "eval_samples: value",
@@ -32,7 +32,7 @@ def expected_failures() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the official compliance checker says of a log."""
+    """The result of the official compliance checker for one log."""
 
     path: Path
     passed: bool
@@ -52,7 +52,7 @@ class Verdict:
 
 
 def verdict(path: Path, division: Division | None = None) -> Verdict:
-    """Run the official compliance checker. The log itself says its division; another one can be tried."""
+    """Run the official compliance checker, for the division that the log names or for another one."""
     compliance = official("compliance_checker.mlp_compliance")
     lines = read(path)
     if division is None:
@@ -64,7 +64,7 @@ def verdict(path: Path, division: Division | None = None) -> Verdict:
 
 
 def _redeclared(content: bytes, lines: Lines, division: str) -> bytes:
-    """The log with another division in it."""
+    """The log with another division."""
     start = 0
     pieces = []
     for line in lines.good:
@@ -78,35 +78,35 @@ def _redeclared(content: bytes, lines: Lines, division: str) -> bytes:
 
 
 def _recorder(compliance: Any) -> Any:
-    """The official checker with a memory: its own keeps one message a key, so that a second fault hides the first."""
+    """The official checker, changed to keep all messages: it keeps one per key, so a second fault hides the first."""
 
     class Recorder(compliance.ComplianceChecker):  # type: ignore[misc]
-        said: list[tuple[str | None, str]]
+        received: list[tuple[str | None, str]]
 
         def put_message(self, msg: str, key: str | None = None) -> None:
-            self.said.append((key, msg))
+            self.received.append((key, msg))
             super().put_message(msg, key)
 
         def overwrite_messages(self, keys: dict[str, Any]) -> None:
-            self.said = [(key, message) for key, message in self.said if key not in keys]
+            self.received = [(key, message) for key, message in self.received if key not in keys]
             super().overwrite_messages(keys)
 
     checker = Recorder(USAGE, RULESET, False, False)
-    checker.said = []
+    checker.received = []
     return checker
 
 
 def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> Verdict:
     checker, broke = _recorder(compliance), None
     try:
-        with overheard():
+        with captured_log():
             passed, *_ = compliance.main(str(file), f"{USAGE}_{RULESET}/common.yaml", checker)
     except (Exception, SystemExit) as error:
         passed, broke = False, error
     finally:
-        # A list of its module: what a broken check leaves there would be checked with the next log.
+        # A list of the module: what an aborted check leaves there would be checked with the next log.
         compliance.enqueued_configs.clear()
-    found = failures([said for said in checker.said if not said[1].startswith("Log lines had parsing errors")])
+    found = failures([entry for entry in checker.received if not entry[1].startswith("Log lines had parsing errors")])
     if lines.faults:
         fault = lines.faults[0]
         found.append(Failure(rule="log: lines", text=f"line {fault.number} {fault.what}"))
@@ -116,9 +116,7 @@ def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> Verdict:
         found = [failure for failure in found if not failure.rule.startswith("submission_benchmark")]
         found.insert(0, Failure(rule="submission_benchmark: known", text=_unknown(name)))
     elif broke is not None and not lines.faults:
-        found.append(
-            Failure(rule="checker: done", text=f"the checker broke off: {type(broke).__name__}: {broke}"[:300])
-        )
+        found.append(Failure(rule="checker: done", text=f"the checker failed: {type(broke).__name__}: {broke}"[:300]))
     return Verdict(
         path=path,
         passed=bool(passed),
@@ -129,31 +127,29 @@ def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> Verdict:
 
 
 def _unknown(name: object) -> str:
-    text = (
-        f"the log calls its benchmark {name!r}; ruleset {RULESET} has no rules of that name and its checker breaks off"
-    )
+    text = f"the log calls its benchmark {name!r}; ruleset {RULESET} has no rules of that name"
     if name == OLD_NAME:
-        text += f" ({OLD_NAME!r} is {BENCHMARK} before its rules were made, as in the published convergence logs)"
+        text += f" ({OLD_NAME!r} is the former name of {BENCHMARK}, used in the published convergence logs)"
     return text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """What the official RCP checker says of a set of logs: did they need as many samples as the reference did?"""
+    """The result of the official RCP checker for a set of logs: did they need as many samples as the reference?"""
 
     ran: bool
     passed: bool | None
     text: str
-    """What the checker says, or why it did not run."""
+    """The checker's message, or why it did not run."""
     logs: int
     batch_size: int | None = None
     mean_samples: float | None = None
-    """To the target, without the fastest and the slowest."""
+    """Samples to the target, without the fastest and the slowest log."""
     reference_mean: float | None = None
     least_mean: float | None = None
-    """Below it the set is faster than chance allows."""
+    """Below this mean the set converges faster than chance allows."""
     normalisation: float | None = None
-    """What the score is multiplied by where the set is faster than the reference, but allowed."""
+    """Factor on the score if the set is faster than the reference but allowed."""
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "ruleset": RULESET}
@@ -170,24 +166,24 @@ def convergence(paths: list[Path]) -> Convergence:
         for index, path in enumerate(paths):
             shutil.copyfile(path, Path(folder) / f"result_{index}.txt")
         try:
-            with overheard() as heard:
+            with captured_log() as records:
                 passed, text, normalisation = rcp.check_directory(
                     folder, USAGE, RULESET, False, False, rcp_pass="pruned_rcps"
                 )
         except (Exception, SystemExit) as error:
             raise DataError(
-                f"the RCP checker broke off: {type(error).__name__}: {error}"[:300],
+                f"the RCP checker failed: {type(error).__name__}: {error}"[:300],
                 where={"logs": ", ".join(path.name for path in paths)},
                 fix="recperf mlperf check LOG, one by one",
             ) from None
-    return _figures(heard, logs, bool(passed), str(text), float(normalisation))
+    return _figures(records, logs, bool(passed), str(text), float(normalisation))
 
 
 def _no_set(logs: list[Lines]) -> str | None:
-    """Why these logs are no set that can be judged."""
+    """Why these logs cannot be judged as a set."""
     if len(logs) < 3:
         return (
-            f"convergence is judged without the fastest and the slowest of a set, so it takes 3 logs ({RUNS} to submit)"
+            f"convergence leaves out the fastest and the slowest log, so it needs at least 3 ({RUNS} for a submission)"
         )
     for key in ("submission_benchmark", "submission_division", "global_batch_size"):
         values = sorted({repr(log.first(key)) for log in logs})
@@ -196,7 +192,7 @@ def _no_set(logs: list[Lines]) -> str | None:
     if logs[0].first("submission_benchmark") != BENCHMARK:
         return _unknown(logs[0].first("submission_benchmark"))
     if logs[0].first("submission_division") != "closed":
-        return "only the closed division is held to the reference's convergence"
+        return "only the closed division is compared with the convergence of the reference"
     if type(logs[0].first("global_batch_size")) is not int:
         return "the logs name no global_batch_size"
     faulty = sum(1 for log in logs if log.faults)
@@ -204,24 +200,24 @@ def _no_set(logs: list[Lines]) -> str | None:
 
 
 def _figures(
-    heard: list[logging.LogRecord], logs: list[Lines], passed: bool, text: str, normalisation: float
+    records: list[logging.LogRecord], logs: list[Lines], passed: bool, text: str, normalisation: float
 ) -> Convergence:
-    """The checker tells its figures only through its log; there they are still numbers."""
+    """The checker reports its numbers only through its log."""
     record: dict[str, Any] = {}
     mean = None
-    for said in heard:
-        if said.msg.startswith(" RCP Record") and isinstance(said.args, dict):
-            record = dict(said.args)
-        if said.msg.startswith(" Submission mean epochs: ") and isinstance(said.args, tuple):
-            mean = float(said.args[0])  # type: ignore[arg-type]
+    for entry in records:
+        if entry.msg.startswith(" RCP Record") and isinstance(entry.args, dict):
+            record = dict(entry.args)
+        if entry.msg.startswith(" Submission mean epochs: ") and isinstance(entry.args, tuple):
+            mean = float(entry.args[0])  # type: ignore[arg-type]
     least = float(record["RCP Mean"] / record["Max Speedup"]) if record else None
     plain = ""
     if mean is not None and least is not None:
-        plain = "as many samples to the target as the reference allows" if passed else "too few samples to the target"
+        plain = "enough samples to the target" if passed else "fewer samples to the target than the reference allows"
     return Convergence(
         ran=True,
         passed=passed,
-        text="; ".join(filter(None, [plain, text.strip(), *spoken(heard, logging.WARNING)])),
+        text="; ".join(filter(None, [plain, text.strip(), *messages(records, logging.WARNING)])),
         logs=len(logs),
         batch_size=logs[0].first("global_batch_size"),
         mean_samples=mean,

@@ -1,4 +1,4 @@
-"""What a submission says about itself and no run can find out."""
+"""The fields of an MLPerf submission that no run can find out by itself."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ...config import require
 @dataclass(frozen=True, kw_only=True)
 class SubmissionConfig:
     log: bool = False
-    """Write mlperf.log into the run's folder, as the rules of MLPerf Training 6.1 want it."""
+    """Write mlperf.log into the run's folder, following the rules of MLPerf Training 6.1."""
     org: str = "recperf"
-    """Who submits; put your organisation's name here."""
+    """Name of the organisation that submits."""
     division: Literal["closed", "open"] = "closed"
-    """Closed: the benchmark's own model and rates. Open: your own."""
+    """Closed: the benchmark's own model and learning rates. Open: your own."""
     status: Literal["onprem", "cloud", "preview", "research"] = "research"
-    """How the system can be had: bought, rented, soon, or not at all."""
+    """Availability category of the system (MLPerf rules): on-premise, cloud, preview or research."""
     platform: str = "auto"
-    """Name of the system; auto takes the accelerator's name and number, or the processor's."""
+    """Name of the system; auto uses the number and name of the accelerators, or the name of the CPU."""
     cache_clear: bool = False
-    """Say so where you cleared the system's caches before the run, as the rules want; recperf cannot."""
+    """Set this if you cleared the system's caches before the run, as the rules require; recperf cannot do it."""
     config_filename: str = "config.json"
-    """The file that is disclosed as the run's config, next to the log."""
+    """Name of the file next to the log that discloses the config of the run."""
 
     def __post_init__(self) -> None:
         for name in ("org", "platform", "config_filename"):

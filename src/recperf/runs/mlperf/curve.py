@@ -1,4 +1,4 @@
-"""AUC against samples, of our logs beside the published ones, and the samples each needed to the target."""
+"""AUC against samples, for own and published logs, and the samples that each needed to reach the target."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Curve:
     name: str
     path: Path
     published: bool
-    """Another program's, shown beside ours."""
+    """Whether it is a published log, shown for comparison."""
     batch_size: int | None
     seed: int | None
     train_samples: int | None
     points: list[tuple[int, float]]
-    """Samples trained on and AUC, an evaluation each."""
+    """Training samples and AUC of every evaluation."""
     target: float
 
     @property
     def samples_to_target(self) -> int | None:
-        """Samples at the first evaluation that reached it; none where none did."""
+        """Samples at the first evaluation that reached the target; None if none did."""
         return next((samples for samples, auc in self.points if auc >= self.target), None)
 
     @property
@@ -53,7 +53,7 @@ class Curve:
 
 
 def curves(paths: list[Path], published: list[Path], target: float = TARGET) -> list[Curve]:
-    """Ours first, then the published ones that are not among ours."""
+    """The curves of own logs, then of published logs that are not among them."""
     ours = logs_in(paths)
     known = {path.resolve() for path in ours}
     others = [path for path in logs_in(published) if path.resolve() not in known]
@@ -64,10 +64,10 @@ def curves(paths: list[Path], published: list[Path], target: float = TARGET) -> 
 
 
 def _names(paths: list[Path]) -> dict[Path, str]:
-    """A run's log is called by its folder: all are named alike themselves."""
+    """The log of a run is named by its folder, because all of them have the same file name."""
     names = {path: path.absolute().parent.name if path.name == LOG_NAME else path.stem for path in paths}
-    twice = len(set(names.values())) < len(names)
-    return {path: str(path) for path in paths} if twice else names
+    ambiguous = len(set(names.values())) < len(names)
+    return {path: str(path) for path in paths} if ambiguous else names
 
 
 def _curve(path: Path, name: str, published: bool, target: float) -> Curve:
@@ -80,8 +80,8 @@ def _curve(path: Path, name: str, published: bool, target: float) -> Curve:
             points.append((line.samples, float(line.value)))
     if not points:
         raise DataError("this log has no evaluation: no eval_accuracy with a samples_count", where={"file": path})
-    whole = {key: lines.first(key) for key in ("global_batch_size", "seed", "train_samples")}
-    batch, seed, total = (value if type(value) is int else None for value in whole.values())
+    values = {key: lines.first(key) for key in ("global_batch_size", "seed", "train_samples")}
+    batch, seed, total = (value if type(value) is int else None for value in values.values())
     return Curve(
         name=name,
         path=path,
@@ -95,6 +95,6 @@ def _curve(path: Path, name: str, published: bool, target: float) -> Curve:
 
 
 def published_logs() -> list[Path]:
-    """Where published logs lie by convention: mlperf_logs in $RECPERF_GOLDEN or ../shared/golden; nowhere elsewhere."""
+    """The folder of published logs, if it exists: mlperf_logs in $RECPERF_GOLDEN or ../shared/golden."""
     folder = Path(os.environ.get("RECPERF_GOLDEN") or Path("..") / "shared" / "golden") / "mlperf_logs"
     return [folder] if folder.is_dir() and any(folder.glob("*.log")) else []

@@ -1,4 +1,4 @@
-"""The figure of convergence curves: a file of its own, or a page with its table."""
+"""The figure of convergence curves, as an image or as a page with its table."""
 
 from __future__ import annotations
 
@@ -23,65 +23,65 @@ OURS = ("#0b62d6", "#c2410c", "#0f7b4f", "#7c3aed", "#b4156b", "#0e7490", "#8a61
 PUBLISHED, DASHES = "#8a93a3", ("-", "--", ":", "-.")
 SUFFIXES = (".svg", ".png", ".html")
 MOST_NAMED = 9
-"""Curves with a name in the figure; the table has all."""
+"""Curves named in the figure; the table names all."""
 
 
-def write(found: list[Curve], out: Path) -> Path:
-    """The figure at its place, in the form its name asks for."""
+def write(curves: list[Curve], out: Path) -> Path:
+    """Write the figure in the format of the file name."""
     kind = out.suffix.lower()
     if kind not in SUFFIXES or out.is_dir():
         raise UsageError(f"--out must be a file that ends in {', '.join(SUFFIXES)}", where={"file": out})
     with require_matplotlib().rc_context({**SETTINGS, "axes.unicode_minus": True}):
-        figure = draw(found)
+        figure = draw(curves)
         content = _png(figure) if kind == ".png" else _svg(figure)
     if kind == ".html":
-        content = page(found, content.decode()).encode()
+        content = page(curves, content.decode()).encode()
     with writing(out, fix="choose another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, content)
     return out
 
 
-def draw(found: list[Curve]) -> Figure:
+def draw(curves: list[Curve]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.4, 5.2), dpi=150, facecolor="white")
     axes = figure.add_axes((0.065, 0.12, 0.655, 0.74))
-    ends = [curve.points[-1][0] for curve in found]
-    # A small run beside the benchmark would be a stroke at the left edge.
+    ends = [curve.points[-1][0] for curve in curves]
+    # On a linear axis, a small run beside the benchmark would be a stroke at the left edge.
     wide = max(ends) > 60 * min(ends)
-    _axes(axes, found, wide)
+    _axes(axes, curves, wide)
     ours = published = 0
     handles = []
-    for curve in found:
+    for curve in curves:
         if curve.published:
             style, published = (PUBLISHED, DASHES[published % len(DASHES)]), published + 1
         else:
             style, ours = (OURS[ours % len(OURS)], "-"), ours + 1
         handles += _line(axes, curve, *style, wide)
     figure.text(0.012, 0.94, "AUC on the hold-out against training samples", color=INK, fontsize=12, weight="bold")
-    figure.text(0.012, 0.895, f"dots and figures: samples to AUC {found[0].target:g}", color=MUTED, fontsize=9)
+    figure.text(0.012, 0.895, f"dots and numbers: samples to AUC {curves[0].target:g}", color=MUTED, fontsize=9)
     figure.legend(
-        handles[:MOST_NAMED], [_label(curve) for curve in found[:MOST_NAMED]], loc="upper left",
+        handles[:MOST_NAMED], [_label(curve) for curve in curves[:MOST_NAMED]], loc="upper left",
         bbox_to_anchor=(0.725, 0.88), frameon=False, fontsize=8.5, labelcolor=INK, handlelength=2.4, labelspacing=0.9,
     )  # fmt: skip
-    if len(found) > MOST_NAMED:
-        figure.text(0.738, 0.06, f"and {len(found) - MOST_NAMED} more", color=MUTED, fontsize=8.5)
+    if len(curves) > MOST_NAMED:
+        figure.text(0.738, 0.06, f"and {len(curves) - MOST_NAMED} more", color=MUTED, fontsize=8.5)
     return figure
 
 
 def _label(curve: Curve) -> str:
     name = curve.name if len(curve.name) <= 30 else f"…{curve.name[-29:]}"
     reached = curve.samples_to_target
-    said = counted(reached) if reached is not None else f"not reached, best {curve.best:.4f}"
-    return f"{name}\n{said}" + (", published" if curve.published else "")
+    text = counted(reached) if reached is not None else f"not reached, best {curve.best:.4f}"
+    return f"{name}\n{text}" + (", published" if curve.published else "")
 
 
-def _axes(axes: Axes, found: list[Curve], wide: bool) -> None:
+def _axes(axes: Axes, curves: list[Curve], wide: bool) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-    target = found[0].target
-    values = [auc for curve in found for _, auc in curve.points]
+    target = curves[0].target
+    values = [auc for curve in curves for _, auc in curve.points]
     low, high = min([*values, target]), max([*values, target])
     room = (high - low or 0.1) * 0.06
     axes.set_ylim(low - room, high + room * 1.6)
@@ -89,7 +89,7 @@ def _axes(axes: Axes, found: list[Curve], wide: bool) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(NullLocator())
     else:
-        axes.set_xlim(0, max(count for curve in found for count, _ in curve.points) * 1.04 or 1)
+        axes.set_xlim(0, max(count for curve in curves for count, _ in curve.points) * 1.04 or 1)
         axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: counted(value)))
     for name, spine in axes.spines.items():
@@ -120,7 +120,7 @@ def _line(axes: Axes, curve: Curve, colour: str, dashes: str, wide: bool) -> lis
 
 
 def counted(value: float) -> str:
-    """A count of samples, short."""
+    """A short count of samples."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             digits = max(0, 2 - int(math.log10(abs(value) / limit)))
@@ -147,11 +147,11 @@ def _png(figure: Figure) -> bytes:
     return drawn.getvalue()
 
 
-def rows(found: list[Curve]) -> list[list[str]]:
-    """The table beside the figure; its first row is the head."""
-    target = found[0].target
+def rows(curves: list[Curve]) -> list[list[str]]:
+    """The table of the curves; its first row is the head."""
+    target = curves[0].target
     head = ["", "batch", "seed", "evaluations", "best AUC", f"samples to {target:g}", "epochs"]
-    return [head, *(_row(curve) for curve in found)]
+    return [head, *(_row(curve) for curve in curves)]
 
 
 def _row(curve: Curve) -> list[str]:
@@ -186,9 +186,9 @@ th:first-child, td:first-child {{ text-align: left; }}
 """
 
 
-def page(found: list[Curve], figure: str) -> str:
-    """One file that needs nothing else."""
-    head, *body = rows(found)
+def page(curves: list[Curve], figure: str) -> str:
+    """A page in one self-contained file."""
+    head, *body = rows(curves)
     lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
     lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in body]
     table = "".join(f"<tr>{line}</tr>" for line in lines)

@@ -1,4 +1,4 @@
-"""What the log discloses about a run: every value its keys need, in the order the log has them."""
+"""The values that the log discloses about a run, in the order of the log."""
 
 from __future__ import annotations
 
@@ -15,58 +15,55 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A run as it is, not as the rules would have it: what they want is the checker's business."""
+    """A run as it is; whether it follows the rules is for the checker to decide."""
 
     seed: int
-    """Of the run; no two runs of a submission may share it."""
+    """Seed of the run; no two runs of a submission may share it."""
     train_samples: int
     """Samples of one pass over all training windows."""
     eval_samples: int
-    """Samples of an evaluation."""
+    """Samples in an evaluation."""
     global_batch_size: int
-    """Samples a step, of all devices together."""
+    """Samples per step, over all devices."""
     learning_rate: float
-    """Of Adam, after the rise."""
+    """Learning rate of Adam after warm-up."""
     table_learning_rate: float
-    """Of row-wise Adagrad, after the rise."""
+    """Learning rate of row-wise Adagrad after warm-up."""
     warmup_steps: int
-    """Steps in which both rates rise."""
+    """Steps of learning rate warm-up."""
     max_sequence_length: int
-    """Tokens of the longest row: context, history and candidate."""
+    """Tokens of the longest sequence: context, history and candidate."""
     eval_every_data_pct: float
-    """Part of the training samples between two evaluations, as a fraction."""
+    """Fraction of the training samples between two evaluations."""
     skip_eval_epoch_pct: float = 0.0
-    """Part of the training samples before the first evaluation, as a fraction."""
+    """Fraction of the training samples before the first evaluation."""
     warmup_start_rate: float = 0.0
-    """Rate at which the rise begins."""
+    """Learning rate at the start of warm-up."""
     beta1: float = 0.95
-    """Of Adam."""
+    """Of Adam, as are the next three."""
     beta2: float = 0.999
-    """Of Adam."""
     epsilon: float = 1e-8
-    """Of Adam."""
     weight_decay: float = 0.0
-    """Of Adam."""
     clip: float = 1.0
-    """Largest norm of the dense gradient."""
+    """Norm to which dense gradients are clipped."""
     gradient_accumulation_steps: int = 1
-    """Batches whose gradients make one step."""
+    """Batches whose gradients are accumulated in one step."""
     micro_batch_size: int | None = None
-    """Samples a device takes at once; none means the whole batch."""
+    """Samples that a device processes at once; None: the whole batch."""
     linear_precision: Precision = "fp32"
     """Lowest precision in linear layers."""
     attention_precision: Precision = "fp32"
     """Lowest precision in attention."""
     communication_precision: Precision = "fp32"
-    """Lowest precision between devices; that of the values themselves where there is one device."""
+    """Lowest precision of communication; with one device, the precision of the values."""
     tensor_parallelism: int = 1
-    """Devices a layer is cut over."""
+    """Devices that share a layer."""
     pipeline_parallelism: int = 1
-    """Stages of a pipeline."""
+    """Pipeline stages."""
     context_parallelism: int = 1
-    """Devices a sequence is cut over."""
+    """Devices that share a sequence."""
     expert_parallelism: int = 1
-    """Devices experts are spread over."""
+    """Devices that share the experts."""
 
     def __post_init__(self) -> None:
         for name in ("train_samples", "eval_samples", "global_batch_size", "max_sequence_length"):
@@ -74,8 +71,8 @@ class Facts:
         require(self.micro_batch_size is None or self.micro_batch_size >= 1, "micro_batch_size", 0, "at least 1")
 
     def prologue(self, submission: SubmissionConfig, platform: str) -> list[tuple[str, Value]]:
-        """Keys and values before init_stop. The batch size stands before the rates: the rules derive their bounds from
-        it as they read."""
+        """Keys and values before init_stop. The batch size comes before the learning rates: the checker derives their
+        bounds from it as it reads."""
         return [
             ("submission_benchmark", BENCHMARK),
             ("submission_org", submission.org),
@@ -112,10 +109,10 @@ class Facts:
 
 
 def this_platform() -> str:
-    """A name for this machine: its accelerators, or its processor where it has none."""
+    """A name for this machine: its accelerators, or its CPU if it has none."""
     from collections import Counter
 
     from ...machine import cpu_model, gpus
 
-    named = Counter(gpu["name"] for gpu in gpus())
-    return " + ".join(f"{count}x {name}" for name, count in named.items()) or cpu_model()
+    counts = Counter(gpu["name"] for gpu in gpus())
+    return " + ".join(f"{count}x {name}" for name, count in counts.items()) or cpu_model()

@@ -1,4 +1,4 @@
-"""The official package, imported where it is used; what it prints, logs or leaves by stays inside."""
+"""The official package, imported where it is used, with its printing and logging captured."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BENCHMARK = "dlrmv4"
 RULESET = "6.1.0"
 USAGE = "training"
 RUNS = 10
-"""Logs of a submission."""
+"""Logs that a submission needs."""
 TARGET = 0.75
-"""AUC at which the benchmark is done."""
+"""AUC that ends the benchmark."""
 
 
 def official(name: str) -> Any:
@@ -29,7 +29,7 @@ def official(name: str) -> Any:
         raise MachineError("MLPerf logs need mlperf-logging", fix="pip install 'recperf[mlperf]'") from None
 
 
-class _Heard(logging.Handler):
+class _Capture(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.NOTSET)
         self.records: list[logging.LogRecord] = []
@@ -39,24 +39,24 @@ class _Heard(logging.Handler):
 
 
 @contextlib.contextmanager
-def overheard() -> Iterator[list[logging.LogRecord]]:
-    """What the checkers say through the root logger, and nothing of it on the terminal.
+def captured_log() -> Iterator[list[logging.LogRecord]]:
+    """What the checkers log through the root logger; nothing of it reaches the terminal.
 
-    They log through functions that give a root logger without handlers one of its own, so it must have one meanwhile.
+    Their logging functions add a handler to a root logger that has none, so it gets one here meanwhile.
     """
-    root, ear = logging.getLogger(), _Heard()
+    root, capture = logging.getLogger(), _Capture()
     before, level = root.handlers, root.level
-    root.handlers, silence = [ear], io.StringIO()
+    root.handlers, silence = [capture], io.StringIO()
     root.setLevel(logging.INFO)
     try:
         with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield ear.records
+            yield capture.records
     finally:
         root.handlers = before
         root.setLevel(level)
 
 
-def spoken(records: list[logging.LogRecord], level: int = logging.ERROR) -> list[str]:
-    """What was said at a level or above, each on one line."""
+def messages(records: list[logging.LogRecord], level: int = logging.ERROR) -> list[str]:
+    """The messages of a level or above, each on one line."""
     return [" ".join(record.getMessage().split()) for record in records if record.levelno >= level]

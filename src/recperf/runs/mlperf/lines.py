@@ -1,17 +1,25 @@
-"""MLLOG lines read back, from any program's log."""
+"""Reads the MLLOG lines of a log that any program wrote."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from ...errors import DataError
+from ...jsonfile import Problem, decode, fit
 
 TOKEN = b":::MLLOG "
 LOG_NAME = "mlperf.log"
-_KINDS: dict[str, type | tuple[type, ...]] = {"key": str, "time_ms": (int, float), "metadata": dict}
+
+
+class _Event(Struct):
+    key: str
+    value: Any
+    time_ms: Annotated[float, Meta(ge=-(1 << 60), le=1 << 60)]
+    metadata: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +29,7 @@ class Line:
     time_ms: int
     metadata: dict[str, Any]
     end: int
-    """Bytes of the log up to and with this line."""
+    """Bytes of the log up to the end of this line."""
 
     @property
     def samples(self) -> int | None:
@@ -31,10 +39,10 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A line that is no MLLOG line."""
+    """A line that is not an MLLOG event."""
 
     number: int
-    """Of the line, from 1."""
+    """Line number, from 1."""
     what: str
 
 
@@ -44,75 +52,59 @@ class Lines:
     faults: list[Fault]
 
     def first(self, key: str) -> Any:
-        """The value of the first line with that key; none where there is none."""
+        """The value of the first line with that key; None if there is none."""
         return next((line.value for line in self.good if line.key == key), None)
 
 
-def scan(content: bytes, *, others: bool = False) -> Lines:
-    """Every line of a log. With `others`, lines without the mark are another program's output and passed over."""
+def scan(content: bytes, *, mixed: bool = False) -> Lines:
+    """Every line of a log. In a `mixed` log, lines without the MLLOG token are other output and are skipped."""
     good: list[Line] = []
     faults: list[Fault] = []
     end = 0
     for number, raw in enumerate(content.splitlines(keepends=True), start=1):
         end += len(raw)
         start = raw.rfind(TOKEN)
-        if start < 0 or (start > 0 and not others):
-            if not others:
-                faults.append(Fault(number=number, what="has no :::MLLOG mark"))
+        if start < 0 or (start > 0 and not mixed):
+            if not mixed:
+                faults.append(Fault(number=number, what="has no :::MLLOG token"))
             continue
-        found = _parsed(raw[start + len(TOKEN) :], end)
-        if isinstance(found, Line):
-            good.append(found)
+        line = _parse(raw[start + len(TOKEN) :], end)
+        if isinstance(line, Line):
+            good.append(line)
         else:
-            faults.append(Fault(number=number, what=found))
+            faults.append(Fault(number=number, what=line))
     return Lines(good=good, faults=faults)
 
 
-def _parsed(text: bytes, end: int) -> Line | str:
+def _parse(text: bytes, end: int) -> Line | str:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return "is not JSON after its mark"
-    if not isinstance(value, dict) or "value" not in value:
-        return "is no event: it needs key, value, time_ms and metadata"
-    for name, kind in _KINDS.items():
-        if not isinstance(value.get(name), kind) or isinstance(value[name], bool) or value[name] != value[name]:
-            return f"is no event: its {name} is {_short(value.get(name))}"
-    if abs(value["time_ms"]) > 1 << 60:
-        return "is no event: its time_ms is no time"
-    return Line(
-        key=value["key"],
-        value=value["value"],
-        time_ms=int(value["time_ms"]),
-        metadata=value["metadata"],
-        end=end,
-    )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+        value = decode(text)
+    except ValueError:
+        return "is not JSON after its token"
+    event = fit(value, _Event)
+    if isinstance(event, Problem):
+        return f"is not an event: {event}"
+    return Line(key=event.key, value=event.value, time_ms=int(event.time_ms), metadata=event.metadata, end=end)
 
 
 def read(path: Path) -> Lines:
-    """A log of this or another program, a torn end and lines between others' output included; a file without a single
-    MLLOG line is none."""
+    """The lines of a log, which may be mixed with other output and end in half a line; it must have an MLLOG line."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
-    found = scan(content, others=True)
-    if not found.good:
-        raise DataError("this is no MLPerf log: it has no :::MLLOG line", where={"file": path})
-    return found
+    lines = scan(content, mixed=True)
+    if not lines.good:
+        raise DataError("this is not an MLPerf log: it has no :::MLLOG line", where={"file": path})
+    return lines
 
 
 def logs_in(paths: list[Path]) -> list[Path]:
-    """The logs that files and folders name: a run's own, or every log and result file of a folder."""
-    found: list[Path] = []
+    """The logs that files and folders name: the log of a run, or every log and result file of a folder."""
+    logs: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            found.append(path)
+            logs.append(path)
             continue
         own = path / LOG_NAME
         inside = [own] if own.exists() else sorted({*path.glob("result_*.txt"), *path.glob("*.log")})
@@ -122,5 +114,5 @@ def logs_in(paths: list[Path]) -> list[Path]:
                 where={"folder": path},
                 fix="recperf run dlrm-v4 --mlperf writes one",
             )
-        found += inside
-    return found
+        logs += inside
+    return logs

@@ -1,9 +1,9 @@
-"""The log of a run in MLPerf's form, one file across any number of interruptions.
+"""Writes the MLPerf log of a run: one file, however often the run is interrupted and resumed.
 
 log = MLPerfLog(folder / "mlperf.log", SubmissionConfig(log=True))
 log.begin()
 log.start(facts)
-log.rewind(saved)                       # what a checkpoint kept, or None
+log.rewind(state)                       # the state in a checkpoint, or None
 log.train_loss(8192, 0.138, 4e-11)
 log.evaluation_begins(8192)
 log.evaluation_ends(8192, 0.76, goes_on=False)
@@ -30,16 +30,16 @@ from .library import official
 from .lines import Fault, scan
 
 SOURCE = Path(__file__).resolve().parents[3]
-"""What the names of source files in the log are relative to: a log must not tell where recperf is installed."""
+"""Names of source files in the log are relative to this, so that a log does not show where recperf is installed."""
 NEW_RUN = "start a new run"
 
 Kind = Literal["event", "start", "end"]
 
 
 class _OneWrite(logging.Handler):
-    """Puts each line into the file by a single write, so that a kill leaves whole lines.
+    """Writes each line with a single write, so that a kill leaves whole lines.
 
-    mllog swallows what a handler raises and logs that instead, so what went wrong is kept and raised by the log.
+    mllog catches and logs what a handler raises, so a failure is stored here and raised by MLPerfLog.
     """
 
     def __init__(self, handle: int) -> None:
@@ -65,7 +65,7 @@ class _OneWrite(logging.Handler):
 
 
 class MLPerfLog:
-    """Writes what the rules of MLPerf Training 6.1 want; what the log has already is never written again."""
+    """Writes the events that MLPerf Training 6.1 requires; an event that the log already has is not written again."""
 
     def __init__(self, path: Path, submission: SubmissionConfig) -> None:
         self.path = path
@@ -74,7 +74,7 @@ class MLPerfLog:
         with writing(path):
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._writer = _OneWrite(self._handle)
-        # Not from logging.getLogger: a logger of that registry would outlive this log and write for its successor too.
+        # Not logging.getLogger: a registered logger would outlive this log and also write into the next one.
         logger = logging.Logger("recperf.mlperf", logging.INFO)
         logger.addHandler(self._writer)
         self._mllog = mllog.MLLogger(logger, root_dir=re.escape(str(SOURCE)))
@@ -82,19 +82,19 @@ class MLPerfLog:
         whole = content.rfind(b"\n") + 1
         lines = scan(content[:whole])
         if not lines.faults and not any(line.key == "run_start" for line in lines.good):
-            # A run that never started has no time to keep: the process that starts it has its own initialisation.
+            # Nothing before run_start counts: the process that starts the run logs its own initialisation.
             whole = 0
         if whole != len(content):
             self._cut(whole)
         self._load()
 
     def begin(self) -> None:
-        """Initialisation starts; as early in the process as can be."""
+        """Log the start of initialisation; call it as early as possible."""
         self._once("event", "cache_clear", self.submission.cache_clear)
         self._once("start", "init_start")
 
     def start(self, facts: Facts) -> None:
-        """Initialisation is over and the run starts; a log that has begun is held against the facts instead."""
+        """Log the start of the run; in a log that has started, check that the facts are the same."""
         self.begin()
         platform = self.submission.platform
         if platform == "auto":
@@ -123,23 +123,23 @@ class MLPerfLog:
             self._mark("start", "block_start", samples)
 
     def stop(self, samples: int, reached: bool) -> None:
-        """The run is over, with the target reached or without."""
+        """Log the end of the run."""
         if "run_stop" in self._values:
             return
         self._end_block(samples)
         self._mark("end", "run_stop", samples, status="success" if reached else "aborted")
 
     def state(self) -> dict[str, Any]:
-        """How much of the log there is, for a checkpoint. It is on disk first, or a power cut could leave a checkpoint
-        that knows more than the log has."""
+        """Length and digest of the log, for a checkpoint. The log is synced first: after a power cut, it must not be
+        shorter than a checkpoint says."""
         with writing(self.path):
             os.fsync(self._handle)
         return {"bytes": self._size, "digest": self._digest.hexdigest()}
 
     def rewind(self, state: dict[str, Any] | None) -> None:
-        """Cut the log back to a checkpoint's moment. None: there was no checkpoint, so back to where training began."""
+        """Cut the log back to the state of a checkpoint; None: there is none, so back to the start of training."""
         content = self._content()
-        size = len(content) if state is None else self._agreed(content, state)
+        size = len(content) if state is None else self._matching_size(content, state)
         lines = scan(content[:size])
         first = next((line.end for line in lines.good if line.key == "block_start"), None)
         if state is None and first is not None:
@@ -155,8 +155,8 @@ class MLPerfLog:
             os.close(self._handle)
             self._handle = -1
 
-    def _agreed(self, content: bytes, state: dict[str, Any]) -> int:
-        """The size a checkpoint remembers, if the log up to there is what it remembers too."""
+    def _matching_size(self, content: bytes, state: dict[str, Any]) -> int:
+        """The length of the log in a checkpoint's state, if the log up to there has the same digest."""
         size, digest = state.get("bytes"), state.get("digest")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not isinstance(digest, str):
             raise DataError(
@@ -185,7 +185,7 @@ class MLPerfLog:
             os.ftruncate(self._handle, size)
 
     def _load(self) -> None:
-        """Know again what the file has."""
+        """Read the state of the log from its file."""
         content = self._content()
         self._size, self._digest = len(content), hashlib.sha256(content)
         lines = scan(content)
@@ -211,9 +211,9 @@ class MLPerfLog:
             self._write(kind, key, value)
         elif self._values[key] != value:
             raise DataError(
-                f"{self.path.name} was begun with {key} {self._values[key]!r}, this run has {value!r}",
+                f"{self.path.name} was started with {key} {self._values[key]!r}, this run has {value!r}",
                 where={"file": self.path},
-                fix="resume with the settings it was begun with, or start a new run",
+                fix="resume with the original settings, or start a new run",
             )
 
     def _end_block(self, samples: int) -> None:
@@ -221,7 +221,7 @@ class MLPerfLog:
             self._mark("end", "block_stop", samples)
 
     def _mark(self, kind: Kind, key: str, samples: int, value: Value = None, **more: Value) -> None:
-        """An event at a place in the stream of samples."""
+        """Log an event at a number of samples."""
         total = self._values.get("train_samples")
         if not isinstance(total, (int, float)):
             raise DataError(f"{self.path.name} has no train_samples before {key}", where={"file": self.path})
@@ -230,7 +230,7 @@ class MLPerfLog:
 
     def _write(self, kind: Kind, key: str, value: Value, metadata: dict[str, Any] | None = None) -> None:
         self._refuse(self._faults)
-        # A clock that was set back must not make a run end before it began.
+        # Times must not decrease, even if the system clock was set back.
         now = max(int(time.time() * 1000), self._latest)
         getattr(self._mllog, kind)(key, value, metadata=metadata, time_ms=now)
         failure, self._writer.failure = self._writer.failure, None

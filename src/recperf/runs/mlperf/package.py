@@ -1,4 +1,4 @@
-"""A result folder as MLPerf's package checker wants it, from logs and the facts of the machine they ran on."""
+"""Creates a result folder in the layout of MLPerf's package checker, from logs and the facts of their machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 
 from ...errors import DataError, GateFailed, UsageError
 from ...files import sync_folder, writing
+from ...jsonfile import decode
 from .check import Verdict, verdict
-from .library import BENCHMARK, RULESET, RUNS, USAGE, official, overheard, spoken
+from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
 from .lines import Lines, read
 from .system import describe, to_fill_in
 
@@ -27,7 +28,7 @@ class Package:
     passed: bool
     """Whether the official package checker accepts it as it is."""
     faults: list[str]
-    """What it says against it."""
+    """The checker's objections."""
     left: list[str]
     """What a submitter must still do."""
 
@@ -43,10 +44,10 @@ class Package:
 
 
 def package(folder: Path, logs: list[Path], *, force: bool = False) -> Package:
-    """Lay the folder out beside its place and rename it: it is there whole or not at all."""
+    """Create the folder under a temporary name and rename it: it appears whole or not at all."""
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError("the folder is there already, and not empty", where={"folder": folder}, fix="name another one")
+        raise UsageError("the folder exists and is not empty", where={"folder": folder}, fix="choose another folder")
     verdicts = [verdict(path) for path in logs]
     if not force:
         _refuse(verdicts)
@@ -68,18 +69,18 @@ def package(folder: Path, logs: list[Path], *, force: bool = False) -> Package:
 
 
 def _refuse(verdicts: list[Verdict]) -> None:
-    failed = [found for found in verdicts if not found.passed]
+    failed = [verdict for verdict in verdicts if not verdict.passed]
     if failed:
         first = failed[0]
         raise GateFailed(
             f"{len(failed)} of {len(verdicts)} logs fail the official checker",
             where={"log": first.path, "rule": first.failures[0].text if first.failures else "see recperf mlperf check"},
-            fix="recperf mlperf check LOG...; --force packs them all the same",
+            fix="recperf mlperf check LOG...; --force packs them anyway",
         )
 
 
 def _shared(paths: list[Path], logs: list[Lines]) -> str:
-    """The system's name, which all logs must agree on, as they must on who submits and where."""
+    """The name of the system. All logs must agree on it, on the submitter, the division and the benchmark."""
     for key in ("submission_platform", "submission_org", "submission_division", "submission_benchmark"):
         values = [log.first(key) for log in logs]
         odd = next((index for index, value in enumerate(values) if value != values[0]), None)
@@ -92,12 +93,12 @@ def _shared(paths: list[Path], logs: list[Lines]) -> str:
 
 
 def file_name(platform: str) -> str:
-    """A system's name as a folder's and a file's: the checker finds one by the other."""
+    """The name of a system as a folder and file name: the checker finds one by the other."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "_", platform).strip("._") or "system"
 
 
 def _lay_out(folder: Path, paths: list[Path], logs: list[Lines], platform: str) -> list[str]:
-    """Write every file; what is left to do is returned."""
+    """Write every file; return what is left to do."""
     name = file_name(platform)
     results, code = folder / "results" / name / BENCHMARK, folder / "benchmarks" / BENCHMARK
     for place in (results, code, folder / "systems"):
@@ -118,15 +119,15 @@ def _lay_out(folder: Path, paths: list[Path], logs: list[Lines], platform: str) 
     (folder / "systems" / f"{name}.json").write_text(json.dumps(system, indent=2) + "\n")
     left = _left(paths, logs, system, name, own)
     if without:
-        left.append(f"benchmarks/{BENCHMARK}: no config lay beside the log of {', '.join(without)}")
+        left.append(f"benchmarks/{BENCHMARK}: there is no config next to the log of {', '.join(without)}")
     (code / "README.md").write_text(_readme(platform, len(paths), left, configs=len(without) < len(paths)))
     return left
 
 
 def _machine(paths: list[Path]) -> tuple[dict[str, Any], bool]:
-    """Facts of the machine the first log ran on, where its run has them; else of this one."""
+    """Facts of the machine of the first log and True if its run has them, otherwise of this machine and False."""
     try:
-        facts = json.loads((paths[0].parent / "machine.json").read_bytes())
+        facts = decode((paths[0].parent / "machine.json").read_bytes())
     except (OSError, ValueError):
         facts = None
     if isinstance(facts, dict) and "fingerprint" in facts:
@@ -139,11 +140,11 @@ def _machine(paths: list[Path]) -> tuple[dict[str, Any], bool]:
 def _left(paths: list[Path], logs: list[Lines], system: dict[str, str], name: str, own: bool) -> list[str]:
     left = [f"systems/{name}.json: fill in {', '.join(to_fill_in(system))}"]
     if not own:
-        left.append(f"systems/{name}.json: no machine.json lay beside the logs, so it describes this machine")
+        left.append(f"systems/{name}.json: there is no machine.json next to the logs, so it describes this machine")
     if len(paths) != RUNS:
-        left.append(f"results: a submission has {RUNS} logs, here are {len(paths)}")
+        left.append(f"results: a submission has {RUNS} logs, this one has {len(paths)}")
     if logs[0].first("submission_org") == "recperf":
-        left.append("logs: submission_org is recperf; run with --mlperf.org set to who submits")
+        left.append("logs: submission_org is recperf; run with --mlperf.org set to the submitter")
     if not all(log.first("cache_clear") is True for log in logs):
         left.append(
             "logs: cache_clear is not true; clear the system's caches before a run and set --mlperf.cache-clear"
@@ -171,21 +172,21 @@ repeated with
 
 
 def checked(folder: Path) -> tuple[bool, list[str]]:
-    """The official package checker's verdict. It works on a copy: it writes scaling factors among the results."""
+    """The verdict of the official package checker, on a copy: it writes scaling factors into the results."""
     checker = official("package_checker.package_checker")
     compliance = official("compliance_checker.mlp_compliance")
     with tempfile.TemporaryDirectory(prefix="recperf-") as place:
         copy = Path(place) / "package"
         shutil.copytree(folder, copy)
         try:
-            with overheard() as heard:
+            with captured_log() as records:
                 systems = checker.check_systems(str(copy), USAGE, RULESET)
                 results = checker.check_training_result_files(
                     str(copy), USAGE, RULESET, False, False, False, False, False
                 )
         except (Exception, SystemExit) as error:
-            return False, [f"the package checker broke off: {type(error).__name__}: {error}"[:300]]
+            return False, [f"the package checker failed: {type(error).__name__}: {error}"[:300]]
         finally:
             compliance.enqueued_configs.clear()
-        faults = [text.replace(f"{copy}/", "") for text in spoken(heard)]
+        faults = [text.replace(f"{copy}/", "") for text in messages(records)]
     return bool(systems and results), faults

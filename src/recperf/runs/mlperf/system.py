@@ -1,4 +1,4 @@
-"""A system's description: what the machine tells of itself is filled in, the rest is left to whoever submits."""
+"""The description of a system: known facts are filled in, the rest is left to the submitter."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FIELDS = (
     "operating_system",
     "sw_notes",
 )
-"""What the official checker wants to find in the file."""
+"""The fields that the official checker requires."""
 _MAY_BE_EMPTY = ("hw_notes", "sw_notes")
 _STATUS = {
     "onprem": "Available on-premise",
@@ -52,7 +52,7 @@ _STATUS = {
 
 
 def describe(facts: dict[str, Any], submission: dict[str, Any], platform: str) -> dict[str, str]:
-    """Every field as text, which is how the checker joins them; empty where the machine does not tell."""
+    """Every field as text, as the checker expects; empty if it is not known."""
     listed, caches = facts.get("gpus"), facts.get("caches")
     gpus = [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
     sizes = [(level, size) for level, size in caches.items() if type(size) is int] if isinstance(caches, dict) else []

@@ -1,4 +1,4 @@
-"""What the official checker says, by rule and in plain words. Its own messages quote the code that failed."""
+"""Messages of the official checker by rule, in plain words: its own messages quote the code that failed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _EVALUATION = {
     "'samples_count' in": "samples_count",
     "'epoch_num' in": "samples_count",
 }
-"""The parts of the rules for eval_accuracy, by what their code has."""
+"""The parts of the rules for eval_accuracy, by a piece of their code."""
 
-_WANTED = {
+_REQUIRED = {
     "train_samples: value": "the benchmark has 2,290,835,423 training samples",
     "eval_samples: value": "the benchmark's hold-out has 2,058,204 samples",
     "max_sequence_length: value": "it must be 4096 (open division: a whole number above 0)",
     "opt_name: value": "it must be Adam",
-    "opt_base_learning_rate: value": "it must be 0.5 to 1.5 times 1e-6 · global_batch_size / 8192, and stand after it",
+    "opt_base_learning_rate: value": "it must be 0.5 to 1.5 times 1e-6 · global_batch_size / 8192, and come after it",
     "opt_sparse_base_learning_rate: value": "it must be the dense rate (open division: within the same bounds)",
     "opt_adam_beta_1: value": "it must be 0.95",
     "opt_adam_beta_2: value": "it must be 0.999",
@@ -36,11 +36,11 @@ _WANTED = {
     "32768",
     "eval_accuracy: range": "it must be 0 to 1",
     "eval_accuracy: target": "no evaluation reached 0.75",
-    "init_stop: value": "it must follow init_start within 30 minutes (open division: 240) and stand before run_start",
-    "init_start: value": "it must stand before init_stop and run_start",
-    "run_start: value": "it must stand after init_stop",
-    "run_stop: value": "it must stand after run_start and have a status",
-    "block_start: value": "it must stand after run_start and have samples_count",
+    "init_stop: value": "it must follow init_start within 30 minutes (open division: 240) and come before run_start",
+    "init_start: value": "it must come before init_stop and run_start",
+    "run_start: value": "it must come after init_stop",
+    "run_stop: value": "it must come after run_start and have a status",
+    "block_start: value": "it must come after run_start and have samples_count",
     "submission_division: value": "it must be closed or open",
 }
 
@@ -57,18 +57,18 @@ class Failure:
 
 
 def failures(messages: list[tuple[str | None, str]]) -> list[Failure]:
-    """One for each rule: a rule that fails on many lines is told of the first, and how many there are."""
-    found: dict[str, list[str]] = {}
+    """One failure per rule: of a rule that fails on many lines, the first line and how many there are."""
+    by_rule: dict[str, list[str]] = {}
     for key, message in messages:
-        rule, text = _said(key, message)
-        found.setdefault(rule, []).append(text)
+        rule, text = _translate(key, message)
+        by_rule.setdefault(rule, []).append(text)
     return [
         Failure(rule=rule, text=texts[0] + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""))
-        for rule, texts in found.items()
+        for rule, texts in by_rule.items()
     ]
 
 
-def _said(key: str | None, message: str) -> tuple[str, str]:
+def _translate(key: str | None, message: str) -> tuple[str, str]:
     if count := re.match(
         r"Required (EXACTLY_ONE|AT_LEAST\w*(?:\(\d+\))?) occurrence of (.+?)(?: but found (\d+))?(?: w|$)", message
     ):
@@ -77,10 +77,10 @@ def _said(key: str | None, message: str) -> tuple[str, str]:
         return _value(*failed.groups())
     if target := re.match(r"Failed checks for (\w+) :", message):
         rule = f"{target[1]}: target"
-        return rule, _WANTED.get(rule, " ".join(message.split()))
+        return rule, _REQUIRED.get(rule, " ".join(message.split()))
     if message.startswith("Failed executing"):
         name = key or "the log"
-        return f"{name}: undecided", f"{name} cannot be judged: a key the rule builds on is missing or has no number"
+        return f"{name}: undecided", f"{name} cannot be judged: a key that the rule uses is missing or not a number"
     if message.startswith("Could not find config file"):
         return "submission_benchmark: known", "there are no rules for the benchmark or division this log names"
     if message.startswith("Log lines had parsing errors"):
@@ -88,13 +88,12 @@ def _said(key: str | None, message: str) -> tuple[str, str]:
     return f"{key or 'log'}: other", " ".join(message.split())[:300]
 
 
-def _occurrence(wanted: str, keys: str, found: str | None) -> tuple[str, str]:
-    names = re.findall(r"'([^']+)'", keys)
-    said = " or ".join(sorted(names))
-    if wanted == "EXACTLY_ONE":
-        missing = "is missing" if found == "0" else f"is there {found} times with different values"
-        return f"{said}: once", f"{said} {missing}; it must be there once"
-    return f"{said}: present", f"{said} is missing"
+def _occurrence(required: str, keys: str, count: str | None) -> tuple[str, str]:
+    names = " or ".join(sorted(re.findall(r"'([^']+)'", keys)))
+    if required == "EXACTLY_ONE":
+        wrong = "is missing" if count == "0" else f"occurs {count} times with different values"
+        return f"{names}: once", f"{names} {wrong}; it must occur once"
+    return f"{names}: present", f"{names} is missing"
 
 
 def _value(key: str, line: str, full: str, test: str) -> tuple[str, str]:
@@ -102,13 +101,13 @@ def _value(key: str, line: str, full: str, test: str) -> tuple[str, str]:
     if key == "eval_accuracy":
         kind = next((name for code, name in _EVALUATION.items() if code in test), kind)
     rule = f"{key}: {kind}"
-    wanted = _WANTED.get(rule, f"the rule asks {test.strip()}")
+    required = _REQUIRED.get(rule, f"the rule is {test.strip()}")
     # The checker counts MLLOG lines from 0.
-    return rule, f"{key}{_shown(full, kind)} (event {int(line) + 1}): {wanted}"
+    return rule, f"{key}{_shown(full, kind)} (event {int(line) + 1}): {required}"
 
 
 def _shown(full: str, kind: str) -> str:
-    """The value of the line at fault, or the place of an evaluation."""
+    """The value of the failing line, or the samples count of an evaluation."""
     try:
         event = json.loads(full[full.index("{") :])
         if kind in ("grid", "first"):
