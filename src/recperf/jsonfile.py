@@ -119,7 +119,7 @@ def _problem(message: str, value: Any) -> Problem:
 
     steps = [name or index for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place)]
     places = list(_places(steps, value))
-    path, inner = next((found for found in places if at_fault(found[1])), places[0])
+    path, inner = next((place for place in places if at_fault(place[1])), places[0])
     if missing:
         return Problem((*path, missing[1]), "")
     expected = re.match(r"Expected `([^`]+)`(?:, got| ([<>]=) (\S+))?", text)
@@ -160,7 +160,7 @@ def _unknown_field(value: Any, built: Any) -> tuple[str, ...] | None:
     else:
         return None
     for key, item in value.items():
-        found = _unknown_field(item, inner[key])
-        if found:
-            return (key, *found)
+        path = _unknown_field(item, inner[key])
+        if path:
+            return (key, *path)
     return None

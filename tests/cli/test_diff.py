@@ -59,7 +59,7 @@ def test_the_gate_lets_pass_and_stops(call) -> None:
     assert "gate: nothing got slower by more than 50%" in out
     code, out, err = call("old", "new", "--gate", "5%")
     assert code == 5
-    assert "error: slower beyond the gate of 5%: step +8.2%, data +44.4%" in err
+    assert "error: slower by more than the gate of 5%: step +8.2%, data +44.4%" in err
     assert "data: 900 µs -> 1.30 ms" in err
     assert "+44.4%" in out
     assert call("new", "old", "--gate", "5%")[0] == 0
@@ -90,7 +90,7 @@ def test_one_object_on_stdout(call) -> None:
     assert found["error"]["exit_code"] == 5
     assert found["components"][0]["name"] == "data"
     assert found["kernels"][0]["change"] == pytest.approx(0.05 / 0.252)
-    assert "slower beyond the gate" in err
+    assert "slower by more than the gate" in err
     code, out, err = call("old", "old", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["notes"] == ["a profile is compared with itself"]

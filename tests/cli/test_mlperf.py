@@ -108,7 +108,7 @@ def test_the_published_logs_are_a_plain_failure(call: Call, made: ModuleType, go
         (("curve", "notes.txt"), 3, "not an MLPerf log"),
         (("curve", "notes.txt", "--target", "1.5"), 2, "an AUC is above 0"),
         (("curve", "--published", "nowhere"), 3, "cannot read nowhere"),
-        (("package", "out"), 2, "needs a folder to make"),
+        (("package", "out"), 2, "needs a folder to create"),
         (("package", "empty", "empty"), 2, "among the logs"),
         (("package", "out", "notes.txt"), 3, "not an MLPerf log"),
     ],

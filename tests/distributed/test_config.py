@@ -6,7 +6,7 @@ import pytest
 
 from recperf.distributed.config import DistributedConfig
 from recperf.errors import ConfigError
-from recperf.runs.resume import contract_of
+from recperf.runs.resume import fixed_fields
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop
 
 
@@ -44,7 +44,7 @@ def test_an_unknown_table_names_the_known_ones() -> None:
 
 def test_a_resumed_run_may_be_divided_otherwise() -> None:
     other = replace(laptop(), distributed=DistributedConfig(sharding="uid=row", timeout_s=9, pipeline=False))
-    assert contract_of(other) == contract_of(laptop())
+    assert fixed_fields(other) == fixed_fields(laptop())
     # What is sent changes numbers.
     half = replace(laptop(), distributed=DistributedConfig(all_to_all="fp16"))
-    assert contract_of(half) != contract_of(laptop())
+    assert fixed_fields(half) != fixed_fields(laptop())

@@ -22,7 +22,7 @@ from recperf.cli import main
 from recperf.errors import RecperfError
 from recperf.execution import training
 from recperf.execution.training import SeedTraining
-from recperf.runs.resume import contract_of
+from recperf.runs.resume import fixed_fields
 from recperf.train.loop import Position
 
 TESTS, EACH = 20, 25
@@ -93,7 +93,7 @@ def resumed(folder: Path, started: list[Any]) -> Start:
         "state": flat(one.trial.state()),
         "position": position,
         "history": one.evaluator.history,
-        "contract": contract_of(one.job.config),
+        "contract": fixed_fields(one.job.config),
         "data": batches,
         "baselines": json.loads((folder / "baselines.json").read_bytes()),
         "events": _events((folder / "events.jsonl").read_text()),

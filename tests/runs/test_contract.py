@@ -107,8 +107,8 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 def failed(folder: Path, claims: tuple[Claim, ...] = CLAIMS) -> dict[str, str]:
     found = check_run(folder, claims)
     assert len(found) == len(contract.ALWAYS) + len(claims)
-    assert all(isinstance(finding, Finding) and finding.found for _, finding in found)
-    return {name: finding.found for name, (_, finding) in zip(NAMES, found) if not finding.holds}
+    assert all(isinstance(finding, Finding) and finding.detail for _, finding in found)
+    return {name: finding.detail for name, (_, finding) in zip(NAMES, found) if not finding.holds}
 
 
 def edit(folder: Path, name: str, change: Callable[[Any], object]) -> None:
@@ -129,9 +129,9 @@ def edit_events(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict
 def test_a_fresh_run_passes(folder: Path) -> None:
     assert failed(folder) == {}
     found = dict(check_run(folder, CLAIMS))
-    assert found["evidence is intact"].found == f"{len(present(folder))} files match seal.json"
-    assert "(above 0." in found["the logged metrics meet the quality target"].found
-    shares = [finding.found for text, finding in found.items() if "forward pass" in text]
+    assert found["evidence is intact"].detail == f"{len(present(folder))} files match seal.json"
+    assert "(above 0." in found["the logged metrics meet the quality target"].detail
+    shares = [finding.detail for text, finding in found.items() if "forward pass" in text]
     assert shares == ["embedding with hash 0.75 of forward (at least 0.60)"]
 
 
@@ -288,7 +288,7 @@ def test_a_target_can_be_worked_out_by_its_workload(folder: Path) -> None:
         return {"beat": None if data["synthetic"] else "majority", "accuracy": None, "auc": config["target"]["auc"]}
 
     found = judge(contract.quality_target(target), Evidence(folder))
-    assert "target.beat is 'user_item_bias', the config gives None" in found.found
+    assert "target.beat is 'user_item_bias', the config gives None" in found.detail
     edit(folder, "result.json", lambda r: r["quality"]["target"].update(beat=None))
     assert judge(contract.quality_target(target), Evidence(folder)).holds
 
@@ -337,9 +337,9 @@ def test_a_claim_that_breaks_does_not_hold_and_says_so_on_one_line(folder: Path)
 
     finding = judge(Claim(name="x", text="x", holds=breaks), Evidence(folder))
     assert not finding.holds
-    assert finding.found.startswith("cannot be evaluated: KeyError")
-    assert finding.found.isprintable()
-    finding.found.encode()
+    assert finding.detail.startswith("cannot be evaluated: KeyError")
+    assert finding.detail.isprintable()
+    finding.detail.encode()
 
 
 def spoil(value: Any, chance: random.Random) -> Any:

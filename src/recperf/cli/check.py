@@ -18,11 +18,11 @@ from ..workloads import find, names
 from .parse import parse
 from .terminal import Terminal, print_error, print_json
 
-DESCRIPTION = """Work out again, from the files of a run, everything its workload claims about it.
-A claim whose evidence is missing, altered or another run's fails."""
+DESCRIPTION = """Recompute, from the files of a run, every claim that its workload makes.
+A claim fails if its evidence is missing, was changed or belongs to another run."""
 
 MARKS = ("config.json", "result.json", SEAL)
-"""A folder with one of these is a run, also when the others were taken away."""
+"""A folder with one of these files is a run, even if the others were removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,14 @@ class Options:
     json: bool = False
     """Print the findings as one JSON object on stdout, everything else on stderr."""
     quiet: bool = False
-    """Say nothing but errors."""
+    """Print only errors."""
 
 
-def command(words: list[str]) -> int:
-    options = parse(Options, words, prog="recperf check", description=DESCRIPTION, default=Options())
+def command(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="recperf check", description=DESCRIPTION, default=Options())
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     reports = []
-    for folder in chosen(options):
+    for folder in requested_runs(options):
         reports.append(report(folder))
         terminal.say(as_text(reports[-1]))
     error = failure(reports)
@@ -55,73 +55,73 @@ def command(words: list[str]) -> int:
     return error.exit_code
 
 
-def chosen(options: Options) -> list[Path]:
-    """The runs the command line means, each once."""
+def requested_runs(options: Options) -> list[Path]:
+    """The runs that the command line names, each once."""
     for folder in options.runs:
         if not is_run(folder):
             raise DataError("no run there", where={"folder": folder}, fix="recperf check runs/<name of the run>")
-    found = list(options.runs)
+    folders = list(options.runs)
     if options.all is not None:
         if not options.all.is_dir():
             raise DataError("no folder there", where={"folder": options.all})
         inside = sorted(path for path in options.all.iterdir() if is_run(path))
         if not inside:
             raise UsageError("no runs in this folder", where={"folder": options.all}, fix="recperf check --all runs")
-        found += inside
-    if not found:
+        folders += inside
+    if not folders:
         raise UsageError("check needs a run, or --all with a folder of runs", fix="recperf check --all runs")
-    return list({folder.resolve(): folder for folder in found}.values())
+    return list({folder.resolve(): folder for folder in folders}.values())
 
 
 def is_run(folder: Path) -> bool:
-    """A folder that claims something; a profile claims nothing."""
+    """Whether a folder holds a run; a profile makes no claims."""
     if not folder.is_dir() or (folder / PROFILE_MARK).exists():
         return False
     return any((folder / name).exists() for name in MARKS)
 
 
 def report(folder: Path) -> dict[str, Any]:
-    """What was found about one run."""
-    name, claims = contract_of(folder)
+    """The findings about one run."""
+    name, claims = claims_of(folder)
     findings = check_run(folder, claims)
     rows = [
-        {"name": claim.name, "text": text, "holds": finding.holds, "found": finding.found}
+        {"name": claim.name, "text": text, "holds": finding.holds, "found": finding.detail}
         for claim, (text, finding) in zip((*ALWAYS, *claims), findings)
     ]
     holds = all(row["holds"] for row in rows)
     return {"run": printable(str(folder)), "workload": name, "holds": holds, "claims": rows}
 
 
-def contract_of(folder: Path) -> tuple[str | None, tuple[Claim, ...]]:
-    """The workload a run names and what it claims; a run of no known workload claims, in vain, to be of one."""
+def claims_of(folder: Path) -> tuple[str | None, tuple[Claim, ...]]:
+    """The workload of a run and its claims; for an unknown workload, one claim that fails."""
     try:
         name = Evidence(folder).config.workload
     except NoEvidence as lack:
-        return None, (_of_no_workload(f"no evidence: {lack}"),)
+        return None, (_unknown_workload(f"no evidence: {lack}"),)
     if name not in names():
-        return printable(name), (_of_no_workload(f"{name!r} is not among {', '.join(names())}"),)
+        return printable(name), (_unknown_workload(f"{name!r} is not among {', '.join(names())}"),)
     try:
         _, values = read_config(folder)
         config: Any = from_json(find(name).config, values)
     except RecperfError as error:
-        return name, (_of_no_workload(f"its config cannot be read: {error.what}"),)
+        return name, (_unknown_workload(f"its config cannot be read: {error.what}"),)
     return name, find(name).claims(config)
 
 
-def _of_no_workload(found: str) -> Claim:
-    finding = Finding(holds=False, found=found)
+def _unknown_workload(detail: str) -> Claim:
+    finding = Finding(holds=False, detail=detail)
     return Claim(name="workload", text="the workload is known", holds=lambda evidence: finding)
 
 
-def as_text(found: dict[str, Any]) -> str:
-    lines = [f"{found['run']} ({found['workload'] or 'unknown workload'})"]
-    for row in found["claims"]:
+def as_text(report: dict[str, Any]) -> str:
+    lines = [f"{report['run']} ({report['workload'] or 'unknown workload'})"]
+    for row in report["claims"]:
         lines.append(f"  {'ok' if row['holds'] else 'FAILED':<6}  {row['text']}: {row['found']}")
     return "\n".join(lines)
 
 
 def failure(reports: list[dict[str, Any]]) -> GateFailed | None:
-    """How many claims failed, and which in which run; none when everything holds."""
+    """How many claims failed, and which in which run; None if all hold."""
     failed = {r["run"]: [row["name"] for row in r["claims"] if not row["holds"]] for r in reports}
     failed = {run: names for run, names in failed.items() if names}
     if not failed:

@@ -32,8 +32,8 @@ class Options:
     """Print one JSON object on stdout, everything else on stderr."""
 
 
-def command(words: list[str]) -> int:
-    options = parse(Options, words, prog="recperf compare", description=DESCRIPTION, default=Options())
+def command(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="recperf compare", description=DESCRIPTION, default=Options())
     if len(options.runs) < 2:
         raise UsageError("compare needs at least two runs", fix="recperf compare runs/<one> runs/<other>")
     comparison = compare([read(folder) for folder in options.runs])

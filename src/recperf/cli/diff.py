@@ -15,9 +15,9 @@ from ..runs.report.text import columns
 from .parse import parse
 from .terminal import print_error, print_json
 
-DESCRIPTION = """What got slower or faster between two profiles, by part of the step and by kernel. The second is held
-against the first. Exits 5 when --gate is given and the step, or a part of at least 5% of it, got slower by more than
-the gate with ranges from p20 to p80 that do not overlap."""
+DESCRIPTION = """Show what got slower or faster from the first profile to the second, by part of the step and by kernel.
+Exits 5 if --gate is given and the step, or a part of at least 5% of it, got slower by more than the gate and the ranges
+from p20 to p80 do not overlap."""
 
 TOP = 12
 
@@ -25,27 +25,27 @@ TOP = 12
 @dataclass(frozen=True, kw_only=True)
 class Options:
     profiles: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PROFILE PROFILE")] = ()
-    """Two profile.json files, or folders that hold one: of recperf profile, or of any run."""
+    """Two profile.json files, or folders that hold one: of recperf profile or of any run."""
     gate: str | None = None
-    """Exit 5 when something got slower by more than this, such as 5%."""
+    """Exit 5 if something got slower by more than this percentage, such as 5%."""
     json: bool = False
     """Print one JSON object on stdout, everything else on stderr."""
 
 
-def command(words: list[str]) -> int:
-    options = parse(Options, words, prog="recperf diff", description=DESCRIPTION, default=Options())
+def command(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="recperf diff", description=DESCRIPTION, default=Options())
     if len(options.profiles) != 2:
         raise UsageError(f"diff needs two profiles, got {len(options.profiles)}", fix="recperf diff OLD NEW")
     gate = parse_gate(options.gate) if options.gate is not None else None
     old, new = (load(path) for path in options.profiles)
-    found = diff(old, new)
-    error = failure(found, gate)
+    difference = diff(old, new)
+    error = failure(difference, gate)
     if options.json:
-        held = None if gate is None else {"limit": gate, "beyond": [c.name for c in found.regressions(gate)]}
+        checked = None if gate is None else {"limit": gate, "beyond": [c.name for c in difference.regressions(gate)]}
         # One object on stdout: the error goes into it instead of after it.
-        print_json({**found.as_json(), "gate": held, **(error.as_json() if error else {})})
+        print_json({**difference.as_json(), "gate": checked, **(error.as_json() if error else {})})
     else:
-        print(as_text(found))
+        print(as_text(difference))
         if gate is not None and error is None:
             print(f"\ngate: nothing got slower by more than {gate * 100:.4g}%")
     if error is None:
@@ -54,9 +54,9 @@ def command(words: list[str]) -> int:
     return error.exit_code
 
 
-def failure(found: Diff, gate: float | None) -> GateFailed | None:
-    """Which parts are beyond the gate; none where none is."""
-    beyond = found.regressions(gate) if gate is not None else []
+def failure(difference: Diff, gate: float | None) -> GateFailed | None:
+    """The parts that exceed the gate; None if none does."""
+    beyond = difference.regressions(gate) if gate is not None else []
     if gate is None or not beyond:
         return None
     listed = ", ".join(f"{component(change.name)} {change_text(change)}" for change in beyond)
@@ -65,35 +65,35 @@ def failure(found: Diff, gate: float | None) -> GateFailed | None:
         for change in beyond
         if change.old and change.new
     }
-    return GateFailed(f"slower beyond the gate of {gate * 100:.4g}%: {listed}", where=where)
+    return GateFailed(f"slower by more than the gate of {gate * 100:.4g}%: {listed}", where=where)
 
 
-def as_text(found: Diff) -> str:
-    lines = [f"{found.files[0]} -> {found.files[1]}"]
-    lines += [f"WARNING: {text}" for text in found.warnings]
-    lines += [f"note: {text}" for text in found.notes]
+def as_text(difference: Diff) -> str:
+    lines = [f"{difference.files[0]} -> {difference.files[1]}"]
+    lines += [f"WARNING: {text}" for text in difference.warnings]
+    lines += [f"note: {text}" for text in difference.notes]
     rows = [["", "before", "p20 – p80", "after", "p20 – p80", "change", ""]]
-    rows.append(_row("step", found.step))
-    rows += [_row(component(change.name), change) for change in found.components]
+    rows.append(_row("step", difference.step))
+    rows += [_row(component(change.name), change) for change in difference.components]
     lines += ["", "step and parts, the largest change first", *columns(rows, left=(6,))]
-    lines += ["", "kernels", *_kernels(found)]
+    lines += ["", "kernels", *_kernels(difference)]
     return "\n".join(lines)
 
 
 def _row(name: str, change: Change) -> list[str]:
-    said = []
+    cells = []
     for ms in (change.old, change.new):
-        said += [time(ms["p50"]), spread(ms)] if ms else [NONE, NONE]
-    return [short(name, 30), *said, change_text(change) if change.ratio is not None else NONE, change.says]
+        cells += [time(ms["p50"]), spread(ms)] if ms else [NONE, NONE]
+    return [short(name, 30), *cells, change_text(change) if change.ratio is not None else NONE, change.says]
 
 
-def _kernels(found: Diff) -> list[str]:
-    if found.no_kernels:
-        return [f"  {found.no_kernels}"]
+def _kernels(difference: Diff) -> list[str]:
+    if difference.no_kernels:
+        return [f"  {difference.no_kernels}"]
     groups = (
-        ("in both", [k for k in found.kernels if k.old_ms is not None and k.new_ms is not None and k.more_ms]),
-        ("gone", [k for k in found.kernels if k.new_ms is None]),
-        ("new", [k for k in found.kernels if k.old_ms is None]),
+        ("in both", [k for k in difference.kernels if k.old_ms is not None and k.new_ms is not None and k.more_ms]),
+        ("gone", [k for k in difference.kernels if k.new_ms is None]),
+        ("new", [k for k in difference.kernels if k.old_ms is None]),
     )
     rows = [["", "before", "after", "difference", "count before", "after"]]
     lines = []
@@ -103,7 +103,7 @@ def _kernels(found: Diff) -> list[str]:
             rows += [[f"  and {len(kernels) - TOP} more", *[""] * 5]] if len(kernels) > TOP else []
     if len(rows) > 1:
         lines += columns(rows, shorten_first=True)
-    same = sum(1 for k in found.kernels if k.old_ms is not None and k.new_ms is not None and not k.more_ms)
+    same = sum(1 for k in difference.kernels if k.old_ms is not None and k.new_ms is not None and not k.more_ms)
     return [*lines, *([f"  {same} take the same time in both"] if same else [])] or ["  none in either"]
 
 

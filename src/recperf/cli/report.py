@@ -13,7 +13,7 @@ from ..runs.report import run_report
 from .parse import parse
 from .terminal import print_json
 
-DESCRIPTION = """Write the page of a run: one HTML file with figures, tables and provenance that needs nothing else.
+DESCRIPTION = """Write the page of a run: one self-contained HTML file with figures, tables and provenance.
 Several runs give one page with a comparison on top."""
 
 
@@ -27,8 +27,8 @@ class Options:
     """Print one JSON object."""
 
 
-def command(words: list[str]) -> int:
-    options = parse(Options, words, prog="recperf report", description=DESCRIPTION, default=Options())
+def command(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="recperf report", description=DESCRIPTION, default=Options())
     if not options.runs:
         raise UsageError("report needs the folder of a run", fix="recperf report runs/<name of the run>")
     page = write(list(options.runs), options.out)
@@ -40,7 +40,7 @@ def command(words: list[str]) -> int:
 
 
 def write(runs: list[Path], out: Path | None) -> Path:
-    """The page at its place, by default inside the one run or here for several."""
+    """Write the page, by default inside the run, or here for several runs."""
     if out is not None and out.is_dir():
         raise UsageError("--out is a folder; name a file", where={"folder": out}, fix=f"--out {out / 'report.html'}")
     place = runs[0] / "report.html" if len(runs) == 1 else Path("report-compare.html")

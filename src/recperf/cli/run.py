@@ -20,12 +20,12 @@ from ..files import require_writable, write_atomic
 from ..runs.record import Run, read_config
 from ..runs.resume import (
     Change,
-    allowed_before,
+    allowed_fields,
+    changed_before,
     changes,
-    contract_of,
+    fixed_fields,
     free_changes,
-    known_fields,
-    remember,
+    record_changes,
     require_allowed,
 )
 from ..train.stop import StopFlag
@@ -121,8 +121,8 @@ def start_ranks(arguments: list[str], options: Options[Any]) -> int:
 
 def allowed_changes(choice: Choice, options: Options[Any]) -> list[Change]:
     """The changed fields of a resumed run that affect its numbers; each of them must be allowed."""
-    allow = known_fields(options.allow_change, choice.config)
-    changed = changes(contract_of(choice.config), contract_of(with_absolute_paths(options.values)))
+    allow = allowed_fields(options.allow_change, choice.config)
+    changed = changes(fixed_fields(choice.config), fixed_fields(with_absolute_paths(options.values)))
     require_allowed(changed, allow, {"run": choice.resume})
     return changed
 
@@ -238,7 +238,7 @@ def changed(choice: Choice, options: Options[Any], config: Any, record: Run, ter
     edits = [*allowed_changes(choice, options), *free_changes(choice.config, config)]
     for change in edits:
         terminal.notice(f"{change.field} changes from {change.was!r} to {change.now!r}")
-    before = remember(record.folder, config, edits)
+    before = record_changes(record.folder, config, edits)
     if any(change.field.startswith("data.") for change in edits):
         # The baselines were computed from other rows.
         (record.folder / "baselines.json").unlink(missing_ok=True)
@@ -268,7 +268,7 @@ def train(
 
     peaks = (lambda: at_hand(terminal)) if options.peaks else None
     # A field that config.json already has with its new value was edited there by hand.
-    allow = (*allowed_before(record.folder), *known_fields(options.allow_change, config)) if choice.resume else ()
+    allow = (*changed_before(record.folder), *allowed_fields(options.allow_change, config)) if choice.resume else ()
     world = current()
     world.broadcast(allow)
     return execute(choice.workload, config, world.share_run(record), stop, terminal, peaks, allow=allow)

@@ -16,7 +16,7 @@ from ..errors import ConfigError, DataError, RecperfError
 from ..machine import available_bytes, out_of_memory
 from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
-from ..runs.resume import changes, is_free, noted_of, require_allowed
+from ..runs.resume import changes, is_free, recorded_fields, require_allowed
 from ..train.cadence import Due, Minutes, either, every, never
 from ..train.checkpoint import CheckpointStore
 from ..train.checkpoint_state import shape_mismatch, tensor_bytes
@@ -73,7 +73,7 @@ class SeedTraining:
     def __init__(self, job: Job, seed: int, trial: Trial, store: CheckpointStore) -> None:
         self.job, self.seed, self.trial, self.store = job, seed, trial, store
         self.run, self.report = job.run, job.report
-        self.contract = noted_of(job.config)
+        self.contract = recorded_fields(job.config)
         """The config fields that a checkpoint is bound to, and free ones whose changes are logged."""
         self.submission: Submission | None = None
         if job.log and job.workload.submission:

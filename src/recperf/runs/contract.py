@@ -41,7 +41,7 @@ LOSS_ENDS = 0.05
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     holds: bool
-    found: str
+    detail: str
     """What the evidence shows, in one line."""
 
 
@@ -65,17 +65,17 @@ def judge(claim: Claim, evidence: Evidence) -> Finding:
     try:
         finding = claim.holds(evidence)
     except NoEvidence as lack:
-        finding = Finding(holds=False, found=f"no evidence: {lack}")
+        finding = Finding(holds=False, detail=f"no evidence: {lack}")
     except Exception as error:
-        finding = Finding(holds=False, found=f"cannot be evaluated: {type(error).__name__}: {error}")
-    return Finding(holds=finding.holds, found=printable(finding.found))
+        finding = Finding(holds=False, detail=f"cannot be evaluated: {type(error).__name__}: {error}")
+    return Finding(holds=finding.holds, detail=printable(finding.detail))
 
 
-def _finding(objections: Iterable[str], found: str) -> Finding:
-    """The objections against a claim or, if there are none, what was found."""
+def _finding(objections: Iterable[str], detail: str) -> Finding:
+    """The objections against a claim or, if there are none, the detail."""
     reasons = list(objections)
     more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
-    return Finding(holds=not reasons, found="; ".join(reasons[:3]) + more if reasons else found)
+    return Finding(holds=not reasons, detail="; ".join(reasons[:3]) + more if reasons else detail)
 
 
 def _intact(evidence: Evidence) -> Finding:
@@ -84,7 +84,7 @@ def _intact(evidence: Evidence) -> Finding:
 
 def _described(evidence: Evidence) -> Finding:
     wrong = fault(evidence.raw("result.json"))
-    return Finding(holds=wrong is None, found=wrong or "every field exists and has its type")
+    return Finding(holds=wrong is None, detail=wrong or "every field exists and has its type")
 
 
 def _one_run(evidence: Evidence) -> Finding:
@@ -329,8 +329,8 @@ def rate_below(component: str, bytes_per_s: float) -> Claim:
         part = _component("profile.json", evidence.profile.components, component)
         moved = _positive(f"profile.json: bytes of {component}", part.bytes)
         rate = moved / (_positive(f"profile.json: p50 of {component}", part.ms.p50) / 1e3)
-        found = f"{component} {rate / 1e9:,.4g} GB/s (below {bytes_per_s / 1e9:,.4g})"
-        return Finding(holds=rate < bytes_per_s, found=found)
+        detail = f"{component} {rate / 1e9:,.4g} GB/s (below {bytes_per_s / 1e9:,.4g})"
+        return Finding(holds=rate < bytes_per_s, detail=detail)
 
     text = f"{component} moves fewer than {bytes_per_s / 1e9:,.4g} GB/s"
     return Claim(name=f"rate of {component}", text=text, holds=holds)
@@ -350,8 +350,8 @@ def share_of_forward_at_least(component: str, share: float, with_: tuple[str, ..
         if min(part.ms.p50 for part in forward) < 0:
             raise NoEvidence("profile.json has a component with a negative time")
         own = sum(_positive(f"profile.json: p50 of {part.name}", part.ms.p50) for part in counted)
-        found = own / sum(part.ms.p50 for part in forward)
-        return Finding(holds=found >= share, found=f"{label} {found:.2f} of forward (at least {share:.2f})")
+        measured = own / sum(part.ms.p50 for part in forward)
+        return Finding(holds=measured >= share, detail=f"{label} {measured:.2f} of forward (at least {share:.2f})")
 
     text = f"{label} takes at least {share:.0%} of the forward pass"
     return Claim(name=f"share of {component}", text=text, holds=holds)
@@ -362,15 +362,15 @@ def pair_ratio_at_least(component: str, ratio: float) -> Claim:
 
     def holds(evidence: Evidence) -> Finding:
         pair = evidence.pair
-        found = _ms("cold", pair.cold, component) / _ms("hot", pair.hot, component)
+        measured = _ms("cold", pair.cold, component) / _ms("hot", pair.hot, component)
         stated = pair.ratio.get(component)
         objections = [*_unequal_work(pair.hot, pair.cold, component)]
         if pair.ids.cold <= pair.ids.hot:
             objections.append("pair.json: the cold arm draws from no more ids than the hot one")
-        if stated is None or not math.isclose(stated, found, rel_tol=MEASURED_SAME):
-            objections.append(f"pair.json states a ratio of {stated}, its arms give {found:.6g}")
-        shown = f"{component} {found:.2f} times as long cold as hot (at least {ratio:g})"
-        return _finding(objections if found >= ratio else [*objections, shown], shown)
+        if stated is None or not math.isclose(stated, measured, rel_tol=MEASURED_SAME):
+            objections.append(f"pair.json states a ratio of {stated}, its arms give {measured:.6g}")
+        shown = f"{component} {measured:.2f} times as long cold as hot (at least {ratio:g})"
+        return _finding(objections if measured >= ratio else [*objections, shown], shown)
 
     text = f"{component} takes at least {ratio:g} times as long on cold rows, at equal work"
     return Claim(name=f"cold over hot: {component}", text=text, holds=holds)
@@ -405,8 +405,8 @@ def loss_falls(by: float) -> Claim:
     def holds(evidence: Evidence) -> Finding:
         falls = {seed: _fall(evidence.losses(seed)) for seed in evidence.seeds()}
         least = min(falls, key=lambda seed: falls[seed])
-        found = f"by {falls[least]:.4g} in seed {least}, the least of {len(falls)} (at least {by:g})"
-        return Finding(holds=falls[least] >= by, found=found)
+        detail = f"by {falls[least]:.4g} in seed {least}, the least of {len(falls)} (at least {by:g})"
+        return Finding(holds=falls[least] >= by, detail=detail)
 
     return Claim(name="loss", text=f"the loss falls by at least {by:g} with every seed", holds=holds)
 

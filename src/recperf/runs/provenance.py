@@ -12,7 +12,7 @@ PACKAGES = ("recperf", "torch", "numpy", "triton", "tyro", "rich", "pooch")
 
 
 def checkout() -> dict[str, Any]:
-    """Commit and whether files differ from it; nulls where recperf does not run from a checkout of its own."""
+    """Commit of the checkout and whether it has uncommitted changes; None if recperf does not run from its checkout."""
     source = Path(__file__).resolve().parents[3]
     unknown = {"commit": None, "dirty": None}
     if not (source / ".git").exists() or not (source / "src" / "recperf").is_dir():
@@ -23,20 +23,20 @@ def checkout() -> dict[str, Any]:
     return {"commit": commit, "dirty": bool(_git(source, "status", "--porcelain"))}
 
 
-def _git(folder: Path, *words: str) -> str | None:
+def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def packages() -> dict[str, str]:
-    """Installed versions of what a result may depend on."""
-    found = {"python": platform.python_version()}
+    """Installed versions of the packages that a result may depend on."""
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

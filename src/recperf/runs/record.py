@@ -1,4 +1,4 @@
-"""A run's folder: everything about one execution, written as it happens.
+"""The folder of a run: everything about one execution, written as it happens.
 
 runs/micro-dlrm-20261115-031500-a1b2c3/
   config.json  machine.json  events.jsonl  trial-42.json  checkpoints/  result.json
@@ -24,9 +24,9 @@ from .schemas import SavedConfig, require_schema
 
 CONFIG_SCHEMA = 1
 PROFILE_MARK = ".profile"
-"""In a folder that a profile is, or was to be, written to."""
+"""Marks a folder as one for a profile."""
 OWN_FILES = ("config.json", "progress.json", "data.json", "machine.json", "baselines.json", "events.jsonl", ".lock")
-"""What a run writes before it trains."""
+"""The files that a run writes before it trains."""
 
 
 def now() -> str:
@@ -39,7 +39,7 @@ class Run:
     def __init__(self, folder: Path, *, made: bool = False) -> None:
         self.folder = folder
         self._made = made
-        """Whether the folder itself is ours, and not one the user had."""
+        """Whether this process created the folder."""
         self._began = monotonic()
         self._lock = self._hold()
         self._events = self._open_events()
@@ -69,7 +69,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """An existing run, to go on with."""
+        """Open an existing run to resume it."""
         read_config(folder / "config.json")
         if (folder / PROFILE_MARK).exists():
             raise UsageError(
@@ -97,7 +97,7 @@ class Run:
         path = self.folder / "events.jsonl"
         with writing(path):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            # A crash can tear the last line; what is whole stays.
+            # A crash can leave half a line at the end; whole lines stay.
             size = os.fstat(handle).st_size
             whole = os.pread(handle, size, 0).rfind(b"\n") + 1
             if whole != size:
@@ -105,23 +105,23 @@ class Run:
         return handle
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one line. A single write, so that a kill leaves whole lines."""
+        """Append one line with a single write, so that a kill leaves whole lines."""
         line = json.dumps({"kind": kind, "t": round(monotonic() - self._began, 3), **fields}, allow_nan=False)
         with writing(self.folder / "events.jsonl"):
             os.write(self._events, line.encode() + b"\n")
 
     @property
     def event_bytes(self) -> int:
-        """How long the log is; a checkpoint remembers it, so that a resumed log repeats nothing."""
+        """The length of the log; a checkpoint stores it, so that a resumed run does not log a step twice."""
         return os.fstat(self._events).st_size
 
     def sync_events(self) -> None:
-        """Put the log on disk: a checkpoint must not know more of it than a power cut leaves."""
+        """Sync the log to disk: after a power cut it must not be shorter than a checkpoint says."""
         with writing(self.folder / "events.jsonl"):
             os.fsync(self._events)
 
     def event_digest(self, size: int | None = None) -> str:
-        """Of the log's first bytes, or of all of it; a checkpoint remembers it, so that a changed log is noticed."""
+        """Digest of the first bytes of the log, or of all; a checkpoint stores it, so that a changed log is noticed."""
         content = self._logged()
         return hashlib.sha256(content if size is None else content[:size]).hexdigest()
 
@@ -133,7 +133,7 @@ class Run:
             raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
 
     def rewind_events(self, size: int, digest: str | None = None) -> None:
-        """Drop what was logged after a checkpoint: the resumed training logs those steps again."""
+        """Cut the log back to a checkpoint: the resumed training logs the later steps again."""
         if size > self.event_bytes:
             raise DataError("events.jsonl is shorter than its checkpoint says", where={"folder": self.folder})
         if digest is not None and self.event_digest(size) != digest:
@@ -144,7 +144,7 @@ class Run:
             os.ftruncate(self._events, size)
 
     def forget_events(self, seed: int) -> None:
-        """Drop what a training logged that has no checkpoint yet: it starts over, and logs its steps again."""
+        """Drop what a training without a checkpoint logged: it starts over and logs its steps again."""
         size = 0
         for line in self._logged().splitlines(keepends=True):
             try:
@@ -160,7 +160,7 @@ class Run:
         self.rewind_events(size)
 
     def digest(self, name: str) -> str | None:
-        """Of a file of the run; none where there is none."""
+        """Digest of a file of the run; None if it does not exist."""
         path = self.folder / name
         try:
             return sha256(path) if path.exists() else None
@@ -181,17 +181,16 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the result is there and sealed, which is the last thing a run does."""
+        """Whether the run is finished: sealing is the last thing that a run does."""
         return (self.folder / "seal.json").exists()
 
     @property
     def began(self) -> bool:
-        """Whether anything was trained."""
+        """Whether any training has started."""
         return self.event_bytes > 0 or (self.folder / "checkpoints").exists()
 
     def discard(self, *also: str) -> None:
-        """Remove what a run that could not even begin has written, and files it names; a folder that was there before
-        stays, and all that was in it."""
+        """Remove the files of a run that could not start, and those in `also`; a folder that existed before stays."""
         for name in (*OWN_FILES, *also):
             (self.folder / name).unlink(missing_ok=True)
         if self._made:

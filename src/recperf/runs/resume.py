@@ -1,7 +1,8 @@
-"""What a resumed run may change: the contract is every field of its config that could change a number.
+"""Which fields of its config a resumed run may change.
 
-The contract stands in config.json and in each checkpoint. A field in it that differs is refused by name, unless the
-user allowed that change; then config.json remembers it, since the next checkpoint may be hours away.
+Fixed fields are those that could change a number. They are saved in config.json and in each checkpoint. A fixed field
+that differs is refused by name unless the user allowed the change; config.json records allowed changes at once, because
+the next checkpoint may be hours away.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
     "distributed.sharding", "distributed.placement", "distributed.timeout_s", "distributed.pipeline",
 )  # fmt: skip
-"""Fields outside the contract: where the data lies (its digest is compared anyway), who fetches it, when to save, and
-which rank holds what."""
+"""Fields that may change freely: the path of the data (its digest is compared anyway), who reads it, when checkpoints
+are saved, and which rank holds which table."""
 
 
 @dataclass(frozen=True)
@@ -38,26 +39,26 @@ class Change:
 
 
 def fields_of(config: Any) -> dict[str, Any]:
-    """Every field of a config under its dotted name, as JSON values."""
+    """Every field of a config by its dotted name, as JSON values."""
     return flatten(to_json(config))
 
 
-def contract_of(config: Any) -> dict[str, Any]:
-    """What a run is bound to."""
+def fixed_fields(config: Any) -> dict[str, Any]:
+    """The fields that a resumed run may not change."""
     return {name: value for name, value in fields_of(config).items() if not is_free(name)}
 
 
-def noted_of(config: Any) -> dict[str, Any]:
-    """The contract, and what may change freely but is noted when it does: how tables are divided among ranks, say."""
-    return {name: value for name, value in fields_of(config).items() if not is_free(name) or _is_noted(name)}
+def recorded_fields(config: Any) -> dict[str, Any]:
+    """The fixed fields, and free ones whose changes are recorded, such as how ranks divide the tables."""
+    return {name: value for name, value in fields_of(config).items() if not is_free(name) or _is_recorded(name)}
 
 
 def free_changes(was: Any, now: Any) -> list[Change]:
-    """Fields outside the contract whose changes are noted all the same."""
-    return [change for change in changes(noted_of(was), noted_of(now)) if is_free(change.field)]
+    """Changes of free fields that are recorded."""
+    return [change for change in changes(recorded_fields(was), recorded_fields(now)) if is_free(change.field)]
 
 
-def _is_noted(field: str) -> bool:
+def _is_recorded(field: str) -> bool:
     return field.startswith("distributed.")
 
 
@@ -66,13 +67,13 @@ def is_free(field: str) -> bool:
 
 
 def changes(was: dict[str, Any], now: dict[str, Any]) -> list[Change]:
-    """Fields that both know and that differ; one that a later version added has no earlier value to differ from."""
+    """Fields that differ. A field that only one side has was added by a later version and does not count."""
     return [Change(name, was[name], now[name]) for name in was if name in now and was[name] != now[name]]
 
 
-def require_allowed(found: list[Change], allow: Iterable[str], where: dict[str, object]) -> None:
-    """Refuse the first change that was not allowed, by name."""
-    refused = [change for change in found if change.field not in set(allow)]
+def require_allowed(changes: list[Change], allow: Iterable[str], where: dict[str, object]) -> None:
+    """Refuse changes that the user did not allow; the error names the first."""
+    refused = [change for change in changes if change.field not in set(allow)]
     if refused:
         raise ConfigError(
             refused[0].text,
@@ -81,37 +82,38 @@ def require_allowed(found: list[Change], allow: Iterable[str], where: dict[str, 
         )
 
 
-def known_fields(named: Iterable[str], config: Any) -> tuple[str, ...]:
+def allowed_fields(names: Iterable[str], config: Any) -> tuple[str, ...]:
     """The fields that --allow-change names, as the config spells them."""
     known = fields_of(config)
-    found = []
-    for word in named:
-        field = word.replace("-", "_")
+    fields = []
+    for name in names:
+        field = name.replace("-", "_")
         if field not in known:
             guess = closest(field, known)
             raise UsageError(
-                f"--allow-change {word}: no field of this config" + (f"; did you mean {guess!r}?" if guess else ""),
+                f"--allow-change {name}: this config has no such field"
+                + (f"; did you mean {guess!r}?" if guess else ""),
                 fix="recperf show names every field",
             )
         if field == "seed":
             raise UsageError(
-                "--allow-change seed: a run's seeds are its trainings; another one is another run",
+                "--allow-change seed: another seed is another run",
                 fix="recperf run --config RUN --seed N starts one",
             )
-        found.append(field)
-    return tuple(found)
+        fields.append(field)
+    return tuple(fields)
 
 
-def remember(folder: Path, config: Any, found: list[Change]) -> bytes:
-    """Write what a resumed run is run with into its config.json; gives what was there before."""
+def record_changes(folder: Path, config: Any, changes: list[Change]) -> bytes:
+    """Write the config of a resumed run and its changes into config.json; return the previous content of the file."""
     path = folder / "config.json"
     saved, before = read_saved_config(path), path.read_bytes()
     values = {"schema": CONFIG_SCHEMA, "workload": saved.workload, "config": to_json(config)}
-    changed = [*read(path).get("changed", []), *({**vars(change), "when": now()} for change in found)]
+    changed = [*read(path).get("changed", []), *({**vars(change), "when": now()} for change in changes)]
     write_json(path, {**values, **({"changed": changed} if changed else {})})
     return before
 
 
-def allowed_before(folder: Path) -> tuple[str, ...]:
-    """Fields that were changed on purpose since the run began."""
+def changed_before(folder: Path) -> tuple[str, ...]:
+    """Fields that the user allowed to change in earlier resumes."""
     return tuple(dict.fromkeys(change.field for change in read_saved_config(folder / "config.json").changed))

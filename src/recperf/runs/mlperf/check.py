@@ -97,31 +97,33 @@ def _recorder(compliance: Any) -> Any:
 
 
 def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> Verdict:
-    checker, broke = _recorder(compliance), None
+    checker, aborted = _recorder(compliance), None
     try:
         with captured_log():
             passed, *_ = compliance.main(str(file), f"{USAGE}_{RULESET}/common.yaml", checker)
     except (Exception, SystemExit) as error:
-        passed, broke = False, error
+        passed, aborted = False, error
     finally:
         # A list of the module: what an aborted check leaves there would be checked with the next log.
         compliance.enqueued_configs.clear()
-    found = failures([entry for entry in checker.received if not entry[1].startswith("Log lines had parsing errors")])
+    broken = failures([entry for entry in checker.received if not entry[1].startswith("Log lines had parsing errors")])
     if lines.faults:
         fault = lines.faults[0]
-        found.append(Failure(rule="log: lines", text=f"line {fault.number} {fault.what}"))
+        broken.append(Failure(rule="log: lines", text=f"line {fault.number} {fault.what}"))
         passed = False
     name = lines.first("submission_benchmark")
-    if broke is not None and name != BENCHMARK:
-        found = [failure for failure in found if not failure.rule.startswith("submission_benchmark")]
-        found.insert(0, Failure(rule="submission_benchmark: known", text=_unknown(name)))
-    elif broke is not None and not lines.faults:
-        found.append(Failure(rule="checker: done", text=f"the checker failed: {type(broke).__name__}: {broke}"[:300]))
+    if aborted is not None and name != BENCHMARK:
+        broken = [failure for failure in broken if not failure.rule.startswith("submission_benchmark")]
+        broken.insert(0, Failure(rule="submission_benchmark: known", text=_unknown(name)))
+    elif aborted is not None and not lines.faults:
+        broken.append(
+            Failure(rule="checker: done", text=f"the checker failed: {type(aborted).__name__}: {aborted}"[:300])
+        )
     return Verdict(
         path=path,
         passed=bool(passed),
         division=lines.first("submission_division"),
-        failures=found,
+        failures=broken,
         warnings=[" ".join(text.split()) for text in checker.warnings.values()],
     )
 

@@ -1,4 +1,4 @@
-"""What changed between runs: config, quality, step, budget, regime. Pure functions of what the folders hold."""
+"""Compares runs: config, quality, step time, step budget, regime."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .reading import Reading, step_parts
 from .step_parts import in_order
 
 BEYOND_CHANCE = 2.0
-"""A difference in quality counts when it exceeds this many standard deviations of the seeds."""
+"""A difference in quality counts if it exceeds this many standard deviations of the seeds."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One thing in every run; None where a run does not have it."""
+    """One value of every run; None if a run does not have it."""
 
     name: str
     values: tuple[Any, ...]
     remark: str = ""
-    """Why a difference may mean nothing, or how large it is."""
+    """How large a difference is, or why it may mean nothing."""
 
     @property
     def differs(self) -> bool:
@@ -35,7 +35,7 @@ class Comparison:
     folders: tuple[str, ...]
     workloads: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
-    """What forbids a naive reading."""
+    """Reasons why the runs may not be comparable."""
     config: list[Row] = field(default_factory=list)
     """Only fields that differ."""
     quality: list[Row] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Comparison:
     budget: list[Row] = field(default_factory=list)
     """Shares of a step."""
     profiled: bool = False
-    """Whether the shares come from profiles, not from spans clocked while training."""
+    """Whether the shares come from profiles, not from spans timed during training."""
     regime: Row = Row("regime", ())
 
     def as_json(self) -> dict[str, Any]:
@@ -65,13 +65,13 @@ class Comparison:
 
 
 def compare(runs: Sequence[Reading]) -> Comparison:
-    """Every run beside the first."""
+    """Compare every run with the first."""
     profiled = all(run.profile for run in runs)
     return Comparison(
         runs=labels(runs),
         folders=tuple(str(run.folder) for run in runs),
         workloads=tuple(run.workload for run in runs),
-        notes=notes(runs, profiled=profiled),
+        notes=notes_on(runs, profiled=profiled),
         config=changed_fields([run.config for run in runs]),
         quality=quality(runs),
         speed=speed(runs),
@@ -81,24 +81,26 @@ def compare(runs: Sequence[Reading]) -> Comparison:
     )
 
 
-def summary(found: Comparison) -> str:
+def summary(comparison: Comparison) -> str:
     """The comparison in one sentence."""
-    fields, turn = len(found.config), " → " if len(found.runs) == 2 else " / "
-    said = [f"{fields} config fields differ" if fields > 1 else "one config field differs" if fields else "same config"]
-    auc = next((row for row in found.quality if row.name == "auc" and None not in row.values), None)
+    fields, arrow = len(comparison.config), " → " if len(comparison.runs) == 2 else " / "
+    facts = [
+        f"{fields} config fields differ" if fields > 1 else "one config field differs" if fields else "same config"
+    ]
+    auc = next((row for row in comparison.quality if row.name == "auc" and None not in row.values), None)
     if auc:
-        said.append("AUC " + turn.join(f"{value:.4f}" for value in auc.values))
-    step = found.speed[0].values
+        facts.append("AUC " + arrow.join(f"{value:.4f}" for value in auc.values))
+    step = comparison.speed[0].values
     if None not in step:
-        said.append("step " + turn.join(f"{value:.3g}" for value in step) + " ms")
-    if any(found.regime.values):
-        said.append(turn.join(value or "not measured" for value in found.regime.values))
-    text = "; ".join(said)
+        facts.append("step " + arrow.join(f"{value:.3g}" for value in step) + " ms")
+    if any(comparison.regime.values):
+        facts.append(arrow.join(value or "not measured" for value in comparison.regime.values))
+    text = "; ".join(facts)
     return f"{text[0].upper()}{text[1:]}."
 
 
 def labels(runs: Sequence[Reading]) -> tuple[str, ...]:
-    """A name a run; one that comes twice is numbered."""
+    """The name of each run; names that occur twice are numbered."""
     names = [run.short_name for run in runs]
     return tuple(
         name if names.count(name) == 1 else f"{name} ({names[: index + 1].count(name)})"
@@ -107,36 +109,36 @@ def labels(runs: Sequence[Reading]) -> tuple[str, ...]:
 
 
 def changed_fields(configs: Sequence[dict[str, Any]]) -> list[Row]:
-    """The fields that are not the same everywhere; one that a config lacks is None there."""
+    """The fields that differ; a field that a config lacks is None."""
     flats = [flatten(config) for config in configs]
     rows = [Row(name, tuple(one.get(name) for one in flats)) for name in _union(flats)]
     return [row for row in rows if row.differs]
 
 
-def notes(runs: Sequence[Reading], *, profiled: bool) -> list[str]:
-    found = []
+def notes_on(runs: Sequence[Reading], *, profiled: bool) -> list[str]:
+    notes = []
     if len({run.folder.resolve() for run in runs}) < len(runs):
-        found.append("A run is compared with itself.")
+        notes.append("A run is compared with itself.")
     workloads = sorted({run.workload for run in runs})
     if len(workloads) > 1:
-        found.append(f"Different workloads ({', '.join(workloads)}): fields that only one of them has are empty.")
+        notes.append(f"Different workloads ({', '.join(workloads)}): fields that only one of them has are empty.")
     data = [run.result["data"] for run in runs]
     if len({(one["digest"], one["split"]) for one in data}) > 1:
-        found.append("Different data or split: quality is not comparable.")
+        notes.append("Different data or split: quality is not comparable.")
     if any(one["synthetic"] for one in data):
-        found.append("Synthetic data: quality says how the model learns made-up rules, not how good it is.")
+        notes.append("Synthetic data: quality shows how the model learns synthetic rules, not how good it is.")
     if len({run.result["provenance"]["machine"] for run in runs}) > 1:
-        found.append("Different machines or torch versions: times are not comparable as properties of the code.")
+        notes.append("Different machines or torch versions: times are not comparable as properties of the code.")
     if len({run.result["performance"]["device"] for run in runs}) > 1:
-        found.append("Different devices.")
+        notes.append("Different devices.")
     commits = {run.result["provenance"]["commit"] for run in runs}
     if len(commits) > 1:
-        found.append("Different commits: the code may have changed beside the config.")
+        notes.append("Different commits: the code may have changed as well as the config.")
     elif any(run.result["provenance"]["dirty"] for run in runs):
-        found.append("Files differed from the commit: the code may have changed beside the config.")
+        notes.append("Uncommitted changes: the code may have changed as well as the config.")
     if not profiled and any(run.profile for run in runs):
-        found.append("Not every run was profiled: budgets are those clocked while training.")
-    return found
+        notes.append("Not every run was profiled: budgets are those timed during training.")
+    return notes
 
 
 def quality(runs: Sequence[Reading]) -> list[Row]:
@@ -150,7 +152,7 @@ def quality(runs: Sequence[Reading]) -> list[Row]:
 
 
 def _chance(values: Sequence[float | None], spreads: Sequence[float | None]) -> str:
-    """Whether the differences from the first run could be the seeds' doing."""
+    """Whether the differences from the first run exceed the spread of the seeds."""
     if None in values or all(value == values[0] for value in values):
         return ""
     if None in spreads:
@@ -193,5 +195,5 @@ def _regime(run: Reading) -> str | None:
 
 
 def _union(groups: Iterable[dict[str, Any]]) -> list[str]:
-    """Every key once, in the order it is first met."""
+    """Every key once, in order of first appearance."""
     return list(dict.fromkeys(key for group in groups for key in group))

@@ -1,4 +1,4 @@
-"""The figures along an axis: what a lookup costs as tables grow, and how training went."""
+"""Line charts: lookup time against table size, and training loss and metrics over the steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BUCKETS = 160
-"""Points of a loss curve: more would not be seen."""
+"""Points of a loss curve; more would not be visible."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A size of this workload, shown on the knee."""
+    """A size of this workload, marked on the curve."""
 
     label: str
     bytes: float
@@ -26,7 +26,7 @@ class Mark:
 
 
 def knee(width: int, points: list[dict[str, Any]], caches: dict[str, int], marks: list[Mark]) -> Sheet:
-    """ns a lookup against table size, with the ends of the caches and the workload's own sizes."""
+    """Nanoseconds per lookup against table size, with the sizes of the caches and of the workload."""
     wide = width == WIDE
     height, (left, right, top, bottom) = (340, (44, 16, 34, 42)) if wide else (320, (34, 10, 34, 42))
     sheet = Sheet(width, height)
@@ -65,11 +65,11 @@ def _marks(
     frame: tuple[float, float, float, float],
     upward: float,
 ) -> None:
-    """A drop line and a dot on the curve for each size, named in the free corner above it."""
+    """A line and a dot on the curve for each size, with its name."""
     left, top, low, across = frame
     highest = axes.get_ylim()[1]
     ends = {mark.label: left + math.log2(mark.bytes / low) * across for mark in marks}
-    # Above the curve there is room on the left, below it on the right.
+    # There is room above the curve on the left, and below it on the right.
     rightmost = min((x for x in ends.values() if x >= sheet.width / 2), default=0.0)
     for index, mark in enumerate(sorted(marks, key=lambda mark: mark.bytes)):
         at, x = math.log2(mark.bytes), ends[mark.label]
@@ -87,7 +87,7 @@ def _marks(
 
 
 def _along(at: float, x: list[float], y: list[float]) -> float:
-    """The curve at a place; beyond its ends, its ends."""
+    """The height of the curve at x; beyond its ends, that of its ends."""
     if at <= x[0]:
         return y[0]
     for before, after, low, high in zip(x, x[1:], y, y[1:]):
@@ -98,7 +98,7 @@ def _along(at: float, x: list[float], y: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Thinned:
-    """A series in buckets: where each ends, its mean, and its extremes."""
+    """A series in buckets: the mean step, mean, minimum and maximum of each."""
 
     step: list[float]
     mean: list[float]
@@ -120,11 +120,11 @@ def thin(series: list[tuple[int, float]], buckets: int = BUCKETS) -> Thinned:
 
 
 def smooth(values: list[float], weight: float = 0.15) -> list[float]:
-    """An exponential mean, started at the first value."""
-    found: list[float] = []
+    """An exponential moving average, started at the first value."""
+    averages: list[float] = []
     for value in values:
-        found.append(value if not found else found[-1] + weight * (value - found[-1]))
-    return found
+        averages.append(value if not averages else averages[-1] + weight * (value - averages[-1]))
+    return averages
 
 
 def training(
@@ -134,7 +134,7 @@ def training(
     metric: str,
     target: float | None,
 ) -> Sheet:
-    """Loss on the left, a validation metric on the right; below each other on a phone."""
+    """Loss on the left, a validation metric on the right; on a phone, below each other."""
     wide, height = width == WIDE, 250
     panels = [panel for panel in ("loss", "history") if (losses if panel == "loss" else history)]
     sheet = Sheet(width, height if wide else (height - 20) * len(panels))

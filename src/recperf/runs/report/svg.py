@@ -1,6 +1,6 @@
-"""Matplotlib as a pen for inline SVG: pixels in, and out comes markup that takes its colours and font from the page.
+"""Draws inline SVG with matplotlib; the figures take their colours and font from the page.
 
-Colours are drawn as stand-ins and replaced by CSS variables, so that one figure reads on light and on dark.
+Placeholder colours are replaced by CSS variables, so that a figure works in light and dark mode.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ KNOWN = {
     "dense_update": "update", "sparse_update": "sparse", "optimizer": "update", "exchange": "extra-2",
     "own work": "accent", "waiting for a rank": "loss", "waiting for bytes": "extra-2", "waiting": "extra-2",
 }  # fmt: skip
-"""Names that have the colour of another."""
+"""Names that share the colour of another name."""
 TONES = ("ink", "muted", "line", "surface", "on-fill", "accent", "good", "bad", "other", *FAMILIES, *EXTRA)
-"""Every colour a figure may use; style.css gives each a value for light and for dark."""
+"""Every colour of a figure; style.css defines each for light and for dark mode."""
 
 SETTINGS = {
     "svg.hashsalt": "recperf",
@@ -36,22 +36,22 @@ SETTINGS = {
     "axes.unicode_minus": False,
     "text.parse_math": False,
 }
-"""In force while a figure is drawn; a dollar in a run's name is a dollar."""
+"""Settings while a figure is drawn; without math, a dollar in a run's name stays a dollar."""
 
 
 def tone(name: str) -> str:
-    """The stand-in for a colour of the page."""
+    """The placeholder of a colour of the page."""
     return f"#fe00{TONES.index(name):02x}"
 
 
 def family(component: str) -> tuple[str, bool]:
-    """The colour of a component, and whether it is drawn faint: backward shares the hue of its forward."""
+    """The colour of a component, and whether it is light: a backward pass has the hue of its forward pass."""
     if component == "backward":
         return "backward", False
     head = component.removesuffix("_backward")
     known = KNOWN.get(head.rpartition("_")[2] if head.endswith("_exchange") else head, head)
     if known not in TONES:
-        # A name this page has never met keeps its colour from run to run.
+        # An unknown name gets the same colour in every run.
         known = EXTRA[sum(known.encode()) % len(EXTRA)]
     return known, head != component
 
@@ -65,7 +65,7 @@ def require_matplotlib() -> Any:
 
 
 class Sheet:
-    """A figure measured in pixels from its top left corner."""
+    """A figure with coordinates in pixels from its top left corner."""
 
     def __init__(self, width: int, height: int) -> None:
         from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ class Sheet:
         self.figure = Figure(figsize=(width / 72, height / 72), dpi=72, frameon=False)
 
     def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
-        """Axes between four margins, with nothing drawn yet but a quiet grid along x."""
+        """Empty axes between four margins."""
         from matplotlib.ticker import NullLocator
 
         across, upward = self.width - left - right, self.height - top - bottom
@@ -94,11 +94,11 @@ class Sheet:
         return axes
 
     def text(self, x: float, y: float, text: str, *, color: str = "muted", size: float = 11, **more: Any) -> None:
-        """Words at a pixel of the sheet, from the top left."""
+        """Draw text at a pixel."""
         self.figure.text(x / self.width, 1 - y / self.height, text, color=tone(color), fontsize=size, **more)
 
     def markup(self, key: str, label: str) -> str:
-        """The figure as an element; ids begin with the key, so that two figures on a page never clash."""
+        """The figure as an element; ids start with the key, so that two figures on a page never clash."""
         from matplotlib.backends.backend_svg import FigureCanvasSVG
 
         drawn = io.StringIO()
@@ -109,12 +109,12 @@ class Sheet:
 
 def _inline(drawn: str, key: str, label: str, width: int, height: int) -> str:
     body = drawn[drawn.index(">", drawn.index("<svg")) + 1 :]
-    # Matplotlib's style rule is meant for a file of its own: inside a page it would reach every element.
+    # Matplotlib's style rule would apply to every element of the page.
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.S)
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
-    # Only tags are rewritten: what stands between them is words and figures of the run.
-    body = re.sub(r"<[^>]+>", lambda found: _tag(found[0], key, used), body)
+    # Only tags are rewritten: the text between them comes from the run.
+    body = re.sub(r"<[^>]+>", lambda match: _tag(match[0], key, used), body)
     body = re.sub(r"\s*\n\s*", " ", body).strip()
     head = f'<svg class="figure" role="img" aria-label="{_attribute(label)}" viewBox="0 0 {width} {height}"'
     return f'{head} data-width="{width}">{body}'
@@ -135,29 +135,29 @@ def _attribute(text: str) -> str:
     return text
 
 
-def ticks(axes: Axes, which: str, at: Sequence[float], say: Callable[[float], str], *, grid: bool = False) -> None:
+def ticks(axes: Axes, which: str, at: Sequence[float], show: Callable[[float], str], *, grid: bool = False) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
-    kept = [value for value in at if low - 1e-12 <= value <= high + 1e-12]
-    axis.set_ticks(kept, [say(value) for value in kept])
+    inside = [value for value in at if low - 1e-12 <= value <= high + 1e-12]
+    axis.set_ticks(inside, [show(value) for value in inside])
     if grid:
         axes.grid(axis="x" if which == "x" else "y", color=tone("line"), lw=0.8)
 
 
 def evenly(values: Sequence[float]) -> Callable[[float], str]:
-    """Says every value with as many decimals as the finest of them needs."""
+    """A format with as many decimals as the finest of the values needs."""
     digits = next((d for d in range(5) if all(abs(round(v, d) - v) < 1e-9 for v in values)), 5)
     return lambda value: f"{value:,.{digits}f}"
 
 
 def decades(low: float, high: float, most: int) -> list[float]:
-    """Exponents of the powers of ten within, thinned to what fits."""
+    """Exponents of the powers of ten in a range, at most `most`."""
     inside = list(range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1))
     return [float(value) for value in inside[:: max(1, math.ceil(len(inside) / most))]]
 
 
 def round_steps(low: float, high: float, most: int) -> list[float]:
-    """Round numbers within."""
+    """Round numbers in a range."""
     from matplotlib.ticker import MaxNLocator
 
     return [float(v) for v in MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= v <= high]
@@ -166,11 +166,11 @@ def round_steps(low: float, high: float, most: int) -> list[float]:
 def place(
     anchors: list[tuple[float, float]], widths: list[float], box: tuple[float, float, float, float], height: float = 13
 ) -> list[tuple[float, float]]:
-    """Where labels go (left end, middle) so that they cover neither each other nor an anchor, near their own.
+    """Places for labels (left end, middle) near their anchors that overlap neither each other nor an anchor.
 
-    Coordinates are pixels; the nearest free place of a few is taken, or the first where none is free.
+    Coordinates are pixels; a label gets the nearest free place of a few, or the first if none is free.
     """
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in anchors]
+    occupied = [(x - 5, y - 5, x + 5, y + 5) for x, y in anchors]
     places = []
     for (x, y), width in zip(anchors, widths):
         tries = [
@@ -179,8 +179,8 @@ def place(
             for side in (9, -9)
         ]
         free = [spot for spot in tries if _inside(_box(spot, width, height), box)] or tries[:1]
-        spot = next((s for s in free if not _covers(_box(s, width, height), taken)), free[0])
-        taken.append(_box(spot, width, height))
+        spot = next((s for s in free if not _covers(_box(s, width, height), occupied)), free[0])
+        occupied.append(_box(spot, width, height))
         places.append(spot)
     return places
 
@@ -196,5 +196,5 @@ def _inside(inner: Box, outer: Box) -> bool:
     return inner[0] >= outer[0] and inner[1] >= outer[1] and inner[2] <= outer[2] and inner[3] <= outer[3]
 
 
-def _covers(box: Box, taken: list[Box]) -> bool:
-    return any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken)
+def _covers(box: Box, occupied: list[Box]) -> bool:
+    return any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in occupied)

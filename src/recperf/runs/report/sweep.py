@@ -1,4 +1,4 @@
-"""The plot of a sweep: time of a step and of its lookups against the swept field, with their spread."""
+"""The plot of a sweep: step time and lookup time against the swept field, with their spread."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ...measure.explain import part_ms
 from .svg import require_matplotlib
 
 
-def plot(found: dict[str, Any]) -> str:
-    """A figure of its own, as SVG. With several fields each combination is a place on the axis."""
+def plot(sweep: dict[str, Any]) -> str:
+    """The plot as an SVG file. With several swept fields, each combination is a tick on the axis."""
     require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    rows = found["rows"]
+    rows = sweep["rows"]
     names = list(rows[0]["settings"])
     labels = [", ".join(row["settings"].values()) for row in rows]
     numeric = len(names) == 1 and all(label.replace(".", "", 1).isdigit() for label in labels)
@@ -31,10 +31,10 @@ def plot(found: dict[str, Any]) -> str:
             axes.errorbar(x, middle, yerr=spread, marker="o", capsize=3, color=colour, label=part)
         axes.set_ylim(bottom=0)
         axes.set_xlabel(", ".join(names))
-        axes.set_ylabel("ms a step, p50 with p20 to p80")
+        axes.set_ylabel("ms per step, p50 with p20 to p80")
         if not numeric:
             axes.set_xticks(x, labels)
-        axes.set_title(f"{found['workload']}: {rows[0]['profile']['steps']} steps a point, fresh ids, warm-up excluded")
+        axes.set_title(f"{sweep['workload']}: {rows[0]['profile']['steps']} steps per point, new ids, warm-up excluded")
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
         drawn = io.StringIO()
