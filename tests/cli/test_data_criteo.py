@@ -29,8 +29,8 @@ def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
 def answer(call: Call, *words: str, code: int = 0) -> dict[str, object]:
     got, out, _ = call("data", *words, "--json")
     assert got == code
-    found: dict[str, object] = json.loads(out)
-    return found
+    facts: dict[str, object] = json.loads(out)
+    return facts
 
 
 @pytest.mark.parametrize("packed", [(), ("--gzip",)])
@@ -83,9 +83,9 @@ def test_bad_lines_stop_or_are_counted(run_command: Call) -> None:
     assert code == 3
     assert "line 31 is malformed" in err
     assert "--on-error skip" in err
-    found = answer(run_command, "convert", "criteo", "--path", "log", "--on-error", "skip")
-    assert (found["rows"], found["skipped"]) == (48, {"columns": 1, "label": 1})
-    assert [bad["line"] for bad in found["first_bad"]] == [31, 41]  # type: ignore[attr-defined]
+    facts = answer(run_command, "convert", "criteo", "--path", "log", "--on-error", "skip")
+    assert (facts["rows"], facts["skipped"]) == (48, {"columns": 1, "label": 1})
+    assert [bad["line"] for bad in facts["first_bad"]] == [31, 41]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

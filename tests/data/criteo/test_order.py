@@ -111,11 +111,6 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
         assert peak < 5 * group
 
 
-def test_leaving_an_epoch_early_is_no_trouble(store: CriteoStore) -> None:
-    for _ in range(20):
-        next(order(store).batches(0))
-
-
 def test_order_is_pinned(tmp_path: Path) -> None:
     """A change of the order changes every training on a log: it must be meant."""
     synthesize.write(tmp_path / "train.txt", lines=40)

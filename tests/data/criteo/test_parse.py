@@ -1,4 +1,4 @@
-"""The block parser against the line-by-line reader, on good lines and on every kind of bad one."""
+"""The block parser equals the line-by-line reader on valid lines and on every kind of malformed line."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def hold_against_the_reader(text: list[bytes]) -> tuple[int, int]:
     assert [line for _, line in parsed.bad] == [text[number] for number, _ in parsed.bad]
     assert parsed.lines == len(text)
     assert parsed.labels_N.tolist() == [line.label for line in good]
-    wanted = [expected(line) for line in good]
+    expected_rows = [expected(line) for line in good]
     np.testing.assert_array_max_ulp(
-        parsed.dense_ND, np.array([dense for dense, _ in wanted], dtype="f4").reshape(-1, DENSE), 1
+        parsed.dense_ND, np.array([dense for dense, _ in expected_rows], dtype="f4").reshape(-1, DENSE), 1
     )
-    assert parsed.ids_NF.tolist() == [ids for _, ids in wanted]
+    assert parsed.ids_NF.tolist() == [ids for _, ids in expected_rows]
     ends = np.cumsum([len(line) + 1 for line in text])
     assert parsed.ends_N.tolist() == [ends[n] for n, line in enumerate(read) if isinstance(line, lines.Line)]
     return len(good), len(parsed.bad)

@@ -11,9 +11,9 @@ from recperf.errors import ConfigError, UsageError
 
 
 def read(path: Path) -> list[lines.Line]:
-    found = [lines.read(line) for line in path.read_bytes().splitlines()]
-    assert all(isinstance(line, lines.Line) for line in found)
-    return found  # type: ignore[return-value]
+    parsed = [lines.read(line) for line in path.read_bytes().splitlines()]
+    assert all(isinstance(line, lines.Line) for line in parsed)
+    return parsed  # type: ignore[return-value]
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_lines_are_good_have_gaps_and_carry_the_mark(tmp_path: Path) -> None:
     assert min(value for line in made[1:] if (value := line.integers[1]) is not None) == -3
 
 
-def test_labels_can_be_learnt(tmp_path: Path) -> None:
+def test_labels_can_be_learned(tmp_path: Path) -> None:
     """How often each category of one feature is clicked on one day tells who is clicked on another."""
     for day in range(2):
         synthesize.write(tmp_path / str(day), lines=4_000, day=day)
@@ -56,7 +56,7 @@ def test_labels_can_be_learnt(tmp_path: Path) -> None:
     assert guess[labels == 1].mean() - guess[labels == 0].mean() > 0.01
 
 
-def test_what_exists_is_left_alone(tmp_path: Path) -> None:
+def test_what_exists_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("mine")
     with pytest.raises(UsageError, match="left alone"):
         synthesize.write(tmp_path / "log", lines=5)

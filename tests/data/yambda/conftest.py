@@ -1,4 +1,4 @@
-"""What tests of listening events share: raw files written from arrays, made-up streams, and the golden cases.
+"""Fixtures for tests of listening events: raw files written from arrays, synthetic streams, golden cases.
 
 A fixture here is a function to call, because tests cannot import from a conftest.
 """
@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def make_events() -> Callable[..., Events]:
-    """`make_events(seed=0, users=20, events=1000, items=50, days=320)`: a made-up stream in Yambda's order.
+    """`make_events(seed=0, users=20, events=1000, items=50, days=320)`: a synthetic stream in Yambda's order.
 
     The arrays are uids, items, times, types (codes), organic, ratios and lengths; the last two are -1 for null. Users
     start at 1 and some ids are left out; many events share a tick.
@@ -44,7 +44,7 @@ def make_events() -> Callable[..., Events]:
 def write_raw() -> Callable[..., Path]:
     """`write_raw(folder, events, size="50m", catalogue_I2=None, layout="hub", **how)` makes raw files.
 
-    `catalogue_I2` holds artist and album of every item, 0 for no row; without it one is made up. `layout` is hub
+    `catalogue_I2` holds artist and album of every item, 0 for no row; without it one is generated. `layout` is hub
     (`flat/<size>/`), raw (`raw/<size>/` and `shared_metadata/`) or plain (all files in the folder). `how` goes to
     pyarrow's writer; `columns` in it replaces or (with None) drops columns of the event file.
     """

@@ -1,4 +1,4 @@
-"""`data check`: damage of any file is found, and the answer says what was verified how."""
+"""`data check` finds damage of any file and reports how each file was verified."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def foreign(processed: Path) -> Path:
 
 
 def checked(path: Path) -> dict[str, Any]:
-    told: list[tuple[int, int]] = []
-    answer = check_store(open_events(path), lambda *now: told.append(now))
-    assert {total for _, total in told} == {answer["events"]}
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1][0] == answer["events"]
+    progress: list[tuple[int, int]] = []
+    answer = check_store(open_events(path), lambda *now: progress.append(now))
+    assert {total for _, total in progress} == {answer["events"]}
+    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+    assert progress[-1][0] == answer["events"]
     return answer
 
 
@@ -93,9 +93,9 @@ def refused(path: Path, changed: Path) -> DataError:
 
 
 def test_raw_files_and_a_store_that_are_whole(place: Path) -> None:
-    found = check_raw(locate(place / "hub"), lambda *_: None)
+    facts = check_raw(locate(place / "hub"), lambda *_: None)
     answer = checked(place / "store")
-    assert (found["events"], found["users"]) == (600, 8)
+    assert (facts["events"], facts["users"]) == (600, 8)
     assert 0 < answer["events"] < 600
     assert answer["verified_by_digest"] == sorted(file_of(Path(), name).name for name in COLUMNS)
     assert answer["indexes"] == []
@@ -149,13 +149,6 @@ def test_damage_of_any_file_that_recperf_wrote(place: Path, processed: Path) -> 
     checked(processed)
 
 
-def test_another_cache_beside_is_not_this_one_s(place: Path, processed: Path) -> None:
-    write_layout(locate(place / "hub"), open_store(place / "store"), place / "out", history_length=5)
-    flip(processed / "hstu_cache_L5" / "flat_uid.npy", 900)
-    assert not [name for name in checked(processed / CACHE)["verified_by_digest"] if "L5" in name]
-    refused(processed / "hstu_cache_L5", processed / "hstu_cache_L5" / "flat_uid.npy")
-
-
 def test_anchors_the_reference_added_are_derived(processed: Path) -> None:
     cache = processed / CACHE
     shutil.copy(cache / "positions_L9_m2.npy", cache / "positions_L2.npy")
@@ -171,7 +164,7 @@ def names(*stems: str) -> list[str]:
     return [f"{CACHE}/{stem}.npy" for stem in stems]
 
 
-def test_a_foreign_cache_is_verified_by_what_follows_from_what(foreign: Path) -> None:
+def test_a_foreign_cache_is_verified_by_derivation(foreign: Path) -> None:
     answer = checked(foreign)
     meta = [f"{CACHE}/_READY", f"{CACHE}/store_meta.json", "item_popularity.npy", "split_meta.json"]
     derived = [*names(*DERIVED, *SESSIONS, *ANCHORS), *meta, "train_sessions.parquet", "session_index.parquet"]
@@ -193,7 +186,7 @@ def test_any_flipped_bit_of_a_foreign_cache(name: str, foreign: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*DERIVED, *ANCHORS, "flat_is_organic"])
-def test_without_sessions_less_is_known_and_said(name: str, foreign: Path) -> None:
+def test_without_sessions_fewer_files_are_verified(name: str, foreign: Path) -> None:
     for beside in BESIDE:
         (foreign / beside).unlink()
     answer = checked(foreign)
@@ -208,7 +201,7 @@ def test_without_sessions_less_is_known_and_said(name: str, foreign: Path) -> No
         path.write_bytes(content)
 
 
-def test_values_no_event_can_have(foreign: Path) -> None:
+def test_invalid_values_are_found(foreign: Path) -> None:
     for beside in BESIDE:
         (foreign / beside).unlink()
     for name, value in (
@@ -229,23 +222,6 @@ def test_values_no_event_can_have(foreign: Path) -> None:
         np.save(path, values)
         assert "first at event 40" in refused(foreign, path).what
         path.write_bytes(content)
-
-
-@pytest.mark.parametrize("name", ANCHORS)
-def test_anchors_that_are_too_few_or_too_many(name: str, foreign: Path) -> None:
-    path = foreign / CACHE / f"{name}.npy"
-    values = np.load(path)
-    for wrong in (values[:-1], np.append(values, values[-1]), values[:0]):
-        np.save(path, wrong)
-        assert f"has {len(wrong)} anchors; there are" in refused(foreign, path).what
-
-
-def test_popularity_is_counted_again(foreign: Path) -> None:
-    path = foreign / "item_popularity.npy"
-    counts = np.load(path)
-    counts[[3, 5]] += [1, -1]
-    np.save(path, counts)
-    assert "first at item 3" in refused(foreign, path).what
 
 
 @pytest.mark.parametrize("name", BESIDE)
@@ -286,13 +262,11 @@ def later(name: str, by: int = 1) -> Callable[[list[dict[str, Any]]], None]:
         ("train_sessions.parquet", lambda rows: rows.pop()),
         ("train_sessions.parquet", lambda rows: rows.append(rows[-1])),
         ("train_sessions.parquet", lambda rows: rows.reverse()),
-        *(("session_index.parquet", later(name)) for name in ("uid", "session_ids", "session_lens", "session_offsets")),
+        *(("session_index.parquet", later(name)) for name in ("uid", "session_offsets")),
         ("session_index.parquet", lambda rows: rows.pop()),
         ("session_index.parquet", lambda rows: rows.append(rows[-1])),
         ("test_events.parquet", lambda rows: rows[0].update(uid=10_000)),
         ("test_events.parquet", lambda rows: rows[0].update(timestamp=5)),
-        ("test_events.parquet", lambda rows: rows[0].update(item_id=9_999)),
-        ("test_events.parquet", lambda rows: rows[0].update(is_organic=2)),
         ("test_events.parquet", lambda rows: rows[0].update(event_type=5)),
         ("test_events.parquet", lambda rows: rows[0].update(uid=None)),
     ],
@@ -316,12 +290,7 @@ def test_a_parquet_file_of_other_columns(file: str, foreign: Path) -> None:
     assert "uid as string" in refused(foreign, foreign / file).what
 
 
-BOUNDARIES = ["t_min", "t_max", "train_start", "train_end", "test_start", "test_end"]
-RULES = ["train_days", "gap_minutes", "test_days"]
-COUNTS = ["num_train_events", "num_test_events", "num_sessions", "num_users"]
-
-
-@pytest.mark.parametrize("name", [*BOUNDARIES, *RULES, *COUNTS])
+@pytest.mark.parametrize("name", ["t_max", "train_start", "gap_minutes", "num_train_events", "num_sessions"])
 def test_a_split_that_contradicts_the_cache(name: str, foreign: Path) -> None:
     path = foreign / "split_meta.json"
     split = json.loads(path.read_text())
@@ -338,7 +307,7 @@ def test_sessions_cut_by_another_rule_are_not_compared(foreign: Path) -> None:
     assert {*names(*SESSIONS)} < {*answer["verified_by_range"]}
 
 
-def test_damaged_notes_are_no_reason_to_trust(processed: Path) -> None:
+def test_a_damaged_record_is_an_error(processed: Path) -> None:
     for content in ("", "{", "[]", '{"files": 3}', '{"files": {"split_meta.json": {"bytes": 3}}}'):
         (processed / RECORD).write_text(content)
         with pytest.raises(DataError, match=r"\.recperf\.json cannot be read"):

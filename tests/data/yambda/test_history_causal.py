@@ -1,4 +1,4 @@
-"""Every sample against plain Python on random streams, and the proof that nothing after an anchor enters it."""
+"""Samples equal those of plain Python on random streams, and no event after an anchor influences them."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def oracle(events: list[Event], position: int, config: HistoryConfig) -> dict[st
     target = events[position]
     before = [place for place in range(position) if events[place].uid == target.uid][-config.scan :]
     if config.strategy == "interleaved":
-        chosen: list[int] = []
+        selected: list[int] = []
         for action in (1, 2, 4):
-            chosen += [place for place in before if events[place].action == action][-max(1, config.length // 3) :]
-        history = [events[place] for place in sorted(chosen)]
+            selected += [place for place in before if events[place].action == action][-max(1, config.length // 3) :]
+        history = [events[place] for place in sorted(selected)]
     else:
         history = [events[place] for place in before if events[place].action][-config.length :]
     if config.most is not None:

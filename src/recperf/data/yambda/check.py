@@ -68,7 +68,10 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
 
         verified = verify_cache(store, first_half)
     indexes = verify_indexes(store)
-    _check_users(store)
+    if not store.users_cover_events():
+        raise _unusable(store.folder, "the table of users does not cover the events")
+    if (np.diff(store.user_ids_U) <= 0).any():
+        raise _unusable(store.folder, "users are not in ascending order")
     for start in range(0, store.events, _STRIDE):
         part = slice(start, min(store.events, start + _STRIDE))
         _check_values(store, part)
@@ -83,16 +86,6 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
         **verified,
         "indexes": indexes,
     }
-
-
-def _check_users(store: EventStore) -> None:
-    first_U1 = store.user_first_U1
-    if len(first_U1) != store.users + 1 or first_U1[0] != 0 or first_U1[-1] != store.events:
-        raise _unusable(store.folder, "the table of users does not cover the events")
-    if (np.diff(first_U1) <= 0).any():
-        raise _unusable(store.folder, "a user has no events")
-    if (np.diff(store.user_ids_U) <= 0).any():
-        raise _unusable(store.folder, "users are not in ascending order")
 
 
 def _check_values(store: EventStore, part: slice) -> None:

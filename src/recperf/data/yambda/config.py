@@ -43,8 +43,8 @@ class HistoryConfig:
     @property
     def longest(self) -> int:
         """The maximum length of a history."""
-        taken = 3 * self.pool_length if self.strategy == "interleaved" else self.length
-        return taken if self.most is None else min(taken, self.most)
+        length = 3 * self.pool_length if self.strategy == "interleaved" else self.length
+        return length if self.most is None else min(length, self.most)
 
 
 @dataclass(frozen=True, kw_only=True)

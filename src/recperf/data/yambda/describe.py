@@ -27,7 +27,8 @@ _SAMPLED = 512
 
 def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -> dict[str, Any]:
     """Everything that `data info` prints; `plot` has the arrays for the figure."""
-    _require_users(store)
+    if not store.users_cover_events():
+        raise _damaged(store, "its table of users does not cover its events")
     events_I, events_by_day, by_kind = _tallies(store)
     lengths_U = np.diff(store.user_first_U1)
     seen = np.sort(events_I[events_I > 0])[::-1]
@@ -107,14 +108,6 @@ def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64], N
         by_kind += np.bincount(store.kinds(part), minlength=256)
         by_day += np.bincount((times - first) // DAY_S, minlength=len(by_day))
     return events_I, by_day, by_kind
-
-
-def _require_users(store: EventStore) -> None:
-    """Check the table of users, on which everything else relies."""
-    first_U1 = store.user_first_U1
-    fits = len(first_U1) == store.users + 1 and store.users and first_U1[0] == 0 and first_U1[-1] == store.events
-    if not fits or (first_U1[1:] <= first_U1[:-1]).any():
-        raise _damaged(store, "its table of users does not cover its events")
 
 
 def _damaged(store: EventStore, how: str) -> DataError:

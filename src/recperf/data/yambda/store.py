@@ -96,6 +96,12 @@ class EventStore:
         first_U = self.user_first_U1[:-1]
         return lambda positions: np.searchsorted(first_U, positions, side="right") - 1
 
+    def users_cover_events(self) -> bool:
+        """Whether the table of users assigns every event to one user and at least one to each."""
+        first_U1 = self.user_first_U1
+        ends = len(first_U1) == self.users + 1 and first_U1[0] == 0 and first_U1[-1] == self.events
+        return bool(ends and (np.diff(first_U1) > 0).all())
+
     def kinds(self, which: Which) -> NDArray[np.uint8]:
         """Kinds of some events, by a slice or by positions."""
         if self.packed_kinds_E is not None:
@@ -139,15 +145,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     with _readable(path):
         exists = path.is_file()
-    if not exists:
-        unfinished = folder.with_name(folder.name + ".building").is_dir()
+    if not exists and is_store_folder(folder):
         raise DataError(
-            "this store is not complete: preparing it was interrupted"
-            if unfinished
-            else "there is no event store here",
+            f"this store is not complete: {MANIFEST}, which is written last, is missing",
             where={"folder": folder},
-            fix="run the same command again; it resumes" if unfinished else "recperf data prepare --help",
+            fix=f"run the command that wrote it again, or remove {folder}",
         )
+    if not exists:
+        raise DataError("there is no event store here", where={"folder": folder}, fix="recperf data prepare --help")
     with _readable(path):
         content = path.read_bytes()
     try:
@@ -176,6 +181,13 @@ def content_digest(columns: dict[str, Any]) -> str:
     """One digest of all columns, computed from those of their blocks."""
     content = [[name, columns[name]["bytes"], columns[name]["blocks"]] for name in sorted(columns)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def is_store_folder(folder: Path) -> bool:
+    """Whether a folder is an event store, complete or not. A store is written in the folder `<name>.building`."""
+    unfinished = bool(folder.name) and folder.with_name(f"{folder.name}.building").is_dir()
+    files = [folder / MANIFEST, *(file_of(folder, name) for name in COLUMNS)]
+    return unfinished or any(file.exists() for file in files)
 
 
 def file_of(folder: Path, name: str) -> Path:

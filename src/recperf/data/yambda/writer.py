@@ -183,14 +183,12 @@ class StoreWriter:
     def _require_no_other(self) -> None:
         """Refuse an occupied folder now: the rename at the end would fail."""
         if (self.folder / MANIFEST).exists():
-            raise DataError(
-                "there is a store already", where={"folder": self.folder}, fix="choose another with --store"
-            )
+            raise DataError("there is a store already", where={"folder": self.folder}, fix="choose another folder")
         if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise DataError(
                 "the folder of the store is not empty",
                 where={"folder": self.folder},
-                fix="choose another with --store, or remove it",
+                fix="choose another folder, or remove this one first",
             )
 
     def _require_own_draft(self) -> None:
@@ -307,7 +305,7 @@ def finished(folder: Path, identity: dict[str, Any]) -> bool:
         raise DataError(
             "the folder has a store of another source",
             where={"folder": folder},
-            fix="choose another with --store, or remove it",
+            fix="choose another folder, or remove this one first",
         )
     with writing(folder):
         _tidy(folder)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ....errors import DataError
 from ..maps import catalogue
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
-from ..store import MANIFEST, EventStore, open_store
+from ..store import MANIFEST, EventStore, is_store_folder, open_store
 from .npy import map_npy
 
 READY, CACHE_META = "_READY", "store_meta.json"
@@ -50,7 +50,7 @@ _CHECKED_USERS = 1024
 def open_events(path: Path) -> EventStore:
     """Open an event store or a reference cache, whichever the folder contains."""
     path = path.expanduser()
-    if (path / MANIFEST).exists() or path.with_name(path.name + ".building").is_dir():
+    if is_store_folder(path):
         return open_store(path)
     if (path / READY).exists() or (path / CACHE_META).exists() or path.name.startswith("hstu_cache_L"):
         return open_reference(path)
