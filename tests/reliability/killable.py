@@ -1,4 +1,4 @@
-"""Running the command in a process that a test may kill. A fork server holds torch, so that each start is cheap."""
+"""Runs the command in a process that a test may kill. A fork server has torch loaded, so that a start is cheap."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["killable_warm"])
 
 Trouble = tuple[str, dict[str, Any]]
-"""A function of killable_troubles and its arguments: what is to happen in a child."""
+"""A function of killable_troubles and its arguments: a fault to inject into a child process."""
 
 
 @functools.cache
 def home() -> Path:
-    """The children's cache folder: what is compiled there is compiled once. Made together with the fork server."""
+    """The children's cache folder, so that they compile once. It is created together with the fork server."""
     folder = Path(tempfile.mkdtemp(prefix="recperf-home-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # The server imports by name what it preloads, and knows no path but the environment's.
+    # The server imports its preloaded modules by name, from the paths in the environment.
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, {"PYTHONPATH": path, "RECPERF_HOME": str(folder), "OMP_NUM_THREADS": "1"}):
         forkserver.ensure_running()
     return folder
 
 
-def _main(words: list[str], home_folder: str, log: str, troubles: list[Trouble]) -> None:
+def _main(arguments: list[str], home_folder: str, log: str, troubles: list[Trouble]) -> None:
     os.environ["RECPERF_HOME"] = home_folder
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
@@ -47,21 +47,21 @@ def _main(words: list[str], home_folder: str, log: str, troubles: list[Trouble])
 
     from recperf.cli import main
 
-    for name, arguments in troubles:
-        getattr(killable_troubles, name)(**arguments)
-    code = main(words)
+    for name, options in troubles:
+        getattr(killable_troubles, name)(**options)
+    code = main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 class Killable:
-    """One `recperf` command in a process of its own."""
+    """One `recperf` command in a separate process."""
 
-    def __init__(self, words: list[str], log: Path, *troubles: Trouble) -> None:
+    def __init__(self, arguments: list[str], log: Path, *troubles: Trouble) -> None:
         self.log = log
         self._from = log.stat().st_size if log.exists() else 0
-        self.process = CONTEXT.Process(target=_main, args=(words, str(home()), str(log), list(troubles)))
+        self.process = CONTEXT.Process(target=_main, args=(arguments, str(home()), str(log), list(troubles)))
         self.process.start()
 
     def wait(self, timeout: float = 120) -> int:
@@ -70,7 +70,7 @@ class Killable:
         code = self.process.exitcode
         if code is None:
             self.kill()
-            raise AssertionError(f"it hangs\n{self.output}")
+            raise AssertionError(f"the process hangs\n{self.output}")
         return code
 
     def kill(self) -> int:
@@ -85,7 +85,7 @@ class Killable:
         os.kill(self.process.pid, number)
 
     def until(self, holds: Callable[[], bool], timeout: float = 60) -> None:
-        """Wait until something is so, or the process has ended."""
+        """Wait until a condition holds or the process has ended."""
         end = time.monotonic() + timeout
         while not holds() and self.alive:
             assert time.monotonic() < end, self.output
@@ -97,7 +97,7 @@ class Killable:
 
     @property
     def output(self) -> str:
-        """What this process said; others may have written to the same file before it."""
+        """The output of this process; others may have written to the same file before it."""
         return self.log.read_bytes()[self._from :].decode() if self.log.exists() else ""
 
 

@@ -1,6 +1,6 @@
-"""What is made to happen in a child process: a kill at a named moment, a disk that refuses, a loss that is no number.
+"""Faults to inject into a child process: a kill at a named moment, a failing disk, a NaN loss.
 
-Each function arms one thing and returns; a child calls them before the command.
+Each function arms one fault and returns; a child calls them before the command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recperf import points
 
 
 def _at(point: str, nth: int, act: Callable[[], None]) -> None:
-    """Act when a moment passes for the n-th time, beside whoever listens already."""
+    """Act when a moment is reached for the n-th time, in addition to earlier listeners."""
     before, seen = points.listener, 0
 
     def listen(name: str) -> None:
@@ -37,7 +37,7 @@ def _at(point: str, nth: int, act: Callable[[], None]) -> None:
 
 
 def kill_at(point: str, nth: int, mark: str) -> None:
-    """End without warning, and leave a mark that says where."""
+    """Kill the process, after writing a file that says where."""
 
     def die() -> None:
         Path(mark).write_text(point)
@@ -51,17 +51,17 @@ def signal_at(point: str, nth: int, number: int) -> None:
 
 
 def pause_at(point: str, nth: int, mark: str) -> None:
-    """Stand still there until somebody ends it."""
+    """Sleep there until the process is killed."""
 
-    def stand() -> None:
+    def pause() -> None:
         Path(mark).write_text(point)
         time.sleep(600)
 
-    _at(point, nth, stand)
+    _at(point, nth, pause)
 
 
 def kill_in(function: str, nth: int) -> None:
-    """End without warning at the n-th call of a function of `os`, before it takes effect."""
+    """Kill the process at the n-th call of a function of `os`, before it takes effect."""
     original: Any = getattr(os, function)
     seen = 0
 
@@ -76,7 +76,7 @@ def kill_in(function: str, nth: int) -> None:
 
 
 def refuse(functions: list[str], number: int, point: str, nth: int) -> None:
-    """From a moment on the system refuses these calls of `os`, as a full or broken disk does."""
+    """From a moment on these calls of `os` fail, as with a full or broken disk."""
 
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(number, os.strerror(number))
@@ -89,7 +89,7 @@ def refuse(functions: list[str], number: int, point: str, nth: int) -> None:
 
 
 def unreadable(name: str, number: int, until: str) -> None:
-    """Opening a file whose path ends like this fails, until a moment passes."""
+    """Opening a file whose path ends with `name` fails until a moment is reached."""
     original = io.open
     _at(until, 1, lambda: setattr(io, "open", original))
 
@@ -102,12 +102,12 @@ def unreadable(name: str, number: int, until: str) -> None:
 
 
 def at_most(file_bytes: int) -> None:
-    """No file of this process may grow beyond that: the kernel itself refuses."""
+    """Limit the size of every file that the process writes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
 
 def poison(step: int) -> None:
-    """A weight is no number from a step on."""
+    """Set a weight to NaN at a step."""
     from recperf.models.dlrm_v4.model import DLRMv4
     from recperf.workloads.dlrm_v4.build import SteppedModel
 
@@ -124,7 +124,7 @@ def poison(step: int) -> None:
 
 
 def write_memory(path: str, every: int) -> None:
-    """Note the resident memory after every so many steps, garbage taken away."""
+    """Write the resident memory to a file every `every` steps, after a garbage collection."""
     from recperf.train.watch import Watchers
 
     original = Watchers.after_step

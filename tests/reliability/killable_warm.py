@@ -1,5 +1,5 @@
-"""All that a command imports, compiles or sets up, done once in the fork server: a start is then a fork. No thread is
-left running."""
+"""Imports, compiles and sets up everything a command needs once in the fork server, so that a start is a fork. Leaves
+no thread running."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ measuring.SECONDS = 0.0
 for op in (bag, history, attention):
     op.library()
 for workload in ("micro-dlrm", "dlrm-v4"):
-    # Reading a command line makes its parser, which is most of what a start takes.
+    # Building the parser of a command line takes most of the start.
     read_options(Options, choose([workload]), verb="run", description="")
 
 
-def rehearse() -> None:
-    """A whole small run: what torch sets up at its first product, backward pass and file is set up before any fork."""
+def warm_up() -> None:
+    """A whole small run, so that torch's lazy initialization happens before any fork."""
     folder = Path(tempfile.mkdtemp())
     try:
         synthesize.write_store(tiny_v4.EVENTS, folder / "events")
-        assert main([*tiny_v4.words(folder / "run", events=folder / "events"), "--quiet"]) == 0
+        assert main([*tiny_v4.command_line(folder / "run", events=folder / "events"), "--quiet"]) == 0
     finally:
         shutil.rmtree(folder)
 
 
-rehearse()
+warm_up()

@@ -1,4 +1,4 @@
-"""Damage to the files of a run and of its data: what disks, copies and hands do to them."""
+"""Random damage to files: what disks, incomplete copies and manual edits do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VALUES: list[Any] = [None, 0, -1, 7, 1e300, 0.5, "", "x", "step-00000012", [], {
 
 
 def flip(content: bytes, draw: random.Random) -> bytes:
-    """One bit."""
+    """Flip one bit."""
     place = draw.randrange(len(content))
     return content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :]
 
@@ -26,13 +26,13 @@ def extend(content: bytes, draw: random.Random) -> bytes:
 
 
 def zero(content: bytes, draw: random.Random) -> bytes:
-    """All of it, or a part, as a power cut leaves blocks that were never written."""
+    """Set everything after some byte to zero, as a power failure leaves blocks that were never written."""
     start = draw.choice([0, draw.randrange(len(content))])
     return content[:start] + bytes(len(content) - start)
 
 
 def edit(content: bytes, draw: random.Random) -> bytes:
-    """One value of JSON, or of a line of it, becomes another, moves to another name or goes."""
+    """Change, rename or remove one value of JSON, or of one line of JSON lines."""
     lines = content.splitlines(keepends=True)
     by_line = len(lines) > 1 and lines[0].rstrip().endswith(b"}")
     place = draw.randrange(len(lines)) if by_line else 0
@@ -47,7 +47,7 @@ def edit(content: bytes, draw: random.Random) -> bytes:
 
 
 def _change(value: Any, draw: random.Random) -> None:
-    """At a place as deep as chance has it."""
+    """Change a value at a random depth."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     key = draw.choice(keys)
     if isinstance(value[key], (dict, list)) and value[key] and draw.random() < 0.8:
@@ -72,7 +72,7 @@ WAYS: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 def mutate(groups: list[list[Path]], draw: random.Random) -> str:
-    """Damage one file of one group, or exchange two; says what was done."""
+    """Damage one file of one group, or exchange two; returns a description."""
     files = draw.choice([group for group in groups if group])
     path = draw.choice(files)
     ways = ["flip", "truncate", "extend", "zero", "delete", "swap"]
@@ -84,9 +84,9 @@ def mutate(groups: list[list[Path]], draw: random.Random) -> str:
         return f"{path.name} of {path.parent.name} deleted"
     if way == "swap":
         other = draw.choice(files)
-        taken = other.read_bytes()
+        others = other.read_bytes()
         other.write_bytes(content)
-        path.write_bytes(taken)
+        path.write_bytes(others)
         return f"{path.parent.name}/{path.name} and {other.parent.name}/{other.name} exchanged"
     path.write_bytes(WAYS[way](content, draw))
     return f"{way} in {path.parent.name}/{path.name}"

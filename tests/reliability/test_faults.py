@@ -1,4 +1,4 @@
-"""Disks that refuse, a second process, a loss that is no number: one line that says so, and nothing lost."""
+"""Disk errors, a second process, a NaN loss: a one-line error, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ CHECKPOINTS = Path("checkpoints") / "seed-42"
 WRITING = ["write", "mkdir", "replace", "fsync", "ftruncate"]
 
 
-def one_line(process: Killable, code: int, *said: str) -> None:
-    """It ended with that code and a message of one line and its labels."""
+def fails_with(process: Killable, code: int, *messages: str) -> None:
+    """The process ended with that exit code and a one-line error."""
     assert process.wait() == code, process.output
     assert "Traceback" not in process.output
     errors = [line for line in process.output.splitlines() if line.startswith("error:")]
     assert len(errors) == 1, process.output
-    for text in said:
+    for text in messages:
         assert text in process.output
 
 
-def ends_as_if_nothing_had_been(folder: Path) -> None:
+def finishes_like_an_uninterrupted_run(folder: Path) -> None:
     finish(folder)
     assert outcome(folder) == straight().outcome
 
@@ -40,7 +40,7 @@ def newest(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("functions", "number", "point", "nth", "said"),
+    ("functions", "number", "point", "nth", "message"),
     [
         (["write"], errno.ENOSPC, "save: begun", 3, "the disk is full"),
         (["write"], errno.ENOSPC, "window: left", 2, "cannot write events.jsonl: the disk is full"),
@@ -51,24 +51,24 @@ def newest(folder: Path) -> Path:
         (["replace"], errno.EACCES, "save: verified", 5, "permission denied"),
     ],
 )
-def test_a_disk_that_begins_to_refuse(
-    functions: list[str], number: int, point: str, nth: int, said: str, tmp_path: Path
+def test_a_disk_that_starts_to_fail(
+    functions: list[str], number: int, point: str, nth: int, message: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     trouble = ("refuse", {"functions": functions, "number": number, "point": point, "nth": nth})
-    one_line(begin(folder, trouble), 4, said)
-    ends_as_if_nothing_had_been(folder)
+    fails_with(begin(folder, trouble), 4, message)
+    finishes_like_an_uninterrupted_run(folder)
 
 
-def test_a_file_that_the_kernel_does_not_let_grow(tmp_path: Path) -> None:
+def test_a_file_size_limit(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    one_line(begin(folder, ("at_most", {"file_bytes": 9_000})), 4, "cannot write", "File too large")
-    ends_as_if_nothing_had_been(folder)
+    fails_with(begin(folder, ("at_most", {"file_bytes": 9_000})), 4, "cannot write", "File too large")
+    finishes_like_an_uninterrupted_run(folder)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of its own, of about the size of two checkpoints."""
+    """A separate file system of about the size of two checkpoints."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = shutil.which("mount")
@@ -78,31 +78,31 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
-def test_a_disk_that_is_really_full(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_file_system(small_disk: Path, tmp_path: Path) -> None:
     folder = small_disk / "run"
-    one_line(begin(folder), 4, "the disk is full")
+    fails_with(begin(folder), 4, "the disk is full")
     saved = CheckpointStore(folder=folder / CHECKPOINTS, notice=pytest.fail).saved()
     assert all(checkpoint_folder.fault(path) is None for path in saved)
     shutil.copytree(folder, tmp_path / "run")
-    ends_as_if_nothing_had_been(tmp_path / "run")
+    finishes_like_an_uninterrupted_run(tmp_path / "run")
 
 
-def test_a_disk_that_is_really_read_only(small_disk: Path, tmp_path: Path) -> None:
+def test_a_read_only_file_system(small_disk: Path, tmp_path: Path) -> None:
     folder = interrupted(tmp_path / "first")
     shutil.copytree(folder, small_disk / "run", ignore=shutil.ignore_patterns("step-*"))
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    one_line(resume(small_disk / "run", log=tmp_path / "resumed"), 4, "the file system is read-only")
-    one_line(Killable(["run", "dlrm-v4", "--run-dir", str(small_disk / "new")], tmp_path / "log"), 4, "read-only")
+    fails_with(resume(small_disk / "run", log=tmp_path / "resumed"), 4, "the file system is read-only")
+    fails_with(Killable(["run", "dlrm-v4", "--run-dir", str(small_disk / "new")], tmp_path / "log"), 4, "read-only")
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    words = ["run", "dlrm-v4", "--data.path", str(store()), "--run-dir", str(tmp_path / "file" / "run")]
-    one_line(Killable(words, tmp_path / "log"), 4, "a part of the path is a file, not a folder")
+    arguments = ["run", "dlrm-v4", "--data.path", str(store()), "--run-dir", str(tmp_path / "file" / "run")]
+    fails_with(Killable(arguments, tmp_path / "log"), 4, "a part of the path is a file, not a folder")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "rank0-00000.safetensors"])
-def test_a_checkpoint_that_cannot_be_read_gives_way_to_an_older_one(name: str, tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_is_skipped_for_an_older_one(name: str, tmp_path: Path) -> None:
     folder = interrupted(tmp_path / "run")
     damaged = newest(folder)
     place = f"{damaged.name}/{name}"
@@ -122,32 +122,32 @@ def test_a_checkpoint_that_cannot_be_read_gives_way_to_an_older_one(name: str, t
         ("events/kinds.u1", 4),
     ],
 )
-def test_a_file_of_the_run_that_cannot_be_read(name: str, code: int, tmp_path: Path) -> None:
+def test_an_unreadable_file_of_the_run(name: str, code: int, tmp_path: Path) -> None:
     folder = interrupted(tmp_path / "run")
     trouble: Trouble = ("unreadable", {"name": name, "number": errno.EIO, "until": "save: begun"})
-    one_line(resume(folder, trouble), code, "Input/output error")
-    ends_as_if_nothing_had_been(folder)
+    fails_with(resume(folder, trouble), code, "Input/output error")
+    finishes_like_an_uninterrupted_run(folder)
 
 
 def test_two_processes_on_one_run_folder(tmp_path: Path) -> None:
     folder, mark = tmp_path / "run", tmp_path / "mark"
     first = begin(folder, ("pause_at", {"point": "window: entered", "nth": 2, "mark": str(mark)}))
     first.until(mark.exists)
-    one_line(resume(folder), 4, "another process is using this run folder")
+    fails_with(resume(folder), 4, "another process is using this run folder")
     assert first.kill() == KILLED
-    ends_as_if_nothing_had_been(folder)
+    finishes_like_an_uninterrupted_run(folder)
 
 
 @pytest.mark.parametrize("step", [1, 12])
-def test_a_loss_that_is_no_number(step: int, tmp_path: Path) -> None:
-    """Stops, names the step, keeps what is from before it; resuming meets it again, and goes on where it is gone."""
+def test_a_nan_loss(step: int, tmp_path: Path) -> None:
+    """The run stops, names the step and keeps earlier checkpoints; a resume fails again until the cause is gone."""
     folder = tmp_path / "run"
     poison: Trouble = ("poison", {"step": step})
-    one_line(begin(folder, poison), 5, f"the loss is nan at step {step}")
-    kept = CheckpointStore(folder=folder / CHECKPOINTS, notice=pytest.fail).saved()
-    assert all(checkpoint_folder.fault(path) is None and int(path.name[5:]) < step for path in kept)
-    assert bool(kept) == (step > 3)
+    fails_with(begin(folder, poison), 5, f"the loss is nan at step {step}")
+    saved = CheckpointStore(folder=folder / CHECKPOINTS, notice=pytest.fail).saved()
+    assert all(checkpoint_folder.fault(path) is None and int(path.name[5:]) < step for path in saved)
+    assert bool(saved) == (step > 3)
     assert not (folder / "result.json").exists()
-    one_line(resume(folder, poison), 5, f"the loss is nan at step {step}")
-    ends_as_if_nothing_had_been(folder)
+    fails_with(resume(folder, poison), 5, f"the loss is nan at step {step}")
+    finishes_like_an_uninterrupted_run(folder)
     assert json.loads((folder / "result.json").read_text())["provenance"]["resumes"] == 2

@@ -1,4 +1,4 @@
-"""500 times damage to checkpoints, logs and data of an interrupted run: it goes on rightly or says what is wrong."""
+"""Random damage to checkpoints, logs and data of an interrupted run: it resumes correctly or reports the damage."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ from recperf.train.loop import Position
 
 TESTS, EACH = 20, 25
 SECONDS = 30
-"""What a start may take before it counts as hanging."""
+"""Time after which a start counts as hanging."""
 
 
 class Reached(RecperfError):
-    """The training would go on now."""
+    """Raised where the training would continue."""
 
     exit_code = 99
 
 
 @dataclass
 class Start:
-    """How a resumed run begins, or why it does not."""
+    """How a resumed run starts, or why it does not."""
 
     code: int
-    said: str
+    output: str
     step: int = -1
     facts: Any = None
-    """All that decides how it goes on."""
+    """Everything that determines how it continues."""
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[SeedTraining, Position]]:
-    """Stops every training where its first step would be, and tells of it."""
-    found: list[Any] = []
+    """Stops every training before its first step, and records it."""
+    starts: list[Any] = []
 
     def train(recipe: Any, start: Position, watch: SeedTraining) -> None:
-        found.append((watch, start))
-        raise Reached("going on")
+        starts.append((watch, start))
+        raise Reached("continuing")
 
     monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(SeedTraining, "_watchers", lambda self, timer: self)
-    return found
+    return starts
 
 
 @contextlib.contextmanager
 def no_longer_than(seconds: int) -> Iterator[None]:
     def late(*_: Any) -> None:
-        raise TimeoutError("it hangs")
+        raise TimeoutError("the start hangs")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
@@ -77,18 +77,18 @@ def no_longer_than(seconds: int) -> Iterator[None]:
 
 def resumed(folder: Path, started: list[Any]) -> Start:
     """`recperf run --resume` up to its first step."""
-    said = io.StringIO()
+    output = io.StringIO()
     started.clear()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), no_longer_than(SECONDS):
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), no_longer_than(SECONDS):
         code = main(["run", "--resume", str(folder), *QUIETLY])
     if not started:
-        return Start(code, said.getvalue())
+        return Start(code, output.getvalue())
     one, position = started[0]
     try:
         batches = _digest(one.job.prepared)
     except RecperfError as error:
-        # What the loader would say when it comes to that batch.
-        return Start(error.exit_code, said.getvalue())
+        # The loader would raise this at that batch.
+        return Start(error.exit_code, output.getvalue())
     facts = {
         "state": flat(one.trial.state()),
         "position": position,
@@ -99,19 +99,19 @@ def resumed(folder: Path, started: list[Any]) -> Start:
         "events": _events((folder / "events.jsonl").read_text()),
         "mlperf": (folder / "mlperf.log").read_bytes(),
     }
-    return Start(code, said.getvalue(), position.step, facts)
+    return Start(code, output.getvalue(), position.step, facts)
 
 
 def _digest(prepared: Any) -> str:
-    """Of every batch that training and scoring would read."""
-    found = hashlib.sha256()
+    """Digest of every batch that training and evaluation would read."""
+    digest = hashlib.sha256()
     for order in (prepared.train_order(), prepared.valid_order(prepared.holdout)):
         for number in range(len(order)):
             batch = prepared.histories.batch(order.batch(number))
             for tensor in (batch.features.values_V, batch.features.offsets_FB1, batch.actions_T, batch.times_T):
-                found.update(tensor.numpy().tobytes())
-            found.update(batch.labels_B.numpy().tobytes() + batch.query_times_B.numpy().tobytes())
-    return found.hexdigest()
+                digest.update(tensor.numpy().tobytes())
+            digest.update(batch.labels_B.numpy().tobytes() + batch.query_times_B.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _events(text: str) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ def _events(text: str) -> list[dict[str, Any]]:
 
 @dataclass
 class Bench:
-    """A place where an interrupted run and its data are damaged and made whole again."""
+    """A folder in which an interrupted run and its data are damaged and restored."""
 
     place: Path
     pristine: Path
@@ -135,7 +135,7 @@ class Bench:
         shutil.copytree(self.pristine, self.place)
 
     def groups(self) -> list[list[Path]]:
-        """Files that are damaged as often as each other's groups: checkpoints, the run's own, the data's."""
+        """Groups of files that are damaged equally often: checkpoints, the run's other files, the data."""
         checkpoints = sorted(path for path in (self.run / "checkpoints").rglob("*") if path.is_file())
         own = ["config.json", "events.jsonl", "mlperf.log", "baselines.json", "progress.json", "data.json"]
         data = sorted(p for p in (self.place / "events").rglob("*") if p.is_file() and p.suffix != ".lock")
@@ -154,31 +154,31 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def wrong(start: Start, known: dict[int, Any]) -> str | None:
-    """What a resumed run did that it must not, if anything."""
-    if "Traceback" in start.said or start.code not in (3, 4, Reached.exit_code):
-        return f"exit {start.code}: {start.said}"
-    errors = [line for line in start.said.splitlines() if line.startswith("error:")]
+    """What a resumed run did wrong, if anything."""
+    if "Traceback" in start.output or start.code not in (3, 4, Reached.exit_code):
+        return f"exit {start.code}: {start.output}"
+    errors = [line for line in start.output.splitlines() if line.startswith("error:")]
     if len(errors) != 1:
-        return f"not one error line: {start.said}"
+        return f"not one error line: {start.output}"
     if start.code != Reached.exit_code:
         return None
     if start.step not in known:
-        return f"goes on at step {start.step}"
+        return f"continues at step {start.step}"
     differing = [name for name, value in start.facts.items() if value != known[start.step][name]]
     if differing:
-        return f"goes on at step {start.step} with other {', '.join(differing)}: {start.said}"
-    if start.step < INTERRUPTED and "the newest intact one" not in start.said:
-        return f"goes on at step {start.step} without a word: {start.said}"
+        return f"continues at step {start.step} with other {', '.join(differing)}: {start.output}"
+    if start.step < INTERRUPTED and "the newest intact one" not in start.output:
+        return f"continues at step {start.step} without a notice: {start.output}"
     return None
 
 
 def intact(bench: Bench, started: list[Any]) -> dict[int, Any]:
-    """How the run goes on from each of its checkpoints."""
+    """How the run continues from each of its checkpoints."""
     known: dict[int, Any] = {}
     bench.renew()
     for _ in list((bench.run / "checkpoints" / "seed-42").glob("step-*")):
         start = resumed(bench.run, started)
-        assert start.code == Reached.exit_code, start.said
+        assert start.code == Reached.exit_code, start.output
         known[start.step] = start.facts
         bench.renew()
         for step in known:
@@ -188,9 +188,9 @@ def intact(bench: Bench, started: list[Any]) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, TESTS))])
-def test_damage_is_survived_or_said(seed: int, bench: Bench, started: list[Any]) -> None:
+def test_damage_is_survived_or_reported(seed: int, bench: Bench, started: list[Any]) -> None:
     known = intact(bench, started)
-    faults, going_on = [], []
+    faults, continuing = [], []
     for number in range(EACH):
         bench.renew()
         done = mutate(bench.groups(), random.Random(f"{seed} {number}"))
@@ -198,9 +198,9 @@ def test_damage_is_survived_or_said(seed: int, bench: Bench, started: list[Any])
         if (what := wrong(start, known)) is not None:
             faults.append(f"{number}: {done}: {what}")
         elif start.code == Reached.exit_code:
-            going_on.append(number)
+            continuing.append(number)
     assert not faults, "\n".join(faults)
     bench.renew()
-    mutate(bench.groups(), random.Random(f"{seed} {going_on[0]}"))
+    mutate(bench.groups(), random.Random(f"{seed} {continuing[0]}"))
     finish(bench.run)
     assert outcome(bench.run) == straight().outcome

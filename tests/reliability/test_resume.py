@@ -1,4 +1,4 @@
-"""micro-dlrm killed at any moment and resumed ends bit for bit as one that was left alone; test_kills.py has more."""
+"""micro-dlrm, killed and resumed, ends bit for bit like an uninterrupted run; test_kills.py has more."""
 
 from __future__ import annotations
 
@@ -19,11 +19,20 @@ from recperf.data.movielens_like import generate, write
 from recperf.train.checkpoint import CheckpointStore
 
 FOLDER = Path(tempfile.mkdtemp(prefix="recperf-tiny-"))
-"""Few ratings, so that a run takes a fraction of a second and many can be killed."""
-WORDS = ["run", "micro-dlrm", "--data.path", str(FOLDER / "tiny"), "--train.epochs", "2", "--train.batch-size", "200"]
-WORDS += ["--train.checkpoint-steps", "7", "--target.beat", "none", "--train.device", "cpu"]
+"""Few ratings, so that a run takes a fraction of a second."""
+COMMAND = [
+    "run",
+    "micro-dlrm",
+    "--data.path",
+    str(FOLDER / "tiny"),
+    "--train.epochs",
+    "2",
+    "--train.batch-size",
+    "200",
+]
+COMMAND += ["--train.checkpoint-steps", "7", "--target.beat", "none", "--train.device", "cpu"]
 QUIETLY = ["--no-peaks", "--no-report"]
-WORDS += QUIETLY
+COMMAND += QUIETLY
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,19 +43,19 @@ def tiny() -> Iterator[None]:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All that must not differ: the last state and everything logged and concluded, times aside."""
+    """What interruptions must not change: the last state, the logs and the result, except times."""
     store = CheckpointStore(folder=folder / "checkpoints" / "seed-42", notice=print)
     state = store.load()
     best = store.best()
     assert state is not None
     assert best is not None
-    kept = [path.name for path in store.saved()]
+    names = [path.name for path in store.saved()]
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     logged = [{k: v for k, v in e.items() if k != "t"} for e in events if e["kind"] in ("step", "metric")]
     result = json.loads((folder / "result.json").read_text())
     return {
         "state": flat(state["trial"]),
-        "kept": kept,
+        "kept": names,
         "best": best.name,
         "events": logged,
         "quality": result["quality"],
@@ -63,30 +72,30 @@ def flat(value: Any) -> Any:
 
 
 def finish(folder: Path, log: Path) -> None:
-    """Resume until done; a folder in which nothing was decided yet is started anew, as a user would."""
+    """Resume a run to its end, or start it where it has no config yet, as a user would."""
     resume = (folder / "config.json").exists()
-    words = ["run", "--resume", str(folder), *QUIETLY] if resume else [*WORDS, "--run-dir", str(folder)]
-    process = Killable(words, log)
+    arguments = ["run", "--resume", str(folder), *QUIETLY] if resume else [*COMMAND, "--run-dir", str(folder)]
+    process = Killable(arguments, log)
     assert process.wait() == 0, process.output
 
 
 @pytest.fixture(scope="module")
 def straight(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("straight")
-    process = Killable([*WORDS, "--run-dir", str(folder / "run")], folder / "log")
+    process = Killable([*COMMAND, "--run-dir", str(folder / "run")], folder / "log")
     assert process.wait() == 0, process.output
-    found = outcome(folder / "run")
-    assert len(found["events"]) == 42
-    return found
+    expected = outcome(folder / "run")
+    assert len(expected["events"]) == 42
+    return expected
 
 
 def test_kills_at_random_moments(straight: dict[str, Any], tmp_path: Path) -> None:
     draw = random.Random(5)
     for attempt in range(2):
         folder, log = tmp_path / f"run-{attempt}", tmp_path / f"log-{attempt}"
-        process = Killable([*WORDS, "--run-dir", str(folder)], log)
+        process = Killable([*COMMAND, "--run-dir", str(folder)], log)
         for _ in range(draw.choice([1, 1, 2])):
-            # Wait until it has begun, so that kills fall into work and not into start-up only.
+            # Wait until it has started, so that kills do not only hit the start-up.
             until = time.monotonic() + 30
             while not (folder / "progress.json").exists() and process.alive and time.monotonic() < until:
                 time.sleep(0.005)
@@ -105,7 +114,7 @@ def test_a_kill_inside_a_save(function: str, calls: list[int], straight: dict[st
     """Renames and syncs are where an incomplete file could become visible."""
     for call in calls:
         folder, log = tmp_path / f"run-{call}", tmp_path / f"log-{call}"
-        process = Killable([*WORDS, "--run-dir", str(folder)], log, ("kill_in", {"function": function, "nth": call}))
+        process = Killable([*COMMAND, "--run-dir", str(folder)], log, ("kill_in", {"function": function, "nth": call}))
         assert process.wait() == KILLED, process.output
         finish(folder, log)
         assert outcome(folder) == straight
@@ -113,7 +122,7 @@ def test_a_kill_inside_a_save(function: str, calls: list[int], straight: dict[st
 
 def test_a_kill_while_a_resumed_run_cuts_its_log(straight: dict[str, Any], tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
-    first = Killable([*WORDS, "--run-dir", str(folder)], log, ("kill_in", {"function": "replace", "nth": 20}))
+    first = Killable([*COMMAND, "--run-dir", str(folder)], log, ("kill_in", {"function": "replace", "nth": 20}))
     assert first.wait() == KILLED
     again = Killable(["run", "--resume", str(folder), *QUIETLY], log, ("kill_in", {"function": "ftruncate", "nth": 1}))
     assert again.wait() == KILLED, again.output
@@ -124,9 +133,9 @@ def test_a_kill_while_a_resumed_run_cuts_its_log(straight: dict[str, Any], tmp_p
 def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "tiny", tmp_path / "data")
     folder = tmp_path / "run"
-    words = [str(tmp_path / "data") if word == str(FOLDER / "tiny") else word for word in WORDS]
+    arguments = [str(tmp_path / "data") if word == str(FOLDER / "tiny") else word for word in COMMAND]
     trouble = ("kill_in", {"function": "replace", "nth": 20})
-    process = Killable([*words, "--run-dir", str(folder)], tmp_path / "log", trouble)
+    process = Killable([*arguments, "--run-dir", str(folder)], tmp_path / "log", trouble)
     assert process.wait() == KILLED
     shutil.rmtree(tmp_path / "data")
     write(generate(4, users=120, items=200, ratings=5000), tmp_path / "data")

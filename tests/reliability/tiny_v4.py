@@ -1,4 +1,4 @@
-"""A dlrm-v4 run of two dozen steps, how it ends when it is left alone, and all that must not differ when it is not."""
+"""A dlrm-v4 run of 20 steps, and the parts of its outcome that interruptions must not change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAVING = [
     "--train.keep-last", "2", "--train.checkpoint-background", "on", "--mlperf",
 ]  # fmt: skip
 COMPARED = ("step", "metric", "window", "training", "evaluation")
-"""Events that tell of the training, and not of the process."""
+"""Events of the training, not of the process."""
 
 
 @functools.cache
@@ -48,18 +48,18 @@ def store() -> Path:
     return folder
 
 
-def words(folder: Path, *, events: Path | None = None) -> list[str]:
-    """The command that begins a run there."""
+def command_line(folder: Path, *, events: Path | None = None) -> list[str]:
+    """The command line that starts a run in a folder."""
     where = ["--data.path", str(events or store()), "--run-dir", str(folder), "--data.holdout-windows", "1"]
     return ["run", "dlrm-v4", *where, *STREAM, *MODEL, *SAVING, *QUIETLY]
 
 
 def begin(folder: Path, *troubles: Trouble, events: Path | None = None) -> Killable:
-    """Begin a run. That it measures its steps at the end, for seconds, is left out by what it would find measured."""
+    """Start a run. An existing profile saves the seconds in which it would measure steps at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     if profile().exists():
         shutil.copyfile(profile(), folder / "profile.json")
-    return Killable(words(folder, events=events), folder.with_suffix(".log"), *troubles)
+    return Killable(command_line(folder, events=events), folder.with_suffix(".log"), *troubles)
 
 
 def resume(folder: Path, *troubles: Trouble, log: Path | None = None) -> Killable:
@@ -67,7 +67,7 @@ def resume(folder: Path, *troubles: Trouble, log: Path | None = None) -> Killabl
 
 
 def continued(folder: Path, *troubles: Trouble) -> Killable:
-    """Resume; a folder in which nothing was decided yet is begun anew, as a user would."""
+    """Resume a run, or start it where it has no config yet, as a user would."""
     return resume(folder, *troubles) if (folder / "config.json").exists() else begin(folder, *troubles)
 
 
@@ -86,12 +86,12 @@ class Straight:
     folder: Path
     outcome: dict[str, Any]
     seconds: float
-    """What a run takes from its start to its end, here and now."""
+    """The duration of a whole run on this machine."""
 
 
 @functools.cache
 def straight() -> Straight:
-    """The run that is left alone, once with the measuring at its end and once without."""
+    """An uninterrupted run, once with the measuring at its end and once without."""
     first = home() / "measured"
     process = begin(first)
     assert process.wait() == 0, process.output
@@ -101,13 +101,13 @@ def straight() -> Straight:
     process = begin(folder)
     assert process.wait() == 0, process.output
     seconds = time.monotonic() - began
-    found = outcome(folder)
-    assert found == outcome(first)
-    return Straight(folder, found, seconds)
+    expected = outcome(folder)
+    assert expected == outcome(first)
+    return Straight(folder, expected, seconds)
 
 
 INTERRUPTED = 15
-"""The step of its newest checkpoint; the one before it is of step 12."""
+"""Step of the newest checkpoint of an interrupted run; the one before is of step 12."""
 
 
 @functools.cache
@@ -120,23 +120,23 @@ def _interrupted() -> Path:
 
 
 def interrupted(folder: Path) -> Path:
-    """A run that was killed behind its middle, as often as one is needed."""
+    """A copy of a run that was killed after its middle."""
     straight()
     shutil.copytree(_interrupted(), folder)
     return folder
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All that must not differ: every bit of the last state, and everything logged and concluded, times aside."""
+    """What interruptions must not change: every bit of the last state, the logs and the result, except times."""
     checkpoints = CheckpointStore(folder=folder / "checkpoints" / "seed-42", notice=lambda text: None)
-    kept, best = [path.name for path in checkpoints.saved()], checkpoints.best()
+    names, best = [path.name for path in checkpoints.saved()], checkpoints.best()
     state = checkpoints.load()
     assert state is not None
     assert best is not None
     result = json.loads((folder / "result.json").read_text())
     return {
         "state": state_of(state),
-        "kept": kept,
+        "kept": names,
         "best": best.name,
         "events": logged(folder),
         "mlperf": mlperf(folder),
@@ -146,7 +146,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def state_of(saved: dict[str, Any]) -> Any:
-    """A saved state, but for how long the logs were: times are written with more or fewer digits."""
+    """A saved state without the lengths of the logs: times in them have more or fewer digits."""
     return flat({key: saved[key] for key in ("trial", "position", "history", "rng", "contract")})
 
 
@@ -165,7 +165,7 @@ def logged(folder: Path) -> list[dict[str, Any]]:
 
 
 def mlperf(folder: Path) -> list[tuple[str, Any, dict[str, Any]]]:
-    """Keys, values and places of the MLPerf log in their order; its times must not go back."""
+    """Keys, values and metadata of the MLPerf log in order; its times must not decrease."""
     lines = scan((folder / "mlperf.log").read_bytes())
     assert not lines.faults
     times = [line.time_ms for line in lines.good]
