@@ -153,7 +153,7 @@ def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Pat
     ("words", "message"),
     [
         (["--resume", "r", "--allow-change", "train.batchsize"], "did you mean 'train.batch_size'?"),
-        (["--resume", "r", "--allow-change", "seed", "--seed", "7"], "another one is another run"),
+        (["--resume", "r", "--allow-change", "seed", "--seed", "7"], "another seed is another run"),
         (["--allow-change", "train.batch_size"], "--allow-change needs --resume"),
         (["--resume", "r", "--run-dir", "q"], "--run-dir cannot be combined with --resume"),
         (["--mlperf"], "writes no MLPerf log"),

@@ -48,7 +48,7 @@ def test_a_rank_that_is_killed_on_one_host(tmp_path: Path, gone: int) -> None:
         pytest.skip(f"no network namespaces here: {reason}")
     said = [(tmp_path / f"host-{number}.log").read_text() for number in range(2)]
     assert codes == [0, 0], said
-    assert "the ranks were started again, and go on with their run" in "".join(said)
+    assert "the ranks were restarted and resume their run" in "".join(said)
     assert [event["step"] for event in logged(run, "step")] == list(range(1, 21))
     assert json.loads((run / "progress.json").read_text())["resumes"] == 1
     assert errors(tmp_path, 1 - gone) == [f"error: rank {gone} of 2 is gone or does not answer; the others stop"]

@@ -73,7 +73,7 @@ def test_a_rank_killed_in_the_middle(tmp_path: Path) -> None:
     ends_the_same(tmp_path)
     progress = json.loads((tmp_path / "run" / "progress.json").read_text())
     assert progress["resumes"] == 1
-    assert "the ranks were started again, and go on with their run" in (tmp_path / "rank-0.log").read_text()
+    assert "the ranks were restarted and resume their run" in (tmp_path / "rank-0.log").read_text()
     assert "resumes at step" in (tmp_path / "rank-0.log").read_text()
 
 
