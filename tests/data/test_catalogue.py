@@ -63,7 +63,7 @@ def archive(files: dict[str, bytes]) -> bytes:
 def files(tmp_path: Path) -> dict[str, bytes]:
     movielens_like.write(movielens_like.generate(5, users=6, items=9, ratings=40), tmp_path / "source")
     content = {file: (tmp_path / "source" / file).read_bytes() for file in movielens.FILES}
-    content["u.item"] = content["u.item"].replace(movielens.MADE_UP_MARK.encode(), b"")
+    content["u.item"] = content["u.item"].replace(movielens.SYNTHETIC_MARK.encode(), b"")
     return content
 
 
@@ -94,20 +94,20 @@ def quiet(_: str) -> None:
     pass
 
 
-def test_get_fetches_verifies_and_does_so_once(server: Server) -> None:
-    said: list[str] = []
-    answer = catalogue.get(NAME, say=said.append, url=server.url)
+def test_get_downloads_and_verifies_once(server: Server) -> None:
+    messages: list[str] = []
+    answer = catalogue.get(NAME, say=messages.append, url=server.url)
     folder = places.dataset_folder(NAME)
     assert answer["downloaded"] is True
     assert answer["folder"] == str(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["README", "u.data", "u.item", "u.user"]
     assert [path.name for path in folder.parent.iterdir()] == [NAME]
-    terms = " ".join(said)
-    assert all(word in terms for word in ("GroupLens", "research", "commercial", "Harper & Konstan 2015"))
+    terms = " ".join(messages)
+    assert all(term in terms for term in ("GroupLens", "research", "commercial", "Harper & Konstan 2015"))
     assert movielens.read_download(folder).name == NAME
-    said.clear()
-    assert catalogue.get(NAME, say=said.append, url=server.url)["downloaded"] is False
-    assert "already" in said[0]
+    messages.clear()
+    assert catalogue.get(NAME, say=messages.append, url=server.url)["downloaded"] is False
+    assert "already" in messages[0]
     assert server.requests == 1
 
 
@@ -159,7 +159,7 @@ def test_get_refuses_an_archive_with_a_file_missing_changed_or_no_archive(
 @pytest.mark.parametrize(
     ("failure", "reason"), [("refuses", "no connection to 127"), ("not found", "404"), ("breaks off", "broke off")]
 )
-def test_get_without_network_says_what_to_do_by_hand(server: Server, failure: str, reason: str) -> None:
+def test_get_without_network_names_the_manual_way(server: Server, failure: str, reason: str) -> None:
     if failure == "refuses":
         server.http.shutdown()
         server.http.server_close()
@@ -185,13 +185,13 @@ def test_get_without_pooch_names_the_package(server: Server, monkeypatch: pytest
     assert nothing_left()
 
 
-def test_get_where_nothing_may_be_written(server: Server, tmp_path: Path) -> None:
+def test_get_into_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where the folder should be")
     with pytest.raises(MachineError, match="cannot be written"):
         catalogue.get(NAME, say=quiet, url=server.url)
 
 
-def test_the_embedded_set_is_not_fetched_and_the_real_one_not_made(tmp_path: Path) -> None:
+def test_synthetic_data_is_not_downloaded_and_real_data_not_generated(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="built in") as caught:
         catalogue.get("movielens-like", say=quiet)
     assert "recperf data make" in (caught.value.fix or "")
@@ -199,7 +199,7 @@ def test_the_embedded_set_is_not_fetched_and_the_real_one_not_made(tmp_path: Pat
         catalogue.make(NAME, path=tmp_path / "x", seed=1)
 
 
-def test_an_unknown_name_gets_the_closest(tmp_path: Path) -> None:
+def test_an_unknown_name_suggests_the_closest(tmp_path: Path) -> None:
     calls: list[Callable[[], object]] = [
         lambda: catalogue.get("movielens-100", say=quiet),
         lambda: catalogue.check("movielens-100"),
@@ -213,7 +213,7 @@ def test_an_unknown_name_gets_the_closest(tmp_path: Path) -> None:
         catalogue.info("criteo")
 
 
-def test_check_tells_intact_damaged_and_other_files_apart(
+def test_check_distinguishes_intact_damaged_and_other_files(
     server: Server, tmp_path: Path, files: dict[str, bytes]
 ) -> None:
     with pytest.raises(DataError, match="not on this machine"):
@@ -241,7 +241,7 @@ def test_check_tells_intact_damaged_and_other_files_apart(
     assert (findings["intact"], findings["synthetic"], findings["rows"]) == (False, True, 8)
 
 
-def test_make_check_and_info_of_the_embedded_set(tmp_path: Path) -> None:
+def test_make_check_and_info_of_the_synthetic_dataset(tmp_path: Path) -> None:
     made = catalogue.make("movielens-like", path=tmp_path / "made", seed=3)
     assert (made["ratings"], made["users"], made["items"], made["seed"]) == (100_000, 943, 1682, 3)
     assert catalogue.check("movielens-like", path=tmp_path / "made")["intact"] is True
@@ -266,7 +266,7 @@ def test_make_check_and_info_of_the_embedded_set(tmp_path: Path) -> None:
         catalogue.check("movielens-like", path=tmp_path / "made")
 
 
-def test_info_of_a_tiny_set_leaves_out_splits_that_cannot_be(tmp_path: Path) -> None:
+def test_info_of_a_tiny_dataset_omits_impossible_splits(tmp_path: Path) -> None:
     movielens_like.write(movielens_like.generate(1, users=1, items=3, ratings=3), tmp_path / "tiny")
     described = catalogue.info(NAME, path=tmp_path / "tiny")
     assert described["name"] == "movielens-like"
@@ -274,7 +274,7 @@ def test_info_of_a_tiny_set_leaves_out_splits_that_cannot_be(tmp_path: Path) -> 
     assert described["splits"]["random"] == {"train": 2, "valid": 1}
 
 
-def test_info_without_the_download_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_without_the_download_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECPERF_HOME", str(tmp_path))
     with pytest.raises(DataError, match="not on this machine") as caught:
         catalogue.info(NAME)

@@ -32,7 +32,7 @@ def item_row(item: int, *genres: str) -> str:
 ITEMS = [item_row(1, "Drama"), item_row(2, "Comedy", "Romance"), item_row(3, "Action")]
 
 
-def folder_of(
+def write_files(
     folder: Path, *, ratings: list[str] = RATINGS, items: list[str] = ITEMS, users: list[str] = USERS, end: str = "\n"
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def folder_of(
     return folder
 
 
-def refused(folder: Path) -> DataError:
+def read_error(folder: Path) -> DataError:
     with pytest.raises(DataError) as caught:
         read(folder)
     error = caught.value
@@ -55,7 +55,7 @@ def refused(folder: Path) -> DataError:
 
 
 def test_the_arrays_of_good_files(tmp_path: Path) -> None:
-    data = read(folder_of(tmp_path))
+    data = read(write_files(tmp_path))
     assert (data.name, data.synthetic) == ("movielens (local files)", False)
     assert data.user.tolist() == [1, 2, 3, 1]
     assert data.item.tolist() == [1, 3, 2, 3]
@@ -71,13 +71,13 @@ def test_the_arrays_of_good_files(tmp_path: Path) -> None:
     assert all(array.dtype == np.int64 for array in (data.user, data.item, data.rating, data.timestamp, data.age))
 
 
-def test_windows_line_ends_a_missing_last_newline_and_blank_lines_at_the_end_change_nothing(tmp_path: Path) -> None:
-    plain = read(folder_of(tmp_path / "plain"))
-    windows = read(folder_of(tmp_path / "windows", end="\r\n"))
-    trimmed = folder_of(tmp_path / "trimmed")
+def test_line_endings_and_blank_lines_at_the_end_do_not_matter(tmp_path: Path) -> None:
+    plain = read(write_files(tmp_path / "plain"))
+    windows = read(write_files(tmp_path / "windows", end="\r\n"))
+    trimmed = write_files(tmp_path / "trimmed")
     for file in movielens.FILES:
         (trimmed / file).write_bytes((trimmed / file).read_bytes().rstrip(b"\n"))
-    spaced = folder_of(tmp_path / "spaced", ratings=[*RATINGS, "", ""])
+    spaced = write_files(tmp_path / "spaced", ratings=[*RATINGS, "", ""])
     for other in (windows, read(trimmed), read(spaced)):
         assert np.array_equal(other.user, plain.user)
         assert np.array_equal(other.timestamp, plain.timestamp)
@@ -85,13 +85,10 @@ def test_windows_line_ends_a_missing_last_newline_and_blank_lines_at_the_end_cha
         assert other.digest != plain.digest
 
 
-def test_a_parent_that_holds_ml_100k_will_do(tmp_path: Path) -> None:
-    folder_of(tmp_path / "ml-100k")
-    assert len(read(tmp_path).user) == 4
-
-
 def test_ids_with_gaps_leave_unused_rows(tmp_path: Path) -> None:
-    data = read(folder_of(tmp_path, users=[*USERS, "7|30|F|other|1"], items=[*ITEMS, item_row(9, "War")]))
+    write_files(tmp_path / "ml-100k", users=[*USERS, "7|30|F|other|1"], items=[*ITEMS, item_row(9, "War")])
+    # A folder that has ml-100k inside will do too.
+    data = read(tmp_path)
     assert data.occupation.tolist() == [0, 2, 1, 3, 0, 0, 0, 1]
     assert data.genres.shape == (10, 19)
 
@@ -100,50 +97,37 @@ BAD_RATINGS = [
     ("9\t1\t3\t1", "user is not in u.user"),
     ("1\t9\t3\t1", "item is not in u.item"),
     ("1\t1\t3", "3 columns where 4"),
-    ("1\t1\t3\t1\t1", "5 columns where 4"),
-    ("1,1,3,1", "1 columns where 4"),
     ("", "0 columns where 4"),
-    ("1\t1\tgood\t1", "rating 'good' is not a whole number"),
     ("1\t1\t3.5\t1", "rating '3.5' is not a whole number"),
-    ("1\t1\t\t1", "rating '' is not a whole number"),
-    ("1\t1\t0\t1", "rating 0 is outside 1 to 5"),
     ("1\t1\t6\t1", "rating 6 is outside 1 to 5"),
     ("0\t1\t3\t1", "user id 0 is outside"),
-    ("1\t-1\t3\t1", "item id -1 is outside"),
     ("1\t10000001\t3\t1", "item id 10000001 is outside"),
     ("99999999999999999999999\t1\t3\t1", "user id 99999999999999999999999 is outside"),
     ("1\t1\t3\t-5", "time -5 is outside"),
     ("1_0\t1\t3\t1", "user id '1_0' is not a whole number"),
-    ("1\t1\t3\t0x10", "time '0x10' is not a whole number"),
 ]
 
 
 @pytest.mark.parametrize(("row", "reason"), BAD_RATINGS)
 def test_a_bad_rating_is_named_by_line(tmp_path: Path, row: str, reason: str) -> None:
-    error = refused(folder_of(tmp_path, ratings=[*RATINGS[:2], row, *RATINGS[2:]]))
+    error = read_error(write_files(tmp_path, ratings=[*RATINGS[:2], row, *RATINGS[2:]]))
     assert reason in error.what
     assert "1 row " in error.what
     assert error.where == {"file": str(tmp_path / "u.data"), "line": "3"}
 
 
 def test_several_bad_rows_are_counted_and_the_first_named(tmp_path: Path) -> None:
-    error = refused(folder_of(tmp_path, ratings=[*RATINGS, "1\t4\t3\t1", "1\t2\t3\t1", "2\t8\t1\t1"]))
+    error = read_error(write_files(tmp_path, ratings=[*RATINGS, "1\t4\t3\t1", "1\t2\t3\t1", "2\t8\t1\t1"]))
     assert error.what == "u.data has 2 rows whose item is not in u.item (first: line 5, item 4; u.item has 3 items)"
-    error = refused(folder_of(tmp_path, ratings=["1\t1\t9\t1", *RATINGS, "x\t1\t3\t1", "1\t1"]))
+    error = read_error(write_files(tmp_path, ratings=["1\t1\t9\t1", *RATINGS, "x\t1\t3\t1", "1\t1"]))
     assert error.what == "u.data has 3 rows at fault (first: line 1, rating 9 is outside 1 to 5)"
 
 
 BAD_USERS = [
     ("4|24|M|technician", "4 columns where 5"),
-    ("4|old|M|technician|1", "age 'old' is not a whole number"),
-    ("4|-3|M|technician|1", "age -3 is outside"),
     ("4|900|M|technician|1", "age 900 is outside"),
     ("4|24|X|technician|1", "gender 'X' is not M or F"),
-    ("4|24||technician|1", "gender '' is not M or F"),
     ("4|24|M||1", "occupation is empty"),
-    ("0|24|M|technician|1", "user id 0 is outside"),
-    ("-4|24|M|technician|1", "user id -4 is outside"),
-    ("four|24|M|technician|1", "user id 'four' is not a whole number"),
     ("10000001|24|M|technician|1", "user id 10000001 is outside"),
     ("2|24|M|technician|1", "1 row whose user id came before (first: line 4, user id 2)"),
 ]
@@ -151,17 +135,14 @@ BAD_USERS = [
 
 @pytest.mark.parametrize(("row", "reason"), BAD_USERS)
 def test_a_bad_user_is_named_by_line(tmp_path: Path, row: str, reason: str) -> None:
-    error = refused(folder_of(tmp_path, users=[*USERS, row]))
+    error = read_error(write_files(tmp_path, users=[*USERS, row]))
     assert reason in error.what
     assert error.where == {"file": str(tmp_path / "u.user"), "line": "4"}
 
 
 BAD_ITEMS = [
     (item_row(4).rsplit("|", 1)[0], "23 columns where 24"),
-    (item_row(4) + "|0", "25 columns where 24"),
     (item_row(4)[:-1] + "2", "flag of genre Western is '2', not 0 or 1"),
-    (item_row(4)[:-1], "flag of genre Western is '', not 0 or 1"),
-    (item_row(0), "item id 0 is outside"),
     (item_row(20_000_000), "item id 20000000 is outside"),
     (item_row(3), "1 row whose item id came before (first: line 4, item id 3)"),
 ]
@@ -169,81 +150,61 @@ BAD_ITEMS = [
 
 @pytest.mark.parametrize(("row", "reason"), BAD_ITEMS)
 def test_a_bad_item_is_named_by_line(tmp_path: Path, row: str, reason: str) -> None:
-    error = refused(folder_of(tmp_path, items=[*ITEMS, row]))
+    error = read_error(write_files(tmp_path, items=[*ITEMS, row]))
     assert reason in error.what
     assert error.where == {"file": str(tmp_path / "u.item"), "line": "4"}
 
 
 @pytest.mark.parametrize("file", movielens.FILES)
 def test_a_file_cut_in_its_last_line_looks_cut_off(tmp_path: Path, file: str) -> None:
-    path = folder_of(tmp_path) / file
+    path = write_files(tmp_path) / file
     whole = path.read_bytes()
     separator = b"\t" if file == "u.data" else b"|"
     path.write_bytes(whole[: whole.rindex(separator)])
-    error = refused(tmp_path)
+    error = read_error(tmp_path)
     assert error.where["line"] == str(whole.count(b"\n"))
     assert error.fix is not None
     assert "cut off" in error.fix
 
 
 def test_a_file_cut_inside_its_last_number_is_noticed(tmp_path: Path) -> None:
-    path = folder_of(tmp_path) / "u.data"
+    path = write_files(tmp_path) / "u.data"
     path.write_bytes(path.read_bytes()[:-4])
-    error = refused(tmp_path)
+    error = read_error(tmp_path)
     assert "ends inside a row (line 4, time 880606)" in error.what
     assert error.where == {"file": str(path), "line": "4"}
 
 
 @pytest.mark.parametrize("file", movielens.FILES)
-def test_every_file_must_be_there_and_be_a_readable_file(
-    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = folder_of(tmp_path) / file
-    whole = path.read_bytes()
-    for empty in (b"", b"\n\n  \n"):
-        path.write_bytes(empty)
-        assert refused(tmp_path).what == f"{file} is empty"
-    path.write_bytes(whole)
-    with monkeypatch.context() as patch:
-
-        def deny(self: Path) -> bytes:
-            raise PermissionError(13, "Permission denied", str(self))
-
-        patch.setattr(Path, "read_bytes", deny)
-        assert "may not be read" in refused(tmp_path).what
+def test_every_file_must_be_readable(tmp_path: Path, file: str) -> None:
+    path = write_files(tmp_path) / file
+    path.write_bytes(b"\n\n  \n")
+    assert read_error(tmp_path).what == f"{file} is empty"
     path.unlink()
-    error = refused(tmp_path)
-    assert (error.what, error.where["file"]) == (f"{file} is missing", str(path))
-    path.mkdir()
-    assert refused(tmp_path).what == f"{file} is not a file"
-    path.rmdir()
+    error = read_error(tmp_path)
+    assert (error.what, error.where["file"]) == (f"{file} cannot be read: No such file or directory", str(path))
     os.mkfifo(path)
-    assert refused(tmp_path).what == f"{file} is not a file"
+    assert read_error(tmp_path).what == f"{file} is not a file"
 
 
 @pytest.mark.parametrize("file", movielens.FILES)
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig"])
-def test_another_encoding_is_named_as_such(tmp_path: Path, file: str, encoding: str) -> None:
-    path = folder_of(tmp_path) / file
-    path.write_bytes(path.read_bytes().decode("latin-1").encode(encoding))
-    error = refused(tmp_path)
-    assert "NUL bytes" in error.what or "byte-order mark" in error.what
-    assert error.where == {"file": str(path), "line": "1"}
+def test_another_encoding_is_an_error(tmp_path: Path, file: str) -> None:
+    path = write_files(tmp_path) / file
+    text = path.read_bytes().decode("latin-1")
+    for encoding in ("utf-16", "utf-16-le", "utf-8-sig"):
+        path.write_bytes(text.encode(encoding))
+        error = read_error(tmp_path)
+        assert "NUL bytes" in error.what or "byte-order mark" in error.what
+        assert error.where == {"file": str(path), "line": "1"}
+    if file != "u.item":
+        path.write_bytes(text.encode("latin-1").replace(b"\n", b"\n\xfe\xfa", 1))
+        error = read_error(tmp_path)
+        assert "0xfe" in error.what
+        assert error.where["line"] == "2"
 
 
-@pytest.mark.parametrize("file", ["u.data", "u.user"])
-def test_binary_bytes_are_named_by_line(tmp_path: Path, file: str) -> None:
-    path = folder_of(tmp_path) / file
-    lines = path.read_bytes().split(b"\n")
-    lines[1] = b"\xfe\xfa" + lines[1]
-    path.write_bytes(b"\n".join(lines))
-    error = refused(tmp_path)
-    assert "0xfe" in error.what
-    assert error.where["line"] == "2"
-
-
-def test_random_damage_never_escapes_as_another_error(tmp_path: Path) -> None:
-    folder_of(tmp_path)
+def test_random_damage_raises_no_other_error(tmp_path: Path) -> None:
+    write_files(tmp_path)
     originals = {file: (tmp_path / file).read_bytes() for file in movielens.FILES}
     rng = np.random.default_rng(0)
     for trial in range(300):
@@ -257,7 +218,7 @@ def test_random_damage_never_escapes_as_another_error(tmp_path: Path) -> None:
         (tmp_path / file).write_bytes(originals[file])
 
 
-def test_the_quick_and_the_careful_parser_agree() -> None:
+def test_both_parsers_of_ratings_agree() -> None:
     rng = np.random.default_rng(1)
     rows = np.stack([rng.integers(1, high, 500) for high in (10**7, 10**7, 6, 10**12)], axis=1)
     content = "".join("\t".join(map(str, row)) + "\n" for row in rows.tolist()).encode()
@@ -267,14 +228,14 @@ def test_the_quick_and_the_careful_parser_agree() -> None:
     assert quick.T.tolist() == careful == rows.tolist()
 
 
-def test_load_finds_the_download_else_the_embedded_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_prefers_the_download_to_synthetic_ratings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECPERF_HOME", str(tmp_path))
     assert load(MovieLensConfig()).name == "movielens-like"
     assert load(MovieLensConfig(source="embedded", embedded_seed=3)).synthetic
     with pytest.raises(DataError) as caught:
         load(MovieLensConfig(source="files"))
     assert caught.value.fix == "recperf data get movielens-100k"
-    folder = folder_of(tmp_path / "data" / "movielens-100k")
+    folder = write_files(tmp_path / "data" / "movielens-100k")
     with pytest.raises(DataError, match="has changed on disk"):
         load(MovieLensConfig())
     digests = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in movielens.FILES}
@@ -285,15 +246,17 @@ def test_load_finds_the_download_else_the_embedded_set(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("source", ["auto", "files"])
-def test_a_named_folder_is_never_replaced_by_made_up_ratings(tmp_path: Path, source: Literal["auto", "files"]) -> None:
+def test_a_given_folder_is_never_replaced_by_synthetic_ratings(
+    tmp_path: Path, source: Literal["auto", "files"]
+) -> None:
     with pytest.raises(DataError, match="does not exist"):
         load(MovieLensConfig(source=source, path=tmp_path / "nowhere"))
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="is a file"):
         load(MovieLensConfig(source=source, path=tmp_path / "file"))
-    with pytest.raises(DataError, match=r"u\.data is missing"):
+    with pytest.raises(DataError, match=r"u\.data cannot be read"):
         load(MovieLensConfig(source=source, path=tmp_path))
-    data = load(MovieLensConfig(source=source, path=folder_of(tmp_path / "good")))
+    data = load(MovieLensConfig(source=source, path=write_files(tmp_path / "good")))
     assert data.name == "movielens (local files)"
 
 

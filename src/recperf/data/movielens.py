@@ -1,7 +1,7 @@
 """MovieLens-100K as raw tables, read from its three files.
 
-A file that is not what it should be gives one `DataError` that names the file and the line; nothing is repaired or
-skipped. The good case is parsed as a whole; rows are looked at one by one only to say which is at fault.
+A file that does not fit the format raises one `DataError` that names the file and the line; nothing is repaired or
+skipped. Good ratings are parsed all at once; the parser by rows is only for naming the row at fault.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ GENRES = (
     "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
     "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
 )  # fmt: skip
-MADE_UP_MARK = "recperf:made-up"
-"""Stands in the address column of a written movielens-like, so that its files never pass for real ones."""
+SYNTHETIC_MARK = "recperf:made-up"
+"""In the address column of u.item of movielens-like, so that its files never pass for real ones."""
 
 LARGEST_ID = 10_000_000
 LARGEST_TIME = 10**12
@@ -86,7 +86,7 @@ class MovieLens(Ratings):
 
 
 def load(config: MovieLensConfig) -> MovieLens:
-    """The dataset a config asks for. A folder that was named is read or refused, never replaced by made-up ratings."""
+    """Load the dataset of a config. A folder in the config is never replaced by synthetic ratings."""
     if config.source == "embedded":
         return _generate(config.embedded_seed)
     if config.path is not None:
@@ -106,11 +106,11 @@ def _generate(seed: int) -> MovieLens:
 
 
 def read_download(folder: Path) -> MovieLens:
-    """Read the copy `recperf data get` made, which must still be what was downloaded."""
+    """Read the copy that `recperf data get` downloaded, and verify its checksums."""
     data = read(folder)
     if data.name != NAME:
         raise DataError(
-            "the downloaded MovieLens-100K has changed on disk since it was fetched",
+            "the downloaded MovieLens-100K has changed on disk",
             where={"folder": folder},
             fix=f"recperf data get {NAME}, which replaces it; for files of your own use data.path",
         )
@@ -118,7 +118,7 @@ def read_download(folder: Path) -> MovieLens:
 
 
 def locate(folder: Path) -> Path:
-    """The folder itself, or the ml-100k inside it when that is where the files are."""
+    """The folder itself, or the folder ml-100k inside it if the files are there."""
     folder = folder.expanduser()
     inside = folder / "ml-100k"
     return inside if not os.path.lexists(folder / "u.data") and os.path.isdir(inside) else folder
@@ -131,10 +131,10 @@ def read(folder: Path) -> MovieLens:
     contents = {file: _read_file(folder / file) for file in FILES}
     digests = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
     genres, in_catalogue = _parse_items(folder / "u.item", contents["u.item"])
-    age, gender, occupation, words = _parse_users(folder / "u.user", contents["u.user"])
+    age, gender, occupation, occupations = _parse_users(folder / "u.user", contents["u.user"])
     ratings = _parse_ratings(folder / "u.data", contents["u.data"])
     _check_ratings(folder / "u.data", ratings, occupation > 0, in_catalogue)
-    synthetic = f"|{MADE_UP_MARK}|".encode() in contents["u.item"]
+    synthetic = f"|{SYNTHETIC_MARK}|".encode() in contents["u.item"]
     own_name = "movielens-like" if synthetic else "movielens (local files)"
     return MovieLens(
         name=NAME if digests == PUBLISHED_SHA256 else own_name,
@@ -147,7 +147,7 @@ def read(folder: Path) -> MovieLens:
         age=age,
         gender=gender,
         occupation=occupation,
-        occupations=words,
+        occupations=occupations,
         genres=genres,
         genre_names=GENRES,
     )
@@ -156,9 +156,9 @@ def read(folder: Path) -> MovieLens:
 def _check_folder(folder: Path) -> None:
     if os.path.isdir(folder):
         return
-    found = "is a file, not a folder" if os.path.lexists(folder) else "does not exist"
+    problem = "is a file, not a folder" if os.path.lexists(folder) else "does not exist"
     raise DataError(
-        f"the MovieLens folder {found}",
+        f"the MovieLens folder {problem}",
         where={"folder": folder},
         fix=f"name a folder that holds u.data, u.item and u.user, or run: recperf data get {NAME}",
     )
@@ -167,18 +167,13 @@ def _check_folder(folder: Path) -> None:
 def _read_file(path: Path) -> bytes:
     get_again = f"unpack ml-100k.zip again, or run: recperf data get {NAME}"
     try:
-        # A pipe or device in place of the file would block for ever.
+        # A pipe or device in place of the file would block forever.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise DataError(f"{path.name} is not a file", where={"file": path}, fix=get_again)
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path.name} is missing", where={"file": path}, fix=get_again) from None
-    except PermissionError:
-        fix = f"chmod u+r {path}, or copy the files to a folder you own"
-        raise DataError(f"{path.name} may not be read", where={"file": path}, fix=fix) from None
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataError(f"{path.name} cannot be read: {reason}", where={"file": path}, fix=get_again) from None
+        what = f"{path.name} cannot be read: {error.strerror or error}"
+        raise DataError(what, where={"file": path}, fix=get_again) from None
     if not content.strip():
         raise DataError(f"{path.name} is empty", where={"file": path, "line": 1}, fix=get_again)
     return content
@@ -190,7 +185,7 @@ def _fault(path: Path, line: int, what: str, fix: str | None = None) -> DataErro
 
 
 def _lines(path: Path, content: bytes, encoding: str) -> list[str]:
-    """The text lines of a file, without blank lines at its end."""
+    """The lines of a file, without blank lines at its end."""
     fix = f"save {path.name} as plain {encoding} text without a byte-order mark, or fetch the published files"
     if content.startswith((b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")):
         raise _fault(path, 1, f"{path.name} starts with a byte-order mark: it was saved as UTF-16 or UTF-8", fix)
@@ -208,7 +203,7 @@ def _lines(path: Path, content: bytes, encoding: str) -> list[str]:
 
 
 def _whole(text: str, name: str, low: int, high: int) -> int:
-    """A whole number in low..high, else ValueError with the reason."""
+    """Parse a whole number from low to high, or raise ValueError with the reason."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         raise ValueError(f"{name} {text[:40]!r} is not a whole number")
@@ -225,7 +220,7 @@ def _columns(line: str, separator: str, expected: int) -> list[str]:
 
 
 def _parse_rows(path: Path, lines: list[str], parse: Callable[[str], T]) -> list[T]:
-    """Parse every line; when some cannot be, say how many and what is wrong with the first."""
+    """Parse every line; on errors say how many lines are wrong, and why the first is."""
     rows: list[T] = []
     faults: list[tuple[int, str]] = []
     for number, line in enumerate(lines, start=1):
@@ -267,7 +262,7 @@ def _item_row(line: str) -> tuple[int, list[int]]:
 
 
 def _parse_items(path: Path, content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Genres by item id, and which ids there are."""
+    """Genres by item id, and which ids exist."""
     rows = _parse_rows(path, _lines(path, content, "latin-1"), _item_row)
     ids = np.array([row[0] for row in rows], dtype=np.int64)
     _refuse_repeats(path, ids, "item id")
@@ -279,24 +274,24 @@ def _parse_items(path: Path, content: bytes) -> tuple[NDArray[np.uint8], NDArray
 
 
 def _user_row(line: str) -> tuple[int, int, int, str]:
-    user, age, gender, word, _ = _columns(line, "|", _USER_COLUMNS)
+    user, age, gender, occupation, _ = _columns(line, "|", _USER_COLUMNS)
     if gender not in ("M", "F"):
         raise ValueError(f"gender {gender[:40]!r} is not M or F")
-    if not word.strip():
+    if not occupation.strip():
         raise ValueError("occupation is empty")
-    return _whole(user, "user id", 1, LARGEST_ID), _whole(age, "age", 0, OLDEST), int(gender == "F"), word
+    return _whole(user, "user id", 1, LARGEST_ID), _whole(age, "age", 0, OLDEST), int(gender == "F"), occupation
 
 
 def _parse_users(path: Path, content: bytes) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:
-    """Age, gender and occupation by user id, and the occupation words."""
+    """Age, gender and occupation by user id, and the names of the occupations."""
     rows = _parse_rows(path, _lines(path, content, "utf-8"), _user_row)
-    words = tuple(sorted({row[3] for row in rows}))
-    number = {word: index for index, word in enumerate(words, start=1)}
-    table = np.array([(user, age, gender, number[word]) for user, age, gender, word in rows], dtype=np.int64)
+    names = tuple(sorted({row[3] for row in rows}))
+    number = {name: index for index, name in enumerate(names, start=1)}
+    table = np.array([(user, age, gender, number[name]) for user, age, gender, name in rows], dtype=np.int64)
     _refuse_repeats(path, table[:, 0], "user id")
     by_id = np.zeros((3, int(table[:, 0].max()) + 1), dtype=np.int64)
     by_id[:, table[:, 0]] = table[:, 1:].T
-    return by_id[0], by_id[1], by_id[2], words
+    return by_id[0], by_id[1], by_id[2], names
 
 
 _RATING_RANGES = (
@@ -313,13 +308,13 @@ def _rating_row(line: str) -> list[int]:
 
 
 def _parse_ratings(path: Path, content: bytes) -> Ints:
-    """The columns of u.data, [4, ratings]."""
+    """Parse u.data to an array [4, ratings]."""
     ratings = _parse_clean_ratings(content)
     if ratings is None:
         rows = _parse_rows(path, _lines(path, content, "ascii"), _rating_row)
         ratings = np.array(rows, dtype=np.int64).T
     times = ratings[3]
-    # A file cut inside its last number still parses; the number is then shorter than every other.
+    # A file truncated inside its last number still parses, but that number has fewer digits than all others.
     if not content.endswith(b"\n") and len(times) > 1 and len(str(times[-1])) < len(str(times[:-1].min())):
         what = f"{path.name} ends inside a row (line {len(times)}, time {times[-1]})"
         raise _fault(path, len(times), what, f"the file looks cut off; fetch it again: recperf data get {NAME}")
@@ -327,7 +322,7 @@ def _parse_ratings(path: Path, content: bytes) -> Ints:
 
 
 def _parse_clean_ratings(content: bytes) -> Ints | None:
-    """All of u.data at once, or None when anything about it is unusual."""
+    """Parse all of u.data at once, or return None if anything about it is unusual."""
     text = content.replace(b"\r\n", b"\n").rstrip(b"\n") + b"\n"
     letters = np.frombuffer(text, dtype=np.uint8)
     ends = np.flatnonzero((letters == ord("\t")) | (letters == ord("\n")))

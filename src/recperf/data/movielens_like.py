@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..config import require
 from ..errors import DataError, MachineError
-from .movielens import GENRES, MADE_UP_MARK, MovieLens
+from .movielens import GENRES, SYNTHETIC_MARK, MovieLens
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -322,7 +322,7 @@ def _data_text(data: MovieLens) -> str:
 
 
 def _item_text(data: MovieLens) -> str:
-    mark = MADE_UP_MARK if data.synthetic else ""
+    mark = SYNTHETIC_MARK if data.synthetic else ""
     lines = []
     for item, flags in enumerate(data.genres.tolist()[1:], start=1):
         lines.append(f"{item}|Film {item}|01-Jan-1997||{mark}|{'|'.join(map(str, flags))}\n")
