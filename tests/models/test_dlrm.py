@@ -91,7 +91,7 @@ def test_forward_books_its_parts() -> None:
     [
         ("rows", (5, 6, 7), "model.rows"),
         ("rows", (5, 0), "at least 1 each"),
-        ("features", ("a", "a"), "names that differ"),
+        ("features", ("a", "a"), "distinct names"),
         ("top", (6, 2), "a last width of 1"),
         ("bottom", (4,), "an input and an output width"),
         ("diagonal", True, "only with interaction dot"),

@@ -191,7 +191,7 @@ def test_a_batch_becomes_rows_of_context_history_and_candidate() -> None:
 
 @pytest.mark.parametrize("most_key", [0, 1 << 62])
 def test_distinct_triples_make_up_the_positions(most_key: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dlrm_v4_inputs, "MOST_KEY", most_key)
+    monkeypatch.setattr(dlrm_v4_inputs, "MAX_KEY", most_key)
     plain, shared = (prepare(batch_of(), replace(CONFIG, shared_encoders=on)) for on in (False, True))
     assert torch.equal(plain.plan.source_S, torch.arange(len(plain.codes_S)))
     found = torch.stack([shared.entities[name].index_N for name in HISTORY], 1)

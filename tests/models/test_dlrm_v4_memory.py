@@ -76,7 +76,7 @@ def test_a_forward_pass_keeps_about_what_is_counted(shared: bool, candidate_only
     config = replace(config, hstu=hstu, shared_encoders=shared, rows=(500,) * 11, row_scale=1.0, positions=700)
     inputs = prepare(histories((380, 580, 550)), config)
     given: list[Tensor] = []
-    dlrm_v4_inputs._changed(inputs, lambda tensor: given.append(tensor) or tensor)
+    dlrm_v4_inputs._mapped(inputs, lambda tensor: given.append(tensor) or tensor)
     model = DLRMv4(config).train()
     kept = Kept([*model.parameters(), *given])
     with kept.saved():

@@ -1,4 +1,4 @@
-"""What a user may choose about models, and what follows from it before any tensor exists. Torch-free."""
+"""The configuration of DLRM models, and the sizes that follow from it. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ declare("forward", "bottom", "interaction", "top")
 @dataclass(frozen=True, kw_only=True)
 class DLRMConfig:
     features: tuple[str, ...]
-    """Names of the sparse features, one table each."""
+    """Names of the sparse features, one table per feature."""
     rows: tuple[int, ...]
-    """Rows of each table, in the order of the features; one number where all share a table."""
+    """Rows of each table, in the order of the features; one number if all share a table."""
     dim: int
     """Width of a table row."""
     bottom: tuple[int, ...]
@@ -25,11 +25,11 @@ class DLRMConfig:
     top: tuple[int, ...]
     """Widths of the top MLP after the interaction; the last is 1."""
     interaction: Literal["concat", "dot", "dcn"] = "concat"
-    """How dense and sparse vectors meet: side by side, by pairwise dot products, or through DCNv2's cross layers."""
+    """Interaction of dense and sparse vectors: concatenation, pairwise dot products, or the cross layers of DCNv2."""
     diagonal: bool = False
-    """With dot: also each vector with itself."""
+    """With dot: also the product of each vector with itself."""
     cross_layers: int = 3
-    """With dcn: how many cross layers."""
+    """With dcn: number of cross layers."""
     cross_rank: int = 512
     """With dcn: width between the two matrices of a cross layer."""
     table_init_std: float = 0.01
@@ -37,7 +37,7 @@ class DLRMConfig:
 
     def __post_init__(self) -> None:
         require(len(self.features) >= 1, "model.features", self.features, "at least one name")
-        require(len(set(self.features)) == len(self.features), "model.features", self.features, "names that differ")
+        require(len(set(self.features)) == len(self.features), "model.features", self.features, "distinct names")
         tables = len(self.features)
         require(len(self.rows) in (1, tables), "model.rows", self.rows, f"{tables} numbers, or 1 for a shared table")
         require(min(self.rows) >= 1, "model.rows", self.rows, "at least 1 each")
@@ -49,7 +49,7 @@ class DLRMConfig:
             self.interaction == "concat" or self.bottom[-1] == self.dim,
             "model.bottom",
             self.bottom,
-            f"with {self.interaction} a last width equal to model.dim ({self.dim}): the vectors meet as equals",
+            f"with {self.interaction} a last width equal to model.dim ({self.dim}): all vectors need the same width",
         )
         require(len(self.top) >= 1, "model.top", self.top, "at least one width")
         require(min(self.top) >= 1 and max(self.top) <= 1 << 16, "model.top", self.top, "widths 1 to 65536")
@@ -61,17 +61,17 @@ class DLRMConfig:
 
     @property
     def dense(self) -> int:
-        """Dense features a sample."""
+        """Number of dense features."""
         return self.bottom[0]
 
     @property
     def vectors(self) -> int:
-        """Vectors that meet in the interaction: the dense one and one a feature."""
+        """Vectors in the interaction: the dense one and one per feature."""
         return 1 + len(self.features)
 
     @property
     def pairs(self) -> int:
-        """Dot products a sample."""
+        """Dot products per sample."""
         if self.interaction != "dot":
             return 0
         return self.vectors * (self.vectors + (1 if self.diagonal else -1)) // 2
@@ -83,7 +83,7 @@ class DLRMConfig:
 
     @property
     def top_widths(self) -> tuple[int, ...]:
-        """The top MLP with its input width in front."""
+        """The widths of the top MLP, its input first."""
         return (self.interaction_width, *self.top)
 
     @property
@@ -92,14 +92,14 @@ class DLRMConfig:
 
     @property
     def cross_parameters(self) -> int:
-        """Of the cross layers: two matrices and a bias each; 0 where there are none."""
+        """Parameters of the cross layers: two matrices and a bias each; 0 without them."""
         if self.interaction != "dcn":
             return 0
         return self.cross_layers * self.interaction_width * (2 * self.cross_rank + 1)
 
     @property
     def mlp_parameters(self) -> int:
-        """Everything outside the tables: both MLPs, and the cross layers where there are some."""
+        """Parameters outside the tables: both MLPs and the cross layers."""
         return self.cross_parameters + sum(
             (before + 1) * after
             for widths in (self.bottom, self.top_widths)
@@ -112,7 +112,7 @@ class HashedDLRMConfig:
     """A DLRM whose features share one physical table through a hash."""
 
     rows: int | Literal["auto"] = 2_000_000
-    """Rows of the table; auto: 20 times the last-level cache found, as far as memory allows."""
+    """Rows of the table; auto: 20 times the last-level cache, as far as memory allows."""
     dim: int = 256
     """Width of a table row."""
     bottom: tuple[int, ...] = (16, 8, 8)
@@ -120,15 +120,15 @@ class HashedDLRMConfig:
     top: tuple[int, ...] = (32, 16, 1)
     """Widths of the top MLP after the interaction; the last is 1."""
     interaction: Literal["concat", "dot"] = "concat"
-    """How dense and sparse vectors meet."""
+    """Interaction of dense and sparse vectors: concatenation or pairwise dot products."""
     table_init_std: float = 0.01
     """Standard deviation of the initial table rows."""
     hash_seed: int = 0
-    """Seed of the first feature's hash; the others count up from it."""
+    """Seed of the hash of the first feature; the others use the following numbers."""
     bag: Literal["auto", "native", "reference"] = "auto"
-    """Who does the lookups and sparse updates: C with rows asked for ahead, plain torch, or auto."""
+    """Implementation of lookups and sparse updates: native (C with prefetching), reference (plain torch), or auto."""
     huge_pages: bool = True
-    """Ask the kernel for 2 MiB pages under the table."""
+    """Ask the kernel for 2 MiB pages for the table."""
 
     features: ClassVar[tuple[str, ...]] = ("user", "item", "occupation")
 
@@ -138,7 +138,7 @@ class HashedDLRMConfig:
         self.dlrm(1)
 
     def dlrm(self, rows: int) -> DLRMConfig:
-        """The model as the family describes it: one table, counted once."""
+        """The same model as a DLRMConfig with one table."""
         return DLRMConfig(
             features=self.features,
             rows=(rows,),

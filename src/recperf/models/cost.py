@@ -1,6 +1,6 @@
-"""What a step of each model must do, counted part by part from its config and the ids of a batch. Torch-free.
+"""FLOPs and bytes of a training step, counted part by part from the config and the ids of a batch. Torch-free.
 
-Parts carry the names of the spans that time them.
+Parts have the names of the spans that time them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..measure.cost import (
 from .config import DLRMConfig
 
 OPTIMIZERS = {"sgd": (0, 2), "adagrad": (1, 6), "rowwise-adagrad": (1, 6), "adamw": (2, 14)}
-"""Numbers a dense optimizer keeps for a parameter, and FLOPs it needs for one."""
+"""State numbers and FLOPs per parameter of each dense optimizer."""
 
 
 def dlrm_step(config: DLRMConfig, batch: int, *, unique: int | None = None, ids: int | None = None) -> dict[str, Cost]:
     """A training step with dense table gradients and AdamW for everything.
 
-    `ids` in a batch; none: one a bag. `unique` rows among them; none: as many as there are ids or rows to be had.
+    `ids` in a batch, by default one per bag; `unique` rows among them, by default as many as possible.
     """
     bags = batch * len(config.features)
     ids = bags if ids is None else ids
@@ -54,33 +54,33 @@ def hashed_dlrm_step(
 
 
 def sparse_dlrm_step(config: DLRMConfig, batch: int, *, ids: int, unique: int, optimizer: str) -> dict[str, Cost]:
-    """A training step with a table a feature, sparse updates, and one optimizer for everything; drawn data counted."""
+    """A training step with a table per feature, sparse updates, one optimizer for everything, and drawn data."""
     bags = batch * len(config.features)
     states, flops = OPTIMIZERS[optimizer]
-    kept = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, config.dim)
+    state = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, config.dim)
     return {
         "data": Cost(0, batch_bytes(config, batch, ids)),
         **_forward(config, batch, ids, unique),
         **_backward(config, batch),
         "embedding_backward": Cost(0, ids * (2 * INDEX + 2 * 4)),
-        "sparse_update": sparse_update(ids, unique, config.dim, state=kept, bags=bags),
+        "sparse_update": sparse_update(ids, unique, config.dim, state=state, bags=bags),
         "dense_update": dense_update(config.mlp_parameters, states=states, flops=flops),
     }
 
 
 def batch_bytes(config: DLRMConfig, batch: int, ids: int) -> int:
-    """Of a batch: dense features, labels, ids and offsets."""
+    """Bytes of a batch: dense features, labels, ids and offsets."""
     return FLOAT * batch * (config.dense + 1) + INDEX * (ids + batch * len(config.features) + 1)
 
 
 def sparse_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int, optimizer: str) -> dict[str, int]:
-    """Bytes a training step holds: no gradient of the tables, what the optimizer keeps of a row or a number."""
+    """Bytes that a training step needs with sparse updates: there is no gradient of the tables' size."""
     mlps = FLOAT * config.mlp_parameters
     states, _ = OPTIMIZERS[optimizer]
-    kept = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, config.dim)
+    state = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, config.dim)
     return {
         "parameters": FLOAT * config.table_parameters + mlps,
-        "optimizer": FLOAT * sum(config.rows) * kept + states * mlps,
+        "optimizer": FLOAT * sum(config.rows) * state + states * mlps,
         "gradients": mlps,
         "activations": _activations(config, batch) + ids * (3 * INDEX + 3 * 4) + batch_bytes(config, batch, ids),
     }
@@ -88,23 +88,23 @@ def sparse_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int, optimizer: s
 
 def _forward(config: DLRMConfig, batch: int, ids: int, unique: int) -> dict[str, Cost]:
     bags = batch * len(config.features)
-    met = FLOAT * batch * config.interaction_width
+    output = FLOAT * batch * config.interaction_width
     return {
         "bottom": mlp_forward(config.bottom, batch),
         "embedding": bag_forward(ids, bags, config.dim, unique),
-        "interaction": Cost(_pair_flops(config, batch), _vector_bytes(config, batch) + met) + _cross(config, batch),
+        "interaction": Cost(_pair_flops(config, batch), _vector_bytes(config, batch) + output) + _cross(config, batch),
         "top": mlp_forward(config.top_widths, batch),
         "loss": Cost(10 * batch, 3 * FLOAT * batch),
     }
 
 
 def _backward(config: DLRMConfig, batch: int) -> dict[str, Cost]:
-    met = FLOAT * batch * config.interaction_width
+    output = FLOAT * batch * config.interaction_width
     return {
         "loss_backward": Cost(3 * batch, 3 * FLOAT * batch),
         "top_backward": mlp_backward(config.top_widths, batch, input_gradient=True),
         "interaction_backward": (
-            Cost(2 * _pair_flops(config, batch), met + 2 * _vector_bytes(config, batch))
+            Cost(2 * _pair_flops(config, batch), output + 2 * _vector_bytes(config, batch))
             + _cross_backward(config, batch)
         ),
         "bottom_backward": mlp_backward(config.bottom, batch, input_gradient=False),
@@ -116,7 +116,7 @@ def _pair_flops(config: DLRMConfig, batch: int) -> int:
 
 
 def _cross(config: DLRMConfig, batch: int) -> Cost:
-    """Two products a layer. Each reads its input and the first one's, writes its output and what lies between."""
+    """Two products per layer; a layer reads its input and the first layer's, and writes its two results."""
     if config.interaction != "dcn":
         return Cost()
     wide, low = batch * config.interaction_width, batch * config.cross_rank
@@ -127,7 +127,7 @@ def _cross(config: DLRMConfig, batch: int) -> Cost:
 
 
 def _cross_backward(config: DLRMConfig, batch: int) -> Cost:
-    """Twice the products. Each layer reads what was kept and two gradients, and writes those two and its own."""
+    """Twice the products; a layer reads the saved tensors and two gradients, and writes those two and its own."""
     if config.interaction != "dcn":
         return Cost()
     wide, low = batch * config.interaction_width, batch * config.cross_rank
@@ -142,7 +142,7 @@ def _vector_bytes(config: DLRMConfig, batch: int) -> int:
 
 
 def dlrm_memory(config: DLRMConfig, batch: int) -> dict[str, int]:
-    """Bytes a training step holds: parameters, AdamW's two moments, gradients, activations kept for backward."""
+    """Bytes that a training step needs: parameters, AdamW's two moments, gradients, saved activations."""
     parameters = FLOAT * (config.table_parameters + config.mlp_parameters)
     return {
         "parameters": parameters,
@@ -153,7 +153,7 @@ def dlrm_memory(config: DLRMConfig, batch: int) -> dict[str, int]:
 
 
 def hashed_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int) -> dict[str, int]:
-    """The same with one table, a float of state a row, and no gradient of the table."""
+    """The same with one table, one float of state per row, and no gradient of the table."""
     mlps = FLOAT * config.mlp_parameters
     return {
         "parameters": FLOAT * config.table_parameters + mlps,

@@ -1,4 +1,4 @@
-"""What training minimises: a mean over samples of how wrong each logit is.
+"""Loss functions: means over the samples of a batch.
 
 Shapes: B samples. `slope` is the gradient of `value` with respect to the logits, written out.
 """
@@ -20,7 +20,7 @@ class Loss(Protocol):
 
 
 class BCE:
-    """Binary cross entropy, of logits: a confident mistake keeps its gradient."""
+    """Binary cross entropy of logits; large logits keep their gradient."""
 
     def value(self, logits_B: Tensor, labels_B: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits_B, labels_B)
@@ -31,7 +31,7 @@ class BCE:
 
 @dataclass(frozen=True)
 class WeightedBCE:
-    """Binary cross entropy in which a sample weighs as its label says. A mean over samples, not over weights."""
+    """Binary cross entropy with a weight per label; the mean is over samples, not over weights."""
 
     negative: float
     positive: float
@@ -47,7 +47,7 @@ class WeightedBCE:
 
 
 class MSE:
-    """The squared error of the probability: the public DLRM's default."""
+    """The squared error of the probability, the default of the public DLRM."""
 
     def value(self, logits_B: Tensor, labels_B: Tensor) -> Tensor:
         return F.mse_loss(logits_B.sigmoid(), labels_B)
@@ -58,7 +58,7 @@ class MSE:
 
 
 def make(name: str, weights: tuple[float, float] = (1.0, 1.0)) -> Loss:
-    """The loss of a name; `weights` of negatives and positives are for wbce."""
+    """Create a loss by name; `weights` of negatives and positives apply to wbce."""
     if name == "wbce":
         return WeightedBCE(*weights)
     kinds: dict[str, type[BCE] | type[MSE]] = {"bce": BCE, "mse": MSE}

@@ -37,7 +37,7 @@ class MicroDLRM(nn.Module):
 
 
 def jagged(keys: tuple[str, ...], indices: list[Tensor], offsets: list[Tensor]) -> JaggedFeatures:
-    """EmbeddingBag's arguments, a pair a feature, as one JaggedFeatures."""
+    """Convert EmbeddingBag's arguments, one pair per feature, to JaggedFeatures."""
     if len(indices) != len(keys) or len(offsets) != len(keys):
         raise ValueError(
             f"{len(keys)} features need as many index and offset tensors, not {len(indices)}, {len(offsets)}"
@@ -54,20 +54,20 @@ def public_parameters(model: DLRM) -> dict[str, Tensor]:
     """Our parameters under the public DLRM's names (`emb_l.0.weight`, `bot_l.0.weight`, ...), as views."""
     if model.config.interaction == "dcn":
         raise ConfigError("the public DLRM has no counterpart of interaction dcn", fix="use models/torchrec_weights.py")
-    assert isinstance(model.embeddings, StackedTables | SparseTables), "the public model has a table a feature"
+    assert isinstance(model.embeddings, StackedTables | SparseTables), "the public model has a table per feature"
     named = {f"emb_l.{i}.weight": model.embeddings.table(key) for i, key in enumerate(model.config.features)}
     for prefix, mlp in (("bot_l", model.bottom), ("top_l", model.top)):
         for index, layer in enumerate(mlp.linears()):
-            # The public model counts the activation between two layers as a layer of its own.
+            # The public model counts the activation between two layers as a layer.
             named[f"{prefix}.{2 * index}.weight"] = layer.weight.detach()
             named[f"{prefix}.{2 * index}.bias"] = layer.bias.detach()
     return named
 
 
 def load_public_parameters(model: DLRM, values: dict[str, Tensor]) -> None:
-    """Copy weights of the public DLRM into ours; both take the lower triangle row by row, so nothing is permuted.
+    """Copy weights of the public DLRM into ours; everything is checked before anything is copied.
 
-    Everything is checked before anything is copied.
+    Both take the lower triangle row by row, so nothing is permuted.
     """
     ours = public_parameters(model)
     if ours.keys() != values.keys():

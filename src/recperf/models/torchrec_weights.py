@@ -1,11 +1,10 @@
-"""Weights of TorchRec's DLRM and DLRM_DCN into ours and back.
+"""Conversion of weights between TorchRec's DLRM and DLRM_DCN and ours.
 
-Both models do the same arithmetic under other names, with one difference: TorchRec lists the pairs of a dot interaction
-by the upper triangle, (0,1), (0,2) ... (1,2) ..., and we, as the public DLRM, by the lower one, (1,0), (2,0), (2,1) ...
-So the columns of the first layer behind the interaction change places. `published.py` has the public DLRM's names, and
-through both a model goes from one to the other.
+The models compute the same under other names, with one difference: TorchRec lists the pairs of a dot interaction by the
+upper triangle, (0,1), (0,2) ... (1,2) ..., and we, like the public DLRM, by the lower one, (1,0), (2,0), (2,1) ... So
+the columns of the first layer after the interaction are permuted. `published.py` has the public DLRM's names.
 
-Shapes: V vectors a sample, P pairs, O and W output and input width of the first layer behind the interaction.
+Shapes: V vectors a sample, P pairs, O and W output and input width of the first layer after the interaction.
 """
 
 from __future__ import annotations
@@ -26,35 +25,35 @@ FIRST = "over_arch.model.0._mlp.0._linear.weight"
 
 
 @runtime_checkable
-class TableAFeature(Protocol):
+class TablePerFeature(Protocol):
     def table(self, key: str) -> Tensor: ...
 
 
 def lower_places(vectors: int) -> Tensor:
-    """For each pair in the upper triangle's order, its place in the lower one's."""
+    """For each pair in the order of the upper triangle, its place in that of the lower one."""
     first_P, second_P = torch.triu_indices(vectors, vectors, offset=1)
     places_P: Tensor = second_P * (second_P - 1) // 2 + first_P
     return places_P
 
 
 def to_upper(weight_OW: Tensor, config: DLRMConfig) -> Tensor:
-    """Columns in the lower triangle's order, as they are here, put into the upper one's. A new tensor."""
+    """Permute columns from the order of the lower triangle, ours, to that of the upper one, into a new tensor."""
     dense = config.bottom[-1]
     places_P = lower_places(config.vectors).to(weight_OW.device)
     return torch.cat([weight_OW[:, :dense], weight_OW[:, dense:][:, places_P]], dim=1)
 
 
 def to_lower(weight_OW: Tensor, config: DLRMConfig) -> Tensor:
-    """The way back: `to_lower(to_upper(w)) == w`, bit for bit."""
+    """The inverse: `to_lower(to_upper(w)) == w`, bit for bit."""
     dense = config.bottom[-1]
-    found_OW = weight_OW.clone()
+    permuted_OW = weight_OW.clone()
     places_P = lower_places(config.vectors).to(weight_OW.device)
-    found_OW[:, dense + places_P] = weight_OW[:, dense:]
-    return found_OW
+    permuted_OW[:, dense + places_P] = weight_OW[:, dense:]
+    return permuted_OW
 
 
 def torchrec_parameters(model: DLRM) -> dict[str, Tensor]:
-    """Our parameters as TorchRec names and orders them. Views, but for the one layer whose columns change places."""
+    """Our parameters with TorchRec's names and order: views, except for the layer whose columns are permuted."""
     named = _renamed(model)
     if model.config.interaction == "dot":
         named[FIRST] = to_upper(named[FIRST], model.config)
@@ -66,21 +65,21 @@ def load_torchrec_parameters(model: DLRM, values: dict[str, Tensor]) -> None:
     """Copy TorchRec's parameters into ours; everything is checked before anything is copied."""
     ours = _renamed(model)
     if ours.keys() != values.keys():
-        lacking, unknown = sorted(ours.keys() - values.keys()), sorted(values.keys() - ours.keys())
+        missing, unknown = sorted(ours.keys() - values.keys()), sorted(values.keys() - ours.keys())
         raise DataError(
-            f"the weights are of another model: {len(lacking)} parameters are missing{_first(lacking)}, "
+            f"the weights belong to another model: {len(missing)} parameters are missing{_first(missing)}, "
             f"{len(unknown)} are unknown{_first(unknown)}",
-            fix="the sizes, features and interaction of the config must be those of the saved model",
+            fix="use the sizes, features and interaction of the saved model in the config",
         )
-    # Older versions keep the bias of a cross layer as a column.
-    given = {n: v.reshape(-1) if n.startswith("inter_arch.crossnet.bias.") else v for n, v in values.items()}
+    # Older versions store the bias of a cross layer as a column.
+    loaded = {n: v.reshape(-1) if n.startswith("inter_arch.crossnet.bias.") else v for n, v in values.items()}
     for name, tensor in ours.items():
-        if tensor.shape != given[name].shape:
+        if tensor.shape != loaded[name].shape:
             raise DataError(f"{name} has shape {tuple(values[name].shape)}, the model {tuple(tensor.shape)}")
     if model.config.interaction == "dot":
-        given[FIRST] = to_lower(given[FIRST], model.config)
+        loaded[FIRST] = to_lower(loaded[FIRST], model.config)
     for name, tensor in ours.items():
-        tensor.copy_(given[name])
+        tensor.copy_(loaded[name])
 
 
 def _first(names: list[str]) -> str:
@@ -91,7 +90,7 @@ def _renamed(model: DLRM) -> dict[str, Tensor]:
     """Our parameters under TorchRec's names, as views, columns still in our order."""
     config = model.config
     _require_counterpart(model)
-    assert isinstance(model.embeddings, TableAFeature)
+    assert isinstance(model.embeddings, TablePerFeature)
     named = {TABLE.format(key): model.embeddings.table(key) for key in config.features}
     for index, layer in enumerate(model.bottom.linears()):
         named[f"dense_arch.model._mlp.{index}._linear.weight"] = layer.weight.detach()
@@ -103,7 +102,7 @@ def _renamed(model: DLRM) -> dict[str, Tensor]:
             named[f"inter_arch.crossnet.bias.{index}"] = bias_N.detach()
     last = len(config.top) - 1
     for index, layer in enumerate(model.top.linears()):
-        # The logit's layer has no activation, and stands beside the stack of those that do.
+        # The layer of the logit has no activation and is apart from the stack of those that do.
         prefix = "over_arch.model.1" if index == last else f"over_arch.model.0._mlp.{index}._linear"
         named[f"{prefix}.weight"] = layer.weight.detach()
         named[f"{prefix}.bias"] = layer.bias.detach()
@@ -111,12 +110,12 @@ def _renamed(model: DLRM) -> dict[str, Tensor]:
 
 
 def _require_counterpart(model: DLRM) -> None:
-    """Refuse what TorchRec's models cannot be."""
+    """Raise an error for models that TorchRec cannot express."""
     config = model.config
     if config.interaction == "concat" or config.diagonal:
-        what = "a diagonal" if config.diagonal else "interaction concat"
-        raise ConfigError(f"TorchRec's DLRM has no counterpart of {what}", fix="--model.interaction dot or dcn")
+        option = "a diagonal" if config.diagonal else "interaction concat"
+        raise ConfigError(f"TorchRec's DLRM has no counterpart of {option}", fix="--model.interaction dot or dcn")
     if len(config.top) < 2:
-        raise ConfigError("TorchRec's DLRM has at least two layers behind the interaction", fix="--model.top 64 1")
-    if not isinstance(model.embeddings, TableAFeature):
-        raise ConfigError("TorchRec's DLRM has a table a feature; this model shares one")
+        raise ConfigError("TorchRec's DLRM has at least two layers after the interaction", fix="--model.top 64 1")
+    if not isinstance(model.embeddings, TablePerFeature):
+        raise ConfigError("TorchRec's DLRM has a table per feature; this model shares one")

@@ -1,4 +1,4 @@
-"""What a user may choose about DLRMv4, and what follows from it before any tensor exists. Torch-free."""
+"""The configuration of DLRMv4 and its HSTU layers, and the sizes that follow from it. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PUBLISHED_ROWS = {
 """Rows of every table of the published model."""
 
 FEATURE_TABLES = {**{name: name for name in (*CONTEXT, *HISTORY)}, **dict(zip(CANDIDATE, HISTORY))}
-"""The table each feature of a batch is looked up in; a candidate shares those of the history."""
+"""The table of each feature of a batch; the candidate uses the tables of the history."""
 
 FORWARD = (
     "embedding",
@@ -39,9 +39,9 @@ FORWARD = (
 declare("forward", *(name for name in FORWARD if name not in ("embedding", "loss")))
 
 ACTIONS = 8
-"""Three bits of what was done."""
+"""Number of actions: three bits."""
 CANDIDATE_CODE = ACTIONS
-"""What stands for the action of a candidate, which is what is asked for."""
+"""The action code of a candidate, whose action is to be predicted."""
 
 Precision = Literal["float32", "bfloat16"]
 AttentionScale = Literal["fixed", "batch-max"]
@@ -50,28 +50,28 @@ AttentionScale = Literal["fixed", "batch-max"]
 @dataclass(frozen=True, kw_only=True)
 class HSTUConfig:
     layers: int = 3
-    """STU layers, one after the other."""
+    """Number of STU layers."""
     dim: int = 512
     """Width of a token."""
     heads: int = 4
-    """Heads of the attention."""
+    """Attention heads."""
     qk_dim: int = 128
-    """Width of a query and a key, a head."""
+    """Width of a query and a key per head."""
     v_dim: int = 128
-    """Width of a value, a head."""
+    """Width of a value per head."""
     max_length: int = 4096
-    """Tokens a row has at most: context, history and candidate."""
+    """Maximum number of tokens in a row: context, history and candidate."""
     attention_scale: AttentionScale = "fixed"
-    """What scores are divided by: the most a row may have, or the tokens of the batch's longest row. The latter is the
-    published model's; it makes a score depend on who else is in the batch."""
+    """Divisor of the attention scores: max_length, or the length of the longest row of the batch. The latter is the
+    published model's; it makes a score depend on the other rows of the batch."""
     dropout: float = 0.1
-    """Share of a layer's output features that is dropped in training."""
+    """Dropout rate of a layer's output features."""
     candidate_only: bool = True
-    """Compute the last layer's output for the candidate alone, which is all that is read of it."""
+    """Compute the last layer's output for the candidate only; the others are not used."""
     recompute: bool = False
-    """Keep only a layer's input for the backward pass and compute the rest again: less memory, more work."""
+    """Save only a layer's input for the backward pass and recompute the rest: less memory, more work."""
     eps: float = 1e-6
-    """Added to a variance before its root is taken."""
+    """Added to the variance in layer norms."""
 
     def __post_init__(self) -> None:
         within(1, self.layers, 1024, "hstu.layers")
@@ -85,22 +85,22 @@ class HSTUConfig:
 
     @property
     def attention_width(self) -> int:
-        """Of the values, and of the attention's output, of all heads together."""
+        """Width of the values, and of the attention's output, of all heads."""
         return self.heads * self.v_dim
 
     @property
     def key_width(self) -> int:
-        """Of the queries, and of the keys, of all heads together."""
+        """Width of the queries, and of the keys, of all heads."""
         return self.heads * self.qk_dim
 
     @property
     def uvqk_width(self) -> int:
-        """Gates, values, queries and keys side by side."""
+        """Width of gates, values, queries and keys together."""
         return 2 * (self.attention_width + self.key_width)
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer: two norms, the projection with its bias, the output's matrix without one."""
+        """Parameters of a layer: two norms, the projection with bias, the output matrix without."""
         projection = (self.dim + 1) * self.uvqk_width
         return 2 * self.dim + projection + 2 * self.attention_width + 3 * self.attention_width * self.dim
 
@@ -108,35 +108,35 @@ class HSTUConfig:
 @dataclass(frozen=True, kw_only=True)
 class DLRMv4Config:
     hstu: HSTUConfig = field(default_factory=HSTUConfig)
-    """The layers that read a sequence."""
+    """The HSTU layers."""
     table_dim: int = 512
     """Width of a table row."""
     row_scale: float = 1.0
-    """Share of the published rows each table has; ids are taken modulo its rows."""
+    """Scales the published number of rows of each table; ids are taken modulo the rows."""
     rows: tuple[int, ...] = ()
-    """Rows of the tables before they are scaled, in the order of `tables`; none: the published ones."""
+    """Rows of the tables before scaling, in the order of `tables`; empty: the published numbers."""
     encoder_hidden: int = 256
-    """Width inside the encoders of content, extra features and actions."""
+    """Hidden width of the encoders of content, extra features and actions."""
     action_dim: int = 8
-    """Width of the vector of one bit of an action."""
+    """Width of the embedding of one action bit."""
     item_hidden: int = 512
-    """Width inside the encoder of the candidate."""
+    """Hidden width of the candidate's encoder."""
     head_hidden: int = 512
-    """Width inside the head."""
+    """Hidden width of the head."""
     positions: int = 8192
-    """Rows of the table of positions."""
+    """Rows of the position table."""
     time_buckets: int = 2048
-    """Buckets of time before the candidate; there is one more for all that is older."""
+    """Buckets of the time before the candidate; one more holds everything older."""
     input_dropout: float = 0.2
-    """Share of the token features that is dropped in training."""
+    """Dropout rate of the token features."""
     shared_encoders: bool = True
-    """Encode each distinct item of a batch, and each kind of action, once instead of once a position."""
+    """Encode each distinct item of a batch, and each kind of action, once instead of once per position."""
     precision: Precision = "float32"
-    """Of the encoders and the layers that read a sequence; the candidate's encoder, head and loss are float32."""
+    """Data type of the encoders and HSTU layers; the candidate's encoder, head and loss are float32."""
     loss_scale: float = 0.2
-    """Factor of the mean binary cross entropy."""
+    """Factor of the loss, the mean binary cross entropy."""
     eps: float = 1e-5
-    """Added to a variance before its root is taken, outside the STU layers."""
+    """Added to the variance in layer norms outside the STU layers."""
 
     tables: ClassVar[tuple[str, ...]] = tuple(PUBLISHED_ROWS)
     context: ClassVar[tuple[str, ...]] = CONTEXT
@@ -159,7 +159,7 @@ class DLRMv4Config:
             self.hstu.max_length >= least,
             "hstu.max_length",
             self.hstu.max_length,
-            f"at least {least}: the context's tokens and the candidate",
+            f"at least {least}: the context tokens and the candidate",
         )
 
     @property
@@ -172,22 +172,22 @@ class DLRMv4Config:
 
     @property
     def max_history(self) -> int:
-        """Events of a history that fit beside context and candidate."""
+        """Maximum number of events in a history: what context and candidate leave free."""
         return self.hstu.max_length - self.context_tokens - 1
 
     @property
     def action_width(self) -> int:
-        """The vectors of the three bits side by side."""
+        """Width of the embeddings of the three action bits together."""
         return 3 * self.action_dim
 
     @property
     def scale(self) -> float:
-        """What tokens are multiplied by before positions are added."""
+        """Factor of the tokens before positions are added."""
         return math.sqrt(self.dim)
 
     @property
     def table_rows(self) -> dict[str, int]:
-        """Rows each table really has."""
+        """Rows of each table, scaled."""
         full = self.rows or tuple(PUBLISHED_ROWS.values())
         return {name: max(1, round(rows * self.row_scale)) for name, rows in zip(self.tables, full)}
 
@@ -218,7 +218,7 @@ class DLRMv4Config:
 
 
 def _encoder(before: int, hidden: int, after: int) -> int:
-    """Two linear layers, each with a norm behind it."""
+    """Parameters of two linear layers, each followed by a norm."""
     return (before + 3) * hidden + (hidden + 3) * after
 
 
@@ -228,16 +228,16 @@ def mlperf() -> DLRMv4Config:
 
 
 def gpu() -> DLRMv4Config:
-    """The published model with tables of a fifteenth of the rows: 40 GB, for one large GPU."""
+    """The published model with a fifteenth of the table rows: 40 GB, for one large GPU."""
     return DLRMv4Config(row_scale=1 / 15, precision="bfloat16")
 
 
 LAPTOP_ROWS = (3201, 406, 1136, 668, 26_680, 53_360, 16_008, 25_600, 9_720, 1336, 66_700)
-"""Of the laptop's tables: every item, artist, album and user of its 160,000 embedded events has a row of its own."""
+"""Rows of the laptop's tables: one for every item, artist, album and user of its 160,000 embedded events."""
 
 
 def laptop() -> DLRMv4Config:
-    """The same model, small in every direction. Nothing is dropped: it sees too few samples to need that."""
+    """The same model with small sizes, and no dropout: it sees too few samples to need it."""
     hstu = HSTUConfig(layers=2, dim=32, heads=2, qk_dim=16, v_dim=16, max_length=48, dropout=0.0)
     return replace(
         DLRMv4Config(hstu=hstu),

@@ -1,12 +1,12 @@
-"""What a step of DLRMv4 must do, part by part, from its config and the lengths of a batch. Torch-free.
+"""FLOPs and bytes of a training step of DLRMv4, part by part, from its config and the lengths of a batch. Torch-free.
 
-FLOPs are those of matrix products, a multiply-add counted as two; all other arithmetic hides behind its bytes. Bytes
-are what a part cannot avoid: its inputs read and its outputs written once, not what it passes to itself in between.
-Attention is counted as published figures count it: half of each row's square, two products forward and five backward.
-Parts carry the names of the spans that time them, those of the backward pass with `_backward` behind.
+FLOPs are those of matrix products, a multiply-add counted as two; all other arithmetic is hidden behind its memory
+traffic. Bytes are the unavoidable ones of a part: inputs read and outputs written once, no intermediates. Attention
+is counted as in published figures: half of each row's square, two products forward and five backward. Parts have the
+names of the spans that time them; those of the backward pass end in `_backward`.
 
-Shapes are counts here: a row is one sample's tokens (context, history, candidate), a position one token of history or
-candidate, a triple a distinct (item, artist, album).
+A row is one sample's tokens (context, history, candidate), a position one token of history or candidate, a triple a
+distinct (item, artist, album).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ...measure.cost import FLOAT, INDEX, Cost
 from .config import ACTIONS, FORWARD, DLRMv4Config, HSTUConfig
 
 UNIQUE = {"item_id": 0.024, "album_id": 0.015, "artist_id": 0.006}
-"""Distinct rows a position in batches of 1024 of the benchmark's data."""
+"""Distinct rows per position in batches of 1024 of the benchmark's data."""
 
 BACKWARD = tuple(f"{name}_backward" for name in reversed(FORWARD))
-AGAIN = "recompute"
+RECOMPUTE = "recompute"
 UPDATES = ("dense_update", "sparse_update")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What of a batch, or of one of its micro-batches, the cost of its passes depends on."""
+    """The properties of a batch, or of a micro-batch, that determine its cost."""
 
     lengths: tuple[int, ...]
     """Tokens of every row."""
@@ -52,7 +52,7 @@ class Load:
 
 
 def load_of(config: DLRMv4Config, lengths: Sequence[int], *, triples: int | None = None) -> Load:
-    """With the benchmark's share of distinct items where they are not counted."""
+    """Describe a batch by its lengths; without `triples`, by the benchmark's share of distinct items."""
     least = config.context_tokens + 1
     require(all(length >= least for length in lengths), "lengths", min(lengths, default=0), f"at least {least} each")
     if triples is None:
@@ -61,13 +61,13 @@ def load_of(config: DLRMv4Config, lengths: Sequence[int], *, triples: int | None
 
 
 def full_load(config: DLRMv4Config, batch: int) -> Load:
-    """The dense equivalent: every row as long as rows can be."""
+    """A batch in which every row has the maximum length."""
     return load_of(config, (config.hstu.max_length,) * batch)
 
 
 def usual_rows(config: DLRMv4Config, lengths: Sequence[int]) -> dict[str, int]:
-    """Distinct rows a batch looks up in each table: the benchmark's share of its positions, of the context's tables
-    one a sample, and no more than there are."""
+    """Distinct rows that a batch looks up in each table: the benchmark's share of its positions, in context tables one
+    per sample, and at most the rows of the table."""
     batch = len(lengths)
     positions = sum(lengths) - config.context_tokens * batch
     shares = {name: max(min(batch, positions), round(share * positions)) for name, share in UNIQUE.items()}
@@ -75,28 +75,28 @@ def usual_rows(config: DLRMv4Config, lengths: Sequence[int]) -> dict[str, int]:
 
 
 def published_flops(hstu: HSTUConfig, length: int) -> float:
-    """Of one sample's STU layers, forward and backward, every one of them in full, by the benchmark's own formula."""
+    """FLOPs of one sample's STU layers, forward and backward, all of them in full, by the benchmark's formula."""
     widths = hstu.heads * (hstu.qk_dim + hstu.v_dim)
     products = 6 * length * hstu.dim * 2 * widths + 6 * length * 3 * hstu.attention_width * hstu.dim
     return hstu.layers * (products + 7 * (length * length / 2) * widths)
 
 
 def attention_flops(hstu: HSTUConfig, lengths: Sequence[int], *, backward: bool = False) -> int:
-    """Of one layer that answers every token."""
+    """FLOPs of the attention of one layer that computes every token."""
     pairs_twice = sum(length * length for length in lengths)
     forward = pairs_twice * hstu.heads * (hstu.qk_dim + hstu.v_dim)
     return forward * 5 // 2 if backward else forward
 
 
 def forward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
-    """By part, in the order of `FORWARD`. Rows are picked from those `lookup` has fetched."""
+    """The cost by part, in the order of `FORWARD`; rows are picked from those that `lookup` fetched."""
     width, dim, table = activation_bytes(config), config.dim, config.table_dim
     batch, tokens, positions = load.batch, load.tokens, load.positions(config)
     encoded, actions = encoded_rows(config, load)
-    asked = (3 + config.context_tokens) * batch
+    per_sample = (3 + config.context_tokens) * batch
     summed = load.triples if config.shared_encoders else 3 * positions
     times = INDEX * (tokens + positions)
-    picks = 3 * encoded + asked
+    picks = 3 * encoded + per_sample
     return {
         "embedding": Cost(0, picks * (2 * FLOAT * table + INDEX)),
         "encoders": (
@@ -119,22 +119,22 @@ def forward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
 
 
 def backward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
-    """By part, in the order of `BACKWARD`. Products count twice; what was read forward is read again, and a gradient
-    goes with every input and output."""
+    """The cost by part, in the order of `BACKWARD`. Products count twice; everything read in the forward pass is read
+    again, and every input and output has a gradient."""
     ahead = forward(config, load)
     table, encoded = config.table_dim, encoded_rows(config, load)[0]
-    asked = (3 + config.context_tokens) * load.batch
-    found = {name: Cost(2 * cost.flops, 2 * cost.bytes) for name, cost in ahead.items()}
-    found |= _stu_backward(config.hstu, load, activation_bytes(config))
-    found["position_time"] = Cost(0, ahead["position_time"].bytes)
-    # Gradients of the picks are read by row, and a sum is written for each row: at most one a pick.
-    picks = 3 * encoded + asked
-    found["embedding"] = Cost(0, picks * (2 * FLOAT * table + INDEX))
-    return {name: found[name.removesuffix("_backward")] for name in BACKWARD}
+    per_sample = (3 + config.context_tokens) * load.batch
+    costs = {name: Cost(2 * cost.flops, 2 * cost.bytes) for name, cost in ahead.items()}
+    costs |= _stu_backward(config.hstu, load, activation_bytes(config))
+    costs["position_time"] = Cost(0, ahead["position_time"].bytes)
+    # Gradients of the picks are read by row, and one sum is written per row: at most one per pick.
+    picks = 3 * encoded + per_sample
+    costs["embedding"] = Cost(0, picks * (2 * FLOAT * table + INDEX))
+    return {name: costs[name.removesuffix("_backward")] for name in BACKWARD}
 
 
 def recomputed(config: DLRMv4Config, load: Load) -> Cost:
-    """What layers that kept only their input do again. No work of the model, and so not of an MFU."""
+    """The cost of recomputation in layers that save only their input. It does not count towards the MFU."""
     if not config.hstu.recompute:
         return Cost()
     again = _stu_forward(config.hstu, load, activation_bytes(config))
@@ -142,19 +142,19 @@ def recomputed(config: DLRMv4Config, load: Load) -> Cost:
 
 
 def stack_flops(hstu: HSTUConfig, lengths: Sequence[int]) -> int:
-    """Of the STU layers, forward and backward, for rows of these lengths."""
+    """FLOPs of the STU layers, forward and backward, for rows of these lengths."""
     load = Load(lengths=tuple(lengths), triples=0)
     passes = (_stu_forward(hstu, load, FLOAT), _stu_backward(hstu, load, FLOAT))
     return sum(cost.flops for parts in passes for cost in parts.values())
 
 
 def lookup(config: DLRMv4Config, rows: int) -> Cost:
-    """Distinct rows copied out of their tables, once a batch however many micro-batches it has."""
+    """Distinct rows copied out of their tables, once per batch for any number of micro-batches."""
     return Cost(0, rows * (2 * FLOAT * config.table_dim + INDEX))
 
 
 def updates(config: DLRMv4Config, rows: int) -> dict[str, Cost]:
-    """Adam of the dense parameters, their gradients' norm read before; row-wise Adagrad of so many distinct rows."""
+    """Adam of the dense parameters, after the norm of their gradients; row-wise Adagrad of the distinct rows."""
     dense = config.dense_parameters
     sparse = rows * (FLOAT * (3 * config.table_dim + 2) + INDEX)
     return {"dense_update": Cost(0, FLOAT * dense * (1 + 7)), "sparse_update": Cost(0, sparse)}
@@ -163,7 +163,7 @@ def updates(config: DLRMv4Config, rows: int) -> dict[str, Cost]:
 def step(config: DLRMv4Config, loads: Sequence[Load], *, rows: int | None = None) -> dict[str, Cost]:
     """A training step of one batch in one or several micro-batches.
 
-    `rows`: distinct ones of all tables in the whole batch, looked up and updated once; none: the usual number.
+    `rows`: distinct rows of all tables in the whole batch, looked up and updated once; by default the usual number.
     """
     if rows is None:
         rows = sum(usual_rows(config, [length for load in loads for length in load.lengths]).values())
@@ -174,28 +174,28 @@ def step(config: DLRMv4Config, loads: Sequence[Load], *, rows: int | None = None
             total[name] += cost
         again += recomputed(config, load)
     if config.hstu.recompute:
-        total[AGAIN] = again
+        total[RECOMPUTE] = again
     return total | updates(config, rows)
 
 
 def model_flops(parts: Mapping[str, Cost]) -> int:
-    """Of a step, what was computed twice counted once: the numerator of an MFU."""
-    return sum(cost.flops for name, cost in parts.items() if name != AGAIN)
+    """FLOPs of a step without recomputation: the numerator of the MFU."""
+    return sum(cost.flops for name, cost in parts.items() if name != RECOMPUTE)
 
 
 def activation_bytes(config: DLRMv4Config) -> int:
-    """Bytes of one number of an activation inside the transducer."""
+    """Bytes per number of an activation in the encoders and layers."""
     return 2 if config.precision == "bfloat16" else FLOAT
 
 
 def encoded_rows(config: DLRMv4Config, load: Load) -> tuple[int, int]:
-    """Rows through the encoders of content and extra, and through that of actions."""
+    """Rows that pass through the encoders of content and extra features, and through that of actions."""
     positions = load.positions(config)
     return (load.triples, ACTIONS + 1) if config.shared_encoders else (positions, positions)
 
 
 def _linear(rows: int, before: int, after: int, width: int, *, copies: int = 1) -> Cost:
-    """As many matrices as `copies`, each with so many rows; weights are float32 and read once."""
+    """Products with `copies` matrices for this many rows each; weights are float32 and read once."""
     moved = width * rows * (before + after) + FLOAT * (before + 1) * after
     return Cost(2 * copies * rows * before * after, copies * moved)
 
@@ -207,12 +207,12 @@ def _encoder(rows: int, before: int, hidden: int, after: int, width: int) -> Cos
 
 
 def _position_bytes(config: DLRMv4Config, load: Load) -> int:
-    """Rows of the two tables that are read at least once, each counted once."""
+    """Bytes of the rows of both tables that are read, each counted once."""
     return FLOAT * config.dim * (min(load.longest, config.positions) + min(config.time_buckets + 1, load.tokens))
 
 
 def _layers(hstu: HSTUConfig, load: Load) -> tuple[int, int]:
-    """Layers that answer every token, and those that answer the candidate alone."""
+    """The number of layers that compute every token, and of those that compute the candidate alone."""
     last = int(hstu.candidate_only)
     return hstu.layers - last, last
 
@@ -223,13 +223,13 @@ def _stu_forward(hstu: HSTUConfig, load: Load, width: int) -> dict[str, Cost]:
     tokens, batch = load.tokens, load.batch
     weights = FLOAT * (dim + 1) * hstu.uvqk_width
     out = FLOAT * 3 * wide * dim
-    every = {
+    full_layer = {
         "stu_input": Cost(2 * tokens * dim * hstu.uvqk_width, width * tokens * (dim + hstu.uvqk_width) + weights),
         "attention": Cost(attention_flops(hstu, load.lengths), width * tokens * 2 * (keys + wide)),
         "stu_output": Cost(2 * tokens * 3 * wide * dim, width * tokens * 2 * (wide + dim) + out),
     }
-    # Keys and values of all tokens, gate and query of one a row; it sees its whole row.
-    lone = {
+    # Keys and values of all tokens, gate and query of one token per row, which attends to its whole row.
+    last_layer = {
         "stu_input": Cost(
             2 * (tokens + batch) * dim * (keys + wide),
             width * (tokens * (dim + keys + wide) + batch * (keys + wide)) + weights,
@@ -237,22 +237,22 @@ def _stu_forward(hstu: HSTUConfig, load: Load, width: int) -> dict[str, Cost]:
         "attention": Cost(2 * tokens * (keys + wide), width * (tokens + batch) * (keys + wide)),
         "stu_output": Cost(2 * batch * 3 * wide * dim, width * batch * 2 * (wide + dim) + out),
     }
-    return {name: _times(every[name], full) + _times(lone[name], last) for name in every}
+    return {name: _times(full_layer[name], full) + _times(last_layer[name], last) for name in full_layer}
 
 
 def _stu_backward(hstu: HSTUConfig, load: Load, width: int) -> dict[str, Cost]:
-    """Inputs and the output's gradient are read, gradients of the inputs written."""
+    """Inputs and the gradient of the output are read, gradients of the inputs written."""
     full, last = _layers(hstu, load)
     dim, keys, wide = hstu.dim, hstu.key_width, hstu.attention_width
     tokens, batch = load.tokens, load.batch
     weights = 2 * FLOAT * (dim + 1) * hstu.uvqk_width
     out = 2 * FLOAT * 3 * wide * dim
-    every = {
+    full_layer = {
         "stu_input": Cost(4 * tokens * dim * hstu.uvqk_width, width * tokens * (2 * dim + hstu.uvqk_width) + weights),
         "attention": Cost(attention_flops(hstu, load.lengths, backward=True), width * tokens * (4 * keys + 3 * wide)),
         "stu_output": Cost(4 * tokens * 3 * wide * dim, width * tokens * (4 * wide + dim) + out),
     }
-    lone = {
+    last_layer = {
         "stu_input": Cost(
             4 * (tokens + batch) * dim * (keys + wide),
             width * (tokens * (2 * dim + keys + wide) + batch * (keys + wide)) + weights,
@@ -260,7 +260,7 @@ def _stu_backward(hstu: HSTUConfig, load: Load, width: int) -> dict[str, Cost]:
         "attention": Cost(5 * tokens * (keys + wide), width * (tokens * 2 * (keys + wide) + batch * (2 * keys + wide))),
         "stu_output": Cost(4 * batch * 3 * wide * dim, width * batch * (4 * wide + dim) + out),
     }
-    return {name: _times(every[name], full) + _times(lone[name], last) for name in every}
+    return {name: _times(full_layer[name], full) + _times(last_layer[name], last) for name in full_layer}
 
 
 def _times(cost: Cost, count: int) -> Cost:

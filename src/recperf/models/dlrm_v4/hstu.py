@@ -1,7 +1,7 @@
-"""HSTU: layers that gate what a SiLU attention found, over packed rows of different lengths.
+"""HSTU: layers that gate the output of a SiLU attention, over packed rows of different lengths.
 
-A layer keeps its input, one buffer with gates, values, queries and keys, and the attention's output; the rest is
-computed again on the way back, and with `recompute` all but the input is. Their gradients go into one buffer too.
+A layer saves its input, one buffer with gates, values, queries and keys, and the attention's output; the backward pass
+recomputes the rest, and with `recompute` everything but the input. The gradients share one buffer too.
 
 Shapes: B rows, T tokens of all rows, D width of a token, H heads, A and V width of a query and a value, E = H * V,
 K = H * A, F = 2 E + 2 K, M = E + K.
@@ -24,20 +24,20 @@ from ..init import xavier_uniform_
 from .config import HSTUConfig
 
 STU = "stu"
-"""The purpose of the layers' dropout, which sets it apart from others of the same step."""
-AGAIN = "recompute"
-"""The span of what is computed a second time."""
+"""The purpose of the layers' dropout; each purpose draws other random numbers in a step."""
+RECOMPUTE = "recompute"
+"""The span of recomputation."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """How tokens belong to rows."""
+    """The rows that tokens belong to."""
 
     offsets_B1: Tensor
     longest: int
-    """No row has more tokens."""
+    """Tokens of the longest row."""
     whole_longest: int
-    """No row of the whole batch has, of which these may be a part."""
+    """Tokens of the longest row of the whole batch, of which this may be a part."""
 
     @property
     def last_B(self) -> Tensor:
@@ -47,12 +47,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Moment:
-    """When in a training a forward pass happens: what is dropped is drawn from it."""
+    """The point in a training at which a forward pass happens; it determines the dropout."""
 
     seed: int = 0
     step: int = 0
     part: int = 0
-    """Which part of the step's batch."""
+    """Index of the part of the step's batch."""
 
     def dropout(self, rate: float, layer: int, purpose: str) -> Dropout:
         return Dropout(rate, dropout_seed(self.seed, self.step, layer, f"{purpose}/{self.part}"))
@@ -78,7 +78,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """What a layer's forward and backward pass need besides tensors that have gradients."""
+    """The arguments of a layer's forward and backward pass that have no gradient."""
 
     config: HSTUConfig
     rows: Rows
@@ -86,19 +86,19 @@ class Call:
 
     @property
     def mask(self) -> Mask:
-        """With one candidate at the end of a row there is nothing that targets would have to hide."""
+        """The attention mask; with one candidate at the end of a row no targets have to be masked."""
         config = self.config
         length = config.max_length if config.attention_scale == "fixed" else self.rows.whole_longest
         return Mask(alpha=config.qk_dim**-0.5, length=length, longest=self.rows.longest)
 
     @property
     def last_dropout(self) -> Dropout:
-        """What the same dropout does to the last tokens, were they among all."""
+        """The same dropout, for the last token of each row only."""
         return replace(self.dropout, rows_T=self.rows.last_B)
 
     @property
     def widths(self) -> list[int]:
-        """Of gates and values, and of queries and keys."""
+        """Width of gates and values, and of queries and keys."""
         return [self.config.attention_width, self.config.key_width]
 
     def by_head(self, x_TE: Tensor) -> Tensor:
@@ -106,54 +106,54 @@ class Call:
         return x_TE.view(tokens, self.config.heads, width // self.config.heads)
 
     def split(self, uvqk_TF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gates, values, queries and keys, the latter three by heads; views."""
+        """Views of gates, values, queries and keys, the latter three by heads."""
         wide, narrow = self.widths
         u_TE, v_TE, q_TK, k_TK = torch.split(uvqk_TF, [wide, wide, narrow, narrow], dim=1)
         return u_TE, self.by_head(v_TE), self.by_head(q_TK), self.by_head(k_TK)
 
     def halves(self, buffer_TM: Tensor) -> tuple[Tensor, Tensor]:
-        """Values and keys, or gates and queries; views."""
+        """Views of values and keys, or of gates and queries."""
         wide_TE, narrow_TK = torch.split(buffer_TM, self.widths, dim=1)
         return wide_TE, narrow_TK
 
     def paired(self, uvqk: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns of values and keys side by side, and those of gates and queries. Copies."""
+        """Copies of the columns of values and keys, and of those of gates and queries."""
         wide, narrow = self.widths
         u, v, q, k = torch.split(uvqk, [wide, wide, narrow, narrow], dim=-1)
         return torch.cat([v, k], -1), torch.cat([u, q], -1)
 
     def unpaired(self, vk: Tensor, uq: Tensor) -> Tensor:
-        """The way back from `paired`."""
+        """The inverse of `paired`."""
         (v, k), (u, q) = (torch.split(pair, self.widths, dim=-1) for pair in (vk, uq))
         return torch.cat([u, v, q, k], -1)
 
 
 class _Layer(torch.autograd.Function):
-    """One layer, every token's output."""
+    """One layer that computes every token."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, call: Call, *given: Tensor) -> Tensor:
-        weights = Weights(*given)
+    def forward(ctx: Any, x_TD: Tensor, call: Call, *parameters: Tensor) -> Tensor:
+        weights = Weights(*parameters)
         uvqk_TF, input_stats, attention_TE = _front(x_TD, weights, call)
         with span("stu_output"):
             out_TD, output_stats = stu_output.forward(
                 attention_TE, call.split(uvqk_TF)[0], x_TD, *weights.output_norm, weights.output_3ED,
                 call.config.eps, call.dropout,
             )  # fmt: skip
-        kept = () if call.config.recompute else (uvqk_TF, attention_TE)
-        ctx.save_for_backward(x_TD, *given, input_stats, output_stats, *kept)
+        activations = () if call.config.recompute else (uvqk_TF, attention_TE)
+        ctx.save_for_backward(x_TD, *parameters, input_stats, output_stats, *activations)
         ctx.call = call
         return out_TD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         call, (x_TD, *saved) = ctx.call, ctx.saved_tensors
-        weights, (input_stats, output_stats, *kept) = Weights(*saved[:7]), saved[7:]
+        weights, (input_stats, output_stats, *activations) = Weights(*saved[:7]), saved[7:]
         grad_TD = grads[0].contiguous()
-        if not kept:
+        if not activations:
             uvqk_TF, _, attention_TE = _front(x_TD, weights, call, again=True)
         else:
-            uvqk_TF, attention_TE = kept
+            uvqk_TF, attention_TE = activations
         u_TE, v_THV, q_THA, k_THA = call.split(uvqk_TF)
         gradient_TF = torch.empty_like(uvqk_TF)
         du_TE, dv_THV, dq_THA, dk_THA = call.split(gradient_TF)
@@ -175,21 +175,21 @@ class _Layer(torch.autograd.Function):
 
 
 def _front(x_TD: Tensor, weights: Weights, call: Call, *, again: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """A layer up to its attention: the buffer, the norm's statistics, the attention's output."""
-    with span(AGAIN if again else "stu_input"):
+    """Compute a layer up to its attention: the buffer, the norm's statistics, the attention's output."""
+    with span(RECOMPUTE if again else "stu_input"):
         uvqk_TF, stats = stu_input.forward(x_TD, *weights.norm, weights.uvqk_DF, weights.uvqk_bias_F, call.config.eps)
     _, v_THV, q_THA, k_THA = call.split(uvqk_TF)
-    with span(AGAIN if again else "attention"):
+    with span(RECOMPUTE if again else "attention"):
         attention_THV = attention_body(x_TD).forward(q_THA, k_THA, v_THV, call.rows.offsets_B1, call.mask)
     return uvqk_TF, stats, attention_THV.flatten(1)
 
 
 class _LastToken(torch.autograd.Function):
-    """One layer, the output of each row's last token: keys and values of all tokens, all else of that one alone."""
+    """One layer that computes the last token of each row: keys and values of all tokens, the rest of that one only."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, call: Call, *given: Tensor) -> Tensor:
-        weights = Weights(*given)
+    def forward(ctx: Any, x_TD: Tensor, call: Call, *parameters: Tensor) -> Tensor:
+        weights = Weights(*parameters)
         x_BD = x_TD.index_select(0, call.rows.last_B)
         vk_TM, uq_BM, attention_BE, *stats = _last_front(x_TD, x_BD, weights, call)
         with span("stu_output"):
@@ -197,20 +197,20 @@ class _LastToken(torch.autograd.Function):
                 attention_BE, call.halves(uq_BM)[0], x_BD, *weights.output_norm, weights.output_3ED,
                 call.config.eps, call.last_dropout,
             )  # fmt: skip
-        kept = () if call.config.recompute else (vk_TM, uq_BM, attention_BE)
-        ctx.save_for_backward(x_TD, *given, *stats, output_stats, *kept)
+        activations = () if call.config.recompute else (vk_TM, uq_BM, attention_BE)
+        ctx.save_for_backward(x_TD, *parameters, *stats, output_stats, *activations)
         ctx.call = call
         return out_BD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         call, (x_TD, *saved) = ctx.call, ctx.saved_tensors
-        weights, (vk_stats, uq_stats, output_stats, *kept) = Weights(*saved[:7]), saved[7:]
+        weights, (vk_stats, uq_stats, output_stats, *activations) = Weights(*saved[:7]), saved[7:]
         grad_BD, last_B, eps = grads[0].contiguous(), call.rows.last_B, call.config.eps
         x_BD = x_TD.index_select(0, last_B)
-        if not kept:
-            kept = _last_front(x_TD, x_BD, weights, call, again=True)[:3]
-        vk_TM, uq_BM, attention_BE = kept
+        if not activations:
+            activations = _last_front(x_TD, x_BD, weights, call, again=True)[:3]
+        vk_TM, uq_BM, attention_BE = activations
         (v_TE, k_TK), (u_BE, q_BK) = call.halves(vk_TM), call.halves(uq_BM)
         d_vk_TM, d_uq_BM = torch.empty_like(vk_TM), torch.empty_like(uq_BM)
         (dv_TE, dk_TK), (du_BE, dq_BK) = call.halves(d_vk_TM), call.halves(d_uq_BM)
@@ -235,13 +235,13 @@ class _LastToken(torch.autograd.Function):
 
 
 def _last_front(x_TD: Tensor, x_BD: Tensor, weights: Weights, call: Call, *, again: bool = False) -> tuple[Tensor, ...]:
-    """Values and keys of all tokens, gates and queries of the last ones, their attention, the norms' statistics."""
-    with span(AGAIN if again else "stu_input"):
+    """Compute values and keys of all tokens, gates and queries of the last ones, attention, and norm statistics."""
+    with span(RECOMPUTE if again else "stu_input"):
         (vk_DM, uq_DM), (vk_M, uq_M) = call.paired(weights.uvqk_DF), call.paired(weights.uvqk_bias_F)
         vk_TM, vk_stats = stu_input.forward(x_TD, *weights.norm, vk_DM, vk_M, call.config.eps)
         uq_BM, uq_stats = stu_input.forward(x_BD, *weights.norm, uq_DM, uq_M, call.config.eps)
     (v_TE, k_TK), (_, q_BK) = call.halves(vk_TM), call.halves(uq_BM)
-    with span(AGAIN if again else "attention"):
+    with span(RECOMPUTE if again else "attention"):
         attention_BHV = attention_body(x_TD).forward_last(
             *map(call.by_head, (q_BK, k_TK, v_TE)), call.rows.offsets_B1, call.mask
         )
@@ -249,7 +249,7 @@ def _last_front(x_TD: Tensor, x_BD: Tensor, weights: Weights, call: Call, *, aga
 
 
 def attention_body(x_TD: Tensor) -> ModuleType:
-    """Kernels count in float32, which is too little for float64."""
+    """Choose the implementation; kernels compute in float32, which is not enough for float64."""
     return hstu_attention.choose("reference" if x_TD.dtype == torch.float64 else "auto", x_TD.device)[0]
 
 
@@ -275,7 +275,7 @@ class STULayer(nn.Module):
             nn.init.zeros_(zero)
 
     def forward(self, x_TD: Tensor, rows: Rows, dropout: Dropout, *, last_only: bool = False) -> Tensor:
-        """The output of every token, or of each row's last one. No row may be empty where the last is asked for."""
+        """Compute the output of every token, or of each row's last one; with `last_only` no row may be empty."""
         call, function = Call(self.config, rows, dropout), _LastToken if last_only else _Layer
         weights = Weights(
             self.norm_weight,
@@ -291,7 +291,7 @@ class STULayer(nn.Module):
 
 
 class HSTU(nn.Module):
-    """The stack, read at each row's last token."""
+    """A stack of STU layers; the output is that of each row's last token."""
 
     def __init__(self, config: HSTUConfig) -> None:
         super().__init__()

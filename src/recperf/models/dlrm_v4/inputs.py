@@ -1,6 +1,6 @@
-"""A batch of histories as DLRMv4 reads it: all sorting, and all that the host must know, happens here.
+"""A batch of histories in the form that DLRMv4 reads: all sorting, and all reads by the host, happen here.
 
-A row is the context's tokens, the history and the candidate. Its positions are those of history and candidate.
+A row consists of the context tokens, the history and the candidate; its positions are those of history and candidate.
 
 Shapes: B samples, T tokens of all rows, S positions of all rows, U distinct rows of a table, E distinct (item, artist,
 album) in the batch, N picks.
@@ -22,19 +22,19 @@ from ...ops.assemble import Plan, plan
 from ...ops.lookup import expand, unique
 from .config import ACTIONS, CANDIDATE_CODE, FEATURE_TABLES, DLRMv4Config
 
-MOST_KEY = 1 << 62
-"""As many (item, artist, album) can be told apart by one number."""
+MAX_KEY = 1 << 62
+"""Larger numbers of (item, artist, album) combinations do not fit into one int64 key."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pick:
-    """Rows picked out of a tensor, and the way back: from which picks each row gets its gradient, in which order."""
+    """Rows picked from a tensor and, for the backward pass, the picks that each row gets its gradient from."""
 
     index_N: Tensor
     order_N: Tensor
-    """The picks, those of the first row first."""
+    """The picks, sorted by row."""
     starts_U1: Tensor
-    """Where each row's picks begin in the order. A row need not be picked."""
+    """Where each row's picks begin in the order; a row may have none."""
 
     @staticmethod
     def among(index_N: Tensor, rows: int) -> Pick:
@@ -44,7 +44,7 @@ class Pick:
 
     @staticmethod
     def each(rows: int, device: torch.device) -> Pick:
-        """Every row once."""
+        """Pick every row once."""
         index_N = torch.arange(rows, device=device)
         return Pick(index_N, index_N, torch.arange(rows + 1, device=device))
 
@@ -56,28 +56,28 @@ class Pick:
 @dataclass(frozen=True, eq=False)
 class Inputs:
     rows: dict[str, Tensor]
-    """For each table the distinct rows that the batch uses. Parts of one batch hold the very same tensors."""
+    """For each table the distinct rows that the batch uses. Parts of one batch hold the same tensor objects."""
     context: dict[str, Pick]
     """For each context feature the samples' rows among the distinct ones of its table."""
     entities: dict[str, Pick]
-    """Item, artist and album among the distinct rows of their tables: one each (item, artist, album) with shared
-    encoders, else one a position."""
+    """Item, artist and album among the distinct rows of their tables: one pick per (item, artist, album) with shared
+    encoders, otherwise one per position."""
     plan: Plan
-    """How tokens are put together from the entities and, with shared encoders, the kinds of actions."""
+    """How tokens are assembled from the entities and, with shared encoders, the kinds of actions."""
     candidates: Pick
     """Each sample's candidate among the entities."""
     codes_S: Tensor
-    """What was done at each position, 0 to 7 as three bits; 8 for a candidate."""
+    """The action at each position, 0 to 7 as three bits; 8 for a candidate."""
     offsets_B1: Tensor
     """Where each row begins among the tokens."""
     position_offsets_B1: Tensor
     """Where each row begins among the positions."""
     times_T: Tensor
-    """Seconds; 0 for the context's tokens, the query's for the candidate."""
+    """Seconds; 0 for context tokens, the time of the query for the candidate."""
     query_times_B: Tensor
     labels_B: Tensor
     tokens: int
-    """Of all rows together."""
+    """Number of tokens in all rows."""
     longest: int
     """Tokens of the longest row."""
     whole_longest: int
@@ -87,22 +87,22 @@ class Inputs:
         return self.labels_B.shape[0]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Inputs:
-        """Parts of one batch that are to share their rows must be moved by `parts_to`."""
-        moved: Inputs = _changed(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        """Move to a device. Parts of one batch that share their rows must be moved by `parts_to`."""
+        moved: Inputs = _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
         return moved
 
     def pin_memory(self) -> Inputs:
-        pinned: Inputs = _changed(self, lambda tensor: tensor.pin_memory())
+        pinned: Inputs = _mapped(self, lambda tensor: tensor.pin_memory())
         return pinned
 
     def record_stream(self, stream: Any) -> None:
-        """Keep the memory of all tensors until that queue has done what it was given so far."""
+        """Keep the memory of all tensors until the stream has finished its current work."""
 
-        def keep(tensor: Tensor) -> Tensor:
+        def record(tensor: Tensor) -> Tensor:
             tensor.record_stream(stream)
             return tensor
 
-        _changed(self, keep)
+        _mapped(self, record)
 
     @property
     def nbytes(self) -> int:
@@ -112,53 +112,53 @@ class Inputs:
             sizes.append(tensor.nbytes)
             return tensor
 
-        _changed(self, count)
+        _mapped(self, count)
         return sum(sizes)
 
 
 def parts_to(parts: list[Inputs], device: torch.device | str, non_blocking: bool = False) -> list[Inputs]:
-    """Parts of one batch on another device, still with the same rows."""
+    """Move the parts of one batch to a device; they still share their rows."""
     rows = {name: rows_U.to(device, non_blocking=non_blocking) for name, rows_U in parts[0].rows.items()}
     return [replace(replace(part, rows={}).to(device, non_blocking), rows=rows) for part in parts]
 
 
-def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor changed."""
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to every tensor of a structure."""
     if isinstance(value, Tensor):
-        return change(value)
+        return function(value)
     if isinstance(value, dict):
-        return {name: _changed(part, change) for name, part in value.items()}
+        return {name: _mapped(part, function) for name, part in value.items()}
     if isinstance(value, (Inputs, Pick, Plan)):
-        return type(value)(**{part.name: _changed(getattr(value, part.name), change) for part in fields(value)})
+        return type(value)(**{part.name: _mapped(getattr(value, part.name), function) for part in fields(value)})
     return value
 
 
 def prepare(batch: HistoryBatch, config: DLRMv4Config) -> Inputs:
-    """A batch, made ready on the device it lies on. Waits for that device a few times."""
+    """Prepare a batch on its device. Waits for that device a few times."""
     return prepare_parts(batch, config, 1)[0]
 
 
 @torch.no_grad()
 def prepare_parts(batch: HistoryBatch, config: DLRMv4Config, parts: int) -> list[Inputs]:
-    """A batch in parts of about equal samples, whose gradients add up: they share the distinct rows of every table."""
+    """Prepare a batch in parts of similar size whose gradients add up: they share the distinct rows of every table."""
     layout = _Layout.of(batch, config)
     ids = {name: _table_ids(batch, name, config, layout) for name in config.tables}
-    found = {name: unique(ids_N) for name, ids_N in ids.items()}
-    rows = {name: one.values_U for name, one in found.items()}
-    places = {name: one.inverse_N for name, one in found.items()}
+    distinct = {name: unique(ids_N) for name, ids_N in ids.items()}
+    rows = {name: one.values_U for name, one in distinct.items()}
+    places = {name: one.inverse_N for name, one in distinct.items()}
     edges = [len(batch) * part // parts for part in range(parts + 1)]
     return [_part(batch, config, layout, rows, places, low, high) for low, high in zip(edges, edges[1:]) if high > low]
 
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """Where everything goes, for the whole batch."""
+    """The positions of the whole batch."""
 
     position_offsets_B1: Tensor
     starts: list[int]
-    """The same on the host."""
+    """The same offsets on the host."""
     history_S: Tensor
-    """Which positions are of a history."""
+    """Which positions belong to a history."""
     codes_S: Tensor
     times_S: Tensor
 
@@ -170,9 +170,9 @@ class _Layout:
         longest = max((b - a for a, b in zip(starts, starts[1:])), default=0) + config.context_tokens
         if longest > config.hstu.max_length:
             raise DataError(
-                f"a row of the batch has {longest:,} tokens, its candidate and {config.context_tokens} of context "
-                f"among them; the model takes {config.hstu.max_length:,}",
-                fix=f"histories of at most {config.max_history:,} events, or a larger hstu.max_length",
+                f"a row of the batch has {longest:,} tokens, including its candidate and {config.context_tokens} of "
+                f"context; the model takes at most {config.hstu.max_length:,}",
+                fix=f"use histories of at most {config.max_history:,} events, or a larger hstu.max_length",
             )
         history_S = torch.ones(starts[-1], dtype=torch.bool, device=device)
         history_S[offsets_B1[1:] - 1] = False
@@ -183,7 +183,7 @@ class _Layout:
 
 
 def _joined(history_T: Tensor, candidates_B: Tensor, history_S: Tensor) -> Tensor:
-    """What belongs to events and to candidates, by position."""
+    """Merge values of events and of candidates by position."""
     joined_S = torch.empty(history_S.shape, dtype=history_T.dtype, device=history_T.device)
     joined_S[history_S] = history_T
     joined_S[~history_S] = candidates_B
@@ -191,11 +191,11 @@ def _joined(history_T: Tensor, candidates_B: Tensor, history_S: Tensor) -> Tenso
 
 
 def _table_ids(batch: HistoryBatch, table: str, config: DLRMv4Config, layout: _Layout) -> Tensor:
-    """The rows the batch asks of a table: one a position, or one a sample for a context feature."""
+    """The rows that the batch looks up in a table: one per position, or one per sample for a context feature."""
     features = [feature for feature, place in FEATURE_TABLES.items() if place == table]
     ids = [batch.features[feature][0].long() for feature in features]
-    asked_N = _joined(ids[0], ids[1], layout.history_S) if len(ids) == 2 else ids[0]
-    return asked_N.remainder(config.table_rows[table])
+    ids_N = _joined(ids[0], ids[1], layout.history_S) if len(ids) == 2 else ids[0]
+    return ids_N.remainder(config.table_rows[table])
 
 
 def _part(
@@ -207,7 +207,7 @@ def _part(
     low: int,
     high: int,
 ) -> Inputs:
-    """The samples low to high, which share the rows of the whole batch."""
+    """The samples low to high; they share the rows of the whole batch."""
     first, last = layout.starts[low], layout.starts[high]
     position_offsets_B1 = layout.position_offsets_B1[low : high + 1] - first
     ends_B = position_offsets_B1[1:] - 1
@@ -243,14 +243,14 @@ def _part(
 
 
 def _distinct(placed: dict[str, Tensor], counts: dict[str, int]) -> tuple[Pick, Tensor]:
-    """The distinct (item, artist, album) at the positions, and a position of each."""
+    """The distinct (item, artist, album) at the positions, and one position of each."""
     item_S, artist_S, album_S = (placed[name] for name in HISTORY)
     pair_S, pairs = artist_S * counts["album_id"] + album_S, counts["artist_id"] * counts["album_id"]
-    if counts["item_id"] * pairs > MOST_KEY:
-        met = unique(pair_S)
-        pair_S, pairs = met.inverse_N, met.values_U.shape[0]
-    found = unique(item_S * pairs + pair_S)
-    pick = Pick(found.inverse_N, found.order_N, found.starts_U1)
+    if counts["item_id"] * pairs > MAX_KEY:
+        distinct = unique(pair_S)
+        pair_S, pairs = distinct.inverse_N, distinct.values_U.shape[0]
+    distinct = unique(item_S * pairs + pair_S)
+    pick = Pick(distinct.inverse_N, distinct.order_N, distinct.starts_U1)
     return pick, pick.order_N[pick.starts_U1[:-1]]
 
 
@@ -265,7 +265,7 @@ def _plan(
 
 
 def _with_context(times_S: Tensor, position_offsets_B1: Tensor, tokens: int) -> Tensor:
-    """Times of all tokens: the context's are 0."""
+    """Times of all tokens; those of context tokens are 0."""
     size = position_offsets_B1.shape[0] - 1
     times_T = times_S.new_zeros(times_S.shape[0] + size * tokens)
     lengths_B = position_offsets_B1.diff()

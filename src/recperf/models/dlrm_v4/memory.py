@@ -1,7 +1,7 @@
-"""Bytes a training step of DLRMv4 holds at its fullest, from its config and the lengths of a batch. Torch-free.
+"""Peak memory of a training step of DLRMv4, from its config and the lengths of a batch. Torch-free.
 
-A step is fullest in the backward pass of one of its layers: everything that is kept for later, and what that layer
-needs to pass its gradient on. What has a number for every sample, but not for every token, is left out.
+The peak is in the backward pass of one of the layers: all saved activations, and the temporaries of that layer. Tensors
+with one number per sample, but not per token, are left out.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from .config import ACTIONS, DLRMv4Config, HSTUConfig
 from .cost import Load, activation_bytes, encoded_rows, usual_rows
 
 STATISTICS = 2 * FLOAT
-"""Of a norm, for every row of it: mean and deviation."""
+"""Mean and deviation of each row of a norm."""
 NARROW = 4
-"""Of an index that is read once a token."""
+"""Bytes of an index that is read once per token."""
 
 
 def memory(
     config: DLRMv4Config, loads: Sequence[Load], *, rows: Mapping[str, int] | None = None, ahead: int = 1
 ) -> dict[str, int]:
-    """Of a step in as many micro-batches as there are loads, one at a time.
+    """Bytes of a step with one micro-batch per load, one at a time.
 
-    `rows`: distinct ones of each table in the whole batch; none: the usual numbers. `ahead`: batches that are prepared
-    while one is learned from.
+    `rows`: distinct rows of each table in the whole batch, by default the usual numbers. `ahead`: batches that are
+    prepared while one is trained on.
     """
     rows = usual_rows(config, [length for load in loads for length in load.lengths]) if rows is None else rows
     dense, fetched = FLOAT * config.dense_parameters, FLOAT * config.table_dim * sum(rows.values())
@@ -39,58 +39,58 @@ def memory(
 
 
 def activations(config: DLRMv4Config, load: Load) -> dict[str, int]:
-    """By what they are kept for, at the fullest moment: the encoders, the layers, and the layer on its way back.
+    """Activations at the peak: saved by the encoders, saved by the layers, and temporaries of the backward pass.
 
-    Where the encoders' own way back takes more than that, as it may with one for every position and layers that keep
-    next to nothing, it is what is told.
+    Where the backward pass of the encoders needs more, as with one encoding per position and layers that save almost
+    nothing, that is the peak.
     """
     width = activation_bytes(config)
-    kept, leaving = layer_peak(config.hstu, load, width)
-    encoders, their_own = _encoder_bytes(config, load, width), _encoder_gradients(config, load, width)
-    if their_own > kept + leaving:
-        kept, leaving = 0, their_own
-    return {"encoders": encoders, "layers": kept, "backward": leaving}
+    layers, backward = layer_peak(config.hstu, load, width)
+    encoders, encoders_backward = _encoder_bytes(config, load, width), _encoder_gradients(config, load, width)
+    if encoders_backward > layers + backward:
+        layers, backward = 0, encoders_backward
+    return {"encoders": encoders, "layers": layers, "backward": backward}
 
 
 def layer_bytes(hstu: HSTUConfig, load: Load, width: int, *, last_only: bool) -> int:
-    """Kept by one layer for its backward pass, its input included."""
+    """Bytes that one layer saves for its backward pass, its input included."""
     tokens, batch = load.tokens, load.batch
     keys, wide = hstu.key_width, hstu.attention_width
-    kept = width * tokens * hstu.dim + STATISTICS * tokens
+    saved = width * tokens * hstu.dim + STATISTICS * tokens
     if last_only:
-        kept += 2 * STATISTICS * batch
-        return kept if hstu.recompute else kept + width * ((tokens + batch) * (keys + wide) + batch * wide)
-    kept += STATISTICS * tokens
-    return kept if hstu.recompute else kept + width * tokens * (hstu.uvqk_width + wide)
+        saved += 2 * STATISTICS * batch
+        return saved if hstu.recompute else saved + width * ((tokens + batch) * (keys + wide) + batch * wide)
+    saved += STATISTICS * tokens
+    return saved if hstu.recompute else saved + width * tokens * (hstu.uvqk_width + wide)
 
 
 def backward_bytes(hstu: HSTUConfig, load: Load, width: int, *, last_only: bool) -> int:
-    """What one layer needs on its way back besides what was kept."""
+    """Temporary bytes of the backward pass of one layer."""
     tokens, dim = load.tokens, hstu.dim
     keys, wide = hstu.key_width, hstu.attention_width
     if last_only:
-        # The gradient of keys and values, and of the normed input and the input.
+        # The gradients of keys and values, of the normed input and of the input.
         again = keys + wide if hstu.recompute else 0
         return width * tokens * (again + keys + wide + 2 * dim)
     again = hstu.uvqk_width + wide if hstu.recompute else 0
     always = dim + hstu.uvqk_width + wide
-    # One after the other: the concatenation's gradient, queries' summed in float32, the normed input's and the input's.
+    # One at a time: the gradient of the concatenation, of the queries in float32, of the normed input and the input.
     most = max(width * 3 * wide, FLOAT * keys, width * 2 * dim)
     return tokens * (width * (again + always) + most)
 
 
 def layer_peak(hstu: HSTUConfig, load: Load, width: int) -> tuple[int, int]:
-    """Kept by layers, and needed by the one on its way back, when the two together are most."""
-    moments, kept = [], 0
+    """Saved and temporary bytes of the layers when their sum is largest."""
+    moments, saved = [], 0
     for index in range(hstu.layers):
         last_only = hstu.candidate_only and index == hstu.layers - 1
-        kept += layer_bytes(hstu, load, width, last_only=last_only)
-        moments.append((kept, backward_bytes(hstu, load, width, last_only=last_only)))
+        saved += layer_bytes(hstu, load, width, last_only=last_only)
+        moments.append((saved, backward_bytes(hstu, load, width, last_only=last_only)))
     return max(moments, key=sum)
 
 
 def input_bytes(config: DLRMv4Config, load: Load, rows: Mapping[str, int]) -> int:
-    """Of one micro-batch as the model reads it: ids, picks and in which order their gradients are summed, times."""
+    """Bytes of one prepared micro-batch: ids, picks and the order of their gradients, times."""
     positions, tokens, batch = load.positions(config), load.tokens, load.batch
     entities, _ = encoded_rows(config, load)
     picks = 3 * entities + (config.context_tokens + 1) * batch
@@ -102,19 +102,19 @@ def input_bytes(config: DLRMv4Config, load: Load, rows: Mapping[str, int]) -> in
 
 
 def _encoder_bytes(config: DLRMv4Config, load: Load, width: int) -> int:
-    """Rows picked in float32; of each encoder its input, what lies inside it twice and what its last norm reads."""
+    """Bytes of the picked rows in float32 and, per encoder, its input, two hidden tensors and the input of the norm."""
     entities, actions = encoded_rows(config, load)
     table, hidden, dim = config.table_dim, config.encoder_hidden, config.dim
     norms = 2 * STATISTICS
     inside = width * (2 * hidden + dim) + norms
-    # In float32 the content's encoder reads the picked rows themselves; side by side, the extra's are a copy.
+    # In float32 the content encoder reads the picked rows themselves; the concatenated extra features are a copy.
     read = 3 * width * table if width < FLOAT else 2 * FLOAT * table
     picked = entities * (3 * FLOAT * table + read + 2 * inside + width * dim)
     return picked + actions * (width * (config.action_width + dim) + inside)
 
 
 def _encoder_gradients(config: DLRMv4Config, load: Load, width: int) -> int:
-    """On the encoders' own way back: of what comes out, of what went in, and of the picked rows."""
+    """Gradients in the encoders' backward pass: of the outputs, of the inputs and of the picked rows."""
     entities, actions = encoded_rows(config, load)
     return entities * (width * (config.dim + 3 * config.table_dim) + 3 * FLOAT * config.table_dim) + (
         actions * width * config.dim

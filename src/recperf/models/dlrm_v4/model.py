@@ -1,4 +1,4 @@
-"""DLRMv4: what a user did before as a sequence that HSTU layers read, met with one candidate; one logit a sample.
+"""DLRMv4: HSTU layers read a user's history, which is combined with one candidate; one logit per sample.
 
 Shapes: B samples, T tokens of all rows, S positions (history and candidate) of all rows, C context tokens a row, W and
 D width of a table row and of a token, N encoded entities: one each distinct (item, artist, album), or one a position.
@@ -27,9 +27,9 @@ from .stages import Run, StagedLoss, Stages, spanned
 from .tables import DLRMv4Tables
 
 PERIODS = ((3600, 24), (86400, 7))
-"""Hours of a day and days of a week, in seconds."""
+"""Length of a unit in seconds, and units per period: hours of a day, days of a week."""
 TURN = 2 * 3.14
-"""A full turn, as the published model rounds it."""
+"""A full circle, as the published model rounds it."""
 INPUT = "tokens"
 """The purpose of the tokens' dropout."""
 
@@ -37,7 +37,7 @@ Init = Callable[[Tensor, int, str], None]
 
 
 class Encoder(nn.Module):
-    """Linear, x * sigmoid(norm), linear and, where the output is a vector of the model, a norm."""
+    """Linear layer, x * sigmoid(norm), linear layer and, if `normed`, a norm."""
 
     def __init__(self, before: int, hidden: int, after: int, eps: float, *, normed: bool = True) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Encoder(nn.Module):
                 norm.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """In the type of x."""
+        """Compute in the type of x."""
         norm = self.first_norm
         hidden = swish_layer_norm(linear(x, self.first), norm.weight, norm.bias, norm.eps)
         out = linear(hidden, self.second)
@@ -64,7 +64,7 @@ class Encoder(nn.Module):
 
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """In the type of x, whatever that of the weights."""
+    """Apply a linear layer in the type of x; the weights are converted."""
     return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
 
 
@@ -77,7 +77,7 @@ class DLRMv4(nn.Module):
         device: torch.device | str = "cpu",
         tables: DLRMv4Tables | None = None,
     ) -> None:
-        """With `tables` of its own where those do not lie in this process alone."""
+        """`tables` replaces the default ones, as for tables that several processes share."""
         super().__init__()
         self.config, self.moment = config, Moment(seed)
         dim, table, eps = config.dim, config.table_dim, config.eps
@@ -100,7 +100,7 @@ class DLRMv4(nn.Module):
         self.to(device)
 
     def reset(self, seed: int, *, tables: bool = True) -> None:
-        """Initial weights, a pure function of the seed and of each parameter's name."""
+        """Draw the initial weights: a pure function of the seed and of each parameter's name."""
         if tables:
             self.tables.reset(seed)
         config = self.config
@@ -125,19 +125,19 @@ class DLRMv4(nn.Module):
         self.combine_norm.reset_parameters()
 
     def set_step(self, seed: int, step: int, part: int = 0) -> None:
-        """Decide what the next passes drop: the same again for the same numbers."""
+        """Set the dropout of the next passes, a function of these numbers."""
         self.moment = Moment(seed, step, part)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Logits, one a sample."""
+        """Compute the logits, one per sample."""
         return self.logits(inputs, spanned)
 
     def plain_loss(self, inputs: Inputs) -> Tensor:
-        """The scaled mean of the binary cross entropy, for autograd."""
+        """The scaled mean binary cross entropy, for autograd."""
         return self.criterion(self(inputs), inputs)
 
     def loss(self, inputs: Inputs) -> StagedLoss:
-        """The same, with its backward pass cut into the parts of the forward pass, so that each has a span."""
+        """The same loss with its backward pass split like the forward pass, so that each part has a span."""
         stages = Stages()
         logits_B = self.logits(inputs, stages.run)
         value = stages.run("loss", lambda logits_B: self.criterion(logits_B, inputs), logits_B)
@@ -147,7 +147,7 @@ class DLRMv4(nn.Module):
         return self.config.loss_scale * BCE().value(logits_B, inputs.labels_B.to(logits_B.dtype))
 
     def logits(self, inputs: Inputs, run: Run) -> Tensor:
-        """The whole model; `run` calls each part by the name of its span."""
+        """Compute the whole model; `run` calls each part with the name of its span."""
         moment = self.moment
         with span("embedding"):
             rows = self.tables.lookup(inputs)
@@ -160,7 +160,7 @@ class DLRMv4(nn.Module):
         context_BCD = run("context", self.contextual, *context)
         tokens_TD = run("position_time", lambda *parts: self.tokens(inputs, *parts), context_BCD, entity_ND, action_ND)
         layout = Rows(inputs.offsets_B1, inputs.longest, inputs.whole_longest)
-        # Its layers name their own parts.
+        # The layers set their own spans.
         last_BD = run("", lambda x_TD: self.hstu(x_TD, layout, moment), tokens_TD)
         user_BD = run("postprocessor", lambda x_BD: self.user(x_BD, inputs.query_times_B), last_BD)
         item_BD = run("item_tower", self.item_tower, candidate_B3W)
@@ -170,14 +170,14 @@ class DLRMv4(nn.Module):
         return logits_B
 
     def picked(self, rows: dict[str, Tensor], inputs: Inputs) -> tuple[Tensor, ...]:
-        """Embeddings of the context features, then of items, artists and albums, then of the candidates."""
+        """Embeddings of the context features, of items, artists and albums, and of the candidates."""
         context = [inputs.context[name].of(rows[name]) for name in self.config.context]
         entities = [inputs.entities[name].of(rows[name]) for name in HISTORY]
         candidate_B3W = torch.cat([inputs.candidates.of(part_NW) for part_NW in entities], 1)
         return *context, *entities, candidate_B3W
 
     def encoded(self, inputs: Inputs, item_NW: Tensor, artist_NW: Tensor, album_NW: Tensor) -> tuple[Tensor, Tensor]:
-        """Entities, and actions: one of each kind where encoders are shared, else one a position."""
+        """Encoded entities and actions: one per kind with shared encoders, otherwise one per position."""
         content_ND = self.content(self._cast(item_NW))
         extra_ND = self.extra(self._cast(torch.cat([artist_NW, album_NW], 1)))
         codes_N = torch.arange(ACTIONS + 1, device=item_NW.device) if self.config.shared_encoders else inputs.codes_S
@@ -185,19 +185,19 @@ class DLRMv4(nn.Module):
         return content_ND + extra_ND, action_ND
 
     def action_features(self, codes_N: Tensor) -> Tensor:
-        """The vectors of the bits that are set, side by side; one of its own for the candidate."""
+        """The concatenated embeddings of the bits that are set; the candidate has its own embedding."""
         bits_N3 = (codes_N.unsqueeze(1) >> torch.arange(3, device=codes_N.device)) & 1
         features_NA = (bits_N3.unsqueeze(2) * self.action_bits).flatten(1)
         return torch.where((codes_N == CANDIDATE_CODE).unsqueeze(1), self.candidate_action, features_NA)
 
     def contextual(self, *context: Tensor) -> Tensor:
-        """A token of each context feature, by a matrix of its own."""
+        """One token per context feature, each by its own matrix."""
         x_CBW = self._cast(torch.stack(context))
         bias_C1D = self.context_bias.unsqueeze(1).to(x_CBW.dtype)
         return torch.baddbmm(bias_C1D, x_CBW, self.context_weight.to(x_CBW.dtype)).transpose(0, 1)
 
     def tokens(self, inputs: Inputs, context_BCD: Tensor, entity_ND: Tensor, action_ND: Tensor) -> Tensor:
-        """Every row's tokens, the context's first, with where and when they are, as the first layer reads them."""
+        """The tokens of every row, context first, with positions and times added: the input of the first layer."""
         config = self.config
         dropout = self.moment.dropout(config.input_dropout if self.training else 0.0, 0, INPUT)
         if not config.shared_encoders:
@@ -209,9 +209,9 @@ class DLRMv4(nn.Module):
         )  # fmt: skip
 
     def user(self, last_BD: Tensor, times_B: Tensor) -> Tensor:
-        """The user's vector: what the layers found, with the time of day and of the week; the norm in float32."""
-        told = torch.cat([last_BD, time_features(times_B).to(last_BD.dtype)], 1)
-        out_BD = linear(told, self.combine).to(self.combine_norm.weight.dtype)
+        """The user's vector: the output of the layers with the time of day and of the week; the norm is in float32."""
+        features = torch.cat([last_BD, time_features(times_B).to(last_BD.dtype)], 1)
+        out_BD = linear(features, self.combine).to(self.combine_norm.weight.dtype)
         return layer_norm(out_BD, self.combine_norm.weight, self.combine_norm.bias, self.combine_norm.eps)
 
     def dense_parameters(self) -> list[nn.Parameter]:

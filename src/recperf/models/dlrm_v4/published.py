@@ -1,4 +1,4 @@
-"""DLRMv4's parameters under the names of the published model, and the way back.
+"""Mapping between DLRMv4's parameters and the names of the published model.
 
 | published | here |
 |---|---|
@@ -15,8 +15,8 @@
 | `_hstu_transducer._output_postprocessor.{_time_feature_combiner,_layer_norm}` | `{combine,combine_norm}` |
 | `_item_embedding_mlp.<i>`, `_multitask_module._prediction_module.<i>` | `item_tower.<part i>`, `head.<part i>` |
 
-Parts 0 to 3 of an encoder are `first`, `first_norm`, `second`, `second_norm`. Shapes are the same under both names, so
-that a value is copied as it is.
+Parts 0 to 3 of an encoder are `first`, `first_norm`, `second`, `second_norm`. Shapes are the same, so values are copied
+unchanged.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ LAYER = {
 
 def ours_by_reference(config: DLRMv4Config) -> dict[str, str]:
     """Our name of every parameter and table, by the published one."""
-    found = {TABLE.format(table): f"tables.{table}" for table in config.tables} | SINGLE
+    names = {TABLE.format(table): f"tables.{table}" for table in config.tables} | SINGLE
     for theirs, ours in ENCODERS.items():
         parts = PARTS[:3] if ours == "head" else PARTS
         for index, part in enumerate(parts):
             for kind in ("weight", "bias"):
-                found[f"{theirs}.{index}.{kind}"] = f"{ours}.{part}.{kind}"
+                names[f"{theirs}.{index}.{kind}"] = f"{ours}.{part}.{kind}"
     for layer in range(config.hstu.layers):
         for theirs, ours in LAYER.items():
-            found[f"{TRANSDUCER}._stu_module._stu_layers.{layer}.{theirs}"] = f"hstu.layers.{layer}.{ours}"
-    return found
+            names[f"{TRANSDUCER}._stu_module._stu_layers.{layer}.{theirs}"] = f"hstu.layers.{layer}.{ours}"
+    return names
 
 
 def reference_by_ours(config: DLRMv4Config) -> dict[str, str]:
@@ -84,34 +84,34 @@ def reference_by_ours(config: DLRMv4Config) -> dict[str, str]:
 
 
 def reference_state(model: DLRMv4, *, tables: bool = True) -> dict[str, Tensor]:
-    """The model's values under the published names. They share its memory."""
+    """The model's values under the published names, as views."""
     names = ours_by_reference(model.config)
     return {theirs: _tensor(model, ours) for theirs, ours in names.items() if tables or not ours.startswith("tables.")}
 
 
 @torch.no_grad()
 def load_reference(model: DLRMv4, state: dict[str, Tensor], *, tables: bool = True) -> None:
-    """Copy values under published names into the model; all is checked before anything is copied.
+    """Copy values under published names into the model; everything is checked before anything is copied.
 
-    Without `tables` those may be missing and are left as they are: a checkpoint's dense weights alone.
+    With `tables` false only dense weights are read, and the tables stay as they are.
     """
     ours = reference_state(model, tables=tables)
-    given = state if tables else {name: v for name, v in state.items() if not name.startswith(TABLE.split("{")[0])}
-    if ours.keys() != given.keys():
-        lacking, unknown = sorted(ours.keys() - given.keys()), sorted(given.keys() - ours.keys())
+    loaded = state if tables else {name: v for name, v in state.items() if not name.startswith(TABLE.split("{")[0])}
+    if ours.keys() != loaded.keys():
+        missing, unknown = sorted(ours.keys() - loaded.keys()), sorted(loaded.keys() - ours.keys())
         raise DataError(
-            f"the weights are of another model: {len(lacking)} parameters are missing{_first(lacking)}, "
+            f"the weights belong to another model: {len(missing)} parameters are missing{_first(missing)}, "
             f"{len(unknown)} are unknown{_first(unknown)}",
-            fix="the number of layers must be that of the saved model; tables can be left out",
+            fix="use the number of layers of the saved model; tables can be left out",
         )
     for name, tensor in ours.items():
-        if tensor.shape != given[name].shape:
+        if tensor.shape != loaded[name].shape:
             raise DataError(
-                f"{name} has shape {tuple(given[name].shape)}, the model {tuple(tensor.shape)}",
-                fix="the sizes in the config must be those of the saved model",
+                f"{name} has shape {tuple(loaded[name].shape)}, the model {tuple(tensor.shape)}",
+                fix="use the sizes of the saved model in the config",
             )
     for name, tensor in ours.items():
-        tensor.copy_(given[name])
+        tensor.copy_(loaded[name])
 
 
 def _first(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The tables of DLRMv4: distinct rows are looked up, and only their gradient ever exists.
+"""The tables of DLRMv4: each distinct row of a batch is looked up once, and only these rows get a gradient.
 
 Shapes: R rows of a table, D width, U distinct rows that a batch uses.
 """
@@ -18,9 +18,9 @@ from .config import DLRMv4Config
 from .inputs import Inputs
 
 CHUNK = 1 << 22
-"""Initial values drawn at a time, so that a table never needs room for itself twice."""
+"""Initial values drawn at a time, so that a table never needs its memory twice."""
 STEP = 2.0**-23
-"""24 random bits times this, less 1, is an exact number from -1 to below 1."""
+"""24 random bits times this, minus 1, is an exact number in [-1, 1)."""
 
 
 class DLRMv4Tables(nn.Module):
@@ -52,12 +52,12 @@ class DLRMv4Tables(nn.Module):
         return self.get_buffer(name)
 
     def state(self, name: str) -> Tensor:
-        """What row-wise Adagrad remembers of each row."""
+        """The Adagrad state of each row."""
         return self.get_buffer(f"{name}_state")
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """Uniform in +-1/sqrt(rows): each number a function of the seed, the table's name and its place alone."""
+        """Draw rows uniform in +-1/sqrt(rows); a number depends on the seed, the table's name and its place alone."""
         for name in self.names:
             table_RD = self.table(name)
             fill_uniform_(table_RD, table_RD.shape[0] ** -0.5, table_seed(seed, name))
@@ -65,40 +65,40 @@ class DLRMv4Tables(nn.Module):
         self.forget()
 
     def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
-        """The rows of every table that the batch uses. Parts of one batch get the same leaves: gradients add up."""
+        """Return the rows that the batch uses in every table; parts of one batch share them, so gradients add up."""
         if inputs.rows is self._rows:
             return self._leaves
-        found = {name: ops.gather(self.table(name), rows_U) for name, rows_U in inputs.rows.items()}
+        leaves = {name: ops.gather(self.table(name), rows_U) for name, rows_U in inputs.rows.items()}
         if torch.is_grad_enabled() and not self.frozen:
             if any(True for _ in self.gradients()):
-                raise RuntimeError("gradients of another batch wait: call update() or forget() before the next lookup")
-            self._rows, self._leaves = inputs.rows, {name: leaf.requires_grad_() for name, leaf in found.items()}
-        return found
+                raise RuntimeError("another batch has gradients: call update() or forget() before the next lookup")
+            self._rows, self._leaves = inputs.rows, {name: leaf.requires_grad_() for name, leaf in leaves.items()}
+        return leaves
 
     def gradients(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """The table, its used rows and their gradient, for every table that has one."""
+        """Yield the name, the used rows and their gradient of every table that has a gradient."""
         for name, leaf_UD in self._leaves.items():
             if leaf_UD.grad is not None:
                 yield name, self._rows[name], leaf_UD.grad
 
     def forget(self) -> None:
-        """Let go of rows and gradients, as after an update or a batch that is not learned from."""
+        """Drop rows and gradients."""
         self._rows, self._leaves = {}, {}
 
     @torch.no_grad()
     def update(self, rate: float | Tensor, eps: float = 1e-8) -> None:
-        """Row-wise Adagrad of the used rows."""
+        """Update the used rows by row-wise Adagrad."""
         for name, rows_U, gradient_UD in self.gradients():
             ops.rowwise_adagrad_(self.table(name), self.state(name), rows_U, gradient_UD, rate=rate, eps=eps)
         self.forget()
 
     def dense_gradient(self, name: str) -> Tensor:
-        """As large as the table: for tests and small models."""
-        found = torch.zeros_like(self.table(name))
+        """The gradient of a whole table: for tests and small models."""
+        gradient_RD = torch.zeros_like(self.table(name))
         for table, rows_U, gradient_UD in self.gradients():
             if table == name:
-                found[rows_U] = gradient_UD
-        return found
+                gradient_RD[rows_U] = gradient_UD
+        return gradient_RD
 
 
 def table_seed(seed: int, name: str) -> int:
@@ -107,7 +107,7 @@ def table_seed(seed: int, name: str) -> int:
 
 @torch.no_grad()
 def fill_uniform_(table_RD: Tensor, bound: float, seed: int, first_row: int = 0) -> None:
-    """Numbers in +-bound, the same bits on every device; a shard that begins at `first_row` gets its own of them."""
+    """Fill with numbers in +-bound, the same bits on every device; a shard begins at `first_row` of the table."""
     flat, start_place, key = table_RD.view(-1), first_row * table_RD.shape[1], stream(seed)
     for start in range(0, flat.numel(), CHUNK):
         part = flat[start : start + CHUNK]
