@@ -115,15 +115,15 @@ def atomic_file(path: Path, *, fix: str | None = None) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, *, fix: str | None = None) -> None:
     """Write all of the content under the final name, or nothing."""
-    with atomic_file(path) as file:
+    with atomic_file(path, fix=fix) as file:
         file.write(content)
 
 
-def write_json(path: Path, value: Any) -> None:
-    # allow_nan=False: NaN is not JSON, and other tools would choke on it.
-    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+def write_json(path: Path, value: Any, *, fix: str | None = None) -> None:
+    # NaN is not JSON, and other tools cannot read it.
+    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), fix=fix)
 
 
 def sync_folder(folder: Path) -> None:

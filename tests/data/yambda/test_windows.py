@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -22,7 +21,7 @@ from recperf.data.yambda.config import WindowConfig
 from recperf.data.yambda.reference.cache import open_reference
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, LISTENS, SKIP
 from recperf.data.yambda.store import EventStore
-from recperf.data.yambda.window_build import anchor_chunks, anchor_range, rows_by_user
+from recperf.data.yambda.window_build import anchor_chunks
 from recperf.data.yambda.windows import (
     WindowIndex,
     all_anchors,
@@ -32,7 +31,7 @@ from recperf.data.yambda.windows import (
     unit,
     verify_indexes,
 )
-from recperf.errors import ConfigError, DataError, MachineError
+from recperf.errors import ConfigError, DataError
 from recperf.places import home
 
 User = list[tuple[int, int]]
@@ -129,14 +128,6 @@ def test_any_stream_has_the_windows_of_a_slow_search(
             assert index.counts(who).tolist() == counted  # type: ignore[arg-type]
 
 
-def test_rows_do_not_depend_on_the_chunks(tmp_path: Path) -> None:
-    store = store_of(some_users(), tmp_path)
-    span = anchor_range(store, 5)
-    whole = np.concatenate([*rows_by_user(store, span, 400)])
-    for chunk in (1, 7, 100):
-        assert np.array_equal(np.concatenate([*rows_by_user(store, span, 400, chunk)]), whole)
-
-
 def test_golden_windows(yambda_case: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     meta = json.loads((yambda_case / "expected_meta.json").read_text())
@@ -194,21 +185,6 @@ def test_shuffles_are_those_of_numpy_and_stay_so() -> None:
     assert shuffled(positions, 1.0, 3).tolist() == [109, 106, 100, 102, 101, 104, 107, 105, 103, 108]
     assert shuffled(positions, 0.4, 3).tolist() == [103, 102, 101, 100, 107, 105, 104, 106, 109, 108]
     assert positions.tolist() == list(range(100, 110))
-
-
-def test_the_order_of_a_window_depends_on_seed_and_window_alone(tmp_path: Path) -> None:
-    store = store_of(some_users(), tmp_path)
-    config = WindowConfig(seconds=5000, min_history=5, shuffle=1.0, shuffle_seed=9)
-    index = WindowIndex.open(store, config, cache=tmp_path)
-    orders = [index.order(window).tolist() for window in range(index.windows)]
-    again = WindowIndex.open(store, config, cache=tmp_path)
-    assert [again.order(window).tolist() for window in reversed(range(index.windows))] == orders[::-1]
-    for window, order in enumerate(orders):
-        drawn = np.random.default_rng(9 + window).permutation(index.anchors(window))
-        assert order == drawn.tolist() != index.anchors(window).tolist()
-    plain = WindowIndex.open(store, replace(config, shuffle=0.0), cache=tmp_path)
-    assert plain.folder == index.folder
-    assert plain.order(1).tolist() == index.anchors(1).tolist()
 
 
 def test_windows_that_are_not_there_are_refused(tmp_path: Path) -> None:
@@ -298,22 +274,6 @@ def test_a_damaged_index_is_built_again(name: str, how: str, tmp_path: Path, mon
     assert [again.anchors(window).tolist() for window in range(again.windows)] == expected
 
 
-@pytest.mark.parametrize("name", window_build.COLUMNS)
-def test_any_flipped_bit_of_an_index_is_found_when_it_is_opened(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built = keeps(monkeypatch)
-    store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
-    path = WindowIndex.open(store, config).folder / name
-    content = path.read_bytes()
-    places = range(0, len(content), 1 + len(content) // 12)
-    for place in places:
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        WindowIndex.open(store, config)
-        assert path.read_bytes() == content
-    assert len(built) == 1 + len(places)
-
-
 @pytest.mark.parametrize("name", window_build.ROW_COLUMNS)
 def test_a_large_index_is_verified_as_it_is_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The windows that lie in a block with a flipped bit are refused, all others are as before."""
@@ -401,16 +361,6 @@ windows.WindowIndex.open(store_of(some_users(), folder), WindowConfig(seconds=50
     index = WindowIndex.open(store, config)
     assert int(index.counts().sum()) == len(all_anchors(store, 5))
     assert not left.exists()
-
-
-def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(MachineError, match="the disk is full"):
-        WindowIndex.open(store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5))
-    assert [path.suffix for path in (tmp_path / "windows").iterdir()] == [".lock"]
 
 
 def test_a_store_that_cannot_be_written_keeps_its_index_at_home(tmp_path: Path) -> None:

@@ -208,10 +208,7 @@ class _Converter:
             )
 
     def _save(self) -> None:
-        try:
-            write_json(self.conversion.folder / MANIFEST, self.manifest)
-        except MachineError as error:
-            raise MachineError(error.what, where=dict(error.where), fix=f"free some space; {_AGAIN}") from error
+        write_json(self.conversion.folder / MANIFEST, self.manifest, fix=_AGAIN)
 
 
 class _Columns:

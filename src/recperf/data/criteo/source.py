@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import re
@@ -197,14 +196,33 @@ def _unpacked(source: Source, start: int, size: int) -> Iterator[tuple[bytes, in
 
 
 def _gunzip(packed: IO[bytes], start: int, size: int) -> Iterator[tuple[bytes, int]]:
-    """Uncompressed parts of at most `size` bytes; a file may have several members."""
-    try:
-        with gzip.GzipFile(fileobj=packed) as stream:
-            stream.seek(start)
-            # `read1`, because `read` loses the text before the place of an error.
-            while text := stream.read1(size):
-                yield text, packed.tell()
-    except EOFError:
-        raise BrokenGzip("the gzip file ends early") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise BrokenGzip(f"the gzip file is damaged ({error})") from None
+    """Uncompressed parts of at most `size` bytes; a file may have several members.
+
+    The gzip module is slower, and loses the text before the place of an error.
+    """
+    engine, waiting, skip, between = zlib.decompressobj(wbits=31), b"", start, False
+    while True:
+        if not waiting:
+            waiting = packed.read(1 << 18)
+            if not waiting and between:
+                return
+            if not waiting:
+                raise BrokenGzip("the gzip file ends early")
+        if between:
+            # Zeros may pad the end of a member, as tar leaves them.
+            waiting = waiting.lstrip(b"\0")
+            if not waiting:
+                continue
+        try:
+            text = engine.decompress(waiting, size)
+        except zlib.error as error:
+            raise BrokenGzip(f"the gzip file is damaged ({error})") from None
+        between = False
+        waiting = engine.unconsumed_tail
+        if engine.eof:
+            waiting = engine.unused_data
+            engine, between = zlib.decompressobj(wbits=31), True
+        if skip:
+            text, skip = text[skip:], max(0, skip - len(text))
+        if text:
+            yield text, packed.tell()

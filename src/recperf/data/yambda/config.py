@@ -9,7 +9,7 @@ from ...config import within
 from .schema import DAY_S
 
 Strategy = Literal["interleaved", "last-n", "last_n"]
-""""last-n" and "last_n" are the same; a config stores "last-n"."""
+"""A config stores last-n for both spellings."""
 Leftover = Literal["drop", "keep", "carry"]
 """What happens to the last anchors of a window that do not fill a batch."""
 

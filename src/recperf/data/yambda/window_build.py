@@ -172,7 +172,7 @@ def _windows_of(times_C: NDArray[Any], anchors: AnchorRange, seconds: int) -> ND
 
 
 def _joined(rows: NDArray[Any], carried: int) -> NDArray[Any]:
-    """Rows with a carried-over first row merged into the second if both are parts of one anchors."""
+    """Rows with a carried-over first row merged into the second if both are parts of one span."""
     if not carried or len(rows) < 2 or rows["users"][0] != rows["users"][1] or rows["window"][0] != rows["window"][1]:
         return rows
     rows["first"][1] = rows["first"][0]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, MachineError
+from ...errors import DataError
 from ...files import alone, sync_folder, write_json, writing
 from .schema import EVENT_TYPES, LIKE, LISTEN_PLUS, SKIP, TYPE_SHIFT
 from .store import (
@@ -152,7 +152,8 @@ class StoreWriter:
                 column.sync()
             self._state["blocks"][name] = list(column.digests.blocks)
         self._state["bookmark"] = bookmark
-        self._write_json(JOURNAL, {"version": VERSION, "identity": self.identity, **self._state})
+        journal = {"version": VERSION, "identity": self.identity, **self._state}
+        write_json(self.draft / JOURNAL, journal, fix=self.again)
 
     def finish(self, catalogue_I2: NDArray[np.uint32], facts: dict[str, Any]) -> Path:
         """Complete the columns, write the manifest and rename the folder."""
@@ -173,7 +174,7 @@ class StoreWriter:
             for column in self._columns.values():
                 column.sync()
         manifest = self._described(len(catalogue_I2), facts)
-        self._write_json(MANIFEST, manifest | {"seal": seal_of(manifest)})
+        write_json(self.draft / MANIFEST, manifest | {"seal": seal_of(manifest)}, fix=self.again)
         with writing(self.folder, fix=self.again):
             os.rename(self.draft, self.folder)
             sync_folder(self.folder.parent)
@@ -221,13 +222,6 @@ class StoreWriter:
         for path in self.draft.iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def _write_json(self, name: str, value: dict[str, Any]) -> None:
-        try:
-            write_json(self.draft / name, value)
-        except MachineError as error:
-            # The usual remedy is about run folders.
-            raise MachineError(error.what, where=dict(error.where), fix=f"check the disk; {self.again}") from error
 
     def _described(self, items: int, facts: dict[str, Any]) -> dict[str, Any]:
         by_kind, kinds = np.array(self._state["by_kind"]), np.arange(256)
