@@ -27,8 +27,8 @@ test-all: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types test-sanitiz
 
 # The interpreter and torch are not built with the sanitizer: its library is loaded first, and leaks are theirs.
 test-sanitized: $(VENV)/.test-ready ## the C bodies' tests under AddressSanitizer and UBSan
-	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
-	  $(BIN)/python -m pytest -q -n 0 --sanitize -k "not triton and not interpret" tests/ops
+	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -n 0 \
+	  --capture=no --sanitize -k "not triton" $$(grep -l native tests/ops/test_*.py)
 
 lint: $(VENV)/.test-ready ## ruff and the import contracts
 	$(BIN)/ruff check .

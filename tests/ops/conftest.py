@@ -1,21 +1,20 @@
-"""What tests of kernels share."""
+"""Fixtures that tests of kernels and of C bodies share."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from recperf.ops import compile as native
+from recperf.ops import native_bodies
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--sanitize",
-        action="store_true",
-        help="compile the C bodies with AddressSanitizer and UBSan",
-    )
+    parser.addoption("--sanitize", action="store_true", help="compile the C bodies with AddressSanitizer and UBSan")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,14 +22,49 @@ def pytest_configure(config: pytest.Config) -> None:
         native.extra_flags = native.SANITIZERS
 
 
+def in_malloc(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor in memory from malloc, which AddressSanitizer guards; torch's own allocator it cannot see."""
+    memory = np.empty(max(1, tensor.nbytes), np.uint8)
+    guarded = torch.from_numpy(memory)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    return guarded.copy_(tensor)
+
+
+@pytest.fixture(autouse=True)
+def _guarded_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under --sanitize: what C reads and writes lies in guarded memory, so that one step beyond its end is reported."""
+    if not request.config.getoption("--sanitize", default=False):
+        return
+    empty, empty_like = torch.empty, torch.empty_like
+    monkeypatch.setattr(torch, "empty", lambda *sizes, **more: in_malloc(empty(*sizes, **more)))
+    monkeypatch.setattr(torch, "empty_like", lambda like, **more: in_malloc(empty_like(like, **more)))
+    for name in native_bodies.names():
+        body = importlib.import_module(f"recperf.ops.{name}.native")
+        monkeypatch.setattr(body, "address", _guarding(body.address))
+
+
+def _guarding(address: Any) -> Any:
+    moved: dict[int, torch.Tensor] = {}
+
+    def call(name: str, array: Any, *more: Any, **options: Any) -> int:
+        place = int(address(name, array, *more, **options))
+        whole = isinstance(array, torch.Tensor) and array.untyped_storage().nbytes() == array.nbytes
+        if whole and array.is_contiguous() and place not in moved:
+            array.data = in_malloc(array)
+            place = array.data_ptr()
+            moved[place] = array
+        return place
+
+    return call
+
+
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that a kernel should write holds NaN before: what it forgets is seen."""
+    """Fresh memory holds NaN, so that a value a kernel forgets to write is seen."""
 
     def filled(make: Any) -> Any:
         def call(*sizes: Any, **more: Any) -> torch.Tensor:
-            room: torch.Tensor = make(*sizes, **more)
-            return room.fill_(torch.nan) if room.is_floating_point() else room
+            tensor: torch.Tensor = make(*sizes, **more)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
         return call
 

@@ -21,7 +21,7 @@ from ..errors import MachineError
 from ..places import home
 
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-march=native")
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
+SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 I64, F32, POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
@@ -67,7 +67,9 @@ def _build(compiler: str, source: Path) -> Path | str:
         with tempfile.NamedTemporaryFile(dir=built.parent, suffix=".so", delete=False) as fresh:
             pass
         command = [compiler, *flags, "-o", fresh.name, str(source), "-lm"]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        # A library that is preloaded into Python, such as a sanitizer's, is not meant for the compiler.
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
         if result.returncode:
             os.unlink(fresh.name)
             lines = result.stderr.strip().splitlines()
