@@ -1,4 +1,4 @@
-"""Neighbours that child processes import too are found by name; every child shares one cache folder."""
+"""Helpers beside the tests are imported by name, here and in child processes."""
 
 from __future__ import annotations
 

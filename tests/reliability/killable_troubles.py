@@ -65,12 +65,12 @@ def kill_in(function: str, nth: int) -> None:
     original: Any = getattr(os, function)
     seen = 0
 
-    def dying(*arguments: Any, **named: Any) -> Any:
+    def dying(*arguments: Any, **options: Any) -> Any:
         nonlocal seen
         seen += 1
         if seen == nth:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments, **named)
+        return original(*arguments, **options)
 
     setattr(os, function, dying)
 
@@ -93,10 +93,10 @@ def unreadable(name: str, number: int, until: str) -> None:
     original = io.open
     _at(until, 1, lambda: setattr(io, "open", original))
 
-    def opened(file: Any, *arguments: Any, **named: Any) -> Any:
+    def opened(file: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(file, (str, os.PathLike)) and os.fspath(file).endswith(name):
             raise OSError(number, os.strerror(number))
-        return original(file, *arguments, **named)
+        return original(file, *arguments, **options)
 
     io.open = opened  # type: ignore[assignment]
 

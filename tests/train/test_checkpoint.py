@@ -221,11 +221,11 @@ def refuse(monkeypatch: pytest.MonkeyPatch, function: str, number: int, after: i
     """Let a function of `os` fail after a number of calls."""
     original, calls = getattr(os, function), [0]
 
-    def failing(*arguments: Any, **named: Any) -> Any:
+    def failing(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] > after:
             raise OSError(number, os.strerror(number))
-        return original(*arguments, **named)
+        return original(*arguments, **options)
 
     monkeypatch.setattr(os, function, failing)
 

@@ -124,13 +124,13 @@ def test_forged_tensor_files_are_refused(two: Path) -> None:
 
     beyond = [at + 1_000_000 for at in entries["table"]["data_offsets"]]
     for changed, reason in [
-        (b"", "ends at byte 0"),
-        (b"nonsense", "has a header of"),
+        (b"", "is larger than the files of this checkpoint"),
+        (b"nonsense" + content, "has a header of"),
         ((2**63).to_bytes(8, "little") + content[8:], "has a header of 9223372036854775808 bytes"),
-        (header(b"[]"), "it cannot be read: TypeError"),
-        (header(b"{}"), "it cannot be read: KeyError"),
-        (header(b"{nonsense}"), "it cannot be read: JSONDecodeError"),
-        (content[: len(content) // 2], "cannot be at bytes"),
+        (header(b"[]") + data, "it cannot be read: TypeError"),
+        (header(b"{}") + data, "it cannot be read: KeyError"),
+        (header(b"{nonsense}") + data, "it cannot be read: JSONDecodeError"),
+        (content[:-100], "cannot be at bytes"),
         (forged(shape=[10_000]), "is F32 [10000], not torch.float32 [20000]"),
         (forged(dtype="I32"), "is I32 [20000], not torch.float32"),
         (forged(data_offsets=beyond), f"table in {file.name} cannot be at bytes {beyond[0]}"),
@@ -161,6 +161,7 @@ def test_forged_manifests_are_refused(two: Path) -> None:
         (shard(place=[0, 10_000]), "it cannot be read: TypeError"),
         (lambda body: body["tensors"]["table"].update(dtype="object"), "it cannot be read: KeyError"),
         (lambda body: body["tensors"]["table"].update(shape=[-1]), "it cannot be read: "),
+        (lambda body: body["tensors"]["table"].update(shape=[1 << 60]), "is larger than the files of this checkpoint"),
         (lambda body: body.update(state=[]), "its state is not a JSON object"),
         (lambda body: body.update(step="20"), "has no valid step"),
         (lambda body: body.pop("files"), "has no valid files"),

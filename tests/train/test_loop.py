@@ -76,8 +76,8 @@ class Plain:
     def train(self, mode: bool = True) -> Any:
         return self.inner.train(mode)
 
-    def loss(self, given: ClickBatch) -> torch.Tensor:
-        return self.inner.plain_loss(given)
+    def loss(self, clicks: ClickBatch) -> torch.Tensor:
+        return self.inner.plain_loss(clicks)
 
 
 def trained(
@@ -86,16 +86,16 @@ def trained(
     """Losses, last gradients and weights after 3 steps of batches in `count` slices; `drop` leaves that many out."""
     net = model(interaction, loss)
     optimizer = Recording(net)
-    given = [batch(seed, single=single) for seed in range(3)]
+    order = [batch(seed, single=single) for seed in range(3)]
     recipe = Recipe(
-        model=Plain(net) if plain else net, optimizer=optimizer, order=ListOrder(given), learning_rate=lambda _: 0.1,
+        model=Plain(net) if plain else net, optimizer=optimizer, order=ListOrder(order), learning_rate=lambda _: 0.1,
         epochs=1, micro_batches=count,
     )  # fmt: skip
-    batches = iter(given)
+    batches = iter(order)
     losses = []
     for step in range(3):
         if drop:
-            whole = given[step]
+            whole = order[step]
             for part in slices(whole, count)[drop:]:
                 (net.loss(part) * (len(part) / len(whole))).backward()
             optimizer.step(0.1)
@@ -133,11 +133,11 @@ def test_a_lost_slice_would_be_noticed() -> None:
 def test_one_slice_is_bit_identical_to_the_batch() -> None:
     net = model("dot", "bce")
     optimizer = AdamW([(list(net.parameters()), 0.0)])
-    given = batch(0)
-    recipe = Recipe(model=net, optimizer=optimizer, order=ListOrder([given]), learning_rate=lambda _: 0.1, epochs=1)
-    loss, samples = take_step(recipe, iter([given]), 0)
+    clicks = batch(0)
+    recipe = Recipe(model=net, optimizer=optimizer, order=ListOrder([clicks]), learning_rate=lambda _: 0.1, epochs=1)
+    loss, samples = take_step(recipe, iter([clicks]), 0)
     assert samples == 13
-    assert torch.equal(loss, model("dot", "bce").loss(given).detach())
+    assert torch.equal(loss, model("dot", "bce").loss(clicks).detach())
 
 
 def test_slices_of_uneven_and_small_batches() -> None:

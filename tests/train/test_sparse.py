@@ -153,8 +153,8 @@ def test_both_parts_follow_one_schedule_and_can_be_saved() -> None:
         dense = make_dense("adagrad", [([weight], 0.0)])
         return tables, weight, SplitOptimizer(dense, SparseRows(tables, adagrad=True, each=True), table_ratio=2.0)
 
-    def step(taken: tuple[SparseTables, nn.Parameter, SplitOptimizer], seed: int) -> None:
-        tables, weight, optimizer = taken
+    def step(training: tuple[SparseTables, nn.Parameter, SplitOptimizer], seed: int) -> None:
+        tables, weight, optimizer = training
         features, gradient = step_of(seed)
         tables.backward(tables.record(features)[1], features, gradient)
         weight.grad = torch.full((2, 2), 0.5)

@@ -10,7 +10,8 @@ import torch
 
 from recperf.train.cadence import every
 from recperf.train.loop import Position, Recipe, train
-from recperf.train.watch import Evaluator, LossLog, StepTimer, TargetMet, Watchers
+from recperf.train.timing import StepTimer
+from recperf.train.watch import Evaluator, LossLog, TargetMet, Watchers
 
 
 class Counting:

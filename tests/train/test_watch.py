@@ -10,8 +10,8 @@ import torch
 
 from recperf.errors import GateFailed
 from recperf.train.loop import Position
-from recperf.train.timing import budget, performance
-from recperf.train.watch import LossLog, StepTimer
+from recperf.train.timing import StepTimer, budget, performance
+from recperf.train.watch import LossLog
 
 
 class Emitted:
@@ -58,9 +58,9 @@ def test_warm_up_does_not_count() -> None:
 
 
 def test_too_few_steps_are_not_reported() -> None:
-    found = performance([timed(3)])
-    assert found["step_ms"] is None
-    assert found["budget"] is None
+    speed = performance([timed(3)])
+    assert speed["step_ms"] is None
+    assert speed["budget"] is None
     assert performance([])["samples_per_s"] is None
 
 
@@ -71,6 +71,6 @@ def test_the_budget_sums_to_one_and_shuffling_is_data() -> None:
     shares = budget([timer])
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["data"] == pytest.approx(60 / 150)
-    assert shares["interaction"] == pytest.approx(20 / 150), "what only one model has is a part of its own"
+    assert shares["interaction"] == pytest.approx(20 / 150)
     assert shares["other"] == pytest.approx(10 / 150)
     assert "top" not in shares

@@ -22,8 +22,7 @@ from ..runs.schemas import Machine, Progress
 from ..runs.seal import seal
 from ..train.device import applied
 from ..train.stop import StopFlag
-from ..train.timing import performance
-from ..train.watch import StepTimer
+from ..train.timing import StepTimer, performance
 from .measuring import measure_run
 from .submission import open_log
 from .training import Job, Reporter

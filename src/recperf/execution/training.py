@@ -23,7 +23,8 @@ from ..train.checkpoint_state import shape_mismatch, tensor_bytes
 from ..train.config import TrainConfig
 from ..train.loop import Position, train
 from ..train.stop import StopFlag
-from ..train.watch import Evaluator, LossLog, StepTimer, TargetMet, Watchers
+from ..train.timing import StepTimer
+from ..train.watch import Evaluator, LossLog, TargetMet, Watchers
 from ..units import size
 from .submission import Submission
 from .workload import Prepared, Trial, Workload, load

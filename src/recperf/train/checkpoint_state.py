@@ -1,4 +1,4 @@
-"""A state as it goes to disk: a tree of JSON values for the manifest, with the tensors taken out into files.
+"""A state as it goes to disk: a tree of JSON values for the manifest, with the tensors in files.
 
 The manifest describes every tensor by its path in the tree ("trial/model/top.0.weight"): shape, dtype, and the
 rectangles it was written in, each with its file, the key in that file and its place. A tensor that one process holds
@@ -199,6 +199,8 @@ class StateReader:
             for shard in into.shards:
                 fill(shard.place, shard.tensor, stored, self._fill_from)
             return into
+        if math.prod(shape) * dtype.itemsize > sum(file["bytes"] for file in self.manifest["files"].values()):
+            raise ValueError(f"a tensor of shape {shape} is larger than the files of this checkpoint")
         tensor = into.detach() if _fits(into, shape, dtype) else torch.empty(shape, dtype=dtype)
         if len(stored) == 1 and stored[0].place == Rectangle(*_whole(shape)[:3], width):
             self._file(stored[0].file).read(stored[0].key, shape, tensor)

@@ -21,7 +21,7 @@ Groups = list[tuple[list[nn.Parameter], float]]
 class DenseOptimizer(ABC):
     """Updates parameters from their gradients and clears the gradients."""
 
-    def __init__(self, parameters: list[nn.Parameter], *, plain: bool) -> None:
+    def __init__(self, parameters: list[nn.Parameter], *, plain: bool = False) -> None:
         self.parameters: list[Tensor] = [*parameters]
         self.plain = plain
         self.cuda = parameters[0].is_cuda
@@ -60,9 +60,6 @@ class DenseOptimizer(ABC):
 
 class SGD(DenseOptimizer):
     """Stochastic gradient descent without momentum; equal to `torch.optim.SGD(fused=True)`."""
-
-    def __init__(self, parameters: list[nn.Parameter], *, plain: bool = False) -> None:
-        super().__init__(parameters, plain=plain)
 
     def _fused(self, rate: Rate) -> None:
         parameters, gradients = _trained(self.parameters)
@@ -146,12 +143,12 @@ class AdamW(DenseOptimizer):
     def __init__(self, groups: Groups, *, eps: float = 1e-8, plain: bool = False) -> None:
         super().__init__([parameter for parameters, _ in groups for parameter in parameters], plain=plain)
         self.eps = eps
-        self.taken = torch.zeros((), device=groups[0][0][0].device)
+        self.steps = torch.zeros((), device=groups[0][0][0].device)
         """The number of steps, on the device of the parameters as the kernel requires."""
         self.groups = [_Group(parameters, decay) for parameters, decay in groups]
 
     def _fused(self, rate: Rate) -> None:
-        self.taken += 1
+        self.steps += 1
         for group in self.groups:
             parameters, gradients, means, squares = _trained(group.parameters, group.means, group.squares)
             if not parameters:
@@ -162,7 +159,7 @@ class AdamW(DenseOptimizer):
                 means,
                 squares,
                 [],
-                [self.taken] * len(parameters),
+                [self.steps] * len(parameters),
                 lr=rate,
                 beta1=self.betas[0],
                 beta2=self.betas[1],
@@ -173,9 +170,9 @@ class AdamW(DenseOptimizer):
             )
 
     def _plain(self, rate: Rate) -> None:
-        self.taken += 1
+        self.steps += 1
         # In float64 like the kernel: after one step the second of these is 0.001.
-        mean_correction, square_correction = (1 - beta ** self.taken.double() for beta in self.betas)
+        mean_correction, square_correction = (1 - beta ** self.steps.double() for beta in self.betas)
         for group in self.groups:
             for parameter, gradient, mean, square in zip(*_trained(group.parameters, group.means, group.squares)):
                 parameter *= 1 - rate * group.decay
@@ -185,10 +182,10 @@ class AdamW(DenseOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         moments = [{"means": group.means, "squares": group.squares} for group in self.groups]
-        return {"taken": self.taken, "moments": moments}
+        return {"steps": self.steps, "moments": moments}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.taken.copy_(state["taken"])
+        self.steps.copy_(state["steps"])
         for group, saved in zip(self.groups, state["moments"], strict=True):
             _copy(group.means, saved["means"])
             _copy(group.squares, saved["squares"])

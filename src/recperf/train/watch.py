@@ -1,27 +1,21 @@
-"""Logging, timing and evaluating a training: small objects that `Watchers` calls after every step."""
+"""Logging, evaluating and saving a training: small objects that `Watchers` calls after every step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import GateFailed
-from ..measure.device_clock import EventClock, step_clock
-from ..measure.spans import StepClock
 from ..ops.faults import raise_if_any
 from ..points import reached
 from .cadence import Due, never
 from .loop import Position, Recipe
-
-
-class Emit(Protocol):
-    def __call__(self, kind: str, **fields: Any) -> None: ...
+from .timing import Emit, StepTimer
 
 
 @dataclass
@@ -56,76 +50,6 @@ class LossLog:
                 )
             self.emit("step", seed=self.seed, step=step, loss=loss)
         self.last = losses[-1]
-
-
-@dataclass
-class StepTimer:
-    """Measures the wall time of every step, and in some steps each span. Warm-up steps do not count."""
-
-    emit: Emit
-    seed: int
-    sync: Callable[[], None] | None = None
-    every: int = 16
-    warmup: int = 20
-    step_ns: list[int] = field(default_factory=list)
-    parts: list[tuple[int, dict[str, int]]] = field(default_factory=list)
-    samples: int = 0
-    train_ns: int = 0
-    setup_ns: int = 0
-    """Time before the first step of epochs: shuffling."""
-    steps: int = 0
-    _began: int = 0
-    _epoch: int = 0
-    _clock: StepClock | EventClock | None = None
-
-    @classmethod
-    def for_training(cls, steps: int, *, emit: Emit, seed: int, sync: Callable[[], None] | None) -> StepTimer:
-        """Times spans in every 16th step, more often in a short training; the warm-up is 20 steps, or a fifth."""
-        return cls(emit=emit, seed=seed, sync=sync, every=max(1, min(16, steps // 20)), warmup=min(20, steps // 5))
-
-    def before_epoch(self) -> None:
-        self._epoch = perf_counter_ns()
-
-    def before_step(self, step: int) -> None:
-        now = perf_counter_ns()
-        if self._epoch:
-            self.setup_ns += now - self._epoch
-            self.train_ns += now - self._epoch
-            self._epoch = 0
-        # On a GPU a step returns before its work is done, so only steps with a clock are timed there.
-        if self.steps >= self.warmup and step % self.every == 0:
-            self._clock = step_clock(self.sync)
-            self._clock.begin()
-        self._began = perf_counter_ns()
-
-    def after_step(self, position: Position, samples: int) -> None:
-        if self._clock:
-            wall, parts = self._clock.end()
-            self._clock = None
-            self.parts.append((wall, parts))
-            self.emit(
-                "span",
-                seed=self.seed,
-                step=position.step,
-                ms={name: round(ns / 1e6, 6) for name, ns in {"step": wall, **parts}.items()},
-            )
-            if self.sync:
-                self.step_ns.append(wall)
-            self.train_ns += wall
-        else:
-            wall = perf_counter_ns() - self._began
-            if self.steps >= self.warmup and not self.sync:
-                self.step_ns.append(wall)
-            self.train_ns += wall
-        self.samples += samples
-        self.steps += 1
-
-    def wait_for_device(self) -> None:
-        """Wait for queued kernels, so that they count as training time."""
-        if self.sync:
-            began = perf_counter_ns()
-            self.sync()
-            self.train_ns += perf_counter_ns() - began
 
 
 class TargetMet(Exception):
