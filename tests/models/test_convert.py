@@ -161,5 +161,5 @@ def test_what_torchrec_cannot_be_is_refused(config: DLRMConfig, message: str) ->
 
 def test_a_shared_table_is_refused() -> None:
     model = DLRM(DOT, embeddings=HashedTable(DOT.features, 50, 4, bag="reference"))
-    with pytest.raises(ConfigError, match="a table a feature"):
+    with pytest.raises(ConfigError, match="a table per feature"):
         torchrec_parameters(model)
