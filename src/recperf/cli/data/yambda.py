@@ -84,7 +84,7 @@ class Make(OutputOptions):
 @dataclass(frozen=True, kw_only=True)
 class Import(ImportOptions, OutputOptions):
     store: Path | None = None
-    """Folder of the event store; none means one in the cache folder, found again by its name."""
+    """Folder of the event store; default: one in the cache folder, which other commands find by the dataset's name."""
 
 
 OPTIONS: dict[str, Any] = {
@@ -121,8 +121,8 @@ def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
             return _info(options, terminal)
         if action == "make":
             return _make(options, bar("generating"))
-        given = {one.name: getattr(options, one.name) for one in fields(ImportOptions)}
-        return catalogue.import_events(ImportOptions(**given), store=options.store, progress=bar)
+        values = {field.name: getattr(options, field.name) for field in fields(ImportOptions)}
+        return catalogue.import_events(ImportOptions(**values), store=options.store, progress=bar)
 
 
 def _info(options: Info, terminal: Terminal) -> dict[str, Any]:
