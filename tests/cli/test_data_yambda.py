@@ -223,11 +223,13 @@ def test_advice_leads_somewhere(run_command: Call, raw: Path) -> None:
     for action in ("info", "check"):
         assert "store.json, which is written last, is missing" in refused(action, "yambda-like", "--path", "made")
         assert "_READY, which is written last" in refused(action, "yambda-50m", "--path", "hstu_cache_L30")
-        assert "x.png is neither" in refused(action, "yambda-50m", "--path", "x.png")
+        assert "x.png is damaged or not a parquet file" in refused(action, "yambda-50m", "--path", "x.png")
         for nothing in ("empty", "."):
-            assert "there are no listening events here" in refused(action, "yambda-like", "--path", nothing)
+            assert "there is no multi_event.parquet of this dataset here" in refused(
+                action, "yambda-like", "--path", nothing
+            )
         other = refused(action, "yambda-50m", "--path", str(raw))
-        assert "not those of yambda-50m, but of yambda-like" in other
+        assert "but of yambda-like" in other
         assert f"yambda-like --path {raw}" in other
     said = refused("info", "yambda-like", "--path", str(raw))
     assert f"recperf data prepare yambda-like --path {raw}" in said

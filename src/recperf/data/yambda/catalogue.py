@@ -263,7 +263,7 @@ def _places(name: str, path: Path | None) -> dict[str, Path]:
         raise DataError("the path does not exist", where={"path": path}, fix="check --path")
     if _looks_like_a_store(path):
         return {"store": path}
-    _require_raw(name, path)
+    raw.locate(path, _size_in(name))
     return {"raw": path}
 
 
@@ -273,34 +273,6 @@ def _looks_like_a_store(path: Path) -> bool:
         return False
     is_cache = path.name.startswith(("processed_", "hstu_cache_L")) or (path / READY).exists()
     return is_cache or (path / CACHE_META).exists() or is_store_folder(path)
-
-
-def _require_raw(name: str, path: Path) -> None:
-    """Refuse a path without the raw files of the dataset."""
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(4) == b"PAR1":
-                return
-        what = f"{path.name} is neither raw events (parquet) nor a store, which is a folder"
-        raise DataError(what, where={"file": path}, fix="name another with --path")
-    files = [file for part in ("flat", "raw") for file in sorted(path.glob(f"{part}/*/{EVENTS_FILE}"))]
-    sizes = dict.fromkeys(file.parent.name for file in files)
-    if (path / EVENTS_FILE).is_file() or _size_in(name) in sizes or (files and _size_in(name) is None):
-        return
-    if files:
-        raise DataError(
-            f"the raw files here are not those of {name}, but of " + ", ".join(f"yambda-{size}" for size in sizes),
-            where={"folder": path},
-            fix=f"use that name: yambda-{next(iter(sizes))} --path {path}",
-        )
-    looked = (
-        f"{MANIFEST} of an event store, _READY of a cache of the reference, flat/<size>/{EVENTS_FILE}, {EVENTS_FILE}"
-    )
-    raise DataError(
-        "there are no listening events here",
-        where={"folder": path, "looked for": looked},
-        fix="name another folder with --path",
-    )
 
 
 def _downloaded(name: str) -> Path:

@@ -75,12 +75,19 @@ def locate(path: Path, size: str | None = None) -> RawFiles:
     path = path.expanduser()
     root = path.parent if path.is_file() else path
     events = [path] if path.is_file() else _event_files(root, size)
+    if path.is_file():
+        with path.open("rb") as opened:
+            if opened.read(4) != b"PAR1":
+                raise _broken(path, "it does not begin as one")
     if not events:
-        candidates = [f"{part}/{size or '<size>'}/{EVENTS_FILE}" for part in ("flat", "raw")]
+        others = sorted({f"yambda-{file.parent.name}" for file in _event_files(root, None)})
         raise DataError(
-            f"there is no {EVENTS_FILE} here",
-            where={"folder": root, "looked for": ", ".join([*candidates, EVENTS_FILE])},
-            fix="recperf data get --help",
+            f"there is no {EVENTS_FILE} of this dataset here" + (f", but of {', '.join(others)}" if others else ""),
+            where={
+                "folder": root,
+                "looked for": f"flat/{size or '<size>'}/, raw/{size or '<size>'}/, the folder itself",
+            },
+            fix=f"{others[0]} --path {root}" if others else "name another folder with --path; recperf data get --help",
         )
     if len(events) > 1:
         sizes = sorted({file.parent.name for file in events})
