@@ -312,7 +312,7 @@ def test_a_cache_that_cannot_be_written_stops_nothing(run_command, monkeypatch: 
     words = [word for word in QUICK if word != "--no-peaks"]
     code, out, err = run_command(*words, "--run-dir", "r", "--train.max-steps", "30")
     assert code == 0, err
-    assert "the ceilings are not kept" in out
+    assert "the ceilings are not stored" in out
 
 
 def test_a_reader_that_goes_away_stops_nothing(tmp_path: Path) -> None:

@@ -25,14 +25,14 @@ def test_the_ceilings_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> 
         "read + write",
         "random rows",
         "2048 B",
-        "one lookup by table size",
+        "time of a lookup by table size",
         "#",
     ):
         assert expected in said
     kept = peaks.load()
     assert kept is not None
     assert kept["quick"] is False
-    assert f"kept in {peaks.path_of(kept['machine'])}" in said
+    assert f"written to {peaks.path_of(kept['machine'])}" in said
     assert "in place of" not in said
 
 
@@ -42,10 +42,10 @@ def test_a_second_measurement_says_what_it_replaced(capsys: pytest.CaptureFixtur
     assert first is not None
     assert capsys.readouterr().out == ""
     cli.command(["--quick"])
-    assert f"in place of full ceilings of {first['measured']}" in capsys.readouterr().out
+    assert f"replacing full ceilings measured at {first['measured']}" in capsys.readouterr().out
     peaks.path_of(first["machine"]).write_text("{")
     cli.command(["--quick"])
-    assert "in place of a file that could not be read" in capsys.readouterr().out
+    assert "replacing an unreadable file" in capsys.readouterr().out
 
 
 def test_json_is_the_object_that_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

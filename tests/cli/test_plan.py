@@ -163,7 +163,7 @@ def test_mistakes_are_reported_in_one_line(call: Call, arguments: tuple[str, ...
 
 def test_this_machine_is_a_device(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {"copy": {"p50": 2e10}, "gemm": {"float32": {"p50": 6e10}}}
-    monkeypatch.setattr("recperf.cli.plan.at_hand", lambda _: peaks)
+    monkeypatch.setattr("recperf.cli.plan.stored_or_measured", lambda _: peaks)
     value = as_json(call, "micro-dlrm", "--gpu", "cpu", "--ranks", "1,2")
     assert value["network"] == "loopback"
     assert [point["rank_batch"] for point in value["points"]] == [256, 128]

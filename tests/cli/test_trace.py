@@ -29,10 +29,10 @@ def test_a_gpu_trace_in_words(gpu: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert command(["info", str(gpu)]) == 0
     lines = capsys.readouterr().out.splitlines()
     said = {" ".join(line.split()) for line in lines}
-    assert "made by torch 2.11.0, CUDA 12.8" in said
+    assert "recorded by torch 2.11.0, CUDA 12.8" in said
     assert "device 0: H" in said
     assert "steps 2" in said
-    assert "wall 1.000 ms a step" in said
+    assert "wall 1.000 ms per step" in said
     assert "input wait 0.220 22.0 %" in said
     assert "sync 0.202 20.2 %" in said
     assert "cudaStreamSynchronize 1 0.190 aten::item, part loss" in said
@@ -63,8 +63,8 @@ def test_a_trace_without_a_device_or_steps(tmp_path: Path, capsys: pytest.Captur
     command(["info", str(path)])
     said = capsys.readouterr().out
     assert said.count("no device in this trace") == 3
-    assert "none named; the whole trace is taken as one" in said
-    assert "not said in the trace" in said
+    assert "no named steps; the whole trace counts as one" in said
+    assert "recorded by  unknown" in said
 
 
 def test_errors_name_the_file_and_a_misspelt_action_its_word(tmp_path: Path) -> None:

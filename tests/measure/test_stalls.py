@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recperf.measure import stalls as module
-from recperf.measure.stalls import arguments, function_name, parse, stalls, summary
+from recperf.measure.stalls import function_name, ncu_options, parse, stalls, summary
 
 BAG = "_bag_forward_kernel"
 RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::relu<float>(int)::{lambda(float)#1}>(int, float)"
@@ -83,7 +83,7 @@ def test_the_name_ncu_filters_by(kernel: str, name: str) -> None:
 
 
 def test_names_are_escaped_and_match_only_themselves() -> None:
-    words = arguments(["triton_poi_fused_0.1d2c", BAG], launches=3)
+    words = ncu_options(["triton_poi_fused_0.1d2c", BAG], launches=3)
     pattern = words[words.index("--kernel-name") + 1].removeprefix("regex:")
     assert re.search(pattern, "triton_poi_fused_0.1d2c")
     assert not re.search(pattern, "triton_poi_fused_0x1d2c")
@@ -96,8 +96,8 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program in ncu's place; what is written into it runs with the path of the log as `log`."""
     tool = tmp_path / "ncu.py"
     monkeypatch.setattr(module.shutil, "which", lambda name: sys.executable)
-    plain = module.arguments
-    monkeypatch.setattr(module, "arguments", lambda names, launches: [str(tool), *plain(names, launches)])
+    plain = module.ncu_options
+    monkeypatch.setattr(module, "ncu_options", lambda names, launches: [str(tool), *plain(names, launches)])
     return tool
 
 
@@ -117,7 +117,7 @@ def test_what_ncu_writes_becomes_the_section(pretend: Path) -> None:
             "open(log, 'w').write('==ERROR== LibraryNotLoaded\\n'); sys.exit(9)",
             "ncu failed: LibraryNotLoaded",
         ),
-        ("open(log, 'w').write('==WARNING== No kernels were profiled.')", "no kernel of those names"),
+        ("open(log, 'w').write('==WARNING== No kernels were profiled.')", "no kernel with those names"),
         ("print('no such file'); sys.exit(3)", r"exit 3\): no such file"),
         ("time.sleep(60)", "stopped after 1 s"),
     ],
@@ -131,4 +131,4 @@ def test_without_ncu_or_kernels_that_is_said(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     assert "not on PATH" in stalls(["python"], [BAG])["missing"]
     monkeypatch.setattr(module.shutil, "which", lambda name: "ncu")
-    assert "no kernel to look at" in stalls(["python"], [])["missing"]
+    assert "the profile has no kernels" in stalls(["python"], [])["missing"]

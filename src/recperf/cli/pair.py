@@ -9,15 +9,15 @@ from ..units import size
 from .options import WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
 
-DESCRIPTION = """The matched pair: one model twice, all shapes equal, only the range of ids hot or cold.
-The ratio of the two is the verdict."""
+DESCRIPTION = """Measure the same model with hot and with cold ids. All shapes are equal; only the range of ids differs.
+The ratio of the two shows whether memory latency limits the step."""
 
 
-def command(words: list[str]) -> int:
-    choice = choose(words, default="micro-dlrm-dram")
+def command(arguments: list[str]) -> int:
+    choice = choose(arguments, default="micro-dlrm-dram")
     options = read_options(WorkloadOptions, choice, verb="pair", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    terminal.say(f"{choice.workload.name}: one model, ids hot and cold")
+    terminal.say(f"{choice.workload.name}: the same model with hot and cold ids")
     from ..execution.measuring import measure_pair
     from ..measure import peaks
     from ..train.device import applied
@@ -27,7 +27,7 @@ def command(words: list[str]) -> int:
         pair = measure_pair(prepared, prepared.trial(options.values.seed), peaks.load())
     if pair is None:
         raise UsageError(
-            f"{choice.workload.name} with these ids has no matched pair", fix="recperf pair micro-dlrm-dram"
+            f"{choice.workload.name} with these ids has no hot and cold variant", fix="recperf pair micro-dlrm-dram"
         )
     terminal.say(as_text(pair))
     if options.json:
@@ -51,7 +51,7 @@ def as_text(pair: dict[str, Any]) -> str:
             table(rows),
             "",
             f"  rows touched in {hot['steps']} steps: {touched}; table {size(cold['ids']['working_set_bytes'])}",
-            f"  measuring itself cost {hot['overhead']['share']:.1%} hot, {cold['overhead']['share']:.1%} cold",
+            f"  measuring added {hot['overhead']['share']:.1%} hot, {cold['overhead']['share']:.1%} cold",
             "",
             pair["verdict"],
         ]
@@ -60,8 +60,8 @@ def as_text(pair: dict[str, Any]) -> str:
 
 def _row(name: str, hot: dict[str, float], cold: dict[str, float]) -> list[str]:
     ratio = f"{cold['p50'] / hot['p50']:.2f}" if hot["p50"] else "-"
-    return [name, _shown(hot), _shown(cold), ratio]
+    return [name, _spread(hot), _spread(cold), ratio]
 
 
-def _shown(ms: dict[str, float]) -> str:
+def _spread(ms: dict[str, float]) -> str:
     return f"{ms['p50']:.2f} ({ms['p20']:.2f} to {ms['p80']:.2f})"

@@ -11,8 +11,8 @@ from ..units import number, size
 from .parse import parse
 from .terminal import Terminal, print_json, table
 
-DESCRIPTION = """Measure what this machine can do at best and keep it under the machine's fingerprint.
-Takes about half a minute, twice that while other work is going on, and some seconds with --quick."""
+DESCRIPTION = """Measure the ceilings of this machine and store them under its fingerprint.
+Takes half a minute, twice that if other processes are busy, and some seconds with --quick."""
 
 BAR = 40
 
@@ -24,68 +24,69 @@ class Options:
     json: bool = False
     """Print the ceilings as one JSON object on stdout, everything else on stderr."""
     quiet: bool = False
-    """Say nothing but errors."""
+    """Print only errors."""
 
 
-def command(words: list[str]) -> int:
-    options = parse(Options, words, prog="recperf peaks", description=DESCRIPTION, default=Options())
+def command(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="recperf peaks", description=DESCRIPTION, default=Options())
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    terminal.say("measuring; the quieter the machine, the better")
-    found = peaks.measure(quick=options.quick, say=lambda text: terminal.say(f"  {text}"))
-    before = replaced(found)
-    path = peaks.save(found)
-    terminal.say(as_text(found))
-    terminal.say(f"\nkept in {path}" + (f", in place of {before}" if before else ""))
+    terminal.say("measuring; other processes should be idle")
+    measured = peaks.measure(quick=options.quick, say=lambda text: terminal.say(f"  {text}"))
+    before = replaced(measured)
+    path = peaks.save(measured)
+    terminal.say(as_text(measured))
+    terminal.say(f"\nwritten to {path}" + (f", replacing {before}" if before else ""))
     if options.json:
-        print_json(found)
+        print_json(measured)
     return 0
 
 
-def at_hand(terminal: Terminal) -> dict[str, Any]:
-    """This machine's kept ceilings; where there are none, a quick measurement that is kept."""
-    found = peaks.load()
-    if found is not None:
-        terminal.notice(f"reads against the ceilings of {found['measured']} ({'quick' if found['quick'] else 'full'})")
-        return found
-    terminal.notice("measuring this machine's ceilings first, once; recperf peaks takes them more carefully")
-    found = peaks.measure(quick=True, say=lambda text: None)
+def stored_or_measured(terminal: Terminal) -> dict[str, Any]:
+    """The stored ceilings of this machine; if there are none, they are measured quickly and stored."""
+    stored = peaks.load()
+    if stored is not None:
+        kind = "quick" if stored["quick"] else "full"
+        terminal.notice(f"using the ceilings measured at {stored['measured']} ({kind})")
+        return stored
+    terminal.notice("measuring the ceilings of this machine quickly, once; recperf peaks measures them more carefully")
+    measured = peaks.measure(quick=True, say=lambda text: None)
     try:
-        peaks.save(found)
+        peaks.save(measured)
     except MachineError as error:
-        terminal.notice(f"the ceilings are not kept: {error.what}")
-    return found
+        terminal.notice(f"the ceilings are not stored: {error.what}")
+    return measured
 
 
-def replaced(found: dict[str, Any]) -> str | None:
-    """What stood in the machine's file until now."""
-    if not peaks.path_of(found["machine"]).exists():
+def replaced(measured: dict[str, Any]) -> str | None:
+    """A description of the ceilings that were stored before."""
+    if not peaks.path_of(measured["machine"]).exists():
         return None
     try:
-        old = peaks.load(found["machine"])
+        old = peaks.load(measured["machine"])
     except RecperfError:
-        return "a file that could not be read"
-    return f"{'quick' if old.get('quick') else 'full'} ceilings of {old.get('measured')}" if old else None
+        return "an unreadable file"
+    return f"{'quick' if old.get('quick') else 'full'} ceilings measured at {old.get('measured')}" if old else None
 
 
-def as_text(found: dict[str, Any]) -> str:
-    facts = found["machine"]
+def as_text(measured: dict[str, Any]) -> str:
+    facts = measured["machine"]
     caches = ", ".join(f"{level} {size(count)}" for level, count in facts["caches"].items()) or "unknown"
     lines = [
         "",
-        f"{facts['cpu']}, {facts['cores']} cores, {found['threads']} threads, torch {facts['torch']}"
-        f"{' (quick)' if found['quick'] else ''}, {found['seconds']:.0f} s",
-        f"caches: {caches}; huge pages: {found['huge_pages'] or 'unknown'}",
+        f"{facts['cpu']}, {facts['cores']} cores, {measured['threads']} threads, torch {facts['torch']}"
+        f"{' (quick)' if measured['quick'] else ''}, {measured['seconds']:.0f} s",
+        f"caches: {caches}; huge pages: {measured['huge_pages'] or 'unknown'}",
         "",
-        table(_ceilings(found)),
+        table(_ceilings(measured)),
         "",
-        "random rows, fresh ids",
-        table(_gather(found["gather"])),
+        "random rows",
+        table(_gather(measured["gather"])),
         "",
-        *_knee(found["knee"], facts["caches"]),
+        *_knee(measured["knee"], facts["caches"]),
     ]
-    for name, gpu in (found["gpu"] or {}).items():
+    for name, gpu in (measured["gpu"] or {}).items():
         lines += ["", f"{name}, L2 {size(gpu['l2_bytes'])}", "", table(_ceilings(gpu)), ""]
-        lines += ["random rows, fresh ids", table(_gather(gpu["gather"]))]
+        lines += ["random rows", table(_gather(gpu["gather"]))]
     return "\n".join(lines)
 
 
@@ -125,8 +126,8 @@ def _gather(gather: dict[str, Any]) -> list[list[str]]:
 
 
 def _knee(knee: dict[str, Any], caches: dict[str, int]) -> list[str]:
-    """A bar a table size, with a line where each cache ends."""
-    lines = [f"one lookup by table size ({knee['threads']} thread, rows of {knee['row_bytes']} B, fresh ids)"]
+    """One bar per table size, with a line where each cache ends."""
+    lines = [f"time of a lookup by table size ({knee['threads']} thread, rows of {knee['row_bytes']} B)"]
     ends = sorted(caches.items(), key=lambda item: item[1])
     longest = max(point["p50"] for point in knee["points"])
     for point in knee["points"]:

@@ -22,7 +22,7 @@ from ..plan.summary import Question, plan_point, with_scaling
 from ..plan.work import PlannedWorkload
 from . import plan_text
 from .options import C, WorkloadOptions, choose, read_options
-from .peaks import at_hand
+from .peaks import stored_or_measured
 from .terminal import Terminal, print_json
 
 DESCRIPTION = """Predict memory, step time, time to the quality target and cost of a workload on many devices. Several
@@ -179,7 +179,7 @@ def _skew(options: Options[Any], workload: PlannedWorkload, ranks: int, parallel
 
 
 def _device(options: Options[Any], terminal: Terminal) -> Device:
-    device = from_peaks(at_hand(terminal)) if options.gpu == "cpu" else device_of(options.gpu)
+    device = from_peaks(stored_or_measured(terminal)) if options.gpu == "cpu" else device_of(options.gpu)
     if options.efficiency == 1.0:
         return device
     origin = f"{device.efficiency.origin}; times {options.efficiency:g} (--efficiency)"

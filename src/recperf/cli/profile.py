@@ -25,54 +25,56 @@ from .terminal import Terminal, print_error, print_json
 if TYPE_CHECKING:
     from ..execution.profiling import Wish
 
-DESCRIPTION = """What limits a workload (default: dlrm), with evidence: a bounded window of steady steps, without the
-warm-up, then what could be switched, ranked by predicted gain. docs/profiling.md says how each figure comes about."""
+DESCRIPTION = """Explain what limits a workload (default: dlrm). Measures a window of steady steps after a warm-up, then
+ranks possible fixes by predicted gain. docs/profiling.md explains the figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(WorkloadOptions[C]):
     mode: Literal["full", "budget"] = "full"
-    """budget: spans only, under a tenth of a step on a CPU; full: also steps under torch.profiler, for the tables of
-    operators and kernels."""
+    """budget: times spans only, which costs less than a tenth of a step on a CPU; full: also records steps with
+    torch.profiler, for the tables of operators and kernels."""
     try_fixes: bool = False
-    """Apply each fix alone and all together, measure again, and show predicted beside measured gains."""
+    """Apply each fix alone and all together, measure again, and show predicted and measured gains."""
     trace: bool = False
-    """Keep a trace for ui.perfetto.dev, trace.json.gz in the folder; of several ranks one each, trace.rank0.json.gz and
-    so on, which recperf trace merge joins."""
+    """Write a trace for ui.perfetto.dev: trace.json.gz, or one file per rank (trace.rank0.json.gz, ...), which recperf
+    trace merge combines."""
     trace_mb: float = 50.0
-    """Most megabytes of that trace; whole steps are kept."""
+    """Maximum trace size in MB; the trace is cut at step boundaries."""
     stalls: bool = False
-    """Also why the warps of the heaviest kernels stall, by Nsight Compute in a process of its own."""
+    """Also sample the stall reasons of the heaviest kernels with Nsight Compute, in a separate process."""
     steps: int = 48
-    """Steps to clock; fewer where a step takes long."""
+    """Maximum number of steps to measure; fewer if steps take long."""
     run_dir: Path | None = None
-    """Where to put the profile; default runs/<workload>-profile-<time>-<id>."""
+    """Folder of the profile. Default: runs/<workload>-profile-<time>-<id>."""
     peaks: bool = True
-    """Read the profile against this machine's ceilings, measuring them first (some seconds) where none are kept."""
+    """Compare with the ceilings of this machine; they are measured first (some seconds) if none are stored."""
     report: bool = True
-    """Write the page, profile.html."""
+    """Write the page profile.html."""
     ranks: int = 0
-    """Start so many processes on this host, which take the same window together (docs/distributed.md); under torchrun
-    leave it out."""
+    """Start this many processes on this host and profile them together (docs/distributed.md). Leave it out under
+    torchrun."""
 
 
-def command(words: list[str]) -> int:
+def command(arguments: list[str]) -> int:
     world = enter(Ranks.from_environment())
     if world.size == 1:
-        return one(words, world)
-    return run_as_rank(world, lambda: one(words, world), lambda error: print_error(error, as_json="--json" in words))
+        return run_profile(arguments, world)
+    return run_as_rank(
+        world, lambda: run_profile(arguments, world), lambda error: print_error(error, as_json="--json" in arguments)
+    )
 
 
-def one(words: list[str], world: Ranks) -> int:
-    """The command in this process, which may be one of several ranks, or is to start them."""
-    if any(word.partition("=")[0] == "--resume" for word in words):
-        raise UsageError("a profile has nothing to resume", fix="--config takes the config of a run")
-    choice = choose(words, default="dlrm")
+def run_profile(arguments: list[str], world: Ranks) -> int:
+    """Run the command in this process, which may be one of several ranks or may have to start them."""
+    if any(argument.partition("=")[0] == "--resume" for argument in arguments):
+        raise UsageError("a profile cannot be resumed", fix="--config uses the config of a run")
+    choice = choose(arguments, default="dlrm")
     options: Options[Any] = read_options(Options, choice, verb="profile", description=DESCRIPTION)
     if not options.trace_mb > 0:
         raise UsageError(f"--trace-mb is {options.trace_mb:g}; it must be above 0")
     if options.steps < 5:
-        raise UsageError(f"--steps is {options.steps}; fewer than 5 say nothing")
+        raise UsageError(f"--steps is {options.steps}; it must be at least 5")
     if options.mode == "budget" and (options.trace or options.stalls):
         raise UsageError("--trace and --stalls need --mode full")
     if options.try_fixes and not options.peaks:
@@ -81,41 +83,41 @@ def one(words: list[str], world: Ranks) -> int:
     if max(options.ranks, world.size) > 1 and (options.try_fixes or options.stalls):
         raise UsageError("--try-fixes and --stalls are for one process", fix="leave --ranks out")
     if options.ranks > 1 and world.size == 1:
-        return launch(rank_arguments(words), options.ranks, lambda e: gone(e, options), verb="profile")
+        return launch(rank_arguments(arguments), options.ranks, lambda e: report_failure(e, options), verb="profile")
     if not world.is_leader:
         return follow(choice, options, world)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     try:
         with ended_by_signal():
-            found, folder = take(choice, options, terminal)
+            profile, folder = take(choice, options, terminal)
     finally:
         terminal.close()
-    tell(found, folder, options, terminal)
+    show(profile, folder, options, terminal)
     return 0
 
 
-def gone(error: RecperfError, options: Options[Any]) -> None:
-    """Say why ranks ended; there is no state to go on from."""
-    error.fix = "take the profile again"
+def report_failure(error: RecperfError, options: Options[Any]) -> None:
+    """Print why ranks ended; a profile cannot be resumed."""
+    error.fix = "run the profile again"
     print_error(error, as_json=options.json)
 
 
-def tell(found: dict[str, Any], folder: Path, options: Options[Any], terminal: Terminal) -> None:
+def show(profile: dict[str, Any], folder: Path, options: Options[Any], terminal: Terminal) -> None:
     from ..runs.report.profile_report import text
 
-    terminal.say(text(found))
+    terminal.say(text(profile))
     terminal.say(f"\n  profile  {folder / 'profile.json'}")
     if options.trace and current().size > 1:
-        terminal.say(f"  traces   recperf trace merge {folder} joins those of the ranks")
+        terminal.say(f"  traces   recperf trace merge {folder} combines them")
     if options.report:
-        write_page(found, folder, terminal)
+        write_page(profile, folder, terminal)
     if options.json:
-        print_json(found)
+        print_json(profile)
 
 
 @contextmanager
 def ended_by_signal() -> Iterator[None]:
-    """Let SIGTERM unwind as Ctrl-C does, so that nothing half-done stays: a profile cannot be resumed."""
+    """Let SIGTERM raise as Ctrl-C does, so that incomplete files are removed: a profile cannot be resumed."""
 
     def leave(*_: object) -> None:
         raise SystemExit(128 + signal.SIGTERM)
@@ -128,30 +130,30 @@ def ended_by_signal() -> Iterator[None]:
 
 
 def follow(choice: Choice, options: Options[Any], world: Ranks) -> int:
-    """Profile as a rank that writes nothing but its trace."""
+    """Profile as a rank that writes only its trace."""
     config = with_absolute_paths(options.values)
     join(choice, config, options, world)
     folder = world.broadcast(Path())
     from ..execution.profiling import profile
 
     with ended_by_signal():
-        profile(choice.workload, config, None, wished(options, folder, world), lambda text: None)
+        profile(choice.workload, config, None, request(options, folder, world), lambda text: None)
     return 0
 
 
 def join(choice: Choice, config: Any, options: Options[Any], world: Ranks) -> None:
     if world.size > 1:
         world.join(config.train.device, config.distributed.timeout_s)
-        asked = {"mode": options.mode, "steps": options.steps, "trace": options.trace, "trace_mb": options.trace_mb}
-        world.require_same_config(choice.workload.name, config, **asked)
+        settings = {"mode": options.mode, "steps": options.steps, "trace": options.trace, "trace_mb": options.trace_mb}
+        world.require_same_config(choice.workload.name, config, **settings)
 
 
-def wished(options: Options[Any], folder: Path, world: Ranks) -> Wish:
+def request(options: Options[Any], folder: Path, world: Ranks) -> Wish:
     from ..execution.profiling import Wish
 
     trace = None
     if options.trace:
-        # Without a file system of their own hosts keep the traces of their ranks.
+        # Hosts without a shared file system write the traces of their own ranks.
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         trace = folder / world.trace_name()
@@ -166,7 +168,7 @@ def wished(options: Options[Any], folder: Path, world: Ranks) -> Wish:
 
 
 def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dict[str, Any], Path]:
-    """Profile into a folder of its own."""
+    """Profile into a new folder."""
     config, world = with_absolute_paths(options.values), current()
     join(choice, config, options, world)
     folder = options.run_dir
@@ -178,18 +180,18 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
     try:
         from ..execution.profiling import profile
         from ..machine import machine_facts
-        from .peaks import at_hand
+        from .peaks import stored_or_measured
 
-        peaks = at_hand(terminal) if options.peaks else None
+        peaks = stored_or_measured(terminal) if options.peaks else None
         run.write("machine.json", machine_facts())
         if peaks is not None:
             run.write("peaks.json", peaks)
         world.broadcast(folder.resolve())
-        found = profile(choice.workload, config, peaks, wished(options, folder, world), terminal.notice)
-        found["preset"] = choice.preset
+        measured = profile(choice.workload, config, peaks, request(options, folder, world), terminal.notice)
+        measured["preset"] = choice.preset
         if options.stalls:
-            found["stalls"] = stalls(found, folder, terminal)
-        run.write("profile.json", found)
+            measured["stalls"] = stalls(measured, folder, terminal)
+        run.write("profile.json", measured)
     except BaseException:
         if not (folder / "profile.json").exists():
             traces = [path.name for path in folder.glob("trace*.json.gz")]
@@ -197,32 +199,34 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
         raise
     finally:
         run.close()
-    return found, folder
+    return measured, folder
 
 
-def stalls(found: dict[str, Any], folder: Path, terminal: Terminal) -> dict[str, Any]:
-    """The heaviest kernels under Nsight Compute, or what is missing for it."""
+def stalls(profile: dict[str, Any], folder: Path, terminal: Terminal) -> dict[str, Any]:
+    """Stall reasons of the heaviest kernels, or the reason why there are none."""
     from ..execution.profiling import stall_command
     from ..measure.stalls import stalls as sample
 
-    kernels = found["kernels"]
+    kernels = profile["kernels"]
     if "rows" not in kernels:
-        return {"missing": f"no kernels to look at: {kernels['missing']}"}
+        return {"missing": f"no kernels: {kernels['missing']}"}
     terminal.notice("running a few steps under Nsight Compute; this takes a minute or two")
     names = list(dict.fromkeys(row["name"] for row in kernels["rows"]))[:5]
     return sample(stall_command(folder / "config.json"), names)
 
 
-def write_page(found: dict[str, Any], folder: Path, terminal: Terminal) -> None:
-    """The page is for looking at; that it cannot be written must not fail a profile that is done."""
+def write_page(profile: dict[str, Any], folder: Path, terminal: Terminal) -> None:
+    """Write the page; if that fails the profile itself is still valid."""
     from ..runs.report.profile_report import write_page as write_profile
 
     peaks = folder / "peaks.json"
     try:
         page = write_profile(
-            found, read_json(peaks) if peaks.exists() else None, read_json(folder / "machine.json"),
+            profile,
+            read_json(peaks) if peaks.exists() else None,
+            read_json(folder / "machine.json"),
             folder / "profile.html",
-        )  # fmt: skip
+        )
         terminal.say(f"  page     {page}")
     except MachineError as error:
         terminal.notice(f"no page: {error.what}; {error.fix}")

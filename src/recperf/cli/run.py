@@ -264,9 +264,9 @@ def train(
 ) -> dict[str, Any]:
     # Importing torch takes seconds, so everything that can fail earlier has been checked before.
     from ..execution.execute import execute
-    from .peaks import at_hand
+    from .peaks import stored_or_measured
 
-    peaks = (lambda: at_hand(terminal)) if options.peaks else None
+    peaks = (lambda: stored_or_measured(terminal)) if options.peaks else None
     # A field that config.json already has with its new value was edited there by hand.
     allow = (*changed_before(record.folder), *allowed_fields(options.allow_change, config)) if choice.resume else ()
     world = current()

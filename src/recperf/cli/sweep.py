@@ -15,18 +15,18 @@ from ..measure.explain import part_ms
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
 
-DESCRIPTION = """Measure a window of steps at each of several values: --model.dim 64,128,256. Several fields give every
-combination. Widths are written with dashes: --model.top 32-16-1,64-32-1."""
+DESCRIPTION = """Measure steps for several values of a field: --model.dim 64,128,256. Several fields give all
+combinations. Lists of widths use dashes: --model.top 32-16-1,64-32-1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(WorkloadOptions[C]):
     out: Path | None = None
-    """Folder for sweep.json and sweep.svg; default runs/sweep-<workload>-<time>."""
+    """Folder for sweep.json and sweep.svg. Default: runs/sweep-<workload>-<time>."""
 
 
-def command(words: list[str]) -> int:
-    choice = choose(words)
+def command(arguments: list[str]) -> int:
+    choice = choose(arguments)
     swept, fixed = split(choice.rest)
     options = _parse(choice, fixed)
     if not swept:
@@ -36,38 +36,38 @@ def command(words: list[str]) -> int:
     points = []
     for values in itertools.product(*swept.values()):
         settings = dict(zip(swept, values))
-        single = [word for name, value in settings.items() for word in (f"--{name}", *widths(value))]
+        single = [argument for name, value in settings.items() for argument in (f"--{name}", *widths(value))]
         points.append((settings, _parse(choice, fixed + single).values))
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say(f"{choice.workload.name}: {len(points)} settings")
     from ..execution.sweep import sweep
     from ..measure import peaks
 
-    found = sweep(choice.workload, points, peaks.load(), terminal.say)
+    result = sweep(choice.workload, points, peaks.load(), terminal.say)
     folder = options.out or Path("runs") / f"sweep-{choice.workload.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "sweep.json", found)
-    terminal.say(as_text(found))
-    _draw(found, folder / "sweep.svg", terminal)
-    terminal.say(f"  kept in {folder}")
+    write_json(folder / "sweep.json", result)
+    terminal.say(as_text(result))
+    _draw(result, folder / "sweep.svg", terminal)
+    terminal.say(f"  written to {folder}")
     if options.json:
-        print_json(found)
+        print_json(result)
     return 0
 
 
-def _parse(choice: Choice, words: list[str]) -> Options[Any]:
-    return read_options(Options, choice, words, verb="sweep", description=DESCRIPTION)
+def _parse(choice: Choice, arguments: list[str]) -> Options[Any]:
+    return read_options(Options, choice, arguments, verb="sweep", description=DESCRIPTION)
 
 
-def split(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The fields with several values, and the other words."""
+def split(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The fields with several values, and the other arguments."""
     swept: dict[str, list[str]] = {}
     rest: list[str] = []
-    waiting = list(words)
+    waiting = list(arguments)
     while waiting:
-        word = waiting.pop(0)
-        flag, equals, value = word.partition("=")
+        argument = waiting.pop(0)
+        flag, equals, value = argument.partition("=")
         takes = flag.startswith("--") and flag != "--out" and not equals
         if takes and waiting and "," in waiting[0] and not waiting[0].startswith("--"):
             value = waiting.pop(0)
@@ -76,7 +76,7 @@ def split(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
             if not swept[flag[2:]]:
                 raise UsageError(f"{flag} has no values to sweep", fix=f"{flag} 64,128")
         else:
-            rest.append(word)
+            rest.append(argument)
     return swept, rest
 
 
@@ -84,10 +84,10 @@ def widths(value: str) -> list[str]:
     return value.split("-") if re.fullmatch(r"\d+(-\d+)+", value) else [value]
 
 
-def as_text(found: dict[str, Any]) -> str:
-    names = list(found["rows"][0]["settings"])
+def as_text(result: dict[str, Any]) -> str:
+    names = list(result["rows"][0]["settings"])
     rows = [[*names, "step ms", "p20 to p80", "embedding ms", "p20 to p80", "regime"]]
-    for row in found["rows"]:
+    for row in result["rows"]:
         step, embedding = part_ms(row["profile"], "step"), part_ms(row["profile"], "embedding")
         cells = [
             f"{m['p50']:.3f}" if i == 0 else f"{m['p20']:.3f} to {m['p80']:.3f}"
@@ -96,16 +96,16 @@ def as_text(found: dict[str, Any]) -> str:
         ]
         rows.append([*(row["settings"][name] for name in names), *cells, row["profile"]["regime"]["name"]])
     lines = ["", table(rows), ""]
-    for fit in found["fits"]:
-        lines.append(f"  {fit['part']} against {fit['field']}: {fit['slope_ms']:.3g} ms each, r2 {fit['r2']:.3f}")
+    for fit in result["fits"]:
+        lines.append(f"  {fit['part']} against {fit['field']}: {fit['slope_ms']:.3g} ms per unit, r2 {fit['r2']:.3f}")
     return "\n".join(lines)
 
 
-def _draw(found: dict[str, Any], path: Path, terminal: Terminal) -> None:
-    """The plot; without the report extra the table has to do."""
+def _draw(result: dict[str, Any], path: Path, terminal: Terminal) -> None:
+    """Write the plot if the report extra is installed."""
     try:
         from ..runs.report.sweep import plot
 
-        write_atomic(path, plot(found).encode())
+        write_atomic(path, plot(result).encode())
     except RecperfError as error:
         terminal.notice(f"no plot: {error.what}; {error.fix}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +15,8 @@ from .parse import parse
 from .terminal import print_json, table
 
 ACTIONS = {
-    "info": "what a trace of torch.profiler says about a step",
-    "merge": "the traces of several ranks as one file, a track a rank",
+    "info": "analyse a trace of torch.profiler step by step",
+    "merge": "combine the traces of several ranks into one file",
 }
 
 HELP = """usage: recperf trace info FILE [OPTIONS]
@@ -23,46 +24,46 @@ HELP = """usage: recperf trace info FILE [OPTIONS]
 
 {actions}
 
-FILE is a .json or .json.gz that torch.profiler wrote, in recperf or in any other program; RUN is the folder of a
-profile that several ranks took with --trace.
+FILE is a .json or .json.gz file that torch.profiler wrote, in recperf or in any other program. RUN is the folder of a
+profile of several ranks with --trace.
   recperf trace ACTION --help    options of an action"""
 
-DESCRIPTION = """What a trace of torch.profiler says about a step: operators, kernels, idle time of the device by cause,
-transfers, and who waited for the device."""
+DESCRIPTION = """Analyse a trace of torch.profiler per step: operators, kernels, idle time of the device by cause,
+transfers, and calls that wait for the device."""
 
-MERGE = """Join the traces of several ranks: one process track a rank, on one clock, for ui.perfetto.dev. Ranks of one
-host share its clock; between hosts the ends of barriers that all ranks marked are taken for the same moment."""
+MERGE = """Combine the traces of several ranks for ui.perfetto.dev: one process per rank, on one clock. Ranks on one
+host share its clock; between hosts, clocks are aligned at the ends of common barriers."""
 
 NAME_WIDTH = 60
 RANKS = "trace.rank*.json.gz"
-JOINED = "trace.merged.json.gz"
+MERGED = "trace.merged.json.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     file: tyro.conf.Positional[Path]
-    """A trace: .json or .json.gz."""
+    """The trace, .json or .json.gz."""
     top: int = 10
-    """Rows of each table."""
+    """Maximum number of rows in each table."""
     json: bool = False
-    """Print one JSON object, with all rows."""
+    """Print one JSON object with all rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergeOptions:
     traces: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|FILE...")] = ()
-    """The folder of a profile that several ranks took, or their traces."""
+    """The folder of a profile of several ranks, or their traces."""
     output: Path | None = None
-    """The file to write, packed if it ends in .gz; default trace.merged.json.gz in the folder."""
+    """The file to write, gzipped if it ends in .gz. Default: trace.merged.json.gz in the folder."""
     json: bool = False
     """Print one JSON object."""
 
 
-def command(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
+def command(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP.format(actions="\n".join(f"  {name:<6} {text}" for name, text in ACTIONS.items())))
         return 0
-    action = words[0]
+    action = arguments[0]
     if action not in ACTIONS:
         guess = closest(action, ACTIONS)
         raise UsageError(
@@ -70,146 +71,110 @@ def command(words: list[str]) -> int:
             fix="recperf trace info FILE",
         )
     if action == "merge":
-        return merge_command(words[1:])
-    options: Options = parse(Options, words[1:], prog=f"recperf trace {action}", description=DESCRIPTION)
+        return merge_command(arguments[1:])
+    options: Options = parse(Options, arguments[1:], prog=f"recperf trace {action}", description=DESCRIPTION)
     if options.top < 1:
         raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 10")
-    found = info(options.file)
+    from ..measure.trace.analyse import analyse_file
+
+    analysis = analyse_file(options.file)
     if options.json:
-        print_json(found)
+        print_json(analysis)
     else:
-        print(as_text(found, options.top))
+        print(as_text(analysis, options.top))
     return 0
 
 
-def merge_command(words: list[str]) -> int:
+def merge_command(arguments: list[str]) -> int:
     from ..measure.trace.merge import merge
 
-    options = parse(MergeOptions, words, prog="recperf trace merge", description=MERGE, default=MergeOptions())
+    options = parse(MergeOptions, arguments, prog="recperf trace merge", description=MERGE, default=MergeOptions())
     if not options.traces:
-        raise UsageError("merge needs a run's folder, or the traces of its ranks", fix="recperf trace merge RUN")
+        raise UsageError(
+            "merge needs the folder of a profile, or the traces of its ranks", fix="recperf trace merge RUN"
+        )
     folder = options.traces[0] if len(options.traces) == 1 and options.traces[0].is_dir() else None
     paths = sorted(folder.glob(RANKS)) if folder else list(options.traces)
     if not paths:
         raise DataError(
-            "the folder holds no trace of a rank",
+            "the folder contains no traces of ranks",
             where={"folder": folder},
-            fix="recperf profile WORKLOAD --ranks N --trace writes them",
+            fix="record them with recperf profile WORKLOAD --ranks N --trace",
         )
-    output = options.output or (folder / JOINED if folder else None)
+    output = options.output or (folder / MERGED if folder else None)
     if output is None:
-        raise UsageError("--output is missing: where should the merged trace go?", fix=f"--output {JOINED}")
-    found = merge(paths, output)
+        raise UsageError("--output is missing", fix=f"--output {MERGED}")
+    merged = merge(paths, output)
     if options.json:
-        print_json(found)
+        print_json(merged)
     else:
-        print(merged_text(found))
+        print(merged_text(merged))
     return 0
 
 
-def merged_text(found: dict[str, Any]) -> str:
-    rows = [["rank", "events", "shifted by us", "file"]]
-    rows += [[str(r["rank"]), f"{r['events']:,}", f"{r['shift_us']:.1f}", r["file"]] for r in found["ranks"]]
-    several = len(found["ranks"])
-    lacking = f"; {found['of'] - several} of its {found['of']} ranks are not among them" if found["of"] else ""
+def merged_text(merged: dict[str, Any]) -> str:
+    rows = [["rank", "events", "shift us", "file"]]
+    rows += [[str(r["rank"]), f"{r['events']:,}", f"{r['shift_us']:.1f}", r["file"]] for r in merged["ranks"]]
+    several = len(merged["ranks"])
+    missing = f"; {merged['of'] - several} of {merged['of']} ranks are missing" if merged["of"] else ""
     lines = [
-        f"{found['file']}  {size(found['bytes'])}, {found['events']:,} events of {several} ranks"
-        + (lacking if found["of"] and found["of"] > several else ""),
-        f"clock    {found['clock']}",
+        f"{merged['file']}  {size(merged['bytes'])}, {merged['events']:,} events of {several} ranks"
+        + (missing if merged["of"] and merged["of"] > several else ""),
+        f"clock    {merged['clock']}",
     ]
-    if found["apart_us"] is not None:
-        lines.append(f"check    the same barrier ends up to {found['apart_us']:.0f} us apart on different ranks")
+    if merged["apart_us"] is not None:
+        lines.append(f"check    ranks leave the same barrier at most {merged['apart_us']:.0f} us apart")
     return "\n".join([*lines, "", table(rows), "", "open it at https://ui.perfetto.dev"])
 
 
-def info(path: Path) -> dict[str, Any]:
-    from ..measure.trace.analyse import analyse
-    from ..measure.trace.merge import MERGED
-    from ..measure.trace.read import ABOUT, read
-
-    trace = read(path)
-    if isinstance(trace.header.get(ABOUT), dict) and MERGED in trace.header[ABOUT]:
-        raise DataError(
-            "a merged trace holds the steps of several ranks",
-            where={"file": path},
-            fix="give the trace of one of them",
-        )
-    found = analyse(trace)
-    return {
-        "file": str(path),
-        "bytes": path.stat().st_size,
-        "events": trace.events,
-        "ignored": trace.ignored,
-        "torch": trace.header.get("torch_version"),
-        "cuda": _version(trace.header.get("cuda_runtime_version")),
-        "devices": _devices(trace.header.get("deviceProperties")),
-        "ranks": _ranks(trace.header.get("distributedInfo")),
-        **found,
-    }
-
-
-def _version(number: Any) -> str | None:
-    """12080 as 12.8."""
-    return f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else None
-
-
-def _devices(properties: Any) -> list[str]:
-    listed = properties if isinstance(properties, list) else []
-    return [str(item["name"]) for item in listed if isinstance(item, dict) and "name" in item]
-
-
-def _ranks(distributed: Any) -> dict[str, Any] | None:
-    if not isinstance(distributed, dict) or "rank" not in distributed:
-        return None
-    return {name: distributed.get(name) for name in ("rank", "world_size", "backend")}
-
-
-def as_text(found: dict[str, Any], top: int) -> str:
-    lines = [*_head(found), ""]
-    parts = [part for part in found["parts"] if part["name"] != "other"]
+def as_text(analysis: dict[str, Any], top: int) -> str:
+    lines = [*_head(analysis), ""]
+    parts = [part for part in analysis["parts"] if part["name"] != "other"]
     if parts:
-        lines += ["parts of a step", table(_parts(found["parts"])), ""]
-    operators, kernels = found["operator_table"], found["kernels"]
+        lines += ["parts of a step", table(_parts(analysis["parts"])), ""]
+    operators, kernels = analysis["operator_table"], analysis["kernels"]
     lines += ["operators, per step", _or_missing(operators, lambda: _operators(operators["rows"], top)), ""]
     lines += ["kernels, per step", _or_missing(kernels, lambda: _kernels(kernels, top)), ""]
-    lines += ["time of the device, per step", _or_missing(found["idle"], lambda: _idle(found["idle"])), ""]
-    lines += ["transfers, per step", _or_missing(found["transfers"], lambda: _transfers(found["transfers"]))]
-    if found["idle"].get("syncs"):
-        lines += ["", "waits for the device, per step", _syncs(found["idle"]["syncs"], top)]
+    lines += ["time of the device, per step", _or_missing(analysis["idle"], lambda: _idle(analysis["idle"])), ""]
+    lines += ["transfers, per step", _or_missing(analysis["transfers"], lambda: _transfers(analysis["transfers"]))]
+    if analysis["idle"].get("syncs"):
+        lines += ["", "waits for the device, per step", _syncs(analysis["idle"]["syncs"], top)]
     return "\n".join(lines)
 
 
-def _head(found: dict[str, Any]) -> list[str]:
-    window = found["window"]
-    steps = f"{window['steps']:,}" if window["named"] else "none named; the whole trace is taken as one"
-    made = [f"torch {found['torch']}" if found["torch"] else "", f"CUDA {found['cuda']}" if found["cuda"] else ""]
-    odd = f", {found['ignored']:,} of them of kinds not read here" if found["ignored"] else ""
-    lines = [
-        f"{found['file']}  {size(found['bytes'])}, {found['events']:,} events" + odd,
-        f"made by  {', '.join(word for word in made if word) or 'not said in the trace'}",
-        f"device   {_device(found)}",
-        f"steps    {steps}",
-        f"wall     {_ms(window['wall_ms'])} ms a step",
+def _head(analysis: dict[str, Any]) -> list[str]:
+    window = analysis["window"]
+    steps = f"{window['steps']:,}" if window["named"] else "no named steps; the whole trace counts as one"
+    software = [
+        f"torch {analysis['torch']}" if analysis["torch"] else "",
+        f"CUDA {analysis['cuda']}" if analysis["cuda"] else "",
     ]
-    ranks = found["ranks"]
+    unknown = f", {analysis['ignored']:,} of them of unknown kinds" if analysis["ignored"] else ""
+    lines = [
+        f"{analysis['file']}  {size(analysis['bytes'])}, {analysis['events']:,} events" + unknown,
+        f"recorded by  {', '.join(name for name in software if name) or 'unknown'}",
+        f"device   {_device(analysis)}",
+        f"steps    {steps}",
+        f"wall     {_ms(window['wall_ms'])} ms per step",
+    ]
+    ranks = analysis["ranks"]
     return lines + ([f"rank     {ranks['rank']} of {ranks['world_size']}, {ranks['backend']}"] if ranks else [])
 
 
-def _device(found: dict[str, Any]) -> str:
-    used = found["window"]["device"]
+def _device(analysis: dict[str, Any]) -> str:
+    used = analysis["window"]["device"]
     if used is None:
-        return "none was used"
-    names = found["devices"]
-    name = names[used] if used < len(names) else "name not said in the trace"
-    several = found["window"]["devices"]
+        return "none"
+    names = analysis["devices"]
+    name = names[used] if used < len(names) else "unknown name"
+    several = analysis["window"]["devices"]
     return f"{used}: {name}" + (f"; the busiest of {several}" if several > 1 else "")
 
 
-def _or_missing(section: Any, draw: Any) -> str:
+def _or_missing(section: Any, draw: Callable[[], str]) -> str:
     if isinstance(section, dict) and "missing" in section:
         return f"  {section['missing']}"
-    drawn: str = draw()
-    return drawn
+    return draw()
 
 
 def _parts(parts: list[dict[str, Any]]) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Counted work: how many FLOPs a component must do and how many bytes it must move, from shapes alone. Torch-free."""
+"""Counts the FLOPs and bytes of a component from its shapes. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs (a multiply-add is two) and bytes read plus written, each tensor counted once."""
+    """FLOPs (a multiply-add is two) and bytes read plus written, with each tensor counted once."""
 
     flops: int = 0
     bytes: int = 0
@@ -29,7 +29,7 @@ def mlp_forward(widths: tuple[int, ...], batch: int) -> Cost:
 
 
 def mlp_backward(widths: tuple[int, ...], batch: int, *, input_gradient: bool) -> Cost:
-    """Each layer reads its input, weights and output gradient, writes weight and (not always) input gradients."""
+    """Each layer reads its input, weights and output gradient and writes weight gradients and maybe input gradients."""
     total = Cost()
     for index, (before, after) in enumerate(zip(widths, widths[1:])):
         products = 2 if index or input_gradient else 1
@@ -41,18 +41,18 @@ def mlp_backward(widths: tuple[int, ...], batch: int, *, input_gradient: bool) -
 
 
 def bag_forward(ids: int, bags: int, dim: int, unique: int) -> Cost:
-    """Reads an index an id and each different row once, writes a row a bag; adds where bags hold several ids."""
+    """Reads an index per id and each different row once, writes a row per bag; adds in bags of several ids."""
     return Cost(max(0, ids - bags) * dim, ids * INDEX + unique * FLOAT * dim + bags * FLOAT * dim)
 
 
 def bag_backward_dense(ids: int, bags: int, dim: int, rows: int) -> Cost:
-    """Clears a gradient as large as the table, then adds the bag's gradient to a row an id."""
+    """Clears a gradient of the size of the table, then adds the gradient of a bag to the row of each id."""
     return Cost(ids * dim, FLOAT * rows * dim + bags * FLOAT * dim + ids * (INDEX + 2 * FLOAT * dim))
 
 
 def sparse_update(ids: int, unique: int, dim: int, *, state: int, bags: int | None = None) -> Cost:
-    """Reads a gradient row a bag (where bags are not counted, an id), reads and writes a table row and its `state`
-    numbers for each different row."""
+    """Reads a gradient row per bag (without `bags`: per id), and reads and writes each different table row with its
+    `state` numbers."""
     gradients = ids if bags is None else bags
     moved = FLOAT * dim * (gradients + 2 * unique) + INDEX * ids + 2 * FLOAT * unique * state
     return Cost(dim * (ids + (5 if state else 2) * unique), moved)
@@ -64,5 +64,5 @@ def dense_update(parameters: int, *, states: int, flops: int) -> Cost:
 
 
 def adamw_update(parameters: int) -> Cost:
-    """Reads weight, gradient and two moments, writes weight and moments; about 14 FLOPs a parameter."""
+    """Reads weight, gradient and two moments, writes weight and moments; about 14 FLOPs per parameter."""
     return dense_update(parameters, states=2, flops=14)

@@ -1,7 +1,7 @@
-"""A step's budget on a GPU, read from timestamps its own queue takes, without making it wait between parts.
+"""Times the spans of a step on a GPU with CUDA events, without synchronising between them.
 
-At every boundary of a span an event is queued. Between two events lies the work that was queued between them and, where
-the device had to wait for the host, that wait. The parts therefore sum to the step as the device lived through it.
+An event is queued at every boundary of a span. The time between two events is that of the work queued between them,
+including any wait of the device for the host, so the parts sum to the step as the device executed it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from .spans import Listener, StepClock, listen
+from .spans import OTHER, Listener, StepClock, listen
 
 
 class EventClock:
-    """Books the time of a step to the spans inside it, by events in the current queue.
+    """Divides the device time of a step among its spans, with events in the current stream.
 
-    With `captured` the events become part of a CUDA graph that is being captured, and `read` gives the times of its
-    last replay.
+    With `captured` the events become part of a CUDA graph during its capture, and `read` returns the times of the last
+    replay.
     """
 
     def __init__(self, *, captured: bool = False) -> None:
@@ -28,12 +28,12 @@ class EventClock:
         self._before: Listener | None = None
 
     def begin(self) -> None:
-        self._stack, self._marks = ["other"], []
+        self._stack, self._marks = [OTHER], []
         self._before = listen(self)
         self._mark()
 
     def end(self) -> tuple[int, dict[str, int]]:
-        """The step's time on the device and its parts, in ns; waits for the device."""
+        """Device time of the step and of its parts in ns; waits for the device."""
         self.close()
         return self.read()
 
@@ -61,7 +61,7 @@ class EventClock:
         self._mark()
 
     def _mark(self) -> None:
-        """What follows the event belongs to the innermost open span."""
+        """Record an event; the work after it belongs to the innermost open span."""
         kinds = {"external": True} if self._captured else {}
         event = torch.cuda.Event(enable_timing=True, **kinds)  # type: ignore[no-untyped-call]
         event.record()
@@ -69,5 +69,5 @@ class EventClock:
 
 
 def step_clock(sync: Callable[[], None] | None) -> StepClock | EventClock:
-    """The clock for a device: its own events where it has a queue to wait for."""
+    """A clock for the device: by events where it works asynchronously."""
     return StepClock() if sync is None else EventClock()

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: a window of steady steps, every other one clocked part by part."""
+"""Divides the time of a training step among its parts: in a window of steady steps, every other one is clocked."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .spans import OTHER, phase_of
 
 SCHEMA = 1
 FEWEST = 5
-"""Steps below which a window says nothing."""
-WATCHED = 4
-"""Steps that are clocked one after the other where something has to watch them."""
+"""Minimum number of steps in a window."""
+BLOCK = 4
+"""Clocked steps in a row where `watch` is set."""
 Step = Callable[[Iterator[Any], int], Any]
-"""Takes the next batch and trains on it."""
+"""Takes the next batch and trains on it; receives the batches and a step number."""
 Reading = tuple[int, dict[str, int]]
-"""The wall time of a step and its parts, in ns."""
+"""Wall time of a step and of its parts, in ns."""
 ClockedStep = Callable[[Iterator[Any]], Reading]
 
 
@@ -34,7 +34,7 @@ class Order(Protocol):
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators torch dispatches."""
+    """Counts the operators that torch dispatches."""
 
     calls = 0
 
@@ -44,13 +44,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Window:
-    """Readings of steady steps on batches training has not seen: plain and clocked ones in turn.
+    """Measures steady steps on batches that training has not seen, alternating plain and clocked ones.
 
-    `rows` are those of all tables, `rows_of` gives the ones a batch uses, and `cost_of(ids, unique)` counts the work of
-    a step that looks up so many ids, of so many different rows. Where several processes take each step together,
-    `agree` makes one number of steps of what each would take, and `meet` lets timed steps begin together. `watch` is
-    what clocked steps need around them, and plain ones, which show what clocking costs, must not have; a step may wait
-    for what the one before it began, so that one more is taken under the watch before those that are clocked.
+    `rows` is the number of rows of all tables, `rows_of` gives those a batch looks up, and `cost_of(ids, unique)`
+    counts the work of a step. With several ranks, `agree` makes one number of steps of those of all ranks and `meet`
+    is a barrier before timed steps. `watch` is a context for clocked steps only; since a step may wait for work that
+    the previous one began, one more step runs in it before the clocked ones.
     """
 
     def __init__(
@@ -79,13 +78,13 @@ class Window:
         self.lookups = self.unique = self.samples = 0
 
     def warm(self, steps: int) -> None:
-        """Steps that do not count."""
+        """Take steps that are not measured."""
         for _ in range(steps):
             self.step(self.batches, 0)
         self.warmup += steps
 
     def warm_up(self, steps: int, *, seconds: float) -> int:
-        """Warm up for so many steps to be clocked; how many that are, fewer where they would take longer than that."""
+        """Warm up and return how many steps to clock: at most `steps`, fewer where they would take longer than that."""
         self.warm(2)
         if self.sync:
             self.sync()
@@ -94,36 +93,36 @@ class Window:
         if self.sync:
             self.sync()
         each = (perf_counter_ns() - began) / 2e9
-        # A clocked step, a plain one beside it, and the warm-up.
+        # A clocked step, a plain one, and the warm-up.
         steps = self.agree(max(FEWEST, min(steps, int(seconds / each / 2.25))))
         self.warm(max(0, steps // 4 - 4))
         return steps
 
     def take(self, steps: int) -> None:
-        """So many clocked steps, and as many plain ones between them."""
-        block = 1 if self.watch is None else WATCHED
+        """Take that many clocked steps and as many plain ones in between."""
+        block = 1 if self.watch is None else BLOCK
         for first in range(0, steps, block):
-            these = min(block, steps - first)
-            for _ in range(these):
+            count = min(block, steps - first)
+            for _ in range(count):
                 self.meet()
                 self.plain.append(_plain(self.step, self.batches, self.sync))
             with self.watch() if self.watch else nullcontext():
                 if self.watch:
                     self.warm(1)
-                for _ in range(these):
+                for _ in range(count):
                     self._take_clocked()
 
     def _take_clocked(self) -> None:
-        kept = _Kept(self.batches)
+        batches = _LastBatch(self.batches)
         self.meet()
-        self.clocked.append(self.clocked_step(kept))
-        # Looked at after the clock stopped, so that counting rows costs no step anything.
-        used = self.rows_of(kept.last).cpu()
-        different = torch.unique(used)
-        self.touched[different] = True
-        self.lookups += used.numel()
-        self.unique += different.numel()
-        self.samples = len(kept.last)
+        self.clocked.append(self.clocked_step(batches))
+        # Counted after the clock stopped, so that it costs no step anything.
+        rows = self.rows_of(batches.last).cpu()
+        distinct = torch.unique(rows)
+        self.touched[distinct] = True
+        self.lookups += rows.numel()
+        self.unique += distinct.numel()
+        self.samples = len(batches.last)
 
     def _clocked(self, batches: Iterator[Any]) -> Reading:
         clock = step_clock(self.sync)
@@ -134,7 +133,7 @@ class Window:
         return clock.end()
 
     def touched_bytes(self, row_bytes: int) -> int:
-        """What the clocked steps really touched of the tables: each different row once."""
+        """Bytes of the different table rows that the clocked steps touched."""
         return int(self.touched.sum()) * row_bytes
 
     def result(self, *, device: str, row_bytes: int, working_set_bytes: int) -> dict[str, Any]:
@@ -165,14 +164,14 @@ class Window:
         }
 
 
-class _Kept:
-    """Passes batches on and keeps the last one."""
+class _LastBatch:
+    """Passes batches on and remembers the last one."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self.batches = batches
         self.last: Any = None
 
-    def __iter__(self) -> _Kept:
+    def __iter__(self) -> _LastBatch:
         return self
 
     def __next__(self) -> Any:
@@ -181,7 +180,7 @@ class _Kept:
 
 
 def endless(order: Order, epoch: int) -> Iterator[Any]:
-    """Full batches of epoch after epoch: a smaller last one would be another measurement."""
+    """Full batches of one epoch after another; the last batch of an epoch may be smaller and is left out."""
     while True:
         batches = order.batches(epoch)
         for _ in range(max(1, len(order) - 1)):
@@ -207,7 +206,7 @@ def spread(nanoseconds: list[int]) -> dict[str, float]:
 
 
 def overhead(clocked: list[int], plain: list[int]) -> dict[str, float]:
-    """What measuring costs: clocked steps against the plain ones between them."""
+    """The cost of measuring: clocked steps relative to the plain ones in between."""
     on, off = spread(clocked)["p50"], spread(plain)["p50"]
     return {"plain_ms": off, "clocked_ms": on, "share": on / off - 1}
 

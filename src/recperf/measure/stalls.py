@@ -1,7 +1,7 @@
-"""Why the warps of a kernel wait, by Nsight Compute: it samples the program counter and names each wait's reason.
+"""Stall reasons of a kernel's warps, sampled by Nsight Compute.
 
-It runs a command again under its own control, so its times are of no use and none are kept; where a warp waits is the
-same as in a plain run.
+Nsight Compute runs a command again under its control, so its times are useless and not recorded; the reasons for which
+warps wait are the same as in a normal run.
 """
 
 from __future__ import annotations
@@ -23,69 +23,69 @@ _PERCENT = {
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_percent",
 }
 METRICS = ("group:smsp__pcsamp_warp_stall_reasons", *_PERCENT)
-CROWDED = 8
-"""Launches of all named kernels looked at for each one wanted: the frequent ones must not use up the count."""
+OVERSAMPLING = 8
+"""Launches profiled for each one requested: frequent kernels must not use up the count."""
 
 
 def stalls(command: list[str], kernels: list[str], *, launches: int = 3, timeout_s: float = 300.0) -> dict[str, Any]:
-    """Stall reasons of the named kernels while a command runs, or `missing` with what is in the way.
+    """Stall reasons of the named kernels while a command runs, or `missing` with the cause.
 
-    `kernels` are names as a trace gives them. A row's reasons are shares of its samples; `selected` means that the warp
-    was issuing, not waiting.
+    `kernels` are names from a trace. Reasons are shares of the samples of a kernel; `selected` means that the warp was
+    issuing an instruction, not waiting.
     """
     tool = shutil.which("ncu")
     if tool is None:
         return {"missing": "ncu, the command of Nsight Compute, is not on PATH; it comes with the CUDA toolkit"}
     if not kernels:
-        return {"missing": "no kernel to look at: the profile found none"}
+        return {"missing": "the profile has no kernels"}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
-        words = [tool, *arguments(kernels, launches), "--log-file", str(log), *command]
-        code, said = _run(words, timeout_s)
-        text = log.read_text(errors="replace") if log.is_file() else said
+        arguments = [tool, *ncu_options(kernels, launches), "--log-file", str(log), *command]
+        code, output = _run(arguments, timeout_s)
+        text = log.read_text(errors="replace") if log.is_file() else output
     if code is None:
         return {"missing": f"ncu was stopped after {timeout_s:.0f} s; name fewer kernels or run fewer steps"}
     rows = parse(text)
     if not rows:
-        return {"missing": _why(text, said, code)}
+        return {"missing": _failure(text, output, code)}
     return summary(rows, kernels, launches)
 
 
-def arguments(kernels: list[str], launches: int) -> list[str]:
+def ncu_options(kernels: list[str], launches: int) -> list[str]:
     names = "|".join(re.escape(name) for name in sorted({function_name(kernel) for kernel in kernels}))
     return [
         *("--target-processes", "all"),
-        # Left alone, so that the kernel meets the clocks it meets in training.
+        # Not locked, so that the kernel runs at the same clocks as in training.
         *("--clock-control", "none"),
         *("--csv", "--page", "raw", "--print-units", "base"),
         *("--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"),
-        *("--launch-count", str(launches * len(kernels) * CROWDED)),
+        *("--launch-count", str(launches * len(kernels) * OVERSAMPLING)),
         *("--metrics", ",".join(METRICS)),
     ]
 
 
 def function_name(kernel: str) -> str:
-    """`void at::native::f<4, T>(int)` as `f`, the name by which ncu filters."""
+    """The name by which ncu filters: `f` for `void at::native::f<4, T>(int)`."""
     plain = kernel.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
-    depth, kept = 0, ""
+    depth, name = 0, ""
     for letter in plain:
         if letter == "(" and depth == 0:
             break
         depth += (letter == "<") - (letter == ">")
         if depth == 0 and letter != ">":
-            kept += letter
-    return kept.strip().split(" ")[-1].rpartition("::")[2] or kernel
+            name += letter
+    return name.strip().split(" ")[-1].rpartition("::")[2] or kernel
 
 
-def _run(words: list[str], timeout_s: float) -> tuple[int | None, str]:
-    """Exit code (none: out of time) and what was printed. The whole group is ended: ncu's child may outlive it."""
-    # ncu and the command share a session of their own, so that both can be stopped at once.
+def _run(command: list[str], timeout_s: float) -> tuple[int | None, str]:
+    """Exit code (None: timed out) and output. On a timeout the process group is killed: ncu's child may outlive it."""
+    # ncu and the command get their own session, so that both can be killed together.
     process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
     )
     try:
-        said, _ = process.communicate(timeout=timeout_s)
-        return process.returncode, said
+        output, _ = process.communicate(timeout=timeout_s)
+        return process.returncode, output
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -93,24 +93,24 @@ def _run(words: list[str], timeout_s: float) -> tuple[int | None, str]:
 
 
 def parse(text: str) -> list[dict[str, str]]:
-    """The kernels in ncu's output: messages, a row of names, a row of units, then a row a launch."""
+    """The kernels in ncu's output: messages, a row of names, a row of units, then a row per launch."""
     lines = [line for line in text.splitlines() if not line.startswith("==")]
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID",')), None)
     if start is None:
         return []
     rows = list(csv.DictReader(lines[start:]))
-    # The row of units has no number, and neither has what the command itself may print in between.
+    # The row of units has no number, and neither have lines that the command itself prints.
     return [row for row in rows if (row.get("ID") or "").isdigit() and row.get("Kernel Name")]
 
 
 def summary(rows: list[dict[str, str]], kernels: list[str], launches: int) -> dict[str, Any]:
-    """One row a kernel, over its first launches."""
+    """One row per kernel, over its first launches."""
     groups: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
-        members = groups[_asked(row["Kernel Name"], kernels)]
+        members = groups[_trace_name(row["Kernel Name"], kernels)]
         if len(members) < launches:
             members.append(row)
-    found = []
+    summaries = []
     for name, members in groups.items():
         counts: defaultdict[str, float] = defaultdict(float)
         for row in members:
@@ -124,18 +124,18 @@ def summary(rows: list[dict[str, str]], kernels: list[str], launches: int) -> di
         for column, short in _PERCENT.items():
             values = [number for row in members if (number := _number(row.get(column))) is not None]
             line[short] = sum(values) / len(values) if values else None
-        found.append(line)
-    found.sort(key=lambda line: -line["samples"])
+        summaries.append(line)
+    summaries.sort(key=lambda line: -line["samples"])
     unseen = [kernel for kernel in kernels if kernel not in groups]
-    return {"kernels": found, **({"not_seen": unseen} if unseen else {})}
+    return {"kernels": summaries, **({"not_seen": unseen} if unseen else {})}
 
 
-def _asked(name: str, kernels: list[str]) -> str:
-    """The name in the profile of a kernel as ncu writes it: compilers' names are spelt in more than one way."""
+def _trace_name(name: str, kernels: list[str]) -> str:
+    """The name in the profile of a kernel that ncu names: the two may spell it differently."""
     if name in kernels:
         return name
-    alike = [kernel for kernel in kernels if function_name(kernel) == function_name(name)]
-    return alike[0] if len(alike) == 1 else name
+    same = [kernel for kernel in kernels if function_name(kernel) == function_name(name)]
+    return same[0] if len(same) == 1 else name
 
 
 def _number(value: str | None) -> float | None:
@@ -145,8 +145,8 @@ def _number(value: str | None) -> float | None:
         return None
 
 
-def _why(log: str, said: str, code: int) -> str:
-    text = f"{log}\n{said}"
+def _failure(log: str, output: str, code: int) -> str:
+    text = f"{log}\n{output}"
     if "ERR_NVGPUCTRPERM" in text:
         return (
             "ncu may not read the GPU's counters here (ERR_NVGPUCTRPERM): run as root, or let the driver allow it with "
@@ -156,6 +156,6 @@ def _why(log: str, said: str, code: int) -> str:
     if errors:
         return f"ncu failed: {errors[0]}"
     if code:
-        last = (said.strip() or log.strip() or "it said nothing").splitlines()[-1]
+        last = (output.strip() or log.strip() or "no output").splitlines()[-1]
         return f"the command failed under ncu (exit {code}): {last}"
-    return "no kernel of those names ran under ncu"
+    return "no kernel with those names ran under ncu"

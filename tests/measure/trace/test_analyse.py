@@ -233,6 +233,6 @@ def test_the_busiest_of_several_devices_is_explained() -> None:
 
 def test_a_trace_of_something_else_is_refused_with_its_file(tmp_path: Path) -> None:
     path = made.write(tmp_path / "t.json", [{"ph": "B", "name": "x", "ts": 1}, {"ph": "X", "name": "y", "ts": 1}])
-    with pytest.raises(DataError, match=r"no event of torch\.profiler") as raised:
+    with pytest.raises(DataError, match=r"no events of torch\.profiler") as raised:
         analyse(read(path))
     assert raised.value.where["file"] == str(path)

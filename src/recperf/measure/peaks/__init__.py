@@ -1,10 +1,10 @@
-"""This machine's ceilings: what it can do at best, measured, and kept under its fingerprint.
+"""Measures the ceilings of this machine, what it can do at best, and stores them under its fingerprint.
 
     peaks = measure(quick=False, say=print)
     save(peaks)
     load()          # anywhere later, on the same machine
 
-docs/peaks.md says what each figure is and is not. Importing this needs no torch; measuring does.
+docs/peaks.md describes the figures. Importing this needs no torch; measuring does.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "faults", "load", "measure", "path_of", "require_own", "save"]
 
-ALONE = 0.05
-"""Share of the cores that others may take before everything is measured a second time."""
+QUIET = 0.05
+"""Share of the cores that other processes may use before everything is measured a second time."""
 
 
 def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure every ceiling of this machine. Nothing is written."""
+    """Measure every ceiling of this machine; writes no file."""
     from .sampling import FULL, QUICK
 
     return measure_with(QUICK if quick else FULL, quick=quick, say=say)
 
 
 def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """`measure` with sizes of one's own."""
+    """`measure` with any sizes."""
     began = monotonic()
     import torch
 
@@ -53,17 +53,17 @@ def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> 
     sampler, other_work = Sampler(effort), OtherWork()
     figures = cpu.measure(sampler, facts, say, note)
     others = other_work.share()
-    if others is None or others > ALONE:
-        say("other work is going on here; a second look" if others else "a second look")
+    if others is None or others > QUIET:
+        say("other processes are busy: measuring again" if others else "measuring again")
         figures = better(figures, cpu.measure(sampler, facts, lambda _: None, lambda _: None))
         others = other_work.share()
-    if others and others > ALONE:
-        note(f"other work took {others:.0%} of the cores meanwhile: ceilings may come out low")
+    if others and others > QUIET:
+        note(f"other processes used {others:.0%} of the cores meanwhile: ceilings may be too low")
     figures["gpu"] = gpu.measure(Sampler(effort), say, note) if torch.cuda.is_available() else None
-    restless = noisy(figures)
-    if restless:
-        shown = ", ".join(restless[:6]) + (f" and {len(restless) - 6} more" if len(restless) > 6 else "")
-        note(f"readings lie far apart: {shown}")
+    unstable = noisy(figures)
+    if unstable:
+        shown = ", ".join(unstable[:6]) + (f" and {len(unstable) - 6} more" if len(unstable) > 6 else "")
+        note(f"readings vary widely: {shown}")
     return {
         "schema": SCHEMA,
         "machine": facts,
@@ -79,7 +79,7 @@ def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> 
 
 
 def huge_pages() -> str | None:
-    """The kernel's policy for transparent huge pages, which decides what random access costs beyond the TLB."""
+    """The policy for transparent huge pages, which decides what random access costs beyond the TLB."""
     try:
         text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""The processor's ceilings: products, streams, random rows, the knee, and what a call of the framework costs."""
+"""Ceilings of the CPU: matrix products, streams, random rows, the cache curve, and operator overhead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
-from .sampling import MIB, Effort, Figure, Sampler, allowed_bytes, bounded, figure, gather_row, rate
+from .sampling import MIB, Effort, Figure, Sampler, allowed_bytes, bounded, fastest_rate, figure, gather_row, rate
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -21,44 +21,44 @@ ROW_BYTES = (32, 64, 128, 256, 512, 1024, 2048)
 KNEE_ROW_BYTES = 256
 KNEE_FROM = 32 << 10
 KNEE_CALL = 512
-"""Rows one call of the knee gathers: their copies take 128 KiB, so that they do not push the table out of the L2."""
+"""Rows per call of the cache curve: their copies take 128 KiB and do not evict the table from the L2."""
 KNEE_CALLS = 32
 BAG = 32
-"""Ids summed into one row where a gather does not write what it reads."""
+"""Ids summed into one row where a gather does not write every row it reads."""
 UNKNOWN_CACHE = 32 * MIB
 RESERVE = 64 * MIB
-"""Ids and outputs beside the table."""
+"""Memory for ids and outputs."""
 
 
 def measure(sampler: Sampler, facts: dict[str, Any], say: Say, note: Say) -> dict[str, Any]:
-    """Every ceiling of the processor, in the order that needs the least memory at a time."""
+    """Every ceiling of the CPU, in the order that needs the least memory at a time."""
     last_cache = max(facts["caches"].values(), default=0)
     if not last_cache:
         last_cache = UNKNOWN_CACHE
-        note(f"this system does not tell its cache sizes; {units.size(UNKNOWN_CACHE)} assumed")
+        note(f"the system does not report its cache sizes; {units.size(UNKNOWN_CACHE)} assumed")
     rng = np.random.default_rng(0)
-    say("framework overhead")
+    say("operator overhead")
     figures: dict[str, Any] = {"dispatch": dispatch(sampler)}
     figures["gemm"] = products(sampler, say, note)
     table = memory_table(sampler.effort, last_cache, note)
-    # The knee may go on past the memory table; everything else uses the part that many caches fill.
+    # The cache curve may need a larger table; everything else uses its first part.
     beyond = table[: bounded(_beyond(sampler.effort, last_cache), table.numel() * 4) // 4]
     say(f"streaming {units.size(beyond.numel() * 4)}")
     figures["copy"] = copy(sampler, beyond)
     figures["read"] = read(sampler, beyond)
-    # An eighth of the last cache stays there although ids and outputs pass through it.
+    # An eighth of the last-level cache stays cached although ids and outputs pass through it.
     cached = beyond[: bounded(min(last_cache // 8, beyond.numel()), beyond.numel() * 4) // 4]
     figures["gather"] = {}
     for name, source in (("cache", cached), ("dram", beyond)):
         say(f"random rows, table of {units.size(source.numel() * 4)}")
         figures["gather"][name] = gather(sampler, source, rng)
-    say(f"the knee: {units.size(KNEE_FROM)} to {units.size(table.numel() * 4)}")
+    say(f"cache curve: {units.size(KNEE_FROM)} to {units.size(table.numel() * 4)}")
     figures["knee"] = knee(sampler, table.numpy(), last_cache, rng)
     return {name: figures[name] for name in ("gemm", "copy", "read", "gather", "knee", "dispatch")}
 
 
 def timed(work: Callable[[T], object], prepare: Callable[[], T]) -> Callable[[], float]:
-    """One reading: prepare, and only then look at the clock."""
+    """One reading; the preparation is not timed."""
 
     def once() -> float:
         prepared = prepare()
@@ -78,19 +78,19 @@ def _beyond(effort: Effort, last_cache: int) -> int:
 
 
 def memory_table(effort: Effort, last_cache: int, note: Say) -> Tensor:
-    """One buffer for everything that needs memory beyond the caches, every page written."""
-    wanted = max(_beyond(effort, last_cache), effort.knee_bytes)
+    """One buffer, with every page written, for everything that needs memory beyond the caches."""
+    requested = max(_beyond(effort, last_cache), effort.knee_bytes)
     allowed = allowed_bytes()
-    size = bounded(wanted, allowed - min(RESERVE, allowed // 2))
-    if size < wanted:
-        note(f"memory is short: the largest table has {units.size(size)} instead of {units.size(wanted)}")
+    size = bounded(requested, allowed - min(RESERVE, allowed // 2))
+    if size < requested:
+        note(f"memory is short: the largest table has {units.size(size)} instead of {units.size(requested)}")
     if effort.caches and size < effort.caches * last_cache:
-        note(f"that is only {size / last_cache:.2g} x the last-level cache: figures beyond it are partly cached")
+        note(f"that is only {size / last_cache:.2g} times the last-level cache: figures for memory are partly cached")
     return torch.ones(size // 4)
 
 
 def dispatch(sampler: Sampler) -> dict[str, Figure]:
-    """What one call costs when the arithmetic is nothing, the Python loop around it included."""
+    """Time of an operator call with negligible arithmetic, including the Python loop around it."""
     one, weight = torch.ones(1), torch.ones(1, requires_grad=True)
 
     def adds() -> None:
@@ -110,24 +110,24 @@ def dispatch(sampler: Sampler) -> dict[str, Figure]:
 
 
 def products(sampler: Sampler, say: Say, note: Say) -> dict[str, Figure]:
-    """The best rate of a square product, by dtype; one that torch cannot multiply here is left out."""
-    found = {}
+    """The best rate of a square product by dtype; a dtype that torch cannot multiply here is left out."""
+    best = {}
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         say(f"matrix products, {name}")
         try:
-            found[name] = product(sampler, dtype)
+            best[name] = product(sampler, dtype)
         except RuntimeError as error:
             if dtype is torch.float32:
                 raise
-            note(f"no {name} product on this processor: {str(error).splitlines()[0]}")
-    return found
+            note(f"no {name} product on this CPU: {str(error).splitlines()[0]}")
+    return best
 
 
 def product(sampler: Sampler, dtype: torch.dtype) -> Figure:
-    """Climbs from a small side to the largest that still fits the time, then measures the last three."""
+    """Doubles the side until it takes too long, then measures the last three sizes."""
     effort, generator = sampler.effort, torch.Generator().manual_seed(0)
-    allowed, climbed, side = allowed_bytes(), [], min(128, effort.product_side)
+    allowed, sides, side = allowed_bytes(), [], min(128, effort.product_side)
 
     def multiply(side: int) -> Callable[[], float]:
         a, b = (torch.rand(side, side, generator=generator).to(dtype) for _ in range(2))
@@ -137,23 +137,23 @@ def product(sampler: Sampler, dtype: torch.dtype) -> Figure:
     while True:
         once = multiply(side)
         fastest = min(once() for _ in range(3))
-        climbed.append(side)
-        # A doubled side is eight times the work, and needs its least number of readings and a warm-up.
+        sides.append(side)
+        # A doubled side is eight times the work, for the minimum number of readings and a warm-up.
         slow = 8 * fastest * (effort.least + 1) > effort.product_seconds * 1e9
         if slow or 2 * side > effort.product_side or 4 * (2 * side) ** 2 * 5 > allowed:
             break
         side *= 2
     best: Figure | None = None
-    for side in climbed[-3:]:
+    for side in sides[-3:]:
         ns = sampler.readings(multiply(side), seconds=effort.product_seconds / 2, warm_ups=1)
-        found = rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side])
-        best = found if best is None or found["p50"] > best["p50"] else best
+        one = rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side])
+        best = one if best is None or one["p50"] > best["p50"] else best
     assert best is not None
     return best
 
 
 def copy(sampler: Sampler, buffer: Tensor) -> Figure:
-    """Half of the buffer onto the other half; both the read and the write count."""
+    """Copies one half of the buffer to the other; reads and writes both count."""
     half = buffer.numel() // 2
     source, target = buffer[:half], buffer[half : 2 * half]
     ns = sampler.readings(timed_alone(lambda: target.copy_(source)), seconds=4 * sampler.effort.seconds)
@@ -161,24 +161,20 @@ def copy(sampler: Sampler, buffer: Tensor) -> Figure:
 
 
 def read(sampler: Sampler, buffer: Tensor) -> Figure:
-    """The fastest of several ways to touch every byte once."""
+    """The fastest of several methods to read every byte once."""
     lines = buffer.view(1024, -1)
-    ways: dict[str, Callable[[], object]] = {
+    methods: dict[str, Callable[[], object]] = {
         "sum of each of 1024 pieces": lambda: lines.sum(1),
         "maximum of each of 1024 pieces": lambda: lines.amax(1),
         "sum of all": buffer.sum,
     }
-    found = []
-    for method, work in ways.items():
-        ns = sampler.readings(timed_alone(work), seconds=2 * sampler.effort.seconds)
-        found.append(
-            rate(buffer.numel() * 4, ns, "B/s", counted="read", buffer_bytes=buffer.numel() * 4, method=method)
-        )
-    return max(found, key=lambda one: float(one["p50"]))
+    seconds, size = 2 * sampler.effort.seconds, buffer.numel() * 4
+    readings = {name: sampler.readings(timed_alone(work), seconds=seconds) for name, work in methods.items()}
+    return fastest_rate(size, readings, "B/s", counted="read", buffer_bytes=size)
 
 
 def gather(sampler: Sampler, flat: Tensor, rng: np.random.Generator) -> dict[str, Any]:
-    """Random rows of a table, by row size; fresh ids every time."""
+    """Random rows of a table by row size, with new ids every time."""
     rows = [gather_rows(sampler, flat.view(-1, row_bytes // 4), rng) for row_bytes in ROW_BYTES]
     return {"table_bytes": flat.numel() * 4, "rows": rows}
 
@@ -192,22 +188,22 @@ def gather_rows(sampler: Sampler, table: Tensor, rng: np.random.Generator) -> di
     def fresh() -> Tensor:
         return torch.from_numpy(rng.integers(0, table.shape[0], ids))
 
-    ways: dict[str, Callable[[Tensor], object]] = {
+    methods: dict[str, Callable[[Tensor], object]] = {
         "torch.index_select": lambda some: torch.index_select(table, 0, some, out=out),
         f"embedding_bag, sums of {BAG}": lambda some: F.embedding_bag(some, table, offsets, mode="sum"),
         "numpy.take, one thread": lambda some: plain.take(some.numpy(), axis=0, out=plain_out, mode="clip"),
     }
-    return gather_row(row_bytes, ids, {name: sampler.readings(timed(way, fresh)) for name, way in ways.items()})
+    return gather_row(row_bytes, ids, {name: sampler.readings(timed(work, fresh)) for name, work in methods.items()})
 
 
 def knee(sampler: Sampler, flat: np.ndarray[Any, Any], last_cache: int, rng: np.random.Generator) -> dict[str, Any]:
-    """ns a lookup against the size of the table, one thread."""
+    """ns per lookup by the size of the table, with one thread."""
     out = np.ones((KNEE_CALL, KNEE_ROW_BYTES // 4), dtype=np.float32)
     points = []
     for size in knee_sizes(flat.nbytes, sampler.effort.knee_points):
         table = flat[: size // 4].reshape(-1, KNEE_ROW_BYTES // 4)
         if size <= 2 * last_cache:
-            # Random ids alone would need many repetitions to bring in what fits the cache.
+            # Random ids alone would need many repetitions to load a table that fits the cache.
             table.max()
         ns = sampler.readings(timed(*_lookups(table, out, rng)))
         points.append(figure([value / (KNEE_CALL * KNEE_CALLS) for value in ns], "ns a lookup", table_bytes=size))

@@ -1,4 +1,4 @@
-"""A GPU's ceilings: products, memory, random rows, transfers, launches. Timed with events, the L2 flushed between."""
+"""Ceilings of a GPU: products, memory, random rows, transfers, launches. Timed with events after flushing the L2."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch.nn import functional as F
 
 from ... import units
 from .cpu import BAG, ROW_BYTES, timed_alone
-from .sampling import MIB, Figure, Sampler, allowed_bytes, bounded, figure, gather_row, rate
+from .sampling import MIB, Figure, Sampler, allowed_bytes, bounded, fastest_rate, figure, gather_row, rate
 
 Say = Callable[[str], None]
 
 LAUNCHES = 200
-"""Kernels queued in one reading: fewer than the queue holds, so that the host never waits for the device."""
+"""Kernels per reading: fewer than the launch queue holds, so that the host never waits for the device."""
 
 
 def measure(sampler: Sampler, say: Say, note: Say) -> dict[str, Any]:
-    """The ceilings of each kind of GPU, by its name: of two alike the first stands for both."""
-    found: dict[str, Any] = {}
+    """The ceilings of each kind of GPU by its name; of equal ones only the first is measured."""
+    by_name: dict[str, Any] = {}
     for index in range(torch.cuda.device_count()):
         name = torch.cuda.get_device_name(index)
-        if name not in found:
+        if name not in by_name:
             with torch.cuda.device(index):
-                found[name] = Gpu(sampler, say, note).measure()
+                by_name[name] = Gpu(sampler, say, note).measure()
             torch.cuda.empty_cache()
-    return found
+    return by_name
 
 
 class Gpu:
@@ -44,32 +44,34 @@ class Gpu:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.generator = torch.Generator(self.device).manual_seed(0)
         self.allowed = torch.cuda.mem_get_info()[0] // 4
-        # Writing several times the L2 leaves nothing of the work's own data in it, and keeps the device busy while
-        # the host queues what is timed, so that no launch gap is booked to it.
+        # Writing several times the size of the L2 evicts the data of the work, and keeps the device busy while the
+        # host queues the timed work, so that no launch gap is timed.
         self.flush = torch.ones(bounded(4 * self.l2_bytes, self.allowed // 4) // 4, device=self.device)
 
     def measure(self) -> dict[str, Any]:
         self.say(f"{self.name}: launches and transfers")
-        found: dict[str, Any] = {"l2_bytes": self.l2_bytes, "launch": self.launch(), "transfer": self.transfers()}
+        figures: dict[str, Any] = {"l2_bytes": self.l2_bytes, "launch": self.launch(), "transfer": self.transfers()}
         self.say(f"{self.name}: matrix products")
-        found["gemm"] = self.products()
-        wanted = max(self.effort.gpu_table_bytes, self.effort.caches * self.l2_bytes)
-        size = bounded(wanted, self.allowed // 2)
-        if size < wanted:
-            self.note(f"{self.name}: memory is short: the table has {units.size(size)} instead of {units.size(wanted)}")
+        figures["gemm"] = self.products()
+        requested = max(self.effort.gpu_table_bytes, self.effort.caches * self.l2_bytes)
+        size = bounded(requested, self.allowed // 2)
+        if size < requested:
+            self.note(
+                f"{self.name}: memory is short: the table has {units.size(size)} instead of {units.size(requested)}"
+            )
         table = torch.ones(size // 4, device=self.device)
         self.say(f"{self.name}: streaming and random rows, {units.size(size)}")
-        found["copy"], found["read"] = self.copy(table), self.read(table)
+        figures["copy"], figures["read"] = self.copy(table), self.read(table)
         cached = table[: bounded(self.l2_bytes // 4, size) // 4]
-        found["gather"] = {
+        figures["gather"] = {
             "cache": self.gather(cached, warm=lambda: cached.sum()),
             "dram": self.gather(table, warm=lambda: None),
         }
         order = ("l2_bytes", "gemm", "copy", "read", "gather", "transfer", "launch")
-        return {name: found[name] for name in order}
+        return {name: figures[name] for name in order}
 
     def timed(self, work: Callable[[], object], warm: Callable[[], object] = lambda: None) -> Callable[[], float]:
-        """One reading between two events, after a flush of the L2 and what is to be warm again."""
+        """One reading between two events, after flushing the L2 and warming what should be cached."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
 
         def once() -> float:
@@ -86,15 +88,15 @@ class Gpu:
     def products(self) -> dict[str, Figure]:
         before = torch.get_float32_matmul_precision()
         try:
-            found = {}
+            best = {}
             for name, dtype, precision in (
                 ("float32", torch.float32, "highest"),
                 ("tf32", torch.float32, "high"),
                 ("bfloat16", torch.bfloat16, "highest"),
             ):
                 torch.set_float32_matmul_precision(precision)
-                found[name] = self.product(dtype)
-            return found
+                best[name] = self.product(dtype)
+            return best
         finally:
             torch.set_float32_matmul_precision(before)
 
@@ -108,8 +110,8 @@ class Gpu:
             out = torch.empty_like(a)
             once = self.timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
             ns = self.sampler.readings(once, seconds=self.effort.product_seconds / 4)
-            found = rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side])
-            best = found if best is None or found["p50"] > best["p50"] else best
+            one = rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side])
+            best = one if best is None or one["p50"] > best["p50"] else best
         assert best is not None
         return best
 
@@ -121,15 +123,13 @@ class Gpu:
 
     def read(self, table: Tensor) -> Figure:
         lines = table.view(1024, -1)
-        ways: dict[str, Callable[[], object]] = {
+        methods: dict[str, Callable[[], object]] = {
             "sum of all": table.sum,
             "sum of each of 1024 pieces": lambda: lines.sum(1),
         }
-        size, found = table.numel() * 4, []
-        for method, work in ways.items():
-            ns = self.sampler.readings(self.timed(work))
-            found.append(rate(size, ns, "B/s", counted="read", buffer_bytes=size, method=method))
-        return max(found, key=lambda one: float(one["p50"]))
+        readings = {name: self.sampler.readings(self.timed(work)) for name, work in methods.items()}
+        size = table.numel() * 4
+        return fastest_rate(size, readings, "B/s", counted="read", buffer_bytes=size)
 
     def gather(self, flat: Tensor, *, warm: Callable[[], object]) -> dict[str, Any]:
         rows = [self.gather_rows(flat.view(-1, row_bytes // 4), warm) for row_bytes in ROW_BYTES]
@@ -146,31 +146,30 @@ class Gpu:
             some.random_(0, table.shape[0], generator=self.generator)
             warm()
 
-        ways: dict[str, Callable[[], object]] = {
+        methods: dict[str, Callable[[], object]] = {
             "torch.index_select": lambda: torch.index_select(table, 0, some, out=out),
             f"embedding_bag, sums of {BAG}": lambda: F.embedding_bag(some, table, offsets, mode="sum"),
         }
-        return gather_row(
-            row_bytes, ids, {name: self.sampler.readings(self.timed(way, fresh)) for name, way in ways.items()}
-        )
+        readings = {name: self.sampler.readings(self.timed(work, fresh)) for name, work in methods.items()}
+        return gather_row(row_bytes, ids, readings)
 
     def transfers(self) -> dict[str, Figure]:
         """Host to device and back, from pinned memory (by DMA) and from pageable memory (staged by the driver)."""
         size = bounded(self.effort.transfer_bytes, min(self.allowed, allowed_bytes() // 2))
-        there = torch.ones(size // 4, device=self.device)
-        found = {}
+        on_device = torch.ones(size // 4, device=self.device)
+        rates = {}
         for name, pinned in (("pinned", True), ("pageable", False)):
-            here = torch.ones(size // 4, pin_memory=pinned)
-            ways: dict[str, Callable[[], object]] = {
-                f"host_to_device_{name}": lambda here=here: there.copy_(here, non_blocking=True),  # type: ignore[misc]
-                f"device_to_host_{name}": lambda here=here: here.copy_(there, non_blocking=True),  # type: ignore[misc]
+            on_host = torch.ones(size // 4, pin_memory=pinned)
+            copies: dict[str, Callable[[], object]] = {
+                f"host_to_device_{name}": lambda host=on_host: on_device.copy_(host, non_blocking=True),  # type: ignore[misc]
+                f"device_to_host_{name}": lambda host=on_host: host.copy_(on_device, non_blocking=True),  # type: ignore[misc]
             }
-            for way, work in ways.items():
-                found[way] = rate(size, self.sampler.readings(self.timed(work)), "B/s", buffer_bytes=size)
-        return found
+            for direction, work in copies.items():
+                rates[direction] = rate(size, self.sampler.readings(self.timed(work)), "B/s", buffer_bytes=size)
+        return rates
 
     def launch(self) -> dict[str, Figure]:
-        """What the host pays to queue a kernel of one element, and to queue one and wait for it."""
+        """Host time to queue a kernel of one element, and to queue one and wait for it."""
         one = torch.ones(1, device=self.device)
 
         def queued() -> float:

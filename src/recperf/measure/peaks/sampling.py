@@ -1,4 +1,4 @@
-"""Timing a piece of work on a machine that may be doing other things too: many readings, medians, a second look."""
+"""Times a piece of work on a machine that may be busy: many readings, medians, repeated series."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from ...machine import available_bytes
 
 Figure = dict[str, Any]
-"""p20, p50, p80, n and unit, with what is needed to read them."""
+"""p20, p50, p80, n and unit, with the details needed to interpret them."""
 
 NOISY = 0.25
-"""Distance from p20 to p80, over the median, beyond which a series is measured again and named in the notes."""
+"""Distance from p20 to p80 relative to the median above which a series is repeated and mentioned in the notes."""
 
 WARM_UPS = 2
 
@@ -25,36 +25,36 @@ GRAIN = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much to measure. Sizes are floors: the machine's caches raise them and its memory bounds them."""
+    """How much to measure. Sizes are minima: large caches raise them, and the memory limits them."""
 
     seconds: float
-    """For one series of readings."""
+    """Seconds for one series of readings."""
     least: int
-    """Readings in a series, however long one takes."""
+    """Minimum number of readings in a series."""
     most: int
-    """Readings after which a series is long enough."""
+    """Maximum number of readings in a series."""
     tries: int
-    """Series of a noisy figure; the fastest counts."""
+    """Maximum number of series of a noisy figure; the fastest counts."""
     patience: float
-    """Seconds since the start after which nothing is tried again."""
+    """Seconds since the start after which no series is repeated."""
     product_seconds: float
-    """For one size of the square matrix products."""
+    """Seconds for one size of the square matrix products."""
     product_side: int
     """Largest side of the products."""
     caches: int
-    """The memory table holds at least this many last-level caches."""
+    """Minimum size of the memory table in last-level caches."""
     table_bytes: int
-    """Smallest memory table."""
+    """Minimum size of the memory table."""
     knee_bytes: int
-    """Where the knee's sizes end at the earliest."""
+    """Minimum size at which the cache curve ends."""
     knee_points: int
-    """Sizes an octave."""
+    """Sizes of the cache curve per doubling."""
     ids: int
-    """Most rows of one gather on the processor."""
+    """Maximum number of rows of one gather on the CPU."""
     gpu_table_bytes: int
-    """Smallest table in a GPU's memory."""
+    """Minimum size of the table in GPU memory."""
     transfer_bytes: int
-    """Buffer that travels between host and GPU."""
+    """Size of the buffer copied between host and GPU."""
 
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -108,11 +108,11 @@ TINY = replace(
     gpu_table_bytes=64 * MIB,
     transfer_bytes=MIB,
 )
-"""Shows that everything works, in a fraction of a second; the figures mean nothing."""
+"""Shows in a fraction of a second that everything works; its figures mean nothing."""
 
 
 class Sampler:
-    """Takes readings within an effort's limits."""
+    """Takes readings within the limits of an effort."""
 
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
@@ -121,9 +121,9 @@ class Sampler:
     def readings(
         self, once: Callable[[], float], *, seconds: float | None = None, warm_ups: int = WARM_UPS
     ) -> list[float]:
-        """What `once` returns (ns of its timed part), repeated. Of several series the one with the lowest median stays.
+        """Readings of `once`, in ns; of several series the one with the lowest median.
 
-        A ceiling is what the machine can do, so a series that other work slowed down may be thrown away.
+        A ceiling is what the machine can do at best, so a series that other processes slowed down can be dropped.
         """
         best: list[float] = []
         for _ in range(self.effort.tries):
@@ -165,13 +165,23 @@ def figure(values: Sequence[float], unit: str, **more: Any) -> Figure:
 
 
 def rate(amount: float, ns: Sequence[float], unit: str, **more: Any) -> Figure:
-    """Readings of the time that an amount of work took, as amounts a second."""
+    """Times of an amount of work, as a rate per second."""
     return figure([amount * 1e9 / value for value in ns], unit, **more)
 
 
+def fastest_rate(amount: float, readings: dict[str, list[float]], unit: str, **more: Any) -> Figure:
+    """The rate of the fastest of several methods for the same work."""
+    method = _fastest(readings)
+    return rate(amount, readings[method], unit, **more, method=method)
+
+
+def _fastest(readings: dict[str, list[float]]) -> str:
+    return min(readings, key=lambda name: float(np.median(readings[name])))
+
+
 def gather_row(row_bytes: int, ids: int, readings: dict[str, list[float]]) -> dict[str, Any]:
-    """The fastest of several ways to gather, as ns a row and as bytes of rows a second."""
-    method = min(readings, key=lambda name: float(np.median(readings[name])))
+    """The fastest of several methods to gather rows, as ns per row and as bytes of rows per second."""
+    method = _fastest(readings)
     ns = [value / ids for value in readings[method]]
     return {
         "row_bytes": row_bytes,
@@ -183,7 +193,7 @@ def gather_row(row_bytes: int, ids: int, readings: dict[str, list[float]]) -> di
 
 
 def better(first: Any, second: Any) -> Any:
-    """Of two measurements of the same things, each figure from the one that was faster there."""
+    """The faster figure of two measurements, figure by figure."""
     if isinstance(first, list):
         return [better(one, other) for one, other in zip(first, second, strict=True)]
     if not isinstance(first, dict):
@@ -192,25 +202,21 @@ def better(first: Any, second: Any) -> Any:
         lower_is_better = first["unit"].startswith("ns")
         return second if (second["p50"] < first["p50"]) == lower_is_better else first
     if "bytes_per_s" in first:
-        # A gather's method and both of its figures belong together.
+        # The method and both figures of a gather belong together.
         return second if second["ns"]["p50"] < first["ns"]["p50"] else first
     return {key: better(value, second[key]) if key in second else value for key, value in first.items()}
 
 
 def noisy(value: Any, name: str = "") -> list[str]:
-    """Names of the figures whose readings lie far apart."""
+    """Names of the figures whose readings vary widely."""
     if isinstance(value, dict):
         if "p50" in value:
             return [name] if (value["p80"] - value["p20"]) / value["p50"] > NOISY else []
         # Both figures of a gather come from the same readings.
-        return [
-            found
-            for key, item in value.items()
-            if key != "bytes_per_s"
-            for found in noisy(item, f"{name} {key}".strip())
-        ]
+        items = ((key, item) for key, item in value.items() if key != "bytes_per_s")
+        return [figure for key, item in items for figure in noisy(item, f"{name} {key}".strip())]
     if isinstance(value, list):
-        return [found for item in value for found in noisy(item, f"{name} {_label(item)}".strip())]
+        return [figure for item in value for figure in noisy(item, f"{name} {_label(item)}".strip())]
     return []
 
 

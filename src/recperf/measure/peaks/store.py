@@ -1,4 +1,4 @@
-"""The machine's file: written under its fingerprint, and refused when it is another machine's or damaged."""
+"""The file of a machine's ceilings, stored under its fingerprint; those of another machine are refused."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FIGURES = (
     "dispatch.op",
     "dispatch.autograd",
 )
-"""What every file must hold; other figures are checked where they are present."""
+"""Figures that every file must have; others are checked where present."""
 
 
 def path_of(facts: dict[str, Any]) -> Path:
-    """Where a machine's ceilings are kept."""
+    """Where the ceilings of a machine are stored."""
     return places.home() / "machines" / f"{facts['fingerprint']}.json"
 
 
 def save(peaks: dict[str, Any]) -> Path:
-    """Write the ceilings under the fingerprint of the machine they were measured on, in place of older ones."""
+    """Write the ceilings under the fingerprint of their machine, replacing older ones."""
     path = path_of(peaks["machine"])
     try:
         with writing(path):
@@ -48,7 +48,7 @@ def save(peaks: dict[str, Any]) -> Path:
 
 
 def load(facts: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """This machine's ceilings; None when they were never measured."""
+    """The ceilings of this machine; None if they were never measured."""
     facts = machine_facts() if facts is None else facts
     path = path_of(facts)
     try:
@@ -65,21 +65,21 @@ def load(facts: dict[str, Any] | None = None) -> dict[str, Any] | None:
     if isinstance(peaks, dict) and schema is not None and schema != SCHEMA:
         what = f"the file of ceilings has schema {schema!r}; this recperf reads {SCHEMA}"
         raise DataError(what, where={"file": path}, fix=FIX)
-    found = faults(peaks)
-    if found:
-        raise DataError(f"the file of ceilings is damaged: {found[0]}", where={"file": path}, fix=FIX)
+    errors = faults(peaks)
+    if errors:
+        raise DataError(f"the file of ceilings is damaged: {errors[0]}", where={"file": path}, fix=FIX)
     require_own(peaks, facts, file=path)
     return dict(peaks)
 
 
 def require_own(peaks: dict[str, Any], facts: dict[str, Any], *, file: Path | None = None) -> None:
-    """Refuse ceilings of another machine: a share of somebody else's peak says nothing."""
+    """Refuse ceilings of another machine: a share of its peak says nothing about this one."""
     theirs, ours = peaks["machine"]["fingerprint"], facts["fingerprint"]
     if theirs != ours:
-        named = {"file": file} if file else {}
+        location = {"file": file} if file else {}
         raise DataError(
             f"these ceilings belong to another machine: measured on {theirs}, this is {ours}",
-            where={**named, "measured on": _describe(peaks["machine"]), "this machine": _describe(facts)},
+            where={**location, "measured on": _describe(peaks["machine"]), "this machine": _describe(facts)},
             fix=FIX,
         )
 
@@ -90,20 +90,22 @@ def _describe(facts: dict[str, Any]) -> str:
 
 
 def faults(peaks: Any) -> list[str]:
-    """What is wrong with the content of a file; empty when nothing is."""
+    """Errors in the content of a file; empty if there are none."""
     if not isinstance(peaks, dict):
-        return ["it holds no object"]
+        return ["it is not a JSON object"]
     if peaks.get("schema") != SCHEMA:
         return ["schema is missing"]
     machine = peaks.get("machine")
     if not isinstance(machine, dict) or not isinstance(machine.get("fingerprint"), str):
         return ["machine.fingerprint is missing"]
-    found = [f"{path} is not measured" for path in FIGURES if not isinstance(_at(peaks, path).get("p50"), (int, float))]
-    return found + _figure_faults(peaks, "")
+    errors = [
+        f"{path} is not measured" for path in FIGURES if not isinstance(_at(peaks, path).get("p50"), (int, float))
+    ]
+    return errors + _figure_faults(peaks, "")
 
 
 def _at(value: Any, path: str) -> dict[str, Any]:
-    """The object at a path; empty where there is none."""
+    """The object at a path; empty if there is none."""
     for key in path.split("."):
         if isinstance(value, list) and key.isdigit() and int(key) < len(value):
             value = value[int(key)]
@@ -123,5 +125,5 @@ def _figure_faults(value: Any, path: str) -> list[str]:
     if not all(
         isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) and x > 0 for x in readings
     ):
-        return [f"{path} holds {readings}, not four positive numbers"]
+        return [f"{path} is {readings}, not four positive numbers"]
     return [] if sorted(readings[:3]) == readings[:3] else [f"{path}: p20, p50 and p80 are out of order"]

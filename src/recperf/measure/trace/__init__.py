@@ -1,1 +1,1 @@
-"""Traces of torch.profiler: record.py makes one, read.py loads any, analyse.py explains it, cut.py makes it smaller."""
+"""Traces of torch.profiler: record one, read any, analyse it, cut it to a size, merge those of several ranks."""

@@ -1,52 +1,89 @@
-"""What a trace says about a step: operators, kernels, parts, idle time of the device by cause, transfers.
+"""Analyses a trace per step: operators, kernels, parts, idle time of the device by cause, transfers.
 
-Everything is per step: sums over whole steps, divided by how many there were. An event of the host belongs to the step
-it begins in; a piece of device work to the step that launched it, however late it ran.
+All figures are sums over whole steps divided by the number of steps. A host event belongs to the step in which it
+begins, device work to the step that launched it, however late it ran.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
 from .idle import idle, transfers
 from .nesting import NONE, Nesting, holds, merged
-from .read import Device, Host, Shapes, Trace
+from .read import ABOUT, MERGED, Device, Host, Shapes, Trace, read
 from .window import SMALL_US, Window, per_step
 from .work import flops, moved
 
 NO_DEVICE = "no device in this trace"
-NO_WORK = "no device work was launched inside the steps"
+NO_WORK = "the steps launched no device work"
 
 
 def analyse(trace: Trace, *, steps_name: str = "recperf.step", parts_prefix: str = "recperf.part.") -> dict[str, Any]:
-    """The sections operator_table, kernels, idle, transfers and parts, and the window they speak of.
+    """The sections operator_table, kernels, idle, transfers and parts, and the window they cover.
 
-    Steps are ranges called `<steps_name>#N`, or else torch's own `ProfilerStep#N`; a trace with neither is one step.
+    Steps are the ranges `<steps_name>#N`, or torch's own `ProfilerStep#N`; a trace with neither counts as one step.
     """
     if not trace.host and not trace.device:
         raise DataError(
-            "the trace holds no event of torch.profiler",
+            "the trace has no events of torch.profiler",
             where={"file": trace.path, "events": f"{trace.events:,}"},
             fix="record it with torch.profiler.profile(...) and export_chrome_trace",
         )
     nesting = Nesting(trace, steps_name=steps_name, parts_prefix=parts_prefix)
     window = Window(trace, nesting)
-    found: dict[str, Any] = {
+    sections: dict[str, Any] = {
         "window": window.as_json(),
         "operator_table": _operators(nesting, window),
         "parts": _parts(nesting, window),
     }
     if not window.work:
         missing = {"missing": NO_WORK if trace.device else NO_DEVICE}
-        return {**found, "kernels": missing, "idle": missing, "transfers": missing}
+        return {**sections, "kernels": missing, "idle": missing, "transfers": missing}
     return {
-        **found,
+        **sections,
         "kernels": _kernels(nesting, window),
         "idle": idle(trace, nesting, window),
         "transfers": transfers(window),
     }
+
+
+def analyse_file(path: Path) -> dict[str, Any]:
+    """The analysis of a trace file, with facts about the file."""
+    trace = read(path)
+    if isinstance(trace.header.get(ABOUT), dict) and MERGED in trace.header[ABOUT]:
+        raise DataError(
+            "a merged trace contains the steps of several ranks", where={"file": path}, fix="use the trace of one rank"
+        )
+    return {
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "events": trace.events,
+        "ignored": trace.ignored,
+        "torch": trace.header.get("torch_version"),
+        "cuda": _version(trace.header.get("cuda_runtime_version")),
+        "devices": _devices(trace.header.get("deviceProperties")),
+        "ranks": _ranks(trace.header.get("distributedInfo")),
+        **analyse(trace),
+    }
+
+
+def _version(number: Any) -> str | None:
+    """`12.8` for 12080."""
+    return f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else None
+
+
+def _devices(properties: Any) -> list[str]:
+    devices = properties if isinstance(properties, list) else []
+    return [str(item["name"]) for item in devices if isinstance(item, dict) and "name" in item]
+
+
+def _ranks(distributed: Any) -> dict[str, Any] | None:
+    if not isinstance(distributed, dict) or "rank" not in distributed:
+        return None
+    return {name: distributed.get(name) for name in ("rank", "world_size", "backend")}
 
 
 def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
@@ -76,7 +113,7 @@ def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
                 "calls": per_step(len(members), window.count),
                 "cpu_self_ms": max(0.0, sum(own[i] for i in members)) / 1e3 / window.count,
                 "device_self_ms": sum(device[i] for i in members) / 1e3 / window.count if window.work else None,
-                "shapes": _shown(shapes),
+                "shapes": _shape_text(shapes),
                 "flops": per_step(sum(n or 0 for n in work_of), window.count) if work_of else None,
                 "bytes": per_step(sum(n or 0 for n in bytes_of), window.count) if bytes_of else None,
             }
@@ -86,37 +123,38 @@ def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
 
 
 def _counted(nesting: Nesting, inside: list[int]) -> dict[int, tuple[int | None, int | None]]:
-    """(FLOPs, bytes) of every operator, each piece of work on one row only.
+    """(FLOPs, bytes) of every operator, with no work counted twice.
 
-    An operator often calls another that does the work: a linear layer an addmm, which copies its bias. The innermost
-    product takes what belongs to it; among the rest the innermost operator whose bytes are known.
+    An operator often calls another that does the work: a linear layer calls addmm, which copies its bias. Work counts
+    for the innermost matrix product, otherwise for the innermost operator whose bytes are known.
     """
     events, parent = nesting.events, nesting.parent
     own = {i: (flops(events[i].name, events[i].shapes), moved(events[i].name, events[i].shapes)) for i in inside}
     wraps = _above_any(nesting, [i for i in inside if own[i][0] is not None])
     products = {i for i in inside if own[i][0] is not None} - wraps
-    helps: set[int] = set()
+    inside_products: set[int] = set()
     for i in inside:
         above = nesting.above(parent[i], "op")
-        if above in products or above in helps:
-            helps.add(i)
-    outer = _above_any(nesting, [i for i in inside if own[i][1] is not None and i not in helps])
+        if above in products or above in inside_products:
+            inside_products.add(i)
+    outer = _above_any(nesting, [i for i in inside if own[i][1] is not None and i not in inside_products])
     unknown = (None, None)
-    return {i: own[i] if i in products or not (i in wraps or i in helps or i in outer) else unknown for i in inside}
+    left_out = wraps | inside_products | outer
+    return {i: own[i] if i in products or i not in left_out else unknown for i in inside}
 
 
 def _above_any(nesting: Nesting, indices: list[int]) -> set[int]:
-    found: set[int] = set()
+    ancestors: set[int] = set()
     for i in indices:
         above = nesting.parent[i]
-        while above != NONE and above not in found:
-            found.add(above)
+        while above != NONE and above not in ancestors:
+            ancestors.add(above)
             above = nesting.parent[above]
-    return found
+    return ancestors
 
 
-def _shown(shapes: Shapes | None) -> str:
-    """`2048x512, 512x64`: the inputs that are tensors with sizes."""
+def _shape_text(shapes: Shapes | None) -> str:
+    """The sizes of tensor inputs: `2048x512, 512x64`."""
     return ", ".join("x".join(map(str, dim)) for dim in shapes.dims if dim) if shapes else ""
 
 
@@ -158,7 +196,7 @@ def _kernels(nesting: Nesting, window: Window) -> dict[str, Any]:
 
 
 def _parts(nesting: Nesting, window: Window) -> list[dict[str, Any]]:
-    """Every part's time on the host, inner parts taken out, and on the device; `other` is what no part covers."""
+    """Time of every part on the host, without inner parts, and on the device; `other` is outside of all parts."""
     host: dict[str, float] = {}
     calls: defaultdict[str, int] = defaultdict(int)
     stack: list[Host] = []

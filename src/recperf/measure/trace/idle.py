@@ -1,4 +1,4 @@
-"""When the device had nothing to do, and whose fault that was; what was copied, and how."""
+"""Idle time of the device by cause, and transfers between host and device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .window import Window, per_step
 
 CAUSES = ("input wait", "host wait", "kernel gap", "sync")
 SLACK_US = 2.0
-"""A waiting call may seem to end this long before the work it waited for: two clocks, fitted to each other."""
+"""A waiting call may seem to end this long before the work it waited for: host and device clocks differ a little."""
 _SYNC = re.compile(r"(?:cuda|cu|hip)(?:(?:Stream|Device|Ctx|Event)Synchronize|Memcpy(?!.*Async))")
 _COPY = re.compile(r"(?:cuda|cu|hip)Memcpy.*Async")
 _KINDS = {"HtoD": "host to device", "DtoH": "device to host", "DtoD": "device to device", "PtoP": "device to device"}
@@ -21,35 +21,35 @@ _FRAME = re.compile(r"\.py\(\d+\)")
 
 
 def idle(trace: Trace, nesting: Nesting, window: Window) -> dict[str, Any]:
-    """Device time without work, every gap booked to one cause, so that the causes sum to the idle time."""
+    """Idle time of the device. Every gap has one cause, so the causes sum to the idle time."""
     waits = _waits(nesting, window)
     blocked = merged((call.start, call.end + SLACK_US) for call in (nesting.events[i] for i in waits))
     inputs = Cover(nesting.inputs)
     causes = dict.fromkeys(CAUSES, 0.0)
     for start, end, following in _gaps(window):
         causes[_cause(start, end, following, window, inputs, blocked)] += end - start
-    wall, none = window.end - window.begin, sum(causes.values())
+    wall, idle_us = window.end - window.begin, sum(causes.values())
     scale = 1e3 * window.count
     return {
         "wall_ms": wall / scale,
-        "busy_ms": (wall - none) / scale,
-        "idle_ms": none / scale,
+        "busy_ms": (wall - idle_us) / scale,
+        "idle_ms": idle_us / scale,
         "causes": {name: time / scale for name, time in causes.items()},
         "syncs": _callers(trace, nesting, window, waits),
     }
 
 
 def _gaps(window: Window) -> list[tuple[float, float, Device | None]]:
-    """Stretches without device work, each with the work that ended it; none after the last."""
-    found: list[tuple[float, float, Device | None]] = []
+    """Gaps without device work, each with the work that follows it; None after the last."""
+    gaps: list[tuple[float, float, Device | None]] = []
     done = window.begin
     for work in window.activity:
         if work.start > done:
-            found.append((done, work.start, work))
+            gaps.append((done, work.start, work))
         done = max(done, work.end)
     if window.end > done:
-        found.append((done, window.end, None))
-    return found
+        gaps.append((done, window.end, None))
+    return gaps
 
 
 def _cause(
@@ -60,7 +60,7 @@ def _cause(
     inputs: Cover,
     blocked: list[tuple[float, float]],
 ) -> str:
-    # Work that was already queued waited for neither the host nor its input, whatever the host did meanwhile.
+    # Work that was already queued waited for neither the host nor the input.
     if following is not None and _queued(following, window) <= start:
         return "kernel gap"
     if inputs.of(start, end) > 0.5 * (end - start):
@@ -70,27 +70,27 @@ def _cause(
 
 
 def _queued(work: Device, window: Window) -> float:
-    """When work was ready to run as far as the host is concerned."""
+    """When the host had queued the work."""
     call = window.nesting.launch(work)
     if call == NONE:
         return float("inf")
     first = window.first_of_launch(work)
-    # A graph's launch call may still be running while its first kernels do.
+    # The launch call of a graph may still run while its first kernels do.
     return window.nesting.events[call].end if first is work else first.start
 
 
 def _waits(nesting: Nesting, window: Window) -> list[int]:
-    """Calls inside the steps in which the host waits for the device."""
+    """Calls inside steps in which the host waits for the device."""
     copies = {work.correlation: work for work in window.work if work.kind == "copy"}
-    found = []
+    waits = []
     for index, event in enumerate(nesting.events):
         if event.kind == "call" and window.holds(event.start):
             copy = copies.get(event.correlation) if _COPY.match(event.name) else None
-            # The driver must wait for a copy to or from memory that is not pinned, though the call says Async.
-            held = copy is not None and "Pageable" in copy.name and event.end >= copy.end
-            if held or _SYNC.match(event.name):
-                found.append(index)
-    return found
+            # The driver waits for a copy of memory that is not pinned, although the call is named Async.
+            waited = copy is not None and "Pageable" in copy.name and event.end >= copy.end
+            if waited or _SYNC.match(event.name):
+                waits.append(index)
+    return waits
 
 
 def _callers(trace: Trace, nesting: Nesting, window: Window, waits: list[int]) -> list[dict[str, Any]]:
@@ -99,14 +99,14 @@ def _callers(trace: Trace, nesting: Nesting, window: Window, waits: list[int]) -
     for index in waits:
         call = nesting.events[index]
         if call.thread not in frames:
-            own = (frame for frame in trace.python if frame.thread == call.thread and _is_users(frame.name))
+            own = (frame for frame in trace.python if frame.thread == call.thread and _is_user_code(frame.name))
             frames[call.thread] = Innermost(own, nesting.rounding)
         operator = nesting.outermost(index, "op")
         part, frame = nesting.part[index], frames[call.thread].at(call.start)
-        said = [nesting.events[operator].name] if operator != NONE else []
-        said += [f"part {part}"] if part else []
-        said += [frame.name] if frame else []
-        groups[call.name, ", ".join(said) or "no operator, part or stack around it"].append(call)
+        context = [nesting.events[operator].name] if operator != NONE else []
+        context += [f"part {part}"] if part else []
+        context += [frame.name] if frame else []
+        groups[call.name, ", ".join(context) or "no operator, part or stack is known"].append(call)
     rows: list[dict[str, Any]] = [
         {
             "what": what,
@@ -119,12 +119,12 @@ def _callers(trace: Trace, nesting: Nesting, window: Window, waits: list[int]) -
     return sorted(rows, key=lambda row: row["ms"], reverse=True)
 
 
-def _is_users(frame: str) -> bool:
+def _is_user_code(frame: str) -> bool:
     return _FRAME.search(frame) is not None and not frame.startswith("torch/") and "/torch/" not in frame
 
 
 def transfers(window: Window) -> list[dict[str, Any]]:
-    """Copies and fills by kind and by whether the host's side was pinned."""
+    """Copies and fills by kind and by whether host memory was pinned."""
     kernels: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for work in window.work:
         if work.kind == "kernel":
@@ -138,7 +138,7 @@ def transfers(window: Window) -> list[dict[str, Any]]:
     for (kind, pinned), members in groups.items():
         time = sum(work.end - work.start for work in members)
         size = sum(work.bytes for work in members)
-        beside = sum(cover[work.device].of(work.start, work.end) for work in members if work.device in cover)
+        overlapped = sum(cover[work.device].of(work.start, work.end) for work in members if work.device in cover)
         rows.append(
             {
                 "kind": kind,
@@ -147,7 +147,7 @@ def transfers(window: Window) -> list[dict[str, Any]]:
                 "ms": time / 1e3 / window.count,
                 "gb_per_s": size / time / 1e3 if time else 0.0,
                 "pinned": pinned,
-                "overlapped_share": beside / time if time else 0.0,
+                "overlapped_share": overlapped / time if time else 0.0,
             }
         )
     return sorted(rows, key=lambda row: row["ms"], reverse=True)

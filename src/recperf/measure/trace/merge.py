@@ -17,9 +17,7 @@ from typing import Any
 
 from ...errors import DataError, UsageError
 from .file import Event, Scan, write_trace
-from .read import ABOUT, MARK
-
-MERGED = "merged"
+from .read import ABOUT, MARK, MERGED
 
 
 @dataclass(kw_only=True)

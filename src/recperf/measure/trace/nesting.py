@@ -1,4 +1,4 @@
-"""What encloses what on the host, and which stretch of it started each piece of device work."""
+"""The nesting of host events, and which of them launched each piece of device work."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from .read import STEP_OF_TORCH, Device, Host, Trace
 
 ROUNDING = 0.002
-"""Microseconds by which a child may seem to outlast its parent: files keep three decimals."""
+"""Microseconds by which a child may seem to outlast its parent: files have three decimals."""
 WHOLE = 1.0
-"""The same in files of older profilers, which cut start and length to whole microseconds."""
+"""The same in files of old profilers, which have whole microseconds."""
 NONE = -1
 _AUTOGRAD = "autograd::"
 _INPUT_PART = re.compile(r"(?:.*_)?data$")
 _LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__")
-"""What torch calls the range it puts around its own loader."""
+"""Names of the range that torch records around its own loader."""
 
 
 class Nesting:
-    """The host's events in the order of their threads and times, each with the one that encloses it."""
+    """Host events ordered by thread and time, each with the event that encloses it."""
 
     def __init__(self, trace: Trace, *, steps_name: str, parts_prefix: str) -> None:
         self.prefix = parts_prefix
@@ -41,11 +41,11 @@ class Nesting:
                 self._ops[event.external] = index
 
     def launch(self, work: Device) -> int:
-        """The call that started a piece of device work, or NONE."""
+        """The call that launched device work, or NONE."""
         return NONE if work.correlation is None else self._calls.get(work.correlation, NONE)
 
     def origin(self, work: Device) -> int:
-        """That call, or without one the operator the device work is tagged with, or NONE."""
+        """That call, else the operator that the device work names, else NONE."""
         call = self.launch(work)
         return call if call != NONE or work.external is None else self._ops.get(work.external, NONE)
 
@@ -56,11 +56,11 @@ class Nesting:
         return index
 
     def outermost(self, index: int, kind: str) -> int:
-        found = NONE
+        last = NONE
         while index != NONE:
-            found = index if self.events[index].kind == kind else found
+            last = index if self.events[index].kind == kind else last
             index = self.parent[index]
-        return found
+        return last
 
     def part_of(self, index: int) -> str | None:
         return None if index == NONE else self.part[index]
@@ -77,26 +77,26 @@ class Nesting:
     def _parts(self) -> list[str | None]:
         """The innermost part around every event.
 
-        The backward pass on a GPU runs in a thread of autograd's own while the thread of the steps waits for it: there
-        an event belongs to the part that waits.
+        On a GPU the backward pass runs in a thread of autograd while the thread of the steps waits for it: events there
+        belong to the part that waits.
         """
         part: list[str | None] = []
         for index, event in enumerate(self.events):
             above = part[self.parent[index]] if self.parent[index] != NONE else None
             part.append(self.name_of_part(event) or above)
-        helpers = {event.thread for event in self.events if event.name.startswith(_AUTOGRAD)} - {self.thread}
-        if helpers:
+        autograd = {event.thread for event in self.events if event.name.startswith(_AUTOGRAD)} - {self.thread}
+        if autograd:
             own = (event for event in self.events if event.thread == self.thread and self.name_of_part(event))
             waiting = Innermost(own, self.rounding)
             for index, event in enumerate(self.events):
-                if part[index] is None and event.thread in helpers:
-                    found = waiting.at(event.start)
-                    part[index] = self.name_of_part(found) if found else None
+                if part[index] is None and event.thread in autograd:
+                    outer = waiting.at(event.start)
+                    part[index] = self.name_of_part(outer) if outer else None
         return part
 
 
 class Innermost:
-    """Which of some nested events of one thread is the innermost at a time."""
+    """Finds the innermost of some nested events of one thread at a time."""
 
     def __init__(self, events: Iterable[Host], rounding: float = ROUNDING) -> None:
         self.events = sorted(events, key=lambda event: (event.start, -event.end))
@@ -115,7 +115,7 @@ def _rounding(events: list[Host]) -> float:
 
 
 def _parents(events: list[Host], rounding: float) -> list[int]:
-    """For events in order of thread, start and falling end: the index of the one that encloses each."""
+    """The index of the enclosing event, for events ordered by thread, start and descending end."""
     parent: list[int] = []
     stack: list[int] = []
     for index, event in enumerate(events):
@@ -131,7 +131,7 @@ def holds(outer: Host, inner: Host, rounding: float) -> bool:
 
 
 def find_steps(host: Iterable[Host], steps_name: str) -> list[Host]:
-    """The named steps, ours before torch's own, of the one thread that has most of them, in order of time."""
+    """The steps in order of time, of the thread that has most of them; ours are preferred to torch's own."""
     for name in (steps_name, STEP_OF_TORCH):
         threads: defaultdict[str, list[Host]] = defaultdict(list)
         pattern = re.compile(re.escape(name) + r"#\d+$")
@@ -151,32 +151,32 @@ def _busiest_thread(events: list[Host]) -> str:
     return max(time, key=lambda thread: time[thread]) if time else ""
 
 
-def merged(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Stretches of time as disjoint ones, in order."""
-    whole: list[tuple[float, float]] = []
-    for start, end in sorted(stretches):
-        if whole and start <= whole[-1][1]:
-            whole[-1] = (whole[-1][0], max(end, whole[-1][1]))
+def merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The union of time intervals, as disjoint intervals in order."""
+    union: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         elif end > start:
-            whole.append((start, end))
-    return whole
+            union.append((start, end))
+    return union
 
 
 class Cover:
-    """How much of any stretch some disjoint stretches cover."""
+    """How much of an interval some disjoint intervals cover."""
 
-    def __init__(self, stretches: list[tuple[float, float]]) -> None:
-        self.stretches = stretches
-        self.starts = [start for start, _ in stretches]
+    def __init__(self, intervals: list[tuple[float, float]]) -> None:
+        self.intervals = intervals
+        self.starts = [start for start, _ in intervals]
         self.before = [0.0]
-        for start, end in stretches:
+        for start, end in intervals:
             self.before.append(self.before[-1] + end - start)
 
     def until(self, time: float) -> float:
         index = bisect_right(self.starts, time)
         if not index:
             return 0.0
-        start, end = self.stretches[index - 1]
+        start, end = self.intervals[index - 1]
         return self.before[index - 1] + min(end, time) - start
 
     def of(self, start: float, end: float) -> float:

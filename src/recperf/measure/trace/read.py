@@ -39,6 +39,8 @@ MARK = "recperf.mark"
 """Ranges before the steps that end when all ranks have reached a barrier."""
 ABOUT = "recperf"
 """Field of the header in which recperf writes rank, run and host."""
+MERGED = "merged"
+"""Field in that which lists the ranks of a merged trace."""
 
 
 class Shapes(NamedTuple):

@@ -1,4 +1,4 @@
-"""Record a trace of some steps with torch.profiler, steps and parts named so that analyse.py finds them."""
+"""Records a trace of some steps with torch.profiler; steps and parts have the names that analyse.py expects."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .read import ABOUT, MARK
 STEP = "recperf.step"
 PART = "recperf.part."
 MARKS = 9
-"""Barriers that ranks mark: enough for the one in the middle not to be a slow one."""
+"""Barriers that ranks mark: enough for the median not to be a slow one."""
 
 
 class _Ranges:
-    """Shows every span to the profiler."""
+    """Passes every span to the profiler as a named range."""
 
     def __init__(self) -> None:
         self._open: list[record_function] = []
@@ -51,14 +51,14 @@ def record(
 ) -> None:
     """Profile `steps` calls of `step`, which must be warm, and write the Chrome trace to `path` (gzip if it ends so).
 
-    One more step runs first, without a name: the first under the profiler pays for its buffers, and belongs to no
-    measurement. `step` is given 0 there, then 1, 2, ... The trace says `about` itself whose it is; where several ranks
-    record together, `meet` waits for all of them, and the ends of some such waits are marked before the steps.
+    One unnamed step runs first, because the first step under the profiler pays for its buffers. `step` receives 0 for
+    it, then 1, 2, ... `about` is written into the header of the trace. Where several ranks record together, `meet` is a
+    barrier, and the ends of some barriers are marked before the steps.
     """
     require_writable(path.parent)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     profiler = profile(activities=activities, record_shapes=True)
-    with _without_chatter():
+    with _filtered_stderr():
         profiler.start()
     before = listen(_Ranges())
     try:
@@ -73,31 +73,31 @@ def record(
             with record_function(f"{STEP}#{index}"):
                 step(index + 1)
         if cuda:
-            # Work that is still queued when the profiler stops would be missing from the trace.
+            # Work that is still queued when the profiler stops would be missing.
             torch.cuda.synchronize()
     finally:
         listen(before)
-        with _without_chatter():
+        with _filtered_stderr():
             profiler.stop()
     profiler.export_chrome_trace(str(path))
     if not path.is_file():
-        # The profiler only logs that it could not write.
+        # The profiler only logs that it could not write the file.
         raise MachineError(f"cannot write {path.name}", where={"file": path}, fix="check the folder and free space")
 
 
 @contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Keep the two lines out of stderr that the profiler's C++ half prints whatever its log level; pass on the rest."""
+def _filtered_stderr() -> Iterator[None]:
+    """Drop the lines that the profiler's C++ part prints to stderr at any log level; pass on the others."""
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as kept:
+    with tempfile.TemporaryFile() as captured:
         stderr = os.dup(2)
-        os.dup2(kept.fileno(), 2)
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-            kept.seek(0)
-            for line in kept:
+            captured.seek(0)
+            for line in captured:
                 if not line.startswith(b"USDT:"):
                     os.write(2, line)

@@ -1,4 +1,4 @@
-"""The stretch of a trace that is explained: whole steps of the host, and the device work they launched."""
+"""The part of a trace that is analysed: whole steps of the host, and the device work they launched."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SMALL_US = 10.0
 
 
 class Window:
-    """Opens when the first step has begun and the device is done with what came before it; closes when the last step
-    has ended and its device work is done. So it is as long as the steps really took, however far the host ran ahead.
+    """Begins when the first step has begun and the device has finished earlier work; ends when the last step and its
+    device work have ended. So it is as long as the steps took, however far the host ran ahead.
     """
 
     def __init__(self, trace: Trace, nesting: Nesting) -> None:
@@ -26,7 +26,7 @@ class Window:
         self.host_us = sum(end - start for start, end in steps)
         self._steps, self._starts = steps, [start for start, _ in steps]
         self.work: list[Device] = []
-        """Device work the steps launched, on every device, in order of time."""
+        """Device work that the steps launched, on every device, in order of time."""
         begin, end = steps[0][0], steps[-1][1]
         for work in sorted(trace.device, key=lambda work: (work.start, work.end)):
             at = self._launched(work)
@@ -42,20 +42,20 @@ class Window:
             for work in sorted(trace.device, key=lambda work: (work.start, work.end))
             if work.device == self.device and work.end > self.begin and work.start < self.end
         ]
-        """Everything the busiest device did while the window was open, whoever launched it."""
+        """Everything the busiest device did in the window, whoever launched it."""
         self._first: dict[int, Device] = {}
         for work in self.work:
             if work.correlation is not None:
                 self._first.setdefault(work.correlation, work)
 
     def holds(self, time: float) -> bool:
-        """Whether a moment of the host lies inside a step."""
+        """Whether a host time lies inside a step."""
         index = bisect_right(self._starts, time) - 1
         return index >= 0 and time <= self._steps[index][1]
 
     def delay(self, work: Device) -> float | None:
-        """From the end of its launch call to its start. Only the first work of a call was waiting for that call: what
-        else a graph holds waits for its predecessors."""
+        """Time from the end of the launch call to the start of the work. Only the first work of a call has one: the
+        other kernels of a graph wait for their predecessors."""
         call = self.nesting.launch(work)
         if call == NONE or self.first_of_launch(work) is not work:
             return None
@@ -93,5 +93,5 @@ def _busiest(work: list[Device]) -> int | None:
 
 
 def per_step(count: int, steps: int) -> int | float:
-    """A count a step: whole where it is the same in every step, as it mostly is."""
+    """A count per step, as an integer where it divides evenly."""
     return count // steps if count % steps == 0 else count / steps

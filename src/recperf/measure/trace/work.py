@@ -1,6 +1,6 @@
-"""FLOPs and bytes of an operator from the sizes of its inputs, where they follow from those; None where they do not.
+"""FLOPs and bytes of an operator from the sizes of its inputs; None where they do not follow from those.
 
-Shape legend: M, K, N a product's rows, inner size and columns; B its batch.
+Shapes: M, K, N are rows, inner size and columns of a product; B its batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def flops(name: str, shapes: Shapes | None) -> int | None:
 
 
 def moved(name: str, shapes: Shapes | None) -> int | None:
-    """Bytes an operator must read and write if nothing is cached."""
+    """Bytes that an operator reads and writes if nothing is cached."""
     if shapes is None or not name.startswith("aten::"):
         return None
     op = name.removeprefix("aten::")
@@ -59,13 +59,13 @@ def moved(name: str, shapes: Shapes | None) -> int | None:
         ids = lookups[0] * lookups[1] + bags[0] * bags[1]
         return (lookups[0] + bags[0]) * dim * width + ids
     if op.rstrip("_") in _POINTWISE:
-        # The first input of a copy is what it writes, so both sides are already counted.
+        # The first input of a copy is its target, so both are already counted.
         return read if op == "copy_" else read + max(count for count, _ in tensors) * width
     return read if op in _REDUCING else None
 
 
 def _tensors(shapes: Shapes) -> list[tuple[int, int]]:
-    """(elements, bytes of one) of every input that is a tensor of a known type."""
+    """(elements, bytes per element) of every input tensor of a known type."""
     return [(prod(dim), _BYTES[kind]) for dim, kind in zip(shapes.dims, shapes.types) if kind in _BYTES]
 
 
