@@ -15,7 +15,7 @@ from rank_pool import needs_torchrec, run_ranks
 from recperf.distributed.waits import Clock, Wait
 from recperf.distributed.window import APART, QUEUED, RankReadings, ceiling_shares, summarize
 from recperf.measure.explain import explain, ranks_sentence
-from recperf.measure.profile import WATCHED, Reading, Window
+from recperf.measure.profile import BLOCK, Reading, Window
 
 MS = 1_000_000
 
@@ -162,10 +162,10 @@ def test_plain_steps_are_not_watched_and_clocked_ones_follow_a_step_that_is() ->
         step=step, order=Order(), first_epoch=0, rows=1, rows_of=lambda batch: torch.zeros(1, dtype=torch.long),
         cost_of=lambda ids, unique: {}, sync=None, clocked_step=clocked, watch=watch,
     )  # fmt: skip
-    window.take(WATCHED + 1)
+    window.take(BLOCK + 1)
     block = lambda steps: [("step", False)] * steps + [("step", True)] + [("clocked", True)] * steps  # noqa: E731
-    assert seen == block(WATCHED) + block(1)
-    assert (len(window.plain), len(window.clocked), window.warmup) == (WATCHED + 1, WATCHED + 1, 2)
+    assert seen == block(BLOCK) + block(1)
+    assert (len(window.plain), len(window.clocked), window.warmup) == (BLOCK + 1, BLOCK + 1, 2)
 
 
 class Order:

@@ -58,24 +58,24 @@ def test_popular_ids_over_a_large_table_are_unclear() -> None:
     """Many rows are touched, but most lookups are far quicker than a row from memory."""
     popular = profile(embedding=0.55)
     popular["ids"].update(touched_bytes=1 << 30, lookups=400_000)
-    found = explain(popular, PEAKS)
-    assert found["name"] == UNCLEAR
-    assert {row["says"] for row in found["evidence"]} == {"holds", "does not hold"}
+    verdict = explain(popular, PEAKS)
+    assert verdict["name"] == UNCLEAR
+    assert {row["says"] for row in verdict["evidence"]} == {"holds", "does not hold"}
 
 
 def test_an_unclear_verdict_says_what_was_found() -> None:
     slow_ops = profile()
     slow_ops["operators"] = 10
-    found = explain(slow_ops, PEAKS)
-    assert found["name"] == UNCLEAR
-    assert "the readings match no regime" in found["sentence"]
-    assert found["evidence"]
+    verdict = explain(slow_ops, PEAKS)
+    assert verdict["name"] == UNCLEAR
+    assert "the readings match no regime" in verdict["sentence"]
+    assert verdict["evidence"]
 
 
 def test_more_work_than_the_machine_can_do_is_no_verdict() -> None:
-    found = explain(with_work(profile(), flops=8e9), PEAKS)
-    assert found["name"] == UNCLEAR
-    assert "800% of the step, which is impossible" in found["sentence"]
+    verdict = explain(with_work(profile(), flops=8e9), PEAKS)
+    assert verdict["name"] == UNCLEAR
+    assert "800% of the step, which is impossible" in verdict["sentence"]
 
 
 def test_ranks_that_share_a_processor_have_a_part_of_its_ceilings() -> None:
@@ -90,9 +90,9 @@ def test_ranks_that_share_a_processor_have_a_part_of_its_ceilings() -> None:
 
 
 def test_without_ceilings_nothing_is_guessed() -> None:
-    found = explain(profile(), None)
-    assert found["name"] == UNCLEAR
-    assert "recperf peaks" in found["sentence"]
+    verdict = explain(profile(), None)
+    assert verdict["name"] == UNCLEAR
+    assert "recperf peaks" in verdict["sentence"]
     assert explain(profile(data=0.7), None)["name"] == "input-bound"
 
 

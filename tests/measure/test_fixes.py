@@ -1,4 +1,4 @@
-"""What fixes are said to bring, on steps made by hand whose answers can be worked out on paper."""
+"""Predicted gains of fixes, on synthetic steps with known answers."""
 
 from __future__ import annotations
 
@@ -40,81 +40,81 @@ ALONE = ("input", "pinned", "graph", "precision", "bfloat16", "embedding", "inte
 def made(
     parts: dict[str, tuple[float, float, float]] | None = None, *, input_ms: float = INPUT, **change: Any
 ) -> Facts:
-    there = {name: Part(*figures) for name, figures in (parts or EAGER).items()}
-    costs = {name: {"flops": 1e9 if "bottom" in name or "top" in name else 0.0, "bytes": 4e6} for name in there}
-    step = input_ms + max(sum(p.host_ms for p in there.values()), sum(p.device_ms for p in there.values()))
+    by_name = {name: Part(*figures) for name, figures in (parts or EAGER).items()}
+    costs = {name: {"flops": 1e9 if "bottom" in name or "top" in name else 0.0, "bytes": 4e6} for name in by_name}
+    step = input_ms + max(sum(p.host_ms for p in by_name.values()), sum(p.device_ms for p in by_name.values()))
     whole = Facts(
-        step_ms=step, input_ms=input_ms, parts=there, costs=costs, gpu=GPU, precision="float32", batch_bytes=4e6
+        step_ms=step, input_ms=input_ms, parts=by_name, costs=costs, gpu=GPU, precision="float32", batch_bytes=4e6
     )
     return replace(whole, **change)
 
 
 @dataclass(frozen=True)
-class Named:
+class AnyFix:
     name: str
     implies: tuple[str, ...] = ()
 
 
-def test_without_a_fix_the_model_gives_the_step_it_was_made_from() -> None:
+def test_without_fixes_the_prediction_is_the_measured_step() -> None:
     assert predict(made(), []) == pytest.approx(INPUT + 3.9)
 
 
-def test_a_graph_removes_the_hosts_time_and_nothing_else() -> None:
-    found = made()
-    work = sum(max(part.device_ms, part.kernels * KERNEL_MS) for part in found.parts.values())
-    assert predict(found, ["graph"]) == pytest.approx(INPUT + work + 0.004)
+def test_a_graph_removes_only_the_host_time() -> None:
+    step = made()
+    work = sum(max(part.device_ms, part.kernels * KERNEL_MS) for part in step.parts.values())
+    assert predict(step, ["graph"]) == pytest.approx(INPUT + work + 0.004)
     slower_host = {name: (host * 10, device, count) for name, (host, device, count) in EAGER.items()}
-    assert predict(made(slower_host), ["graph"]) == pytest.approx(predict(found, ["graph"]))
+    assert predict(made(slower_host), ["graph"]) == pytest.approx(predict(step, ["graph"]))
 
 
-def test_a_graph_brings_nothing_where_the_device_is_the_slower_one() -> None:
+def test_a_graph_gains_nothing_if_the_device_is_slower() -> None:
     busy = {name: (host, device * 100, count) for name, (host, device, count) in EAGER.items()}
-    found = made(busy)
-    assert predict(found, ["graph"]) == pytest.approx(predict(found, []), rel=1e-3)
+    step = made(busy)
+    assert predict(step, ["graph"]) == pytest.approx(predict(step, []), rel=1e-3)
 
 
-def test_batches_drawn_on_the_device_take_the_data_out_of_the_step() -> None:
-    found = made()
+def test_batches_drawn_on_the_device_remove_the_input_time() -> None:
+    step = made()
     # Twenty launches and a wait, as a batch is cut to its ids outside a graph; the device draws as the host launches.
-    assert predict(found, ["input"]) == pytest.approx(3.9 + 20 * 0.004 + 0.02)
+    assert predict(step, ["input"]) == pytest.approx(3.9 + 20 * 0.004 + 0.02)
     drawn = 5 * KERNEL_MS + 4e6 / (0.6 * 4e12) * 1e3
-    assert predict(found, ["input", "graph"]) == pytest.approx(predict(found, ["graph"]) - INPUT + drawn)
+    assert predict(step, ["input", "graph"]) == pytest.approx(predict(step, ["graph"]) - INPUT + drawn)
 
 
-def test_pinned_memory_saves_the_difference_of_the_copies_and_never_more_than_the_input() -> None:
+def test_pinned_memory_saves_at_most_the_input_time() -> None:
     assert predict(made(), ["pinned"]) == pytest.approx(predict(made(), []) - (0.4 - 0.08))
     assert predict(made(input_ms=0.1), ["pinned"]) == pytest.approx(3.9)
 
 
 @pytest.mark.parametrize("name", ["precision", "bfloat16"])
-def test_faster_products_only_pay_once_the_host_is_out_of_the_way(name: str) -> None:
-    found = made()
-    assert predict(found, [name]) == predict(found, [])
-    assert predict(found, [name, "graph"]) < predict(found, ["graph"]) - 0.1
+def test_faster_products_gain_only_with_a_graph(name: str) -> None:
+    step = made()
+    assert predict(step, [name]) == predict(step, [])
+    assert predict(step, [name, "graph"]) < predict(step, ["graph"]) - 0.1
 
 
-def test_no_part_gets_faster_than_its_kernels_that_do_nothing() -> None:
-    found = made(costs={})
-    least = sum(part.kernels * KERNEL_MS for part in found.parts.values())
-    assert predict(replace(found, input_ms=0.0), ["graph", "bfloat16"]) > least
+def test_no_part_is_faster_than_its_empty_kernels() -> None:
+    step = made(costs={})
+    least = sum(part.kernels * KERNEL_MS for part in step.parts.values())
+    assert predict(replace(step, input_ms=0.0), ["graph", "bfloat16"]) > least
 
 
-def test_a_fused_kernel_is_one_launch_and_the_bytes_at_the_ceilings_share() -> None:
-    found = made({"embedding": (1.0, 0.9, 100)}, input_ms=0.0, costs={"embedding": {"bytes": 2.4e9, "flops": 0}})
-    # 2.4 GB at 60 % of 4 TB/s are 1 ms, more than it takes now: a prediction is never slower than what is there.
-    assert predict(found, ["embedding"]) == pytest.approx(0.9)
-    less = replace(found, costs={"embedding": {"bytes": 2.4e8, "flops": 0}})
+def test_a_fused_kernel_takes_one_launch_and_its_bytes() -> None:
+    step = made({"embedding": (1.0, 0.9, 100)}, input_ms=0.0, costs={"embedding": {"bytes": 2.4e9, "flops": 0}})
+    # 2.4 GB at 60 % of 4 TB/s are 1 ms, more than it takes now: a prediction is never slower than what is by_name.
+    assert predict(step, ["embedding"]) == pytest.approx(0.9)
+    less = replace(step, costs={"embedding": {"bytes": 2.4e8, "flops": 0}})
     assert predict(less, ["embedding"]) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("slow", [1, 10, 100])
 @pytest.mark.parametrize("count", [1, 2])
-def test_all_together_is_never_slower_than_some_of_them(slow: float, count: int) -> None:
+def test_all_fixes_together_are_never_slower_than_some(slow: float, count: int) -> None:
     busy = {name: (host, device * slow, kernels) for name, (host, device, kernels) in EAGER.items()}
-    found, every = made(busy), [name for name in ALONE if name not in ("pinned", "precision")]
-    together = predict(found, every)
+    step, every = made(busy), [name for name in ALONE if name not in ("pinned", "precision")]
+    together = predict(step, every)
     for some in combinations(every, count):
-        assert together <= predict(found, some) * 1.001, some
+        assert together <= predict(step, some) * 1.001, some
 
 
 def profile(device: str = "H", *, data: float = 1.0, plain: float = 4.9) -> dict[str, Any]:
@@ -139,14 +139,14 @@ def traced(times: float = 1.0) -> list[dict[str, Any]]:
 
 
 def test_a_traced_host_is_scaled_back_to_the_untraced_step() -> None:
-    found = facts(profile(), traced(times=3.0), PEAKS)
-    assert found is not None
-    assert found.host_ms == pytest.approx(3.9)
-    assert found.device_ms == pytest.approx(0.75)
-    assert found.parts["embedding"].host_ms == pytest.approx(0.6)
-    assert "data" not in found.parts
-    assert found.batch_bytes == 1e6
-    assert predict(found, []) == pytest.approx(4.9)
+    step = facts(profile(), traced(times=3.0), PEAKS)
+    assert step is not None
+    assert step.host_ms == pytest.approx(3.9)
+    assert step.device_ms == pytest.approx(0.75)
+    assert step.parts["embedding"].host_ms == pytest.approx(0.6)
+    assert "data" not in step.parts
+    assert step.batch_bytes == 1e6
+    assert predict(step, []) == pytest.approx(4.9)
     quick = facts(profile(), traced(times=0.5), PEAKS)
     assert quick is not None
     assert quick.host_ms == pytest.approx(1.95)
@@ -155,33 +155,33 @@ def test_a_traced_host_is_scaled_back_to_the_untraced_step() -> None:
 def test_a_device_without_ceilings_has_no_facts() -> None:
     assert facts(profile("another"), traced(), PEAKS) is None
     assert facts(profile(), traced(), {**PEAKS, "gpu": None}) is None
-    assert ranked([Named("graph")], profile("another"), traced(), PEAKS, 2) == []
-    assert ranked([Named("graph")], profile(), traced(), None, 2) == []
+    assert ranked([AnyFix("graph")], profile("another"), traced(), PEAKS, 2) == []
+    assert ranked([AnyFix("graph")], profile(), traced(), None, 2) == []
 
 
-def test_the_largest_gain_stands_first_and_what_a_fix_implies_counts() -> None:
-    fixes = [Named("optimizer"), Named("graph", ("embedding",)), Named("embedding"), Named("interaction")]
+def test_fixes_are_sorted_by_gain_including_those_they_imply() -> None:
+    fixes = [AnyFix("optimizer"), AnyFix("graph", ("embedding",)), AnyFix("embedding"), AnyFix("interaction")]
     rows = ranked(fixes, profile(), traced(), PEAKS, 2)
     assert [fix.name for fix, _ in rows] == ["graph", "embedding", "interaction", "optimizer"]
     assert [ms for _, ms in rows] == sorted(ms for _, ms in rows)
-    found = facts(profile(), traced(), PEAKS)
-    assert found is not None
-    assert rows[0][1] == predict(found, ["graph", "embedding"])
+    step = facts(profile(), traced(), PEAKS)
+    assert step is not None
+    assert rows[0][1] == predict(step, ["graph", "embedding"])
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_equal_gains_are_settled_by_what_a_graph_would_show(turned: bool) -> None:
+@pytest.mark.parametrize("reverse", [False, True])
+def test_equal_gains_are_sorted_by_the_gain_with_a_graph(reverse: bool) -> None:
     """Neither precision shows while the host is the slower one; bfloat16 saves the device more."""
-    dear = profile()
-    for part in dear["components"]:
+    costly = profile()
+    for part in costly["components"]:
         part["flops"] = 4e9 if "top" in part["name"] or "bottom" in part["name"] else 0
-    fixes = [Named("precision"), Named("bfloat16")]
-    rows = ranked(fixes[::-1] if turned else fixes, dear, traced(), PEAKS, 2)
+    fixes = [AnyFix("precision"), AnyFix("bfloat16")]
+    rows = ranked(fixes[::-1] if reverse else fixes, costly, traced(), PEAKS, 2)
     assert rows[0][1] == rows[1][1]
     assert [fix.name for fix, _ in rows] == ["bfloat16", "precision"]
 
 
-def test_threads_share_the_parts_with_arithmetic() -> None:
+def test_threads_speed_up_parts_with_arithmetic() -> None:
     cpu = profile("cpu")
     assert on_a_cpu(cpu, "threads", PEAKS, 2) == pytest.approx(4.9 - (0.2 + 0.3) / 2)
     assert on_a_cpu(cpu, "threads", PEAKS, 4) == pytest.approx(4.9 - (0.2 + 0.3) * 3 / 4)
@@ -195,22 +195,22 @@ def test_onednn_takes_products_to_the_ceiling() -> None:
     assert on_a_cpu(cpu, "onednn", None, 2) == 4.9
 
 
-def test_c_takes_the_tables_to_half_of_the_copy_bandwidth() -> None:
+def test_fused_tables_reach_half_of_the_copy_bandwidth() -> None:
     # 1 MB at 25 GB/s is 0.04 ms, three times.
     assert on_a_cpu(profile("cpu"), "embedding", PEAKS, 2) == pytest.approx(4.9 - 2.0 + 3 * 0.04)
     assert on_a_cpu(profile("cpu"), "unheard of", PEAKS, 2) == 4.9
 
 
-def test_a_part_that_seems_longer_than_its_step_predicts_no_step_of_nothing() -> None:
+def test_a_prediction_is_never_zero() -> None:
     assert on_a_cpu(profile("cpu", plain=1.0), "embedding", PEAKS, 2) == pytest.approx(LEAST)
 
 
 def test_on_a_cpu_fixes_are_ranked_without_a_trace() -> None:
-    rows = ranked([Named("threads"), Named("interaction"), Named("embedding")], profile("cpu"), None, PEAKS, 2)
+    rows = ranked([AnyFix("threads"), AnyFix("interaction"), AnyFix("embedding")], profile("cpu"), None, PEAKS, 2)
     assert [fix.name for fix, _ in rows] == ["embedding", "interaction", "threads"]
 
 
-def test_a_part_keeps_its_arithmetic_on_a_cpu() -> None:
+def test_a_part_is_never_faster_than_its_arithmetic() -> None:
     """100 ms of products whose FLOPs alone take 90 cannot be fixed by more than 10, however few bytes they move."""
     peaks = {
         "machine": {"caches": {}},

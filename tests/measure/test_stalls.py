@@ -48,8 +48,8 @@ PRINTED = "\n".join(
 
 
 def test_reasons_are_shares_of_the_samples_of_the_first_launches() -> None:
-    found = summary(parse(PRINTED), [RELU, BAG, GEMM], launches=2)
-    bag, relu = found["kernels"]
+    result = summary(parse(PRINTED), [RELU, BAG, GEMM], launches=2)
+    bag, relu = result["kernels"]
     assert (bag["name"], bag["launches"], bag["samples"]) == (BAG, 2, 4000)
     assert bag["reasons"] == pytest.approx({"long_scoreboard": 0.75, "selected": 0.15, "wait": 0.1})
     assert next(iter(bag["reasons"])) == "long_scoreboard"
@@ -58,7 +58,7 @@ def test_reasons_are_shares_of_the_samples_of_the_first_launches() -> None:
     # Spelt a little differently by ncu than by the trace, it is still the kernel that was asked for.
     assert relu["name"] == RELU
     assert relu["reasons"] == pytest.approx({"wait": 0.75, "selected": 0.25})
-    assert found["not_seen"] == [GEMM]
+    assert result["not_seen"] == [GEMM]
 
 
 def test_text_of_the_command_between_the_rows_is_passed_over() -> None:
@@ -122,12 +122,12 @@ def test_what_ncu_writes_becomes_the_section(pretend: Path) -> None:
         ("time.sleep(60)", "stopped after 1 s"),
     ],
 )
-def test_what_is_in_the_way_is_said(pretend: Path, program: str, says: str) -> None:
+def test_failures_are_explained(pretend: Path, program: str, says: str) -> None:
     pretend.write_text(START + program)
     assert re.search(says, stalls(["python"], [BAG], timeout_s=1.0 if "sleep" in program else 30.0)["missing"])
 
 
-def test_without_ncu_or_kernels_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ncu_or_kernels_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     assert "not on PATH" in stalls(["python"], [BAG])["missing"]
     monkeypatch.setattr(module.shutil, "which", lambda name: "ncu")

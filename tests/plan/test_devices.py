@@ -39,7 +39,7 @@ def test_a_file_describes_a_device(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"memory": 1}, "unknown config field 'device.memory'"),
-        ({"flops": {"fp32": 1e12}}, "device.flops.fp32"),
+        ({"flops": {"fp32": 1e12}}, "device.flops"),
         ({"flops": {}}, "lacks float32"),
         ({"memory_bytes": -1}, "device.memory_bytes"),
         ({"bytes_per_s": "fast"}, "device.bytes_per_s"),

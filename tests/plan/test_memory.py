@@ -31,24 +31,24 @@ def work() -> Work:
 
 def hot(work: Work, ranks: int, ids: int) -> Skew:
     """Ids spread evenly but for one rank, which gets so many in all."""
-    found = skew.even(work, 1024, ranks)
-    others = sum(one.raw_NR[0, 0] for name, one in found.traffic.items() if name != "artist_id")
-    raw_NR = found.traffic["artist_id"].raw_NR.copy()
+    plan = skew.even(work, 1024, ranks)
+    others = sum(one.raw_NR[0, 0] for name, one in plan.traffic.items() if name != "artist_id")
+    raw_NR = plan.traffic["artist_id"].raw_NR.copy()
     raw_NR[0, 5] = ids - others
-    traffic = Traffic(raw_NR, found.traffic["artist_id"].unique_NR, found.traffic["artist_id"].touched_NR)
-    return Skew(found.traffic | {"artist_id": traffic}, "one hot rank", 1)
+    traffic = Traffic(raw_NR, plan.traffic["artist_id"].unique_NR, plan.traffic["artist_id"].touched_NR)
+    return Skew(plan.traffic | {"artist_id": traffic}, "one hot rank", 1)
 
 
 def test_the_published_copy(work: Work) -> None:
     """A rank that gets 16 % of a global batch of 32,768 needs 81.5 GiB for the copy that clamps before it casts."""
-    found = hot(work, 32, HOT_IDS)
-    placed = place(work.tables, 32, found, 1024, sharding="row", dedup=False)
-    made = memory_of(work, placed, found, 1024, KNOWN["mi350x"], codec="clamp-copy", dedup=False)
+    plan = hot(work, 32, HOT_IDS)
+    placed = place(work.tables, 32, plan, 1024, sharding="row", dedup=False)
+    made = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], codec="clamp-copy", dedup=False)
     assert made.fullest == 5
     assert made.phase == "lookup"
     assert made.largest_table == "artist_id"
     assert made.parts_R["temporary"][5] / GIB == pytest.approx(81.5, rel=1e-6)
-    in_place = memory_of(work, placed, found, 1024, KNOWN["mi350x"], codec="in-place", dedup=False)
+    in_place = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], codec="in-place", dedup=False)
     assert in_place.parts_R["temporary"].max() == 0
     assert in_place.peak < made.peak
 
@@ -88,7 +88,7 @@ def test_unknown_overrides_are_errors(work: Work, override: dict[str, Kind], say
         place(work.tables, 8, skew.even(work, 64, 8), 64, overrides=override)
 
 
-def test_bags_travel_summed() -> None:
+def test_bags_are_summed_before_they_are_sent() -> None:
     """A row-wise bag table sends a part of every sum; whole, its one rank sends each sum once."""
     made = DLRM.planned(criteo_kaggle()).work()
     bags = tuple(replace(table, ids=20.0) for table in made.tables[:1])
@@ -107,20 +107,20 @@ def test_parts_are_those_of_one_device(work: Work) -> None:
     from recperf.models.dlrm_v4.memory import activations, memory
 
     config = mlperf()
-    found = predict(planned(config), 1, KNOWN["h200"], parallelism=Parallelism(rank_batch=16), history=100)
+    plan = predict(planned(config), 1, KNOWN["h200"], parallelism=Parallelism(rank_batch=16), history=100)
     load = load_of(config.model, (109,) * 16)
-    told = memory(config.model, [load])
-    parts = {name: float(bytes_R[0]) for name, bytes_R in found.memory.parts_R.items()}
+    counted = memory(config.model, [load])
+    parts = {name: float(bytes_R[0]) for name, bytes_R in plan.memory.parts_R.items()}
     dense = 4 * config.model.dense_parameters
-    assert parts["tables"] + dense == told["parameters"]
-    assert parts["optimizer"] == told["optimizer"]
+    assert parts["tables"] + dense == counted["parameters"]
+    assert parts["optimizer"] == counted["optimizer"]
     assert parts["dense"] == 3 * dense
-    assert parts["input"] == told["batches"]
-    assert found.memory.phase == "layers"
+    assert parts["input"] == counted["batches"]
+    assert plan.memory.phase == "layers"
     assert parts["activations"] == sum(activations(config.model, load).values())
 
 
-def test_the_published_failure_and_its_cures() -> None:
+def test_the_published_out_of_memory_and_its_remedies() -> None:
     """Global batch 32,768, all row-wise, no dedup, a codec that copies: one rank of an MI350X cluster ran out of its
     288 GiB. The exponent is the one that makes the copy 81.5 GiB; all else follows, between the two totals."""
     config = mlperf()
@@ -146,44 +146,44 @@ def test_the_published_failure_and_its_cures() -> None:
     assert once.without_reuse - once.parts_R["activations"].max() < 0.5 * hot
 
 
-def test_what_fits_and_what_would() -> None:
-    """Too much on one rank: the ways out that are told do fit, and the end of memory lies on the right side."""
+def test_remedies_fit_and_limits_are_consistent() -> None:
+    """Too much on one rank: the ways out that are counted do fit, and the end of memory lies on the right side."""
     config = mlperf()
     small = replace(config, model=replace(config.model, row_scale=0.02))
     parallelism = Parallelism(rank_batch=1024, sharding="row", dedup=False, codec="clamp-copy")
     device = KNOWN["mi350x"]
     ids = skew.zipf(planned(small).work(), 1024, 32, 0.6)
-    found = predict(planned(small), 32, device, parallelism=parallelism, skew=ids)
-    assert found.memory.verdict == "does not fit"
-    assert found.memory.fullest == 0
-    helps = dict(advice.remedies(found, parallelism, device, most=20))
-    assert "--dedup on" in helps
-    assert any(options.count("=column") >= 2 for options in helps)
-    assert all(memory.fits for memory in helps.values())
-    ends = {one.sharding: one.rank_batch * 32 for one in advice.limits(found, parallelism, device)}
+    plan = predict(planned(small), 32, device, parallelism=parallelism, skew=ids)
+    assert plan.memory.verdict == "does not fit"
+    assert plan.memory.fullest == 0
+    remedies = dict(advice.remedies(plan, parallelism, device, most=20))
+    assert "--dedup on" in remedies
+    assert any(options.count("=column") >= 2 for options in remedies)
+    assert all(memory.fits for memory in remedies.values())
+    ends = {one.sharding: one.rank_batch * 32 for one in advice.limits(plan, parallelism, device)}
     assert ends["row-wise, without dedup"] < 32_768 < ends["column-wise, without dedup"]
     assert ends["row-wise, with dedup"] > ends["row-wise, without dedup"]
 
 
-def test_a_plan_is_tight_where_only_used_twice_it_fits(work: Work) -> None:
-    found = skew.even(work, 1024, 8)
-    placed = place(work.tables, 8, found, 1024, dedup=False)
-    whole = memory_of(work, placed, found, 1024, KNOWN["mi350x"], dedup=False)
+def test_a_plan_is_tight_if_it_fits_only_with_reuse(work: Work) -> None:
+    plan = skew.even(work, 1024, 8)
+    placed = place(work.tables, 8, plan, 1024, dedup=False)
+    whole = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], dedup=False)
     assert whole.peak < whole.without_reuse < whole.peak + whole.parts_R["activations"].max() + 300 * GIB
 
     def verdict(bytes_: float) -> str:
         device = replace(KNOWN["mi350x"], memory_bytes=round(bytes_ / 0.95))
-        return memory_of(work, placed, found, 1024, device, dedup=False).verdict
+        return memory_of(work, placed, plan, 1024, device, dedup=False).verdict
 
     assert verdict(whole.without_reuse * 1.001) == "fits"
     assert verdict((whole.without_reuse + whole.peak) / 2) == "tight"
     assert verdict(whole.peak * 0.999) == "does not fit"
 
 
-def test_the_end_of_memory_is_where_it_is_told() -> None:
+def test_the_largest_batch_fits_and_twice_it_does_not() -> None:
     config = mlperf()
-    found = predict(planned(config), 8, KNOWN["b200"], parallelism=Parallelism(rank_batch=512))
-    end = advice.limit(found, Parallelism(), KNOWN["b200"], "as planned").rank_batch
+    plan = predict(planned(config), 8, KNOWN["b200"], parallelism=Parallelism(rank_batch=512))
+    end = advice.limit(plan, Parallelism(), KNOWN["b200"], "as planned").rank_batch
     assert end > 512
     at = {
         batch: predict(planned(config), 8, KNOWN["b200"], parallelism=Parallelism(rank_batch=batch))

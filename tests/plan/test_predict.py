@@ -53,20 +53,20 @@ def test_dense_seconds_are_counted_work_over_the_peak() -> None:
     """With bytes for nothing, the dense parts take the model's FLOPs at the device's rate."""
     config = mlperf()
     fast = replace(PLAIN, bytes_per_s=1e16)
-    found = sum(dense_seconds(planned(config).work(history=91), fast, 4).values())
+    plan = sum(dense_seconds(planned(config).work(history=91), fast, 4).values())
     flops = model_flops(step(config.model, [load_of(config.model, (100,) * 4)], rows=0))
-    assert found == pytest.approx(flops / 1e12, rel=1e-3)
+    assert plan == pytest.approx(flops / 1e12, rel=1e-3)
 
 
 def test_exposed_parts_are_the_step() -> None:
-    found = predict(planned(mlperf()), 16, KNOWN["b200"], parallelism=Parallelism(rank_batch=64))
-    assert list(found.parts) == list(PARTS)
-    assert found.seconds == sum(found.exposed.values())
-    assert found.samples_per_s == pytest.approx(16 * 64 / found.seconds)
-    assert all(found.exposed[name] <= seconds for name, seconds in found.parts.items())
+    plan = predict(planned(mlperf()), 16, KNOWN["b200"], parallelism=Parallelism(rank_batch=64))
+    assert list(plan.parts) == list(PARTS)
+    assert plan.seconds == sum(plan.exposed.values())
+    assert plan.samples_per_s == pytest.approx(16 * 64 / plan.seconds)
+    assert all(plan.exposed[name] <= seconds for name, seconds in plan.parts.items())
 
 
-def test_what_hides_behind_what() -> None:
+def test_overlapped_parts_are_not_exposed() -> None:
     parts = dict.fromkeys(PARTS, 1.0) | {"input": 20.0, "all-reduce": 5.0, "dense backward": 3.0}
     piped, plain = (exposed(parts, Parallelism(pipelined=on, overlapped=True)) for on in (True, False))
     assert piped["all-reduce"] == 2.0, "the backward pass hides as much as it lasts"
@@ -97,9 +97,9 @@ def test_half_the_bytes_on_the_wire() -> None:
     assert rows("fp32") == pytest.approx(2 * rows("fp16"))
 
 
-def test_the_config_s_batch_is_dealt_out() -> None:
-    found = predict(planned(mlperf()), 8, KNOWN["b200"])
-    assert (found.rank_batch, found.global_batch) == (128, 1024)
+def test_the_global_batch_is_divided_among_ranks() -> None:
+    plan = predict(planned(mlperf()), 8, KNOWN["b200"])
+    assert (plan.rank_batch, plan.global_batch) == (128, 1024)
     with pytest.raises(ConfigError, match="at least one sample for each of 2,048 ranks"):
         predict(planned(mlperf()), 2048, KNOWN["b200"])
 
@@ -107,15 +107,15 @@ def test_the_config_s_batch_is_dealt_out() -> None:
 @pytest.mark.parametrize("workload", [DLRM_V4, DLRM, MICRO_DLRM, MICRO_DLRM_DRAM], ids=lambda one: one.name)
 def test_every_preset_has_a_plan(workload) -> None:  # type: ignore[no-untyped-def]
     for preset in workload.presets.values():
-        found = predict(workload.planned(preset()), 4, KNOWN["h200"])
-        assert 0 < found.seconds < 10
-        assert found.memory.peak > 0
-        assert {"work", "device", "efficiency", "network", "ids", "overlap"} <= found.origins.keys()
+        plan = predict(workload.planned(preset()), 4, KNOWN["h200"])
+        assert 0 < plan.seconds < 10
+        assert plan.memory.peak > 0
+        assert {"work", "device", "efficiency", "network", "ids", "overlap"} <= plan.origins.keys()
 
 
-def test_tables_hold_what_the_workload_says() -> None:
-    found = predict(DLRM.planned(dcnv2()), 4, KNOWN["h200"])
-    assert found.memory.parts_R["tables"].sum() == DLRM.estimate(dcnv2()).table_bytes
+def test_tables_have_the_size_of_the_workload() -> None:
+    plan = predict(DLRM.planned(dcnv2()), 4, KNOWN["h200"])
+    assert plan.memory.parts_R["tables"].sum() == DLRM.estimate(dcnv2()).table_bytes
     with pytest.raises(UsageError, match="no histories"):
         predict(DLRM.planned(dcnv2()), 4, KNOWN["h200"], history=10)
 
@@ -125,18 +125,18 @@ CORES = replace(
 )
 
 
-def test_four_ranks_on_two_cores_are_as_slow_as_two_and_the_plan_says_so() -> None:
+def test_more_ranks_than_cores_share_them() -> None:
     quick = replace(NETWORKS["loopback"], latency_s=0.0, link_latency_s=0.0)
-    made = {ranks: predict(planned(laptop()), ranks, CORES, quick) for ranks in (1, 2, 4)}
-    dense = {ranks: one.parts["dense forward"] + one.parts["dense backward"] for ranks, one in made.items()}
+    plans = {ranks: predict(planned(laptop()), ranks, CORES, quick) for ranks in (1, 2, 4)}
+    dense = {ranks: one.parts["dense forward"] + one.parts["dense backward"] for ranks, one in plans.items()}
     assert dense[2] == pytest.approx(dense[1] / 2, rel=0.1)
     assert dense[4] == pytest.approx(dense[2], rel=0.1)
-    assert "each on one of 2 cores" in made[2].origins["device"]
-    assert "4 ranks share 2 cores: each works 50% of the time" in made[4].origins["device"]
-    assert "share" not in made[1].origins["device"]
+    assert "each on one of 2 cores" in plans[2].origins["device"]
+    assert "4 ranks share 2 cores: each works 50% of the time" in plans[4].origins["device"]
+    assert "share" not in plans[1].origins["device"]
 
 
-def test_latencies_count_for_every_message_and_more_in_a_crowd() -> None:
+def test_latencies_count_for_every_message() -> None:
     slow = Network(latency_s=1.0, link_latency_s=1.0, bytes_per_s=1e15, ranks_per_node=8)
     far = replace(CORES, link_bytes_per_s=1e15)
     two, four = (predict(planned(laptop()), ranks, far, slow).parts for ranks in (2, 4))
@@ -147,14 +147,14 @@ def test_latencies_count_for_every_message_and_more_in_a_crowd() -> None:
     assert alike["rows all-to-all"] == pytest.approx(1.0, rel=1e-3)
 
 
-def test_gradients_that_are_added_up_afterwards_are_waited_for() -> None:
+def test_the_all_reduce_is_exposed_by_default() -> None:
     parts = dict.fromkeys(PARTS, 1.0) | {"all-reduce": 5.0, "dense backward": 3.0}
     assert exposed(parts, Parallelism(pipelined=False)) == parts
-    told = predict(planned(laptop()), 2, CORES).origins["overlap"]
-    assert "nothing overlaps with the backward pass" in told
+    origin = predict(planned(laptop()), 2, CORES).origins["overlap"]
+    assert "nothing overlaps with the backward pass" in origin
 
 
-def test_what_a_step_costs_beside_its_work_is_in_its_parts() -> None:
+def test_fixed_costs_are_added_to_their_parts() -> None:
     calls = Calls(input=1.0, lookup=2.0, forward=3.0, backward=4.0, update=5.0)
     plain, slow = (predict(planned(laptop()), 4, device).parts for device in (CORES, replace(CORES, calls=calls)))
     more = {name: slow[name] - plain[name] for name in PARTS if slow[name] > plain[name] + 1e-6}
@@ -163,7 +163,7 @@ def test_what_a_step_costs_beside_its_work_is_in_its_parts() -> None:
     ), "twice, since four ranks share two cores"
 
 
-def test_counted_items_are_encoded_once_each() -> None:
+def test_encoders_follow_the_counted_items() -> None:
     """What is computed once for each different item follows the data's counts, not the benchmark's shares."""
     few, many = (
         planned(laptop()).work(distinct={"item_id": items}).parts(64)["encoders"].flops for items in (1.0, 20.0)
@@ -173,15 +173,15 @@ def test_counted_items_are_encoded_once_each() -> None:
 
 def test_samples_to_the_target() -> None:
     published = planned(mlperf()).published_samples
-    known = {batch: target.samples_to_target(published, batch) for batch in (8192, 16384, 32768, 12000, 65536)}
-    counts = {batch: one.count / 1e6 for batch, one in known.items() if one}
+    samples = {batch: target.samples_to_target(published, batch) for batch in (8192, 16384, 32768, 12000, 65536)}
+    counts = {batch: one.count / 1e6 for batch, one in samples.items() if one}
     assert (counts[8192], counts[16384], counts[32768]) == (69.3, 87.7, 113.0)
     assert counts[12000] == pytest.approx(69.3 * (87.7 / 69.3) ** np.log2(12000 / 8192))
     assert counts[65536] == pytest.approx(113.0**2 / 87.7)
-    told = {batch: one.origin for batch, one in known.items() if one}
-    assert "extrapolated" in told[65536]
-    assert "interpolated" in told[12000]
-    assert "polated" not in told[8192]
+    origin = {batch: one.origin for batch, one in samples.items() if one}
+    assert "extrapolated" in origin[65536]
+    assert "interpolated" in origin[12000]
+    assert "polated" not in origin[8192]
     assert target.samples_to_target(planned(laptop()).published_samples, 8192) is None
     given = target.samples_to_target({}, 64, 5e6)
     assert given == target.Samples(count=5e6, origin="given")

@@ -34,46 +34,46 @@ def published() -> Work:
 
 
 def by_way(
-    work: Work, found: skew.Skew, *, width: int = 16, ranks: int = RANKS
+    work: Work, result: skew.Skew, *, width: int = 16, ranks: int = RANKS
 ) -> dict[tuple[str, str, bool], Arrivals]:
-    rows = arrivals(work, found, BATCH, ranks, width=width, wire="fp16")
+    rows = arrivals(work, result, BATCH, ranks, width=width, wire="fp16")
     return {(one.table, one.kind, one.dedup): one for one in rows}
 
 
 @pytest.mark.parametrize("hashed", [False, True])
-def test_the_published_story(published: Work, hashed: bool) -> None:
-    found = by_way(published, skew.zipf(published, BATCH, RANKS, 1.2, hashed=hashed))
+def test_row_wise_sharding_has_a_hot_rank(published: Work, hashed: bool) -> None:
+    result = by_way(published, skew.zipf(published, BATCH, RANKS, 1.2, hashed=hashed))
     for name in ("album_id", "artist_id"):
-        row, even = found[name, "row", False], found[name, "column", False]
+        row, even = result[name, "row", False], result[name, "column", False]
         assert row.ratio > 4, "row-wise sharding gathers popular ids on one rank"
         assert even.ratio == pytest.approx(1.0), "columns are the same for all ids"
-        assert found[name, "row", True].worst < 0.1 * row.worst, "dedup removes most of it"
-        assert found[name, "table", False].ratio == pytest.approx(RANKS)
+        assert result[name, "row", True].worst < 0.1 * row.worst, "dedup removes most of it"
+        assert result[name, "table", False].ratio == pytest.approx(RANKS)
 
 
 def test_even_ids_make_no_hot_rank(published: Work) -> None:
-    found = by_way(published, skew.even(published, BATCH, RANKS))
-    assert found["item_id", "row", False].ratio == pytest.approx(1.0)
+    result = by_way(published, skew.even(published, BATCH, RANKS))
+    assert result["item_id", "row", False].ratio == pytest.approx(1.0)
 
 
 def test_columns_of_a_least_width_use_fewer_ranks(published: Work) -> None:
-    found = by_way(published, skew.even(published, BATCH, RANKS), width=128)
-    assert found["item_id", "column", False].ratio == pytest.approx(RANKS / 4)
+    result = by_way(published, skew.even(published, BATCH, RANKS), width=128)
+    assert result["item_id", "column", False].ratio == pytest.approx(RANKS / 4)
 
 
-def test_counts_are_those_of_ids_drawn_one_by_one() -> None:
+def test_expected_counts_match_drawn_ids() -> None:
     rows, ids, ranks = 1000, 5000, 4
     table = Table(name="t", rows=rows, dim=8, ids=1.0, vectors=1.0, distinct=lambda samples: samples)
     work = replace(planned_micro(micro()).work(), tables=(table,))
-    found = skew.zipf(work, ids, ranks, 1.1).traffic["t"]
+    result = skew.zipf(work, ids, ranks, 1.1).traffic["t"]
     draw = np.random.default_rng(5)
     drawn = draw.choice(rows, (ranks, ids), p=skew.popularity(rows, 1.1))
     raw = np.bincount(drawn.ravel() // 250, minlength=ranks)
     unique = sum(np.bincount(np.unique(one) // 250, minlength=ranks) for one in drawn)
     touched = np.bincount(np.unique(drawn) // 250, minlength=ranks)
-    np.testing.assert_allclose(found.raw_NR.mean(0), raw, rtol=0.05)
-    np.testing.assert_allclose(found.unique_NR[0], unique, rtol=0.05)
-    np.testing.assert_allclose(found.touched_NR[0], touched, rtol=0.06)
+    np.testing.assert_allclose(result.raw_NR.mean(0), raw, rtol=0.05)
+    np.testing.assert_allclose(result.unique_NR[0], unique, rtol=0.05)
+    np.testing.assert_allclose(result.touched_NR[0], touched, rtol=0.06)
 
 
 def test_the_last_block_of_rows_may_be_short() -> None:
@@ -114,13 +114,13 @@ def counted(store: EventStore, config: DLRMv4WorkloadConfig, batch: int, ranks: 
     return skew.counted(workload.ids(Path(store.folder), batch, ranks, batches), workload.work(), batch, ranks)
 
 
-def test_a_dataset_is_counted_as_its_batches_are(store: EventStore) -> None:
+def test_ids_of_a_dataset_are_counted(store: EventStore) -> None:
     from recperf.data.yambda.history import Histories
     from recperf.data.yambda.windows import WindowIndex
 
     config, ranks, batch = config_for(store), 4, 16
-    found = counted(store, config, batch, ranks, 2)
-    assert found.batches == 2
+    result = counted(store, config, batch, ranks, 2)
+    assert result.batches == 2
     index = WindowIndex.open(store, config.data.windows)
     anchors = np.concatenate([index.order(window, "train") for window in range(index.windows - 1)])
     last = anchors[-batch * ranks :]
@@ -128,23 +128,23 @@ def test_a_dataset_is_counted_as_its_batches_are(store: EventStore) -> None:
     ids = np.concatenate([made.features[name][0].numpy() for name in ("artist_id", "item_candidate_artist_id")])
     block = -(-config.model.table_rows["artist_id"] // ranks)
     raw_R = np.bincount(ids // block, minlength=ranks)
-    assert found.traffic["artist_id"].raw_NR[-1].tolist() == raw_R.tolist()
-    assert found.traffic["artist_id"].touched_NR[-1].sum() == len(np.unique(ids))
-    dedup = found.traffic["artist_id"].unique_NR
-    assert (dedup < found.traffic["artist_id"].raw_NR).any()
-    assert (found.traffic["artist_id"].touched_NR <= dedup).all()
-    assert found.traffic["uid"].raw_NR[-1].sum() == batch * ranks
-    items = found.traffic["item_id"].unique_NR.sum() / (2 * ranks * batch)
-    assert found.distinct_per_sample(batch)["item_id"] == pytest.approx(items)
+    assert result.traffic["artist_id"].raw_NR[-1].tolist() == raw_R.tolist()
+    assert result.traffic["artist_id"].touched_NR[-1].sum() == len(np.unique(ids))
+    dedup = result.traffic["artist_id"].unique_NR
+    assert (dedup < result.traffic["artist_id"].raw_NR).any()
+    assert (result.traffic["artist_id"].touched_NR <= dedup).all()
+    assert result.traffic["uid"].raw_NR[-1].sum() == batch * ranks
+    items = result.traffic["item_id"].unique_NR.sum() / (2 * ranks * batch)
+    assert result.distinct_per_sample(batch)["item_id"] == pytest.approx(items)
     assert skew.even(planned(config).work(), batch, ranks).distinct_per_sample(batch) == {}, "not counted"
 
 
-def test_data_smaller_than_its_tables_is_said(store: EventStore) -> None:
+def test_data_smaller_than_its_tables_is_reported(store: EventStore) -> None:
     config = config_for(store)
     config = replace(config, model=replace(config.model, rows=()))
-    found = counted(store, config, 8, 2, 1)
-    assert "smaller than the tables" in found.origin
-    assert found.traffic["item_id"].raw_NR[0, 1] == 0
+    result = counted(store, config, 8, 2, 1)
+    assert "smaller than the tables" in result.origin
+    assert result.traffic["item_id"].raw_NR[0, 1] == 0
 
 
 def test_too_few_anchors_are_an_error(store: EventStore) -> None:
@@ -153,7 +153,7 @@ def test_too_few_anchors_are_an_error(store: EventStore) -> None:
         counted(store, config, 1 << 20, 8, 4)
 
 
-def test_what_a_skew_may_be_called() -> None:
+def test_skew_is_parsed() -> None:
     assert skew.parse("zipf:0.9") == 0.9
     assert skew.parse("zipf") == 1.05
     assert skew.parse("folder/store") == Path("folder/store")
@@ -161,6 +161,6 @@ def test_what_a_skew_may_be_called() -> None:
         skew.parse("zipf:steep")
 
 
-def test_only_histories_are_read_from_a_dataset(tmp_path: Path) -> None:
+def test_a_workload_without_histories_reads_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read ids"):
         planned_micro(micro()).ids(tmp_path, 8, 2, 4)

@@ -11,8 +11,8 @@ sum to its wall time. Torch-free.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from time import perf_counter_ns
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from ..errors import ConfigError
@@ -98,20 +98,6 @@ class Listener(Protocol):
     def leave(self) -> None: ...
 
 
-class _Off:
-    """The span that nothing listens to: one shared object, nothing stored, nothing timed."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-
 class _On:
     __slots__ = ("listener", "name")
 
@@ -122,9 +108,7 @@ class _On:
     def __enter__(self) -> None:
         self.listener.enter(self.name)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.listener.leave()
 
 
@@ -143,14 +127,15 @@ class _Both:
         self.first.leave()
 
 
-_OFF = _Off()
+_OFF = nullcontext()
+"""The span that nothing hears: one shared object that stores and times nothing."""
 _listener: Listener | None = None
 """Hears spans: the process listener, the current listener, or both."""
 _process_listener: Listener | None = None
 _current: Listener | None = None
 
 
-def span(name: str) -> _Off | _On:
+def span(name: str) -> nullcontext[None] | _On:
     """A context manager that tells the listener, if there is one, when the named work begins and ends."""
     if _listener is None:
         return _OFF

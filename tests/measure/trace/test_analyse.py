@@ -19,7 +19,7 @@ _spec.loader.exec_module(made)
 NAMELESS = Path("made")
 
 
-def explained(events: list[dict[str, Any]]) -> dict[str, Any]:
+def analysed(events: list[dict[str, Any]]) -> dict[str, Any]:
     return analyse(collect(events, NAMELESS))
 
 
@@ -28,7 +28,7 @@ def two_steps() -> dict[str, Any]:
     """Two equal steps, and around them work that belongs to none."""
     before = [made.call("cudaLaunchKernel", -60, 5, 1), made.kernel("early", -50, 30, 1)]
     after = [made.call("cudaLaunchKernel", 2010, 5, 2), made.kernel("late", 2020, 500, 2)]
-    return explained([*before, *made.gpu_step(0, 0.0, 10), *made.gpu_step(1, 1000.0, 20), *after])
+    return analysed([*before, *made.gpu_step(0, 0.0, 10), *made.gpu_step(1, 1000.0, 20), *after])
 
 
 def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -45,7 +45,7 @@ def test_every_gap_has_one_cause_and_the_causes_sum_to_the_idle_time(two_steps: 
     assert sum(idle["causes"].values()) == pytest.approx(idle["idle_ms"])
 
 
-def test_a_sync_names_who_called_it(two_steps: dict[str, Any]) -> None:
+def test_a_sync_names_its_caller(two_steps: dict[str, Any]) -> None:
     (sync,) = two_steps["idle"]["syncs"]
     assert sync["what"] == "cudaStreamSynchronize"
     assert sync["caller"] == "aten::item, part loss"
@@ -53,7 +53,7 @@ def test_a_sync_names_who_called_it(two_steps: dict[str, Any]) -> None:
     assert sync["ms"] == pytest.approx(0.190)
 
 
-def test_kernels_are_counted_a_step_and_belong_to_the_part_that_launched_them(two_steps: dict[str, Any]) -> None:
+def test_kernels_are_counted_per_step_and_part(two_steps: dict[str, Any]) -> None:
     kernels = two_steps["kernels"]
     rows = by_name(kernels["rows"])
     assert set(rows) == {"gemm<64>", "relu", "back", "update"}
@@ -79,7 +79,7 @@ def test_launch_delay_runs_from_the_end_of_the_call(two_steps: dict[str, Any]) -
     assert rows["back"]["launch_delay_us"] == pytest.approx(30)
 
 
-def test_parts_sum_to_the_step_and_hold_their_device_time(two_steps: dict[str, Any]) -> None:
+def test_parts_sum_to_the_step(two_steps: dict[str, Any]) -> None:
     parts = by_name(two_steps["parts"])
     assert {name: round(part["host_ms"], 6) for name, part in parts.items()} == {
         "data": 0.2,
@@ -95,7 +95,7 @@ def test_parts_sum_to_the_step_and_hold_their_device_time(two_steps: dict[str, A
     assert list(parts)[-1] == "other"
 
 
-def test_operators_have_their_own_time_and_each_piece_of_work_stands_on_one_row(two_steps: dict[str, Any]) -> None:
+def test_operators_have_self_time_and_no_work_counts_twice(two_steps: dict[str, Any]) -> None:
     rows = by_name(two_steps["operator_table"]["rows"])
     assert rows["aten::linear"]["cpu_self_ms"] == pytest.approx(0.005)
     assert rows["aten::linear"]["flops"] is None
@@ -130,8 +130,8 @@ def test_transfers(two_steps: dict[str, Any]) -> None:
     )
 
 
-def test_a_copy_beside_a_kernel_is_overlapped_and_one_from_pageable_memory_blocks() -> None:
-    found = explained(
+def test_copies_overlap_kernels_and_block_without_pinned_memory() -> None:
+    analysis = analysed(
         [
             made.around("recperf.step#0", 0, 200),
             made.call("cudaLaunchKernel", 0, 5, 1),
@@ -142,17 +142,17 @@ def test_a_copy_beside_a_kernel_is_overlapped_and_one_from_pageable_memory_block
             made.copy("Memset (Device)", 130, 2, 3, 64),
         ]
     )
-    rows = by_name([{**row, "name": row["kind"]} for row in found["transfers"]])
+    rows = by_name([{**row, "name": row["kind"]} for row in analysis["transfers"]])
     assert rows["device to host"]["pinned"] is False
     assert rows["device to host"]["overlapped_share"] == pytest.approx(1.0)
     assert (rows["memset"]["pinned"], rows["memset"]["bytes"]) == (None, 64)
-    assert [row["caller"] for row in found["idle"]["syncs"]] == ["aten::copy_"]
-    assert found["idle"]["causes"]["sync"] == pytest.approx(0.020)
+    assert [row["caller"] for row in analysis["idle"]["syncs"]] == ["aten::copy_"]
+    assert analysis["idle"]["causes"]["sync"] == pytest.approx(0.020)
 
 
 def test_a_host_that_runs_ahead_does_not_make_steps_look_short() -> None:
     """Both steps are queued within 20 us; the device takes 100 us for each, after 100 us of earlier work."""
-    found = explained(
+    analysis = analysed(
         [
             made.call("cudaLaunchKernel", -10, 2, 1),
             made.kernel("k", -5, 100, 1),
@@ -164,13 +164,13 @@ def test_a_host_that_runs_ahead_does_not_make_steps_look_short() -> None:
             made.kernel("k", 195, 100, 3),
         ]
     )
-    assert found["idle"]["wall_ms"] == pytest.approx(0.1)
-    assert found["idle"]["idle_ms"] == pytest.approx(0.0)
-    assert found["kernels"]["count"] == 1
+    assert analysis["idle"]["wall_ms"] == pytest.approx(0.1)
+    assert analysis["idle"]["idle_ms"] == pytest.approx(0.0)
+    assert analysis["kernels"]["count"] == 1
 
 
-def test_steps_of_torch_and_its_loader_are_understood() -> None:
-    found = explained(
+def test_steps_and_loader_of_torch_are_recognised() -> None:
+    analysis = analysed(
         [
             made.around("ProfilerStep#7", 0, 100),
             made.around("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 80),
@@ -178,47 +178,47 @@ def test_steps_of_torch_and_its_loader_are_understood() -> None:
             made.kernel("k", 90, 10, 1),
         ]
     )
-    assert found["window"]["steps"] == 1
-    assert found["window"]["named"]
-    assert found["idle"]["causes"]["input wait"] == pytest.approx(0.09)
+    assert analysis["window"]["steps"] == 1
+    assert analysis["window"]["named"]
+    assert analysis["idle"]["causes"]["input wait"] == pytest.approx(0.09)
 
 
 def test_without_named_steps_the_whole_trace_is_one() -> None:
-    found = explained([made.op("aten::mm", 0, 30), made.op("aten::mm", 50, 50)])
-    assert found["window"]["steps"] == 1
-    assert not found["window"]["named"]
-    assert found["window"]["wall_ms"] == pytest.approx(0.1)
-    assert found["operator_table"]["rows"][0]["calls"] == 2
+    analysis = analysed([made.op("aten::mm", 0, 30), made.op("aten::mm", 50, 50)])
+    assert analysis["window"]["steps"] == 1
+    assert not analysis["window"]["named"]
+    assert analysis["window"]["wall_ms"] == pytest.approx(0.1)
+    assert analysis["operator_table"]["rows"][0]["calls"] == 2
 
 
-def test_without_a_device_the_sections_say_so() -> None:
-    found = explained([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 0, 30)])
-    assert found["kernels"] == found["idle"] == found["transfers"] == {"missing": "no device in this trace"}
-    assert found["operator_table"]["rows"][0]["device_self_ms"] is None
+def test_without_a_device_sections_are_missing() -> None:
+    analysis = analysed([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 0, 30)])
+    assert analysis["kernels"] == analysis["idle"] == analysis["transfers"] == {"missing": "no device in this trace"}
+    assert analysis["operator_table"]["rows"][0]["device_self_ms"] is None
 
 
 def test_kernels_without_launch_calls_are_found_through_their_operator() -> None:
     tagged = made.kernel("k", 150, 10, 0)
     tagged["args"] = {"device": 0, "stream": 7, "External id": 5}
-    found = explained([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 10, 30, external=5), tagged])
-    assert found["operator_table"]["rows"][0]["device_self_ms"] == pytest.approx(0.01)
+    analysis = analysed([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 10, 30, external=5), tagged])
+    assert analysis["operator_table"]["rows"][0]["device_self_ms"] == pytest.approx(0.01)
 
 
 def test_whole_microseconds_of_older_profilers_still_nest() -> None:
     """The inner operator seems to end 1 us after the outer one, because both were cut to whole microseconds."""
-    found = explained([made.op("aten::linear", 0, 10), made.op("aten::mm", 2, 9), made.op("aten::relu", 11, 1)])
-    own = {row["name"]: round(1e3 * row["cpu_self_ms"], 6) for row in found["operator_table"]["rows"]}
+    analysis = analysed([made.op("aten::linear", 0, 10), made.op("aten::mm", 2, 9), made.op("aten::relu", 11, 1)])
+    own = {row["name"]: round(1e3 * row["cpu_self_ms"], 6) for row in analysis["operator_table"]["rows"]}
     assert own == {"aten::mm": 9, "aten::linear": 1, "aten::relu": 1}
 
 
-def test_a_range_that_begins_as_the_one_before_ends_is_beside_it() -> None:
+def test_adjacent_ranges_do_not_nest() -> None:
     parts = [made.around("recperf.part.a", 0.5, 50.001), made.around("recperf.part.b", 50.5, 40)]
-    found = explained([made.around("recperf.step#0", 0, 100), *parts])
-    assert {part["name"]: round(1e3 * part["host_ms"]) for part in found["parts"]} == {"a": 50, "b": 40, "other": 10}
+    analysis = analysed([made.around("recperf.step#0", 0, 100), *parts])
+    assert {part["name"]: round(1e3 * part["host_ms"]) for part in analysis["parts"]} == {"a": 50, "b": 40, "other": 10}
 
 
-def test_the_busiest_of_several_devices_is_explained() -> None:
-    found = explained(
+def test_the_busiest_device_is_analysed() -> None:
+    analysis = analysed(
         [
             made.around("recperf.step#0", 0, 100),
             made.call("cudaLaunchKernel", 0, 1, 1),
@@ -227,11 +227,11 @@ def test_the_busiest_of_several_devices_is_explained() -> None:
             made.kernel("large", 10, 90, 2, device=3),
         ]
     )
-    assert (found["window"]["device"], found["window"]["devices"]) == (3, 2)
-    assert found["idle"]["busy_ms"] == pytest.approx(0.09)
+    assert (analysis["window"]["device"], analysis["window"]["devices"]) == (3, 2)
+    assert analysis["idle"]["busy_ms"] == pytest.approx(0.09)
 
 
-def test_a_trace_of_something_else_is_refused_with_its_file(tmp_path: Path) -> None:
+def test_a_trace_of_another_tool_is_refused(tmp_path: Path) -> None:
     path = made.write(tmp_path / "t.json", [{"ph": "B", "name": "x", "ts": 1}, {"ph": "X", "name": "y", "ts": 1}])
     with pytest.raises(DataError, match=r"no events of torch\.profiler") as raised:
         analyse(read(path))

@@ -41,37 +41,37 @@ def content(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["cut.json", "cut.json.gz"])
-def test_whole_steps_are_kept_until_the_file_is_full(source: Path, tmp_path: Path, name: str) -> None:
+def test_a_cut_has_as_many_whole_steps_as_fit(source: Path, tmp_path: Path, name: str) -> None:
     limit = 0.03 if name.endswith("json") else 0.002
-    said = write_cut(source, tmp_path / name, limit)
-    assert said["file"] == name
-    assert said["bytes"] == (tmp_path / name).stat().st_size <= limit * 1e6
-    assert said["steps_recorded"] == STEPS
-    assert 1 <= said["steps_kept"] < STEPS
+    cut = write_cut(source, tmp_path / name, limit)
+    assert cut["file"] == name
+    assert cut["bytes"] == (tmp_path / name).stat().st_size <= limit * 1e6
+    assert cut["steps_recorded"] == STEPS
+    assert 1 <= cut["steps_kept"] < STEPS
     trace = read(tmp_path / name)
     steps = [event.name for event in trace.host if event.name.startswith("recperf.step#")]
-    assert steps == [f"recperf.step#{i}" for i in range(said["steps_kept"])]
+    assert steps == [f"recperf.step#{i}" for i in range(cut["steps_kept"])]
     # No kernel is lost though the last ones ran after the last step: they belong to whoever launched them.
-    assert len(trace.device) == 6 * said["steps_kept"]
+    assert len(trace.device) == 6 * cut["steps_kept"]
     assert trace.header["torch_version"] == "2.13.0"
     assert trace.header["traceName"] == name
     assert not any(event.name in ("aten::before", "aten::after") for event in trace.host)
 
 
 def test_the_next_step_would_not_have_fitted(source: Path, tmp_path: Path) -> None:
-    said = write_cut(source, tmp_path / "cut.json", 0.03)
-    one = said["bytes"] / said["steps_kept"]
-    assert said["bytes"] + 1.1 * one > 0.03e6
+    cut = write_cut(source, tmp_path / "cut.json", 0.03)
+    one = cut["bytes"] / cut["steps_kept"]
+    assert cut["bytes"] + 1.1 * one > 0.03e6
 
 
-def test_a_cut_says_about_a_step_what_the_whole_said(source: Path, tmp_path: Path) -> None:
+def test_a_cut_gives_the_same_analysis_per_step(source: Path, tmp_path: Path) -> None:
     write_cut(source, tmp_path / "cut.json", 0.03)
     whole, part = analyse(read(source)), analyse(read(tmp_path / "cut.json"))
     assert part["kernels"]["count"] == whole["kernels"]["count"] == 5
     assert part["parts"] == [pytest.approx(row) for row in whole["parts"]]
 
 
-def test_names_stay_and_every_arrow_has_both_ends(source: Path, tmp_path: Path) -> None:
+def test_metadata_stays_and_flows_are_complete(source: Path, tmp_path: Path) -> None:
     write_cut(source, tmp_path / "cut.json", 0.03)
     events = content(tmp_path / "cut.json")["traceEvents"]
     assert [event["name"] for event in events if event["ph"] == "M"] == ["process_name"]
@@ -80,7 +80,7 @@ def test_names_stay_and_every_arrow_has_both_ends(source: Path, tmp_path: Path) 
     assert len(ends[0]) == len([event for event in events if event.get("cat") == "cuda_runtime"]) * 5 // 6
 
 
-def test_an_arrow_between_a_kept_and_a_dropped_step_is_dropped(source: Path, tmp_path: Path) -> None:
+def test_a_flow_out_of_the_cut_is_dropped(source: Path, tmp_path: Path) -> None:
     whole = json.loads(source.read_text())
     across = {"cat": "fwdbwd", "name": "fwdbwd", "id": 999, "pid": made.HOST, "tid": made.HOST}
     whole["traceEvents"] += [{"ph": "s", **across, "ts": 5.0}, {"ph": "f", **across, "ts": 1000.0 * STEPS - 5}]
@@ -90,13 +90,13 @@ def test_an_arrow_between_a_kept_and_a_dropped_step_is_dropped(source: Path, tmp
 
 
 @pytest.mark.parametrize("name", ["cut.json", "cut.json.gz"])
-def test_a_trace_that_fits_keeps_everything(source: Path, tmp_path: Path, name: str) -> None:
-    said = write_cut(source, tmp_path / name, 50)
-    assert (said["steps_kept"], said["steps_recorded"]) == (STEPS, STEPS)
+def test_a_trace_that_fits_is_written_whole(source: Path, tmp_path: Path, name: str) -> None:
+    cut = write_cut(source, tmp_path / name, 50)
+    assert (cut["steps_kept"], cut["steps_recorded"]) == (STEPS, STEPS)
     assert content(tmp_path / name)["traceEvents"] == content(source)["traceEvents"]
 
 
-def test_too_little_for_one_step_is_an_error_that_says_how_much_it_takes(source: Path, tmp_path: Path) -> None:
+def test_a_limit_below_one_step_is_an_error(source: Path, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"one step of the trace takes 0\.1 MB, more than the limit of 0\.001 MB"
     ) as raised:
@@ -113,7 +113,7 @@ def test_without_steps_a_trace_is_one_step(tmp_path: Path) -> None:
         write_cut(source, tmp_path / "other.json", 0.005)
 
 
-def test_not_a_number_does_not_reach_a_viewer(tmp_path: Path) -> None:
+def test_nan_is_written_as_null(tmp_path: Path) -> None:
     source = made.write(tmp_path / "source.json", [made.op("aten::mm", 0, 5, occupancy=[float("nan"), 1.0])])
     write_cut(source, tmp_path / "cut.json", 1)
     text = (tmp_path / "cut.json").read_text()

@@ -51,8 +51,8 @@ def trace(
 
 
 def merged(folder: Path, paths: list[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    found = merge(paths, folder / "merged.json")
-    return found, json.loads((folder / "merged.json").read_text())["traceEvents"]
+    merged_trace = merge(paths, folder / "merged.json")
+    return merged_trace, json.loads((folder / "merged.json").read_text())["traceEvents"]
 
 
 def steps(events: list[dict[str, Any]]) -> dict[int, float]:
@@ -61,7 +61,7 @@ def steps(events: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def test_a_process_a_rank_with_its_name_and_place(tmp_path: Path) -> None:
-    found, events = merged(tmp_path, [trace(tmp_path, 1), trace(tmp_path, 0)])
+    merged_trace, events = merged(tmp_path, [trace(tmp_path, 1), trace(tmp_path, 0)])
     told = {(e["pid"], e["name"]): e["args"] for e in events if e["ph"] == "M" and e["name"].startswith("process")}
     assert told[1, "process_name"] == {"name": "rank 0"}
     assert told[2, "process_name"] == {"name": "rank 1"}
@@ -74,8 +74,8 @@ def test_a_process_a_rank_with_its_name_and_place(tmp_path: Path) -> None:
         assert names[pid, threads[pid, "aten::mm"]] == "main"
         assert names[pid, threads[pid, "gemm"]] == "GPU 0: stream 7"
         assert threads[pid, "aten::mm"] != threads[pid, "gemm"]
-    assert found["events"] == 2 * 13
-    assert [row["rank"] for row in found["ranks"]] == [0, 1]
+    assert merged_trace["events"] == 2 * 13
+    assert [row["rank"] for row in merged_trace["ranks"]] == [0, 1]
 
 
 def test_arrows_stay_inside_their_rank(tmp_path: Path) -> None:
@@ -89,21 +89,21 @@ def test_arrows_stay_inside_their_rank(tmp_path: Path) -> None:
 def test_ranks_of_one_host_keep_its_clock(tmp_path: Path) -> None:
     """The second counts from a moment 1 ms earlier, and was 200 us late to begin and 30 us more at each barrier."""
     late = [trace(tmp_path, 0), trace(tmp_path, 1, at=2200.0, base=BASE - 1_000_000, marks=(30.0, 80.0, 110.0))]
-    found, events = merged(tmp_path, late)
-    assert found["clock"] == "one host's clock"
+    merged_trace, events = merged(tmp_path, late)
+    assert merged_trace["clock"] == "one host's clock"
     assert steps(events)[2] - steps(events)[1] == pytest.approx(200.0)
-    assert found["ranks"][1]["shift_us"] == 0
-    assert found["apart_us"] == pytest.approx(230.0)
+    assert merged_trace["ranks"][1]["shift_us"] == 0
+    assert merged_trace["apart_us"] == pytest.approx(230.0)
 
 
 def test_between_hosts_barriers_end_at_the_same_time(tmp_path: Path) -> None:
     """A clock that is 5 s ahead; one of the three barriers ended late on the second host."""
     other = trace(tmp_path, 1, base=BASE + 5_000_000_000, host="two", marks=(7.0, 50.0, 80.0))
-    found, events = merged(tmp_path, [trace(tmp_path, 0), other])
-    assert found["clock"] == "barriers"
-    assert found["ranks"][1]["shift_us"] == pytest.approx(-5e6)
+    merged_trace, events = merged(tmp_path, [trace(tmp_path, 0), other])
+    assert merged_trace["clock"] == "barriers"
+    assert merged_trace["ranks"][1]["shift_us"] == pytest.approx(-5e6)
     assert steps(events)[2] == pytest.approx(steps(events)[1])
-    assert found["apart_us"] == pytest.approx(7.0)
+    assert merged_trace["apart_us"] == pytest.approx(7.0)
 
 
 def test_ranks_that_share_a_clock_are_moved_together(tmp_path: Path) -> None:
@@ -111,19 +111,19 @@ def test_ranks_that_share_a_clock_are_moved_together(tmp_path: Path) -> None:
     paths = [trace(tmp_path, 0, ranks=4), trace(tmp_path, 1, ranks=4, at=1009.0)]
     for rank, at in ((2, 1000.0), (3, 1004.0)):
         paths.append(trace(tmp_path, rank, ranks=4, at=at, base=BASE + 5_000_000_000, host="two"))
-    found, events = merged(tmp_path, paths)
-    assert found["clock"] == "barriers"
-    assert [row["shift_us"] for row in found["ranks"]] == pytest.approx([0.0, 0.0, -5e6 - 2.0, -5e6 - 2.0])
+    merged_trace, events = merged(tmp_path, paths)
+    assert merged_trace["clock"] == "barriers"
+    assert [row["shift_us"] for row in merged_trace["ranks"]] == pytest.approx([0.0, 0.0, -5e6 - 2.0, -5e6 - 2.0])
     began = steps(events)
     assert [began[pid] - began[1] for pid in (2, 3, 4)] == pytest.approx([9.0, -2.0, 2.0])
-    assert found["apart_us"] == pytest.approx(9.0)
+    assert merged_trace["apart_us"] == pytest.approx(9.0)
 
 
 def test_hosts_without_barriers_are_trusted_and_that_is_said(tmp_path: Path) -> None:
     paths = [trace(tmp_path, 0, marks=(), host=None), trace(tmp_path, 1, marks=(), host=None)]
-    found, _ = merged(tmp_path, paths)
-    assert "not verified" in found["clock"]
-    assert found["apart_us"] is None
+    merged_trace, _ = merged(tmp_path, paths)
+    assert "not verified" in merged_trace["clock"]
+    assert merged_trace["apart_us"] is None
 
 
 def test_another_programs_traces_say_their_rank_too(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_another_programs_traces_say_their_rank_too(tmp_path: Path) -> None:
     for rank in (0, 1):
         told = {"backend": "nccl", "rank": rank, "world_size": 2}
         paths.append(made.write(tmp_path / f"{rank}.json", [made.op("mm", 5.0, 2.0)], distributedInfo=told))
-    found, events = merged(tmp_path, paths)
-    assert found["of"] == 2
+    merged_trace, events = merged(tmp_path, paths)
+    assert merged_trace["of"] == 2
     assert {event["pid"] for event in events} == {1, 2}
 
 
@@ -193,8 +193,8 @@ def test_the_command_takes_a_folder_and_needs_no_torch(tmp_path: Path) -> None:
     trace(tmp_path, 1)
     code = "import sys; from recperf.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
     words = ["trace", "merge", str(tmp_path)]
-    said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines()[-1] == "0 False"
-    assert "rank" in said
-    assert "one host's clock" in said
+    result = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
+    assert result.splitlines()[-1] == "0 False"
+    assert "rank" in result
+    assert "one host's clock" in result
     assert (tmp_path / "trace.merged.json.gz").exists()

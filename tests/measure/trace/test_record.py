@@ -48,24 +48,24 @@ def test_a_recorded_step_of_a_model_is_explained_part_by_part(
 
     trace = read(tmp_path / "trace.json.gz")
     assert trace.header["torch_version"] == torch.__version__
-    found = analyse(trace)
-    assert found["window"]["steps"] == 4
-    parts = {part["name"]: part["host_ms"] for part in found["parts"]}
+    analysis = analyse(trace)
+    assert analysis["window"]["steps"] == 4
+    parts = {part["name"]: part["host_ms"] for part in analysis["parts"]}
     assert {"data", "bottom", "embedding", "interaction", "top", "loss", "top_backward"} < set(parts)
-    assert sum(parts.values()) == pytest.approx(found["window"]["host_ms"])
-    assert parts["other"] < 0.5 * found["window"]["host_ms"]
+    assert sum(parts.values()) == pytest.approx(analysis["window"]["host_ms"])
+    assert parts["other"] < 0.5 * analysis["window"]["host_ms"]
     assert min(parts.values()) >= 0
-    products = [row for row in found["operator_table"]["rows"] if row["part"] == "bottom" and row["flops"]]
+    products = [row for row in analysis["operator_table"]["rows"] if row["part"] == "bottom" and row["flops"]]
     assert sum(row["flops"] for row in products) == 2 * BATCH * (8 * 64 + 64 * 16)
-    assert found["idle"] == {"missing": "no device in this trace"}
+    assert analysis["idle"] == {"missing": "no device in this trace"}
 
 
 def test_operators_take_no_more_time_than_their_step(tmp_path: Path) -> None:
     record(lambda index: torch.ones(64, 64) @ torch.ones(64, 64), 3, tmp_path / "t.json", cuda=False)
-    found = analyse(read(tmp_path / "t.json"))
-    total = sum(row["cpu_self_ms"] for row in found["operator_table"]["rows"])
-    assert 0 < total <= found["window"]["host_ms"]
-    assert {row["name"]: row["calls"] for row in found["operator_table"]["rows"]}["aten::mm"] == 1
+    analysis = analyse(read(tmp_path / "t.json"))
+    total = sum(row["cpu_self_ms"] for row in analysis["operator_table"]["rows"])
+    assert 0 < total <= analysis["window"]["host_ms"]
+    assert {row["name"]: row["calls"] for row in analysis["operator_table"]["rows"]}["aten::mm"] == 1
 
 
 def test_a_step_that_fails_leaves_no_listener_and_no_profiler(tmp_path: Path) -> None:
