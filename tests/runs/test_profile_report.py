@@ -18,8 +18,8 @@ from recperf.runs.report import formats as fmt
 from recperf.runs.report import page as pages
 from recperf.runs.report import roofs
 from recperf.runs.report.blocks import Cell
+from recperf.runs.report.profile_facts import ABSENT, TOP
 from recperf.runs.report.profile_report import html, text, write_page
-from recperf.runs.report.profile_sections import ABSENT, TOP
 from recperf.runs.report.text import WIDTH
 
 

@@ -17,7 +17,7 @@ from ..errors import DataError, UsageError
 from .record import read_config
 from .report.compare import changed_fields
 from .report.formats import percent, printable
-from .report.profile_sections import why_missing
+from .report.profile_facts import why_missing
 from .schemas import ComparedProfile, Kernels, Machine, require_schema
 
 SCHEMA = 1

@@ -10,7 +10,7 @@ from . import curves, plots, ranks, roofs
 from . import formats as fmt
 from .blocks import Block, Cell, Figure, Missing, Section, Table, Text, cells
 from .formats import NONE, NOT_MEASURED, component, count, percent, size
-from .profile_sections import evidence_table, keyed
+from .profile_facts import evidence_table, keyed
 from .reading import Reading
 from .step_parts import from_profile
 

@@ -8,7 +8,8 @@ from typing import Any
 from . import formats as fmt
 from . import page, ranks
 from .blocks import Badge, Report, Tile
-from .profile_sections import sections, verdict_of, why_missing
+from .profile_facts import verdict_of, why_missing
+from .profile_sections import sections
 from .text import render
 
 Profile = dict[str, Any]

@@ -11,7 +11,7 @@ from . import limits, page, plots, sections
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile
 from .compare import Comparison, Row, compare, summary
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
-from .profile_sections import keyed
+from .profile_facts import keyed
 from .reading import Reading, read, step_parts
 
 

@@ -11,7 +11,7 @@ from . import curves, plots
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Missing, Section, Table, Text, cells, definitions
 from .formats import NONE, NOT_MEASURED, baseline, count, metric, percent
-from .profile_sections import keyed
+from .profile_facts import keyed
 from .reading import Reading, step_parts
 
 UNSTEADY = 1.25

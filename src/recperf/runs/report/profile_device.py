@@ -1,0 +1,287 @@
+"""The sections of a profile about the device: operators, kernels, roofline, idle time, transfers, embedding tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from . import formats as fmt
+from . import profile_plots, roofs
+from .blocks import Block, Cell, Figure, Table, Text, cells
+from .formats import NONE, component
+from .profile_facts import TOP, Profile, keyed, why_missing
+
+TABLES_DRAWN = 26
+IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
+
+
+def operators(profile: Profile) -> list[Block]:
+    operators = sorted(
+        profile["operator_table"]["rows"],
+        key=lambda row: (row["cpu_self_ms"] or 0) + (row.get("device_self_ms") or 0),
+        reverse=True,
+    )
+    rows = [
+        cells(
+            Cell(row["name"], width=36),
+            _part(row),
+            fmt.count(row["calls"]),
+            fmt.time(row["cpu_self_ms"]),
+            fmt.time(row.get("device_self_ms")),
+            fmt.scaled(row.get("flops")),
+            fmt.size(row.get("bytes")),
+            Cell(row.get("shapes") or NONE, "muted", width=22),
+        )
+        for row in operators
+    ]
+    rest = operators[TOP:]
+    device = [row["device_self_ms"] for row in rest if row.get("device_self_ms") is not None]
+    also = f" and {fmt.time(math.fsum(device))} on the device" if device else ""
+    host = fmt.time(math.fsum(row["cpu_self_ms"] or 0 for row in rest))
+    head = ("operator", "part", "calls", "CPU self", "device self", "FLOPs", "bytes", "shapes")
+    more = f"{len(rest)} more operators take {host} on the host{also}."
+    return [Table(head, rows, "Per step; self time only.", left=(1, 7), top=TOP, rest=more)]
+
+
+def _part(row: dict[str, Any]) -> Cell:
+    return Cell(component(row["part"]) if row.get("part") else NONE, "muted", width=24)
+
+
+def kernels(profile: Profile) -> list[Block]:
+    kernels, step = profile["kernels"], profile["step_ms"]["p50"]
+    small = kernels["small"]
+    share = f" ({fmt.percent(kernels['busy_ms'] / step, 0)} of the {fmt.time(step)} step)" if step else ""
+    sentence = (
+        f"{fmt.count(kernels['count'])} kernels per step keep the device busy for {fmt.time(kernels['busy_ms'])}"
+        f"{share}. {fmt.count(small['count'])} of them ({fmt.percent(small['share_of_count'], 0)}) run for less than "
+        f"10 µs, {fmt.time(small['total_ms'])} in total."
+    )
+    listed = sorted(kernels["rows"], key=lambda row: row["total_ms"], reverse=True)
+    rows = [
+        cells(
+            Cell(row["name"], width=44),
+            _part(row),
+            fmt.count(row["count"]),
+            fmt.time(row["total_ms"]),
+            fmt.time(row["mean_us"] / 1e3),
+            fmt.percent(row["share"], 1),
+            fmt.time(None if row.get("launch_delay_us") is None else row["launch_delay_us"] / 1e3),
+        )
+        for row in listed
+    ]
+    rest = listed[TOP:]
+    more = f"{len(rest)} more kernels take {fmt.time(math.fsum(row['total_ms'] for row in rest))}."
+    head = ("kernel", "part", "count", "total", "mean", "share", "launch delay")
+    note = "Per step. Launch delay: from the end of the launching call to the start of the kernel."
+    return [
+        Text(sentence, "lead"), Table(head, rows, note, left=(1,), top=TOP, rest=more), *_stalls(profile)
+    ]  # fmt: skip
+
+
+def _stalls(profile: Profile) -> list[Block]:
+    if profile.get("stalls") is None:
+        return []
+    reason = why_missing(profile, "stalls")
+    if reason:
+        return [Text(f"Stall reasons were not measured: {reason}.", "missing")]
+    rows = []
+    for kernel in profile["stalls"]["kernels"]:
+        reasons = sorted(kernel["reasons"].items(), key=lambda item: -item[1])[:5]
+        listed = ", ".join(f"{name} {fmt.percent(share, 0)}" for name, share in reasons)
+        rows.append(cells(Cell(kernel["name"], width=36), f"{kernel['samples']:,}", listed))
+    note = "Program counter samples by Nsight Compute, which replays each kernel: these are not times of the step."
+    return [Table(("why warps stall", "samples", "reasons"), rows, note, left=(2,))]
+
+
+def roofline(profile: Profile, peaks: Profile | None) -> list[Block]:
+    points = profile["roofline"]
+    rows = [
+        cells(
+            keyed(point["name"], f"{index}. {component(point['name'])}"),
+            fmt.scaled(point["flops"]),
+            fmt.size(point["bytes"]),
+            NONE if point.get("intensity") is None else fmt.number(point["intensity"]),
+            fmt.flop_rate(point["flops_per_s"]),
+            fmt.byte_rate(point["bytes_per_s"]),
+            fmt.percent(point.get("share_of_roof")),
+            Cell(point["bound"], "muted"),
+        )
+        for index, point in enumerate(points, 1)
+    ]
+    note = f"FLOPs and bytes are counted, times are measured. Measured ceilings of this machine: {_ceilings(points)}."
+    if peaks:
+        quick = ", in quick mode" if peaks.get("quick") else ""
+        note += f" They were measured {fmt.timestamp(str(peaks.get('measured', '')))} (UTC){quick}."
+    head = ("part", "FLOPs", "bytes", "FLOP/B", "FLOP/s", "B/s", "of the roof", "bound by")
+    return [*_roofline_figures(profile, points), Table(head, rows, note, left=(7,))]
+
+
+def _ceilings(points: list[dict[str, Any]]) -> str:
+    flops, moved = (
+        sorted({point[name] for point in points if point.get(name)}, reverse=True)[:3]
+        for name in ("ceiling_flops_per_s", "ceiling_bytes_per_s")
+    )
+    return ", ".join([*map(fmt.flop_rate, flops), *map(fmt.byte_rate, moved)]) or "none"
+
+
+def _roofline_figures(profile: Profile, points: list[dict[str, Any]]) -> list[Block]:
+    """The roofline, and the bandwidth of parts without arithmetic; neither if no ceiling was measured."""
+    peak = max((point.get("ceiling_flops_per_s") or 0.0 for point in points), default=0.0)
+    bandwidths = {point["ceiling_bytes_per_s"] for point in points if point.get("ceiling_bytes_per_s")}
+    if not peak or not bandwidths:
+        return []
+    styles = (("memory", "ink", True), ("lower ceiling", "embedding", False), ("lowest ceiling", "muted", False))
+    slopes = [
+        roofs.Roof(f"{label} {fmt.byte_rate(rate)}", fmt.byte_rate(rate), rate, hue, main)
+        for rate, (label, hue, main) in zip(sorted(bandwidths, reverse=True), styles)
+    ]
+    dots = [
+        roofs.Point(index, fmt.short(point["name"], 28), point["intensity"], point["flops_per_s"])
+        for index, point in enumerate(points, 1)
+        if point.get("intensity") and point["flops_per_s"]
+    ]
+    top = (f"arithmetic {fmt.flop_rate(peak)}", peak)
+    figures: list[Block] = [roofs.roofline_figure("profile-roofline", slopes, top, dots)]
+    quiet = [point for point in points if not point["flops"] and point["bytes_per_s"]]
+    if quiet:
+        moved = [roofs.Moved(fmt.short(point["name"], 28), *_rates(profile, point)) for point in quiet]
+        figures.append(roofs.strip_figure("profile-strip", slopes, moved))
+    return figures
+
+
+def _rates(profile: Profile, point: dict[str, Any]) -> tuple[float, float, float]:
+    """Slow end, median and fast end of a part's bandwidth; all equal if its spread is not known."""
+    middle = point["bytes_per_s"]
+    ms = next((part["ms"] for part in profile["components"] if part["name"] == point["name"]), None)
+    if not ms or not ms["p20"] or not ms["p50"] or not ms["p80"]:
+        return middle, middle, middle
+    return middle * ms["p50"] / ms["p80"], middle, middle * ms["p50"] / ms["p20"]
+
+
+def idle(idle: dict[str, Any]) -> list[Block]:
+    wall = idle["wall_ms"]
+    states = [("busy", idle["busy_ms"]), *idle["causes"].items()]
+    slices = [profile_plots.Slice(name, max(0.0, ms), IDLE_COLOURS.get(name, "other")) for name, ms in states]
+
+    def shares(ms: float) -> tuple[str, str]:
+        return fmt.time(ms), fmt.percent(ms / wall if wall else None, 1)
+
+    rows = [
+        cells(
+            Cell(part.label if part.label == "busy" else f"idle: {part.label}", swatch=part.tone), *shares(part.value)
+        )
+        for part in slices
+    ]
+    rows.append(tuple(Cell(text, "strong") for text in ("sum", *shares(math.fsum(part.value for part in slices)))))
+    rows.append(cells("whole step", *shares(wall)))
+    share = f" ({fmt.percent(idle['idle_ms'] / wall, 0)})" if wall else ""
+    sentence = (
+        f"In a traced step of {fmt.time(wall)} the device is busy for {fmt.time(idle['busy_ms'])} and idle for "
+        f"{fmt.time(idle['idle_ms'])}{share}."
+    )
+    listed = ", ".join(f"{part.label} {fmt.time(part.value)}" for part in slices)
+    figure = Figure(
+        "profile-idle",
+        f"The device in a step: {listed}",
+        "The device during a traced step: busy, and idle by cause.",
+        lambda width: profile_plots.split(width, slices),
+    )
+    blocks: list[Block] = [Text(sentence, "lead"), figure, Table(("device", "per step", "share"), rows, _IDLE_NOTE)]
+    syncs = [
+        cells(
+            Cell(sync["what"], width=40), Cell(sync["caller"], width=44), fmt.count(sync["count"]),
+            fmt.time(sync["ms"]),
+        )
+        for sync in sorted(idle.get("syncs") or [], key=lambda sync: -sync["ms"])
+    ]  # fmt: skip
+    if syncs:
+        blocks.append(Table(("synchronisation", "called by", "count", "host waits"), syncs, left=(1,), top=TOP))
+    return blocks
+
+
+_IDLE_NOTE = (
+    "Input wait: the host was preparing the batch. Host wait: the host had not launched the next kernel yet. Kernel "
+    "gap: the kernel was launched, but the device started it late. Sync: the host waited for the device to finish."
+)
+
+
+def transfers(transfers: list[dict[str, Any]]) -> list[Block]:
+    if not transfers:
+        return [Text("Nothing was copied or set.")]
+    rows = [
+        cells(
+            row["kind"],
+            fmt.count(row["count"]),
+            fmt.size(row["bytes"]),
+            fmt.time(row["ms"]),
+            fmt.byte_rate(row["gb_per_s"] * 1e9 if row.get("gb_per_s") else None),
+            Cell(fmt.yes_or_no(row.get("pinned")), "bad" if row.get("pinned") is False else ""),
+            fmt.percent(row["overlapped_share"], 0),
+        )
+        for row in transfers
+    ]
+    note = "Per step. Overlapped: the share of the time during which a kernel ran as well."
+    return [Table(("kind", "count", "bytes", "time", "rate", "pinned", "overlapped"), rows, note)]
+
+
+def embeddings(embeddings: dict[str, Any]) -> list[Block]:
+    tables = sorted(embeddings["tables"], key=lambda row: row["lookups"], reverse=True)
+    blocks: list[Block] = [Text(" ".join(_embedding_sentences(embeddings)), "lead")]
+    if not tables:
+        return blocks
+    bars = [profile_plots.Lookups(fmt.short(row["name"], 18), row["lookups"], row["unique"]) for row in tables]
+    bars = bars[:TABLES_DRAWN]
+    listed = "; ".join(f"{bar.label} {fmt.count(bar.lookups)}" for bar in bars)
+    caption = "Lookups per step, by table; the full colour shows how many distinct rows they read."
+    if len(tables) > TABLES_DRAWN:
+        caption += f" The {TABLES_DRAWN} busiest of {len(tables)} tables."
+    blocks.append(
+        Figure(
+            "profile-tables", f"Lookups by table: {listed}", caption, lambda width: profile_plots.lookups(width, bars)
+        )
+    )
+    rows = [
+        cells(
+            Cell(row["name"], width=24),
+            f"{row['rows']:,}",
+            fmt.size(row["row_bytes"]),
+            fmt.count(row["lookups"]),
+            fmt.count(row["unique"]),
+            fmt.percent(row["unique_ratio"], 1),
+            fmt.size(row["touched_bytes"]),
+            fmt.percent(row["busiest_share"], 0),
+        )
+        for row in tables
+    ]
+    rest = tables[TOP:]
+    more = f"{len(rest)} more tables with {fmt.count(sum(row['lookups'] for row in rest))} lookups."
+    head = ("table", "rows", "row size", "lookups", "distinct", "distinct share", "touched", "busiest 1%")
+    note = "Busiest 1%: the share of lookups that read the most frequent hundredth of the touched rows."
+    return [*blocks, Table(head, rows, note, top=TOP, rest=more)]
+
+
+def _embedding_sentences(embeddings: dict[str, Any]) -> list[str]:
+    rates, cached = embeddings.get("gb_per_s") or {}, embeddings.get("cached") or {}
+    skew = embeddings.get("skew") or {}
+    sentences = [
+        f"{fmt.count(embeddings['lookups'])} lookups per step read {fmt.count(embeddings['unique'])} distinct rows "
+        f"({fmt.percent(embeddings['unique_ratio'], 1)})."
+    ]
+    passes = [
+        f"{name.replace('_', ' ')} {fmt.number(rates[name])} GB/s"
+        if rates.get(name)
+        else f"{name.replace('_', ' ')} not measured"
+        for name in ("forward", "backward_and_update")
+    ]
+    sentences.append(f"Bandwidth: {', '.join(passes)}.")
+    fits = {True: "Cached", False: "Not cached", None: "Cached or not: not measured"}[cached.get("fits")]
+    sentences.append(f"{fits}: {cached['why']}." if cached.get("why") else f"{fits}.")
+    if skew.get("largest_table_share") is not None:
+        uneven = (
+            f"; the Gini coefficient over the tables is {max(0.0, skew['gini']):.2f}"
+            if skew.get("gini") is not None
+            else ""
+        )
+        share = fmt.percent(skew["largest_table_share"], 0)
+        sentences.append(f"The table with the most lookups gets {share} of them{uneven}.")
+    return sentences
