@@ -1,4 +1,4 @@
-"""A page in a real browser, measured from inside: a copy of it gets a probe that writes what it saw into the DOM."""
+"""Measures a page in a real browser: a copy of the page gets a probe that writes its findings into the DOM."""
 
 from __future__ import annotations
 
@@ -16,17 +16,9 @@ BINARY = next(
 )
 
 FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--disable-dev-shm-usage",
-]
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--disable-dev-shm-usage",
+]  # fmt: skip
 
 ERRORS = """<script>
 window.__errors = [];
@@ -99,12 +91,12 @@ window.addEventListener("message", e => {{
 </script>"""
 
 
-def _call(folder: Path, *words: str, dark: bool) -> str:
+def _call(folder: Path, *arguments: str, dark: bool) -> str:
     assert BINARY
     with tempfile.TemporaryDirectory() as profile:
         scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
         done = subprocess.run(
-            [BINARY, *FLAGS, scheme, f"--user-data-dir={profile}", *words, (folder / "wrapper.html").as_uri()],
+            [BINARY, *FLAGS, scheme, f"--user-data-dir={profile}", *arguments, (folder / "wrapper.html").as_uri()],
             capture_output=True,
             text=True,
             timeout=60,
@@ -114,7 +106,7 @@ def _call(folder: Path, *words: str, dark: bool) -> str:
 
 
 def measure(page: Path, folder: Path, *, width: int, dark: bool, height: int = 2000) -> dict[str, Any]:
-    """What the probe saw at a width. The page sits in a frame: a window is never as narrow as a phone."""
+    """What the probe finds at a width. The page is in a frame, because a window cannot be as narrow as a phone."""
     text = page.read_text()
     text = text.replace("<head>", f"<head>{ERRORS}", 1).replace("</body>", f"{PROBE}</body>", 1)
     (folder / "page.html").write_text(text)
@@ -123,12 +115,5 @@ def measure(page: Path, folder: Path, *, width: int, dark: bool, height: int = 2
         folder, "--dump-dom", f"--window-size={max(width, 600)},{height}", "--virtual-time-budget=5000", dark=dark
     )
     found = re.search(r'<pre id="found">(.*?)</pre>', dom, re.S)
-    assert found, f"the browser said nothing: {dom[:300]}"
+    assert found, f"the browser printed nothing: {dom[:300]}"
     return dict(json.loads(html.unescape(found[1])))
-
-
-def screenshot(page: Path, folder: Path, out: Path, *, width: int, dark: bool, height: int) -> None:
-    """A picture, for people to look at."""
-    (folder / "page.html").write_text(page.read_text())
-    (folder / "wrapper.html").write_text(WRAPPER.format(width=width, height=height))
-    _call(folder, f"--screenshot={out}", f"--window-size={max(width, 500)},{height}", dark=dark)

@@ -1,41 +1,32 @@
-"""The page in a real browser: two widths, light and dark."""
+"""The pages of runs and profiles in a real browser: phone and screen, light and dark."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
+import chromium
+import example_profiles as profiles
+import example_runs as examples
 import pytest
 
 from recperf.runs.report import run_report
-
-
-def _neighbour(name: str) -> Any:
-    # Tests are imported by path, so a neighbour is loaded by hand.
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-chromium, folders = _neighbour("chromium"), _neighbour("folders")
+from recperf.runs.report.profile_report import write_page
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
 
-SCREENS = [(375, False), (375, True), (1440, False), (1440, True)]
+FIGURES = {"cpu": 4, "eager": 6, "graph": 4, "budget": 2, "ranks": 4}
+"""How many figures the page of each example profile has."""
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("pages")
-    full = folders.make_run(home / "micro-dlrm-20261115-031500-a1b2c3", seeds=3)
-    bare = folders.make_run(home / "micro-dlrm-20261115-031500-d4e5f6", measured=(), steps=40)
-    large = folders.make_run(home / "large", workload="micro-dlrm-dram")
-    folders.change(large, "profile.json", "ids.touched_bytes", int(1.7e9))
-    folders.change(large, "profile.json", "ids.working_set_bytes", int(2.05e9))
+    full = examples.make_run(home / "micro-dlrm-20261115-031500-a1b2c3", seeds=3)
+    bare = examples.make_run(home / "micro-dlrm-20261115-031500-d4e5f6", measured=(), steps=40)
+    large = examples.make_run(home / "large", workload="micro-dlrm-dram")
+    examples.change(large, "profile.json", "ids.touched_bytes", int(1.7e9))
+    examples.change(large, "profile.json", "ids.working_set_bytes", int(2.05e9))
     return {
         "full": run_report.write([full], home / "full.html"),
         "bare": run_report.write([bare], home / "bare.html"),
@@ -44,30 +35,40 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def sound(found: dict[str, Any], width: int) -> None:
-    assert found["inner"] == width
-    assert found["scroll"] <= width, "the page is wider than the screen"
+def sound(measured: dict[str, Any], width: int) -> None:
+    assert measured["inner"] == width
+    assert measured["scroll"] <= width, "the page is wider than the screen"
     for fault in ("outside", "empty", "small", "clipped", "wide", "overlaps", "errors", "resources"):
-        assert found[fault] == [], fault
+        assert measured[fault] == [], fault
     for count in ("links", "broken", "unnamed"):
-        assert found[count] == 0, count
+        assert measured[count] == 0, count
 
 
-@pytest.mark.parametrize(("width", "dark"), SCREENS)
+@pytest.mark.parametrize(("width", "dark"), [(375, False), (1440, True)])
 def test_the_full_page(pages: dict[str, Path], tmp_path: Path, width: int, dark: bool) -> None:
-    found = chromium.measure(pages["full"], tmp_path, width=width, dark=dark)
-    sound(found, width)
-    assert found["dark"] is dark
-    assert found["svgs"] == 7, "each figure is shown once, in the width that fits"
-    assert found["texts"] > 80
+    measured = chromium.measure(pages["full"], tmp_path, width=width, dark=dark)
+    sound(measured, width)
+    assert measured["dark"] is dark
+    assert measured["svgs"] == 7, "each figure is shown once, in the width that fits"
+    assert measured["texts"] > 80
 
 
 @pytest.mark.parametrize("name", ["bare", "large", "compared"])
 @pytest.mark.parametrize("width", [375, pytest.param(1440, marks=pytest.mark.long)])
 def test_other_pages(pages: dict[str, Path], tmp_path: Path, name: str, width: int) -> None:
-    found = chromium.measure(pages[name], tmp_path, width=width, dark=width == 375)
-    sound(found, width)
-    assert found["svgs"] >= 3
+    measured = chromium.measure(pages[name], tmp_path, width=width, dark=width == 375)
+    sound(measured, width)
+    assert measured["svgs"] >= 3
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("width", [375, pytest.param(1440, marks=pytest.mark.long)])
+def test_profile_pages(tmp_path: Path, name: str, width: int) -> None:
+    profile = getattr(profiles, name)()
+    page = write_page(profile, examples.peaks(), examples.MACHINE, tmp_path / "profile.html")
+    measured = chromium.measure(page, tmp_path, width=width, dark=width == 375)
+    sound(measured, width)
+    assert measured["svgs"] == FIGURES[name]
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -101,9 +102,9 @@ def test_the_probe_sees_faults(pages: dict[str, Path], tmp_path: Path) -> None:
     broken = broken.replace('text-anchor: end"', 'text-anchor: end" dx="900"').replace("<text ", '<text dx="-900" ', 40)
     broken = broken.replace("</main>", "<script>console.error('oh'); missing()</script></main>", 1)
     (tmp_path / "broken.html").write_text(broken)
-    found = chromium.measure(tmp_path / "broken.html", tmp_path, width=1440, dark=False)
-    assert found["scroll"] > 1440
+    measured = chromium.measure(tmp_path / "broken.html", tmp_path, width=1440, dark=False)
+    assert measured["scroll"] > 1440
     for fault in ("outside", "wide", "resources"):
-        assert found[fault], fault
-    assert "oh" in found["errors"]
-    assert any("missing" in error for error in found["errors"])
+        assert measured[fault], fault
+    assert "oh" in measured["errors"]
+    assert any("missing" in error for error in measured["errors"])

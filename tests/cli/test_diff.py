@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import example_profiles as profiles
 import pytest
 
 from recperf import cli
-
-_spec = importlib.util.spec_from_file_location("profiles", Path(__file__).parents[1] / "browser" / "profiles.py")
-assert _spec
-assert _spec.loader
-profiles = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(profiles)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -20,13 +19,9 @@ Call = Callable[..., tuple[int, str, str]]
 @pytest.fixture(scope="module")
 def made() -> ModuleType:
     pytest.importorskip("mlperf_logging", reason="mlperf-logging is not installed: pip install 'recperf[mlperf]'")
-    path = Path(__file__).parents[1] / "runs" / "mlperf" / "made.py"
-    spec = importlib.util.spec_from_file_location("made", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    import example_logs
+
+    return example_logs
 
 
 @pytest.fixture

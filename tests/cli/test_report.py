@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
+import example_runs as examples
 import pytest
 
 from recperf.cli import main
-
-_spec = importlib.util.spec_from_file_location("folders", Path(__file__).parents[1] / "browser" / "folders.py")
-assert _spec
-assert _spec.loader
-folders = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(folders)
 
 
 @pytest.fixture
@@ -30,14 +24,14 @@ def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
 
 
 def test_a_page_goes_into_its_run(run_command, tmp_path: Path) -> None:
-    folders.make_run(tmp_path / "one", measured=("profile",))
+    examples.make_run(tmp_path / "one", measured=("profile",))
     assert run_command("report", "one")[:2] == (0, "one/report.html\n")
     assert (tmp_path / "one" / "report.html").read_text().startswith("<!doctype html>")
 
 
 def test_several_runs_go_here_and_out_chooses_the_place(run_command, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        folders.make_run(tmp_path / name, measured=())
+        examples.make_run(tmp_path / name, measured=())
     assert run_command("report", "one", "two")[:2] == (0, "report-compare.html\n")
     code, out, _ = run_command("report", "one", "--out", "new/page.html", "--json")
     assert code == 0
@@ -46,8 +40,8 @@ def test_several_runs_go_here_and_out_chooses_the_place(run_command, tmp_path: P
 
 
 def test_compare_in_words(run_command, tmp_path: Path) -> None:
-    folders.make_run(tmp_path / "one")
-    folders.make_run(tmp_path / "two", auc=0.83, config={"seed": 7})
+    examples.make_run(tmp_path / "one")
+    examples.make_run(tmp_path / "two", auc=0.83, config={"seed": 7})
     code, out, _ = run_command("compare", "one", "two", "--out", "page.html")
     assert code == 0
     for expected in (
@@ -65,8 +59,8 @@ def test_compare_in_words(run_command, tmp_path: Path) -> None:
 
 def test_compare_as_json(run_command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recperf.cli.compare.write", lambda runs, out: out)
-    folders.make_run(tmp_path / "one")
-    folders.make_run(tmp_path / "two", workload="other", measured=())
+    examples.make_run(tmp_path / "one")
+    examples.make_run(tmp_path / "two", workload="other", measured=())
     code, out, err = run_command("compare", "one", "two", "one", "--json", "--out", "page.html")
     assert code == 0
     found = json.loads(out)
@@ -90,8 +84,8 @@ def test_compare_as_json(run_command, tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_mistakes_are_answered(run_command, tmp_path: Path, words: list[str], code: int, message: str) -> None:
-    folders.make_run(tmp_path / "one", measured=())
-    (folders.make_run(tmp_path / "unfinished", measured=()) / "result.json").unlink()
+    examples.make_run(tmp_path / "one", measured=())
+    (examples.make_run(tmp_path / "unfinished", measured=()) / "result.json").unlink()
     found, _, err = run_command(*words)
     assert found == code
     assert message in err

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
+import example_runs as examples
 import pytest
 
 from recperf.config import flatten
 from recperf.runs.report.compare import changed_fields, compare, summary
 from recperf.runs.report.reading import read
-
-# Tests are imported by path, so a shared neighbour is loaded by hand.
-_spec = importlib.util.spec_from_file_location("folders", Path(__file__).parents[1] / "browser" / "folders.py")
-assert _spec
-assert _spec.loader
-folders = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(folders)
 
 
 def rows(found: list) -> dict:
@@ -34,10 +27,10 @@ def test_only_fields_that_differ_are_kept_and_missing_ones_are_none() -> None:
 
 
 def test_two_runs(tmp_path: Path) -> None:
-    one = folders.make_run(tmp_path / "one")
-    two = folders.make_run(tmp_path / "two", auc=0.83, config={"train": {"epochs": 9, "batch_size": 256}})
-    folders.change(two, "result.json", "performance.step_ms", {"p20": 2.2, "p50": 2.24, "p80": 2.3})
-    folders.change(two, "profile.json", "regime.name", "latency-bound")
+    one = examples.make_run(tmp_path / "one")
+    two = examples.make_run(tmp_path / "two", auc=0.83, config={"train": {"epochs": 9, "batch_size": 256}})
+    examples.change(two, "result.json", "performance.step_ms", {"p20": 2.2, "p50": 2.24, "p80": 2.3})
+    examples.change(two, "profile.json", "regime.name", "latency-bound")
     found = compare([read(one), read(two)])
     assert rows(found.config)["train.epochs"].values == (4, 9)
     assert rows(found.config)["train.learning_rate"].values == (0.005, None)
@@ -57,21 +50,21 @@ def test_two_runs(tmp_path: Path) -> None:
     ("auc", "remark"), [(0.8215, "within the seeds' spread"), (0.9, "beyond the seeds' spread"), (0.8212, "")]
 )
 def test_a_difference_is_held_against_the_spread_of_the_seeds(tmp_path: Path, auc: float, remark: str) -> None:
-    one = folders.make_run(tmp_path / "one", seeds=3)
-    two = folders.make_run(tmp_path / "two", seeds=3, auc=auc)
+    one = examples.make_run(tmp_path / "one", seeds=3)
+    two = examples.make_run(tmp_path / "two", seeds=3, auc=auc)
     assert rows(compare([read(one), read(two)]).quality)["auc"].remark == remark
 
 
 def test_overlapping_step_times_are_no_difference(tmp_path: Path) -> None:
-    one, two = folders.make_run(tmp_path / "one"), folders.make_run(tmp_path / "two")
-    folders.change(two, "result.json", "performance.step_ms", {"p20": 1.1, "p50": 1.15, "p80": 1.2})
+    one, two = examples.make_run(tmp_path / "one"), examples.make_run(tmp_path / "two")
+    examples.change(two, "result.json", "performance.step_ms", {"p20": 1.1, "p50": 1.15, "p80": 1.2})
     assert rows(compare([read(one), read(two)]).speed)["step ms, p50"].remark == "p20 to p80 overlap"
-    folders.change(two, "result.json", "performance.step_ms", None)
+    examples.change(two, "result.json", "performance.step_ms", None)
     assert rows(compare([read(one), read(two)]).speed)["step ms, p50"].values == (1.12, None)
 
 
 def test_a_run_beside_itself(tmp_path: Path) -> None:
-    one = folders.make_run(tmp_path / "one")
+    one = examples.make_run(tmp_path / "one")
     found = compare([read(one), read(one)])
     assert found.runs == ("one (1)", "one (2)")
     assert found.config == []
@@ -80,11 +73,14 @@ def test_a_run_beside_itself(tmp_path: Path) -> None:
 
 
 def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
-    one, two = folders.make_run(tmp_path / "one"), folders.make_run(tmp_path / "two", workload="other", measured=())
-    folders.change(two, "result.json", "data.digest", "ff")
-    folders.change(two, "result.json", "provenance.machine", "another")
-    folders.change(two, "result.json", "provenance.commit", None)
-    folders.change(two, "result.json", "performance.device", "NVIDIA H200")
+    one, two = (
+        examples.make_run(tmp_path / "one"),
+        examples.make_run(tmp_path / "two", workload="other", measured=()),
+    )
+    examples.change(two, "result.json", "data.digest", "ff")
+    examples.change(two, "result.json", "provenance.machine", "another")
+    examples.change(two, "result.json", "provenance.commit", None)
+    examples.change(two, "result.json", "performance.device", "NVIDIA H200")
     notes = " ".join(compare([read(one), read(two)]).notes)
     for words in (
         "Different workloads (micro-dlrm, other)",
@@ -99,7 +95,7 @@ def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
 
 
 def test_three_runs_share_one_table(tmp_path: Path) -> None:
-    runs = [read(folders.make_run(tmp_path / name, seeds=2)) for name in ("a", "b", "c")]
+    runs = [read(examples.make_run(tmp_path / name, seeds=2)) for name in ("a", "b", "c")]
     found = compare(runs)
     assert all(len(row.values) == 3 for row in [*found.quality, *found.speed, *found.budget, found.regime])
     assert " / " in summary(found)

@@ -1,4 +1,4 @@
-"""Claims are worked out again from a run's files: what was edited, dropped or taken from elsewhere is found."""
+"""Claims are recomputed from the files of a run, so that edited, missing and foreign files are noticed."""
 
 from __future__ import annotations
 
@@ -20,20 +20,11 @@ from recperf.runs import contract
 from recperf.runs.contract import Claim, Evidence, Finding, check_run, judge
 from recperf.runs.seal import present, seal
 
-QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "bias"]
-QUICK += [
-    "--train.batch-size",
-    "1000",
-    "--train.device",
-    "cpu",
-    "--seeds",
-    "2",
-    "--target.auc",
-    "0.7",
-    "--quiet",
-    "--no-peaks",
-    "--no-report",
-]
+QUICK = [
+    "run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "bias", "--seeds", "2",
+    "--train.batch-size", "1000", "--train.device", "cpu", "--target.auc", "0.7", "--quiet",
+    "--no-peaks", "--no-report",
+]  # fmt: skip
 
 
 def derive(profile: dict[str, Any], peaks: dict[str, Any]) -> dict[str, Any]:
@@ -105,10 +96,10 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 
 def failed(folder: Path, claims: tuple[Claim, ...] = CLAIMS) -> dict[str, str]:
-    found = check_run(folder, claims)
-    assert len(found) == len(contract.ALWAYS) + len(claims)
-    assert all(isinstance(finding, Finding) and finding.detail for _, finding in found)
-    return {name: finding.detail for name, (_, finding) in zip(NAMES, found) if not finding.holds}
+    findings = check_run(folder, claims)
+    assert len(findings) == len(contract.ALWAYS) + len(claims)
+    assert all(isinstance(finding, Finding) and finding.detail for _, finding in findings)
+    return {name: finding.detail for name, (_, finding) in zip(NAMES, findings) if not finding.holds}
 
 
 def edit(folder: Path, name: str, change: Callable[[Any], object]) -> None:
@@ -128,17 +119,17 @@ def edit_events(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict
 
 def test_a_fresh_run_passes(folder: Path) -> None:
     assert failed(folder) == {}
-    found = dict(check_run(folder, CLAIMS))
-    assert found["evidence is intact"].detail == f"{len(present(folder))} files match seal.json"
-    assert "(above 0." in found["the logged metrics meet the quality target"].detail
-    shares = [finding.detail for text, finding in found.items() if "forward pass" in text]
+    findings = dict(check_run(folder, CLAIMS))
+    assert findings["evidence is intact"].detail == f"{len(present(folder))} files match seal.json"
+    assert "(above 0." in findings["the logged metrics meet the quality target"].detail
+    shares = [finding.detail for text, finding in findings.items() if "forward pass" in text]
     assert shares == ["embedding with hash 0.75 of forward (at least 0.60)"]
 
 
 @pytest.mark.parametrize("name", ["result.json", "events.jsonl"])
-def test_no_byte_can_be_flipped(folder: Path, name: str) -> None:
+def test_every_flipped_byte_is_noticed(folder: Path, name: str) -> None:
     content = (folder / name).read_bytes()
-    places = random.Random(name).sample(range(len(content)), 60)
+    places = random.Random(name).sample(range(len(content)), 20)
     for place in [0, len(content) - 1, *places]:
         flipped = bytearray(content)
         flipped[place] ^= 1 << (place % 8)
@@ -146,7 +137,6 @@ def test_no_byte_can_be_flipped(folder: Path, name: str) -> None:
         assert name in failed(folder, ())["intact"]
 
 
-@pytest.mark.parametrize("resealed", [False, True])
 @pytest.mark.parametrize(
     ("name", "claims"),
     [
@@ -163,18 +153,17 @@ def test_no_byte_can_be_flipped(folder: Path, name: str) -> None:
         ("pair.json", {"cold over hot: embedding", "cold over hot: step"}),
     ],
 )
-def test_a_claim_without_evidence_fails(folder: Path, name: str, claims: set[str], resealed: bool) -> None:
+def test_a_claim_without_evidence_fails(folder: Path, name: str, claims: set[str]) -> None:
     (folder / name).unlink()
-    if resealed:
-        seal(folder)
-    found = failed(folder)
-    assert claims <= found.keys()
-    assert ("intact" in found) is not resealed
-    assert all("no evidence: " in found[claim] for claim in claims)
+    assert f"{name} is missing" in failed(folder, ())["intact"]
+    seal(folder)
+    findings = failed(folder)
+    assert claims <= findings.keys()
+    assert all("no evidence: " in findings[claim] for claim in claims)
     if not name.startswith("trial"):
-        assert all(f"{name} is missing" in found[claim] for claim in claims)
+        assert all(f"{name} is missing" in findings[claim] for claim in claims)
     if name in ("profile.json", "pair.json", "peaks.json"):
-        assert all("measure it with recperf" in found[claim] for claim in claims)
+        assert all("measure it with recperf" in findings[claim] for claim in claims)
 
 
 def foreign(machine: dict[str, Any]) -> None:
@@ -186,29 +175,20 @@ def foreign(machine: dict[str, Any]) -> None:
     ("name", "change", "claim", "message"),
     [
         ("result.json", lambda r: r["quality"]["metrics"].update(auc=0.9), "quality", "quality.metrics.auc is 0.9"),
-        ("result.json", lambda r: r["quality"]["spread"].update(auc=0.0), "quality", "quality.spread.auc"),
-        ("result.json", lambda r: r["quality"]["seeds"].pop(), "quality", "quality.seeds differs"),
         ("result.json", lambda r: r["quality"].update(met=False), "quality", "quality.met is False"),
         ("result.json", lambda r: r["quality"]["target"].update(auc=0.5), "quality", "the config gives 0.7"),
         ("result.json", lambda r: r["quality"]["target"].update(accuracy=0.99), "quality", "missed: accuracy 0."),
-        ("result.json", lambda r: r["quality"]["baselines"]["majority"].update(auc=0.4), "quality", "baselines.json"),
         ("baselines.json", lambda b: b["user_item_bias"].update(auc=0.99), "quality", "missed: auc 0."),
         ("trial-42.json", lambda t: t["metrics"].update(auc=0.9), "quality", "trial-42.json: metrics differ"),
-        ("trial-42.json", lambda t: t["best"].update(step=1), "quality", "trial-42.json: best is not"),
-        ("trial-42.json", lambda t: t.update(seed=43), "quality", "trial-42.json is of seed 43"),
         ("config.json", lambda c: c["config"].update(seeds=10**15), "quality", "holds 2 trials"),
         ("result.json", lambda r: r["performance"]["budget"].update(embedding=0.5), "budget", "embedding is 0.5"),
-        ("result.json", lambda r: r["performance"]["budget"].update(data=0.0), "budget", "its spans alone are"),
         ("result.json", lambda r: r["performance"]["budget"].pop("data"), "budget", "no performance.budget.data"),
         ("result.json", lambda r: r["performance"].update(steps_in_budget=7), "budget", "of 7 timed steps"),
-        ("result.json", lambda r: r["performance"].update(budget=None), "budget", "too few steps"),
         ("machine.json", foreign, "machine", "result.json is from machine"),
         ("machine.json", lambda m: m.update(cores=1000), "machine", "its facts give"),
         ("peaks.json", lambda p: foreign(p["machine"]), "machine", "ceilings of another machine"),
-        ("peaks.json", lambda p: foreign(p["machine"]), "regime: not bandwidth-bound", "another machine"),
         ("result.json", lambda r: r.update(workload="dlrm"), "own", "result.json: workload differs from config.json"),
         ("data.json", lambda d: d.update(rows=1), "own", "result.json: data differs from data.json"),
-        ("data.json", lambda d: d.update(digest="x"), "own", "provenance.data_digest differs"),
         ("progress.json", lambda p: p.update(started="never"), "own", "provenance.started differs"),
         ("config.json", lambda c: c["config"].update(seed=41), "own", "of seed 43, which the config does not"),
         (
@@ -231,9 +211,7 @@ def foreign(machine: dict[str, Any]) -> None:
             "bytes of embedding should be a number above 0",
         ),
         ("profile.json", lambda p: p["components"][0]["ms"].update(p50=0), "rate of embedding", "above 0"),
-        ("profile.json", lambda p: p.update(schema=2), "rate of embedding", "schema 2"),
         ("profile.json", lambda p: p["components"][2]["ms"].update(p50=5), "share of embedding", "0.11 of forward"),
-        ("profile.json", lambda p: p["components"][2]["ms"].update(p50=-1), "share of embedding", "negative time"),
         ("profile.json", lambda p: p["components"].pop(0), "share of embedding", "0 components 'embedding'"),
         ("profile.json", lambda p: p["components"][1].update(phase="data"), "share of embedding", "hash outside"),
         ("pair.json", lambda p: p["ratio"].update(embedding=9), "cold over hot: embedding", "a ratio of 9"),
@@ -243,7 +221,6 @@ def foreign(machine: dict[str, Any]) -> None:
             "cold over hot: step",
             "batch_size is 256 hot and 512 cold",
         ),
-        ("pair.json", lambda p: p["cold"]["ids"].update(lookups=1), "cold over hot: step", "ids.lookups"),
         ("pair.json", lambda p: p["ids"].update(cold=3), "cold over hot: step", "no more ids"),
         (
             "pair.json",
@@ -251,24 +228,23 @@ def foreign(machine: dict[str, Any]) -> None:
             "cold over hot: embedding",
             "flops is 1000 hot and 1050 cold",
         ),
-        ("pair.json", lambda p: p["hot"]["components"][0].update(flops=None), "cold over hot: embedding", "flops"),
     ],
 )
-def test_an_edit_that_was_sealed_again_is_still_found(
+def test_an_edit_that_was_sealed_again_is_noticed(
     folder: Path, name: str, change: Callable[[Any], object], claim: str, message: str
 ) -> None:
     edit(folder, name, change)
-    found = failed(folder)
-    assert "intact" not in found
-    assert message in found[claim]
+    findings = failed(folder)
+    assert "intact" not in findings
+    assert message in findings[claim]
 
 
-def test_work_within_a_percent_is_equal_work(folder: Path) -> None:
+def test_counted_work_may_differ_by_one_percent(folder: Path) -> None:
     edit(folder, "pair.json", lambda p: p["cold"]["components"][0].update(bytes=403_000_000, flops=1009))
     assert failed(folder) == {}
 
 
-def test_quality_raised_everywhere_but_in_the_log_is_found(folder: Path) -> None:
+def test_quality_raised_everywhere_but_in_the_log_is_noticed(folder: Path) -> None:
     def raise_trial(trial: dict[str, Any]) -> None:
         trial["metrics"]["auc"] = trial["best"]["metrics"]["auc"] = 0.9
 
@@ -283,12 +259,12 @@ def test_quality_raised_everywhere_but_in_the_log_is_found(folder: Path) -> None
     assert failed(folder).keys() == {"quality"}
 
 
-def test_a_target_can_be_worked_out_by_its_workload(folder: Path) -> None:
+def test_a_workload_can_compute_its_target(folder: Path) -> None:
     def target(config: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
         return {"beat": None if data["synthetic"] else "majority", "accuracy": None, "auc": config["target"]["auc"]}
 
-    found = judge(contract.quality_target(target), Evidence(folder))
-    assert "target.beat is 'user_item_bias', the config gives None" in found.detail
+    findings = judge(contract.quality_target(target), Evidence(folder))
+    assert "target.beat is 'user_item_bias', the config gives None" in findings.detail
     edit(folder, "result.json", lambda r: r["quality"]["target"].update(beat=None))
     assert judge(contract.quality_target(target), Evidence(folder)).holds
 
@@ -315,7 +291,7 @@ def test_a_target_can_be_worked_out_by_its_workload(folder: Path) -> None:
         ),
     ],
 )
-def test_a_log_that_was_edited_is_found(folder: Path, change: Any, claim: str, message: str) -> None:
+def test_an_edited_log_is_noticed(folder: Path, change: Any, claim: str, message: str) -> None:
     edit_events(folder, change)
     assert message in failed(folder)[claim]
 
@@ -331,7 +307,7 @@ def test_the_budget_of_a_resumed_run_is_that_of_its_last_process(folder: Path) -
     assert "budget" in failed(folder)
 
 
-def test_a_claim_that_breaks_does_not_hold_and_says_so_on_one_line(folder: Path) -> None:
+def test_a_claim_that_raises_fails_with_one_line(folder: Path) -> None:
     def breaks(evidence: Evidence) -> Finding:
         raise KeyError("a\n\x1b[31m\ud800")
 
@@ -359,7 +335,7 @@ def test_damaged_evidence_gives_findings_and_never_a_traceback(folder: Path) -> 
     chance = random.Random(7)
     for name in [*present(folder), "seal.json"]:
         content = (folder / name).read_bytes()
-        for round_ in range(20):
+        for round_ in range(8):
             if round_ % 2:
                 damaged = bytearray(content)
                 for place in chance.sample(range(len(content)), chance.randint(1, 8)):

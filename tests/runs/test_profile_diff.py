@@ -1,119 +1,113 @@
-"""Two profiles held against each other: what changed, what is noise, and what a gate lets pass."""
+"""Two profiles compared: what changed, what is noise, and what exceeds a gate."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
+import example_profiles as profiles
 import pytest
 
 from recperf.errors import DataError, UsageError
 from recperf.runs.profile_diff import Change, LoadedProfile, diff, load, parse_gate
 
-_spec = importlib.util.spec_from_file_location("profiles", Path(__file__).parents[1] / "browser" / "profiles.py")
-assert _spec
-assert _spec.loader
-profiles = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(profiles)
 
-
-def given(profile: dict[str, Any], name: str = "a", **more: Any) -> LoadedProfile:
+def loaded(profile: dict[str, Any], name: str = "a", **more: Any) -> LoadedProfile:
     return LoadedProfile(Path(name), profile, profile.get("workload"), **more)
 
 
 def slower(**times: float) -> dict[str, Any]:
     """The eager profile with other times of some parts."""
-    found = profiles.eager()
-    return {**found, **{k: v for k, v in profiles.base({**profiles.EAGER, **times}, "NVIDIA H200").items()
+    difference = profiles.eager()
+    return {**difference, **{k: v for k, v in profiles.base({**profiles.EAGER, **times}, "NVIDIA H200").items()
                         if k in ("step_ms", "components")}}  # fmt: skip
 
 
-def changes(found: Any) -> dict[str, Change]:
-    return {change.name: change for change in found.components}
+def changes(difference: Any) -> dict[str, Change]:
+    return {change.name: change for change in difference.components}
 
 
 def test_what_got_slower_and_faster_by_part() -> None:
-    found = diff(given(profiles.eager()), given(slower(data=1.5, loss=0.05), "b"))
-    assert found.components[0].name == "data"
-    assert changes(found)["data"].ratio == pytest.approx(0.6 / 0.9)
-    assert {name: change.says for name, change in changes(found).items() if change.says != "same"} == {
+    difference = diff(loaded(profiles.eager()), loaded(slower(data=1.5, loss=0.05), "b"))
+    assert difference.components[0].name == "data"
+    assert changes(difference)["data"].ratio == pytest.approx(0.6 / 0.9)
+    assert {name: change.says for name, change in changes(difference).items() if change.says != "same"} == {
         "data": "slower",
         "loss": "faster",
     }
-    assert found.step.says == "slower"
-    assert (found.warnings, found.notes) == ([], [])
+    assert difference.step.says == "slower"
+    assert (difference.warnings, difference.notes) == ([], [])
 
 
 def test_a_change_inside_the_spread_is_noise_whatever_its_size() -> None:
-    found = diff(given(profiles.eager()), given(slower(data=0.94), "b"))
-    assert changes(found)["data"].says == "within noise"
+    difference = diff(loaded(profiles.eager()), loaded(slower(data=0.94), "b"))
+    assert changes(difference)["data"].says == "within noise"
     wide = profiles.eager()
     wide["step_ms"] = {"p20": 4.0, "p50": 9.0, "p80": 20.0}
-    noisy = diff(given(profiles.eager()), given(wide, "b"))
+    noisy = diff(loaded(profiles.eager()), loaded(wide, "b"))
     assert noisy.step.says == "within noise"
     assert noisy.step.ratio == pytest.approx(9.0 / 4.9 - 1)
     assert noisy.regressions(0.05) == []
 
 
 def test_the_gate_names_the_step_and_its_large_parts() -> None:
-    found = diff(given(profiles.eager()), given(slower(data=1.3), "b"))
-    assert [change.name for change in found.regressions(0.05)] == ["step", "data"]
-    assert [change.name for change in found.regressions(0.3)] == ["data"]
-    assert found.regressions(0.5) == []
-    assert diff(given(slower(data=1.3)), given(profiles.eager(), "b")).regressions(0.05) == []
+    difference = diff(loaded(profiles.eager()), loaded(slower(data=1.3), "b"))
+    assert [change.name for change in difference.regressions(0.05)] == ["step", "data"]
+    assert [change.name for change in difference.regressions(0.3)] == ["data"]
+    assert difference.regressions(0.5) == []
+    assert diff(loaded(slower(data=1.3)), loaded(profiles.eager(), "b")).regressions(0.05) == []
 
 
 def test_a_small_part_does_not_trip_the_gate_until_it_is_large() -> None:
-    assert diff(given(profiles.eager()), given(slower(loss=0.15), "b")).regressions(0.05) == []
-    grown = diff(given(profiles.eager()), given(slower(loss=0.5), "b")).regressions(0.2)
+    assert diff(loaded(profiles.eager()), loaded(slower(loss=0.15), "b")).regressions(0.05) == []
+    grown = diff(loaded(profiles.eager()), loaded(slower(loss=0.5), "b")).regressions(0.2)
     assert [change.name for change in grown] == ["loss"]
 
 
-def test_a_part_from_nothing_is_beyond_every_gate() -> None:
+def test_a_part_that_took_no_time_before_exceeds_every_gate() -> None:
     none = profiles.eager()
     none["components"][0]["ms"] = {"p20": 0.0, "p50": 0.0, "p80": 0.0}
-    found = diff(given(none), given(profiles.eager(), "b"))
-    assert changes(found)["data"].ratio is None
-    assert [change.name for change in found.regressions(10.0)] == ["data"]
-    assert json.dumps(found.as_json(), allow_nan=False)
+    difference = diff(loaded(none), loaded(profiles.eager(), "b"))
+    assert changes(difference)["data"].ratio is None
+    assert [change.name for change in difference.regressions(10.0)] == ["data"]
+    assert json.dumps(difference.as_json(), allow_nan=False)
 
 
 def test_new_and_gone_parts_and_kernels_are_listed() -> None:
-    found = diff(given(profiles.eager()), given(profiles.graph(), "b"))
-    assert changes(found)["data"].says == "gone"
-    assert changes(found)["step_graph"].says == "new"
-    kernels = {kernel.name: kernel for kernel in found.kernels}
+    difference = diff(loaded(profiles.eager()), loaded(profiles.graph(), "b"))
+    assert changes(difference)["data"].says == "gone"
+    assert changes(difference)["step_graph"].says == "new"
+    kernels = {kernel.name: kernel for kernel in difference.kernels}
     assert kernels["_bag_update"].old_ms is None
     assert kernels["reduce_kernel_3"].new_ms is None
     assert kernels[profiles.CUTLASS].more_ms == pytest.approx(12 * (12 - 21) / 1e3)
-    assert found.notes == ["switch graph: off, then on"]
-    assert found.regressions(0.05) == []
+    assert difference.notes == ["switch graph: off, then on"]
+    assert difference.regressions(0.05) == []
 
 
 def test_kernels_of_one_name_are_added_up() -> None:
     one, other = profiles.graph(), profiles.graph()
     other["kernels"]["rows"].append({**other["kernels"]["rows"][1], "part": "another"})
-    kernels = {kernel.name: kernel for kernel in diff(given(one), given(other, "b")).kernels}
+    kernels = {kernel.name: kernel for kernel in diff(loaded(one), loaded(other, "b")).kernels}
     assert (kernels["_bag_forward"].old_count, kernels["_bag_forward"].new_count) == (1, 2)
     assert kernels["_bag_forward"].more_ms == pytest.approx(0.009)
 
 
 def test_a_runs_own_profile_gives_parts_only() -> None:
-    found = diff(given(profiles.base(profiles.CPU, "cpu")), given(profiles.cpu(), "b"))
-    assert found.no_kernels
-    assert found.no_kernels.startswith("not measured in a: this profile has no such section")
-    assert found.step.says == "same"
-    assert found.warnings == []
-    assert diff(given(profiles.cpu()), given(profiles.cpu(), "b")).no_kernels == (
+    difference = diff(loaded(profiles.base(profiles.CPU, "cpu")), loaded(profiles.cpu(), "b"))
+    assert difference.no_kernels
+    assert difference.no_kernels.startswith("not measured in a: this profile has no such section")
+    assert difference.step.says == "same"
+    assert difference.warnings == []
+    assert diff(loaded(profiles.cpu()), loaded(profiles.cpu(), "b")).no_kernels == (
         "not measured in a: no device in this trace"
     )
 
 
-def test_two_measurements_are_said_loudly() -> None:
+def test_profiles_of_different_things_are_warned_about() -> None:
     other = {**profiles.cpu(), "workload": "micro-dlrm", "preset": "large", "batch_size": 256}
-    text = " ".join(diff(given(profiles.eager()), given(other, "b")).warnings)
+    text = " ".join(diff(loaded(profiles.eager()), loaded(other, "b")).warnings)
     for words in (
         "different workloads: dlrm and micro-dlrm",
         "different presets: experiment and large",
@@ -123,13 +117,13 @@ def test_two_measurements_are_said_loudly() -> None:
         assert words in text
 
 
-def test_what_may_be_the_cause_is_noted() -> None:
+def test_possible_causes_are_noted() -> None:
     other = profiles.eager()
     other["trust"]["versions"] |= {"torch": "2.13.0", "triton": None}
     other["switches"] = {"tf32": "off: asked for", "fused": "on: a CUDA device"}
     other |= {"mode": "budget", "threads": 1, "steps": 5}
-    old = given(profiles.eager(), machine="m1", config={"train": {"batch": 1}, "seed": 1})
-    new = given(other, "b", machine="m2", config={"train": {"batch": 2}, "seed": 1})
+    old = loaded(profiles.eager(), machine="m1", config={"train": {"batch": 1}, "seed": 1})
+    new = loaded(other, "b", machine="m2", config={"train": {"batch": 2}, "seed": 1})
     assert diff(old, new).notes == [
         "machine: m1, then m2",
         "mode: full, then budget",
@@ -144,15 +138,13 @@ def test_what_may_be_the_cause_is_noted() -> None:
     ]
 
 
-@pytest.mark.parametrize(("text", "gate"), [("5%", 0.05), (" 2.5 % ", 0.025), ("0%", 0.0), ("100%", 1.0)])
+@pytest.mark.parametrize(("text", "gate"), [("5%", 0.05), (" 2.5 % ", 0.025)])
 def test_gates(text: str, gate: float) -> None:
     assert parse_gate(text) == pytest.approx(gate)
 
 
-@pytest.mark.parametrize(
-    "text", ["5", "0.05", "", "%", "-5%", "five%", "5%%", "nan%", "inf%", "1e9%", "٥%", "9" * 99 + "%"]
-)
-def test_what_is_no_gate(text: str) -> None:
+@pytest.mark.parametrize("text", ["5", "", "-5%", "nan%", "1e9%", "٥%"])
+def test_a_gate_that_is_not_a_percentage(text: str) -> None:
     with pytest.raises(UsageError, match="percentage such as 5%"):
         parse_gate(text)
 
@@ -163,16 +155,16 @@ def test_a_file_a_folder_and_a_run_are_read(tmp_path: Path) -> None:
     config = {"schema": 1, "workload": "micro-dlrm", "config": {"seed": 3}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for path in (tmp_path, tmp_path / "profile.json"):
-        found = load(path)
-        assert (found.workload, found.config, found.machine) == ("micro-dlrm", {"seed": 3}, "f00")
+        difference = load(path)
+        assert (difference.workload, difference.config, difference.machine) == ("micro-dlrm", {"seed": 3}, "f00")
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "machine.json").write_text("[]")
     assert (load(tmp_path).config, load(tmp_path).machine) == (None, None)
 
 
 def _with(path: str, value: Any) -> str:
-    found = profiles.graph()
-    at: Any = found
+    difference = profiles.graph()
+    at: Any = difference
     *heads, last = path.split(".")
     for head in heads:
         at = at[int(head) if isinstance(at, list) else head]
@@ -180,7 +172,7 @@ def _with(path: str, value: Any) -> str:
         del at[last]
     else:
         at[last] = value
-    return json.dumps(found)
+    return json.dumps(difference)
 
 
 @pytest.mark.parametrize(
@@ -213,18 +205,16 @@ def test_a_damaged_profile_is_refused_by_field(tmp_path: Path, text: str, messag
     assert caught.value.where == {"file": str(path)}
 
 
-@pytest.mark.parametrize(
-    "name", ["trust", "switches", "preset", "workload", "mode", "threads", "operator_table", "fixes"]
-)
-@pytest.mark.parametrize("value", [None, 3, "x", [], {"versions": 3}, {"x": [1]}])
-def test_damage_in_what_is_only_told_does_not_stop_a_diff(tmp_path: Path, name: str, value: Any) -> None:
+@pytest.mark.parametrize("name", ["trust", "switches", "preset", "workload"])
+@pytest.mark.parametrize("value", [3, [], {"versions": 3}])
+def test_damage_in_optional_fields_does_not_stop_a_diff(tmp_path: Path, name: str, value: Any) -> None:
     (tmp_path / "profile.json").write_text(_with(name, value))
-    found = diff(given(profiles.graph()), load(tmp_path))
-    assert json.dumps(found.as_json(), allow_nan=False)
-    assert found.step.says == "same"
+    difference = diff(loaded(profiles.graph()), load(tmp_path))
+    assert json.dumps(difference.as_json(), allow_nan=False)
+    assert difference.step.says == "same"
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_profile_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"profile\.json is missing"):
         load(tmp_path)
     with pytest.raises(DataError, match="no profile there"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import re
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import example_profiles as profiles
+import example_runs as examples
 import pytest
 
 from recperf.errors import MachineError
@@ -21,18 +22,6 @@ from recperf.runs.report.blocks import Cell
 from recperf.runs.report.profile_facts import ABSENT, TOP
 from recperf.runs.report.profile_report import html, text, write_page
 from recperf.runs.report.text import WIDTH
-
-
-def _loaded(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "browser" / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-profiles, folders = _loaded("profiles"), _loaded("folders")
 
 EXAMPLES = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget", "ranks")}
 TITLES = [
@@ -86,7 +75,7 @@ def sections(printed: str) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def eager() -> str:
-    return html(profiles.eager(), folders.peaks(), folders.MACHINE)
+    return html(profiles.eager(), examples.peaks(), examples.MACHINE)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -103,7 +92,7 @@ def test_text_and_page_hold_the_same_cells(eager: str) -> None:
     reader = Reader()
     reader.feed(eager)
     page = " ".join(reader.text)
-    printed = text(profiles.eager(), folders.peaks(), folders.MACHINE)
+    printed = text(profiles.eager(), examples.peaks(), examples.MACHINE)
     numbers = re.findall(r"\d[\d.,]* (?:µs|ms|GB/s|TFLOP/s|MiB|x)\b", printed)
     assert len(numbers) > 100
     assert [number for number in numbers if number not in page] == []

@@ -37,7 +37,7 @@ def test_a_sealed_run_is_whole_and_lists_its_evidence_only(folder: Path) -> None
     assert sealed["files"]["config.json"]["bytes"] == (folder / "config.json").stat().st_size
 
 
-def test_a_file_nobody_takes_for_evidence_may_change(folder: Path) -> None:
+def test_other_files_may_change(folder: Path) -> None:
     (folder / "report.html").write_text("later")
     (folder / "trial-x.json").write_text("{}")
     assert broken(folder) == []
@@ -62,11 +62,9 @@ def test_every_difference_is_named(folder: Path) -> None:
     [
         (None, "seal.json is missing"),
         (b"", "not JSON"),
-        (b"\xff\xfe{", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"[]", "schema None"),
         (b'{"schema": 2, "files": {}}', "schema 2; this recperf reads 1"),
-        (b'{"schema": true, "files": {"a": 1}}', "schema True"),
         (b'{"schema": 1}', "files is missing"),
         (b'{"schema": 1, "files": {}}', "lists no files"),
         (
@@ -79,7 +77,7 @@ def test_every_difference_is_named(folder: Path) -> None:
         ),
     ],
 )
-def test_a_damaged_seal_is_said_in_words(folder: Path, content: bytes | None, message: str) -> None:
+def test_a_damaged_seal_is_reported(folder: Path, content: bytes | None, message: str) -> None:
     (folder / "seal.json").unlink()
     if content is not None:
         (folder / "seal.json").write_bytes(content)
@@ -96,8 +94,8 @@ def test_a_folder_in_the_place_of_a_file(folder: Path) -> None:
         Evidence(folder).raw("config.json")
 
 
-@pytest.mark.parametrize("line", ["", "[]", '{"kind": 1}', '{"kind": "step"', "nonsense", "[" * 100_000])
-def test_a_line_that_is_no_event_is_named(folder: Path, line: str) -> None:
+@pytest.mark.parametrize("line", ["", '{"kind": 1}', '{"kind": "step", "loss": "x"}', "[" * 100_000])
+def test_a_line_that_is_not_an_event_is_named(folder: Path, line: str) -> None:
     (folder / "events.jsonl").write_text(f'{{"kind": "notice"}}\n{line}\n{{"kind": "notice"}}\n')
     with pytest.raises(NoEvidence, match="line 2 is not an event"):
         Evidence(folder).events("notice")

