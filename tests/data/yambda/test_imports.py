@@ -431,9 +431,9 @@ def test_unknown_columns(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert import_error(tmp_path / "absent.csv").what == "the events file does not exist"
+    assert import_error(tmp_path / "absent.csv").what == "the events file cannot be opened: No such file or directory"
     (tmp_path / "folder").mkdir()
-    assert "a folder" in import_error(tmp_path / "folder").what
+    assert "Is a directory" in import_error(tmp_path / "folder").what
     assert "is empty" in import_error(write(tmp_path, "")).what
     assert import_error(write(tmp_path, HEADER)).what == "the file has a header and no events"
     assert import_error(write(tmp_path, '"u",i,t,r')).what == "the file has a header and no events"

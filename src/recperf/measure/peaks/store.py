@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ... import places
 from ...errors import DataError, MachineError
 from ...files import write_json, writing
+from ...jsonfile import decode
 from ...machine import machine_facts
 
 SCHEMA = 1
@@ -58,7 +58,7 @@ def load(facts: dict[str, Any] | None = None) -> dict[str, Any] | None:
     except OSError as error:
         raise MachineError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}) from error
     try:
-        peaks = json.loads(text)
+        peaks = decode(text)
     except ValueError as error:
         raise DataError(f"the file of ceilings is damaged: {error}", where={"file": path}, fix=FIX) from error
     schema = peaks.get("schema") if isinstance(peaks, dict) else None

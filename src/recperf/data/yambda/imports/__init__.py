@@ -89,7 +89,6 @@ def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
 
 
 def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading: Progress, sorting: Progress) -> Path:
-    roles = [role for role in ID_ROLES if role in options.columns]
     facts: dict[str, Any] = {
         "name": options.name,
         "synthetic": False,
@@ -99,13 +98,14 @@ def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading:
     with open_database(writer.draft / "sorting", memory=options.memory) as connection:
         load_file(connection, source, memory=options.memory, progress=reading)
         convert(connection, source, options)
-        for role in roles:
-            number_ids(connection, role, options)
-        catalogue_I2, several = catalogue(connection, options)
-        facts |= {"earlier_than_the_event_before": _out_of_order(connection), "items_with_several": several}
+        facts["earlier_than_the_event_before"] = _out_of_order(connection)
         if options.ids == "dense":
-            files = {role: writer.draft / f"{role}s.jsonl" for role in roles}
-            facts["originals"] = {f"{role}s": write_originals(connection, role, path) for role, path in files.items()}
+            facts["originals"] = {}
+            for role in (role for role in ID_ROLES if role in options.columns):
+                number_ids(connection, role)
+                listed = write_originals(connection, role, writer.draft / f"{role}s.jsonl")
+                facts["originals"][f"{role}s"] = listed
+        catalogue_I2, facts["items_with_several"] = catalogue(connection, options)
         _write_sorted(connection, writer, sorting)
     return writer.finish(catalogue_I2, facts)
 
@@ -121,9 +121,8 @@ def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress) -> N
     total, written = fetch_row(connection, "SELECT count(*) FROM events")[0], 0
     progress(written, total)
     query = """
-        SELECT user_ids.id, item_ids.id, seconds, type_code, if(type_code = 0, played, 0)::USMALLINT
-        FROM events JOIN user_ids ON user_ids.value = user_id JOIN item_ids ON item_ids.value = item_id
-        ORDER BY user_ids.id, seconds, row"""
+        SELECT user_id, item_id, seconds, type_code, if(type_code = 0, played, 0)::USMALLINT
+        FROM events ORDER BY user_id, seconds, row"""
     for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
         users, items, times, types, ratios = (column.to_numpy() for column in batch.columns)
         # Nothing says that a recommender was behind an event.

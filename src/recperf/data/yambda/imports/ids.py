@@ -1,7 +1,4 @@
-"""Number the ids of the table `events`, and keep what they were.
-
-Each role gets a table `<role>_ids` with the columns `value`, the id in the user's file, and `id`, the id in the store.
-"""
+"""Number the ids of the table `events`, list what they were, and build the catalogue of items."""
 
 from __future__ import annotations
 
@@ -23,11 +20,18 @@ from .options import ImportOptions
 _AT_ONCE = 1 << 16
 
 
-def number_ids(connection: Any, role: str, options: ImportOptions) -> None:
-    """Create a role's table of ids: 1, 2 and so on in ascending order, or with `--ids keep` what they were."""
-    distinct = f"SELECT DISTINCT {role}_id AS value FROM events WHERE {role}_id IS NOT NULL ORDER BY value"
-    number = "value" if options.ids == "keep" else "row_number() OVER ()"
-    connection.execute(f"CREATE TABLE {role}_ids AS SELECT value, ({number})::UINTEGER AS id FROM ({distinct})")
+def number_ids(connection: Any, role: str) -> None:
+    """Replace a role's ids in `events` by 1, 2 and so on in ascending order; the table `<role>_ids` has both."""
+    connection.execute(
+        f"CREATE TABLE {role}_ids AS SELECT value, (row_number() OVER ())::UINTEGER AS id FROM "
+        f"(SELECT DISTINCT {role}_id AS value FROM events WHERE {role}_id IS NOT NULL ORDER BY value)"
+    )
+    connection.execute(
+        f"CREATE TABLE numbered AS SELECT events.* REPLACE (id AS {role}_id) "
+        f"FROM events LEFT JOIN {role}_ids ON value = {role}_id"
+    )
+    connection.execute("DROP TABLE events")
+    connection.execute("ALTER TABLE numbered RENAME TO events")
 
 
 def write_originals(connection: Any, role: str, path: Path) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def write_originals(connection: Any, role: str, path: Path) -> dict[str, Any]:
 
 def catalogue(connection: Any, options: ImportOptions) -> tuple[NDArray[np.uint32], dict[str, int]]:
     """The artist and album of every item, and how many items had several: the last in the file counts."""
-    items, largest = fetch_row(connection, "SELECT count(*), max(id) FROM item_ids")
+    items, largest = fetch_row(connection, "SELECT count(DISTINCT item_id), max(item_id) FROM events")
     if (largest + 1) * 8 > options.memory // 2:
         raise DataError(
             f"item {largest:,} would need a catalogue of {(largest + 1) * 8 >> 20:,} MiB for {items:,} items",
@@ -61,14 +65,12 @@ def catalogue(connection: Any, options: ImportOptions) -> tuple[NDArray[np.uint3
         if role not in options.columns:
             continue
         query = f"""
-            SELECT item_ids.id, {role}_ids.id, several FROM (
-                SELECT item_id, arg_max({role}_id, row) AS last, min({role}_id) <> max({role}_id) AS several
-                FROM events WHERE {role}_id IS NOT NULL GROUP BY item_id
-            ) JOIN item_ids ON item_ids.value = item_id JOIN {role}_ids ON {role}_ids.value = last"""
+            SELECT item_id, arg_max({role}_id, row)::UINTEGER, min({role}_id) <> max({role}_id)
+            FROM events WHERE {role}_id IS NOT NULL GROUP BY item_id"""
         several[f"{role}s"] = 0
         for batch in connection.sql(query).to_arrow_reader(_AT_ONCE):
-            item, value, differs = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
-            catalogue_I2[item, position] = value
+            item, last, differs = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
+            catalogue_I2[item, position] = last
             several[f"{role}s"] += int(differs.sum())
     return catalogue_I2, several
 

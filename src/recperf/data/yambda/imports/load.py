@@ -15,7 +15,6 @@ import gzip
 import io
 import json
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import chain, islice
@@ -23,7 +22,7 @@ from typing import Any
 
 from ....errors import DataError
 from .database import column_types, fetch_row, literal, optional_package
-from .source import Source, unreadable
+from .source import READ_ERRORS, Source, bad_file, unreadable
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read, and the bytes of the whole file."""
@@ -46,7 +45,7 @@ def load_file(connection: Any, source: Source, *, memory: int, progress: Progres
 
 def _load_plain_csv(connection: Any, source: Source, buffer: int, progress: Progress) -> bool:
     """Let DuckDB read a file without quotes. Answers False where only Python's csv module is certain to be right."""
-    duckdb, delimiters = optional_package("duckdb"), _count_delimiters(source)
+    duckdb, delimiters = optional_package("duckdb"), _count_delimiters(source, buffer)
     if delimiters is None:
         return False
     columns = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(source.names)))
@@ -69,18 +68,18 @@ def _load_plain_csv(connection: Any, source: Source, buffer: int, progress: Prog
     return False
 
 
-def _count_delimiters(source: Source) -> int | None:
+def _count_delimiters(source: Source, buffer: int) -> int | None:
     """Count the delimiters of a file, or answer None if it has a quote character."""
     delimiter, count, tail = source.delimiter.encode(), 0, b""
     try:
         with source.open() as file:
-            while block := file.read(_LARGEST_BUFFER):
+            while block := file.read(buffer):
                 if b'"' in block:
                     return None
                 block = tail + block
                 count += block.count(delimiter)
                 tail = block[len(block) - len(delimiter) + 1 :]
-    except (OSError, EOFError, zlib.error) as error:
+    except READ_ERRORS as error:
         raise unreadable(source.path, error) from None
     return count
 
@@ -146,7 +145,7 @@ def _text_batches(source: Source, block: int) -> Iterator[tuple[Any, int]]:
             except UnicodeEncodeError:
                 texts = ("".join(filter(None, values)) for values in zip(*columns.values()))
                 wrong = (index for index, text in enumerate(texts) if _SURROGATE.search(text))
-                raise _bad_row(source, first_row + next(wrong), "is not UTF-8 text", "convert it to UTF-8") from None
+                raise _not_utf8(source, first_row + next(wrong)) from None
             yield table, file.tell()
             first_row += len(rows)
 
@@ -161,14 +160,15 @@ def _csv_records(source: Source, text: io.TextIOWrapper) -> Iterator[list[str | 
             if not record:
                 continue
             if len(record) != width or (step == 2 and any(record[1::step])):
-                what = f"has {-(-len(record) // step)} columns; the first line has {len(source.names)}"
-                raise _bad_row(source, row, what, "repair that row, or set --delimiter")
+                what = f"row {row:,} has {-(-len(record) // step)} columns; the first line has {len(source.names)}"
+                raise bad_file(source.path, what, "repair that row, or set --delimiter")
             if row:
                 yield [*record[::step]]
             row += 1
     except csv.Error as error:
-        raise _bad_row(source, row, f"is not valid CSV: {error}", "look for a quote without its pair") from None
-    except (OSError, EOFError, zlib.error) as error:
+        what = f"row {row:,} is not valid CSV: {error}"
+        raise bad_file(source.path, what, "look for a quote without its pair") from None
+    except READ_ERRORS as error:
         raise unreadable(source.path, error) from None
 
 
@@ -184,8 +184,9 @@ def _json_records(source: Source, text: io.TextIOWrapper) -> Iterator[list[str |
             yield [value if isinstance(value, str | None) else json.dumps(value) for value in values]
             row += 1
     except ValueError as error:
-        raise _bad_row(source, row, f"is not a JSON object: {error}", "write one object on each line") from None
-    except (OSError, EOFError, zlib.error) as error:
+        what = f"row {row:,} is not a JSON object: {error}"
+        raise bad_file(source.path, what, "write one object on each line") from None
+    except READ_ERRORS as error:
         raise unreadable(source.path, error) from None
 
 
@@ -222,9 +223,9 @@ def _plain(column: Any, source: Source, first_row: int) -> Any:
         except arrow.ArrowInvalid:
             texts = (value.as_py().decode(errors="surrogateescape") if value.is_valid else "" for value in column)
             wrong = (index for index, text in enumerate(texts) if _SURROGATE.search(text))
-            raise _bad_row(source, first_row + next(wrong), "is not UTF-8 text", "convert it to UTF-8") from None
+            raise _not_utf8(source, first_row + next(wrong)) from None
     return column
 
 
-def _bad_row(source: Source, row: int, what: str, fix: str) -> DataError:
-    return DataError(f"row {row:,} {what}", where={"file": source.path}, fix=fix)
+def _not_utf8(source: Source, row: int) -> DataError:
+    return bad_file(source.path, f"row {row:,} is not UTF-8 text", "convert it to UTF-8")

@@ -1,4 +1,4 @@
-"""What a user says about a file of events to bring. Imports nothing heavy, so that help answers at once."""
+"""Options of `recperf data import`. Imports nothing heavy, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ TimeUnit = Literal["s", "ms", "us", "iso"]
 Signal = Literal["rating", "ratio", "label"]
 SIGNALS: Final[tuple[Signal, ...]] = ("rating", "ratio", "label")
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_TAKEN: Final = ("yambda-", "movielens-100k", "movielens-like", "criteo")
+_RESERVED: Final = ("yambda-", "movielens-100k", "movielens-like", "criteo")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
     events: Path
-    """The file: CSV, TSV or other delimited text in UTF-8, the same in gzip, or parquet; told apart by its content."""
+    """The file: CSV or another delimited text, JSON lines (either may be in gzip), or Parquet. Its content decides the
+    format. Text is UTF-8."""
     user: str = "user"
     """Column of the user's id. A column is given by its name or, counted from 1, its number."""
     item: str = "item"
@@ -30,7 +31,7 @@ class ImportOptions:
     rating: str | None = None
     """Column of a rating. Give exactly one of rating, ratio and label."""
     ratio: str | None = None
-    """Column of how much was played, in percent; 50 and more counts as listened."""
+    """Column of the share that was played, in percent; 50 and more counts as listened."""
     label: str | None = None
     """Column of 0 or 1, false or true: whether the item was liked, bought, listened to."""
     positive_from: float = 4.0
@@ -43,44 +44,43 @@ class ImportOptions:
     """Column of the event's type: listen, like, dislike, unlike or undislike. Without it all are listens; only listens
     need a rating, ratio or label."""
     time_unit: TimeUnit = "s"
-    """What times count: seconds, milliseconds, microseconds, or text like 2024-05-01T12:00:00 (UTC without a zone). It
-    is not guessed; a parquet column of type timestamp or date says it itself. Fractions of a second are cut."""
+    """Unit of times: seconds, milliseconds, microseconds, or ISO text like 2024-05-01T12:00:00 (UTC if it has no zone).
+    A Parquet column of type timestamp or date has its own unit. Fractions of a second are cut."""
     delimiter: str | None = None
-    """What stands between columns, one character or the same twice; by default what the first line holds most."""
+    """Delimiter between columns, one character or the same twice; by default the most common one in the first line."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether the first line names the columns; auto: not if all columns are given by number."""
     ids: Literal["dense", "keep"] = "dense"
-    """dense: ids become 1, 2 and so on in ascending order of what they were, and what they were is kept beside; keep:
-    they stay, and must be integers from 0 to 2,147,483,647. An id that is empty, or text like nan, NULL or NA, is
-    missing."""
+    """dense: ids are numbered 1, 2 and so on in ascending order, and the store lists the original ids; keep: ids stay,
+    and must be integers from 0 to 2,147,483,647. An id that is empty, or text like nan, NULL or NA, is missing."""
     name: str = "imported"
     """Name of the dataset."""
     memory_mib: int = 1024
-    """Memory to work in, beside the interpreter itself."""
+    """Memory limit in MiB, at least 64; the interpreter and its libraries come on top."""
 
     def __post_init__(self) -> None:
-        given = [signal for signal in SIGNALS if getattr(self, signal) is not None]
-        if len(given) != 1:
-            shown = f"{' and '.join(given)} are given" if given else "none of rating, ratio and label is given"
+        signals = [signal for signal in SIGNALS if getattr(self, signal) is not None]
+        if len(signals) != 1:
+            shown = f"{' and '.join(signals)} are given" if signals else "none of rating, ratio and label is given"
             raise UsageError(f"{shown}; an import needs exactly one", fix="--rating COLUMN, or --ratio, or --label")
-        seen: dict[str, str] = {}
+        roles: dict[str, str] = {}
         for role, column in self.columns.items():
             require(bool(column), role, column, "a column's name or number")
-            if column in seen:
-                what = f"column {column!r} is given as {seen[column]} and as {role}"
+            if column in roles:
+                what = f"column {column!r} is given as {roles[column]} and as {role}"
                 raise UsageError(what, fix="give each column once")
-            seen[column] = role
+            roles[column] = role
         require(self.positive_from - self.positive_from == 0, "positive_from", self.positive_from, "a number")
         marks = self.delimiter
-        fits = marks is None or (len(marks) in (1, 2) and len(set(marks)) == 1 and marks[0] not in '"\r\n')
-        require(fits, "delimiter", marks, "one character, or the same twice")
+        is_valid = marks is None or (len(marks) in (1, 2) and len(set(marks)) == 1 and marks[0] not in '"\r\n')
+        require(is_valid, "delimiter", marks, "one character, or the same twice")
         within(64, self.memory_mib, 1 << 30, "memory_mib")
-        named = re.fullmatch(_NAME, self.name) is not None and not self.name.startswith(_TAKEN)
-        require(named, "name", self.name, "letters, digits, dots and dashes, and not the name of another dataset")
+        is_free = re.fullmatch(_NAME, self.name) is not None and not self.name.startswith(_RESERVED)
+        require(is_free, "name", self.name, "letters, digits, dots and dashes, and not the name of another dataset")
 
     @property
     def memory(self) -> int:
-        """Bytes."""
+        """The memory limit in bytes."""
         return self.memory_mib << 20
 
     @property
@@ -89,6 +89,6 @@ class ImportOptions:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The column of every role that has one."""
+        """The column of each role that has one."""
         roles = ("user", "item", "time", *SIGNALS, "artist", "album", "type")
         return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}

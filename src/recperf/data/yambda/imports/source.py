@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ....errors import DataError, MachineError, UsageError, closest
+from ....errors import DataError, UsageError, closest
 from .database import optional_package
 
 Format = Literal["csv", "json", "parquet"]
@@ -24,6 +24,8 @@ Header = Literal["auto", "yes", "no"]
 _DELIMITERS = ("\t", ",", ";", "|")
 _SAMPLE_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
+READ_ERRORS = (OSError, EOFError, zlib.error)
+"""What reading a damaged file raises, gzip among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,37 +55,39 @@ def _open(path: Path, gzipped: bool) -> gzip.GzipFile | io.BufferedReader:
 def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = None, header: Header = "auto") -> Source:
     """Find the format of a file and its columns. `columns` maps each role to a column's name or number."""
     path = path.expanduser()
-    magic, size = _magic_and_size(path)
+    try:
+        with path.open("rb") as file:
+            magic, size = file.read(4), file.seek(0, 2)
+        gzipped = magic[:2] == b"\x1f\x8b"
+    except OSError as error:
+        raise bad_file(path, f"the events file cannot be opened: {error.strerror}", "check the path") from None
+    if not size:
+        raise bad_file(path, "the events file is empty", "name a file with events")
     if magic == b"PAR1":
         names = _parquet_names(path)
-        positions = _positions(path, columns, names)
-        return Source(path=path, size=size, format="parquet", names=names, columns=positions)
+        return Source(path=path, size=size, format="parquet", names=names, columns=_positions(path, columns, names))
     if path.suffix in (".parquet", ".pq"):
-        raise DataError("this is not a Parquet file", where={"file": path}, fix="name it .csv if it is text")
-    gzipped = magic[:2] == b"\x1f\x8b"
+        raise bad_file(path, "this is not a Parquet file", "name it .csv if it is text")
     try:
         with _open(path, gzipped) as file:
             sample = file.read(_SAMPLE_BYTES).removeprefix(_BOM)
-    except (OSError, EOFError, zlib.error) as error:
+    except READ_ERRORS as error:
         raise unreadable(path, error) from None
     first_line = _first_line(path, sample)
-    if sample.lstrip().startswith(b"{"):
-        names = _json_names(path, first_line)
-        positions = _positions(path, columns, names)
-        return Source(path=path, size=size, format="json", names=names, columns=positions, gzipped=gzipped)
+    is_json = delimiter is None and first_line.lstrip().startswith("{")
     delimiter = delimiter or _guess_delimiter(path, first_line)
-    names = _first_record(path, sample, delimiter)
+    names = _json_names(path, first_line) if is_json else _first_record(path, sample, delimiter)
     by_number = all(column.isdecimal() for column in columns.values())
-    has_header = header == "yes" or (header == "auto" and not by_number)
-    if not has_header and not by_number:
+    has_header = not is_json and (header == "yes" or (header == "auto" and not by_number))
+    if not (has_header or is_json or by_number):
         name = next(column for column in columns.values() if not column.isdecimal())
         what = f"a file without a header has no column {name!r}"
         raise UsageError(what, where={"file": path}, fix=f"give columns by number, 1 to {len(names)}")
-    names = names if has_header else [""] * len(names)
+    names = names if has_header or is_json else [""] * len(names)
     return Source(
         path=path,
         size=size,
-        format="csv",
+        format="json" if is_json else "csv",
         names=names,
         columns=_positions(path, columns, names),
         gzipped=gzipped,
@@ -92,35 +96,16 @@ def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = N
     )
 
 
-def _magic_and_size(path: Path) -> tuple[bytes, int]:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-            size = file.seek(0, 2)
-    except IsADirectoryError:
-        raise DataError("the events path is a folder, not a file", where={"path": path}, fix="name one file") from None
-    except FileNotFoundError:
-        raise DataError("the events file does not exist", where={"file": path}, fix="check the path") from None
-    except OSError as error:
-        what = f"the events file cannot be opened: {error.strerror}"
-        raise MachineError(what, where={"file": path}, fix="check its permissions") from None
-    if not size:
-        raise DataError("the events file is empty", where={"file": path}, fix="name a file with events")
-    return magic, size
-
-
 def _first_line(path: Path, sample: bytes) -> str:
     line = (sample.splitlines() or [b""])[0]
     if b"\0" in line or len(line) == _SAMPLE_BYTES:
-        what = "this is not a text file"
-        raise DataError(what, where={"file": path}, fix="give CSV, JSON lines, either in gzip, or Parquet")
+        raise bad_file(path, "this is not a text file", "give CSV or JSON lines, in gzip or not, or Parquet")
     try:
         text = line.decode()
     except UnicodeDecodeError:
-        what = "the first line is not UTF-8 text"
-        raise DataError(what, where={"file": path}, fix="convert the file to UTF-8") from None
+        raise bad_file(path, "the first line is not UTF-8 text", "convert the file to UTF-8") from None
     if not text.strip():
-        raise DataError("the first line is empty", where={"file": path}, fix="begin with a header or an event")
+        raise bad_file(path, "the first line is empty", "begin with a header or an event")
     return text
 
 
@@ -128,8 +113,7 @@ def _json_names(path: Path, first_line: str) -> list[str]:
     try:
         return list(json.loads(first_line))
     except ValueError as error:
-        what = f"the first line is not a JSON object: {error}"
-        raise DataError(what, where={"file": path}, fix="write one JSON object on each line") from None
+        raise bad_file(path, f"row 1 is not a JSON object: {error}", "write one object on each line") from None
 
 
 def _guess_delimiter(path: Path, line: str) -> str:
@@ -145,8 +129,7 @@ def _first_record(path: Path, sample: bytes, delimiter: str) -> list[str]:
         text = io.StringIO(sample.decode(errors="replace"), newline="")
         fields = next(csv.reader(text, delimiter=delimiter[0], strict=True))
     except csv.Error as error:
-        what = f"the first line cannot be read: {error}"
-        raise DataError(what, where={"file": path}, fix="begin with a header or an event") from None
+        raise bad_file(path, f"the first line cannot be read: {error}", "begin with a header or an event") from None
     return [field.strip() for field in fields[:: len(delimiter)]]
 
 
@@ -160,15 +143,14 @@ def _parquet_names(path: Path) -> list[str]:
 
 
 def _positions(path: Path, columns: Mapping[str, str], names: list[str]) -> dict[str, int]:
-    positions: dict[str, int] = {}
+    roles: dict[int, str] = {}
     for role, column in columns.items():
         position = _position(path, role, column, names)
-        other = next((other for other, used in positions.items() if used == position), None)
-        if other is not None:
-            what = f"column {column!r} is given as {other} and as {role}"
+        if position in roles:
+            what = f"column {column!r} is given as {roles[position]} and as {role}"
             raise UsageError(what, where={"file": path}, fix="give each column once")
-        positions[role] = position
-    return positions
+        roles[position] = role
+    return {role: position for position, role in roles.items()}
 
 
 def _position(path: Path, role: str, column: str, names: list[str]) -> int:
@@ -176,21 +158,22 @@ def _position(path: Path, role: str, column: str, names: list[str]) -> int:
         return names.index(column)
     if column in names and column:
         what = f"the file has {names.count(column)} columns named {column!r}"
-        raise DataError(what, where={"file": path}, fix=f"give the {role} by its number")
+        raise bad_file(path, what, f"give the {role} by its number")
     if column.isdecimal() and 1 <= int(column) <= len(names):
         return int(column) - 1
     known = ", ".join(names) if any(names) else f"1 to {len(names)}"
     guess = closest(column, names)
-    raise DataError(
-        f"there is no column {column!r} for the {role}; "
-        + (f"did you mean {guess!r}?" if guess else f"known: {known}"),
-        where={"file": path, "columns": known},
-        fix=f"give the {role} one of those",
+    what = f"there is no column {column!r} for the {role}; " + (
+        f"did you mean {guess!r}?" if guess else f"known: {known}"
     )
+    raise DataError(what, where={"file": path, "columns": known}, fix=f"give the {role} one of those")
 
 
-def unreadable(path: Path, error: Exception | str) -> DataError:
+def bad_file(path: Path, what: str, fix: str) -> DataError:
+    return DataError(what, where={"file": path}, fix=fix)
+
+
+def unreadable(path: Path, error: Exception) -> DataError:
     """The error for a file that is damaged or cut short."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    what = f"the events file is damaged or cut short: {lines[0].rstrip('.')}"
-    return DataError(what, where={"file": path}, fix="fetch or write it again")
+    return bad_file(path, f"the events file is damaged or cut short: {lines[0].rstrip('.')}", "fetch or write it again")
