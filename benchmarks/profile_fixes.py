@@ -21,13 +21,13 @@ PRESETS = ("experiment", "intended")
 
 
 def taken(preset: str) -> dict[str, Any]:
-    from recperf.execution.profiling import Wish, profile
+    from recperf.execution.profiling import ProfileOptions, profile
     from recperf.measure import peaks
     from recperf.workloads import find
 
     workload = find("dlrm")
     found = peaks.load() or peaks.measure(quick=True, say=lambda text: None)
-    made = profile(workload, workload.presets[f"{preset}-plain"](), found, Wish(try_fixes=True), say=print)
+    made = profile(workload, workload.presets[f"{preset}-plain"](), found, ProfileOptions(try_fixes=True), say=print)
     return {**made, "preset": f"{preset}-plain"}
 
 

@@ -105,7 +105,7 @@ def test_pair_prints_the_ratio(call) -> None:
     code, out, _ = call("pair", *SMALL)
     assert code == 0
     assert "cold / hot" in out
-    assert "lookups" in out
+    assert "Lookups" in out
     assert call("pair", "micro-dlrm", "--data.source", "embedded")[0] == 2
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from recperf.config import to_json
+from recperf.execution import fixes as fixes_module
 from recperf.execution import profiling
 from recperf.execution.workload import Fix
 from recperf.measure.peaks import measure_with
@@ -24,7 +25,7 @@ from recperf.workloads.dlrm.config import experiment, experiment_plain
 
 DLRM = find("dlrm")
 REAL = PreparedDLRM.fixes
-BUDGET = profiling.Wish(full=False, steps=8)
+BUDGET = profiling.ProfileOptions(full=False, steps=8)
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +39,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def round_of_one(recipe: Any, sync: Any) -> list[float]:
         began = perf_counter()
-        profiling.take_step(recipe, profiling.endless(recipe.order, profiling.TRIED_LATER), recipe.steps - 1)
+        fixes_module.take_step(recipe, fixes_module.endless(recipe.order, fixes_module.EPOCHS_LATER), recipe.steps - 1)
         return [(perf_counter() - began) * 1e3]
 
-    monkeypatch.setattr(profiling, "_rounds", round_of_one)
+    monkeypatch.setattr(fixes_module, "_rounds", round_of_one)
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def tiny(config: Any = None, *, widths: int = 8, batch: int = 64) -> Any:
 @pytest.fixture(autouse=True)
 def any_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which of these tiny steps is faster is chance; what is combined must not be."""
-    monkeypatch.setattr(profiling, "WORTH", 0.0)
+    monkeypatch.setattr(fixes_module, "WORTH", 0.0)
 
 
 def tried(peaks: dict[str, Any], fixes: Any = None, config: Any = None, **wish: Any) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def tried(peaks: dict[str, Any], fixes: Any = None, config: Any = None, **wish: 
     said: list[str] = []
     with of(fixes or PreparedDLRM.fixes):
         found = profiling.profile(DLRM, config or tiny(), peaks, replace(BUDGET, try_fixes=True, **wish), said.append)
-    assert said[0].startswith("measuring up to 8 steps")
+    assert said[0].startswith("measuring the parts of up to 8 steps")
     assert [line for line in said if line.startswith("trying --")] == [
         f"trying {fix['switch']}" for fix in found["fixes"]
     ]
@@ -114,7 +115,7 @@ def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: dict[st
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda config: replace(config, seed=7), "more than the 0.0001 its arithmetic excuses"),
+        (lambda config: replace(config, seed=7), "more than rounding explains (0.0001)"),
         (lambda config: replace(config, train=replace(config.train, learning_rate=2.0)), "a loss differs by"),
     ],
     ids=["seed", "rate"],
@@ -159,7 +160,7 @@ def test_one_fix_that_holds_is_not_combined_with_itself(peaks: dict[str, Any]) -
 
 @pytest.mark.usefixtures("at_once")
 def test_fixes_slower_on_a_cpu_are_not_combined(peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "WORTH", 1e9)
+    monkeypatch.setattr(fixes_module, "WORTH", 1e9)
     found = tried(peaks, lambda prepared: real(prepared, "interaction", "optimizer"))
     assert {fix["name"] for fix in found["fixes"]} == {"interaction", "optimizer"}
     assert {fix["status"] for fix in found["fixes"]} == {"tried"}
@@ -181,13 +182,13 @@ def test_a_combination_has_what_each_fix_changed_and_nothing_else() -> None:
     one = replace(config, fast=replace(config.fast, embedding="fused"))
     two = replace(config, fast=replace(config.fast, optimizer="fused"), train=replace(config.train, threads=2))
     fixes = [made("embedding", one), made("optimizer", two)]
-    merged = profiling._merged(config, fixes)
+    merged = fixes_module._merge(config, fixes)
     expected = replace(
         config, fast=replace(config.fast, embedding="fused", optimizer="fused"), train=replace(config.train, threads=2)
     )
     assert merged == expected
     assert to_json(config) == to_json(tiny())
-    assert profiling._words(fixes) == "--fast.embedding fused --fast.optimizer fused"
+    assert fixes_module._switches(fixes) == "--fast.embedding fused --fast.optimizer fused"
 
 
 @pytest.mark.parametrize(
@@ -203,25 +204,25 @@ def test_a_combination_has_what_each_fix_changed_and_nothing_else() -> None:
 def test_differences_are_relative_and_nothing_equals_what_is_no_number(
     theirs: list[float], ours: list[float], expected: float | None
 ) -> None:
-    assert profiling._difference(theirs, ours) == expected
+    assert fixes_module._difference(theirs, ours) == expected
 
 
 def test_a_fix_that_makes_a_loss_no_number_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not-a-number is neither more nor less than a tolerance, wherever it stands among the losses."""
     for losses in ([math.nan, 1.0], [1.0, math.nan], [1.0, math.inf]):
-        monkeypatch.setattr(profiling, "_measured", lambda *_, losses=losses: (2.0, losses))
+        monkeypatch.setattr(fixes_module, "_measure", lambda *_, losses=losses: (2.0, losses))
         row: dict[str, Any] = {}
-        same, after = profiling._tried(DLRM, None, made("mlp", None, 0.5), row, 4.0, [1.0, 1.0])
+        same, after = fixes_module._try_fix(DLRM, None, made("mlp", None, 0.5), row, 4.0, [1.0, 1.0])
         assert (same, after) == (False, 2.0)
         assert (row["status"], row["same_numbers"], row["measured_gain"]) == ("rejected", False, 1.5)
-        assert (row["largest_difference"], row["note"]) == (None, "a loss is not a finite number")
+        assert (row["largest_difference"], row["note"]) == (None, "a loss is NaN or infinite")
 
 
 def test_an_interrupt_is_not_a_fix_that_failed(peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profiling, "_rounds", interrupted)
+    monkeypatch.setattr(fixes_module, "_rounds", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tried(peaks)
 
@@ -231,7 +232,7 @@ def test_a_profile_without_ceilings_guesses_no_fixes() -> None:
     assert found["fixes"] == []
     assert "missing" in found["roofline"]
     assert found["verdict"]["confidence"] == "low"
-    assert any(text.startswith("roofline: no ceilings") for text in found["trust"]["not_measured"])
+    assert any(text.startswith("roofline: the ceilings") for text in found["trust"]["not_measured"])
 
 
 def test_tables_are_those_of_the_model_and_their_lookups_those_of_the_window(peaks: dict[str, Any]) -> None:
@@ -270,10 +271,10 @@ def test_measuring_in_budget_mode_costs_less_than_a_tenth_of_a_step() -> None:
 
 def test_a_machine_that_drifts_is_not_credited_to_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step without the fix was 4 ms before it and 2 after: of a fixed step of 2, half the gain is the machine's."""
-    monkeypatch.setattr(profiling, "_measured", lambda *_: (2.0, [1.0]))
+    monkeypatch.setattr(fixes_module, "_measure", lambda *_: (2.0, [1.0]))
     row: dict[str, Any] = {}
-    same, after = profiling._tried(DLRM, None, made("mlp", None), row, 4.0, [1.0])
+    same, after = fixes_module._try_fix(DLRM, None, made("mlp", None), row, 4.0, [1.0])
     assert (same, after, row["measured_gain"]) == (True, 2.0, 1.5)
-    assert row["note"] == "unsure: without it a step took 4 ms before and 2 ms after"
-    profiling._tried(DLRM, None, made("mlp", None), row, 2.1, [1.0])
+    assert row["note"] == "uncertain: without the fix a step took 4 ms before and 2 ms after"
+    fixes_module._try_fix(DLRM, None, made("mlp", None), row, 2.1, [1.0])
     assert row["note"] is None

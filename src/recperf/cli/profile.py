@@ -23,7 +23,7 @@ from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_error, print_json
 
 if TYPE_CHECKING:
-    from ..execution.profiling import Wish
+    from ..execution.profiling import ProfileOptions
 
 DESCRIPTION = """Explain what limits a workload (default: dlrm). Measures a window of steady steps after a warm-up, then
 ranks possible fixes by predicted gain. docs/profiling.md explains the figures."""
@@ -148,8 +148,8 @@ def join(choice: Choice, config: Any, options: Options[Any], world: Ranks) -> No
         world.require_same_config(choice.workload.name, config, **settings)
 
 
-def request(options: Options[Any], folder: Path, world: Ranks) -> Wish:
-    from ..execution.profiling import Wish
+def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions:
+    from ..execution.profiling import ProfileOptions
 
     trace = None
     if options.trace:
@@ -157,7 +157,7 @@ def request(options: Options[Any], folder: Path, world: Ranks) -> Wish:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         trace = folder / world.trace_name()
-    return Wish(
+    return ProfileOptions(
         full=options.mode == "full",
         try_fixes=options.try_fixes,
         trace=trace,

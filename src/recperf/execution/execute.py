@@ -1,4 +1,4 @@
-"""Running a workload: trials in turn, watched, saved and resumable, then one result."""
+"""Runs a workload: trains every seed, measures a window of steps and writes one result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
 
 Ceilings = Callable[[], dict[str, Any] | None]
-"""This machine's ceilings, asked for once the data is known to be good, since measuring takes seconds, and before a
+"""Returns the ceilings of this machine. Called after the data was checked, since measuring takes seconds, and before a
 model is built, which may fill half of the memory."""
 
 
@@ -43,9 +43,9 @@ def execute(
     *,
     allow: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Train every seed that is not finished yet, measure a window of steps, and write result.json.
+    """Train every unfinished seed, measure a window of steps and write result.json.
 
-    `allow` names fields of the config that may differ from those a run was begun with.
+    `allow` names config fields that may differ from those the run was started with.
     """
     world = current()
     stop = world.share_stop(stop)
@@ -106,7 +106,7 @@ def _train_seeds(job: Job) -> tuple[list[dict[str, Any]], list[StepTimer], Trial
 
 
 def provenance(started: dict[str, Any], facts: dict[str, Any], data: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Where the result of a run that ends now comes from."""
+    """The origin of a result: code, packages, machine, data, command and times."""
     return {
         **checkout(),
         "packages": packages(),
@@ -121,23 +121,25 @@ def provenance(started: dict[str, Any], facts: dict[str, Any], data: dict[str, A
 
 
 def speed(prepared: Prepared, world: Ranks, timers: list[StepTimer]) -> dict[str, Any]:
-    """How fast the steps of this process were, and what was chosen for that."""
+    """Step times of this process, its device and its settings with their reasons."""
     settings = prepared.settings
     return {"device": settings.device_name, "settings": {**settings.reasons, **world.settings()}, **performance(timers)}
 
 
 def of_ranks(profile: dict[str, Any] | None) -> dict[str, Any]:
-    """What the measured steps say of several ranks; nothing of one."""
-    found = (profile or {}).get("communication") or {}
-    if "each" not in found:
+    """Times per rank from the measured steps; empty for a single process."""
+    communication = (profile or {}).get("communication") or {}
+    if "each" not in communication:
         return {}
     times = ("step_ms", "own_ms", "exposed_ms", "late_ms", "moving_ms")
-    each = [{name: row[name] for name in ("rank", *times)} for row in found["each"]]
-    return {"ranks": {"slowest": found["slowest"], **{name: found[name] for name in times}, "each": each}}
+    each = [{name: row[name] for name in ("rank", *times)} for row in communication["each"]]
+    return {
+        "ranks": {"slowest": communication["slowest"], **{name: communication[name] for name in times}, "each": each}
+    }
 
 
 def _start(run: Run) -> dict[str, Any]:
-    """When the run began and how often it was taken up again."""
+    """Record the start of the run, and count its resumes."""
     before = run.read("progress.json", Progress)
     state = {"started": now(), "resumes": 0} if before is None else {**before, "resumes": before["resumes"] + 1}
     run.write("progress.json", state)
@@ -153,10 +155,10 @@ def _baselines(run: Run, world: Ranks, prepared: Prepared) -> dict[str, Any]:
 
 
 def _can_stop(config: Any, target: dict[str, Any]) -> None:
-    """A target without a bound is met before the first step."""
+    """Refuse to stop at a target without bounds, which would be reached before the first step."""
     if config.train.stop_at_target and all(bound is None for bound in target.values()):
         raise ConfigError(
-            "train.stop_at_target is set, but the target has no bound to meet",
+            "train.stop_at_target is set, but the target has no bound",
             where={"field": "train.stop_at_target"},
             fix="--target.auc, --target.accuracy or --target.beat bias",
         )
@@ -165,23 +167,23 @@ def _can_stop(config: Any, target: dict[str, Any]) -> None:
 def stopping_rule(
     config: Any, baselines: dict[str, dict[str, float]], target: dict[str, Any]
 ) -> Callable[[dict[str, float]], bool]:
-    """Whether a score ends a training."""
+    """A function that says whether metrics end the training."""
     if not config.train.stop_at_target:
         return lambda metrics: False
     return lambda metrics: meets(metrics, baselines, target)
 
 
 def _same_data(run: Run, prepared: Prepared) -> None:
-    """A run goes on only with the data it began with."""
+    """Refuse to resume a run with other data."""
     before = run.read("data.json", Data)
     if before is not None and before["digest"] != prepared.data["digest"]:
         raise DataError(
-            "the data changed since the run began",
+            "the data changed since the run started",
             where={"run": run.folder, "digest then": before["digest"], "digest now": prepared.data["digest"]},
-            fix="bring the old data back, or start a new run",
+            fix="restore the old data, or start a new run",
         )
     if before != prepared.data:
-        # Also where a resumed run was allowed to take other rows of the same data.
+        # A resumed run may be allowed to use other rows of the same data.
         run.write("data.json", prepared.data)
 
 
@@ -189,20 +191,20 @@ def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
     before = run.read("machine.json", Machine)
     if before is not None and before["fingerprint"] != facts["fingerprint"]:
         report.notice(
-            "this run began on another machine or torch; it goes on, but its numbers may differ in the last bits"
+            "this run was started on another machine or torch version; its numbers may differ in the last bits"
         )
     run.write("machine.json", facts)
 
 
 def mfu(profile: dict[str, Any] | None, peaks: dict[str, Any] | None) -> float | None:
-    """Counted FLOPs of the measured steps over what this machine's fastest product would have done in their time."""
+    """Counted FLOPs of the measured steps, as a share of the machine's fastest matrix product."""
     return read(profile, peaks)["compute"] if profile and peaks else None
 
 
 def quality(
     trials: list[dict[str, Any]], baselines: dict[str, dict[str, float]], target: dict[str, Any]
 ) -> dict[str, Any]:
-    """Mean and spread over the seeds, beside the baselines, against the target."""
+    """Mean and spread over the seeds, the baselines, and whether the target is reached."""
     names = trials[0]["metrics"].keys()
     metrics = {name: statistics.fmean(t["metrics"][name] for t in trials) for name in names}
     spread = {}
@@ -219,7 +221,7 @@ def quality(
 
 
 def meets(metrics: dict[str, float], baselines: dict[str, dict[str, float]], target: dict[str, Any]) -> bool:
-    """Whether every bound of the target holds; one that is none asks nothing."""
+    """Whether every bound of the target holds; None is no bound."""
     return bool(
         (target["beat"] is None or metrics["auc"] > baselines[target["beat"]]["auc"])
         and (target["accuracy"] is None or metrics["accuracy"] >= target["accuracy"])

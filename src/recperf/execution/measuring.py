@@ -1,4 +1,4 @@
-"""Measuring a workload's steps: the window every run ends with, and the matched pair."""
+"""Measures steps of a workload: the window at the end of every run, and the matched pair."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ class Notices(Protocol):
 
 
 def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any] | None, report: Notices) -> None:
-    """Write profile.json, the ceilings it is read against, and pair.json where the workload has a matched pair."""
+    """Write profile.json, the ceilings of the machine, and pair.json where the workload has a matched pair."""
     if peaks is not None:
         run.write("peaks.json", peaks)
     pair = measure_pair(prepared, trial, peaks)
     if pair is not None:
         run.write("pair.json", pair)
-    found = measure_window(prepared, trial, trial.recipe, peaks)
-    cost = found["overhead"]["share"]
-    shown = f"{cost:.1%}" if cost > 0 else "less than the steps vary"
-    report.notice(f"measured {found['steps']} further steps part by part; measuring itself cost {shown}")
-    run.write("profile.json", found)
+    profile = measure_window(prepared, trial, trial.recipe, peaks)
+    cost = profile["overhead"]["share"]
+    overhead = f"{cost:.1%}" if cost > 0 else "less than the spread of the steps"
+    report.notice(f"measured the parts of {profile['steps']} more steps; measurement overhead: {overhead}")
+    run.write("profile.json", profile)
 
 
 STEPS = 48
 SECONDS = 12.0
-"""What a window may take: a step of seconds is read fewer times."""
-ROUNDS, STEPS_A_ROUND = 6, 4
+"""Time limit of a window: long steps are measured fewer times."""
+ROUNDS, STEPS_PER_ROUND = 6, 4
 PAIR_EPOCHS = 1000
+"""Epochs after training whose batches the matched pair uses."""
 
 
 def measure_window(
     prepared: Prepared, trial: Trial, recipe: Recipe, peaks: dict[str, Any] | None, *, steps: int = STEPS
 ) -> dict[str, Any]:
-    """A window of steps after training, with batches it has not seen; they change the weights but no result.
+    """Measure steps after training, on batches that training did not use. They change the weights but no result.
 
-    Every rank takes the same one, and gets the window of all of them.
+    All ranks measure the same steps, and each gets the joined profile.
     """
     ranks = current().window()
     window = open_window(prepared, trial, recipe, ranks)
@@ -58,10 +59,10 @@ def measure_window(
 def open_window(
     prepared: Prepared, trial: Trial, recipe: Recipe, ranks: SharedWindow | SingleWindow, *, later: int = 0
 ) -> Window:
-    """A window on the epochs after training, or on some `later` ones, so that two windows share no ids."""
+    """A window on the first epoch after training, or `later` epochs after that, so that two windows share no ids."""
 
     def step(batches: Iterator[Any], _: int) -> Any:
-        # The last rate of the schedule: the update does its full work and hardly moves anything.
+        # With the last learning rate of the schedule the update does its full work and hardly changes the weights.
         return take_step(recipe, batches, recipe.steps - 1)
 
     row_bytes, all_bytes = prepared.table_bytes()
@@ -73,15 +74,15 @@ def open_window(
         rows_of=trial.rows_of,
         cost_of=prepared.step_cost,
         sync=prepared.settings.sync,
-        clocked_step=_inside(recipe, ranks),
+        clocked_step=_clocked_step(recipe, ranks),
         agree=current().maximum,
         meet=ranks.meet,
         watch=ranks.watch,
     )
 
 
-def _inside(recipe: Recipe, ranks: SharedWindow | SingleWindow) -> ClockedStep | None:
-    """How to clock a step that is one piece; none where spans tell its parts apart."""
+def _clocked_step(recipe: Recipe, ranks: SharedWindow | SingleWindow) -> ClockedStep | None:
+    """Times the parts of a step that runs as one piece; None where spans can time them."""
     whole = recipe.whole_step
     if whole is None:
         return None
@@ -98,17 +99,18 @@ def close_window(
 ) -> dict[str, Any]:
     row_bytes, all_bytes = prepared.table_bytes()
     device = prepared.settings.device_name
-    found = window.result(device=device, row_bytes=row_bytes, working_set_bytes=all_bytes)
-    found["precision"] = prepared.settings.precision
-    found = ranks.join(found, window.clocked, window.plain, queued=prepared.settings.sync is not None)
-    found["regime"] = explain(found, peaks)
-    return found
+    profile = window.result(device=device, row_bytes=row_bytes, working_set_bytes=all_bytes)
+    profile["precision"] = prepared.settings.precision
+    profile = ranks.join(profile, window.clocked, window.plain, queued=prepared.settings.sync is not None)
+    profile["regime"] = explain(profile, peaks)
+    return profile
 
 
 def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None) -> dict[str, Any] | None:
-    """One model twice, all shapes equal, only the range of ids hot or cold; the ratio is the verdict.
+    """Measure one model with ids whose rows fit a cache (hot) and with ids from the whole table (cold).
 
-    The arms take turns, so that other work on the machine hits both.
+    Shapes are equal, so the ratio shows the cost of memory. The two take turns, so that other work on the machine
+    affects both.
     """
     recipes = prepared.pair(trial)
     if recipes is None:
@@ -119,7 +121,7 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None)
     for _ in range(ROUNDS):
         for window in windows.values():
             window.warm(2)
-            window.take(STEPS_A_ROUND)
+            window.take(STEPS_PER_ROUND)
     arms = {name: close_window(window, prepared, peaks, ranks) for name, window in windows.items()}
     ratio = {
         part: part_ms(arms["cold"], part)["p50"] / part_ms(arms["hot"], part)["p50"] for part in ("embedding", "step")
@@ -134,7 +136,7 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None)
 
 
 def verdict(ratio: float) -> str:
-    """What the ratio of the lookups says."""
+    """The sentence about the ratio of cold to hot lookups."""
     if ratio >= 1.5:
-        return f"Cold ids make the same lookups {ratio:.1f} times slower: memory beyond the caches sets their pace."
-    return f"Cold ids change the same lookups by a factor of {ratio:.2f} only: memory beyond the caches hardly shows."
+        return f"Lookups of cold ids take {ratio:.1f} times as long: they are limited by memory beyond the caches."
+    return f"Lookups of cold ids take {ratio:.2f} times as long: memory beyond the caches hardly limits them."

@@ -1,7 +1,8 @@
-"""Measuring a workload at every combination of several config values."""
+"""Measures a workload at every combination of several config values."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -21,21 +22,21 @@ def sweep(
     peaks: dict[str, Any] | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """A window of untrained steps at each point: its settings, the step and its parts."""
+    """Measure a window of steps at each point, without training: settings, step time and its parts."""
     rows = []
     for settings, config in points:
         say("  ".join(f"{name} {value}" for name, value in settings.items()))
         prepared = workload.prepare(config)
         with applied(prepared.settings):
             trial = prepared.trial(config.seed)
-            found = measure_window(prepared, trial, trial.recipe, peaks, steps=STEPS)
+            profile = measure_window(prepared, trial, trial.recipe, peaks, steps=STEPS)
         del trial
-        rows.append({"settings": settings, "config": to_json(config), "profile": found})
+        rows.append({"settings": settings, "config": to_json(config), "profile": profile})
     return {"schema": 1, "workload": workload.name, "machine": machine_facts(), "rows": rows, "fits": fits(rows)}
 
 
 def fits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Where one numeric field was swept: the straight line through each part's median, and how well it fits."""
+    """The least-squares line through each part's median where one numeric field was swept, and its r2."""
     names = list(rows[0]["settings"])
     if len(names) != 1 or len(rows) < 3:
         return []
@@ -43,20 +44,18 @@ def fits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         x = [float(row["settings"][names[0]]) for row in rows]
     except ValueError:
         return []
-    found = []
+    lines = []
     for part in ("embedding", "step"):
         y = [part_ms(row["profile"], part)["p50"] for row in rows]
         slope, intercept, r2 = line(x, y)
-        found.append({"field": names[0], "part": part, "slope_ms": slope, "intercept_ms": intercept, "r2": r2})
-    return found
+        lines.append({"field": names[0], "part": part, "slope_ms": slope, "intercept_ms": intercept, "r2": r2})
+    return lines
 
 
 def line(x: list[float], y: list[float]) -> tuple[float, float, float]:
     """Slope, intercept and r2 of the least-squares line."""
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - mean_x) ** 2 for a in x)
-    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y)) / spread if spread else 0.0
-    intercept = mean_y - slope * mean_x
-    total = sum((b - mean_y) ** 2 for b in y)
-    left = sum((b - slope * a - intercept) ** 2 for a, b in zip(x, y))
-    return slope, intercept, 1 - left / total if total else 1.0
+    slope, intercept = statistics.linear_regression(x, y) if len(set(x)) > 1 else (0.0, statistics.fmean(y))
+    mean = statistics.fmean(y)
+    total = sum((b - mean) ** 2 for b in y)
+    residual = sum((b - slope * a - intercept) ** 2 for a, b in zip(x, y))
+    return slope, intercept, 1 - residual / total if total else 1.0
