@@ -34,6 +34,7 @@ def command(run: Path, *more: str) -> list[str]:
 
 def begin(folder: Path, *more: str, trouble: str = "", **how: Any) -> list[Any]:
     """Two ranks, as forks of a warm process."""
+    folder.mkdir(exist_ok=True)
     return start(2, command(folder / "run", *more), folder, trouble=trouble, home=str(home()), **how)
 
 

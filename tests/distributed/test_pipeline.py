@@ -1,4 +1,4 @@
-"""The ids of the next batch travel while this one is computed, and nothing else changes."""
+"""The ids of the next batch are sent while this one is computed, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
 pytestmark = needs_torchrec
 MIXED = "uid=column,item_id=table,album_id=data-parallel,artist_id=row"
 ROWS = torch.float32
-"""What rows travel as; ids and their counts are whole numbers."""
+"""The type of rows in a message; ids and counts are integers."""
 
 
 def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_ids_are_under_way_before_their_batch_is_looked_up() -> None:
+def test_ids_are_sent_before_their_batch_is_looked_up() -> None:
     with_it, without = (run_ranks(2, "pipeline_jobs.looked_up", sharding=MIXED, following=how) for how in (True, False))
     for rank, plain in zip(with_it, without):
-        # Three ways of dividing tables are three messages each: counts, lengths and ids; then rows.
+        # Three kinds of sharding send three messages each: counts, lengths and ids; then rows.
         assert [[kind for kind, _ in step].count(ROWS) for step in plain["told"]] == [3] * 2 * STEPS
         assert [len(step) for step in plain["told"]] == [12] * 2 * STEPS
-        # The first lookup begins two batches, the last none, and a score in between its own alone.
+        # The first lookup begins two batches, the last none, and an evaluation in between only its own.
         assert [len(step) for step in rank["told"]] == [21, 12, 12, 12, 3, 12]
         assert {kind for kind, _ in rank["told"][4]} == {ROWS}
         assert sorted(map(str, chain(*rank["told"]))) == sorted(map(str, chain(*plain["told"])))
@@ -41,22 +41,16 @@ def test_ids_are_under_way_before_their_batch_is_looked_up() -> None:
         assert equal(rank["last"], plain["last"])
 
 
-def told(pipeline: bool, ranks: int = 2, **options: Any) -> list[dict[str, Any]]:
+def trained(pipeline: bool, **options: Any) -> list[dict[str, Any]]:
     chosen = config(**options)
     chosen = replace(chosen, distributed=replace(chosen.distributed, pipeline=pipeline))
-    return run_ranks(ranks, "pipeline_jobs.steps", config=chosen, count=8)
+    return run_ranks(2, "pipeline_jobs.steps", config=chosen, count=8)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "options"),
-    [
-        (2, {"sharding": MIXED}),
-        # Fewer samples than ranks, dropout, and a number that ranks agree on while they gather.
-        pytest.param(4, {"batch": 3, "dropout": 0.5, "scale": "batch-max"}, marks=pytest.mark.long),
-    ],
-)
-def test_training_is_the_same_to_the_bit(ranks: int, options: dict[str, Any]) -> None:
-    with_it, without = told(True, ranks, **options), told(False, ranks, **options)
+def test_training_is_the_same_to_the_bit() -> None:
+    # With dropout, and a maximum that ranks agree on while they gather a batch.
+    options = {"sharding": MIXED, "dropout": 0.5, "scale": "batch-max"}
+    with_it, without = trained(True, **options), trained(False, **options)
     assert len(set(with_it[0]["losses"])) == 8
     for ours, theirs in zip(with_it, without):
         for name in ("losses", "samples", "metrics", "seen"):
@@ -75,26 +69,26 @@ def order(chosen: DLRMv4WorkloadConfig) -> Any:
     return trial.inputs(trial.prepared.train_order())
 
 
-def test_a_batch_brings_the_next_one_where_there_is_one() -> None:
+def test_a_batch_knows_the_next_one() -> None:
     chosen = config(batch=60)
     batches = list(order(chosen).batches(0))
     assert len(batches) == len(order(chosen)) > 6
     for batch, after in zip(batches, batches[1:]):
         assert batch.following is after.inputs
     assert batches[-1].following is None
-    # From the middle they are the same.
+    # Resumed in the middle, the batches are the same.
     again = list(order(chosen).batches(0, 4))
     assert [batch.step for batch in again] == [batch.step for batch in batches[4:]]
     assert [len(batch) for batch in again] == [len(batch) for batch in batches[4:]]
     assert all(torch.equal(a.inputs.times_T, b.inputs.times_T) for a, b in zip(again, batches[4:]))
 
 
-def test_nothing_is_gathered_that_training_does_not_reach() -> None:
+def test_no_batch_is_read_that_training_does_not_reach() -> None:
     chosen = config(batch=60)
     short = replace(chosen, train=replace(chosen.train, max_steps=3))
     batches = order(short).batches(0)
     assert [next(batches).following is None for _ in range(3)] == [False, False, True]
-    # A window that is measured after training goes on as training did.
+    # A window measured after training prefetches again.
     assert next(batches).following is not None
     off = order(replace(chosen, distributed=DistributedConfig(pipeline=False)))
     assert all(batch.following is None for batch in off.batches(0))
@@ -121,12 +115,12 @@ def test_click_models_train_the_same_to_the_bit() -> None:
         for name in ("losses", "samples", "metrics"):
             assert ours[name] == theirs[name], name
         assert equal(ours["tables"], theirs["tables"])
-        # Counts, lengths and ids of three ways of dividing tables; by rows the sums come back by another operation.
+        # Counts, lengths and ids of three kinds of sharding; row-wise sums come back by another operation.
         assert theirs["told"] == [9] * 6
         assert ours["told"] == [18, 9, 9, 18, 9, 0]
 
 
-def test_a_batch_of_clicks_brings_the_next_ones_bags() -> None:
+def test_a_batch_of_clicks_knows_the_bags_of_the_next_one() -> None:
     from recperf.data.order import Samples, ShuffledOrder
     from recperf.workloads.click_ranks import SharedOrder
 
@@ -148,30 +142,30 @@ def test_a_batch_of_clicks_brings_the_next_ones_bags() -> None:
 
 
 @pytest.mark.long
-def test_what_torchrecs_own_pipeline_does_to_a_score_between_two_steps() -> None:
-    """Why it is not used. Its steps themselves are those of the model alone."""
+def test_torchrecs_own_pipeline_breaks_when_an_evaluation_comes_between_two_steps() -> None:
+    """The reason why it is not used."""
     for found in run_ranks(2, "pipeline_jobs.torchrec_pipeline"):
-        # After two steps it has taken four batches.
+        # After two steps it has read four batches.
         assert found["taken"] == [0, 1, 2, 3]
-        # Which it goes on with when it is given others.
+        # It continues with them when it is given another iterator.
         assert found["another"] == found["alone"][:2]
         assert found["rewritten"]["losses"] == found["let go"]["losses"] == found["alone"][:2]
-        # As it is, what is scored are the rows of the next step, which it then misses.
+        # An evaluation gets the rows of the next step, which are then missing.
         assert found["rewritten"]["score"] == found["alone"][2]
         assert "input_dist" in found["rewritten"]["error"]
-        # Let go, it scores the right rows, and cannot go on with the batches it had begun.
+        # Detached, it evaluates the right rows, and cannot continue with the batches it had begun.
         assert found["let go"]["score"] != found["alone"][2]
         assert found["let go"]["error"]
 
 
-def test_each_distinct_row_is_asked_for_once() -> None:
+def test_each_distinct_row_is_sent_once() -> None:
     ranks = run_ranks(2, "pipeline_jobs.repeated")
     for found in ranks:
         assert found["same"]
         assert found["distinct"] <= 6 * len(small().tables) < found["raw"] / 6
         for how, count in (("once", found["distinct"]), ("each", found["raw"])):
             assert max(numbers for kind, numbers in found[how] if kind == torch.int64) == count
-    # As many rows are sent back by all ranks together.
+    # All ranks together send as many rows back.
     for how, count in (("once", "distinct"), ("each", "raw")):
         rows = sum(numbers for found in ranks for kind, numbers in found[how] if kind == ROWS)
         assert rows == 16 * sum(found[count] for found in ranks)

@@ -60,7 +60,6 @@ def taken(folder: Path, verb: str, *more: str, **how: Any) -> Path:
 
 
 @needs_torchrec
-@pytest.mark.long
 def test_a_profile_of_two_ranks_keeps_a_trace_each_which_merge(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +82,6 @@ def test_a_profile_of_two_ranks_keeps_a_trace_each_which_merge(
 
 
 @needs_torchrec
-@pytest.mark.long
 def test_a_run_of_two_ranks_ends_with_the_window_of_both(tmp_path: Path) -> None:
     more = ["--train.max-steps", "3", "--target.beat", "none"]
     run = taken(tmp_path, "run", *more, trouble="sleeps", seconds=SLEEP_MS / 1e3)
