@@ -16,7 +16,7 @@ import pytest
 
 from recperf.data.yambda import download
 from recperf.data.yambda.schema import REPOSITORY, REVISION
-from recperf.errors import DataError, MachineError, RecperfError, UsageError
+from recperf.errors import DataError, MachineError, RecperfError
 
 pytest.importorskip("huggingface_hub")
 SIZE = "50m"
@@ -340,11 +340,6 @@ def test_a_disk_that_fills_up_keeps_the_partial_file(hub: Hub, monkeypatch: pyte
     assert "the disk is full" in error.what
     assert "resumes" in (error.fix or "")
     assert len(parts()) == 1
-
-
-def test_an_unknown_size(hub: Hub) -> None:
-    with pytest.raises(UsageError, match="unknown size '7b'"):
-        download.get("7b", say=print, endpoint=hub.endpoint)
 
 
 def test_without_the_library_the_extra_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

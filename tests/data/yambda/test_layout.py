@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recperf.data.yambda.prepare import prepare, split_of
+from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import RawFiles, locate
 from recperf.data.yambda.reference.cache import RECORD, open_events, open_reference
 from recperf.data.yambda.reference.layout import write_layout
-from recperf.data.yambda.reference.npy import header, save_blocks
 from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE
 from recperf.data.yambda.store import EventStore, block_digests, open_store
 from recperf.errors import ConfigError, DataError, MachineError, UsageError
@@ -77,23 +76,6 @@ def test_every_file_is_the_reference_s(yambda_case: Path, tmp_path: Path, block:
         assert (tmp_path / "out" / "shared_metadata" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_sessions_and_test_day_end_at_the_boundaries_of_the_split(
-    tmp_path: Path, make_events: Callable[..., Any], write_raw: Callable[..., Path]
-) -> None:
-    split = split_of(300 * 86_400 + 100_000)
-    edges = [split.train_start, split.train_end, split.test_start, split.test_end]
-    events = make_events(users=1, events=11)
-    events["times"] = np.array([edge + step for edge in edges for step in (-1, 0, 1)][:-1], np.uint32)
-    ours = write(prepared(write_raw(tmp_path / "hub", events), tmp_path / "store"), tmp_path / "out")
-    sessions = pq.read_table(ours / "train_sessions.parquet").column("timestamps").to_pylist()
-    start, end = split.train_start, split.train_end
-    assert sessions == [[start, start + 1], [end - 1]]
-    tests = pq.read_table(ours / "test_events.parquet").column("timestamp").to_pylist()
-    assert tests == [split.test_start, split.test_start + 1, split.test_end - 1]
-    flat = np.load(ours / f"hstu_cache_L{LENGTH}" / "flat_timestamps.npy")
-    assert flat.tolist() == [start, start + 1, end - 1]
-
-
 def test_work_is_done_in_blocks(source: Source, tmp_path: Path) -> None:
     ours = write(source, tmp_path / "out", block=50)
     assert pq.ParquetFile(ours / "train_sessions.parquet").num_row_groups > 5
@@ -135,19 +117,6 @@ def test_files_of_anchors(source: Source, tmp_path: Path) -> None:
     ]
     assert positions.tolist() == expected
     assert np.load(cache / f"anchor_ts_L{LENGTH}_m{LEAST}.npy").tolist() == store.times_E[positions].tolist()
-
-
-@pytest.mark.parametrize("block", [100, 128, 4000, 64 << 20])
-def test_a_header_is_numpy_s_and_keeps_its_size(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is written before the length is known, and then again in the same place; digests are of what is there then."""
-    monkeypatch.setattr("recperf.data.yambda.store.DIGEST_BLOCK", block)
-    for length in (0, 1, 9_999):
-        np.save(tmp_path / "saved.npy", np.zeros(length, np.int64))
-        blocks = (np.zeros(min(1000, length - start), np.int64) for start in range(0, length, 1000))
-        digests = save_blocks(tmp_path / "ours.npy", "<i8", blocks, fix="")
-        assert digests == [*block_digests(tmp_path / "ours.npy")]
-        assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
-    assert {len(header(kind, length)) for kind in ("<i8", "|b1") for length in (0, 7, 10**12)} == {128}
 
 
 KILLED = """

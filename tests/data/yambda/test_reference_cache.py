@@ -16,8 +16,6 @@ import pytest
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate
 from recperf.data.yambda.reference.cache import (
-    FLAT_COLUMNS,
-    USER_COLUMNS,
     open_events,
     open_reference,
     reference_ratios,
@@ -128,7 +126,6 @@ def test_a_cache_without_the_files_beside_it(cache: Path) -> None:
     assert "split" not in open_reference(cache).manifest
 
 
-COLUMNS = [*FLAT_COLUMNS, *USER_COLUMNS]
 ANCHORS = ["positions_L9", "positions_L9_m2", "anchor_ts_L9_m2"]
 
 

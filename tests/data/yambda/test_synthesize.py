@@ -234,13 +234,6 @@ def test_a_stopped_store_resumes_with_the_same_bytes(
         write_store(replace(SMALL, seed=9), tmp_path / "store")
 
 
-def test_the_sizes_of_the_real_data_come_out_at_theirs() -> None:
-    config = of_size(4_763_272_693)
-    assert abs(config.users / 1_000_000 - 1) < 0.01
-    assert abs(config.items / 9_390_623 - 1) < 0.03
-    assert of_size(300_000) == default()
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -265,13 +258,6 @@ def test_extremes_are_made_in_order_and_within_bounds(config: YambdaLike, tmp_pa
 def test_a_config_that_cannot_be_made_is_refused_by_name(field: str, value: int) -> None:
     with pytest.raises(ConfigError, match=field):
         YambdaLike(**{field: value})
-
-
-def test_events_must_fit_into_the_days() -> None:
-    with pytest.raises(ConfigError, match="as fit into 2 days"):
-        YambdaLike(days=2, events_per_user=200)
-    with pytest.raises(ConfigError, match="events"):
-        of_size(10)
 
 
 def test_making_events_does_not_need_torch() -> None:

@@ -187,13 +187,6 @@ def test_shuffles_are_those_of_numpy_and_stay_so() -> None:
     assert positions.tolist() == list(range(100, 110))
 
 
-def test_windows_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    index = WindowIndex.open(store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5))
-    for window in (-1, index.windows):
-        with pytest.raises(DataError, match=f"no window {window}: the data has windows 0 to {index.windows - 1}"):
-            index.anchors(window)
-
-
 def test_windows_too_short_to_list_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_build, "MOST_WINDOWS", 100)
     store = store_of(some_users(), tmp_path)
