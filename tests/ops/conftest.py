@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,46 @@ import torch
 
 from recperf.ops import compile as native
 from recperf.ops import native_bodies
+
+FOLDER = Path(__file__).parent
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+NO_TRITON = "no triton, or a GPU, where tests/gpu runs the kernels"
+if INTERPRETED:
+    # Triton decides at import whether to interpret a kernel; tests elsewhere must not see the variable.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        for file in sorted(Path(native_bodies.__file__).parent.glob("*/triton.py")):
+            importlib.import_module(f"recperf.ops.{file.parent.name}.triton")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cases whose parameters name an implementation use its fixture."""
+    for item in items:
+        if FOLDER in item.path.parents and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            names = [value for value in item.callspec.params.values() if isinstance(value, str)]
+            item.fixturenames += [fixture for name, fixture in IMPLEMENTATIONS.items() if name in names]
+
+
+IMPLEMENTATIONS = {"triton": "triton", "native": "native_code"}
+
+
+@pytest.fixture
+def triton() -> None:
+    if not INTERPRETED:
+        pytest.skip(NO_TRITON)
+
+
+@pytest.fixture
+def native_code() -> None:
+    library = importlib.import_module("recperf.ops.relu.native").library()
+    if isinstance(library, str):
+        pytest.skip(library)
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 from pathlib import Path
@@ -18,24 +17,15 @@ from recperf.ops.assemble.reference import places
 from recperf.ops.dropout import Dropout, keep_mask
 from recperf.ops.lookup import unique
 
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-if INTERPRETED:
-    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("recperf.ops.assemble.triton")
-
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-ALL = ["reference", pytest.param("triton", marks=needs_triton)]
+ALL = ["reference", "triton"]
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 @pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        # The interpreter takes a program after the other: as few as leave several blocks and groups of rows.
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs programs one by one: as few as leave several blocks and groups of rows."""
+    if importlib.util.find_spec("triton"):
         monkeypatch.setattr("recperf.ops.assemble.triton.PROGRAMS", 8)
 
 
@@ -170,7 +160,7 @@ def test_golden_numbers(impl: Any, golden: Path) -> None:
         torch.testing.assert_close(out, expected, rtol=2e-4, atol=1e-5 * float(expected.abs().max()))
 
 
-@needs_triton
+@pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize("positions", [1, 19, 21])
 def test_the_last_position_takes_all_that_lie_behind_it(positions: int) -> None:
     """A position table that ends within, at and after the longest row, with rows in several groups."""

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from types import ModuleType
 
 import pytest
 import torch
 
-from recperf.errors import MachineError
-from recperf.ops.dot import choose, native, reference
+from recperf.ops.dot import native, reference
 
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-if INTERPRETED:
-    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("recperf.ops.dot.triton")
-
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
-ALL = ["reference", pytest.param("native", marks=needs_native), pytest.param("triton", marks=needs_triton)]
-SHAPES = [(1, 1, 1), (1, 4, 3), (3, 7, 5), (3, 64, 2), (26, 16, 2), (26, 33, 1), (15, 3, 4), (16, 5, 3)]
+ALL = ["reference", "native", "triton"]
+SHAPES = [(1, 1, 1), (3, 7, 5), (26, 33, 1), (15, 3, 4), (16, 5, 3)]
 """Sparse vectors, width, samples: also exactly and just over a power of two vectors."""
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def body(name: str) -> ModuleType:
@@ -74,7 +57,7 @@ def test_values_and_gradients_are_those_of_pairs(
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("diagonal", [False, True])
-@pytest.mark.parametrize("more", [0, 1, 7])
+@pytest.mark.parametrize("more", [0, 7])
 @pytest.mark.parametrize("implementation", ALL)
 def test_zeros_fill_the_output_up_to_a_width_and_their_gradient_goes_nowhere(
     implementation: str, more: int, diagonal: bool
@@ -143,20 +126,8 @@ def test_indices_of_pairs_are_kept() -> None:
     assert first.tolist() == [5, 10, 11, 15, 16, 17, 20, 21, 22, 23]
 
 
-def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    assert choose("reference", cpu) == (reference, "reference: asked for")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(MachineError, match="the triton interaction cannot be used: ") as caught:
-        choose("triton", cpu)
-    assert caught.value.fix == "--fast.interaction plain"
-    with pytest.raises(MachineError, match="the native interaction cannot be used: the vectors are on cuda"):
-        choose("native", torch.device("cuda"))
-
-
-@needs_native
-def test_a_cpu_takes_c_and_any_number_of_threads_gives_the_same_bits() -> None:
-    assert choose("auto", torch.device("cpu")) == (native, "native: the vectors are on cpu")
+@pytest.mark.usefixtures("native_code")
+def test_any_number_of_threads_gives_the_same_bits() -> None:
     dense, sparse = vectors(3, 7, native.SMALL + 3)
     gradient = torch.randn(native.SMALL + 3, 13, generator=torch.Generator().manual_seed(1))
     threads, found = torch.get_num_threads(), []
@@ -169,12 +140,3 @@ def test_a_cpu_takes_c_and_any_number_of_threads_gives_the_same_bits() -> None:
         torch.set_num_threads(threads)
     for other in found[1:]:
         assert all(torch.equal(one, two) for one, two in zip(found[0], other))
-
-
-def test_without_a_compiler_the_reference_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    native.library.cache_clear()
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    try:
-        assert choose("auto", torch.device("cpu")) == (reference, "reference: no C compiler on this machine")
-    finally:
-        native.library.cache_clear()

@@ -215,14 +215,14 @@ def test_features_lengths_and_labels_share_no_numbers() -> None:
 
 
 def test_the_choice_is_explained_and_an_impossible_request_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose("reference", "cpu", "uniform") == (reference, "reference: asked for")
+    assert choose("reference", "cpu", "uniform") == (reference, "reference: requested")
     assert choose("auto", "cpu", "gaussian")[0] is reference
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(MachineError, match="the triton draw cannot be used: "):
+    with pytest.raises(MachineError, match="the triton implementation of draw cannot be used: "):
         choose("triton", "cpu", "uniform")
-    with pytest.raises(MachineError, match="the native draw cannot be used: the batches are on cuda"):
+    with pytest.raises(MachineError, match="the native implementation of draw cannot be used: the tensors are on cuda"):
         choose("native", "cuda", "uniform")
-    with pytest.raises(MachineError, match="the native draw cannot be used: "):
+    with pytest.raises(MachineError, match="the native implementation of draw cannot be used: "):
         choose("native", "cpu", "replay")
 
 

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from itertools import product
 
 import pytest
 import torch
 
-from recperf.errors import ConfigError, MachineError
-from recperf.ops.dropout import Dropout, choose, drop, dropout_seed, keep_mask, reference
+from recperf.errors import ConfigError
+from recperf.ops.dropout import Dropout, drop, dropout_seed, keep_mask, reference
 from recperf.ops.hashing import hash_int
 
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-if INTERPRETED:
-    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("recperf.ops.dropout.triton")
-
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
 KINDS = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def mix_int(word: int) -> int:
@@ -63,7 +47,7 @@ def test_listed_rows_have_the_masks_of_their_numbers() -> None:
     assert listed[3].tolist() == [word_int(9, (1 << 31) + 5, column) >= 0.4 * 2**32 for column in range(30)]
 
 
-@needs_triton
+@pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "columns"), [(0, 8), (1, 1), (63, 7), (5, 700)])
 @pytest.mark.usefixtures("poisoned")
@@ -80,7 +64,7 @@ def test_the_kernel_drops_the_same(rows: int, columns: int, kind: torch.dtype) -
             assert torch.equal(kernel, plain)
 
 
-@pytest.mark.parametrize("impl", ["reference", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("impl", ["reference", "triton"])
 def test_values_are_kept_or_zero_and_the_gradient_goes_the_same_way(impl: str) -> None:
     x = torch.randn(40, 33, generator=torch.Generator().manual_seed(2)).requires_grad_()
     dropout = Dropout(0.5, 3)
@@ -158,12 +142,3 @@ def test_seeds_do_not_change_from_release_to_release() -> None:
 )
 def test_purposes_with_similar_names_differ(names: tuple[str, str | int]) -> None:
     assert dropout_seed(0, 0, 0, names[0]) != dropout_seed(0, 0, 0, names[1])
-
-
-def test_an_unmet_wish_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert choose("auto", torch.device("cpu")) == (reference, "reference: the values are on cpu")
-    with pytest.raises(MachineError, match="the triton dropout cannot be used"):
-        choose("triton", torch.device("cpu"))
-    with pytest.raises(MachineError, match="there is no native body"):
-        choose("native", torch.device("cpu"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
@@ -14,23 +13,19 @@ from torch import Tensor
 from recperf.errors import ArgumentError
 from recperf.ops.faults import raise_if_any
 
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+pytestmark = pytest.mark.usefixtures("triton")
 CPU = torch.device("cpu")
 OFFSETS, STARTS, GRADIENT = torch.tensor([0, 2, 4]), torch.tensor([0, 4]), torch.ones(2, 3)
 
 
 @pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def _clean() -> Iterator[None]:
     yield
     raise_if_any(CPU)
 
 
 def kernels(op: str) -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        return importlib.import_module(f"recperf.ops.{op}.triton")
+    return importlib.import_module(f"recperf.ops.{op}.triton")
 
 
 def fails(value: int, last: int) -> None:

@@ -61,9 +61,9 @@ def test_shapes_strides_and_narrow_ids_are_kept(shape: tuple[int, ...]) -> None:
         assert unsigned(found.reshape(-1)) == [hashing.hash_int(i, 5) for i in given_ids.reshape(-1).tolist()]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:3])
 @pytest.mark.parametrize("rows", [1000, 1024])
-@pytest.mark.parametrize("spacing", [1, 2**4, 2**20, 2**32, 2**44])
+@pytest.mark.parametrize("spacing", [1, 2**20, 2**44])
 def test_rows_are_uniform(seed: int, rows: int, spacing: int) -> None:
     ids = np.arange(-100_000, 100_000) * spacing
     counts = np.bincount(hashing.rows_numpy(ids, seed, rows), minlength=rows)

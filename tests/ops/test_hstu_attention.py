@@ -14,34 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recperf.errors import ConfigError, MachineError
+from recperf.errors import ConfigError
 from recperf.ops import hstu_attention
-from recperf.ops.hstu_attention import Mask, attention, choose, limits, reference
+from recperf.ops.hstu_attention import Mask, attention, limits, reference
 
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-if INTERPRETED:
-    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("recperf.ops.hstu_attention.triton")
-
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-ALL = ["reference", "native", pytest.param("triton", marks=needs_triton)]
+ALL = ["reference", "native", "triton"]
 NAMES = ("out", "dq", "dk", "dv")
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Mask]
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a few dozen tokens then have every kind of block: before a window, whole, on the diagonal, at the end."""
     monkeypatch.setattr(reference, "SCORES", 300)
-    if INTERPRETED:
+    if importlib.util.find_spec("triton"):
         kernels = body("triton")
         monkeypatch.setattr(kernels, "forward_tiles", lambda width, itemsize, roomy: kernels.Tiles(32, 16, 4, 1))
         monkeypatch.setattr(kernels, "backward_tiles", lambda width, itemsize, roomy: kernels.Tiles(16, 32, 4, 1))
@@ -302,13 +288,6 @@ def test_the_reference_passes_gradcheck() -> None:
     _, q, k, v, offsets, mask = make([5, 0, 8], qk=3, width=2, targets=[2, 0, 1], window=4, context=2)
     inputs = [given.double().requires_grad_() for given in (q, k, v)]
     assert torch.autograd.gradcheck(lambda *given: attention(*given, offsets, mask, impl="reference"), inputs)
-
-
-def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose("auto", torch.device("cpu")) == (body("native"), "native: the tokens are on cpu")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(MachineError, match="the triton HSTU attention cannot be used"):
-        choose("triton", torch.device("cpu"))
 
 
 def test_a_mask_that_makes_no_sense_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from typing import Any
 
@@ -10,33 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from recperf.errors import ArgumentError, MachineError
+from recperf.errors import ArgumentError
 from recperf.ops import lookup
-from recperf.ops.lookup import choose, expand, gather, reference, rowwise_adagrad_, segment_sum, unique
+from recperf.ops.lookup import expand, gather, rowwise_adagrad_, segment_sum, unique
 
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-if INTERPRETED:
-    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("recperf.ops.lookup.triton")
-
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-ALL = ["reference", pytest.param("triton", marks=needs_triton)]
+ALL = ["reference", "triton"]
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that go over many chunks, without thousands of gradients."""
-    if INTERPRETED:
+    if importlib.util.find_spec("triton"):
         monkeypatch.setattr("recperf.ops.lookup.triton.CHUNK", 4)
 
 
@@ -84,7 +69,7 @@ def test_sums_of_half_numbers_are_not_half(impl: Any, kind: torch.dtype) -> None
     assert torch.equal(found, segment_sum(grad, order, starts, impl=impl))
 
 
-@needs_triton
+@pytest.mark.usefixtures("triton")
 def test_one_chunk_holds_its_hundred_gradients() -> None:
     """With the chunks as they are, not shortened for a test."""
     grad, order, starts = segments([100, 0, 29, 200], 3)
@@ -132,7 +117,7 @@ def test_row_wise_adagrad(impl: Any, dim: int, kind: torch.dtype) -> None:
     torch.testing.assert_close(state, seen.float(), rtol=1e-5, atol=1e-6)
 
 
-@needs_triton
+@pytest.mark.usefixtures("triton")
 def test_an_update_that_would_be_lost_is_refused() -> None:
     table = torch.zeros(4, 6)
     with pytest.raises(ArgumentError, match="table_RD is non-contiguous"):
@@ -173,10 +158,3 @@ def test_unique_takes_ids_apart(count: int) -> None:
     assert edges[-1] == count
     for value, a, b in zip(found.values_U.tolist(), edges, edges[1:]):
         assert found.order_N[a:b].tolist() == (ids == value).nonzero().squeeze(1).tolist()
-
-
-def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert choose("auto", torch.device("cpu")) == (reference, "reference: the rows are on cpu")
-    with pytest.raises(MachineError, match="the triton lookup cannot be used"):
-        choose("triton", torch.device("cpu"))

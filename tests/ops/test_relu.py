@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from types import ModuleType
 
 import pytest
 import torch
 
-from recperf.errors import MachineError
-from recperf.ops.relu import choose, native, reference
+from recperf.ops.relu import native
 
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-if INTERPRETED:
-    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("recperf.ops.relu.triton")
-
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-needs_c = pytest.mark.skipif(isinstance(native.library(), str), reason=f"no C: {native.library()}")
-ALL = ["reference", pytest.param("native", marks=needs_c), pytest.param("triton", marks=needs_triton)]
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+ALL = ["reference", "native", "triton"]
 
 
 def body(name: str) -> ModuleType:
@@ -103,7 +86,7 @@ def test_no_samples_give_a_bias_gradient_of_zero(implementation: str) -> None:
     assert stripes.sum(0).tolist() == [0.0, 0.0, 0.0]
 
 
-@needs_c
+@pytest.mark.usefixtures("native_code")
 @pytest.mark.usefixtures("poisoned")
 def test_c_works_in_place_and_gives_equal_bits_with_any_number_of_threads() -> None:
     before, found = torch.get_num_threads(), []
@@ -121,7 +104,7 @@ def test_c_works_in_place_and_gives_equal_bits_with_any_number_of_threads() -> N
     assert all(torch.equal(stripes, found[0]) for stripes in found)
 
 
-@needs_c
+@pytest.mark.usefixtures("native_code")
 def test_c_leaves_what_is_read_and_what_it_had_to_copy_alone() -> None:
     gradient, after, _, _ = layer(10, 6)
     turned, read = gradient.t().contiguous().t(), after.clone()
@@ -129,25 +112,3 @@ def test_c_leaves_what_is_read_and_what_it_had_to_copy_alone() -> None:
     native.backward(turned, after)
     assert torch.equal(turned, kept)
     assert torch.equal(after, read)
-
-
-def test_the_choice_is_explained_and_a_wish_that_cannot_be_met_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, elsewhere = torch.device("cpu"), torch.device("meta")
-    assert choose("reference", cpu) == (reference, "reference: asked for")
-    if not isinstance(native.library(), str):
-        assert choose("auto", cpu) == (native, "native: the layers are on cpu")
-        assert choose("native", cpu) == (native, "native: asked for")
-    assert choose("auto", elsewhere) == (reference, "reference: the layers are on meta")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    for name, device in (("triton", cpu), ("native", elsewhere)):
-        with pytest.raises(MachineError, match=f"the {name} ReLU cannot be used: ") as caught:
-            choose(name, device)  # type: ignore[arg-type]
-        assert caught.value.fix == "--fast.mlp plain"
-
-
-def test_without_a_compiler_torch_takes_over_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(native, "library", lambda: "no C compiler on this machine")
-    assert choose("auto", cpu) == (reference, "reference: no C compiler on this machine")
-    with pytest.raises(MachineError, match="no C compiler on this machine"):
-        choose("native", cpu)

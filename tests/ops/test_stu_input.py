@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Any
 
 import pytest
@@ -11,35 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recperf.errors import MachineError
 from recperf.ops import stu_input
 from recperf.ops.products import product, weight_gradient
 
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-if INTERPRETED:
-    # Whether Triton's interpreter runs a kernel is settled where it is defined. Other tests must not see the wish.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("recperf.ops.stu_input.triton")
-
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-BODIES = ["reference", pytest.param("triton", marks=needs_triton)]
-NARROW = [torch.float32, torch.bfloat16, torch.float16]
-KINDS = [
-    *(("reference", kind) for kind in (torch.float64, *NARROW)),
-    *(pytest.param("triton", kind, marks=needs_triton) for kind in NARROW),
+BODIES = ["reference", "triton"]
+SHAPES = [(0, 8, 12), (1, 4, 1), (63, 40, 72), (70, 3, 7)]
+CASES = [
+    *((impl, torch.float32, shape) for impl in BODIES for shape in SHAPES),
+    *((impl, kind, (63, 40, 72)) for impl in BODIES for kind in (torch.bfloat16, torch.float16)),
+    ("reference", torch.float64, (63, 40, 72)),
 ]
-"""The kernels count in float32, which would show in float64."""
-SHAPES = [(0, 8, 12), (1, 4, 1), (63, 40, 72), (2, 512, 300), (70, 3, 7)]
+"""Every shape in float32, every type in one shape; the kernels compute in float32."""
 LIMIT = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.6e-2}
 """Largest difference from float64, of the largest number; a GPU rounds to bfloat16 where the interpreter cuts."""
 EPS = 1e-6
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def close(got: Tensor, exact: Tensor, kind: torch.dtype, name: str = "") -> None:
@@ -68,11 +51,11 @@ def exact(x: Tensor, parameters: list[Tensor], gradient: Tensor) -> tuple[Tensor
 NAMES = ("out", "x", "norm weight", "norm bias", "weight", "bias")
 
 
-@pytest.mark.parametrize(("tokens", "width", "outputs"), SHAPES)
-@pytest.mark.parametrize(("impl", "kind"), KINDS)
+@pytest.mark.parametrize(("impl", "kind", "shape"), CASES)
 @pytest.mark.usefixtures("poisoned")
-def test_values_and_gradients(impl: Any, tokens: int, width: int, outputs: int, kind: torch.dtype) -> None:
+def test_values_and_gradients(impl: Any, kind: torch.dtype, shape: tuple[int, int, int]) -> None:
     """Of narrow activations with float32 weights, as under autocast."""
+    tokens, width, outputs = shape
     wide = torch.float64 if kind == torch.float64 else torch.float32
     x, gradient = (drawn(tokens, width) + 0.5).to(kind), drawn(tokens, outputs, seed=5).to(kind)
     given = [tensor.to(wide) for tensor in parameters(width, outputs)]
@@ -114,7 +97,7 @@ def test_autocast_changes_nothing(impl: Any) -> None:
         assert torch.equal(one, other)
 
 
-@needs_triton
+@pytest.mark.usefixtures("triton")
 def test_column_sums_over_many_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     body, _ = stu_input.choose("triton", torch.device("cpu"))
     monkeypatch.setattr(body, "STRETCHES", 3)
@@ -130,10 +113,3 @@ def test_sums_of_narrow_products_are_not_rounded() -> None:
     total = product(ones.t().contiguous(), ones, torch.ones(2))
     assert total.dtype == torch.bfloat16
     assert total.tolist() == [[1000.0, 1000.0], [1000.0, 1000.0]]
-
-
-def test_the_choice_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert stu_input.choose("auto", torch.device("cpu"))[1] == "reference: the tokens are on cpu"
-    with pytest.raises(MachineError, match="the triton STU input cannot be used"):
-        stu_input.choose("triton", torch.device("cpu"))

@@ -188,7 +188,7 @@ def test_adamw_has_dense_tables_and_says_why() -> None:
     assert trial.prepared.settings.reasons["bag"].startswith("torch: adamw updates every row")
     trial, _ = trained(made(fast=PLAIN), 1)
     assert isinstance(trial.model.embeddings, SparseTables)
-    assert trial.prepared.settings.reasons["bag"] == "reference: asked for"
+    assert trial.prepared.settings.reasons["bag"] == "reference: requested"
 
 
 def test_the_planted_answer_is_a_baseline_above_guessing_and_scores_are_repeatable() -> None:

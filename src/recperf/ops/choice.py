@@ -1,58 +1,70 @@
-"""Which body of an op serves on a device, by one rule: Triton on a GPU, C on a CPU, plain torch where those cannot."""
+"""Picks the implementation of an op on a device by one rule: Triton on a GPU, C on a CPU, otherwise plain torch."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
+import os
 from types import ModuleType
 from typing import Literal
 
 import torch
 
 from ..errors import MachineError
-from .triton_problem import problem
 
 Name = Literal["auto", "reference", "native", "triton"]
 
 
 def choose(
-    package: str,
-    name: Name,
-    device: torch.device,
-    *,
-    what: str,
-    subject: str,
-    fix: str,
-    bodies: tuple[str, ...] = ("reference", "native", "triton"),
+    package: str, name: Name, device: torch.device, *, fix: str = 'impl="reference"', problem: str | None = None
 ) -> tuple[ModuleType, str]:
-    """The body of an op's package and why; an explicit wish that cannot be met is an error.
+    """The implementation of an op and the reason for it; an explicit request that cannot be met is an error.
 
-    `what` the op is to a user, `subject` what lies on the device, `fix` the words that avoid an error, `bodies` those
-    the package has: `reference` always, and where the one for the device is not among them, it serves.
+    `problem`: a reason of the op's own why only the reference can serve. `fix`: the option that avoids an error.
     """
-    wanted = name
-    if name == "auto":
-        wanted = "triton" if device.type == "cuda" else "native"
-        wanted = wanted if wanted in bodies else "reference"
-    lack = _problem(package, wanted, device, subject) if wanted in bodies else f"there is no {wanted} body of it"
-    if lack is None:
-        why = "asked for" if name != "auto" else f"{subject} are on {device.type}"
-        return _body(package, wanted), f"{wanted}: {why}"
-    if name == "auto":
-        return _body(package, "reference"), f"reference: {lack}"
-    raise MachineError(f"the {name} {what} cannot be used: {lack}", fix=fix)
-
-
-def _body(package: str, name: str) -> ModuleType:
-    """Imported only when it is chosen: triton is not everywhere."""
-    return importlib.import_module(f"{package}.{name}")
-
-
-def _problem(package: str, name: str, device: torch.device, subject: str) -> str | None:
     if name == "reference":
-        return None
+        return _module(package, "reference"), "reference: requested"
+    picked = name
+    if name == "auto":
+        picked = "triton" if device.type == "cuda" else "native"
+        if not _exists(package, picked):
+            return _module(package, "reference"), f"reference: the tensors are on {device.type}"
+    problem = problem or _problem(package, picked, device)
+    if problem is None:
+        reason = "requested" if name != "auto" else f"the tensors are on {device.type}"
+        return _module(package, picked), f"{picked}: {reason}"
+    if name == "auto":
+        return _module(package, "reference"), f"reference: {problem}"
+    op = package.rpartition(".")[2]
+    raise MachineError(f"the {name} implementation of {op} cannot be used: {problem}", fix=fix)
+
+
+def triton_problem(device: torch.device) -> str | None:
+    """The reason why Triton kernels cannot run on a device; None if they can. Tests interpret them on any device."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the tensors are on {device.type}"
+    return None
+
+
+def _problem(package: str, name: str, device: torch.device) -> str | None:
+    if not _exists(package, name):
+        return "there is none"
     if name == "triton":
-        return problem(device)
+        return triton_problem(device)
     if device.type != "cpu":
-        return f"{subject} are on {device.type}"
-    found = _body(package, "native").library()
-    return found if isinstance(found, str) else None
+        return f"the tensors are on {device.type}"
+    library = _module(package, "native").library()
+    return library if isinstance(library, str) else None
+
+
+@functools.cache
+def _exists(package: str, name: str) -> bool:
+    return importlib.util.find_spec(f"{package}.{name}") is not None
+
+
+def _module(package: str, name: str) -> ModuleType:
+    """Imported when it is first needed: triton is not installed everywhere."""
+    return importlib.import_module(f"{package}.{name}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import MachineError
-from ..ops.triton_problem import problem
+from ..ops.choice import triton_problem
 from .config import FastConfig
 
 
@@ -91,7 +91,7 @@ def _precision(fast: FastConfig, cuda: bool, decided: Decide) -> str:
 def _fused(name: str, requested: str, device: torch.device, decided: Decide) -> bool:
     """Whether to use the fused implementation of a part."""
     cpu = device.type == "cpu"
-    lack = None if cpu else problem(device)
+    lack = None if cpu else triton_problem(device)
     if requested == "fused" and lack and not cpu:
         raise MachineError(f"the fused {name} cannot be used: {lack}", fix=f"--fast.{name} plain")
     if requested != "auto":

@@ -12,7 +12,7 @@ Shapes: B rows, C context tokens a row, T tokens, S positions, U rows taken, K a
 
 from __future__ import annotations
 
-from types import ModuleType
+import functools
 from typing import Any, cast
 
 import torch
@@ -27,13 +27,7 @@ __all__ = ["Name", "Plan", "assemble", "backward", "choose", "forward", "plan"]
 
 NONE = Dropout(0.0)
 
-
-def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    return choice.choose(
-        __name__, name, device, what="assembly of tokens", subject="the tokens", fix="ask for the reference",
-        bodies=("reference", "triton"),
-    )  # fmt: skip
+choose = functools.partial(choice.choose, __name__)
 
 
 def forward(

@@ -8,18 +8,11 @@ dense_BD, sparse_FBD = implementation.backward(saved, gradient_BW, diagonal=Fals
 
 from __future__ import annotations
 
-from types import ModuleType
-
-import torch
+import functools
 
 from .. import choice
 from ..choice import Name
 
 __all__ = ["Name", "choose"]
 
-
-def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    return choice.choose(
-        __name__, name, device, what="interaction", subject="the vectors", fix="--fast.interaction plain"
-    )
+choose = functools.partial(choice.choose, __name__, fix="--fast.interaction plain")

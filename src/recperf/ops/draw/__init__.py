@@ -23,8 +23,5 @@ __all__ = ["Buffers", "Name", "Plan", "SharedSpacePlan", "choose"]
 
 def choose(name: Name, device: str, kind: Kind) -> tuple[ModuleType, str]:
     """Return the implementation and the reason; an explicit request that cannot be met raises."""
-    bodies = ("reference", "native", "triton") if kind in FAST_KINDS else ("reference",)
-    return choice.choose(
-        __name__, name, torch.device(device), what="draw", subject="the batches", fix="draw with reference",
-        bodies=bodies,
-    )  # fmt: skip
+    problem = None if kind in FAST_KINDS else f"it does not draw {kind} ids"
+    return choice.choose(__name__, name, torch.device(device), fix="draw with reference", problem=problem)

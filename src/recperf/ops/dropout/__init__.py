@@ -7,6 +7,7 @@ kept_TD = keep_mask(dropout, rows, columns, device)        # what stayed
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -20,13 +21,7 @@ from .rule import Dropout, dropout_seed
 
 __all__ = ["Dropout", "Name", "choose", "drop", "dropout_seed", "keep_mask"]
 
-
-def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    return choice.choose(
-        __name__, name, device, what="dropout", subject="the values", fix='impl="reference"',
-        bodies=("reference", "triton"),
-    )  # fmt: skip
+choose = functools.partial(choice.choose, __name__)
 
 
 class _Drop(torch.autograd.Function):

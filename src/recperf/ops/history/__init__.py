@@ -21,7 +21,5 @@ __all__ = ["Events", "Name", "Picked", "Room", "Rule", "choose"]
 
 
 def choose(name: Name) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    fix = "gather with reference"
-    place = torch.device("cpu")
-    return choice.choose(__name__, name, place, what="gathering of histories", subject="the events", fix=fix)
+    """The implementation and the reason for it; an explicit request that cannot be met is an error."""
+    return choice.choose(__name__, name, torch.device("cpu"))

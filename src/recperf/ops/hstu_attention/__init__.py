@@ -10,6 +10,7 @@ Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v.
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -24,18 +25,7 @@ __all__ = ["Mask", "Name", "attention", "backward", "backward_last", "choose", "
 
 Three = tuple[Tensor, Tensor, Tensor]
 
-
-def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    return choice.choose(
-        __name__,
-        name,
-        device,
-        what="HSTU attention",
-        subject="the tokens",
-        fix="ask for the reference attention",
-        bodies=("reference", "native", "triton"),
-    )
+choose = functools.partial(choice.choose, __name__)
 
 
 def forward(

@@ -10,6 +10,7 @@ dx_TD, dweight_D, dbias_D = body.backward(grad_TD, x_TD, weight_D, bias_D, stats
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -21,13 +22,7 @@ from ..choice import Name
 
 __all__ = ["Name", "choose", "layer_norm", "swish_layer_norm"]
 
-
-def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    return choice.choose(
-        __name__, name, device, what="layer norm", subject="the rows", fix='impl="reference"',
-        bodies=("reference", "triton"),
-    )  # fmt: skip
+choose = functools.partial(choice.choose, __name__)
 
 
 class _Norm(torch.autograd.Function):

@@ -10,7 +10,7 @@ Shapes: R table rows, D width, N looked-up rows, U different rows.
 
 from __future__ import annotations
 
-from types import ModuleType
+import functools
 from typing import Any, cast
 
 import torch
@@ -22,13 +22,7 @@ from .unique import Unique, unique
 
 __all__ = ["Name", "Unique", "choose", "expand", "gather", "rowwise_adagrad_", "segment_sum", "unique"]
 
-
-def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    return choice.choose(
-        __name__, name, device, what="lookup", subject="the rows", fix="ask for the reference",
-        bodies=("reference", "triton"),
-    )  # fmt: skip
+choose = functools.partial(choice.choose, __name__)
 
 
 def gather(table_RD: Tensor, rows_N: Tensor, *, impl: Name = "auto") -> Tensor:

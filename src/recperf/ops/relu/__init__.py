@@ -8,16 +8,11 @@ gradient_BN, bias_SN = implementation.outer_backward(gradient_B1, weight_1N, act
 
 from __future__ import annotations
 
-from types import ModuleType
-
-import torch
+import functools
 
 from .. import choice
 from ..choice import Name
 
 __all__ = ["Name", "choose"]
 
-
-def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    return choice.choose(__name__, name, device, what="ReLU", subject="the layers", fix="--fast.mlp plain")
+choose = functools.partial(choice.choose, __name__, fix="--fast.mlp plain")

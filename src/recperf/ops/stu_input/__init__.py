@@ -12,6 +12,7 @@ says; gradients of parameters are float32. `residual_TD` is added to the gradien
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 
 import torch
@@ -22,13 +23,7 @@ from ..choice import Name
 
 __all__ = ["Name", "backward", "choose", "forward"]
 
-
-def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    return choice.choose(
-        __name__, name, device, what="STU input", subject="the tokens", fix='impl="reference"',
-        bodies=("reference", "triton"),
-    )  # fmt: skip
+choose = functools.partial(choice.choose, __name__)
 
 
 def forward(

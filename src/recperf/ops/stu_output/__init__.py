@@ -13,6 +13,7 @@ says; gradients of parameters are float32. The gradient of x is the gradient giv
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 
 import torch
@@ -24,13 +25,7 @@ from ..dropout import Dropout
 
 __all__ = ["Dropout", "Name", "backward", "choose", "forward"]
 
-
-def choose(name: Name, device: torch.device) -> tuple[ModuleType, str]:
-    """The implementation and why; an explicit wish that cannot be met is an error."""
-    return choice.choose(
-        __name__, name, device, what="STU output", subject="the tokens", fix='impl="reference"',
-        bodies=("reference", "triton"),
-    )  # fmt: skip
+choose = functools.partial(choice.choose, __name__)
 
 
 def forward(
