@@ -223,7 +223,7 @@ def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
 def test_stalls_say_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--steps", "5", "--stalls", "--no-peaks")
     assert code == 0, err
-    assert read()["stalls"] == {"missing": "no kernels to look at: no device in this trace"}
+    assert read()["stalls"] == {"missing": "no kernels: no device in this trace"}
 
     class Silent:
         def notice(self, text: str) -> None: ...
