@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import recperf.models.config  # noqa: F401  declares the spans of the synthetic steps
 from recperf.measure.fixes import KERNEL_MS, LEAST, Facts, Part, facts, on_a_cpu, predict, ranked
 
 GPU: dict[str, Any] = {

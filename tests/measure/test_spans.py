@@ -8,7 +8,7 @@ from recperf.errors import ConfigError
 from recperf.measure import spans
 from recperf.measure.cost import Cost
 from recperf.measure.profile import components
-from recperf.measure.spans import StepClock, budget_part, declare, listen, of_tables, phase_of, span
+from recperf.measure.spans import StepClock, budget_part, declare, kind_of, listen, phase_of, span
 
 
 def test_parts_sum_to_the_wall_time_and_exclude_inner_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +70,7 @@ def test_a_workload_declares_its_own_names(monkeypatch: pytest.MonkeyPatch) -> N
     names = ("tower", "tower_backward", "sparse_update", "hash", "recompute", "embedding_exchange")
     parts = ["tower", "backward", "update", "embedding", "recompute", "embedding_exchange"]
     assert [budget_part(name) for name in names] == parts
-    assert of_tables("sparse_update")
-    assert not of_tables("tower")
+    assert (kind_of("sparse_update"), kind_of("tower"), kind_of("unknown")) == ("tables", "", "")
     with pytest.raises(ConfigError, match="unknown phase 'fast'"):
         declare("fast", "tower")
 

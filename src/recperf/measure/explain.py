@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .ceilings import ceilings, row_time
-from .spans import of_tables
+from .spans import kind_of
 
 UNCLEAR = "unclear"
 
@@ -203,7 +203,7 @@ def read(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, flo
     readings: dict[str, float | None] = dict.fromkeys(READINGS)
     readings["input"] = parts["data"]["share"] if "data" in parts else 0.0
     readings["communication"] = sum(part["share"] for part in parts.values() if part["phase"] == "communication")
-    readings["table"] = sum(part["share"] for name, part in parts.items() if of_tables(name))
+    readings["table"] = sum(part["share"] for name, part in parts.items() if kind_of(name) in ("tables", "hash"))
     readings["launch"] = launch_share(profile)
     readings["small"] = small_share(profile)
     limits = ceilings(profile, peaks)

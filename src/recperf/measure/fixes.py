@@ -7,11 +7,12 @@ FLOPs at a share of the measured ceilings, and is at least that of an empty kern
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .ceilings import ceilings
+from .spans import kind_of, phase_of
 
 KERNEL_MS = 0.0025
 """Time of a small kernel inside a graph, including the gap after it."""
@@ -19,16 +20,25 @@ OF_MEMORY, OF_PRODUCTS = 0.6, 0.35
 """Shares of the ceilings that kernels reach on streams of a few MB and products of a few GFLOP."""
 LEAST = 0.05
 """Smallest share of a CPU step that a fix is predicted to leave."""
-FUSED_KERNELS = {"embedding": 1, "embedding_backward": 8, "sparse_update": 2, "interaction": 1,
-                 "interaction_backward": 1, "dense_update": 2, "data": 5}  # fmt: skip
-PARTS = {
-    "embedding": ("embedding", "embedding_backward", "sparse_update"),
-    "interaction": ("interaction", "interaction_backward"),
-    "mlp": ("bottom", "top", "bottom_backward", "top_backward"),
-    "optimizer": ("dense_update", "update"),
-    "precision": ("bottom", "top", "bottom_backward", "top_backward"),
-    "bfloat16": ("bottom", "top", "bottom_backward", "top_backward"),
+DRAW_KERNELS = 5
+"""Kernels that draw a batch on the device."""
+FUSED_KERNELS = {
+    ("tables", "forward"): 1,
+    ("tables", "backward"): 8,
+    ("interaction", "forward"): 1,
+    ("interaction", "backward"): 1,
 }
+"""Kernels of a fused span by the kind of its work and its phase; 2 for any other."""
+KINDS = {
+    "embedding": "tables",
+    "interaction": "interaction",
+    "mlp": "products",
+    "onednn": "products",
+    "precision": "products",
+    "bfloat16": "products",
+    "optimizer": "dense update",
+}
+"""The kind of work that a fix makes faster."""
 
 
 class Named(Protocol):
@@ -103,13 +113,12 @@ def predict(step: Facts, names: Sequence[str]) -> float:
     parts = dict(step.parts)
     precision = "bfloat16" if "bfloat16" in names else "tf32" if "precision" in names else step.precision
     for name in names:
-        for part in PARTS.get(name, ()):
-            if part in parts:
-                parts[part] = _changed(step, name, part, parts[part], precision)
+        for part in _affected(name, parts):
+            parts[part] = _changed(step, name, part, parts[part], precision)
     input_ms, drawn_ms = step.input_ms, 0.0
     launch = step.gpu["launch"]
     if "input" in names:
-        drawn_ms = FUSED_KERNELS["data"] * KERNEL_MS + step.batch_bytes / (OF_MEMORY * step.gpu["copy"]["p50"]) * 1e3
+        drawn_ms = DRAW_KERNELS * KERNEL_MS + step.batch_bytes / (OF_MEMORY * step.gpu["copy"]["p50"]) * 1e3
         # Outside a graph a drawn batch is cut to its number of ids, which waits for the device.
         outside = 20 * launch["queue"]["p50"] / 1e6 + launch["round_trip"]["p50"] / 1e6
         input_ms = 0.0 if "graph" in names else outside
@@ -121,6 +130,11 @@ def predict(step: Facts, names: Sequence[str]) -> float:
         work = sum(max(part.device_ms, part.kernels * KERNEL_MS) for part in parts.values())
         return float(input_ms + drawn_ms + work + launch["queue"]["p50"] / 1e6)
     return float(input_ms + max(sum(part.host_ms for part in parts.values()), device + drawn_ms))
+
+
+def _affected(fix: str, parts: Iterable[str]) -> list[str]:
+    """The parts that a fix makes faster."""
+    return [part for part in parts if fix in KINDS and kind_of(part) == KINDS[fix]]
 
 
 def _changed(step: Facts, fix: str, name: str, part: Part, precision: str) -> Part:
@@ -136,7 +150,7 @@ def _changed(step: Facts, fix: str, name: str, part: Part, precision: str) -> Pa
         kernels = part.kernels * 0.7
         saved = (part.kernels - kernels) * KERNEL_MS
         return Part(part.host_ms * 0.7, max(part.device_ms * 0.5, part.device_ms - saved), kernels)
-    kernels = min(part.kernels, FUSED_KERNELS.get(name, 2))
+    kernels = min(part.kernels, FUSED_KERNELS.get((kind_of(name), phase_of(name)), 2))
     device = min(part.device_ms, max(memory_ms, kernels * KERNEL_MS))
     return Part(min(part.host_ms, kernels * step.launch_ms), device, kernels)
 
@@ -156,17 +170,16 @@ def _on_a_cpu(profile: dict[str, Any], step: float, name: str, peaks: dict[str, 
         shared: float = sum(part["ms"]["p50"] for part in budget.values() if (part["flops"] or 0) > 1e7)
         return step - float(shared * (1 - profile["threads"] / cores))
     if name == "onednn" and limits is not None:
-        products = [budget[part] for part in PARTS["mlp"] if part in budget]
+        products = [budget[part] for part in _affected(name, budget)]
         best = sum((part["flops"] or 0) / limits.flops_per_s * 1e3 for part in products)
         return step - float(max(0.0, sum(part["ms"]["p50"] for part in products) - best))
-    if name in PARTS and limits is not None:
+    if name in KINDS and limits is not None:
         gained = 0.0
-        for part in PARTS[name]:
-            if part in budget:
-                # A part cannot go below its bytes at half the copy bandwidth or its FLOPs at the rate of products.
-                moved, flops = budget[part]["bytes"] or 0, budget[part]["flops"] or 0
-                least = max(moved / (0.5 * limits.bytes_per_s), flops / limits.flops_per_s) * 1e3
-                gained += max(0.0, budget[part]["ms"]["p50"] - least)
+        for part in _affected(name, budget):
+            # A part cannot go below its bytes at half the copy bandwidth or its FLOPs at the rate of products.
+            moved, flops = budget[part]["bytes"] or 0, budget[part]["flops"] or 0
+            least = max(moved / (0.5 * limits.bytes_per_s), flops / limits.flops_per_s) * 1e3
+            gained += max(0.0, budget[part]["ms"]["p50"] - least)
         return step - gained
     return step
 

@@ -28,14 +28,14 @@ class Declared(NamedTuple):
     phase: str
     part: str
     """Its part in the step budget of result.json."""
-    tables: bool
-    """Its work is on embedding tables."""
+    kind: str
+    """Kind of its work: tables, hash, products, interaction, dense update; empty for any other."""
 
 
 _declared: dict[str, Declared] = {}
 
 
-def declare(phase: str, *names: str, part: str | None = None, tables: bool = False) -> None:
+def declare(phase: str, *names: str, part: str | None = None, kind: str = "") -> None:
     """Declare span names of a phase.
 
     A forward name also declares `<name>_backward`. In the step budget, backward and update spans are one part each, and
@@ -45,19 +45,19 @@ def declare(phase: str, *names: str, part: str | None = None, tables: bool = Fal
         raise ConfigError(f"unknown phase {phase!r} of spans", where={"known": ", ".join(PHASES)})
     for name in names:
         own = phase if phase in ("backward", "update") else name
-        _declared[name] = Declared(phase, part or own, tables)
+        _declared[name] = Declared(phase, part or own, kind)
         if phase == "forward":
-            _declared[f"{name}_backward"] = Declared("backward", "backward", tables)
+            _declared[f"{name}_backward"] = Declared("backward", "backward", kind)
 
 
 declare("data", "data")
 declare("forward", "forward", "loss")
-declare("forward", "embedding", tables=True)
-declare("forward", "hash", part="embedding", tables=True)
+declare("forward", "embedding", kind="tables")
+declare("forward", "hash", part="embedding", kind="hash")
 declare("backward", "backward")
 declare("backward", "recompute", part="recompute")
-declare("update", "update", "dense_update")
-declare("update", "sparse_update", tables=True)
+declare("update", "update", "dense_update", kind="dense update")
+declare("update", "sparse_update", kind="tables")
 declare("communication", EXCHANGE)
 declare("other", OTHER, "reduce", "metrics", "graph")
 
@@ -67,7 +67,7 @@ def declared(name: str) -> Declared:
     if name in _declared:
         return _declared[name]
     if name.endswith(f"_{EXCHANGE}"):
-        return Declared("communication", name, False)
+        return Declared("communication", name, "")
     raise ConfigError(
         f"span {name!r} is not declared", fix=f'recperf.measure.spans.declare("forward", "{name}"), or another phase'
     )
@@ -83,9 +83,9 @@ def budget_part(name: str, default: str | None = None) -> str:
     return default if default is not None and not _known(name) else declared(name).part
 
 
-def of_tables(name: str) -> bool:
-    """Whether a span works on embedding tables."""
-    return name in _declared and _declared[name].tables
+def kind_of(name: str) -> str:
+    """The kind of work of a span; empty where it is unknown."""
+    return _declared[name].kind if name in _declared else ""
 
 
 def _known(name: str) -> bool:

@@ -9,7 +9,8 @@ from ..config import require, within
 from ..measure.spans import declare
 
 # The spans of the model; counted work has the same names.
-declare("forward", "bottom", "interaction", "top")
+declare("forward", "bottom", "top", kind="products")
+declare("forward", "interaction", kind="interaction")
 
 
 @dataclass(frozen=True, kw_only=True)
