@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import dlrm_v4_cases as published
 import pytest
 import torch
 from golden_cases import cases
+from history_batches import batch_of, every_tensor
 from torch import Tensor
 
 from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig
@@ -23,21 +21,6 @@ from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.models.dlrm_v4.tables import fill_uniform_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
-
-TESTS = Path(__file__).parents[1]
-
-
-def _module(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    spec.loader.exec_module(made)
-    return made
-
-
-made_up = _module("dlrm_v4_made_up", TESTS / "models" / "test_dlrm_v4.py")
 
 CASES = cases("dlrm_v4")
 WAYS = list(product((False, True), repeat=3))
@@ -64,7 +47,7 @@ def gradients(model: DLRMv4) -> dict[str, Tensor]:
 
 
 def step(config: DLRMv4Config, device: str, *, parts: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
-    model, batch = DLRMv4(config, seed=3, device=device), made_up.batch_of(LENGTHS).to(device)
+    model, batch = DLRMv4(config, seed=3, device=device), batch_of(LENGTHS).to(device)
     model.set_step(1, 2)
     total = torch.zeros((), device=device)
     for inputs in prepare_parts(batch, config, parts):
@@ -120,7 +103,7 @@ def test_a_step_never_waits_for_the_device(on: tuple[bool, bool], precision: Any
     model = DLRMv4(config, seed=3, device="cuda")
     optimizer = torch.optim.Adam(model.dense_parameters(), lr=1e-3, fused=True)
     rate = torch.full((1,), 0.05, device="cuda")
-    batches = [prepare_parts(made_up.batch_of(LENGTHS, seed=seed).to("cuda"), config, 2) for seed in range(3)]
+    batches = [prepare_parts(batch_of(LENGTHS, seed=seed).to("cuda"), config, 2) for seed in range(3)]
     for number, parts in enumerate(batches):
         torch.cuda.synchronize()
         if number:
@@ -138,10 +121,10 @@ def test_a_step_never_waits_for_the_device(on: tuple[bool, bool], precision: Any
 
 
 def test_inputs_prepared_elsewhere_are_the_same() -> None:
-    batch = made_up.batch_of(LENGTHS)
+    batch = batch_of(LENGTHS)
     here = prepare(batch.to("cuda"), CONFIG)
     (moved,) = parts_to([prepare(batch, CONFIG).pin_memory()], "cuda", non_blocking=True)
-    for one, other in zip(made_up.every_tensor(here), made_up.every_tensor(moved), strict=True):
+    for one, other in zip(every_tensor(here), every_tensor(moved), strict=True):
         assert torch.equal(one, other)
     assert (here.tokens, here.longest) == (moved.tokens, moved.longest)
 

@@ -1,4 +1,4 @@
-"""Weights under TorchRec's names and in its order, held against our own imitation of its forward pass."""
+"""Weights with TorchRec's names and order, checked by an imitation of its forward pass."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from recperf.data.batch import JaggedFeatures
 from recperf.errors import ConfigError, DataError
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
-from recperf.models.published import load_public_parameters, public_parameters
 from recperf.models.tables import HashedTable
-from recperf.models.torchrec_weights import FIRST, load_torchrec_parameters, to_lower, to_upper, torchrec_parameters
+from recperf.models.torchrec_weights import load_torchrec_parameters, to_lower, to_upper, torchrec_parameters
 
 DOT = DLRMConfig(
     features=("a", "b", "c", "d"), rows=(5, 7, 3, 4), dim=4, bottom=(3, 6, 4), top=(8, 5, 1), interaction="dot",
@@ -24,7 +23,7 @@ DCN = replace(DOT, interaction="dcn")
 
 
 def made(config: DLRMConfig, seed: int = 1) -> DLRM:
-    """A model whose every parameter is random, biases too."""
+    """A model with random parameters, biases included."""
     model = DLRM(config, seed=seed)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -34,7 +33,7 @@ def made(config: DLRMConfig, seed: int = 1) -> DLRM:
 
 
 def torchrec_logits(config: DLRMConfig, named: dict[str, Tensor], dense: Tensor, bags: list[list[list[int]]]) -> Tensor:
-    """What TorchRec's model computes, from its parameters alone: the upper triangle, pair by pair."""
+    """Compute the logits as TorchRec does, from its parameters: the upper triangle, pair by pair."""
 
     def layer(x: Tensor, prefix: str) -> Tensor:
         return x @ named[f"{prefix}.weight"].T + named[f"{prefix}.bias"]
@@ -75,18 +74,8 @@ def test_torchrec_computes_the_same_logits_with_our_weights(config: DLRMConfig) 
     assert float(ours.std()) > 0.01
 
 
-def test_without_the_change_of_columns_the_logits_would_differ() -> None:
-    model = made(DOT)
-    dense = torch.randn(3, 3, generator=torch.Generator().manual_seed(5))
-    named = {**torchrec_parameters(model), FIRST: model.top.flat[0].detach()}
-    with torch.no_grad():
-        ours = model(dense, JaggedFeatures.from_bags(DOT.features, BAGS))
-        theirs = torchrec_logits(DOT, named, dense, BAGS)
-    assert not torch.allclose(ours, theirs, rtol=1e-3)
-
-
 @pytest.mark.parametrize("config", [DOT, DCN], ids=["dot", "dcn"])
-def test_there_and_back_every_bit_is_the_same(config: DLRMConfig) -> None:
+def test_a_round_trip_keeps_every_bit(config: DLRMConfig) -> None:
     model, other = made(config), made(config, seed=2)
     named = torchrec_parameters(model)
     assert len(named) == len(config.features) + len(list(model.dense_parameters()))
@@ -99,20 +88,20 @@ def test_there_and_back_every_bit_is_the_same(config: DLRMConfig) -> None:
 
 
 @pytest.mark.parametrize("features", [1, 2, 3, 7])
-def test_pairs_change_places_and_come_back(features: int) -> None:
+def test_permuted_columns_come_back(features: int) -> None:
     names = tuple(f"f{i}" for i in range(features))
     config = replace(DOT, features=names, rows=(2,) * features)
     vectors = features + 1
     lower = [(i, j) for i in range(vectors) for j in range(i)]
     upper = [(i, j) for i in range(vectors) for j in range(i + 1, vectors)]
     weight = torch.arange(config.interaction_width).float().expand(2, -1)
-    found = to_upper(weight, config)
-    assert torch.equal(found[:, : config.dim], weight[:, : config.dim])
-    assert [lower[int(place) - config.dim] for place in found[0, config.dim :]] == [(j, i) for i, j in upper]
-    assert torch.equal(to_lower(found, config), weight)
+    permuted = to_upper(weight, config)
+    assert torch.equal(permuted[:, : config.dim], weight[:, : config.dim])
+    assert [lower[int(place) - config.dim] for place in permuted[0, config.dim :]] == [(j, i) for i, j in upper]
+    assert torch.equal(to_lower(permuted, config), weight)
 
 
-def test_a_bias_kept_as_a_column_is_read_too() -> None:
+def test_a_bias_stored_as_a_column_is_read_too() -> None:
     model, other = made(DCN), made(DCN, seed=2)
     named = torchrec_parameters(model)
     for index in range(DCN.cross_layers):
@@ -121,24 +110,13 @@ def test_a_bias_kept_as_a_column_is_read_too() -> None:
     assert torch.equal(model.interaction.bias_N[1], other.interaction.bias_N[1])
 
 
-def test_from_the_public_dlrm_to_torchrec_and_back() -> None:
-    public = {name: value.clone() for name, value in public_parameters(made(DOT)).items()}
-    middle = DLRM(DOT)
-    load_public_parameters(middle, public)
-    torchrec = {name: value.clone() for name, value in torchrec_parameters(middle).items()}
-    last = DLRM(DOT)
-    load_torchrec_parameters(last, torchrec)
-    back = public_parameters(last)
-    assert all(torch.equal(public[name], back[name]) for name in public)
-
-
 def test_weights_of_another_model_are_refused_and_nothing_is_copied() -> None:
     model = made(DOT)
     before = [p.detach().clone() for p in model.parameters()]
     named = torchrec_parameters(made(DOT, seed=2))
-    lacking = {name: value for name, value in named.items() if "t_c" not in name}
+    incomplete = {name: value for name, value in named.items() if "t_c" not in name}
     with pytest.raises(DataError, match=r"1 parameters are missing \(first: sparse_arch.*t_c"):
-        load_torchrec_parameters(model, lacking)
+        load_torchrec_parameters(model, incomplete)
     with pytest.raises(DataError, match=r"0 parameters are missing, 1 are unknown \(first: extra"):
         load_torchrec_parameters(model, {**named, "extra": torch.zeros(1)})
     with pytest.raises(DataError, match=r"over_arch\.model\.1\.bias has shape"):
@@ -154,7 +132,7 @@ def test_weights_of_another_model_are_refused_and_nothing_is_copied() -> None:
         (replace(DOT, top=(1,)), "at least two layers"),
     ],
 )
-def test_what_torchrec_cannot_be_is_refused(config: DLRMConfig, message: str) -> None:
+def test_models_without_a_counterpart_are_refused(config: DLRMConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         torchrec_parameters(DLRM(config))
 

@@ -1,16 +1,17 @@
-"""DLRMv4: its sizes, its switches against each other, what a batch becomes, its tables, a short training."""
+"""DLRMv4: sizes, switches against each other, preparation of batches, tables, a short training."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
+from history_batches import LENGTHS, batch_of, every_tensor
 from torch import Tensor
 
-from recperf.data.batch import HistoryBatch, JaggedFeatures
-from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
+from recperf.data.batch import HistoryBatch
+from recperf.data.yambda.schema import HISTORY
 from recperf.errors import ConfigError, DataError
 from recperf.measure.spans import StepClock
 from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
@@ -31,39 +32,10 @@ CONFIG = DLRMv4Config(
     positions=64,
     time_buckets=50,
 )
-LENGTHS = (7, 0, 31, 1, 12)
-
-
-def batch_of(lengths: tuple[int, ...] = LENGTHS, *, most: int = 1000, seed: int = 0) -> HistoryBatch:
-    """Ids far above the tables' rows; artist and album follow from the item, as in a catalogue."""
-    draw = torch.Generator().manual_seed(seed)
-    size, events = len(lengths), sum(lengths)
-    keys, values = (*CONTEXT, *HISTORY, *CANDIDATE), []
-    for _ in CONTEXT:
-        values.append(torch.randint(most, (size,), generator=draw))
-    for count in (events, size):
-        items = torch.randint(most, (count,), generator=draw)
-        values += [items, items * 7 % 97, items * 5 % 89]
-    counts = torch.ones(len(keys), size, dtype=torch.int64)
-    counts[len(CONTEXT) : -len(CANDIDATE)] = torch.tensor(lengths)
-    times = torch.randint(10**7, (events,), generator=draw)
-    offsets_B1 = torch.tensor([0, *lengths]).cumsum(0)
-    times = torch.cat([part.sort().values for part in times.split(list(lengths))])
-    query = torch.tensor([int(times[end - 1]) if n else 99 for n, end in zip(lengths, offsets_B1[1:].tolist())])
-    return HistoryBatch(
-        JaggedFeatures(
-            keys, torch.cat(values).int(), torch.cat([torch.zeros(1, dtype=torch.int64), counts.flatten().cumsum(0)])
-        ),
-        offsets_B1,
-        torch.randint(8, (events,), generator=draw).to(torch.uint8),
-        times,
-        query,
-        torch.randint(2, (size,), generator=draw).float(),
-    )
 
 
 def built(config: DLRMv4Config = CONFIG) -> DLRMv4:
-    """In float64, with norms and biases that are not at their start."""
+    """A float64 model whose norms and biases are not at their initial values."""
     model = DLRMv4(config, seed=4).double()
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -73,26 +45,26 @@ def built(config: DLRMv4Config = CONFIG) -> DLRMv4:
     return model
 
 
-def results(model: DLRMv4, batch: HistoryBatch, *, way: str = "loss", parts: int = 1) -> dict[str, Tensor]:
+def results(model: DLRMv4, batch: HistoryBatch, *, method: str = "loss", parts: int = 1) -> dict[str, Tensor]:
     """The loss and every gradient, tables included."""
     value = torch.zeros((), dtype=torch.float64)
     for inputs in prepare_parts(batch, model.config, parts):
-        loss = getattr(model, way)(inputs) * (len(inputs) / len(batch))
+        loss = getattr(model, method)(inputs) * (len(inputs) / len(batch))
         loss.backward()
         value += loss.detach()
-    found = {"loss": value} | {f"tables.{name}": model.tables.dense_gradient(name) for name in CONFIG.tables}
+    values = {"loss": value} | {f"tables.{name}": model.tables.dense_gradient(name) for name in CONFIG.tables}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        found[name] = parameter.grad
-    return found
+        values[name] = parameter.grad
+    return values
 
 
-def same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-11) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        room = tolerance * float(value.abs().max())
+def same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-11) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        atol = tolerance * float(value.abs().max())
         torch.testing.assert_close(
-            found[name], value, rtol=tolerance, atol=room, msg=lambda text, n=name: f"{n}: {text}"
+            actual[name], value, rtol=tolerance, atol=atol, msg=lambda message, name=name: f"{name}: {message}"
         )
 
 
@@ -110,7 +82,7 @@ def test_the_benchmarks_parameters_are_counted_without_a_tensor() -> None:
 
 
 @pytest.mark.parametrize("config", [CONFIG, laptop()], ids=["odd", "laptop"])
-def test_the_model_has_the_parameters_its_config_says(config: DLRMv4Config) -> None:
+def test_the_model_has_as_many_parameters_as_its_config_counts(config: DLRMv4Config) -> None:
     model = DLRMv4(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == config.dense_parameters
     assert sum(model.tables.table(name).numel() for name in config.tables) == config.table_parameters
@@ -120,8 +92,7 @@ def test_the_model_has_the_parameters_its_config_says(config: DLRMv4Config) -> N
 @pytest.mark.parametrize("recompute", [False, True])
 def test_shared_encoders_give_the_same(recompute: bool, candidate_only: bool) -> None:
     hstu = replace(HSTU, recompute=recompute, candidate_only=candidate_only)
-    found = [results(built(replace(CONFIG, hstu=hstu, shared_encoders=shared)), batch_of()) for shared in (False, True)]
-    same(*found)
+    same(*(results(built(replace(CONFIG, hstu=hstu, shared_encoders=shared)), batch_of()) for shared in (False, True)))
 
 
 def test_the_last_layer_for_the_candidate_alone_gives_the_same() -> None:
@@ -132,14 +103,12 @@ def test_the_last_layer_for_the_candidate_alone_gives_the_same() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_backward_pass_in_parts_is_autograds(shared: bool) -> None:
     config = replace(CONFIG, shared_encoders=shared)
-    same(results(built(config), batch_of()), results(built(config), batch_of(), way="plain_loss"))
+    same(results(built(config), batch_of()), results(built(config), batch_of(), method="plain_loss"))
 
 
-@pytest.mark.parametrize("scale", ["fixed", "batch-max"])
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("parts", [2, 5, 9])
+@pytest.mark.parametrize(("parts", "shared", "scale"), [(2, True, "fixed"), (9, False, "batch-max")])
 def test_parts_of_a_batch_add_up(parts: int, shared: bool, scale: str) -> None:
-    """Without dropout, which is drawn anew for each part."""
+    """Without dropout, which differs from part to part."""
     hstu = replace(HSTU, dropout=0.0, attention_scale=scale)  # type: ignore[arg-type]
     config = replace(CONFIG, hstu=hstu, input_dropout=0.0, shared_encoders=shared)
     same(results(built(config), batch_of(), parts=parts), results(built(config), batch_of()))
@@ -189,16 +158,16 @@ def test_a_batch_becomes_rows_of_context_history_and_candidate() -> None:
     assert [rows_U.unique().numel() for rows_U in inputs.rows.values()] == [len(r) for r in inputs.rows.values()]
 
 
-@pytest.mark.parametrize("most_key", [0, 1 << 62])
-def test_distinct_triples_make_up_the_positions(most_key: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dlrm_v4_inputs, "MAX_KEY", most_key)
+@pytest.mark.parametrize("max_key", [0, 1 << 62])
+def test_positions_refer_to_distinct_triples(max_key: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlrm_v4_inputs, "MAX_KEY", max_key)
     plain, shared = (prepare(batch_of(), replace(CONFIG, shared_encoders=on)) for on in (False, True))
     assert torch.equal(plain.plan.source_S, torch.arange(len(plain.codes_S)))
-    found = torch.stack([shared.entities[name].index_N for name in HISTORY], 1)
-    assert len(found.unique(dim=0)) == len(found)
-    wanted = torch.stack([plain.entities[name].index_N for name in HISTORY], 1)
-    assert torch.equal(found[shared.plan.source_S.long()], wanted)
-    assert torch.equal(found[shared.candidates.index_N], wanted[plain.candidates.index_N])
+    triples = torch.stack([shared.entities[name].index_N for name in HISTORY], 1)
+    assert len(triples.unique(dim=0)) == len(triples)
+    expected = torch.stack([plain.entities[name].index_N for name in HISTORY], 1)
+    assert torch.equal(triples[shared.plan.source_S.long()], expected)
+    assert torch.equal(triples[shared.candidates.index_N], expected[plain.candidates.index_N])
 
 
 def test_inputs_move_and_are_counted() -> None:
@@ -211,18 +180,6 @@ def test_inputs_move_and_are_counted() -> None:
     assert len(every_tensor(moved[0])) == len(every_tensor(parts[0])) > 60
     assert moved[1].longest == parts[1].longest
     assert parts[0].nbytes == sum(tensor.nbytes for tensor in every_tensor(parts[0]))
-
-
-def every_tensor(value: object) -> list[Tensor]:
-    """All that a structure of dataclasses and dicts holds, in a fixed order."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts: list[object] = []
-    if isinstance(value, dict):
-        parts = list(value.values())
-    elif is_dataclass(value):
-        parts = [getattr(value, field.name) for field in fields(value)]
-    return [tensor for part in parts for tensor in every_tensor(part)]
 
 
 def test_a_row_that_is_too_long_is_refused() -> None:
@@ -294,9 +251,9 @@ def test_an_update_moves_the_used_rows_by_row_wise_adagrad() -> None:
     model.tables.update(rate, eps)
     for name in CONFIG.tables:
         state = states[name] + dense[name].square().mean(1)
-        wanted = before[name] - rate * dense[name] / (state.sqrt() + eps).unsqueeze(1)
+        expected = before[name] - rate * dense[name] / (state.sqrt() + eps).unsqueeze(1)
         torch.testing.assert_close(model.tables.state(name), state)
-        torch.testing.assert_close(model.tables.table(name)[used[name]], wanted[used[name]])
+        torch.testing.assert_close(model.tables.table(name)[used[name]], expected[used[name]])
         rest = torch.ones(len(state), dtype=torch.bool)
         rest[used[name]] = False
         assert torch.equal(model.tables.table(name)[rest], before[name][rest])
@@ -319,7 +276,7 @@ def test_dropout_is_drawn_from_the_step() -> None:
 
 
 def test_half_precision_is_near_and_gradients_are_float32() -> None:
-    batch, found = batch_of(), {}
+    batch, by_precision = batch_of(), {}
     for precision in ("float32", "bfloat16"):
         model = DLRMv4(replace(CONFIG, precision=precision), seed=4)  # type: ignore[arg-type]
         loss = model.loss(prepare(batch, CONFIG))
@@ -328,15 +285,15 @@ def test_half_precision_is_near_and_gradients_are_float32() -> None:
         gradients = [parameter.grad for parameter in model.parameters()]
         gradients += [gradient for _, _, gradient in model.tables.gradients()]
         assert all(one is not None and one.dtype == torch.float32 for one in gradients)
-        found[precision] = torch.cat([one.flatten() for one in gradients if one is not None])
-    exact, near = found.values()
+        by_precision[precision] = torch.cat([one.flatten() for one in gradients if one is not None])
+    exact, near = by_precision.values()
     assert not torch.equal(exact, near)
     assert float((near - exact).norm() / exact.norm()) < 0.05
 
 
 def test_the_laptop_preset_learns() -> None:
     config = laptop()
-    model, batch = DLRMv4(config, seed=1), batch_of((20, 30, 25, 10) * 8, most=10**6)
+    model, batch = DLRMv4(config, seed=1), batch_of((20, 30, 25, 10) * 8, items=10**6)
     optimizer = torch.optim.Adam(model.dense_parameters(), lr=2e-3)
     inputs, losses = prepare(batch, config), []
     for step in range(12):
@@ -362,7 +319,7 @@ def test_the_laptop_preset_learns() -> None:
         {"table_dim": 0},
     ],
 )
-def test_what_cannot_be_is_refused(change: dict[str, object]) -> None:
+def test_invalid_configs_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         replace(CONFIG, **change)  # type: ignore[arg-type]
 

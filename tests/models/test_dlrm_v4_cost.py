@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from history_batches import batch_of
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from recperf.data.batch import HistoryBatch, JaggedFeatures
-from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.errors import ConfigError
 from recperf.measure.cost import Cost
 from recperf.models.dlrm_v4 import cost
@@ -27,7 +26,7 @@ def with_hstu(config: DLRMv4Config, **changes: object) -> DLRMv4Config:
 
 
 def small() -> DLRMv4Config:
-    """Every width different, so that one taken for another is seen."""
+    """Every width differs, so that mixing up two of them is noticed."""
     hstu = HSTUConfig(layers=3, dim=10, heads=2, qk_dim=3, v_dim=5, max_length=64, candidate_only=False)
     return DLRMv4Config(
         hstu=hstu,
@@ -142,7 +141,7 @@ def test_rows_too_short_for_context_and_candidate_are_refused() -> None:
 
 
 def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention is not counted as it is computed, but by the half of each square; its products are left out."""
+    """Skip the attention: its cost is counted as half of each square, not as it is computed."""
 
     def forward(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
         return torch.zeros(q.shape[0], *v.shape[1:])
@@ -165,7 +164,7 @@ def test_products_are_counted_as_torch_counts_them(
     no_attention(monkeypatch)
     config = with_hstu(replace(small(), shared_encoders=shared), candidate_only=candidate_only, recompute=recompute)
     lengths = (4, 7, 0, 11)
-    inputs = prepare(histories(lengths, config), config)
+    inputs = prepare(batch_of(lengths, items=5), config)
     model = DLRMv4(config).train()
     counter = FlopCounterMode(display=False)
     with counter:
@@ -177,22 +176,3 @@ def test_products_are_counted_as_torch_counts_them(
     if recompute:
         products -= parts["attention"].flops
     assert counter.get_total_flops() == products
-
-
-def histories(lengths: tuple[int, ...], config: DLRMv4Config) -> HistoryBatch:
-    draw, batch, events = torch.Generator().manual_seed(1), len(lengths), sum(lengths)
-    sizes = [batch] * len(CONTEXT) + [events] * len(HISTORY) + [batch] * len(CANDIDATE)
-    bags = [(1,) * batch] * len(CONTEXT) + [lengths] * len(HISTORY) + [(1,) * batch] * len(CANDIDATE)
-    features = JaggedFeatures(
-        (*CONTEXT, *HISTORY, *CANDIDATE),
-        torch.randint(0, 5, (sum(sizes),), generator=draw),
-        torch.tensor([0, *(length for feature in bags for length in feature)]).cumsum(0),
-    )
-    return HistoryBatch(
-        features=features,
-        history_offsets_B1=torch.tensor([0, *lengths]).cumsum(0),
-        actions_T=torch.ones(events, dtype=torch.int64),
-        times_T=torch.arange(events),
-        query_times_B=torch.full((batch,), events),
-        labels_B=torch.ones(batch),
-    )

@@ -1,4 +1,4 @@
-"""Memory of a step of DLRMv4: what autograd really keeps, and sums by hand.
+"""Memory of a step of DLRMv4: the tensors that autograd saves, and sums by hand.
 
 Shapes: T tokens of all rows, D width of a token.
 """
@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from history_batches import batch_of
 from torch import Tensor
 
-from recperf.data.batch import HistoryBatch, JaggedFeatures
-from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
 from recperf.models.dlrm_v4 import memory
 from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig, gpu, laptop
@@ -30,23 +29,23 @@ from recperf.ops.dropout import Dropout
 GIB = 2**30
 
 
-class Kept:
-    """Bytes of the storages seen, those of some tensors left out, each once."""
+class SavedBytes:
+    """Counts the bytes of each storage once, except those of some tensors."""
 
-    def __init__(self, but: Iterable[Tensor]) -> None:
+    def __init__(self, excluded: Iterable[Tensor]) -> None:
         self.sizes: dict[int, int] = {}
-        self.but = {tensor.untyped_storage().data_ptr() for tensor in but}
+        self.excluded = {tensor.untyped_storage().data_ptr() for tensor in excluded}
         self.alive: list[Tensor] = []
 
     def see(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.but:
+        if storage.data_ptr() not in self.excluded:
             self.sizes[storage.data_ptr()] = storage.nbytes()
             self.alive.append(tensor)
         return tensor
 
-    def saved(self) -> AbstractContextManager[object]:
-        """Sees what autograd saves for the backward pass."""
+    def hooks(self) -> AbstractContextManager[object]:
+        """Count what autograd saves for the backward pass."""
         return torch.autograd.graph.saved_tensors_hooks(self.see, lambda tensor: tensor)
 
     @property
@@ -56,82 +55,56 @@ class Kept:
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("last_only", [False, True])
-def test_a_layer_keeps_what_is_counted(last_only: bool, recompute: bool) -> None:
+def test_a_layer_saves_the_counted_bytes(last_only: bool, recompute: bool) -> None:
     config = HSTUConfig(dim=10, heads=2, qk_dim=3, v_dim=5, max_length=64, recompute=recompute)
     lengths = (20, 1, 30)
     layer, offsets_B1 = STULayer(config), torch.tensor((0, *lengths)).cumsum(0)
     x_TD = torch.randn(51, 10, requires_grad=True)
-    kept = Kept(layer.parameters())
-    with kept.saved():
+    saved = SavedBytes(layer.parameters())
+    with saved.hooks():
         layer(x_TD, Rows(offsets_B1, 30, 30), Dropout(0.0, 1), last_only=last_only)
-    assert kept.bytes == memory.layer_bytes(config, Load(lengths=lengths, triples=0), 4, last_only=last_only)
+    assert saved.bytes == memory.layer_bytes(config, Load(lengths=lengths, triples=0), 4, last_only=last_only)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("candidate_only", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_forward_pass_keeps_about_what_is_counted(shared: bool, candidate_only: bool, recompute: bool) -> None:
+def test_a_forward_pass_saves_about_the_counted_bytes(shared: bool, candidate_only: bool, recompute: bool) -> None:
     config = laptop()
     hstu = replace(config.hstu, max_length=600, candidate_only=candidate_only, recompute=recompute)
     config = replace(config, hstu=hstu, shared_encoders=shared, rows=(500,) * 11, row_scale=1.0, positions=700)
-    inputs = prepare(histories((380, 580, 550)), config)
-    given: list[Tensor] = []
-    dlrm_v4_inputs._mapped(inputs, lambda tensor: given.append(tensor) or tensor)
+    inputs = prepare(batch_of((380, 580, 550), items=60), config)
+    input_tensors: list[Tensor] = []
+    dlrm_v4_inputs._mapped(inputs, lambda tensor: input_tensors.append(tensor) or tensor)
     model = DLRMv4(config).train()
-    kept = Kept([*model.parameters(), *given])
-    with kept.saved():
+    saved = SavedBytes([*model.parameters(), *input_tensors])
+    with saved.hooks():
         loss = model.loss(inputs)
     for stage in loss._stages._stages:
         for tensor in (*stage.inputs, *stage.cut, *stage.outputs):
-            kept.see(tensor)
+            saved.see(tensor)
     distinct = inputs.entities["item_id"].index_N.numel()
     load = load_of(config, inputs.offsets_B1.diff().tolist(), triples=distinct)
     rows = {name: rows_U.numel() for name, rows_U in inputs.rows.items()}
     last = [candidate_only and index == hstu.layers - 1 for index in range(hstu.layers)]
     layers = sum(memory.layer_bytes(hstu, load, 4, last_only=only) for only in last)
     counted = memory.activations(config, load)["encoders"] + layers + 4 * config.table_dim * sum(rows.values())
-    # Not counted: what has a number for each of the three samples alone.
-    assert counted < kept.bytes < 1.05 * counted
+    # Not counted: tensors with one number per sample.
+    assert counted < saved.bytes < 1.05 * counted
     assert memory.input_bytes(config, load, rows) == pytest.approx(inputs.nbytes, rel=0.001)
-
-
-def histories(lengths: tuple[int, ...]) -> HistoryBatch:
-    """Items from 60, each with one artist and one album."""
-    draw, batch, events = torch.Generator().manual_seed(1), len(lengths), sum(lengths)
-    item_N = torch.randint(0, 60, (events + batch,), generator=draw)
-    by_feature = [item_N, item_N % 20, item_N % 30]
-    values = (
-        [torch.arange(batch)] * len(CONTEXT)
-        + [ids[:events] for ids in by_feature]
-        + [ids[events:] for ids in by_feature]
-    )
-    bags = [(1,) * batch] * len(CONTEXT) + [lengths] * len(HISTORY) + [(1,) * batch] * len(CANDIDATE)
-    features = JaggedFeatures(
-        (*CONTEXT, *HISTORY, *CANDIDATE),
-        torch.cat(values),
-        torch.tensor([0, *(length for feature in bags for length in feature)]).cumsum(0),
-    )
-    return HistoryBatch(
-        features=features,
-        history_offsets_B1=torch.tensor([0, *lengths]).cumsum(0),
-        actions_T=torch.ones(events, dtype=torch.int64),
-        times_T=torch.arange(events),
-        query_times_B=torch.full((batch,), events),
-        labels_B=torch.ones(batch),
-    )
 
 
 def test_the_fullest_moment_is_found() -> None:
     hstu = HSTUConfig(layers=2, dim=10, heads=2, qk_dim=3, v_dim=5, candidate_only=False)
     load, tokens = Load(lengths=(20, 30), triples=0), 50
     # Input, U V Q K, attention; two norms' statistics.
-    kept = 2 * tokens * (10 + 32 + 10) + 2 * 8 * tokens
+    saved = 2 * tokens * (10 + 32 + 10) + 2 * 8 * tokens
     # The output's gradient, that of U V Q K, that of the attention; the concatenation's.
     leaving = 2 * tokens * (10 + 32 + 10) + 2 * tokens * 30
-    assert memory.layer_peak(hstu, load, 2) == (2 * kept, leaving)
+    assert memory.layer_peak(hstu, load, 2) == (2 * saved, leaving)
     # A last layer of the candidate alone is gone when the one before it is on its way back.
-    kept_first, leaving_first = memory.layer_peak(replace(hstu, candidate_only=True), load, 2)
-    assert (kept_first, leaving_first) == (kept, leaving)
+    saved_first, leaving_first = memory.layer_peak(replace(hstu, candidate_only=True), load, 2)
+    assert (saved_first, leaving_first) == (saved, leaving)
     # Layers that keep their input alone compute the rest again one at a time.
     again = 2 * tokens * (32 + 10)
     inputs = 2 * (2 * tokens * 10 + 2 * 8 * tokens)

@@ -23,14 +23,14 @@ def rows_of(lengths: tuple[int, ...] = LENGTHS) -> Rows:
 
 
 def stack(config: HSTUConfig = CONFIG) -> HSTU:
-    """Weights and norms that matter, none of them at its start."""
-    made = HSTU(config).double()
-    made.reset(3, "stack")
+    """A stack whose parameters are not at their initial values."""
+    model = HSTU(config).double()
+    model.reset(3, "stack")
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
-    return made
+    return model
 
 
 def tokens(lengths: tuple[int, ...] = LENGTHS, dim: int = CONFIG.dim) -> Tensor:
@@ -39,8 +39,8 @@ def tokens(lengths: tuple[int, ...] = LENGTHS, dim: int = CONFIG.dim) -> Tensor:
 
 
 def plain_layer(layer: STULayer, x_TD: Tensor, lengths: tuple[int, ...], length: float, dropout: Dropout) -> Tensor:
-    """The layer as it is defined, row by row, for autograd."""
-    config, found = layer.config, []
+    """The definition of the layer, row by row, for autograd."""
+    config, outputs = layer.config, []
     wide, narrow, heads = config.attention_width, config.key_width, config.heads
     kept = keep_mask(dropout, x_TD.shape[0], 3 * wide, "cpu").split(list(lengths)) if dropout.rate else None
     for row, x in enumerate(x_TD.split(list(lengths))):
@@ -54,8 +54,8 @@ def plain_layer(layer: STULayer, x_TD: Tensor, lengths: tuple[int, ...], length:
         z = torch.cat([gate, attended, gate * F.layer_norm(attended, (wide,), weight, bias, config.eps)], 1)
         if kept is not None:
             z = z * kept[row] / (1 - dropout.rate)
-        found.append(x + z @ layer.output_weight)
-    return torch.cat(found)
+        outputs.append(x + z @ layer.output_weight)
+    return torch.cat(outputs)
 
 
 def gradients(out: Tensor, x_TD: Tensor, model: torch.nn.Module) -> list[Tensor]:
@@ -64,8 +64,8 @@ def gradients(out: Tensor, x_TD: Tensor, model: torch.nn.Module) -> list[Tensor]
     return list(torch.autograd.grad((out * weight).sum(), [x_TD, *model.parameters()]))
 
 
-def same(found: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-11) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def same(actual: list[Tensor], expected: list[Tensor], tolerance: float = 1e-11) -> None:
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
@@ -74,59 +74,60 @@ def same(found: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-11) ->
 def test_a_layer_is_its_formula(rate: float, recompute: bool) -> None:
     layer = stack(replace(CONFIG, layers=1, recompute=recompute)).layers[0]
     x_TD, dropout = tokens(), Dropout(rate, 7)
-    found, wanted = layer(x_TD, rows_of(), dropout), plain_layer(layer, x_TD, LENGTHS, CONFIG.max_length, dropout)
-    same([found, *gradients(found, x_TD, layer)], [wanted, *gradients(wanted, x_TD, layer)])
+    actual, expected = layer(x_TD, rows_of(), dropout), plain_layer(layer, x_TD, LENGTHS, CONFIG.max_length, dropout)
+    same([actual, *gradients(actual, x_TD, layer)], [expected, *gradients(expected, x_TD, layer)])
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("scale", ["fixed", "batch-max"])
-@pytest.mark.parametrize("lengths", [LENGTHS, (1,), (3, 3)])
+@pytest.mark.parametrize(
+    ("lengths", "scale", "recompute"),
+    [(LENGTHS, "fixed", False), (LENGTHS, "batch-max", True), ((1,), "fixed", True), ((3, 3), "batch-max", False)],
+)
 def test_the_last_token_alone_is_the_same(lengths: tuple[int, ...], scale: str, recompute: bool) -> None:
-    """With dropout too: what is dropped of a token does not depend on which others are computed."""
+    """Also with dropout, which for a token does not depend on which others are computed."""
     config = replace(CONFIG, attention_scale=scale, recompute=recompute)  # type: ignore[arg-type]
     full, last = stack(config), stack(replace(config, candidate_only=True))
     x_TD, rows, moment = tokens(lengths), rows_of(lengths), Moment(1, 2)
-    wanted, found = full(x_TD, rows, moment), last(x_TD, rows, moment)
-    assert found.shape == (len(lengths), config.dim)
-    same([found, *gradients(found, x_TD, last)], [wanted, *gradients(wanted, x_TD, full)], 1e-12)
+    expected, actual = full(x_TD, rows, moment), last(x_TD, rows, moment)
+    assert actual.shape == (len(lengths), config.dim)
+    same([actual, *gradients(actual, x_TD, last)], [expected, *gradients(expected, x_TD, full)], 1e-12)
 
 
 @pytest.mark.parametrize("candidate_only", [False, True])
-def test_recomputing_changes_no_bit(candidate_only: bool) -> None:
-    found = []
+def test_recomputation_changes_no_bit(candidate_only: bool) -> None:
+    results = []
     for recompute in (False, True):
         model = stack(replace(CONFIG, candidate_only=candidate_only, recompute=recompute)).float()
         x_TD = tokens().detach().float().requires_grad_()
         out = model(x_TD, rows_of(), Moment(1, 2))
-        found.append([out, *gradients(out, x_TD, model)])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        results.append([out, *gradients(out, x_TD, model)])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-def kept_numbers(config: HSTUConfig) -> int:
+def saved_numbers(config: HSTUConfig) -> int:
     sizes: list[int] = []
 
-    def keep(tensor: Tensor) -> Tensor:
+    def save(tensor: Tensor) -> Tensor:
         sizes.append(tensor.numel())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         stack(config)(tokens(), rows_of(), Moment())
     return sum(sizes)
 
 
-def test_recomputing_keeps_less() -> None:
-    saved = kept_numbers(CONFIG) - kept_numbers(replace(CONFIG, recompute=True))
+def test_recomputation_saves_fewer_activations() -> None:
+    saved = saved_numbers(CONFIG) - saved_numbers(replace(CONFIG, recompute=True))
     assert saved == CONFIG.layers * sum(LENGTHS) * (CONFIG.uvqk_width + CONFIG.attention_width)
 
 
-def test_a_row_does_not_see_its_neighbours_but_for_the_scale() -> None:
+def test_other_rows_matter_only_for_the_scale() -> None:
     alone, mates = (9,), (9, 30)
     x_TD = tokens(mates).detach()
     for scale, equal in (("fixed", True), ("batch-max", False)):
         model = stack(replace(CONFIG, attention_scale=scale, dropout=0.0))  # type: ignore[arg-type]
-        wanted = model(x_TD[:9], rows_of(alone), Moment())
-        found = model(x_TD, rows_of(mates), Moment())[:1]
-        assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12) == equal
+        expected = model(x_TD[:9], rows_of(alone), Moment())
+        actual = model(x_TD, rows_of(mates), Moment())[:1]
+        assert torch.allclose(actual, expected, rtol=1e-12, atol=1e-12) == equal
 
 
 def test_a_part_is_scaled_by_the_whole_batch() -> None:
@@ -137,7 +138,7 @@ def test_a_part_is_scaled_by_the_whole_batch() -> None:
     torch.testing.assert_close(part, whole[:1], rtol=1e-12, atol=1e-12)
 
 
-def test_what_is_dropped_follows_from_seed_step_part_and_layer() -> None:
+def test_dropout_is_a_function_of_seed_step_part_and_layer() -> None:
     seeds = {
         Moment(seed, step, part).dropout(0.1, layer, STU).seed
         for seed in range(3)
@@ -160,6 +161,6 @@ def test_parameters_are_counted() -> None:
 
 
 @pytest.mark.parametrize("change", [{"layers": 0}, {"dropout": 1.0}, {"eps": 0.0}, {"max_length": 0}, {"heads": -1}])
-def test_what_cannot_be_is_refused(change: dict[str, float]) -> None:
+def test_invalid_configs_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         replace(CONFIG, **change)  # type: ignore[arg-type]
