@@ -16,7 +16,7 @@ from recperf.workloads.micro_dlrm.config import default
 SMALL = DLRMConfig(features=("a", "b"), rows=(5, 7), dim=4, bottom=(3, 4), top=(6, 1))
 
 
-def test_the_micro_model_has_the_seed_models_sizes() -> None:
+def test_the_micro_model_has_the_published_sizes() -> None:
     model = DLRM(default().model)
     assert [tuple(layer.weight.shape) for layer in model.bottom.layers] == [(8, 16), (8, 8)]
     assert [tuple(layer.weight.shape) for layer in model.top.layers] == [(32, 32), (16, 32), (1, 16)]
@@ -26,7 +26,7 @@ def test_the_micro_model_has_the_seed_models_sizes() -> None:
 
 
 @pytest.mark.parametrize("interaction", ["concat", "dot"])
-def test_one_id_a_bag_gives_the_same_as_bags(interaction: str) -> None:
+def test_one_id_per_bag_gives_the_same_as_bags(interaction: str) -> None:
     model = DLRM(replace(SMALL, interaction=interaction), seed=1)
     ids = torch.tensor([[1, 4, 0], [6, 0, 2]])
     dense = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
@@ -44,24 +44,12 @@ def test_bags_are_summed_and_empty_bags_are_zero() -> None:
     torch.testing.assert_close(pooled["b"], torch.stack([b[3], torch.zeros(4)]))
 
 
-def test_all_bags_empty() -> None:
-    model = DLRM(SMALL, seed=1)
-    features = JaggedFeatures.from_bags(("a", "b"), [[[], []], [[], []]])
-    assert model(torch.zeros(2, 3), features).shape == (2,)
-
-
-def test_initial_weights_depend_on_the_name_not_on_what_else_is_there() -> None:
+def test_initial_weights_depend_on_the_seed_and_the_name_alone() -> None:
     wide = DLRM(replace(SMALL, features=("b", "a"), rows=(7, 5)), seed=3)
     narrow = DLRM(SMALL, seed=3)
     assert torch.equal(wide.embeddings.table("a"), narrow.embeddings.table("a"))
     assert not torch.equal(DLRM(SMALL, seed=4).embeddings.table("a"), narrow.embeddings.table("a"))
     assert not narrow.embeddings.table("a")[0].any()
-
-
-def test_a_confident_mistake_still_has_a_gradient() -> None:
-    logit = torch.tensor([20.0], requires_grad=True)
-    torch.nn.functional.binary_cross_entropy_with_logits(logit, torch.zeros(1)).backward()
-    assert float(logit.grad) > 0.99
 
 
 def test_published_adapter_has_the_published_signature() -> None:
@@ -77,15 +65,6 @@ def test_published_adapter_has_the_published_signature() -> None:
         model(torch.randn(5, 16), ids[:2], [offsets] * 2)
 
 
-def test_forward_books_its_parts() -> None:
-    model = DLRM(SMALL)
-    clock = StepClock()
-    clock.begin()
-    model(torch.zeros(2, 3), JaggedFeatures.from_ids(("a", "b"), torch.ones(2, 2).long()))
-    _, parts = clock.end()
-    assert {"bottom", "embedding", "interaction", "top"} <= parts.keys()
-
-
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -97,7 +76,7 @@ def test_forward_books_its_parts() -> None:
         ("diagonal", True, "only with interaction dot"),
     ],
 )
-def test_a_wrong_size_names_its_field(field: str, value: object, message: str) -> None:
+def test_an_invalid_size_is_reported_with_its_field(field: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(SMALL, **{field: value})
 
@@ -109,7 +88,7 @@ def test_features_of_another_model_are_refused() -> None:
 
 @pytest.mark.parametrize("interaction", ["concat", "dot", "diagonal"])
 @pytest.mark.parametrize("single", [True, False])
-def test_the_written_out_step_is_autograds(interaction: str, single: bool) -> None:
+def test_the_written_out_step_equals_autograd(interaction: str, single: bool) -> None:
     kind = "concat" if interaction == "concat" else "dot"
     model = DLRM(replace(SMALL, interaction=kind, diagonal=interaction == "diagonal", table_init_std=0.5), seed=1)
     draw = torch.Generator().manual_seed(2)
@@ -120,16 +99,16 @@ def test_the_written_out_step_is_autograds(interaction: str, single: bool) -> No
     labels = torch.tensor([1.0, 0.0, 1.0, 1.0])
     batch = ClickBatch(torch.randn(4, 3, generator=draw), features, labels)
     gradients = []
-    for way in (model.plain_loss, model.loss):
+    for loss_of in (model.plain_loss, model.loss):
         model.zero_grad()
-        loss = way(batch)
+        loss = loss_of(batch)
         loss.backward()
         gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     for plain, written in zip(*gradients):
         torch.testing.assert_close(written, plain, rtol=1e-5, atol=1e-6)
 
 
-def test_the_backward_pass_books_its_parts() -> None:
+def test_every_part_of_both_passes_has_a_span() -> None:
     model = DLRM(SMALL)
     features = JaggedFeatures.from_ids(("a", "b"), torch.ones(2, 2).long())
     batch = ClickBatch(torch.zeros(2, 3), features, torch.zeros(2))
@@ -137,4 +116,5 @@ def test_the_backward_pass_books_its_parts() -> None:
     clock.begin()
     model.loss(batch).backward()
     _, parts = clock.end()
-    assert {f"{name}_backward" for name in ("loss", "top", "interaction", "embedding", "bottom")} <= parts.keys()
+    names = {"loss", "top", "interaction", "embedding", "bottom"}
+    assert parts.keys() - {"other"} == names | {f"{name}_backward" for name in names}

@@ -28,7 +28,7 @@ def model(bag: str = "reference", rows: int = 97, dim: int = 8) -> tuple[DLRM, H
     return DLRM(config, seed=1, embeddings=table), table
 
 
-def test_ids_go_where_the_hash_sends_them_with_a_seed_a_feature() -> None:
+def test_ids_are_hashed_with_a_seed_per_feature() -> None:
     _, table = model()
     features = JaggedFeatures.from_bags(KEYS, [[[7, -1]], [[7]], [[]]])
     assert table.rows_of(features).tolist() == [rows_int(7, 3, 97), rows_int(-1, 3, 97), rows_int(7, 4, 97)]
@@ -43,8 +43,8 @@ def test_one_table_is_shared_and_its_bytes_are_counted_once() -> None:
 
 @pytest.mark.parametrize("adagrad", [True, False])
 @pytest.mark.parametrize("clip", [0.0, 0.05])
-def test_sparse_steps_are_those_of_a_dense_table(adagrad: bool, clip: float) -> None:
-    """Against autograd on an ordinary parameter, with the optimizer written out on whole tensors."""
+def test_sparse_steps_equal_those_of_a_dense_table(adagrad: bool, clip: float) -> None:
+    """Compare with autograd on an ordinary parameter and the optimizer written out on whole tensors."""
     net, table = model()
     dense = AdamW([(net.dense_parameters(), 0.01)])
     optimizer = SplitOptimizer(dense, SparseRows(table, adagrad=adagrad, decay=0.0), table_ratio=2.0, clip=clip)
@@ -53,15 +53,15 @@ def test_sparse_steps_are_those_of_a_dense_table(adagrad: bool, clip: float) -> 
     state = torch.zeros(97)
     other_dense = torch.optim.AdamW(other.dense_parameters(), weight_decay=0.01, fused=True)
     for step in range(4):
-        given = batch(step)
-        net.loss(given).backward()
+        sample = batch(step)
+        net.loss(sample).backward()
         optimizer.step(1e-2)
-        rows = other_table.rows_of(given.features)
+        rows = other_table.rows_of(sample.features)
         pooled = torch.nn.functional.embedding_bag(
-            rows, weight, given.features.offsets_FB1, mode="sum", include_last_offset=True
+            rows, weight, sample.features.offsets_FB1, mode="sum", include_last_offset=True
         ).view(3, -1, 8)
-        met = torch.cat([other.bottom(given.dense_BD), *pooled.unbind(0)], 1)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(other.top(met).squeeze(1), given.labels_B)
+        vectors = torch.cat([other.bottom(sample.dense_BD), *pooled.unbind(0)], 1)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(other.top(vectors).squeeze(1), sample.labels_B)
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_([*other.dense_parameters(), weight], clip)
@@ -80,16 +80,15 @@ def test_sparse_steps_are_those_of_a_dense_table(adagrad: bool, clip: float) -> 
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def stepper(net: DLRM, table: HashedTable) -> SplitOptimizer:
+    return SplitOptimizer(AdamW([(net.dense_parameters(), 0.0)]), SparseRows(table, adagrad=True, decay=0.1))
+
+
 def test_native_and_reference_train_alike() -> None:
     tables = []
     for bag in ("reference", "auto"):
         net, table = model(bag)
-        optimizer = SplitOptimizer(
-            AdamW([(net.dense_parameters(), 0.0)]),
-            SparseRows(table, adagrad=True, decay=0.1),
-            table_ratio=1.0,
-            clip=0.0,
-        )
+        optimizer = stepper(net, table)
         for step in range(5):
             net.loss(batch(step)).backward()
             optimizer.step(1e-2)
@@ -97,27 +96,22 @@ def test_native_and_reference_train_alike() -> None:
     torch.testing.assert_close(tables[0], tables[1], rtol=1e-4, atol=1e-5)
 
 
-def test_state_goes_through_a_save() -> None:
+def test_a_saved_state_continues_the_training() -> None:
     net, table = model()
-    optimizer = SplitOptimizer(
-        AdamW([(net.dense_parameters(), 0.0)]), SparseRows(table, adagrad=True, decay=0.0), table_ratio=1.0, clip=0.0
-    )
+    optimizer = stepper(net, table)
     net.loss(batch(0)).backward()
     optimizer.step(1e-2)
     again, again_table = model()
-    other = SplitOptimizer(
-        AdamW([(again.dense_parameters(), 0.0)]), SparseRows(again_table, adagrad=True, decay=0.0),
-        table_ratio=1.0, clip=0.0,
-    )  # fmt: skip
+    resumed = stepper(again, again_table)
     again.load_state_dict(net.state_dict())
-    other.load_state_dict(optimizer.state_dict())
-    for one, its in ((net, optimizer), (again, other)):
+    resumed.load_state_dict(optimizer.state_dict())
+    for one, its_optimizer in ((net, optimizer), (again, resumed)):
         one.loss(batch(1)).backward()
-        its.step(1e-2)
+        its_optimizer.step(1e-2)
     assert torch.equal(table.table_RD, again_table.table_RD)
 
 
-def test_huge_pages_are_asked_for_only_where_they_can_be() -> None:
+def test_huge_pages_are_requested_for_large_tensors_only() -> None:
     assert ask_for_huge_pages(torch.empty(10)) is False
     assert isinstance(ask_for_huge_pages(torch.empty(8 << 20)), bool)
 
