@@ -69,19 +69,21 @@ def _load_plain_csv(connection: Any, source: Source, buffer: int, progress: Prog
 
 
 def _count_delimiters(source: Source, buffer: int) -> int | None:
-    """Count the delimiters of a file, or answer None if it has a quote character."""
-    delimiter, count, tail = source.delimiter.encode(), 0, b""
+    """Count the delimiters of a file, or answer None if it has a quote character or several kinds of line endings."""
+    delimiter, tail = source.delimiter.encode(), b""
+    counts = dict.fromkeys((b"\r", b"\n", b"\r\n", delimiter), 0)
     try:
         with source.open() as file:
             while block := file.read(buffer):
                 if b'"' in block:
                     return None
-                block = tail + block
-                count += block.count(delimiter)
-                tail = block[len(block) - len(delimiter) + 1 :]
+                for mark in counts:
+                    counts[mark] += (tail + block if len(mark) > 1 else block).count(mark)
+                tail = block[-max(1, len(delimiter) - 1) :]
     except READ_ERRORS as error:
         raise unreadable(source.path, error) from None
-    return count
+    endings = {counts[b"\r"], counts[b"\n"], counts[b"\r\n"]}
+    return counts[delimiter] if len(endings) == 1 or 0 in (counts[b"\r"], counts[b"\n"]) else None
 
 
 def _run(connection: Any, query: str, source: Source, progress: Progress) -> None:
