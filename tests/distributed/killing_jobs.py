@@ -1,4 +1,4 @@
-"""What ends a rank in tests of resuming; each function arms one thing on one rank and returns."""
+"""Kill a rank at a chosen moment; each function installs a hook on one rank and returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recperf import points
 
 
 def at_point(rank: int, on: int, point: str, nth: int) -> None:
-    """At a named moment."""
+    """Kill the rank when it reaches a named point for the nth time."""
     seen = [0]
 
     def listen(name: str) -> None:
@@ -23,7 +23,7 @@ def at_point(rank: int, on: int, point: str, nth: int) -> None:
 
 
 def in_call(rank: int, on: int, function: str, nth: int) -> None:
-    """At a call of a function of `os`, before it takes effect."""
+    """Kill the rank at the nth call of a function of `os`, before the call takes effect."""
     original: Any = getattr(os, function)
     seen = [0]
 

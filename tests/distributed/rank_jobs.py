@@ -1,4 +1,4 @@
-"""What ranks do in tests; every function is called on each of them."""
+"""Jobs of ranks in tests; every function runs on each rank."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def make(world: World, sharding: str, all_to_all: str = "fp32", placement: str =
 
 
 def uses(step: int, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Rows and their gradient; other ranks use some of the same rows."""
+    """Rows that a rank uses in a step, and their gradient; ranks share some rows."""
     draw = torch.Generator().manual_seed(100 * step + rank)
     rows = {name: torch.randperm(count, generator=draw)[: 9 + rank] for name, count in small().table_rows.items()}
     return rows, {name: torch.randn(len(ids), 16, generator=draw) for name, ids in rows.items()}
 
 
 def trained(world: World, sharding: str, all_to_all: str = "fp32") -> dict[str, Any]:
-    """Tables before and after some updates, and what was looked up on the way."""
+    """Tables before and after some updates, and the rows looked up in between."""
     tables = make(world, sharding, all_to_all)
     first, seen = whole(tables), []
     for step in range(STEPS):
@@ -65,7 +65,7 @@ def trained(world: World, sharding: str, all_to_all: str = "fp32") -> dict[str, 
 
 
 def alone(ranks: int, config: DLRMv4Config | None = None) -> tuple[DLRMv4Tables, list[dict[str, Tensor]]]:
-    """The same by one process, and what each step looked up of all rows."""
+    """The same in a single process, and the tables before each step."""
     tables, before = DLRMv4Tables(config or small(), seed=SEED), []
     for step in range(STEPS):
         used = [uses(step, rank) for rank in range(ranks) if not (step == 1 and rank == 1)]
@@ -120,7 +120,7 @@ def _predicted(trial: Any) -> tuple[Tensor, Tensor]:
 
 
 def fails(rank: int, at: int, how: str, on: int = 1) -> None:
-    """Something happens to a rank at a step."""
+    """Kill, stop or fail a rank at a step."""
     step, seen = RankStep.__call__, [0]
 
     def failing(self: RankStep, *words: Any) -> Any:
@@ -138,7 +138,7 @@ def fails(rank: int, at: int, how: str, on: int = 1) -> None:
 
 
 def fails_inside(rank: int, at: int, how: str, on: int = 1) -> None:
-    """A rank stands still, or has no memory, in the middle of a step."""
+    """A rank hangs or runs out of memory in the middle of a step."""
     name = {"hang": "update", "memory": "lookup"}[how]
     original, seen = getattr(TorchRecTables, name), [0]
 
@@ -164,7 +164,7 @@ def events(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Slow:
-    """Batches that take long to come."""
+    """Batches that arrive late."""
 
     order: Any
     seconds: float

@@ -1,4 +1,4 @@
-"""Runs a function of rank_jobs, or of another module (module.function), as several ranks: forks of one warm process."""
+"""Runs a function of rank_jobs, or module.function, as several ranks: forks of one process that has all imports."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ needs_torchrec = pytest.mark.skipif(
 )
 CONTEXT = multiprocessing.get_context("forkserver")
 SERVER = forkserver.ForkServer()
-"""A server of its own: tests elsewhere have one too, and the common one would be warm for whoever came first."""
+"""A separate fork server: tests elsewhere have another one, with other imports."""
 SERVER.set_forkserver_preload(["rank_warm"])
 SECONDS = 120.0
 
 
 @functools.cache
 def home() -> Path:
-    """The ranks' cache folder, made together with the fork server."""
+    """The cache folder of the ranks, made together with the fork server."""
     folder = Path(tempfile.mkdtemp(prefix="recperf-ranks-home-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # The server imports by name what it preloads, and knows no path but the environment's.
+    # The server imports what it preloads by name, along the path of the environment.
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, {"PYTHONPATH": path, "RECPERF_HOME": str(folder), "OMP_NUM_THREADS": "1"}):
         SERVER.ensure_running()
@@ -61,7 +61,7 @@ def _main(job: str, rank: int, size: int, meeting: str, pipe: Any, packed: bytes
     world = enter(Ranks(rank=rank, size=size, local_rank=rank, local_size=size))
     try:
         world.join("cpu", 60, init_method=f"file://{meeting}")
-        # As bytes: tensors sent as such are shared, and gone when the rank is.
+        # As bytes: tensors would be sent as shared memory, which goes away with the rank.
         pipe.send_bytes(pickle.dumps((True, work(world, **arguments))))
         world.barrier()
     except BaseException:
@@ -70,7 +70,7 @@ def _main(job: str, rank: int, size: int, meeting: str, pipe: Any, packed: bytes
 
 
 def run_ranks(size: int, job: str, **arguments: Any) -> list[Any]:
-    """What the job gave on each rank."""
+    """The results of the job, by rank."""
     packed = pickle.dumps({"home": home(), **arguments})
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
@@ -87,14 +87,14 @@ def run_ranks(size: int, job: str, **arguments: Any) -> list[Any]:
             found.append(pickle.loads(ours.recv_bytes()))
         for process, _ in ranks:
             process.join()
-    # The first fault, not that of a rank which only lost the others.
+    # The first fault, not that of a rank that only lost the others.
     faults = [text for fine, text in found if not fine]
     assert not faults, min(faults, key=lambda text: "onnection" in text)
     return [value for _, value in found]
 
 
 def start(size: int, words: list[str], folder: Path, *, trouble: str = "", **more: Any) -> list[Any]:
-    """The command `recperf run` as several ranks; their processes. Each writes what it says to rank-<r>.log."""
+    """Start `recperf run` as several ranks and return their processes. Each prints to rank-<r>.log."""
     home()
     meeting = folder / "meeting"
     found = []

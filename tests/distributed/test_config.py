@@ -1,3 +1,5 @@
+"""The options of several ranks."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -17,12 +19,12 @@ def test_overrides_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("item_id=diagonal", "data-parallel"), ("item_id", "table=value"), ("=row", "table=value"),
-     ("uid=row,uid=table", "named twice"), ("uid=table-row", "row, column, table")],
+     ("uid=row,uid=table", "listed twice"), ("uid=table-row", "row, column, table")],
 )  # fmt: skip
-def test_an_unknown_sharding_names_the_known_ones(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_unknown_sharding_names_the_known_ones(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         DistributedConfig(sharding=text)
 
 
@@ -42,9 +44,9 @@ def test_an_unknown_table_names_the_known_ones() -> None:
     assert "album_id" in caught.value.where["known"]
 
 
-def test_a_resumed_run_may_be_divided_otherwise() -> None:
+def test_a_resumed_run_may_be_sharded_differently() -> None:
     other = replace(laptop(), distributed=DistributedConfig(sharding="uid=row", timeout_s=9, pipeline=False))
     assert fixed_fields(other) == fixed_fields(laptop())
-    # What is sent changes numbers.
+    # The precision of messages changes results.
     half = replace(laptop(), distributed=DistributedConfig(all_to_all="fp16"))
     assert fixed_fields(half) != fixed_fields(laptop())

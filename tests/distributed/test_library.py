@@ -1,3 +1,5 @@
+"""TorchRec missing, broken or working."""
+
 from __future__ import annotations
 
 import importlib
@@ -12,7 +14,7 @@ from recperf.distributed import library
 from recperf.errors import MachineError
 
 
-def test_without_torchrec_one_is_told_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torchrec_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
@@ -22,7 +24,7 @@ def test_without_torchrec_one_is_told_how_to_install_it(monkeypatch: pytest.Monk
     assert "make setup-distributed" in str(caught.value.fix)
 
 
-def test_a_build_for_another_torch_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_for_another_torch_fails_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Any:
         raise OSError("fbgemm_gpu_py.so: undefined symbol: _ZN2at\nand more")
 
@@ -31,14 +33,14 @@ def test_a_build_for_another_torch_does_not_load(monkeypatch: pytest.MonkeyPatch
         library.require_torchrec()
 
 
-def test_doctor_does_not_miss_what_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrec_is_optional_for_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    found = doctor.distributed()
-    assert (found.state, found.fix) == (doctor.OPTIONAL, library.FIX)
+    check = doctor.distributed()
+    assert (check.state, check.fix) == (doctor.OPTIONAL, library.FIX)
 
 
 @needs_torchrec
-def test_doctor_runs_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_runs_an_fbgemm_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.distributed().state == doctor.OK
     import torch
 

@@ -1,4 +1,4 @@
-"""A window that ranks take together: the slow one is named, and waiting for it is told from moving bytes."""
+"""Profiles of several ranks: the slow rank is named, and waiting for it is separated from moving bytes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from recperf.measure.trace.merge import inspect
 from recperf.runs.result import fault
 
 SLEEP_MS = 250.0
-"""Much more than anything else in these steps takes, on a busy machine too."""
+"""Much longer than anything else in these steps, also on a busy machine."""
 
 
 @needs_torchrec
-def test_the_rank_that_is_slow_is_named_and_waiting_for_it_is_late() -> None:
+def test_the_slow_rank_is_named_and_waiting_for_it_is_late() -> None:
     first, second = run_ranks(2, "window", config=config(), steps=5, slow=1, seconds=SLEEP_MS / 1e3)
-    # Both have the window of all.
+    # Both ranks have the window of all.
     assert first["communication"] == second["communication"]
     found = first["communication"]
     fast, slow = found["each"]
@@ -35,13 +35,13 @@ def test_the_rank_that_is_slow_is_named_and_waiting_for_it_is_late() -> None:
     for row in (fast, slow):
         assert row["own_ms"] + row["exposed_ms"] == pytest.approx(row["step_ms"])
         assert row["late_ms"] + row["moving_ms"] == pytest.approx(row["exposed_ms"])
-    # The lookup's exchange is the first one, so it is there that the other waits.
+    # The exchange of the lookup is the first one, so the other rank waits there.
     rows = {row["part"]: row for row in found["collectives"]}
     assert rows.keys() == {"embedding", "reduce", "sparse_update"}
     assert max(rows, key=lambda part: rows[part]["late_ms"]) == "embedding"
     assert rows["embedding"]["awaited_rank"] == 1
     assert all(row["bytes"] > 0 and row["moving_ms"] > 0 for row in rows.values())
-    # The budget is that of the slow rank, whose data is what takes long, and sums to the step.
+    # The budget is that of the slow rank, and sums to the step.
     parts = {part["name"]: part for part in first["components"]}
     assert parts["data"]["ms"]["p50"] >= SLEEP_MS
     assert parts["embedding_exchange"]["phase"] == "communication"
@@ -60,7 +60,7 @@ def taken(folder: Path, verb: str, *more: str, **how: Any) -> Path:
 
 
 @needs_torchrec
-def test_a_profile_of_two_ranks_keeps_a_trace_each_which_merge(
+def test_a_profile_of_two_ranks_has_a_trace_each_which_merge(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = taken(tmp_path, "profile", "--trace", "--steps", "5", trouble="sleeps", seconds=SLEEP_MS / 1e3)
@@ -95,6 +95,6 @@ def test_a_run_of_two_ranks_ends_with_the_window_of_both(tmp_path: Path) -> None
     assert main(["report", str(run), "--out", str(tmp_path / "again.html")]) == 0
 
 
-def test_what_ranks_cannot_profile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_options_for_a_single_process_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "dlrm-v4", "--ranks", "2", "--try-fixes"]) == 2
     assert "for one process" in capsys.readouterr().err

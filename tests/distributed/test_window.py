@@ -1,4 +1,4 @@
-"""What is made of the readings of several ranks, and of their clocks."""
+"""The window of several ranks: the slowest rank, waits, and clocks."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ MS = 1_000_000
 def rank(
     came: float, *, ahead: float = 0.0, host: str = "one", own: float | None = None, steps: int = 5
 ) -> RankReadings:
-    """Steps of a rank that comes to one reduction so many ms after a step began, and has its sum at 30 ms.
-
-    The step ends 10 ms later. Its own clock is `ahead`.
-    """
-    found = []
+    """Steps of a rank that reaches one reduction `came` ms after the step began and has the sum at 30 ms; the step ends
+    10 ms later. Its own clock is `ahead`."""
+    collectives = []
     for step in range(steps):
         begin = 100 * step + ahead
         moments = [round((begin + ms) * MS) for ms in (came, came, 30.0)]
-        found.append([Wait(step + 1, "all_reduce", "reduce", *moments, 4096)])
+        collectives.append([Wait(step + 1, "all_reduce", "reduce", *moments, 4096)])
     waits = round((30.0 - came) * MS)
     reading = (40 * MS, {"data": 40 * MS - waits, "reduce_exchange": waits})
-    return RankReadings([reading] * steps, [39 * MS] * steps, found, Clock(host, round(ahead * MS), 0))
+    return RankReadings([reading] * steps, [39 * MS] * steps, collectives, Clock(host, round(ahead * MS), 0))
 
 
-def test_the_rank_that_comes_last_is_the_slowest_and_its_wait_is_for_bytes() -> None:
+def test_the_last_rank_to_arrive_is_the_slowest_and_waits_only_for_bytes() -> None:
     found = summarize([rank(5.0), rank(25.0), rank(10.0)])
     assert found["slowest"] == 1
     assert [row["own_ms"] for row in found["each"]] == pytest.approx([15.0, 35.0, 20.0])
@@ -54,14 +52,14 @@ def test_the_rank_that_comes_last_is_the_slowest_and_its_wait_is_for_bytes() -> 
     assert row["exposed_ms"] == pytest.approx(found["exposed_ms"])
 
 
-def test_a_clock_that_is_ahead_changes_nothing() -> None:
+def test_a_clock_offset_changes_nothing() -> None:
     alike, ahead = summarize([rank(5.0), rank(25.0)]), summarize([rank(5.0), rank(25.0, ahead=1e6, host="two")])
     assert ahead["hosts"] == 2
     assert {**ahead, "hosts": 1} == alike
 
 
-def test_a_hiccup_names_nobody() -> None:
-    """One step in five in which the faster rank stood still."""
+def test_one_slow_step_does_not_make_a_rank_the_slowest() -> None:
+    """One step in five in which the faster rank was stopped."""
     ranks = [rank(5.0), rank(25.0)]
     ranks[0].clocked[2] = (5000 * MS, {"data": 5000 * MS})
     found = summarize(ranks)
@@ -71,7 +69,7 @@ def test_a_hiccup_names_nobody() -> None:
 
 
 @pytest.mark.parametrize(("queued", "why"), [(True, QUEUED), (False, APART)])
-def test_what_cannot_be_told_apart_is_not(queued: bool, why: str) -> None:
+def test_waits_that_cannot_be_separated_are_not(queued: bool, why: str) -> None:
     ranks = [rank(5.0), rank(25.0)]
     if not queued:
         ranks[1].waits[3].pop()
@@ -113,13 +111,13 @@ def test_the_verdict_names_the_slowest_rank_and_the_exposed_communication() -> N
     ("ranks", "threads", "cores", "parts"),
     [(2, 1, 2, 2), (4, 1, 2, 2), (2, 2, 2, 1), (2, 8, 64, 2), (16, 4, 32, 8), (2, 4, 2, 1)],
 )
-def test_a_rank_has_its_threads_part_of_the_cores(ranks: int, threads: int, cores: int, parts: int) -> None:
-    """More ranks than cores take turns: one of them may still have a core for itself."""
+def test_a_rank_gets_the_share_of_its_threads(ranks: int, threads: int, cores: int, parts: int) -> None:
+    """More ranks than cores take turns, so one of them still has a core for itself."""
     assert ceiling_shares(ranks, threads, cores) == parts
 
 
 @needs_torchrec
-def test_clocks_of_hosts_are_compared() -> None:
+def test_clock_offsets_between_hosts_are_measured() -> None:
     """A rank that claims another host, with a clock 3 s ahead; and two that share one."""
     first, second = run_ranks(2, "clocks", ahead_ns=3 * 10**9)
     assert first["apart"] == (0, 0)
@@ -130,12 +128,12 @@ def test_clocks_of_hosts_are_compared() -> None:
 
 
 @needs_torchrec
-def test_ranks_begin_a_step_at_the_same_moment_however_late_one_comes() -> None:
-    """The second comes late, and hears 60 ms after the first that all have come: from a barrier it would leave so."""
+def test_ranks_begin_a_step_at_the_same_moment_even_if_one_is_late() -> None:
+    """The second rank is late, and learns 60 ms after the first that all have arrived, as it may in a barrier."""
     first, second = run_ranks(2, "starts", late=0.06, margin=0.1)
     for (came, left), (other_came, other_left) in zip(first, second):
         assert min(left, other_left) >= max(came, other_came)
-    # One round or two may meet a busy core.
+    # The median, since a round may hit a busy core.
     assert statistics.median(abs(left - other) for (_, left), (_, other) in zip(first, second)) < 30 * MS
 
 
@@ -177,7 +175,7 @@ class Order:
 
 
 @needs_torchrec
-def test_a_window_of_dlrm_tells_its_collectives_apart() -> None:
+def test_a_window_of_dlrm_lists_its_collectives() -> None:
     config = dlrm("sgd", "t1=row,t2=table,t3=data-parallel")
     first, second = run_ranks(2, "click_jobs.window", config=config, steps=5)
     found = first["communication"]

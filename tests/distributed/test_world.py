@@ -1,3 +1,5 @@
+"""Ranks: who this process is, how ranks meet, and that a single process sends nothing."""
+
 from __future__ import annotations
 
 import time
@@ -16,7 +18,7 @@ from recperf.errors import UsageError
 from recperf.train.metrics import Tally
 
 
-def test_without_torchrun_one_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchrun_there_is_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert World.from_environment() == World()
@@ -25,7 +27,7 @@ def test_without_torchrun_one_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert World.from_environment().size == 1
 
 
-def test_torchrun_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_read_from_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
     world = World.from_environment()
@@ -35,32 +37,29 @@ def test_torchrun_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
         World.from_environment()
 
 
-def test_alone_nothing_is_sent() -> None:
+def test_a_single_process_sends_nothing() -> None:
     world, tally = Ranks(), Tally()
     world.join("cpu", 1)
     assert not torch.distributed.is_initialized()
     tally.add(torch.tensor([1.0, -1.0]), torch.tensor([1.0, 1.0]))
     assert world.merge_tally(tally).metrics() == tally.metrics()
-    assert (world.maximum(3), world.broadcast("x"), world.any_true(False), world.any_true(True)) == (
-        3,
-        "x",
-        False,
-        True,
-    )
+    assert world.maximum(3) == 3
+    assert world.broadcast("x") == "x"
+    assert [world.any_true(flag) for flag in (False, True)] == [False, True]
     assert world.leader_first(lambda: 7) == world.on_leader(lambda: 7) == 7
 
 
 def test_ranks_that_do_not_meet(tmp_path: Path) -> None:
-    with pytest.raises(RendezvousError, match=r"the ranks did not meet within 0\.1 s") as found:
+    with pytest.raises(RendezvousError, match=r"the ranks did not meet within 0\.1 s") as caught:
         World(rank=0, size=2).join("cpu", 0.1, init_method=f"file://{tmp_path / 'meeting'}")
-    assert found.value.where["cause"] == "rank 1 did not come"
-    assert "GLOO_SOCKET_IFNAME" in str(found.value.fix)
-    assert "docs/launching.md" in str(found.value.fix)
+    assert caught.value.where["cause"] == "rank 1 did not come"
+    assert "GLOO_SOCKET_IFNAME" in str(caught.value.fix)
+    assert "docs/launching.md" in str(caught.value.fix)
     assert not distributed.is_initialized()
 
 
-def test_ranks_started_again_meet_in_a_round_of_their_own() -> None:
-    """The store has what the ranks before them left, and they come one after the other."""
+def test_restarted_ranks_meet_in_a_new_round() -> None:
+    """The store still has the keys of the previous ranks, and the new ones arrive one after the other."""
     store, rounds = distributed.HashStore(), []  # type: ignore[attr-defined]
 
     def meet(rank: int) -> str:
@@ -69,18 +68,18 @@ def test_ranks_started_again_meet_in_a_round_of_their_own() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         for _ in range(3):
-            (found,) = set(pool.map(meet, range(3)))
-            rounds.append(found)
+            (name,) = set(pool.map(meet, range(3)))
+            rounds.append(name)
     assert len(set(rounds)) == 3
-    # One that went again is not counted among those that are there.
+    # A rank that has left again does not count.
     with pytest.raises(TimeoutError, match="is gone"):
         agree_on_round(store, 0, 3, 0.2)
 
 
 @needs_torchrec
-def test_ranks_with_another_config_or_other_data_are_named_by_all() -> None:
+def test_a_different_config_or_other_data_is_an_error_on_all_ranks() -> None:
     config, data = zip(*run_ranks(2, "rank_states.unlike"))
-    (told,) = set(config)
-    assert told == ("ConfigError", "rank 1 has train.batch_size 65, rank 0 has 64", "train.batch_size", True)
-    (told,) = set(data)
-    assert told == ("DataError", "rank 1 has other data than rank 0", "digest 1", True)
+    (error,) = set(config)
+    assert error == ("ConfigError", "rank 1 has train.batch_size 65, rank 0 has 64", "train.batch_size", True)
+    (error,) = set(data)
+    assert error == ("DataError", "rank 1 has other data than rank 0", "digest 1", True)

@@ -1,1 +1,1 @@
-"""The same models on many devices, and a plan of that before any is rented. Only this room imports torchrec."""
+"""The same models on several ranks, with TorchRec. Only this room imports torchrec."""

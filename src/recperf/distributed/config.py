@@ -1,4 +1,4 @@
-"""What a user may choose about a training on several ranks. Torch-free."""
+"""The options of training on several ranks. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """Only read where a run has several ranks (`recperf run --ranks N`, or torchrun)."""
+    """Options of a run with several ranks (`recperf run --ranks N`, or torchrun); a single process ignores them."""
 
     sharding: str = ""
-    """How tables are divided, as item_id=row,album_id=column; row, column, table or data-parallel, which is a copy on
-    every rank. The planner decides about tables that are not named."""
+    """Sharding of tables, as in item_id=row,album_id=column: row, column, table or data-parallel (copies on all ranks).
+    TorchRec's planner decides for the other tables."""
     placement: str = ""
-    """Where tables lie, as item_id=host; device, host or cached-host, the last two with GPUs only."""
+    """Memory of tables, as in item_id=host: device, host or cached-host; the last two need GPUs."""
     all_to_all: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """What rows and their gradients are sent as."""
+    """Precision in which rows and their gradients are sent."""
     pipeline: bool = True
-    """Send the ids of the next batch while this one is computed. Changes no number."""
+    """Send the ids of the next batch while this one is computed; the results stay the same to the bit."""
     timeout_s: float = 300.0
-    """Seconds a rank waits for the others before it gives up. A save counts: until the slowest rank has written its
-    parts, or looked at them, the others wait, and so they do for what rank 0 alone does of it."""
+    """Seconds that a rank waits for the others before it fails. Ranks also wait for each part of a checkpoint: for the
+    slowest rank to write and verify its shards, and for rank 0 to commit."""
 
     def __post_init__(self) -> None:
         require(self.all_to_all in PRECISIONS, "distributed.all_to_all", self.all_to_all, ", ".join(PRECISIONS))
@@ -38,7 +38,7 @@ class DistributedConfig:
 
     @property
     def shardings(self) -> dict[str, str]:
-        """By table."""
+        """The kind of each table that the user decided."""
         return _pairs("distributed.sharding", self.sharding, SHARDING)
 
     @property
@@ -46,10 +46,10 @@ class DistributedConfig:
         return _pairs("distributed.placement", self.placement, PLACEMENT)
 
     def require_tables(self, tables: Iterable[str]) -> None:
-        """Refuse a table that the model does not have."""
+        """Fail on a table that the model does not have."""
         known = tuple(tables)
-        for field, named in (("sharding", self.shardings), ("placement", self.placements)):
-            for table in named:
+        for field, tables_of_field in (("sharding", self.shardings), ("placement", self.placements)):
+            for table in tables_of_field:
                 if table not in known:
                     guess = closest(table, known)
                     raise ConfigError(
@@ -60,11 +60,11 @@ class DistributedConfig:
 
 
 def _pairs(field: str, text: str, allowed: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        table, equals, value = (word.strip() for word in part.partition("="))
-        if not equals or not table or value not in allowed or table in found:
-            wrong = "is named twice" if table in found else f"wants table=value with {', '.join(allowed)}"
+        table, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not table or value not in allowed or table in pairs:
+            wrong = "is listed twice" if table in pairs else f"must be table=value with one of {', '.join(allowed)}"
             raise ConfigError(f"{field}: {part!r} {wrong}", where={"field": field, "known": ", ".join(allowed)})
-        found[table] = value
-    return found
+        pairs[table] = value
+    return pairs

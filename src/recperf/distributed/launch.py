@@ -40,15 +40,15 @@ def require_ranks(world: World, requested: int, workload: str, has_ranks: bool) 
 
 def rank_arguments(arguments: list[str]) -> list[str]:
     """The command line of a rank: without --ranks and --restarts."""
-    kept, skip = [], False
+    remaining, skip = [], False
     for argument in arguments:
         if skip:
             skip = False
         elif argument in ("--ranks", "--restarts"):
             skip = True
         elif not argument.startswith(("--ranks=", "--restarts=")):
-            kept.append(argument)
-    return kept
+            remaining.append(argument)
+    return remaining
 
 
 def launch(

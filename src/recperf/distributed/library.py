@@ -1,4 +1,4 @@
-"""TorchRec, which is optional: what is missing is said with how to install it."""
+"""TorchRec, an optional dependency: if it is missing or broken, the error says how to install it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MODULES = ("fbgemm_gpu", "torchrec")
 
 
 def require_torchrec() -> None:
-    """Import it, quietly; that it imports does not say that its operators work, which `jagged_op` tries."""
-    # It logs at length about plans and topologies that are printed here as a table.
+    """Import TorchRec without its warnings; whether its operators work is checked by `jagged_op`."""
+    # It logs plans and topologies, which recperf prints as a table.
     for name in ("torchrec", "fbgemm_gpu", "torch.fx._symbolic_trace"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in MODULES:
@@ -32,18 +32,20 @@ def require_torchrec() -> None:
 
 
 def jagged_op() -> str:
-    """Really run an operator of fbgemm; gives the versions. A wrong build installs cleanly and fails here."""
+    """Run an fbgemm operator and return the version. A build for another torch installs cleanly and fails here."""
     require_torchrec()
     import torch
 
     lengths, order = torch.tensor([2, 0, 1]), torch.tensor([2, 0, 1], dtype=torch.int32)
     try:
-        found: Any = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
+        sums: Any = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
         ids = torch.tensor([5, 9, 1])
         moved: Any = torch.ops.fbgemm.permute_1D_sparse_data(order, lengths, ids)
     except (AttributeError, RuntimeError, NotImplementedError) as error:
-        raise MachineError(f"fbgemm loads, but cannot compute: {str(error).splitlines()[0]}", fix=FIX) from None
-    if found.tolist() != [0, 2, 2, 3] or moved[1].tolist() != [1, 5, 9]:
+        raise MachineError(
+            f"fbgemm is installed but its operators fail: {str(error).splitlines()[0]}", fix=FIX
+        ) from None
+    if sums.tolist() != [0, 2, 2, 3] or moved[1].tolist() != [1, 5, 9]:
         raise MachineError("a jagged operator of fbgemm computes wrong numbers", fix=FIX)
     import torchrec
 

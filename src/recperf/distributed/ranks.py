@@ -113,7 +113,7 @@ class Ranks(World):
             require_same_data(self, digest)
 
     def needed_bytes(self, process_bytes: float) -> tuple[float, str]:
-        """Memory that all processes of this host need together, and words that say whose it is."""
+        """Memory that all processes of this host need together, and whose it is, for a message."""
         by = f" by the {self.local_size} ranks of this host" if self.local_size > 1 else ""
         return self.local_size * process_bytes, by
 

@@ -18,7 +18,7 @@ HOST_FIELDS = ("data.path", "data.cache")
 
 def require_same_config(world: World, workload: str, config: Any, **options: Any) -> None:
     """Fail on every rank if one was started with another command than rank 0: ranks would wait for each other forever,
-    or train something that nobody asked for."""
+    or train another model than requested."""
     own = {"workload": workload, **fields_of(config), **options}
     for name in HOST_FIELDS:
         own.pop(name, None)
