@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +30,7 @@ def test_paths_and_nones_survive_json() -> None:
     ("path", "value", "message"),
     [
         ("train.batch_size", "many", "train.batch_size is 'many'; allowed: an integer"),
-        ("train.batch_size", True, "train.batch_size is True"),
+        ("train.batch_size", True, "train.batch_size is true"),
         ("train.batch_size", 2.5, "train.batch_size is 2.5"),
         ("train.batch_size", 0, "allowed: 1 to"),
         ("train.threads", 100_000, "allowed: 0 to 256"),
@@ -75,3 +77,12 @@ def test_an_error_says_what_where_and_what_to_do() -> None:
 def test_closest_words() -> None:
     assert closest("micro-drlm", ["micro-dlrm", "dlrm-v4"]) == "micro-dlrm"
     assert closest("zzz", ["micro-dlrm"]) is None
+
+
+def test_workloads_can_be_imported_where_only_torch_is_installed() -> None:
+    """A GPU image may have neither msgspec nor the packages of the command line."""
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('msgspec', 'tyro', 'jinja2', 'pyarrow', 'duckdb', 'safetensors'))\n"
+        "import recperf.workloads.dlrm.build, recperf.workloads.dlrm_v4.build, recperf.execution.execute"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

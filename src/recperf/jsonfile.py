@@ -6,21 +6,34 @@ file, the field and what was expected there.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import msgspec
+from .errors import DataError, MachineError
 
-from .errors import DataError
+if TYPE_CHECKING:
+    import msgspec
+    from msgspec import Meta, Struct
+else:
+    try:
+        import msgspec
+        from msgspec import Meta, Struct
+    except ImportError:
+        # A GPU image may hold little more than torch. Models train and are measured there all the same, so declared
+        # types must be importable; their files are then read without validation.
+        msgspec, Struct, Meta = None, object, dict
+
+__all__ = ["Count", "Meta", "Number", "Problem", "Struct", "check", "decode", "fit", "read", "require", "shorten"]
 
 T = TypeVar("T")
 
-Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
 """A finite number. No measurement is larger, and arithmetic on larger ones could overflow."""
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+Count = Annotated[int, Meta(ge=0, le=1 << 60)]
 
 _JSON_TYPES: dict[type, str] = {
     dict: "object", list: "array", str: "str", bool: "bool", int: "int", float: "float", type(None): "null",
@@ -32,7 +45,7 @@ _NAMES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "
 def decode(content: bytes) -> Any:
     """Parse JSON. NaN, infinities, text that is not UTF-8 and absurd nesting are a ValueError."""
     try:
-        return msgspec.json.decode(content)
+        return msgspec.json.decode(content) if msgspec else json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -74,12 +87,14 @@ def shorten(value: Any) -> str:
     """A value for an error message: at most 60 characters, and no huge number in full."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 60:
         return "a number of many digits"
-    text = repr(value) if isinstance(value, str) else msgspec.json.encode(value).decode()
+    text = repr(value) if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def fit(value: Any, kind: type[T], *, strict: bool = False) -> T | Problem:
     """The value as `kind`, or the first problem. `strict` also refuses fields that `kind` does not declare."""
+    if msgspec is None:
+        raise MachineError("validating JSON needs msgspec", fix="pip install msgspec")
     try:
         built = msgspec.convert(value, kind, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
@@ -97,6 +112,12 @@ def require(value: Any, kind: type[T], path: Path, *, what: str, at: str = "", f
         fitted = replace(fitted, path=(at, *fitted.path)) if at else fitted
         raise DataError(f"{path.name} {what}: {fitted}", where={"file": path}, fix=fix)
     return fitted
+
+
+def check(value: Any, kind: type, path: Path, *, what: str, fix: str | None = None) -> None:
+    """Require that a value fits `kind`; without msgspec, nothing is checked."""
+    if msgspec is not None:
+        require(value, kind, path, what=what, fix=fix)
 
 
 def _decode_path(kind: type, value: Any) -> Any:

@@ -64,9 +64,9 @@ def test_an_unfinished_run_says_how_to_finish_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not finished") as refused:
         read(run)
     assert refused.value.fix == f"recperf run --resume '{run}'"
-    with pytest.raises(DataError, match="no run there"):
+    with pytest.raises(DataError, match="there is no such run"):
         read(tmp_path)
-    with pytest.raises(DataError, match="no run there"):
+    with pytest.raises(DataError, match="there is no such run"):
         read(tmp_path / "nowhere")
 
 

@@ -59,7 +59,9 @@ def requested_runs(options: Options) -> list[Path]:
     """The runs that the command line names, each once."""
     for folder in options.runs:
         if not is_run(folder):
-            raise DataError("no run there", where={"folder": folder}, fix="recperf check runs/<name of the run>")
+            raise DataError(
+                "there is no such run", where={"folder": folder}, fix="recperf check runs/<name of the run>"
+            )
     folders = list(options.runs)
     if options.all is not None:
         if not options.all.is_dir():

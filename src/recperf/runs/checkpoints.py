@@ -14,7 +14,9 @@ from .record import read_config
 def trainings(run: Path) -> list[Path]:
     """The checkpoint folders of a run, one for each seed that has saved."""
     if not run.is_dir():
-        raise DataError("no run there", where={"folder": run}, fix="recperf checkpoint list runs/<name of the run>")
+        raise DataError(
+            "there is no such run", where={"folder": run}, fix="recperf checkpoint list runs/<name of the run>"
+        )
     read_config(run)
     folders_of_seeds = (run / "checkpoints").glob("seed-*")
     numbered = [path for path in folders_of_seeds if path.name.removeprefix("seed-").isdigit()]

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ..machine import fingerprint
 from ..measure.spans import budget_part
 from .evidence import Evidence, NoEvidence
@@ -146,7 +144,8 @@ def _trial_objections(name: str, trial: Trial, evidence: Evidence) -> Iterator[s
         yield f"{name} is of seed {trial.seed}"
     if trial.metrics != history[-1]["metrics"]:
         yield f"{name}: metrics differ from the last evaluation in events.jsonl"
-    if msgspec.to_builtins(trial.best) != max(history, key=lambda entry: float(entry["metrics"]["auc"])):
+    best = {"step": trial.best.step, "epoch": trial.best.epoch, "metrics": trial.best.metrics}
+    if best != max(history, key=lambda entry: float(entry["metrics"]["auc"])):
         yield f"{name}: best is not the best evaluation in events.jsonl"
 
 
@@ -168,7 +167,8 @@ def _differences(place: str, stated: Metrics, derived: Metrics) -> Iterator[str]
 
 def _target_objections(evidence: Evidence, derive: Derive | None) -> Iterator[str]:
     """A target that was lowered afterwards does not count."""
-    stated, config = msgspec.to_builtins(evidence.result.quality.target), evidence.config.config
+    target, config = evidence.result.quality.target, evidence.config.config
+    stated = {"beat": target.beat, "accuracy": target.accuracy, "auc": target.auc}
     if derive is not None:
         bounds = _derived(derive, {"config.json": config, "data.json": evidence.raw("data.json")})
     else:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
-
-from ..jsonfile import Number, Problem, decode, fit
+from ..jsonfile import Number, Problem, Struct, decode, fit
 
 
 class BadEvent(Exception):

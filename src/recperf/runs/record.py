@@ -176,7 +176,7 @@ class Run:
         if not path.exists():
             return None
         value = jsonfile.read(path)
-        jsonfile.require(value, kind, path, what="is damaged", fix="start a new run")
+        jsonfile.check(value, kind, path, what="is damaged", fix="start a new run")
         return value
 
     @property

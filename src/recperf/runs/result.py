@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
-
 from ..errors import DataError
-from ..jsonfile import Number, Problem, fit
+from ..jsonfile import Meta, Number, Problem, Struct, fit
 
 SCHEMA = 1
 

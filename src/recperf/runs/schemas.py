@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from ..errors import DataError
-from ..jsonfile import Count, Number
+from ..jsonfile import Count, Number, Struct
 from .result import Percentiles
 
 
@@ -18,7 +16,7 @@ class SavedConfig(Struct):
     schema: int
     workload: str
     config: dict[str, Any]
-    changed: list[ChangedField] = []
+    changed: tuple[ChangedField, ...] = ()
     """Fields that were changed on purpose when the run was resumed."""
 
 

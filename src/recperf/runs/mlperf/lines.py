@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
-
 from ...errors import DataError
-from ...jsonfile import Problem, decode, fit
+from ...jsonfile import Meta, Problem, Struct, decode, fit
 
 TOKEN = b":::MLLOG "
 LOG_NAME = "mlperf.log"

@@ -69,7 +69,7 @@ class Reading:
 def read(folder: Path) -> Reading:
     """Everything that a run's folder holds; an error names the file at fault."""
     if not (folder / "config.json").is_file():
-        what = "no run there: config.json is missing" if folder.is_dir() else "no run there"
+        what = "there is no such run: config.json is missing" if folder.is_dir() else "there is no such run"
         raise DataError(what, where={"folder": folder}, fix="name a run's folder, such as runs/<name of the run>")
     workload, config = read_config(folder / "config.json")
     result = _result(folder, workload)
