@@ -61,8 +61,12 @@ def test_windows_are_divided_as_asked(data: dict[str, Any], train: range, holdou
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        ({"holdout_first": 4, "train_windows": 6}, ConfigError, "hold-out windows 4 to 4 are trained on"),
-        ({"holdout_windows": 3, "train_windows": 8}, ConfigError, "hold-out windows 7 to 9 are trained on"),
+        ({"holdout_first": 4, "train_windows": 6}, ConfigError, "hold-out windows 4 to 4 overlap the training windows"),
+        (
+            {"holdout_windows": 3, "train_windows": 8},
+            ConfigError,
+            "hold-out windows 7 to 9 overlap the training windows",
+        ),
         ({"holdout_first": 1, "first_window": 4, "train_windows": 3}, ConfigError, "they must be its future"),
         ({"holdout_first": 3, "first_window": 4}, DataError, "none is left to train on"),
         ({"holdout_windows": 10}, DataError, "none is left to train on"),

@@ -251,5 +251,5 @@ def test_a_full_disk_is_an_error_and_can_be_resumed(
     for error in refused:
         assert error.exit_code == 4
         assert "the disk is full" in error.what
-        assert "goes on where it stopped" in str(error.fix)
+        assert "it resumes" in str(error.fix)
     assert contents(folder) == straight

@@ -69,7 +69,7 @@ class StoreWriter:
     """
 
     def __init__(
-        self, folder: Path, *, identity: dict[str, Any], again: str = "the same command goes on where it stopped"
+        self, folder: Path, *, identity: dict[str, Any], again: str = "run the same command again; it resumes"
     ) -> None:
         self.folder = folder.expanduser()
         self.draft = self.folder.with_name(self.folder.name + ".building")
