@@ -57,7 +57,7 @@ def test_layout_is_feature_major() -> None:
 
 
 def test_uneven_bags_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 bags cannot be shared evenly by 2 features"):
+    with pytest.raises(ValueError, match="3 bags cannot be divided evenly among 2 features"):
         JaggedFeatures(("a", "b"), torch.arange(3), torch.arange(4))
 
 

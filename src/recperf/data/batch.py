@@ -25,24 +25,24 @@ class JaggedFeatures:
     values_V: Tensor
     offsets_FB1: Tensor
     one_id_a_bag: bool = False
-    """Every bag holds exactly one id, so that a lookup needs no pooling. A promise of whoever built this."""
+    """Every bag holds exactly one id, so that a lookup needs no pooling. The caller guarantees it."""
     padded: bool = False
-    """Values may go on after the last bag, where shapes must not depend on the batch; what is there means nothing."""
+    """Values after the last bag are to be ignored; they keep shapes independent of the batch."""
 
     def __post_init__(self) -> None:
         bags = self.offsets_FB1.numel() - 1
         if not self.keys or bags < 0 or bags % len(self.keys):
-            raise ValueError(f"{bags} bags cannot be shared evenly by {len(self.keys)} features")
+            raise ValueError(f"{bags} bags cannot be divided evenly among {len(self.keys)} features")
 
     @staticmethod
     def from_ids(keys: tuple[str, ...], ids_FB: Tensor) -> JaggedFeatures:
-        """One id a bag."""
+        """Build features with one id per bag."""
         values_V = ids_FB.reshape(-1)
         return JaggedFeatures(keys, values_V, torch.arange(values_V.numel() + 1, device=values_V.device), True)
 
     @staticmethod
     def from_bags(keys: tuple[str, ...], bags: list[list[list[int]]]) -> JaggedFeatures:
-        """From nested lists, `bags[feature][sample]`; for tests and small examples."""
+        """Build features from nested lists, `bags[feature][sample]`; for tests and small examples."""
         flat = [bag for feature in bags for bag in feature]
         lengths = torch.tensor([0] + [len(bag) for bag in flat])
         values = torch.tensor([index for bag in flat for index in bag], dtype=torch.int64)
@@ -54,7 +54,7 @@ class JaggedFeatures:
 
     @cached_property
     def ids_per_key(self) -> tuple[int, ...]:
-        """Ids each feature has in this batch. Reads offsets on the host: a sync on a GPU unless one id a bag."""
+        """Number of ids of each feature. Reads offsets on the host: a GPU sync unless every bag has one id."""
         batch = self.batch_size
         if self.one_id_a_bag:
             return (batch,) * len(self.keys)
@@ -62,14 +62,14 @@ class JaggedFeatures:
         return tuple(stop - start for start, stop in zip(edges, edges[1:]))
 
     def __getitem__(self, key: str) -> tuple[Tensor, Tensor]:
-        """The ids and the B + 1 offsets of one feature, offsets starting at 0."""
+        """Return the ids and the B + 1 offsets of one feature; offsets start at 0."""
         index, batch = self.keys.index(key), self.batch_size
         offsets_B1 = self.offsets_FB1[index * batch : (index + 1) * batch + 1]
         start = sum(self.ids_per_key[:index])
         return self.values_V[start : start + self.ids_per_key[index]], offsets_B1 - start
 
     def slice(self, start: int, stop: int) -> JaggedFeatures:
-        """The samples start..stop of every feature."""
+        """Return the samples start..stop of every feature."""
         batch = self.batch_size
         start, stop, _ = slice(start, stop).indices(batch)
         stop = max(start, stop)
@@ -83,7 +83,7 @@ class JaggedFeatures:
         return JaggedFeatures(self.keys, torch.cat(values), torch.cat(lengths).cumsum(0))
 
     def trimmed(self) -> JaggedFeatures:
-        """Without values after the last bag. Reads an offset on the host: a sync on a GPU where there are any."""
+        """Drop the values after the last bag. Reads an offset on the host: a GPU sync if the features are padded."""
         if not self.padded:
             return self
         return replace(self, values_V=self.values_V[: int(self.offsets_FB1[-1])], padded=False)
@@ -134,21 +134,21 @@ class ClickBatch:
 
 @dataclass(frozen=True, eq=False)
 class HistoryBatch:
-    """What B users did before, and whether each then listened to one candidate item.
+    """The histories of B users, and whether each then listened to one candidate item.
 
-    T events of history in the batch, sample after sample. `features` holds ids to look up: context features and those
-    of the candidate with one id a sample, and item, artist and album of every event of the history.
+    The batch has T history events, sample after sample. `features` holds the ids to look up: one per sample for context
+    features and the candidate, and item, artist and album of every history event.
     """
 
     features: JaggedFeatures
     history_offsets_B1: Tensor
     """Where each sample's history begins in the arrays of T."""
     actions_T: Tensor
-    """What was done, as bits: 1 listened, 2 liked, 4 skipped."""
+    """Actions as bits: 1 listened, 2 liked, 4 skipped."""
     times_T: Tensor
-    """When, in seconds."""
+    """Times of the events in seconds."""
     query_times_B: Tensor
-    """Time of the last event of the history; the candidate's own where there is no history."""
+    """Time of the last event of the history; without a history, the time of the candidate."""
     labels_B: Tensor
     """1.0 where the candidate was listened to, else 0.0."""
 

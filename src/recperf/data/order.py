@@ -1,4 +1,4 @@
-"""In-memory samples cut into batches, in an order that is a pure function of (seed, epoch).
+"""Batches of in-memory samples, in an order that is a pure function of (seed, epoch).
 
 Shapes: N samples, B samples a batch, F sparse features, D dense features.
 """
@@ -16,8 +16,8 @@ from .batch import ClickBatch, JaggedFeatures
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Samples:
-    """A whole split as tensors, one id a feature and sample. Ids are best laid out sample by sample: shuffling then
-    moves a sample's ids together."""
+    """A whole split as tensors, one id per feature and sample. Shuffling is fastest if the ids of a sample are
+    adjacent in memory."""
 
     keys: tuple[str, ...]
     dense_ND: Tensor
@@ -41,14 +41,14 @@ class Samples:
 
 
 def permutation(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of one epoch; the same for the same (count, seed, epoch), whatever was drawn before."""
+    """The order of one epoch, a pure function of (count, seed, epoch)."""
     mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % (1 << 63)
     return torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShuffledOrder:
-    """Every sample once an epoch, shuffled; the last batch may be smaller."""
+    """Every sample once per epoch, shuffled; the last batch may be smaller."""
 
     samples: Samples
     batch_size: int
@@ -59,7 +59,7 @@ class ShuffledOrder:
         return -(-len(self.samples) // self.batch_size)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
-        """The batches of an epoch from the given one on."""
+        """Yield the batches of an epoch, beginning with `start`."""
         order = permutation(len(self.samples), self.seed, epoch).to(self.samples.labels_N.device)
         shuffled = Samples(
             keys=self.samples.keys,
@@ -71,7 +71,7 @@ class ShuffledOrder:
 
 
 def cut(samples: Samples, batch_size: int, start: int = 0) -> Iterator[ClickBatch]:
-    """Consecutive batches. Full ones are views: the ids are laid out batch by batch once, not gathered every step."""
+    """Yield consecutive batches. Full ones are views: the ids are arranged by batch once, not gathered every step."""
     features, full = len(samples.keys), len(samples) // batch_size
     blocks = samples.ids_FN[:, : full * batch_size].reshape(features, full, batch_size).transpose(0, 1).contiguous()
     offsets = torch.arange(features * batch_size + 1, device=samples.ids_FN.device)

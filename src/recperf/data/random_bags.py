@@ -59,7 +59,7 @@ class RandomBags:
         return self.config.batches
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
-        """Yield the batches of an epoch from the given one on."""
+        """Yield the batches of an epoch, beginning with `start`."""
         return (self.batch(epoch, step) for step in range(start, len(self)))
 
     def batch(self, epoch: int, step: int) -> ClickBatch:

@@ -63,7 +63,7 @@ class InitialRows:
 
     @torch.no_grad()
     def fill_(self, out_RD: Tensor, first_row: int = 0) -> None:
-        """Write the rows of the table from the given one on."""
+        """Write the rows of the table, beginning with `first_row`."""
         self.pattern_PD = self.pattern_PD.to(out_RD.device)
         scratch_PD, row, last = torch.empty_like(self.pattern_PD), first_row, first_row + out_RD.shape[0]
         while row < last:

@@ -55,13 +55,13 @@ def public_parameters(model: DLRM) -> dict[str, Tensor]:
     if model.config.interaction == "dcn":
         raise ConfigError("the public DLRM has no counterpart of interaction dcn", fix="use models/torchrec_weights.py")
     assert isinstance(model.embeddings, StackedTables | SparseTables), "the public model has a table per feature"
-    named = {f"emb_l.{i}.weight": model.embeddings.table(key) for i, key in enumerate(model.config.features)}
+    parameters = {f"emb_l.{i}.weight": model.embeddings.table(key) for i, key in enumerate(model.config.features)}
     for prefix, mlp in (("bot_l", model.bottom), ("top_l", model.top)):
         for index, layer in enumerate(mlp.linears()):
             # The public model counts the activation between two layers as a layer.
-            named[f"{prefix}.{2 * index}.weight"] = layer.weight.detach()
-            named[f"{prefix}.{2 * index}.bias"] = layer.bias.detach()
-    return named
+            parameters[f"{prefix}.{2 * index}.weight"] = layer.weight.detach()
+            parameters[f"{prefix}.{2 * index}.bias"] = layer.bias.detach()
+    return parameters
 
 
 def load_public_parameters(model: DLRM, values: dict[str, Tensor]) -> None:

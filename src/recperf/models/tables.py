@@ -44,7 +44,7 @@ class SparseGradients(Embeddings):
     table_RD: Tensor
     starts_F: Tensor | None
     huge: str
-    """Whether the kernel was asked for huge pages."""
+    """Whether huge pages were requested from the kernel."""
 
     def __init__(self, rows: int, dim: int, *, bag: Name, huge_pages: bool, device: torch.device | str) -> None:
         super().__init__()

@@ -54,10 +54,10 @@ def to_lower(weight_OW: Tensor, config: DLRMConfig) -> Tensor:
 
 def torchrec_parameters(model: DLRM) -> dict[str, Tensor]:
     """Our parameters with TorchRec's names and order: views, except for the layer whose columns are permuted."""
-    named = _renamed(model)
+    parameters = _renamed(model)
     if model.config.interaction == "dot":
-        named[FIRST] = to_upper(named[FIRST], model.config)
-    return named
+        parameters[FIRST] = to_upper(parameters[FIRST], model.config)
+    return parameters
 
 
 @torch.no_grad()
@@ -91,22 +91,22 @@ def _renamed(model: DLRM) -> dict[str, Tensor]:
     config = model.config
     _require_counterpart(model)
     assert isinstance(model.embeddings, TablePerFeature)
-    named = {TABLE.format(key): model.embeddings.table(key) for key in config.features}
+    parameters = {TABLE.format(key): model.embeddings.table(key) for key in config.features}
     for index, layer in enumerate(model.bottom.linears()):
-        named[f"dense_arch.model._mlp.{index}._linear.weight"] = layer.weight.detach()
-        named[f"dense_arch.model._mlp.{index}._linear.bias"] = layer.bias.detach()
+        parameters[f"dense_arch.model._mlp.{index}._linear.weight"] = layer.weight.detach()
+        parameters[f"dense_arch.model._mlp.{index}._linear.bias"] = layer.bias.detach()
     if isinstance(model.interaction, LowRankCross):
         for index, (down_KN, up_NK, bias_N) in enumerate(model.interaction.layers):
-            named[f"inter_arch.crossnet.V_kernels.{index}"] = down_KN.detach()
-            named[f"inter_arch.crossnet.W_kernels.{index}"] = up_NK.detach()
-            named[f"inter_arch.crossnet.bias.{index}"] = bias_N.detach()
+            parameters[f"inter_arch.crossnet.V_kernels.{index}"] = down_KN.detach()
+            parameters[f"inter_arch.crossnet.W_kernels.{index}"] = up_NK.detach()
+            parameters[f"inter_arch.crossnet.bias.{index}"] = bias_N.detach()
     last = len(config.top) - 1
     for index, layer in enumerate(model.top.linears()):
         # The layer of the logit has no activation and is apart from the stack of those that do.
         prefix = "over_arch.model.1" if index == last else f"over_arch.model.0._mlp.{index}._linear"
-        named[f"{prefix}.weight"] = layer.weight.detach()
-        named[f"{prefix}.bias"] = layer.bias.detach()
-    return named
+        parameters[f"{prefix}.weight"] = layer.weight.detach()
+        parameters[f"{prefix}.bias"] = layer.bias.detach()
+    return parameters
 
 
 def _require_counterpart(model: DLRM) -> None:

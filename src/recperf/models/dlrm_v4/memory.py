@@ -95,10 +95,10 @@ def input_bytes(config: DLRMv4Config, load: Load, rows: Mapping[str, int]) -> in
     entities, _ = encoded_rows(config, load)
     picks = 3 * entities + (config.context_tokens + 1) * batch
     edges = sum(rows.values()) + len(rows) + entities + 1
-    found = INDEX * (sum(rows.values()) + edges + 2 * picks + positions + tokens + 3 * batch + 2) + FLOAT * batch
+    size = INDEX * (sum(rows.values()) + edges + 2 * picks + positions + tokens + 3 * batch + 2) + FLOAT * batch
     actions = ACTIONS + 1 if config.shared_encoders else 1
     kinds = (config.time_buckets + 1) * (actions + 1)
-    return found + NARROW * (3 * positions + 2 * tokens) + INDEX * (entities + 1 + kinds + 1 + batch + 1)
+    return size + NARROW * (3 * positions + 2 * tokens) + INDEX * (entities + 1 + kinds + 1 + batch + 1)
 
 
 def _encoder_bytes(config: DLRMv4Config, load: Load, width: int) -> int:

@@ -1,23 +1,8 @@
 """Mapping between DLRMv4's parameters and the names of the published model.
 
-| published | here |
-|---|---|
-| `_embedding_collection.embeddings.<table>.weight` | `tables.<table>` |
-| `_hstu_transducer._input_preprocessor._batched_contextual_linear_{weights,bias}` | `context_{weight,bias}` |
-| `…_input_preprocessor._content_embedding_mlp.<i>` | `content.<part i>` |
-| `…_input_preprocessor._additional_embedding_mlp.<i>` | `extra.<part i>` |
-| `…_input_preprocessor._action_embedding_mlp.<i>` | `action.<part i>` |
-| `…_input_preprocessor._action_encoder._action_embedding_table` | `action_bits` |
-| `…_input_preprocessor._action_encoder._target_action_embedding_table` | `candidate_action` |
-| `_hstu_transducer._positional_encoder._{position,timestamp}_embeddings_weight` | `{position,time}_weight` |
-| `_hstu_transducer._stu_module._stu_layers.<n>._{uvqk_weight,uvqk_beta,output_weight}` | `hstu.layers.<n>.{uvqk_weight,uvqk_bias,output_weight}` |
-| `_hstu_transducer._stu_module._stu_layers.<n>._{input,output}_norm_{weight,bias}` | `hstu.layers.<n>.{norm,output_norm}_{weight,bias}` |
-| `_hstu_transducer._output_postprocessor.{_time_feature_combiner,_layer_norm}` | `{combine,combine_norm}` |
-| `_item_embedding_mlp.<i>`, `_multitask_module._prediction_module.<i>` | `item_tower.<part i>`, `head.<part i>` |
-
 Parts 0 to 3 of an encoder are `first`, `first_norm`, `second`, `second_norm`. Shapes are the same, so values are copied
 unchanged.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
