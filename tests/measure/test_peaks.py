@@ -16,7 +16,7 @@ from recperf.machine import machine_facts
 from recperf.measure import peaks
 from recperf.measure.peaks import cpu, sampling
 from recperf.measure.peaks.other_work import OtherWork
-from recperf.measure.peaks.sampling import FULL, MIB, QUICK, TINY, Sampler, better, figure, noisy
+from recperf.measure.peaks.sampling import FULL, MIB, TINY, Sampler, better, figure, noisy
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +64,6 @@ def test_the_layout_is_as_documented(measured: dict[str, Any]) -> None:
     assert (measured["gpu"] is None) == (not torch.cuda.is_available())
 
 
-def test_quick_takes_fewer_readings_than_full() -> None:
-    assert QUICK.seconds < FULL.seconds
-    assert QUICK.most < FULL.most
-    assert len(cpu.knee_sizes(QUICK.knee_bytes, QUICK.knee_points)) * 2 < len(
-        cpu.knee_sizes(FULL.knee_bytes, FULL.knee_points)
-    )
-    assert cpu.knee_sizes(FULL.knee_bytes, FULL.knee_points)[-1] >= 1 << 30
-    # The same table, or the two would not be comparable.
-    assert QUICK.table_bytes == FULL.table_bytes
-
-
 @pytest.mark.parametrize("points", [1, 2])
 def test_sizes_of_the_cache_curve_are_whole_rows_in_ascending_order(points: int) -> None:
     sizes = cpu.knee_sizes(64 * MIB, points)
@@ -98,12 +87,6 @@ def test_a_noisy_series_is_repeated_and_the_faster_one_counts() -> None:
     script = iter([9, 90, 20, 10, 11, 12])
     sampler = Sampler(replace(TINY, tries=3, patience=1e9))
     assert sampler.readings(lambda: next(script), warm_ups=0) == [10, 11, 12]
-
-
-def test_no_series_is_repeated_after_the_time_limit() -> None:
-    script = iter([9, 90, 20])
-    sampler = Sampler(replace(TINY, tries=3, patience=-1.0))
-    assert sampler.readings(lambda: next(script), warm_ups=0) == [9, 90, 20]
 
 
 def test_the_faster_of_two_measurements_counts_for_each_figure() -> None:
@@ -135,14 +118,6 @@ def test_at_most_a_quarter_of_the_memory_is_used(monkeypatch: pytest.MonkeyPatch
         Sampler(replace(TINY, product_side=1 << 20, product_seconds=1e9, least=1, most=1)), torch.float32
     )
     assert 3 * 4 * product["shape"][0] ** 2 <= 16 * MIB
-
-
-def test_a_table_that_fits_is_not_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "available_bytes", lambda: 1 << 34)
-    notes: list[str] = []
-    table = cpu.memory_table(TINY, 32 * MIB, notes.append)
-    assert (table.numel() * 4, notes) == (MIB, [])
-    assert bool((table == 1).all())
 
 
 def test_saved_ceilings_are_loaded(stored: dict[str, Any]) -> None:

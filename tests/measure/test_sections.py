@@ -145,13 +145,6 @@ def test_the_gini_of_lookups_over_tables(rows: list[int], gini: float) -> None:
     assert empty["unique_ratio"] == 0.0
 
 
-def test_share_of_the_busiest_rows() -> None:
-    """300 rows, of which 1 % are three: looked up 30, 20 and 10 times, the rest once."""
-    rows = [0] * 30 + [1] * 20 + [2] * 10 + list(range(3, 300))
-    (table,) = embeddings(profile(), PEAKS, [("t", 1000)], [torch.tensor(rows)])["tables"]
-    assert table["busiest_share"] == pytest.approx(60 / 357)
-
-
 def test_rates_are_counted_bytes_over_time() -> None:
     step = profile()
     step["components"] = [

@@ -61,12 +61,6 @@ def test_reasons_are_shares_of_the_samples_of_the_first_launches() -> None:
     assert result["not_seen"] == [GEMM]
 
 
-def test_text_of_the_command_between_the_rows_is_passed_over() -> None:
-    assert len(parse(PRINTED + "\nstep 3 done, loss 0.5\n")) == 4
-    assert parse("==PROF== Connected\nnothing else") == []
-    assert parse("") == []
-
-
 @pytest.mark.parametrize(
     ("kernel", "name"),
     [

@@ -58,12 +58,6 @@ def test_a_cut_has_as_many_whole_steps_as_fit(source: Path, tmp_path: Path, name
     assert not any(event.name in ("aten::before", "aten::after") for event in trace.host)
 
 
-def test_the_next_step_would_not_have_fitted(source: Path, tmp_path: Path) -> None:
-    cut = write_cut(source, tmp_path / "cut.json", 0.03)
-    one = cut["bytes"] / cut["steps_kept"]
-    assert cut["bytes"] + 1.1 * one > 0.03e6
-
-
 def test_a_cut_gives_the_same_analysis_per_step(source: Path, tmp_path: Path) -> None:
     write_cut(source, tmp_path / "cut.json", 0.03)
     whole, part = analyse(read(source)), analyse(read(tmp_path / "cut.json"))

@@ -31,7 +31,7 @@ def test_events_of_plain_and_packed_files(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 1000])
-def test_pieces_of_any_size_give_the_same_events(tmp_path: Path, piece: int) -> None:
+def test_the_read_size_does_not_matter(tmp_path: Path, piece: int) -> None:
     header = {"number": 12.75, "text": 'a "quoted" ] } \\ line', "deep": {"traceEvents": [1, 2]}, "after": None}
     path = made.write(tmp_path / "t.json", made.gpu_step(0, 0.5, 10), **header)
     scan = Scan(path, piece=piece)
@@ -48,7 +48,7 @@ def test_a_bare_list_may_lack_its_bracket(tmp_path: Path) -> None:
         assert len(read(path).host) == 2
 
 
-def test_categories_of_the_first_profilers_are_known(tmp_path: Path) -> None:
+def test_categories_of_old_profilers_are_known(tmp_path: Path) -> None:
     old = [
         {**made.op("ProfilerStep#1", 0, 50), "cat": "Operator"},
         {**made.call("cudaLaunchKernel", 1, 2, 9), "cat": "Runtime"},
@@ -60,7 +60,7 @@ def test_categories_of_the_first_profilers_are_known(tmp_path: Path) -> None:
     assert [work.kind for work in trace.device] == ["kernel", "copy"]
 
 
-def test_odd_events_are_left_out(tmp_path: Path) -> None:
+def test_invalid_events_are_ignored(tmp_path: Path) -> None:
     odd = [
         {"ph": "X", "cat": "kernel", "name": "no time"},
         {"ph": "X", "cat": "kernel", "name": "nan", "ts": float("nan"), "dur": 1},
@@ -96,7 +96,7 @@ def test_odd_events_are_left_out(tmp_path: Path) -> None:
         (b"\x1f\x8b\x08\x00garbage-that-is-long-enough", "not intact gzip"),
     ],
 )
-def test_a_broken_file_is_named_with_what_is_wrong(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_broken_file_is_an_error_with_its_cause(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(content)
     with pytest.raises(DataError, match=says) as raised:
@@ -105,7 +105,7 @@ def test_a_broken_file_is_named_with_what_is_wrong(tmp_path: Path, content: byte
     assert raised.value.fix
 
 
-def test_a_missing_file_or_a_folder_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(DataError, match="cannot be read") as raised:
             read(path)
@@ -118,7 +118,7 @@ def test_a_trace_above_the_limit_is_refused(tmp_path: Path) -> None:
         read(path, largest=1000)
 
 
-def test_memory_stays_small_beside_the_file(tmp_path: Path) -> None:
+def test_reading_needs_less_memory_than_the_file(tmp_path: Path) -> None:
     """A scan holds about a piece of the file, not the file."""
     import tracemalloc
 
