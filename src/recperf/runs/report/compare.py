@@ -147,7 +147,9 @@ def quality(runs: Sequence[Reading]) -> list[Row]:
     for name in _union(part["metrics"] for part in parts):
         values = tuple(part["metrics"].get(name) for part in parts)
         rows.append(Row(name, values, _chance(values, [part["spread"].get(name) for part in parts])))
-    rows.append(Row("target met", tuple(part["met"] for part in parts)))
+    # Without a bound there is no target to meet.
+    targets = [any(bound is not None for bound in part["target"].values()) for part in parts]
+    rows.append(Row("target met", tuple(part["met"] if target else None for part, target in zip(parts, targets))))
     return rows
 
 
