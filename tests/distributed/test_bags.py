@@ -190,7 +190,7 @@ def test_every_sample_is_on_one_rank(size: int) -> None:
     batch = ClickBatch(torch.arange(6.0).view(3, 2), JaggedFeatures.from_bags(("a", "b"), bags), torch.arange(3.0))
     found = shares(batch, size)
     for rank, shared in enumerate(found):
-        assert (len(shared), shared.ours) == (3, len(range(rank, 3, size)))
+        assert (len(shared), shared.own) == (3, len(range(rank, 3, size)))
         these = list(range(rank, 3, size)) or [0]
         assert shared.part.labels_B.tolist() == these
         assert shared.part.dense_BD.tolist() == [[2.0 * i, 2.0 * i + 1] for i in these]

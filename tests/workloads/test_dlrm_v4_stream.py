@@ -99,7 +99,7 @@ def test_two_cadences_at_once_are_refused(capsys: pytest.CaptureFixture[str]) ->
         EvaluationConfig(every_windows=2, every_share=0.1)
     with pytest.raises(ConfigError, match=r"train\.evaluate_steps"):
         small(train=replace(TRAIN, evaluate_steps=5), evaluate=EvaluationConfig(every_windows=2))
-    with pytest.raises(ConfigError, match="a second pass knows it"):
+    with pytest.raises(ConfigError, match="a second epoch has already trained on it"):
         small(train=replace(TRAIN, epochs=2), evaluate=EvaluationConfig(on="next-window"))
     assert main(["run", "dlrm-v4", "--evaluate.every-windows", "2", "--evaluate.every-share", "0.1"]) == 3
     assert "both set" in capsys.readouterr().err

@@ -114,10 +114,10 @@ def try_fixes(
 
 def _compatible(fixes: list[Fix]) -> list[Fix]:
     """Two positions of one switch exclude each other: the one with the larger predicted gain stays."""
-    chosen: dict[str, Fix] = {}
+    by_switch: dict[str, Fix] = {}
     for fix in fixes:
-        chosen.setdefault(fix.switch.split()[0], fix)
-    return list(chosen.values())
+        by_switch.setdefault(fix.switch.split()[0], fix)
+    return list(by_switch.values())
 
 
 def _predict_together(
@@ -142,10 +142,10 @@ def _merge(config: Any, fixes: list[Fix]) -> Any:
     """One config with the changes of every fix."""
     base, merged = to_json(config), to_json(config)
 
-    def take(ours: Any, before: Any, theirs: Any) -> Any:
-        if isinstance(ours, dict):
-            return {key: take(ours[key], before[key], theirs[key]) for key in ours}
-        return theirs if theirs != before else ours
+    def take(merged_value: Any, before: Any, changed: Any) -> Any:
+        if isinstance(merged_value, dict):
+            return {key: take(merged_value[key], before[key], changed[key]) for key in merged_value}
+        return changed if changed != before else merged_value
 
     for fix in fixes:
         merged = take(merged, base, to_json(fix.config))
@@ -160,12 +160,12 @@ def _try_fix(
     Returns whether the losses stayed the same, and the step time without the fix measured last.
     """
     try:
-        step, ours = _measure(workload, fix.config)
+        step, fixed_losses = _measure(workload, fix.config)
     except Exception as error:  # A fix that does not run here is a result, not a failure of the profile.
         row |= {"status": "not applicable", "note": f"{type(error).__name__}: {error}".splitlines()[0]}
         return False, before
     after, _ = _measure(workload, config)
-    note, difference = None, _difference(losses, ours)
+    note, difference = None, _difference(losses, fixed_losses)
     same = difference is not None and difference <= fix.tolerance
     if difference is None:
         note = "a loss is NaN or infinite"
@@ -184,11 +184,11 @@ def _try_fix(
     return same, after
 
 
-def _difference(losses: list[float], ours: list[float]) -> float | None:
+def _difference(losses: list[float], fixed_losses: list[float]) -> float | None:
     """The largest relative difference; None if a loss is NaN or infinite."""
-    if not all(map(math.isfinite, [*losses, *ours])):
+    if not all(map(math.isfinite, [*losses, *fixed_losses])):
         return None
-    return max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, ours))
+    return max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, fixed_losses))
 
 
 def _measure(workload: Workload, config: Any) -> tuple[float, list[float]]:

@@ -1,4 +1,4 @@
-"""A training as an MLPerf log tells it."""
+"""Writes a training into an MLPerf log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOSS_EVERY = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """Tells the log what the watchers of a training are told."""
+    """Writes the events of a training into its MLPerf log."""
 
     log: MLPerfLog
     facts: Facts

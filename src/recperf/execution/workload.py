@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialsConfig:
-    """What the config of every click workload ends with."""
+    """Fields that the config of every workload has."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
     seed: int = 42
-    """Seed of initial weights, of virtual ids and of the order of batches."""
+    """Seed of the initial weights, of synthetic ids and of the order of batches."""
     seeds: int = 1
-    """How many trainings, with seeds counting up from the first; results are their mean and spread."""
+    """Number of trainings, with consecutive seeds; the result is their mean and spread."""
 
     def __post_init__(self) -> None:
         within(0, self.seed, 1 << 53, "seed")
@@ -45,14 +45,14 @@ class TrialsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Counted from the config alone."""
+    """Parameters, work and memory, counted from the config."""
 
     parameters: dict[str, int]
     table_bytes: int
     step: dict[str, Cost]
-    """Work of one training step by component."""
+    """Work of one training step, by span."""
     memory: dict[str, int]
-    """Bytes a training step holds."""
+    """Bytes that a training step holds, by kind."""
 
     @property
     def total(self) -> Cost:
@@ -61,19 +61,19 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """A switch that is not on yet."""
+    """A switch that could make a step faster."""
 
     name: str
-    """What `measure/fixes.py` knows how to predict."""
+    """Its name in `measure/fixes.py`, which predicts its gain."""
     title: str
     switch: str
-    """The words for the command line."""
+    """The options that switch it on."""
     config: Any
-    """The whole config with it."""
+    """The config with the switch on."""
     tolerance: float
-    """Largest relative difference of a loss that its arithmetic excuses."""
+    """Largest relative difference of a loss that rounding explains."""
     implies: tuple[str, ...] = ()
-    """Names of fixes it cannot do without; its switch sets them too."""
+    """Fixes that its options switch on too."""
 
 
 class Trial(Protocol):
@@ -165,10 +165,10 @@ def describe_synthetic(name: str, data: Any, batch: int, parts: dict[str, Any]) 
 SMALLER = "smaller tables (--model.rows, --model.dim) or a smaller --train.batch-size"
 
 
-def require_memory(found: Estimate, *, tables: float = 1.0, more: int = 0, fix: str = SMALLER) -> None:
+def require_memory(estimate: Estimate, *, tables: float = 1.0, more: int = 0, fix: str = SMALLER) -> None:
     """Refuse what memory cannot hold before anything is allocated; `tables` is how many copies will be made, `more` are
     bytes that the estimate does not know of. Ranks of a host need as much each, at the same time."""
-    needed, by = current().needed_bytes(sum(found.memory.values()) + (tables - 1) * found.table_bytes + more)
+    needed, by = current().needed_bytes(sum(estimate.memory.values()) + (tables - 1) * estimate.table_bytes + more)
     available = available_bytes()
     if needed > available:
         raise MachineError(

@@ -48,7 +48,7 @@ class SharedClicks:
     step: int
     samples: int
     """Of all ranks."""
-    ours: int
+    own: int
     following: JaggedFeatures | None = None
     """The bags of the batch after it, whose ids may travel already."""
 
@@ -64,22 +64,24 @@ def samples_of_rank(samples: int) -> int:
 def share(batch: ClickBatch, world: Ranks, step: int = 0) -> SharedClicks:
     """This rank's samples of a batch."""
     samples = len(batch)
-    ours = len(world.own_samples(samples))
-    these = slice(world.rank, samples, world.size) if ours else slice(0, 1)
-    part = ClickBatch(batch.dense_BD[these], _bags(batch, these, -(-samples // world.size)), batch.labels_B[these])
-    return SharedClicks(part, step, samples, ours)
+    own = len(world.own_samples(samples))
+    selected = slice(world.rank, samples, world.size) if own else slice(0, 1)
+    part = ClickBatch(
+        batch.dense_BD[selected], _bags(batch, selected, -(-samples // world.size)), batch.labels_B[selected]
+    )
+    return SharedClicks(part, step, samples, own)
 
 
-def _bags(batch: ClickBatch, these: slice, bags: int) -> SharedFeatures:
+def _bags(batch: ClickBatch, selected: slice, bags: int) -> SharedFeatures:
     features = batch.features.trimmed()
     lengths_FB = features.offsets_FB1.diff().view(len(features.keys), -1)
-    kept_FB = torch.zeros_like(lengths_FB, dtype=torch.bool)
-    kept_FB[:, these] = True
-    kept_V = kept_FB.view(-1)
+    selected_FB = torch.zeros_like(lengths_FB, dtype=torch.bool)
+    selected_FB[:, selected] = True
+    selected_V = selected_FB.view(-1)
     if not features.one_id_a_bag:
-        kept_V = kept_V.repeat_interleave(lengths_FB.view(-1), output_size=features.values_V.numel())
-    offsets = nn.functional.pad(lengths_FB[:, these].reshape(-1).cumsum(0), (1, 0))
-    return SharedFeatures(features.keys, features.values_V[kept_V], offsets, features.one_id_a_bag, bags=bags)
+        selected_V = selected_V.repeat_interleave(lengths_FB.view(-1), output_size=features.values_V.numel())
+    offsets = nn.functional.pad(lengths_FB[:, selected].reshape(-1).cumsum(0), (1, 0))
+    return SharedFeatures(features.keys, features.values_V[selected_V], offsets, features.one_id_a_bag, bags=bags)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +99,9 @@ class SharedOrder:
         return len(self.order)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[SharedClicks]:
-        made = self.order.batches(epoch, start)
+        batches = self.order.batches(epoch, start)
         first = epoch * len(self)
-        shared = (share(batch, self.world, first + number) for number, batch in enumerate(made, start))
+        shared = (share(batch, self.world, first + number) for number, batch in enumerate(batches, start))
         for batch, following in with_next(shared, lambda batch: self.ahead and batch.step + 1 != self.last):
             yield batch if following is None else replace(batch, following=following.part.features)
 
@@ -118,7 +120,7 @@ class RankModel:
     def loss(self, batch: SharedClicks) -> WrittenOutLoss:
         if self.tables:
             self.tables.follow(batch.following)
-        return self.model.loss(batch.part) * (batch.ours / batch.samples)
+        return self.model.loss(batch.part) * (batch.own / batch.samples)
 
 
 class DenseAndBags:
@@ -195,13 +197,13 @@ class RankTrialState(DLRMTrialState):
 
     def state(self) -> dict[str, Any]:
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""
-        found = super().state()
+        state = super().state()
         if self.rank_tables:
             names, parts = self.rank_tables.names, sharded_state(self.rank_tables)
-            found["model"] = {TABLE: stacked([parts[name] for name in names]), **found["model"]}
+            state["model"] = {TABLE: stacked([parts[name] for name in names]), **state["model"]}
             if self.rank_tables.state_width:
-                found["optimizer"]["rows"] = stacked([parts[f"{name}_state"] for name in names])
-        return found
+                state["optimizer"]["rows"] = stacked([parts[f"{name}_state"] for name in names])
+        return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """The tables' parts were read to where they lie."""

@@ -78,12 +78,12 @@ class PreparedDLRM(Prepared):
         return resolve(fast, device, drawn=self.drawn, slices=train.micro_batches, optimizer=train.optimizer)
 
     def _require_room(self, device: torch.device) -> None:
-        """Refuse what the memory that trains cannot hold."""
-        found, share, more = estimate(self.config), table_share(self.config), reduction_bytes(self.config)
+        """Refuse a config that does not fit into the memory of the device."""
+        counted, share, more = estimate(self.config), table_share(self.config), reduction_bytes(self.config)
         if device.type == "cpu":
-            require_memory(found, tables=share, more=more, fix=LESS)
+            require_memory(counted, tables=share, more=more, fix=LESS)
             return
-        needed = sum(found.memory.values()) - (1 - share) * found.table_bytes + more
+        needed = sum(counted.memory.values()) - (1 - share) * counted.table_bytes + more
         free = torch.cuda.mem_get_info()[0]
         if needed > free:
             raise MachineError(
@@ -114,21 +114,21 @@ class PreparedDLRM(Prepared):
         return row, row * sum(self.model.rows)
 
     def fixes(self) -> tuple[Fix, ...]:
-        """Every switch that is not at its fast position, with what that position is on this device."""
+        """Every switch that is off, with its fast position on this device."""
         config, switches = self.config, self.switches
         if self.settings.device.type == "cpu":
-            found = list(cpu_fixes(config, self.settings))
+            fixes = list(cpu_fixes(config, self.settings))
             if not switches.embedding and config.train.optimizer != "adamw":
-                found.append(self._fix("embedding", "lookups and sparse updates by C", 1e-4, embedding="fused"))
+                fixes.append(self._fix("embedding", "lookups and sparse updates in C", 1e-4, embedding="fused"))
             if not switches.interaction and config.model.interaction == "dot":
-                found.append(self._fix("interaction", "the interaction by C", 1e-4, interaction="fused"))
+                fixes.append(self._fix("interaction", "the interaction in C", 1e-4, interaction="fused"))
             if not switches.mlp:
-                found.append(self._fix("mlp", "ReLU's and the bias gradient in one pass by C", 1e-4, mlp="fused"))
+                fixes.append(self._fix("mlp", "ReLU and bias gradient in one pass in C", 1e-4, mlp="fused"))
             if not switches.optimizer:
-                found.append(self._fix("optimizer", "one kernel for all dense parameters", 1e-4, optimizer="fused"))
-            return tuple(found)
+                fixes.append(self._fix("optimizer", "one kernel for all dense parameters", 1e-4, optimizer="fused"))
+            return tuple(fixes)
         capturable = config.train.micro_batches == 1 and config.train.optimizer != "adamw"
-        wanted: dict[str, tuple[bool, str, float, str]] = {
+        switchable: dict[str, tuple[bool, str, float, str]] = {
             "input": (self.drawn and switches.input != "device", "batches drawn on the device", 2e-3, "device"),
             "pinned": (switches.input == "pageable", "batches copied from pinned memory", 1e-4, "pinned"),
             "graph": (not switches.graph and capturable, "the step as one CUDA graph", 1e-4, "on"),
@@ -136,7 +136,7 @@ class PreparedDLRM(Prepared):
             "bfloat16": (switches.precision != "bfloat16", "products in bfloat16", 2e-2, "bfloat16"),
             "embedding": (not switches.embedding, "one kernel for the lookups of all tables", 1e-4, "fused"),
             "interaction": (
-                not switches.interaction and config.model.interaction == "dot", "one kernel each way for the "
+                not switches.interaction and config.model.interaction == "dot", "one kernel per pass for the "
                 "interaction", 1e-4, "fused",
             ),
             "mlp": (not switches.mlp, "bias and ReLU inside the products", 1e-4, "fused"),
@@ -144,14 +144,14 @@ class PreparedDLRM(Prepared):
         }  # fmt: skip
         return tuple(
             self._fix(name, title, tolerance, **{FIELDS.get(name, name): value})
-            for name, (applies, title, tolerance, value) in wanted.items()
+            for name, (applies, title, tolerance, value) in switchable.items()
             if applies
         )
 
     def _fix(self, name: str, title: str, tolerance: float, **change: Any) -> Fix:
         implies: tuple[str, ...] = ()
         if name == "graph" and not self.switches.embedding:
-            # A graph's shapes cannot follow how many different rows a batch has.
+            # The shapes of a graph cannot depend on the number of distinct rows of a batch.
             change["embedding"], implies = "fused", ("embedding",)
         return Fix(
             name=name,
@@ -164,7 +164,7 @@ class PreparedDLRM(Prepared):
 
 
 FIELDS = {"pinned": "input", "bfloat16": "precision"}
-"""Fields of fixes that are a second position of a switch."""
+"""Fixes that are a second position of another switch."""
 
 
 class DLRMTrial(DLRMTrialState):
@@ -255,7 +255,7 @@ class DLRMTrial(DLRMTrialState):
         return order.order, GraphStep(self.model, self.optimizer, feed)
 
     def _room(self) -> ClickBatch:
-        """Memory for any batch, on the device."""
+        """Buffers on the device that hold any batch."""
         config, device = self.prepared.config, self.prepared.settings.device
         batch, keys = config.train.batch_size, self.prepared.model.features
         most = max_ids(config)
@@ -276,7 +276,7 @@ class DLRMTrial(DLRMTrialState):
         return binary_metrics(logits_N, labels_N)
 
     def predicted(self) -> tuple[Tensor, Tensor]:
-        """Logits and labels of the validation rows, in their order."""
+        """Logits and labels of the validation rows, in order."""
         logits, labels = [], []
         for batch in self.prepared.held_out(self.seed):
             logits.append(self.model(batch.dense_BD, batch.features))

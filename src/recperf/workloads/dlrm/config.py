@@ -1,4 +1,4 @@
-"""dlrm: the classic DLRM and DLRM-DCNv2, on made-up batches or Criteo; the profiling experiment."""
+"""dlrm: the classic DLRM and DLRM-DCNv2 on synthetic batches or Criteo; the profiling experiment."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ KAGGLE_ROWS = (
     1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992, 5_461_306,
     10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
 )  # fmt: skip
-"""Different categories of each column in the Kaggle data."""
+"""Number of categories in each column of the Kaggle data."""
 DCNV2_ROWS = (
     40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938,
     155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
 )  # fmt: skip
 DCNV2_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-"""Ids a sample has in each table of MLPerf's DLRM-DCNv2: 214 in all."""
+"""Ids per sample in each table of MLPerf's DLRM-DCNv2, 214 in total."""
 LESS = "a smaller --model.row-scale, --model.dim or --train.batch-size, or --train.optimizer rowwise-adagrad"
-"""What helps where memory is short."""
+"""How to need less memory."""
 SMALL_TABLE = 1000
-"""Rows that scaling leaves a table: less would change how many different ids a bag can hold."""
+"""Tables are not scaled below this many rows: that would limit how many distinct ids a bag can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DLRMModelConfig:
     rows: tuple[int, ...] = (4, 3, 2)
-    """Rows of each table; as many tables as numbers."""
+    """Rows of each table."""
     row_scale: float = 1.0
-    """Rows are multiplied by this, so that a large model fits a smaller machine; tables of up to 1,000 rows stay."""
+    """Factor for the rows of every table with more than 1,000 rows, to fit a large model on a smaller machine."""
     dim: int = 64
-    """Width of a table row."""
+    """Width of an embedding row."""
     bottom: tuple[int, ...] = (512, 512, 64)
-    """Widths of the bottom MLP, the number of dense features first."""
+    """Layer widths of the bottom MLP; the first is the number of dense features."""
     top: tuple[int, ...] = (1024, 1024, 1024, 1)
-    """Widths of the top MLP after the interaction; the last is 1."""
+    """Layer widths of the top MLP after the interaction; the last is 1."""
     interaction: Literal["dot", "concat", "dcn"] = "dot"
-    """How dense and sparse vectors meet: by pairwise dot products, side by side, or through DCNv2's cross layers."""
+    """Interaction of dense and sparse vectors: pairwise dot products, concatenation, or DCNv2's cross layers."""
     diagonal: bool = False
-    """With dot: also each vector with itself."""
+    """With dot: include the product of each vector with itself."""
     cross_layers: int = 3
-    """With dcn: how many cross layers."""
+    """With dcn: number of cross layers."""
     cross_rank: int = 512
-    """With dcn: width between the two matrices of a cross layer."""
+    """With dcn: rank of the two matrices of a cross layer."""
     table_init_std: float = 0.0
     """Standard deviation of the initial table rows; 0 means uniform in +-1/sqrt(rows of the table)."""
 
@@ -67,7 +67,7 @@ class DLRMModelConfig:
         self.dlrm()
 
     def dlrm(self, features: tuple[str, ...] | None = None) -> DLRMConfig:
-        """The model as the family describes it, rows scaled."""
+        """The model config with scaled rows."""
         scaled = self.rows
         if self.row_scale != 1:
             scaled = tuple(max(min(rows, SMALL_TABLE), round(rows * self.row_scale)) for rows in self.rows)
@@ -88,19 +88,19 @@ class DLRMModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class DLRMDataConfig(RandomBagsConfig):
     source: Literal["random", "criteo"] = "random"
-    """Made-up batches, or a Criteo click log; `recperf data make criteo` makes one up."""
+    """Synthetic batches, or a Criteo click log; `recperf data make criteo` generates one."""
     path: Path | None = None
     """With source criteo: the log's file, or a folder with train.txt (Kaggle) or day_0, day_1, ... (Terabyte)."""
     layout: Literal["auto", "kaggle", "terabyte"] = "auto"
-    """With source criteo: how the files are laid out; auto looks at the names."""
+    """With source criteo: layout of the files; auto decides by their names."""
     on_error: Literal["stop", "skip"] = "stop"
-    """With source criteo: what a malformed line does: stop names it and ends, skip leaves it out and counts it."""
+    """With source criteo: whether a malformed line stops the run, or is skipped and counted."""
     holdout: float = 1 / 7
-    """With source criteo: share of the rows, the last ones, that validates; several days validate with the last day."""
+    """With source criteo: share of the rows at the end that is held out; with several days the last day is held out."""
     hash_seed: int = 0
     """With source criteo: seed of the hashes of categories."""
     cache: Path | None = None
-    """With source criteo: folder of the converted arrays; none means the user's cache folder."""
+    """With source criteo: folder of the converted arrays; default: the user cache folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,7 +142,7 @@ class DLRMWorkloadConfig(TrialsConfig):
 
 
 def experiment() -> DLRMWorkloadConfig:
-    """What the published profiling command really runs: its tables have 4, 3 and 2 rows."""
+    """What the published profiling command runs: its tables have 4, 3 and 2 rows."""
     return DLRMWorkloadConfig(
         data=DLRMDataConfig(ids_per_bag=10, distinct=True),
         train=DLRMTrainConfig(epochs=1, batch_size=2048, loss="mse", learning_rate=0.1, checkpoint_epochs=False),
@@ -150,27 +150,27 @@ def experiment() -> DLRMWorkloadConfig:
 
 
 def intended() -> DLRMWorkloadConfig:
-    """What the experiment meant to run: 8 tables of a million rows, up to 100 ids a lookup."""
-    made = experiment()
+    """What the experiment intended: 8 tables of a million rows, up to 100 ids per lookup."""
+    base = experiment()
     return replace(
-        made,
+        base,
         data=DLRMDataConfig(ids_per_bag=100),
-        model=replace(made.model, rows=(1_000_000,) * 8),
+        model=replace(base.model, rows=(1_000_000,) * 8),
     )
 
 
 def experiment_plain() -> DLRMWorkloadConfig:
-    """The experiment with every switch at its plain position: what a first profile of it finds."""
+    """The experiment with every optimization switched off."""
     return replace(experiment(), fast=PLAIN)
 
 
 def intended_plain() -> DLRMWorkloadConfig:
-    """The same of what it meant to run."""
+    """The intended experiment with every optimization switched off."""
     return replace(intended(), fast=PLAIN)
 
 
 def criteo_kaggle() -> DLRMWorkloadConfig:
-    """The usual model of the Criteo Kaggle data: 13 dense features, 26 tables, one id each."""
+    """The usual model for the Criteo Kaggle data: 13 dense features, 26 tables, one id each."""
     return DLRMWorkloadConfig(
         data=DLRMDataConfig(ids="zipf"),
         model=DLRMModelConfig(rows=KAGGLE_ROWS, dim=16, bottom=(DENSE, 512, 256, 64, 16), top=(512, 256, 1)),
@@ -179,7 +179,7 @@ def criteo_kaggle() -> DLRMWorkloadConfig:
 
 
 def dcnv2() -> DLRMWorkloadConfig:
-    """MLPerf's DLRM-DCNv2, rows scaled to a hundredth: 1 GB of tables in place of 105."""
+    """MLPerf's DLRM-DCNv2, rows scaled to a hundredth: 1 GB of tables instead of 105."""
     return DLRMWorkloadConfig(
         data=DLRMDataConfig(ids_per_feature=DCNV2_IDS, fixed=True, batches=50, held_out_batches=4),
         model=DLRMModelConfig(
@@ -193,27 +193,27 @@ def dcnv2() -> DLRMWorkloadConfig:
 
 
 def max_ids(config: DLRMWorkloadConfig) -> tuple[int, ...]:
-    """The most ids a bag of each feature has."""
+    """Maximum number of ids in a bag of each feature."""
     rows = config.dlrm.rows
     return (1,) * len(rows) if config.data.source == "criteo" else config.data.max_ids(rows)
 
 
 def expected_ids(config: DLRMWorkloadConfig) -> int:
-    """Ids of an average batch, repeats in a bag included."""
+    """Ids of an average batch, counting repeats within a bag."""
     exact = config.data.source == "criteo" or config.data.fixed
     a_sample = sum(float(most) if exact else _mean_length(most) for most in max_ids(config))
     return round(config.train.batch_size * a_sample)
 
 
 def _mean_length(most: int) -> float:
-    """Of round(max(1, u * most)) with u uniform in [0, 1)."""
+    """Mean of round(max(1, u * most)) with u uniform in [0, 1)."""
     if most == 1:
         return 1.0
     return (1.5 + sum(range(2, most)) + 0.5 * most) / most
 
 
 def expected_unique(config: DLRMWorkloadConfig, ids: int) -> int:
-    """Different rows among them if all rows of a table were equally likely."""
+    """Expected number of distinct rows among them if all rows of a table are equally likely."""
     rows, most = config.dlrm.rows, max_ids(config)
     shares = [m / sum(most) * ids for m in most]
     unique = sum(float(r * (1 - (1 - 1 / r) ** share)) for r, share in zip(rows, shares))
@@ -238,14 +238,14 @@ def estimate(config: DLRMWorkloadConfig) -> Estimate:
 
 
 def table_share(config: DLRMWorkloadConfig) -> float:
-    """How much of the tables one process has: all, or with several ranks its part and what every rank has a copy of."""
+    """Share of the table rows that one process holds: with AdamW all of them, else its shard."""
     if config.train.optimizer == "adamw":
         return 1.0
     return held_share(dict(zip(config.dlrm.features, config.dlrm.rows)), config.distributed)
 
 
 def reduction_bytes(config: DLRMWorkloadConfig) -> int:
-    """AdamW's gradients of the tables travel with the others."""
+    """Bytes of the all-reduce buffer; AdamW's table gradients are part of it."""
     model = config.dlrm
     return summed_bytes(model.mlp_parameters + (model.table_parameters if config.train.optimizer == "adamw" else 0))
 
@@ -270,7 +270,7 @@ def claims(config: DLRMWorkloadConfig) -> tuple[Claim, ...]:
 
 DLRM = Workload(
     name="dlrm",
-    summary="the classic DLRM and DCNv2 on made-up batches or Criteo; the profiling experiment",
+    summary="the classic DLRM and DCNv2 on synthetic batches or Criteo; the profiling experiment",
     config=DLRMWorkloadConfig,
     presets={
         "experiment": experiment,

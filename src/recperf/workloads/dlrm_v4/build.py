@@ -137,12 +137,12 @@ class SteppedModel:
         return loss
 
     def seen(self) -> dict[str, float] | None:
-        found = self.recent.metrics()
-        if found is None:
+        metrics = self.recent.metrics()
+        if metrics is None:
             return None
         self.lifetime.merge(self.recent)
         self.recent.clear()
-        return {**found, "lifetime_auc": self.lifetime.auc()}
+        return {**metrics, "lifetime_auc": self.lifetime.auc()}
 
 
 class AdamAndRows:
@@ -202,9 +202,9 @@ class Evaluations:
         """Logits and labels of all that is scored, on the host."""
         logits, labels = [], []
         for batch in batches:
-            found = inputs.inputs(batch)
-            logits.append(self.trial.model(found))
-            labels.append(found.labels_B)
+            batch_inputs = inputs.inputs(batch)
+            logits.append(self.trial.model(batch_inputs))
+            labels.append(batch_inputs.labels_B)
             if len(logits) == 1:
                 reached("evaluation: first batch scored")
         return torch.cat(logits).cpu(), torch.cat(labels).cpu()
@@ -261,25 +261,25 @@ class HistoryTrial:
         return InputOrder(order, prepared.histories, prepared.config.model, device, workers)
 
     def _evaluations(self) -> stream.Evaluations:
-        chosen, batch_size = self.prepared.config.evaluate, self.prepared.config.train.batch_size
+        options, batch_size = self.prepared.config.evaluate, self.prepared.config.train.batch_size
         samples = int(self.order.counts_S.sum())
         return stream.Evaluations(
             batches=len(self.order),
-            seams=tuple(seams_of(self.order, chosen.every_windows)),
-            steps=interval(chosen.every_share, samples, batch_size) if chosen.every_share else 0,
-            first_step=chosen.first_step(samples, batch_size),
+            seams=tuple(seams_of(self.order, options.every_windows)),
+            steps=interval(options.every_share, samples, batch_size) if options.every_share else 0,
+            first_step=options.first_step(samples, batch_size),
         )
 
     def _windows_left(self, at: Position) -> list[dict[str, Any]]:
         """What the log says of each window that ends here."""
-        order, found = self.order, []
+        order, events = self.order, []
         for place in self._left.get(at.batch, ()):
             left, leftover = int(order.leftovers_S[place]), order.leftover
-            found.append({
+            events.append({
                 "kind": "window", "window": order.windows[place], "anchors": int(order.counts_S[place]),
                 "in_no_full_batch": left, "leftover": leftover,
             })  # fmt: skip
-        return found
+        return events
 
     def _evaluation_facts(self, at: Position) -> dict[str, Any]:
         windows = self.prepared.windows_at(at)
@@ -304,12 +304,12 @@ class HistoryTrial:
 
     def rows_of(self, batch: Numbered) -> Tensor:
         """The distinct rows of all tables that a batch looks up, tables one behind the other."""
-        found, start = [], 0
+        rows_by_table, start = [], 0
         for name, rows in self.tables():
             if name in batch.inputs.rows:
-                found.append(batch.inputs.rows[name].long() + start)
+                rows_by_table.append(batch.inputs.rows[name].long() + start)
             start += rows
-        return torch.cat(found)
+        return torch.cat(rows_by_table)
 
     def tables(self) -> list[tuple[str, int]]:
         return list(self.prepared.config.model.table_rows.items())

@@ -1,4 +1,4 @@
-"""dlrm-v4: HSTU on listening events; trained window after window, scored on the last ones, which lie in the future."""
+"""dlrm-v4: HSTU on listening events, trained on windows in time order and scored on later ones."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length
 @dataclass(frozen=True, kw_only=True)
 class EventsConfig:
     path: Path | None = None
-    """An event store, or a cache of the MLPerf reference; none means the embedded, synthetic yambda-like."""
+    """Folder of an event store or of a cache of the MLPerf reference; default: the embedded synthetic events."""
     events: int = 300_000
-    """About how many events the embedded dataset has."""
+    """Approximate number of embedded synthetic events."""
     embedded_seed: int = 7
-    """Seed of the embedded dataset."""
+    """Seed of the embedded synthetic events."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
     windows: WindowConfig = field(default_factory=WindowConfig)
     first_window: int = 0
-    """The first window to train on."""
+    """First window to train on."""
     train_windows: int = 0
-    """How many windows to train on; 0 means all up to the hold-out."""
+    """Number of windows to train on; 0 means all before the hold-out."""
     holdout_first: int | None = None
-    """The first window that is scored and never trained on; none means as many as are held out, at the end."""
+    """First hold-out window; default: the hold-out is at the end."""
     holdout_windows: int = 1
-    """Windows that are scored and never trained on."""
+    """Number of hold-out windows, which are scored and never trained on."""
     leftover: Leftover = "carry"
-    """What becomes of a window's last anchors that fill no batch: they go on into the next window's first one, make a
-    short one, or are dropped, as the MLPerf reference does."""
+    """Anchors that fill no batch at the end of a window: carry them into the next window's first batch, keep them as
+    a short batch, or drop them, as the MLPerf reference does."""
     workers: int = 1
-    """Threads that gather batches ahead."""
+    """Threads that prepare batches in advance."""
 
     def __post_init__(self) -> None:
         within(1_000, self.events, 1 << 40, "data.events")
@@ -62,18 +62,18 @@ class EventsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """The end of training is scored in any case."""
+    """When and what to evaluate; the end of training is always evaluated."""
 
     on: Literal["holdout", "next-window"] = "holdout"
-    """What is scored: the windows held out, or the first window of which nothing was trained on yet."""
+    """What to score: the hold-out windows, or the first window that was not trained on yet."""
     every_windows: int = 0
-    """Score after every so many windows; 0 means not."""
+    """Evaluate after every this many windows; 0: never."""
     every_share: float = 0.0
-    """Score whenever such a share of all training samples was trained on; 0 means not."""
+    """Evaluate each time this share of all training samples was trained on; 0: never."""
     skip_share: float | None = 0.0
-    """Share of the training samples before which nothing is scored; none means as the MLPerf rules have it."""
+    """Share of the training samples before the first evaluation; None follows the MLPerf rules."""
     batch_size: int = 0
-    """Samples scored at a time; 0 means as many as a training step has."""
+    """Batch size of an evaluation; 0: that of training."""
 
     def __post_init__(self) -> None:
         within(0, self.every_windows, 1 << 40, "evaluate.every_windows")
@@ -82,13 +82,13 @@ class EvaluationConfig:
         within(0, self.batch_size, 1 << 24, "evaluate.batch_size")
         if self.every_windows and self.every_share:
             raise ConfigError(
-                "evaluate.every_windows and evaluate.every_share are both set; evaluations are due by one of them",
+                "evaluate.every_windows and evaluate.every_share are both set",
                 where={"field": "evaluate.every_share"},
                 fix="set one of them to 0",
             )
 
     def first_step(self, samples: int, batch_size: int) -> int:
-        """Steps before which nothing is scored."""
+        """Number of steps before the first evaluation."""
         if self.skip_share is not None:
             return math.ceil(self.skip_share * samples / batch_size)
         return math.ceil(mlperf_first_samples(batch_size) / batch_size)
@@ -101,30 +101,30 @@ def mlperf_first_samples(batch_size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryTrainConfig(TrainConfig):
-    """Adam (0.95, 0.999) for the dense parameters, row-wise Adagrad for the tables; the rate rises from 0 and stays."""
+    """Adam (0.95, 0.999) for dense parameters, row-wise Adagrad for tables; linear warm-up, then constant rates."""
 
     epochs: int = 1
     """Passes over the training windows."""
     batch_size: int = 64
-    """Samples a step."""
+    """Samples per step."""
     learning_rate: float = 3e-3
-    """Of Adam, after the rise."""
+    """Learning rate of Adam after warm-up."""
     rise: float = 0.1
-    """Share of the steps in which both rates rise from 0; used where warmup_steps is 0."""
+    """Warm-up as a share of all steps; used if warmup_steps is 0."""
     warmup_steps: int = 0
-    """Steps of the rise; 0 means that share of them."""
+    """Warm-up steps; 0: the share `rise` of all steps."""
     table_learning_rate: float = 0.1
-    """Of row-wise Adagrad, after the rise."""
+    """Learning rate of row-wise Adagrad after warm-up."""
     clip: float = 1.0
-    """Largest norm of the dense gradient; 0 means no clipping."""
+    """Maximum norm of the dense gradient; 0: no clipping."""
     weight_decay: float = 0.0
-    """Must be 0: the benchmark decays nothing."""
+    """Must be 0: the benchmark has no weight decay."""
     table_weight_decay: float = 0.0
-    """Must be 0: the benchmark decays nothing."""
+    """Must be 0: the benchmark has no weight decay."""
     checkpoint_windows: int = 0
-    """Save after every so many windows too; 0 means not."""
+    """Save a checkpoint after every this many windows; 0: never."""
     deterministic: bool = False
-    """On a GPU: the same bits in every repeat and after every resume, by slower ways. A CPU always gives them."""
+    """On a GPU: bit-equal repeats and resumes, with slower kernels. On a CPU they always are."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,17 +157,30 @@ class DLRMv4WorkloadConfig(TrialsConfig):
             "tokens and the candidate",
         )
         steps = self.train.evaluate_steps == 0 or not (self.evaluate.every_windows or self.evaluate.every_share)
-        require(steps, "train.evaluate_steps", self.train.evaluate_steps, "0 where evaluate.every_... says when")
         require(
-            not self.mlperf.log or self.seeds == 1, "seeds", self.seeds, "1 with mlperf.log: a log is of one training"
+            steps,
+            "train.evaluate_steps",
+            self.train.evaluate_steps,
+            "0 if evaluate.every_windows or every_share is set",
+        )
+        require(
+            not self.mlperf.log or self.seeds == 1,
+            "seeds",
+            self.seeds,
+            "1 with mlperf.log: a log describes one training",
         )
         again = self.evaluate.on == "next-window" and self.train.epochs > 1
-        require(not again, "train.epochs", self.train.epochs, "1 with evaluate.on next-window: a second pass knows it")
+        require(
+            not again,
+            "train.epochs",
+            self.train.epochs,
+            "1 with evaluate.on next-window: a second epoch has already trained on it",
+        )
 
 
 def laptop() -> DLRMv4WorkloadConfig:
-    """Embedded events and a small model: learns in minutes on a CPU. Windows are shuffled: in their own order a batch
-    of this size is one user's. One thread: operators this small wait for each other longer than they work together."""
+    """Embedded events and a small model: trains in minutes on a CPU. Windows are shuffled, since unshuffled a batch
+    of this size has one user. One thread: operators this small do not gain from a second one."""
     events = EventsConfig(
         events=160_000,
         history=HistoryConfig(length=36, scan=400),
@@ -204,7 +217,7 @@ def mlperf() -> DLRMv4WorkloadConfig:
 
 
 def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
-    """Of a step whose every row is as long as rows can be."""
+    """Counts a step whose rows all have the maximum length."""
     model, load = config.model, full_load(config.model, config.train.batch_size)
     return Estimate(
         parameters={"tables": model.table_parameters, **model.part_parameters},
@@ -229,7 +242,7 @@ def claims(config: DLRMv4WorkloadConfig) -> tuple[Claim, ...]:
 
 DLRM_V4 = Workload(
     name="dlrm-v4",
-    summary="HSTU on listening events (MLPerf's DLRMv4); trained on the past, scored on the future",
+    summary="HSTU on listening events (MLPerf's DLRMv4); trained on the past and scored on the future",
     config=DLRMv4WorkloadConfig,
     presets={"laptop": laptop, "gpu": gpu, "mlperf": mlperf},
     estimate=estimate,

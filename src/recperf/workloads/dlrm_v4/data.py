@@ -141,10 +141,10 @@ def divided(data: EventsConfig, windows: int) -> tuple[range, range]:
             f"of {windows} windows {data.holdout_windows} are to be scored: none is left to train on",
             fix="--data.holdout-windows, or shorter --data.windows.seconds",
         )
-    for what, chosen in (("trained on", train), ("held out", holdout)):
-        if chosen.stop > windows:
+    for what, selected in (("trained on", train), ("held out", holdout)):
+        if selected.stop > windows:
             raise DataError(
-                f"windows {chosen.start} to {chosen.stop - 1} are to be {what}, but the data has {windows}",
+                f"windows {selected.start} to {selected.stop - 1} are to be {what}, but the data has {windows}",
                 fix="--data.holdout-first, --data.train-windows, or shorter --data.windows.seconds",
             )
     if data.windows.train_share >= 1:

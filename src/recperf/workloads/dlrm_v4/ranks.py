@@ -57,8 +57,8 @@ class Share:
     size: int
 
     def batch(self, positions_B: NDArray[np.int64]) -> HistoryBatch:
-        ours = positions_B[self.rank :: self.size]
-        return self.histories.batch(ours if len(ours) else positions_B[:1])
+        own = positions_B[self.rank :: self.size]
+        return self.histories.batch(own if len(own) else positions_B[:1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class SharedBatch(Numbered):
 
     samples: int
     """Of all ranks."""
-    ours: int
+    own: int
     following: Inputs | None = None
     """The batch after it, whose ids may travel already; it is neither trained on nor counted with this one."""
 
@@ -86,11 +86,11 @@ class SharedOrder(InputOrder):
     """The number of steps that training ends with, if not with the data: what comes after is not looked at then."""
 
     def inputs(self, batch: HistoryBatch) -> Inputs:
-        found = super().inputs(batch)
+        inputs = super().inputs(batch)
         if self.model.hstu.attention_scale == "fixed":
-            return found
+            return inputs
         # Scores are divided by the tokens of the longest row of the whole batch.
-        return replace(found, whole_longest=self.world.maximum(found.whole_longest))
+        return replace(inputs, whole_longest=self.world.maximum(inputs.whole_longest))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
         with self.loader(start) as loader:
@@ -127,18 +127,18 @@ class RankModel(SteppedModel):
         self.model.set_step(self.seed, batch.step, self.world.rank)
         cast(TorchRecTables, self.model.tables).follow(batch.following)
         loss = self.model.loss(batch.inputs)
-        if batch.ours:
+        if batch.own:
             with span("metrics"):
                 self.recent.add(loss.logits_B, batch.inputs.labels_B)
-        return loss * (batch.ours / batch.samples)
+        return loss * (batch.own / batch.samples)
 
     def seen(self) -> dict[str, float] | None:
         """Of all ranks; the lifetime tally is theirs together too."""
-        own, self.recent = self.recent, self.world.merge_tally(self.recent)
-        found = super().seen()
-        own.clear()
-        self.recent = own
-        return found
+        recent, self.recent = self.recent, self.world.merge_tally(self.recent)
+        metrics = super().seen()
+        recent.clear()
+        self.recent = recent
+        return metrics
 
 
 class SharedEvaluations(Evaluations):

@@ -1,4 +1,4 @@
-"""Building micro-dlrm-dram: the part of it that needs torch."""
+"""A trial of micro-dlrm-dram: the hashed table, the model, its optimizers and its batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .data import check
 
 
 class PreparedDram(Prepared):
-    """Ids chosen, settings decided; the table itself is made a trial."""
+    """Data and settings; a trial allocates the table."""
 
     def __init__(self, config: MicroDLRMDramConfig) -> None:
         check(config)
@@ -109,12 +109,12 @@ class PreparedDram(Prepared):
         return row, row * self.rows
 
     def fixes(self) -> tuple[Fix, ...]:
-        config, found = self.config, list(cpu_fixes(self.config, self.settings))
+        config, fixes = self.config, list(cpu_fixes(self.config, self.settings))
         if config.model.bag == "reference":
             changed = replace(config, model=replace(config.model, bag="auto"))
-            title = "lookups and sparse updates by C, rows asked for ahead"
-            found.append(Fix(name="embedding", title=title, switch="--model.bag auto", config=changed, tolerance=1e-4))
-        return tuple(found)
+            title = "lookups with prefetching and sparse updates in C"
+            fixes.append(Fix(name="embedding", title=title, switch="--model.bag auto", config=changed, tolerance=1e-4))
+        return tuple(fixes)
 
     def pair(self, trial: Trial) -> dict[str, Recipe] | None:
         """The same model and shapes, ids from a few or from the whole virtual space."""
@@ -132,15 +132,15 @@ class DramTrial(DLRMTrialState):
 
     def __init__(self, prepared: PreparedDram, seed: int) -> None:
         config, settings = prepared.config, prepared.config.train
-        chosen, device = config.model, prepared.settings.device
+        model, device = config.model, prepared.settings.device
         self.prepared, self.seed = prepared, seed
         self.table = HashedTable(
-            chosen.features,
+            model.features,
             prepared.rows,
-            chosen.dim,
-            seed=chosen.hash_seed,
-            bag=chosen.bag,
-            huge_pages=chosen.huge_pages,
+            model.dim,
+            seed=model.hash_seed,
+            bag=model.bag,
+            huge_pages=model.huge_pages,
             device=device,
         )
         self.model = DLRM(prepared.model, seed=seed, embeddings=self.table).to(device)

@@ -1,4 +1,4 @@
-"""micro-dlrm-dram: the same model with one hashed table that fits no cache, and ids fresh enough to show it."""
+"""micro-dlrm-dram: the micro-dlrm model with one hashed table that fits no cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...plan.work import PlannedWorkload
 
 CACHES = 20
-"""With --model.rows auto the table is this many last-level caches large."""
+"""With --model.rows auto: size of the table in last-level caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,34 +44,34 @@ class MicroDLRMDramConfig(TrialsConfig):
 
 
 def default() -> MicroDLRMDramConfig:
-    """Uniform ids, 32 a bag, rows of 1 KiB: every lookup is a row that no cache holds."""
+    """Uniform ids, 32 per bag, rows of 1 KiB: no cache holds the row of a lookup."""
     return MicroDLRMDramConfig()
 
 
 def zipf() -> MicroDLRMDramConfig:
-    """Ids by popularity, as people's are: a cached head and a long tail."""
+    """Ids by Zipf popularity, as in real data: a cached head and a long tail."""
     return replace(default(), data=replace(default().data, ids="zipf"))
 
 
 def movielens() -> MicroDLRMDramConfig:
-    """MovieLens through the same table: 2,648 rows are touched, so that a cache holds them all."""
+    """MovieLens through the same table: it uses 2,648 rows, which fit a cache."""
     train = replace(default().train, epochs=10, batch_size=256, table_learning_rate=0.02, table_weight_decay=0.5)
     return replace(default(), data=DramDataConfig(ids="movielens", ids_per_bag=1), train=train)
 
 
 def resolved_rows(config: MicroDLRMDramConfig) -> int:
-    """How many rows the table gets on this machine."""
+    """Rows of the table on this machine."""
     if config.model.rows != "auto":
         return config.model.rows
     row = FLOAT * config.model.dim
     sizes = caches()
     last_level = max(sizes.values()) if sizes else 32 << 20
-    wanted, allowed = CACHES * last_level, available_bytes() // 2
-    return max(1, min(wanted, allowed) // row)
+    target, limit = CACHES * last_level, available_bytes() // 2
+    return max(1, min(target, limit) // row)
 
 
 def hot_ids(config: MicroDLRMDramConfig) -> int:
-    """Ids a feature draws from in the hot arm of the matched pair: their rows fill half of the second-level cache."""
+    """Number of ids per feature in the hot half of the matched pair: their rows fill half of the L2 cache."""
     cache = caches().get("L2", 1 << 20)
     return max(8, cache // 2 // (FLOAT * config.model.dim * len(config.model.features)))
 
@@ -81,7 +81,7 @@ def ids_a_batch(config: MicroDLRMDramConfig) -> int:
 
 
 def estimate(config: MicroDLRMDramConfig) -> Estimate:
-    """Counted as if all ids of a batch were different, which virtual uniform ids nearly are."""
+    """Counts all ids of a batch as distinct, which virtual uniform ids nearly are."""
     rows, ids = resolved_rows(config), ids_a_batch(config)
     model, batch = config.model.dlrm(rows), config.train.batch_size
     adagrad = config.train.table_optimizer == "adagrad"
@@ -109,7 +109,7 @@ COLD_OVER_HOT = 3.0
 
 
 def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
-    """It learns; with uniform ids, lookups are most of the forward pass and memory beyond the caches is why."""
+    """The loss falls; with uniform ids lookups dominate the forward pass, limited by memory beyond the caches."""
     target = quality_target(lambda *_: bounds(config))
     common = (target, known_machine(), budget_sums(), loss_falls(0.005))
     if config.data.ids != "uniform":
@@ -124,7 +124,7 @@ def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
 
 MICRO_DLRM_DRAM = Workload(
     name="micro-dlrm-dram",
-    summary="the same model with a hashed 2 GB table that fits no cache; shows DRAM",
+    summary="the same model with a hashed 2 GB table that fits no cache: limited by DRAM",
     config=MicroDLRMDramConfig,
     presets={"default": default, "zipf": zipf, "movielens": movielens},
     estimate=estimate,

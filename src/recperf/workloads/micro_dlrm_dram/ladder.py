@@ -53,9 +53,9 @@ class Rung:
     plain: str
     """Which plain way it is measured against: lookup or update."""
     predict: Callable[[Setting, float], float]
-    """The gain expected, from counted work and this machine's ceilings; given the plain way's seconds."""
+    """The gain expected, from counted work and this machine's ceilings; given the baseline's seconds."""
     run: Callable[[Setting, Tensor, Tensor, Tensor], Tensor]
-    """Called with rows, offsets and a gradient; returns what must equal the plain way's result."""
+    """Called with rows, offsets and a gradient; returns what must equal the baseline's result."""
     tolerance: float = 1e-5
     native: bool = False
     """Needs the compiled file."""
@@ -126,9 +126,9 @@ RUNGS = (
          lambda s, rows, offsets, _: _lookup(s.half_RD, rows, offsets).float(), 2e-2),
     Rung("huge pages", "2 MiB pages under the table, so that fewer lookups miss the TLB", "lookup",
          _tlb_gain, lambda s, rows, offsets, _: _lookup(s.huge_RD, rows, offsets)),
-    Rung("rows asked for ahead", "prefetch the rows of the next ids (C)", "lookup",
+    Rung("prefetched rows", "prefetch the rows of the next ids (C)", "lookup",
          _best_gather, lambda s, rows, offsets, _: native.bag_sum(s.table_RD, rows, offsets), native=True),
-    Rung("both of the last two", "prefetch over huge pages: what the default preset does", "lookup",
+    Rung("prefetch and huge pages", "prefetch over huge pages: what the default preset does", "lookup",
          _best_gather, lambda s, rows, offsets, _: native.bag_sum(s.huge_RD, rows, offsets), native=True),
     Rung("fused update", "sum, Adagrad and write each row once (C)", "update",
          _update_gain, lambda s, rows, offsets, gradient: _update(native, s, rows, offsets, gradient), 1e-4, True),
@@ -140,41 +140,43 @@ def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
     require_memory(estimate(prepared.config), tables=2.5)
     setting, batches = _setting(prepared, peaks)
     rungs = [rung for rung in RUNGS if not rung.native or not isinstance(native.library(), str)]
-    taken: dict[str, list[float]] = {name: [] for name in ("lookup", "update", *(r.name for r in rungs))}
+    seconds: dict[str, list[float]] = {name: [] for name in ("lookup", "update", *(r.name for r in rungs))}
     worst = dict.fromkeys((rung.name for rung in rungs), 0.0)
     for rows_V, offsets_B1, gradient_BD in batches:
         began = perf_counter()
         plain = {"lookup": _lookup(setting.table_RD, rows_V, offsets_B1)}
-        taken["lookup"].append(perf_counter() - began)
+        seconds["lookup"].append(perf_counter() - began)
         began = perf_counter()
         _update(reference, setting, rows_V, offsets_B1, gradient_BD)
-        taken["update"].append(perf_counter() - began)
+        seconds["update"].append(perf_counter() - began)
         plain["update"] = _moved(setting, rows_V)
         for rung in rungs:
             began = perf_counter()
-            found = rung.run(setting, rows_V, offsets_B1, gradient_BD)
-            taken[rung.name].append(perf_counter() - began)
+            output = rung.run(setting, rows_V, offsets_B1, gradient_BD)
+            seconds[rung.name].append(perf_counter() - began)
             if rung.plain == "update":
-                found = _moved(setting, rows_V)
-            worst[rung.name] = max(worst[rung.name], _difference(found, plain[rung.plain]))
+                output = _moved(setting, rows_V)
+            worst[rung.name] = max(worst[rung.name], _difference(output, plain[rung.plain]))
     return {
         "schema": 1,
         "batches": len(batches),
         "lookups": setting.lookups,
         "unique_rows": setting.unique,
         "row_bytes": setting.row_bytes,
-        "plain_ms": {name: _median(taken[name]) * 1e3 for name in ("lookup", "update")},
-        "rungs": [_report(rung, setting, taken, worst[rung.name]) for rung in rungs],
+        "plain_ms": {name: _median(seconds[name]) * 1e3 for name in ("lookup", "update")},
+        "rungs": [_report(rung, setting, seconds, worst[rung.name]) for rung in rungs],
     }
 
 
-def _report(rung: Rung, setting: Setting, taken: dict[str, list[float]], worst: float) -> dict[str, Any]:
-    ratios = sorted(plain / ours for plain, ours in zip(taken[rung.plain][1:], taken[rung.name][1:]))
+def _report(rung: Rung, setting: Setting, seconds: dict[str, list[float]], worst: float) -> dict[str, Any]:
+    ratios = sorted(
+        baseline / rung_seconds for baseline, rung_seconds in zip(seconds[rung.plain][1:], seconds[rung.name][1:])
+    )
     return {
         "name": rung.name,
         "idea": rung.idea,
         "against": rung.plain,
-        "predicted": rung.predict(setting, _median(taken[rung.plain])),
+        "predicted": rung.predict(setting, _median(seconds[rung.plain])),
         "measured": {f"p{share}": ratios[round(share / 100 * (len(ratios) - 1))] for share in (20, 50, 80)},
         "difference": worst,
         "tolerance": rung.tolerance,
@@ -219,9 +221,9 @@ def _moved(setting: Setting, rows_V: Tensor) -> Tensor:
     return moved
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
+def _difference(output: Tensor, expected: Tensor) -> float:
     """The largest, relative to the largest entry."""
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+    return float((output - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
 def _median(values: list[float]) -> float:
