@@ -1,4 +1,4 @@
-"""What works on this machine: each check says what it found and, where that is not enough, the command to fix it."""
+"""Checks of this machine: each reports its result and, if something is missing, the command that fixes it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 class Finding:
     name: str
     state: str
-    """ok; missing: recperf cannot work fully; optional: only the named feature is off."""
+    """ok; missing: recperf cannot work fully; optional: only one feature is unavailable."""
     found: str
     fix: str | None = None
 
 
 def examine() -> list[Finding]:
-    """Every check, none of which can stop the others."""
+    """Run every check; one that fails does not stop the others."""
     findings = []
     for check in CHECKS:
         try:
@@ -112,8 +112,8 @@ def mlperf() -> Finding:
 def _extra(extra: str, names: tuple[str, ...], why: str) -> Finding:
     """The packages of an extra: the first that is missing, else the first."""
     fix = f"pip install 'recperf[{extra}]'"
-    found = [package(name, name, needed=False, why=why, fix=fix) for name in names]
-    return next((one for one in found if one.state != OK), found[0])
+    findings = [package(name, name, needed=False, why=why, fix=fix) for name in names]
+    return next((finding for finding in findings if finding.state != OK), findings[0])
 
 
 def distributed() -> Finding:
@@ -148,10 +148,10 @@ def c_code() -> Finding:
 def ceilings() -> Finding:
     from .measure import peaks
 
-    kept = peaks.load()
-    if kept is None:
+    measured = peaks.load()
+    if measured is None:
         return Finding("ceilings", OPTIONAL, "not measured yet; the first run measures them quickly", "recperf peaks")
-    return Finding("ceilings", OK, f"measured {kept['measured']}{' (quick)' if kept['quick'] else ''}")
+    return Finding("ceilings", OK, f"measured {measured['measured']}{' (quick)' if measured['quick'] else ''}")
 
 
 def movielens() -> Finding:

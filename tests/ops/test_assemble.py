@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from recperf.errors import ArgumentError
 from recperf.ops.assemble import Plan, assemble, backward, forward, plan
 from recperf.ops.assemble.reference import places
 from recperf.ops.dropout import Dropout, keep_mask
@@ -193,11 +194,11 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         {"rows": parts["rows"][1:]}, {"context": parts["context"][:, 1:]}, {"actions": parts["actions"][1:]},
         {"time": parts["time"][1:]},
     ):  # fmt: skip
-        with pytest.raises(ValueError, match="planned"):
+        with pytest.raises(ArgumentError, match="the plan is for"):
             forward(*(parts | wrong).values(), plan=of, scale=1.0)
-    with pytest.raises(ValueError, match="one must be left"):
+    with pytest.raises(ArgumentError, match="the position table has 2 rows; it needs more than 2"):
         forward(*(parts | {"position": parts["position"][:2]}).values(), plan=of, scale=1.0)
-    with pytest.raises(ValueError, match="have 5 positions; 4 sources"):
+    with pytest.raises(ArgumentError, match="source_S has 4 and action_S 5 entries"):
         plan(
             of.offsets_B1, torch.zeros(9, dtype=torch.int64), of.source_S[:4], of.source_S, of.source_starts_U1,
             of.action_S, actions=2, ages=4, context=2, longest=5,

@@ -16,9 +16,9 @@ class Options:
     """Print one JSON object."""
 
 
-def command(words: list[str]) -> int:
-    text = "What works on this machine, and the one command that fixes what does not."
-    options = parse(Options, words, prog="recperf doctor", description=text, default=Options())
+def command(arguments: list[str]) -> int:
+    text = "Check this machine and print the command that fixes each problem."
+    options = parse(Options, arguments, prog="recperf doctor", description=text, default=Options())
     findings = examine()
     broken = [finding.name for finding in findings if finding.state == MISSING]
     if options.json:

@@ -1,1 +1,1 @@
-"""The arithmetic with more than one implementation: a short reference that defines what is right, and faster ones."""
+"""Operators with several implementations: a short reference that defines the result, and faster ones."""

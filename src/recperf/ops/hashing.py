@@ -30,7 +30,7 @@ MOST_ROWS = 1 << 31
 
 
 def signed(word: int) -> int:
-    """The word, taken modulo 2^64, as the int64 with the same bits."""
+    """The int64 with the same 64 bits as the word."""
     word &= WORD
     return word - (1 << 64) if word >> 63 else word
 
@@ -73,9 +73,9 @@ def hash_int(value: int, seed: int) -> int:
 
 def hash_numpy(values: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
     """The hashes of an array of ids."""
-    key, given = np.uint64(stream(seed)), np.asarray(values, dtype=np.int64).view(np.uint64)
-    words, scratch = np.empty_like(given), np.empty_like(given)
-    finalise_numpy_(np.add(given, key, out=words), scratch)
+    key, unsigned = np.uint64(stream(seed)), np.asarray(values, dtype=np.int64).view(np.uint64)
+    words, scratch = np.empty_like(unsigned), np.empty_like(unsigned)
+    finalise_numpy_(np.add(unsigned, key, out=words), scratch)
     return finalise_numpy_(np.add(words, key, out=words), scratch)
 
 

@@ -1,4 +1,4 @@
-"""Every C body there is, found by its files, and a run of each against its reference on a tiny input."""
+"""Compiles and runs the C body of every op on a tiny input, against its reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def names() -> list[str]:
 
 
 def problem(name: str) -> str | None:
-    """The reason why the C body of an op cannot be used, found by compiling and running it; None if it works."""
+    """The reason why the C body of an op cannot be used, after compiling and running it; None if it works."""
     body = importlib.import_module(f"{__package__}.{name}.native")
     library = body.library()
     if isinstance(library, str):

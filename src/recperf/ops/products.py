@@ -1,7 +1,7 @@
-"""Matrix products by torch, in the types that the written-out passes want.
+"""Matrix products by torch, in the types that hand-written backward passes need.
 
-A CPU takes narrow types widened: there torch's own products of them are slow, and on some machines they warn. The sums
-are float32 as they are on a GPU, and the result is rounded once.
+On a CPU half precision is widened first: torch's own products of it are slow there, and on some machines they warn.
+Sums are float32 as on a GPU, and the result is rounded once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The finaliser of splitmix64 (Steele, Lea, Flood 2014) on integers and on arrays; no torch, which costs seconds."""
+"""The finaliser of splitmix64 (Steele, Lea, Flood 2014) on integers and arrays. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What the tokens of a batch are put together from, found once, outside the step.
+"""From which rows, actions, positions and ages each token of a batch is assembled; computed once, outside the step.
 
-Every row has its tokens of context and then its positions, of which there may be none. A position takes a row that
-others may take too, and an action.
+A row of the batch has its context tokens, then its positions, if any. A position reads a shared row and an action.
 
-Shapes: B rows, T tokens, S positions (tokens without context), U rows taken, K actions, Q ages.
+Shapes: B rows, T tokens, S positions (tokens without context), U shared rows, K actions, Q ages.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...errors import ArgumentError
+
 SHORTEST, UNIT = 1e-6, 60.0
 """Seconds: the smallest age, and the unit in which an age is counted before its square root is taken."""
 
@@ -23,24 +24,24 @@ class Plan:
     offsets_B1: Tensor
     """Where each row begins among the tokens."""
     source_S: Tensor
-    """The row every position takes."""
+    """The shared row that each position reads."""
     action_S: Tensor
-    """The action of every position."""
+    """The action of each position."""
     age_T: Tensor
-    """The row of the time table that every token takes."""
+    """The row of the time table that each token reads."""
     source_order_S: Tensor
-    """Tokens, those that take the first row first."""
+    """Tokens ordered by the shared row they read."""
     source_starts_U1: Tensor
     kind_order_T: Tensor
-    """Tokens in order of age and, of one age, of action; those of context count as one action more."""
+    """Tokens ordered by age, then action; context tokens count as one more action."""
     kind_starts: Tensor
-    """Where each pair of age and action begins, Q * (K + 1) + 1."""
+    """Where each pair of age and action begins in that order, Q * (K + 1) + 1 entries."""
     actions: int
     ages: int
     context: int
-    """Tokens of context in every row."""
+    """Context tokens in every row."""
     longest: int
-    """No row has more tokens."""
+    """The largest number of tokens in a row."""
 
     @property
     def tokens(self) -> int:
@@ -61,12 +62,12 @@ def plan(
     context: int,
     longest: int,
 ) -> Plan:
-    """`order_S` and `starts_U1`: which positions take each row, as in `lookup.Unique`. Never waits for the device."""
+    """`order_S` and `starts_U1` list the positions of each row, as in `lookup.Unique`. Never waits for the device."""
     tokens, rows = times_T.numel(), offsets_B1.numel() - 1
     if source_S.numel() != tokens - rows * context or action_S.numel() != source_S.numel():
-        raise ValueError(
-            f"{tokens} tokens of {rows} rows with {context} of context each have {tokens - rows * context} positions; "
-            f"{source_S.numel()} sources and {action_S.numel()} actions are given"
+        raise ArgumentError(
+            f"source_S has {source_S.numel()} and action_S {action_S.numel()} entries; {tokens} tokens in {rows} rows "
+            f"with {context} context tokens each have {tokens - rows * context} positions"
         )
     before_B1 = context * torch.arange(rows + 1, device=times_T.device)
     row_S = row_of_token(offsets_B1 - before_B1, source_S.numel())
@@ -97,7 +98,7 @@ def row_of_token(offsets_B1: Tensor, tokens: int) -> Tensor:
 
 
 def ages_of(offsets_B1: Tensor, times_T: Tensor, ages: int) -> Tensor:
-    """The row of the time table that every token takes: the square root of the minutes before its row's last token."""
+    """The row of the time table for each token: the square root of the minutes before the last token of its row."""
     last_T = offsets_B1[1:][row_of_token(offsets_B1, times_T.numel())] - 1
     seconds_T = (times_T[last_T] - times_T).to(torch.float32).clamp(min=SHORTEST)
     # Divided by a tensor: a CUDA device multiplies by the inverse of a plain number, which rounds otherwise. The root
@@ -107,7 +108,7 @@ def ages_of(offsets_B1: Tensor, times_T: Tensor, ages: int) -> Tensor:
 
 
 def grouped(bucket_T: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The tokens in order of their buckets, and where each bucket begins in it."""
+    """The tokens ordered by bucket, and where each bucket begins in that order."""
     sorted_T, order_T = torch.sort(bucket_T, stable=True)
     edges = torch.arange(count + 1, device=bucket_T.device, dtype=bucket_T.dtype)
     return order_T, torch.searchsorted(sorted_T, edges)
@@ -116,7 +117,7 @@ def grouped(bucket_T: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def shared_sums(
     grad_TD: Tensor, plan: Plan, scale: float, segment_sum: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of rows, actions and time table. One sum a pair of age and action serves two of them."""
+    """The gradients of rows, actions and time table. The sums per pair of age and action serve the last two."""
     rows_UD = segment_sum(grad_TD, plan.source_order_S, plan.source_starts_U1).mul_(scale)
     pairs = segment_sum(grad_TD, plan.kind_order_T, plan.kind_starts)
     pairs_QKD = pairs.view(plan.ages, plan.actions + 1, grad_TD.shape[1])
@@ -124,5 +125,5 @@ def shared_sums(
 
 
 def _narrow(count: int) -> torch.dtype:
-    """A type for numbers up to this one: they are read once a token."""
+    """The narrowest index type for this many values: indices are read once per token."""
     return torch.int32 if count < 1 << 31 else torch.int64

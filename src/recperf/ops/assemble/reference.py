@@ -1,6 +1,6 @@
-"""Tokens from shared rows, actions, positions and ages, in plain torch.
+"""Assembly of tokens in plain torch.
 
-Shapes: B rows, C context tokens a row, T tokens, S positions, U rows taken, K actions, P positions' table, Q ages, D
+Shapes: B rows, C context tokens a row, T tokens, S positions, U shared rows, K actions, P positions, Q ages, D
 width.
 """
 
@@ -16,7 +16,7 @@ from .plan import Plan, grouped, row_of_token, shared_sums
 
 
 def places(plan: Plan, positions: int) -> tuple[Tensor, Tensor]:
-    """Which tokens are context, and the row of the position table that every token takes.
+    """Which tokens are context, and the row of the position table that each token reads.
 
     The context's tokens count from the start of their row, the others from its end, after the context.
     """

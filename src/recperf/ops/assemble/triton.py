@@ -1,11 +1,11 @@
-"""Tokens from shared rows, actions, positions and ages, on a GPU.
+"""Assembly of tokens on a GPU.
 
 A program has a few neighbouring positions and goes through some of the rows: it reads their position vectors once, and
 backward it adds up what all those rows give to them, without sorting. Shared rows and tables mostly come from the
 cache, so that tokens are written about as fast as memory takes them. Backward, the gradient is read three times: by
 position (which also applies the dropout), by row, by age and action.
 
-Shapes: B rows, C context tokens a row, T tokens, S positions, U rows taken, K actions, P positions, Q ages, D width, G
+Shapes: B rows, C context tokens a row, T tokens, S positions, U shared rows, K actions, P positions, Q ages, D width, G
 groups of rows, L positions that occur.
 """
 
@@ -32,14 +32,14 @@ PROGRAMS = 8192
 
 @triton.jit
 def positions_at(block, context, ROWS: tl.constexpr, OPENING: tl.constexpr):
-    """The positions of a block, before the table's end is respected: the first OPENING blocks are the context's."""
+    """The positions of a block, including those beyond the table; the first OPENING blocks are the context."""
     lanes = tl.arange(0, ROWS).to(tl.int64)
     return lanes + tl.where(block < OPENING, block * ROWS, (block - OPENING) * ROWS + context)
 
 
 @triton.jit
 def tokens_at(begin, end, position, block, context, OPENING: tl.constexpr):
-    """The tokens of a row that are at these positions, and whether there are such."""
+    """The tokens of a row at these positions, and a mask of those that exist."""
     at_start = block < OPENING
     token = tl.where(at_start, begin + position, end - 1 - (position - context))
     there = tl.where(at_start, (position < context) & (token < end), token >= begin + context)
@@ -67,14 +67,14 @@ def _forward(
         value = tl.load(time_weight + age[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         if block < OPENING:
             at = (row * C + position)[:, None] * D + columns[None, :]
-            given = tl.load(context + at, mask=mask, other=0.0).to(tl.float32)
+            value_in = tl.load(context + at, mask=mask, other=0.0).to(tl.float32)
         else:
             nth = token - (row + 1) * C
             source = tl.load(source_S + nth, mask=there, other=0).to(tl.int64)
             action = tl.load(action_S + nth, mask=there, other=0).to(tl.int64)
-            given = tl.load(rows + source[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-            given += tl.load(actions + action[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-        value += given * gain + at_position
+            value_in = tl.load(rows + source[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+            value_in += tl.load(actions + action[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        value += value_in * gain + at_position
         if DROP:
             a, b = row_words(token, numbers, there, first, second, LISTED)
             value *= factors(columns, a, b, threshold, scale)
@@ -97,15 +97,15 @@ def _backward(
         token, there = tokens_at(begin, end, position, block, C, OPENING)
         mask = there[:, None] & wide
         place = token[:, None] * D + columns[None, :]
-        given = tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
+        value_in = tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
         if DROP:
             a, b = row_words(token, numbers, there, first, second, LISTED)
-            given *= factors(columns, a, b, threshold, scale)
-            tl.store(undropped + place, given.to(undropped.dtype.element_ty), mask=mask)
-        total += given
+            value_in *= factors(columns, a, b, threshold, scale)
+            tl.store(undropped + place, value_in.to(undropped.dtype.element_ty), mask=mask)
+        total += value_in
         if block < OPENING:
             at = (row * C + position)[:, None] * D + columns[None, :]
-            tl.store(dcontext + at, (given * gain).to(dcontext.dtype.element_ty), mask=mask)
+            tl.store(dcontext + at, (value_in * gain).to(dcontext.dtype.element_ty), mask=mask)
     # The last block of context may reach into the positions after it, which are another block's.
     own = (position < tl.where(block < OPENING, C, slots))[:, None] & wide
     place = (tl.program_id(1).to(tl.int64) * slots + position)[:, None] * D + columns[None, :]
@@ -113,21 +113,21 @@ def _backward(
 
 
 class Cut(NamedTuple):
-    """How positions and rows are shared among programs."""
+    """How positions and rows are divided between programs."""
 
     slots: int
-    """Positions that occur, before the table's end is respected."""
+    """Positions that occur, including those beyond the end of the table."""
     tall: int
     width: int
     opening: int
-    """Blocks of positions for the tokens of context."""
+    """Blocks of positions for the context tokens."""
     blocks: int
     groups: int
     group: int
 
 
 def cut(dim: int, tokens: int, rows: int, *, context: int, longest: int, partial: bool) -> Cut:
-    """With `partial`, every group leaves a sum: not more of them than a quarter of the tokens."""
+    """How to divide the work. With `partial` every group writes a sum: at most a quarter as many as tokens."""
     tall, width = tile(dim, TALL)
     slots = max(longest, context)
     opening = triton.cdiv(context, tall)
@@ -184,7 +184,7 @@ def backward(
 
 
 def joined(sums_GLD: Tensor, positions: int) -> Tensor:
-    """The gradient of the position table, whose last row has all positions from there on."""
+    """The gradient of the position table; its last row sums all positions from there on."""
     slots, dim = sums_GLD.shape[1:]
     out_PD = torch.zeros(positions, dim, device=sums_GLD.device)
     plain = min(slots, positions - 1)

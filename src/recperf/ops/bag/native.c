@@ -1,12 +1,12 @@
 /* Embedding bags on a CPU. The table does not fit any cache, so that each row is a miss to DRAM: rows that will be
- * needed soon are asked for ahead of time. Callers split the work; nothing here starts threads. */
+ * needed soon are prefetched. Callers split the work; nothing here starts threads. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #define LINE 64
 
-static void ask_for(const float *row, int64_t dim, int write) {
+static void prefetch(const float *row, int64_t dim, int write) {
     const char *begin = (const char *)row, *end = (const char *)(row + dim);
     for (; begin < end; begin += LINE) {
         if (write)
@@ -62,13 +62,13 @@ int64_t stack_rows(const int64_t *ids, const int64_t *offsets, const int64_t *st
 typedef float four __attribute__((vector_size(16), aligned(4)));
 enum { WIDTH = 32 };
 
-/* Sums WIDTH columns of a bag in registers: a sum kept in memory would be read and written again for every row. The
- * first columns also ask for the rows that come `ahead` ids later; the others then find theirs in the nearest cache. */
+/* Sums WIDTH columns of a bag in registers: a sum in memory would be read and written again for every row. The
+ * first columns also prefetch the rows that come `ahead` ids later; the others then find theirs in the nearest cache. */
 static void sum_columns(const float *table, const int64_t *rows, int64_t count, int64_t dim, float *out,
                         const float *whole, int64_t ahead, int64_t left) {
     four a = {0}, b = {0}, c = {0}, d = {0}, e = {0}, f = {0}, g = {0}, h = {0};
     for (int64_t i = 0; i < count; i++) {
-        if (whole && i + ahead < left) ask_for(whole + rows[i + ahead] * dim, dim, 0);
+        if (whole && i + ahead < left) prefetch(whole + rows[i + ahead] * dim, dim, 0);
         const four *row = (const four *)(table + rows[i] * dim);
         a += row[0], b += row[1], c += row[2], d += row[3], e += row[4], f += row[5], g += row[6], h += row[7];
     }
@@ -94,7 +94,7 @@ void bag_sum(const float *table, const int64_t *rows, const int64_t *offsets, fl
     }
 }
 
-/* Positions of rows in ascending order of row, equal rows in their given order. Radix sort, 11 bits a pass. */
+/* Positions of rows in ascending order of row, equal rows in their original order. Radix sort, 11 bits a pass. */
 void sort_rows(const int64_t *rows, int64_t count, int64_t most, int32_t *order, int32_t *scratch) {
     enum { BITS = 11, BUCKETS = 1 << BITS };
     int32_t *from = order, *to = scratch;
@@ -139,23 +139,23 @@ void update_rows(float *table, float *state, const int64_t *rows, const int32_t 
                  const float *gradient, int64_t first, int64_t last, int64_t dim, float rate, float eps, float decay,
                  float scale, int64_t each, int64_t ahead, float *sum) {
     for (int64_t i = first; i < last;) {
-        if (i + ahead < last) ask_for(table + rows[order[i + ahead]] * dim, dim, 1);
+        if (i + ahead < last) prefetch(table + rows[order[i + ahead]] * dim, dim, 1);
         float *row = table + rows[order[i]] * dim;
-        float *kept = state ? state + rows[order[i]] * (each ? dim : 1) : 0;
+        float *squares = state ? state + rows[order[i]] * (each ? dim : 1) : 0;
         i = add_up(rows, order, bags, gradient, i, last, dim, sum);
         float step = rate * scale;
         const float keep = 1.0f - rate * decay;
-        if (kept && each) {
+        if (squares && each) {
             for (int64_t k = 0; k < dim; k++) {
                 const float slope = sum[k] * scale;
-                kept[k] += slope * slope;
-                row[k] = keep * row[k] - rate * slope / (sqrtf(kept[k]) + eps);
+                squares[k] += slope * slope;
+                row[k] = keep * row[k] - rate * slope / (sqrtf(squares[k]) + eps);
             }
             continue;
         }
-        if (kept) {
-            *kept += (float)(square(sum, dim) / (double)dim) * scale * scale;
-            step /= sqrtf(*kept) + eps;
+        if (squares) {
+            *squares += (float)(square(sum, dim) / (double)dim) * scale * scale;
+            step /= sqrtf(*squares) + eps;
         }
         for (int64_t k = 0; k < dim; k++) row[k] = keep * row[k] - step * sum[k];
     }

@@ -1,4 +1,4 @@
-"""Embedding bags by a small C file, compiled once with the machine's own compiler and kept in the cache folder.
+"""Embedding bags in C: every row of a large table is a cache miss, which prefetching hides.
 
 Shapes: V ids, B bags, R table rows, D width.
 """
@@ -22,7 +22,7 @@ from . import reference
 
 SOURCE = Path(__file__).with_name("native.c")
 AHEAD = 8
-"""Rows asked for ahead of time; 4 to 16 do about the same on a Neoverse-N1."""
+"""Rows to prefetch; 4 to 16 are about equally fast on a Neoverse-N1."""
 SMALL = 2048
 """With fewer ids a second thread costs more than it saves."""
 MOST_IDS = (1 << 31) - 1
@@ -130,7 +130,7 @@ class Grouped:
         self.cuts = self._cuts(_threads(count))
 
     def _cuts(self, threads: int) -> list[int]:
-        """Where to divide the sorted order between threads: never between two occurrences of one row."""
+        """Cuts of the sorted order for the threads, never between two occurrences of one row."""
         count = self.order_V.numel()
         cuts = [0]
         for index in range(1, threads):
@@ -139,7 +139,7 @@ class Grouped:
         return [*cuts, count]
 
     def _end_of_row(self, place: int) -> int:
-        """The first place after this one with another row; halving, since one row may fill a whole batch."""
+        """The first place after this one with another row, by bisection, since one row may fill a whole batch."""
         row, low, high = self._row(place), place + 1, self.order_V.numel()
         while low < high:
             middle = (low + high) // 2
@@ -153,7 +153,7 @@ class Grouped:
         return int(self.rows_V[self.order_V[place]])
 
     def addresses(self) -> tuple[int, int, int]:
-        """Of the rows, their order and the bag of each id: all made and checked here."""
+        """Addresses of the rows, their order and the bag of each id, which this class made and checked."""
         return self.rows_V.data_ptr(), self.order_V.data_ptr(), self.bags_V.data_ptr()
 
     @property

@@ -1,6 +1,6 @@
-"""Embedding bags in plain torch, on any device: short, and what the other implementations must equal.
+"""Embedding bags in plain torch, on any device: the definition that the other implementations must match.
 
-Shapes: V ids, B bags, R table rows, D width, U different rows among the ids.
+Shapes: V ids, B bags, R table rows, D width, U distinct rows among the ids.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..arguments import unknown_id
 from ..hashing import rows_torch
 
 CHUNK = 16_384
-"""Ids whose gradients are expanded at a time, so that memory does not grow with the batch."""
+"""Ids whose gradients are expanded at a time, which bounds the memory whatever the batch."""
 
 
 def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
@@ -21,7 +21,7 @@ def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
 
 
 def stacked_rows(ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None) -> Tensor:
-    """The row of the stacked tables each id means; the bags of a feature lie together."""
+    """The row of the stacked tables that each id means; the bags of a feature follow one another."""
     if starts_F is None:
         return ids_V
     bags_a_feature = (offsets_B1.numel() - 1) // starts_F.numel()
@@ -67,7 +67,7 @@ class Grouped:
 
 
 def _summed(grouped: Grouped, gradient_BD: Tensor) -> Tensor:
-    """The gradient of each different row."""
+    """The summed gradient of each distinct row."""
     summed_UD = gradient_BD.new_zeros(grouped.unique, gradient_BD.shape[1])
     for part in range(0, grouped.bags_V.numel(), CHUNK):
         ids = slice(part, part + CHUNK)
@@ -86,7 +86,7 @@ def update(
     decay: float,
     scale: float,
 ) -> None:
-    """Adagrad (with a state a row, or a number of it) or SGD, with decoupled decay, of the used rows; in place."""
+    """Adagrad (with a state per row or per number) or SGD, with decoupled decay, of the used rows; in place."""
     summed_UD = _summed(grouped, gradient_BD) * scale
     used = grouped.rows_U
     step = torch.ones_like(summed_UD[:, :1]) * rate
@@ -101,5 +101,5 @@ def update(
 
 
 def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
-    """Of the summed gradient of every different row."""
+    """The squared norm of the summed gradient of the distinct rows."""
     return float(_summed(grouped, gradient_BD).square().sum())

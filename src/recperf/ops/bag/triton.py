@@ -1,11 +1,11 @@
 """Embedding bags on a GPU: all tables in one launch, and an update that never writes a gradient of the table.
 
 The update sorts the ids of a batch by row and cuts the sorted ids into chunks, each for a warp or a few. A row whose
-ids lie in one chunk is updated there; what a chunk holds of a row that goes on in the next is kept aside and joined by
-a second kernel. Sums follow the sorted order, so that a repeat gives the same bits. `scatter_sgd` needs no sorting and
-is for SGD alone: it adds with atomics, whose order, and with it the last bit, varies.
+ids lie in one chunk is updated there; partial sums of a row that continues in the next chunk are written to memory and
+joined by a second kernel. Sums follow the sorted order, so that a repeat gives the same bits. `scatter_sgd` needs no
+sorting and is for SGD alone: it adds with atomics, whose order, and with it the last bit, varies.
 
-A batch may be longer than its bags say (`offsets_B1[-1]` and on are ignored): a captured graph has fixed shapes.
+Ids from `offsets_B1[-1]` on are ignored: a captured graph has fixed shapes, whatever the number of ids.
 
 Shapes: V ids, B bags, F features, R table rows, D width, C ids a chunk.
 """
@@ -26,9 +26,9 @@ from ..hashing import rows_torch
 from . import reference
 
 JOINED = 8
-"""Chunks of a long row that are joined at a time."""
+"""Chunks of a long row that are summed at a time."""
 LOOKED_AT = 32
-"""Chunks a warp looks at for rows that go on in the next: most have none."""
+"""Chunks that a warp searches for rows that continue in the next: most have none."""
 
 
 def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
@@ -88,7 +88,7 @@ def _sum_short_bags(
     table, ids, offsets, starts, out, flag, bags, features, bags_a_feature, rows, D,
     WIDTH: tl.constexpr, BAGS: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
-    """Several bags side by side, an id of each at a time: where bags are short, one alone asks for too little."""
+    """Several bags at once, one id of each at a time: a single short bag has too few loads in flight."""
     bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     there = bag < bags
     begin = tl.load(offsets + bag, mask=there, other=0)
@@ -114,7 +114,7 @@ def _sum_short_bags(
 
 
 SHORT = 6
-"""Ids a bag may hold on average to be summed beside others."""
+"""Bags of fewer ids on average are summed several at once."""
 
 
 def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
@@ -142,7 +142,7 @@ def _list_rows(
     ids, offsets, starts, keys, bags, flag, count, features, bags_a_feature, rows,
     BAGS: tl.constexpr, BLOCK: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
-    """The row and the bag of every id, several bags side by side."""
+    """The row and the bag of every id, several bags at once."""
     bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     there = bag < count
     begin = tl.load(offsets + bag, mask=there, other=0)
@@ -170,7 +170,7 @@ def _list_short_rows(
     ids, offsets, starts, keys, bags, flag, count, features, bags_a_feature, rows,
     BAGS: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
-    """The same where bags are short: several side by side, an id of each at a time."""
+    """The same for short bags: several at once, one id of each at a time."""
     bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     there = bag < count
     begin = tl.load(offsets + bag, mask=there, other=0)
@@ -219,13 +219,13 @@ class Grouped:
 
     @property
     def unique(self) -> int:
-        """Different rows; waits for the device."""
+        """The number of distinct rows; waits for the device."""
         used = self.sorted_V[: int(self.offsets_B1[-1])]
         return int(torch.unique_consecutive(used).numel())
 
 
 def _narrowest(rows: int) -> torch.dtype:
-    """The type of row numbers, one past the last included: every byte of them is a pass of the sort."""
+    """The narrowest type for row numbers and one past the last: each byte is a pass of the sort."""
     if rows < 1 << 15:
         return torch.int16
     return torch.int32 if rows < 1 << 31 else torch.int64
@@ -238,7 +238,7 @@ def _runs(flag_a, sum_a, flag_b, sum_b):
 
 @triton.jit
 def _apply(table, state, rates, key, row, grad, here, eps, decay, D, columns, wide, STATE: tl.constexpr):
-    """One row a lane: new state and new weights where `here`; `row` holds the old ones."""
+    """Update one row per lane, in state and weights, where `here`; `row` holds the old weights."""
     rate = tl.load(rates)
     place = key[:, None].to(tl.int64) * D + columns[None, :]
     mask = here[:, None] & wide[None, :]
@@ -275,7 +275,7 @@ def _update_chunks(
         last = key != after
         came_in = live & (key == opening) & (opening == earlier)
         done = live & last & (came_in == 0)
-        # The two ways to memory, to the weights and to their gradients, do not wait for each other.
+        # Loads of the weights and of their gradients are independent and overlap.
         total = tl.load(gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0)
         row = tl.load(
             table + key[:, None].to(tl.int64) * D + columns[None, :], mask=done[:, None] & wide[None, :], other=0.0
@@ -297,7 +297,7 @@ def _update_chunks(
 
 @triton.jit
 def _starts_here(keys, chunk, count, rows, C: tl.constexpr):
-    """Whether a row begins in the chunk and goes on in the next."""
+    """Whether a row begins in the chunk and continues in the next."""
     end = chunk * C + C - 1
     inside = end + 1 < count
     key = tl.load(keys + end, mask=inside, other=rows)
@@ -341,7 +341,7 @@ def _join_chunks(
 
 
 def chunk_size(width: int) -> tuple[int, int]:
-    """Ids of a chunk and warps for it: as many as their registers hold gradients and table rows of."""
+    """Ids of a chunk and its warps: as many as registers can hold gradients and table rows for."""
     return (min(32, 2048 // width), 1) if width < 128 else (8, min(8, width // 128))
 
 
@@ -437,7 +437,7 @@ def scatter_sgd(
 
 
 def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
-    """Of the summed gradient of every different row; by the reference, since only clipping asks for it."""
+    """The squared norm of the summed gradient of the distinct rows, by the reference: only clipping needs it."""
     used = grouped.ids_V[: int(grouped.offsets_B1[-1])]
     plain = reference.Grouped(used, grouped.offsets_B1, grouped.rows, grouped.starts_F)
     return reference.squared_norm(plain, gradient_BD)

@@ -1,5 +1,5 @@
 """The dot interaction: `reference` (plain torch, any device), `native` (C, a CPU) and `triton` (a GPU, one kernel
-each way).
+per direction).
 
 implementation, why = choose("auto", device)
 met_BW, saved = implementation.forward(dense_BD, sparse_FBD, diagonal=False)

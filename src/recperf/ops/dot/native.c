@@ -44,11 +44,11 @@ void dot_backward(const float *dense, const float *sparse, const float *gradient
                   int64_t first, int64_t last, int64_t samples, int64_t features, int64_t dim, int64_t width,
                   int64_t diagonal) {
     for (int64_t sample = first; sample < last; sample++) {
-        const float *given = gradient + sample * width;
-        memcpy(to_dense + sample * dim, given, dim * sizeof(float));
+        const float *row = gradient + sample * width;
+        memcpy(to_dense + sample * dim, row, dim * sizeof(float));
         for (int64_t i = 1; i <= features; i++)
             memset(to_sparse + ((i - 1) * samples + sample) * dim, 0, dim * sizeof(float));
-        const float *slope = given + dim;
+        const float *slope = row + dim;
         for (int64_t i = 0; i <= features; i++) {
             const float *one = vector(dense, sparse, i, sample, samples, dim);
             float *to_one = (float *)vector(to_dense, to_sparse, i, sample, samples, dim);

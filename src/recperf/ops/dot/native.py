@@ -1,4 +1,4 @@
-"""The dot interaction by a small C file: torch's batched product on a CPU calls several operators a sample.
+"""The dot interaction in C: torch's batched product on a CPU calls several operators per sample.
 
 Shapes: B samples, F sparse vectors, D width, W output width.
 """

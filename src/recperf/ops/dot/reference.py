@@ -1,4 +1,4 @@
-"""The dot interaction in plain torch: short, and what the other implementations must equal.
+"""The dot interaction in plain torch: the definition that the other implementations must match.
 
 Shapes: B samples, F sparse vectors, V = F + 1 vectors (the dense one first), D width, P pairs, W = D + P.
 """
@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 @lru_cache(maxsize=64)
 def pairs(vectors: int, diagonal: bool, device: torch.device) -> Tensor:
-    """Places of the pairs in the flattened V x V products: the lower triangle, row by row; kept, not rebuilt a step."""
+    """Indices of the pairs in the flattened V x V products: the lower triangle, row by row. Cached across steps."""
     rows, columns = torch.tril_indices(vectors, vectors, offset=0 if diagonal else -1, device=device)
     places: Tensor = rows * vectors + columns
     return places
 
 
 def forward(dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool, width: int | None = None) -> tuple[Tensor, Tensor]:
-    """The dense vector, then the dot products of all pairs, then zeros up to a width; and what `backward` needs."""
+    """The dense vector, the dot products of all pairs, zeros up to `width`; and the tensors that `backward` needs."""
     stacked_BVD = _stacked(dense_BD, sparse_FBD)
     products_BVV = torch.bmm(stacked_BVD, stacked_BVD.transpose(1, 2))
     places_P = pairs(stacked_BVD.shape[1], diagonal, dense_BD.device)
@@ -38,9 +38,9 @@ def backward(saved: Tensor, gradient_BW: Tensor, *, diagonal: bool) -> tuple[Ten
     square.index_copy_(1, places_P, gradient_BW[:, dim : dim + len(places_P)].to(saved.dtype))
     square_BVV = square.view(batch, vectors, vectors)
     # A product belongs to both of its vectors: the pair (i, j) sends the other one's value to each.
-    given_BVD = torch.bmm(square_BVV + square_BVV.transpose(1, 2), saved)
-    dense_BD = gradient_BW[:, :dim] + given_BVD[:, 0]
-    return dense_BD.to(gradient_BW.dtype), given_BVD[:, 1:].transpose(0, 1).contiguous()
+    gradient_BVD = torch.bmm(square_BVV + square_BVV.transpose(1, 2), saved)
+    dense_BD = gradient_BW[:, :dim] + gradient_BVD[:, 0]
+    return dense_BD.to(gradient_BW.dtype), gradient_BVD[:, 1:].transpose(0, 1).contiguous()
 
 
 def _stacked(dense_BD: Tensor, sparse_FBD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The dot interaction on a GPU: one kernel forward, one back; products and stacked vectors never leave the chip.
+"""The dot interaction on a GPU: one kernel per direction; products and stacked vectors stay on the chip.
 
 Shapes: B samples, F sparse vectors, V = F + 1 vectors (the dense one first), D width, P pairs, W = D + P.
 """
@@ -25,7 +25,7 @@ def _load_vectors(dense, sparse, sample, B, F, D, VECTORS: tl.constexpr, WIDTH: 
 
 @triton.jit
 def _place(row, column, DIAGONAL: tl.constexpr):
-    """Where the pair stands after the dense vector."""
+    """The column of a pair, counted after the dense vector."""
     return (row * (row + 1) // 2 if DIAGONAL else row * (row - 1) // 2) + column
 
 
@@ -39,12 +39,12 @@ def _forward(
     vectors = _load_vectors(dense, sparse, sample, B, F, D, VECTORS, WIDTH)
     products = tl.dot(vectors, tl.trans(vectors), input_precision="tf32" if TF32 else "ieee")
     row, column = tl.arange(0, VECTORS)[:, None], tl.arange(0, VECTORS)[None, :]
-    wanted = (row <= F) & ((column <= row) if DIAGONAL else (column < row))
+    lower_half = (row <= F) & ((column <= row) if DIAGONAL else (column < row))
     kind = out.dtype.element_ty
-    tl.store(out + sample * W + D + _place(row, column, DIAGONAL), products.to(kind), mask=wanted)
+    tl.store(out + sample * W + D + _place(row, column, DIAGONAL), products.to(kind), mask=lower_half)
     columns = tl.arange(0, WIDTH)
-    kept = tl.load(dense + sample * D + columns, mask=columns < D, other=0.0)
-    tl.store(out + sample * W + columns, kept.to(kind), mask=columns < D)
+    dense_row = tl.load(dense + sample * D + columns, mask=columns < D, other=0.0)
+    tl.store(out + sample * W + columns, dense_row.to(kind), mask=columns < D)
     rest = D + P + tl.arange(0, PADDING)
     tl.store(out + sample * W + rest, tl.zeros([PADDING], dtype=kind), mask=rest < W)
 
@@ -57,25 +57,25 @@ def _backward(
     sample = tl.program_id(0).to(tl.int64)
     vectors = _load_vectors(dense, sparse, sample, B, F, D, VECTORS, WIDTH)
     row, column = tl.arange(0, VECTORS)[:, None], tl.arange(0, VECTORS)[None, :]
-    wanted = (row <= F) & ((column <= row) if DIAGONAL else (column < row))
+    lower_half = (row <= F) & ((column <= row) if DIAGONAL else (column < row))
     place = gradient + sample * W + D + _place(row, column, DIAGONAL)
-    lower = tl.load(place, mask=wanted, other=0.0).to(tl.float32)
+    lower = tl.load(place, mask=lower_half, other=0.0).to(tl.float32)
     # The other triangle is read, not transposed in registers: both come from the cache.
     mirrored = (column <= F) & ((row <= column) if DIAGONAL else (row < column))
     place = gradient + sample * W + D + _place(column, row, DIAGONAL)
     upper = tl.load(place, mask=mirrored, other=0.0).to(tl.float32)
-    given = tl.dot(lower + upper, vectors, input_precision="tf32" if TF32 else "ieee")
+    gradient_VD = tl.dot(lower + upper, vectors, input_precision="tf32" if TF32 else "ieee")
     vector, columns = tl.arange(0, VECTORS)[:, None], tl.arange(0, WIDTH)[None, :]
     wide = columns < D
     straight = tl.load(gradient + sample * W + columns + vector * 0, mask=wide & (vector == 0), other=0.0).to(
         tl.float32
     )
     tl.store(
-        to_dense + sample * D + columns + vector * 0, (given + straight).to(to_dense.dtype.element_ty),
+        to_dense + sample * D + columns + vector * 0, (gradient_VD + straight).to(to_dense.dtype.element_ty),
         mask=wide & (vector == 0),
     )  # fmt: skip
     place = ((vector - 1) * B + sample) * D + columns
-    tl.store(to_sparse + place, given, mask=wide & (vector > 0) & (vector <= F))
+    tl.store(to_sparse + place, gradient_VD, mask=wide & (vector > 0) & (vector <= F))
 
 
 def forward(

@@ -2,7 +2,7 @@
 
 dropout = Dropout(0.2, dropout_seed(seed, step, layer, "tokens"))
 tokens_TD = drop(tokens_TD, dropout)                       # differentiable
-kept_TD = keep_mask(dropout, rows, columns, device)        # what stayed
+kept_TD = keep_mask(dropout, rows, columns, device)        # the values that stay
 """
 
 from __future__ import annotations

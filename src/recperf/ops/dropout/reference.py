@@ -32,13 +32,13 @@ def keep_mask(dropout: Dropout, rows: int, columns: int, device: torch.device | 
 
 
 def factors(dropout: Dropout, like_TD: Tensor) -> Tensor:
-    """What each value is multiplied with: 0, or what makes up for the others."""
+    """The factor of each value: 0, or 1 / (1 - rate)."""
     kept_TD = keep_mask(dropout, like_TD.shape[0], like_TD.shape[1], like_TD.device)
     return kept_TD.to(like_TD.dtype) * dropout.scale
 
 
 def forward(x_TD: Tensor, dropout: Dropout) -> Tensor:
-    """The kept values, scaled, and 0 elsewhere; of a gradient, the backward pass."""
+    """The values that stay, scaled, and 0 elsewhere; the same function is the backward pass."""
     if dropout.rate == 0.0:
         return x_TD
     wide_TD = x_TD if x_TD.dtype == torch.float64 else x_TD.float()

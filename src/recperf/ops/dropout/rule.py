@@ -10,7 +10,7 @@ With `mix` the bijection of 32-bit words of ops/draw/plan.py, all arithmetic mod
 
 A row costs three mixes and an element eight instructions. The last fold of a mix is left out: it changes the low half
 of the word alone, which a comparison hardly ever looks at. One fold less, though, and columns are seen to be related.
-Rows of a seed differ in both a and b, so that no row repeats another. No mask is kept for the backward pass, and the
+Rows of a seed differ in both a and b, so that no row repeats another. No mask is saved for the backward pass, and the
 mask of a row depends neither on the width nor on the rows beside it.
 """
 
@@ -26,14 +26,14 @@ from ..hashing import hash_int
 
 @dataclass(frozen=True)
 class Dropout:
-    """What is dropped, and how the rest is scaled."""
+    """Which values are dropped and how the others are scaled."""
 
     rate: float
     """Share of the values that become 0; the others are multiplied by 1 / (1 - rate)."""
     seed: int = 0
     """See `dropout_seed`."""
     rows_T: Tensor | None = field(default=None, compare=False)
-    """The number each row has, int64, where they are some of a larger tensor's; none: they are counted from 0."""
+    """The row numbers, int64, if the rows are a selection from a larger tensor; None: 0, 1, 2 and so on."""
 
     def __post_init__(self) -> None:
         require(0.0 <= self.rate < 1.0, "rate", self.rate, "at least 0 and less than 1")
@@ -55,20 +55,20 @@ class Dropout:
 
 COLUMN_STEP = 0x9E3779B1
 _STREAM = 0x64726F70
-"""Keeps the words apart from those that other parts make of the same seed."""
+"""Separates these random words from others that use the same seed."""
 
 
 def dropout_seed(seed: int, step: int, layer: int, purpose: int | str = 0) -> int:
     """The seed of one dropout of one step: equal for equal arguments, unrelated for others."""
-    parts = [purpose] if isinstance(purpose, int) else _words(purpose)
+    parts = [purpose] if isinstance(purpose, int) else _name_numbers(purpose)
     word = seed
     for part in (step, layer, *parts):
         word = hash_int(part, word)
     return word >> 1
 
 
-def _words(name: str) -> list[int]:
-    """A name as numbers, its length first: below 0, where no numbered purpose is."""
+def _name_numbers(name: str) -> list[int]:
+    """A name as numbers, its length first, as a negative number, which no numbered purpose is."""
     text = name.encode()
     return [-1 - len(text), *(int.from_bytes(text[at : at + 8], "little") for at in range(0, len(text), 8))]
 

@@ -27,7 +27,7 @@ def _mix(word):
 
 @triton.jit
 def row_words(row, numbers, inside, first, second, LISTED: tl.constexpr):
-    """What the words of a row begin with; its number is read where they are listed."""
+    """The two random words of a row; its number is read from `numbers` where rows are listed."""
     number = row
     if LISTED:
         number = tl.load(numbers + row, mask=inside, other=0).to(tl.int64)
@@ -47,7 +47,7 @@ def factors(column, a, b, threshold, scale):
 
 
 def arguments(dropout: Dropout) -> dict[str, Any]:
-    """What every kernel with dropout is given; keys always of one type, or a step might compile the kernel anew."""
+    """The arguments of every kernel with dropout; keys always have one type, or a step might compile again."""
     first, second = map(signed, dropout.keys) if dropout.rate else (0, 0)
     return {
         "numbers": dropout.rows_T,
@@ -75,7 +75,7 @@ def _forward(
 
 
 def forward(x_TD: Tensor, dropout: Dropout) -> Tensor:
-    """The kept values, scaled, and 0 elsewhere; of a gradient, the backward pass."""
+    """The values that stay, scaled, and 0 elsewhere; the same function is the backward pass."""
     if dropout.rate == 0.0:
         return x_TD
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()

@@ -1,4 +1,4 @@
-"""Which events make a sample's history, and what they hold: `reference` (numpy, anywhere) and `native` (C).
+"""Picks the events of a sample's history and reads their columns: `reference` (numpy, anywhere) and `native` (C).
 
 implementation, why = choose("auto")
 picked = implementation.pick(events, begin_B, positions_B, rule)     # among the events begin <= position < anchor

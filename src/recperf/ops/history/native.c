@@ -1,9 +1,9 @@
 /* Histories on a CPU: reference.py says what must come out. Callers split the work; nothing here starts threads.
  *
- * A kind is one byte an event, so that picking is counting and finding bytes: loops over them are kept in a form the
+ * A kind is one byte an event, so that picking is counting and finding bytes: loops over them have a form that the
  * compiler turns into vector instructions. Of all else an event is only read when it is in the history. What takes the
- * time is the catalogue, whose rows lie anywhere in tens of megabytes: that loop is kept so short that a core has as many
- * of its turns under way as it can wait for. Asking for rows ahead of time made it slower on a Neoverse-N1. */
+ * time is the catalogue, whose rows lie anywhere in tens of megabytes: that loop is so short that a core has as many
+ * of its turns under way as it can wait for. Prefetching rows made it slower on a Neoverse-N1. */
 #include <stdint.h>
 #include <string.h>
 
@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     uint32_t *places;
     uint8_t *actions;
-} found;
+} output;
 
 /* A block is short enough for its hits to be counted in one byte. */
 static inline uint8_t hits(const uint8_t *kinds, uint8_t pool) {
@@ -54,15 +54,15 @@ static int64_t edge_of(const uint8_t *kinds, int64_t count, uint8_t pool, int64_
     return count;
 }
 
-static inline found step(found to, const uint8_t *kinds, int64_t at, uint8_t pools) {
+static inline output step(output to, const uint8_t *kinds, int64_t at, uint8_t pools) {
     *to.places = (uint32_t)at;
     *to.actions = kinds[at] & POOLS;
     const int64_t hit = (kinds[at] & pools) != 0;
-    return (found){to.places + hit, to.actions + hit};
+    return (output){to.places + hit, to.actions + hit};
 }
 
 /* The events of some pools from first to last, appended; words without any are passed over. */
-static found append(found to, const uint8_t *kinds, int64_t first, int64_t last, uint8_t pools) {
+static output append(output to, const uint8_t *kinds, int64_t first, int64_t last, uint8_t pools) {
     const uint64_t anywhere = 0x0101010101010101u * pools;
     for (; first + 8 <= last; first += 8) {
         uint64_t word;
@@ -75,7 +75,7 @@ static found append(found to, const uint8_t *kinds, int64_t first, int64_t last,
 }
 
 /* Between the edges of the pools, which events count does not change. */
-static found picked(found to, const uint8_t *kinds, int64_t count, const rule *r) {
+static output picked(output to, const uint8_t *kinds, int64_t count, const rule *r) {
     int64_t edges[MOST_POOLS + 1];
     uint8_t pools[MOST_POOLS];
     for (int64_t p = 0; p < r->count; p++) {
@@ -106,13 +106,13 @@ static const uint8_t *kinds_from(const events *e, int64_t begin, int64_t count, 
     return space;
 }
 
-/* Offsets of the samples' histories, and their events. There is room for one more than are found. */
+/* Offsets of the samples' histories, and their events. There is room for one more than are picked. */
 void pick(const events *e, const int64_t *begin, const int64_t *stop, int64_t samples, const rule *r, uint8_t *space,
           int64_t *offsets, uint32_t *places, uint8_t *actions) {
     offsets[0] = 0;
     for (int64_t b = 0; b < samples; b++) {
         const int64_t count = stop[b] - begin[b];
-        const found to = {places + offsets[b], actions + offsets[b]};
+        const output to = {places + offsets[b], actions + offsets[b]};
         int64_t length = picked(to, kinds_from(e, begin[b], count, space), count, r).places - to.places;
         if (length > r->most) {
             memmove(to.places, to.places + length - r->most, (size_t)r->most * sizeof *places);

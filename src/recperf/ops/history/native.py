@@ -1,4 +1,4 @@
-"""Histories by a small C file, compiled once with the machine's own compiler and kept in the cache folder.
+"""Histories in C.
 
 Shapes: B samples, T events of history in the batch.
 """

@@ -47,7 +47,7 @@ class Rule:
     """A history is the last `cap` events of each pool, merged in their order; of these the newest `most`."""
 
     pools: tuple[int, ...]
-    """Up to three; an event is in a pool when its kind has one of the pool's bits."""
+    """One to three; an event is in a pool if its kind has one of the pool's bits."""
     cap: int
     most: int
 
@@ -58,7 +58,7 @@ class Rule:
 
     @property
     def longest(self) -> int:
-        """Events that can be picked before the cut to `most`."""
+        """The largest number of events before the cut to `most`."""
         return self.cap * len(self.pools)
 
 
@@ -69,14 +69,14 @@ class Picked:
     offsets_B1: NDArray[np.int64]
     """Where each sample's history begins among T."""
     places_T: NDArray[np.uint32]
-    """How far each event is from the first that was looked at for its sample."""
+    """The distance of each event from the begin of its sample's scan."""
     actions_T: NDArray[np.uint8]
     """The pools each event is in, as bits."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Room:
-    """Where what the events hold is written."""
+    """The arrays that `fill` writes."""
 
     items_T: NDArray[np.int32]
     artists_T: NDArray[np.int32]

@@ -1,10 +1,9 @@
-"""HSTU attention on NVIDIA Hopper: half-precision heads of 128, plain causal rows; all else is triton.py's.
+"""HSTU attention on NVIDIA Hopper: half-precision heads of 128, plain causal rows; triton.py serves all else.
 
-Blocks of rows come by the chip's bulk copies, which know nothing of where a row of the batch ends: what they bring of
-the next row is masked or multiplied by zero (a number that is none, in one row, reaches the end of the row before it,
-as no batch that can be trained on has). Programs of one row and head run side by side, because together they read
-each key many times: with the heads side by side instead, half of all reads would go to memory and the rate would fall
-by a fifth to a quarter.
+The chip's bulk copies bring blocks of rows and do not know where a row of the batch ends: the part of the next row that
+they bring is masked or multiplied by zero, so that a NaN in one row also reaches the end of the previous row. Programs
+of one row and head run side by side, because together they read each key many times: with the heads side by side
+instead, half of all reads would go to memory and the rate would fall by a fifth to a quarter.
 
 Shapes: B rows, T tokens of all rows, H heads, A = V = 128 width of a head.
 """
@@ -27,7 +26,7 @@ BACKWARD = {"QUERIES": 64, "KEYS": 128, "STAGES": 2}
 
 
 def serves(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, mask: Mask) -> bool:
-    """Whether this pass, forward or backward, is taken over."""
+    """Whether these kernels serve the pass, forward or backward."""
     plain = mask.targets_B is None and not mask.window and not mask.context
     halves = q_THA.dtype in (torch.bfloat16, torch.float16) and q_THA.dtype == k_THA.dtype == v_THV.dtype
     some = 0 < q_THA.shape[0] < 1 << 31 and 0 < mask.longest < (1 << 31) // (q_THA.shape[1] * WIDTH)
@@ -84,7 +83,7 @@ def backward(
 
 @functools.cache
 def _written() -> bool:
-    """Whether this triton has the language the kernels are written in."""
+    """Whether this triton has Gluon, the language of the kernels."""
     return importlib.util.find_spec("triton.experimental.gluon.language.nvidia.hopper") is not None
 
 

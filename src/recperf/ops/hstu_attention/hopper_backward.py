@@ -1,4 +1,4 @@
-"""The way back on Hopper, in Gluon: keys stay, queries pass, eight warps of 128 keys and 64 queries at a time.
+"""The backward pass on Hopper, in Gluon: keys stay, queries pass, eight warps of 128 keys and 64 queries at a time.
 
 Scores lie with the keys down and the queries across, so that only the queries' own gradient needs a turned block, which
 goes through shared memory. The products of a block are queued so that the tensor cores have work while weights and
@@ -73,11 +73,11 @@ def _block(
     by_query: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, D // (warps // 4), 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, by_key, 2)
     slot = turn % STAGES
-    queries, given = queries_s.index(slot), grads_s.index(slot)
+    queries, grads_tile = queries_s.index(slot), grads_s.index(slot)
     nothing = gl.zeros([KEYS, QUERIES], gl.float32, scores)
     mbarrier.wait(full.index(slot), (turn // STAGES) & 1)
     scoring = warpgroup_mma(keys, queries.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    weighing = warpgroup_mma(values, given.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    weighing = warpgroup_mma(values, grads_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
     x = warpgroup_mma_wait(1, deps=[scoring]) * half
     if MASKED:
         n = first + gl.arange(0, KEYS, gl.SliceLayout(1, scores))[:, None]
@@ -89,7 +89,7 @@ def _block(
     weight = x * opened
     slope = opened + weight * (2.0 - opened)
     weight = gl.convert_layout(weight.to(kind), operand)
-    adding_v = warpgroup_mma(weight, given, total_v, is_async=True)
+    adding_v = warpgroup_mma(weight, grads_tile, total_v, is_async=True)
     dweight = warpgroup_mma_wait(1, deps=[weighing])
     dscore = (dweight * slope).to(kind)
     turned = turned_s.index(turn % 2)

@@ -31,7 +31,7 @@ _COPYING_REGISTERS = gl.constexpr(24)
 
 
 def described(rows_TC: Tensor, size: int) -> Any:
-    """Rows for the copy engine, so many at a time and a head's columns."""
+    """A descriptor for the copy engine: this many rows at a time, the columns of one head."""
     shape = [size, 128]
     layout = gl.NVMMASharedLayout.get_default_for(shape, _KINDS[rows_TC.dtype])
     return TensorDescriptor.from_tensor(rows_TC, shape, layout)

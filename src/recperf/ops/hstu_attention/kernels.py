@@ -1,4 +1,4 @@
-"""Attention of every token: the way there, and the way back for keys and values, with or without the queries.
+"""Attention of every token: the forward pass, and the backward pass for keys and values, with or without queries.
 
 There is no softmax, so that blocks of keys do not depend on each other and nothing is carried but the sum.
 """
@@ -79,15 +79,15 @@ def _grad_keys_block(
     """Scores lie with the keys down and the queries across: the sums over queries then need no turning."""
     queries = tile(q, q_token, start + i, tokens - i, QUERIES, A, PA, MASKED)
     score = product(keys, tl.trans(queries), None, PRECISION)
-    given = tile(grad, grad_token, start + i, tokens - i, QUERIES, V, PV, MASKED)
-    dweight = product(values, tl.trans(given), None, PRECISION)
+    grads = tile(grad, grad_token, start + i, tokens - i, QUERIES, V, PV, MASKED)
+    dweight = product(values, tl.trans(grads), None, PRECISION)
     weight, slope = silu_and_slope(score * half, TANH)
     dscore = dweight * slope
     if MASKED:
         m = i + tl.arange(0, QUERIES)
-        found = seen(m[None, :], n[:, None], shift, last, window, TARGETS, WINDOW, CONTEXT)
-        weight, dscore = tl.where(found, weight, 0.0), tl.where(found, dscore, 0.0)
-    dv = product(weight.to(given.dtype), given, dv, PRECISION)
+        visible = seen(m[None, :], n[:, None], shift, last, window, TARGETS, WINDOW, CONTEXT)
+        weight, dscore = tl.where(visible, weight, 0.0), tl.where(visible, dscore, 0.0)
+    dv = product(weight.to(grads.dtype), grads, dv, PRECISION)
     dscore = dscore.to(queries.dtype)
     dk = product(dscore, queries, dk, PRECISION)
     if ATOMIC:
@@ -142,14 +142,14 @@ def grad_keys(
 
 @triton.jit
 def _grad_queries_block(
-    total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+    total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
     KEYS: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
     TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, MASKED)
     score = product(queries, tl.trans(keys), None, PRECISION)
     values = tile(v, v_token, start + j, tokens - j, KEYS, V, PV, MASKED)
-    dweight = product(given, tl.trans(values), None, PRECISION)
+    dweight = product(grads, tl.trans(values), None, PRECISION)
     _, slope = silu_and_slope(score * half, TANH)
     dscore = dweight * slope
     if MASKED:
@@ -185,18 +185,18 @@ def grad_queries(
         first, end, tokens, shift, last, window, KEYS, TARGETS, WINDOW, CONTEXT
     )
     queries = tile(q, q_token, start + first, tokens - first, QUERIES, A, PA, True)
-    given = tile(grad, grad_token, start + first, tokens - first, QUERIES, V, PV, True)
+    grads = tile(grad, grad_token, start + first, tokens - first, QUERIES, V, PV, True)
     m = first + tl.arange(0, QUERIES)
     total = tl.zeros([QUERIES, PA], tl.float32)
     for turn in tl.range(begin, whole + stop - edge - skip, KEYS, num_stages=1):
         j = masked_key(turn, whole, edge, gap, skip, TARGETS, WINDOW)
         total = _grad_queries_block(
-            total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+            total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
             KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, PRECISION,
         )  # fmt: skip
     for j in tl.range(whole, edge, KEYS, num_stages=STAGES):
         total = _grad_queries_block(
-            total, queries, given, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+            total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
             KEYS, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH, PRECISION,
         )  # fmt: skip
     put(dq, dq_token, start + first, tokens - first, total * (half * over), QUERIES, A, PA)

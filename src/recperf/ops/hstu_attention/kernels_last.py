@@ -1,6 +1,6 @@
 """Attention of the last token of each row: every key and value is read once, and that is all the time it takes.
 
-A row is cut into chunks, each for a program; what chunks found of a sum is kept apart and added in their order.
+A row is cut into chunks, one per program; their partial sums are written separately and added in order.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -60,19 +60,19 @@ def grad_last(
     column_a, column_v = tl.arange(0, PA), tl.arange(0, PV)
     query = tl.load(q + row * q_token + head * q_head + column_a, mask=column_a < A, other=0.0).to(tl.float32)
     at = grad + row * grad_token + head * grad_head
-    given = tl.load(at + column_v, mask=column_v < V, other=0.0).to(tl.float32)
+    grads = tl.load(at + column_v, mask=column_v < V, other=0.0).to(tl.float32)
     total = tl.zeros([PA], tl.float32)
     for j in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, tokens), KEYS):
         keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, True).to(tl.float32)
         values = tile(v, v_token, start + j, tokens - j, KEYS, V, PV, True).to(tl.float32)
         weight, slope = silu_and_slope(tl.sum(keys * query[None, :], 1) * half, TANH)
-        dscore = tl.sum(values * given[None, :], 1) * slope
+        dscore = tl.sum(values * grads[None, :], 1) * slope
         if TARGETS or WINDOW or CONTEXT:
             n = j + tl.arange(0, KEYS)
-            found = seen(tokens - 1, n, shift, last, window, TARGETS, WINDOW, CONTEXT)
-            weight, dscore = tl.where(found, weight, 0.0), tl.where(found, dscore, 0.0)
+            visible = seen(tokens - 1, n, shift, last, window, TARGETS, WINDOW, CONTEXT)
+            weight, dscore = tl.where(visible, weight, 0.0), tl.where(visible, dscore, 0.0)
         dscore = dscore * (half * over)
         total += tl.sum(keys * dscore[:, None], 0)
         put(dk, dk_token, start + j, tokens - j, query[None, :] * dscore[:, None], KEYS, A, PA)
-        put(dv, dv_token, start + j, tokens - j, given[None, :] * (weight * over)[:, None], KEYS, V, PV)
+        put(dv, dv_token, start + j, tokens - j, grads[None, :] * (weight * over)[:, None], KEYS, V, PV)
     tl.store(parts + (chunk.to(tl.int64) * pairs + pair) * A + column_a, total, mask=column_a < A)

@@ -1,5 +1,5 @@
-"""How far each body may be from float64: the norm of the difference over the norm of what is right, whatever it is of,
-output or gradient, of all tokens or the last. Tests fail above.
+"""Largest allowed relative error of each implementation against float64 (norm of the difference over the norm of the
+exact result) for outputs and gradients, of all tokens or the last. Tests fail above it.
 
 Half precision rounds what enters products and what comes out. The kernels' SiLU on NVIDIA is good to 11 bits there, and
 their float32 products to 21. Triton's interpreter cuts bfloat16 off instead of rounding.

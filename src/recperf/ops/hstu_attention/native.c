@@ -1,6 +1,6 @@
-/* HSTU attention of rows first..last and its way back, four queries at a time: scores of a row are never all held.
+/* HSTU attention of rows first..last and its backward pass, four queries at a time: scores of a row are never all held.
  *
- * Shapes: T tokens, H heads, A width of q and k, V width of v; N tokens of a row, of which the last `asked` have
+ * Shapes: T tokens, H heads, A width of q and k, V width of v; N tokens of a row, of which the last `queried` have
  * queries: all of them, or one. Of a head, keys are packed by column (A x N) where they meet queries and by row
  * (N x A) where they are added up; every width is filled up with zeros to whole tiles.
  *
@@ -40,7 +40,7 @@ typedef struct {
 } View;
 
 typedef struct {
-    int64_t row, tokens, asked, targets;
+    int64_t row, tokens, queried, targets;
 } Row;
 
 static int64_t padded(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
@@ -51,13 +51,13 @@ static vec spread(float value) {
     return out;
 }
 
-static vec chosen(ivec which, vec yes, vec no) { return (vec)(((ivec)yes & which) | ((ivec)no & ~which)); }
+static vec blend(ivec which, vec yes, vec no) { return (vec)(((ivec)yes & which) | ((ivec)no & ~which)); }
 
 /* e^x for x in -87..88, beyond which it stays; NaN stays NaN. Good to 2 units in the last place. */
 static vec exponential(vec x) {
     const vec shift = spread(12582912.0f);
-    x = chosen(x < -87.0f, spread(-87.0f), x);
-    x = chosen(x > 88.0f, spread(88.0f), x);
+    x = blend(x < -87.0f, spread(-87.0f), x);
+    x = blend(x > 88.0f, spread(88.0f), x);
     const vec moved = x * 1.44269504f + shift;
     const vec whole = moved - shift;
     const vec rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
@@ -194,7 +194,7 @@ static int64_t longest(const Shape *shape, int64_t first, int64_t last) {
 
 /* Room for the parts of one head's work, one behind the other. */
 typedef struct {
-    float *begin, *keys, *keys_by_row, *values, *values_by_row, *weights, *slopes, *query, *given, *out, *d_keys,
+    float *begin, *keys, *keys_by_row, *values, *values_by_row, *weights, *slopes, *query, *grads, *out, *d_keys,
         *d_values;
 } Room;
 
@@ -205,7 +205,7 @@ static int make_room(Room *room, const Shape *shape, int64_t most) {
                              QUERIES * places, QUERIES * qk,  QUERIES * width, QUERIES * wide, places * qk,
                              places * width};
     float **parts[] = {&room->keys,   &room->keys_by_row, &room->values, &room->values_by_row,
-                       &room->weights, &room->slopes,     &room->query,  &room->given,
+                       &room->weights, &room->slopes,     &room->query,  &room->grads,
                        &room->out,    &room->d_keys,      &room->d_values};
     int64_t total = 1;
     for (int i = 0; i < 11; i++) total += sizes[i];
@@ -222,9 +222,9 @@ static int make_room(Room *room, const Shape *shape, int64_t most) {
 static void head_forward(const Shape *shape, const Row *row, const Room *room, const float *q, int64_t q_step,
                          float *out, int64_t out_step) {
     const int64_t places = padded(row->tokens), qk = padded(shape->qk), width = padded(shape->width);
-    const int64_t before = row->tokens - row->asked;
-    for (int64_t at = 0; at < row->asked; at += QUERIES) {
-        const int64_t count = row->asked - at < QUERIES ? row->asked - at : QUERIES;
+    const int64_t before = row->tokens - row->queried;
+    for (int64_t at = 0; at < row->queried; at += QUERIES) {
+        const int64_t count = row->queried - at < QUERIES ? row->queried - at : QUERIES;
         int64_t low, high;
         keys_of(shape, row, before + at, before + at + count, &low, &high);
         pack_rows(q + at * q_step, q_step, count, QUERIES, shape->qk, shape->alpha, room->query);
@@ -269,15 +269,15 @@ static void block_slopes(const Shape *shape, const Row *row, const Room *room, i
                          int64_t high) {
     const int64_t places = padded(row->tokens), qk = padded(shape->qk), width = padded(shape->width);
     for (int64_t n = low / TILE * TILE; n < high; n += TILE) {
-        vec scores[QUERIES][PIECES], given[QUERIES][PIECES];
+        vec scores[QUERIES][PIECES], grads[QUERIES][PIECES];
         products(room->query, qk, room->keys + n, places, shape->qk, scores);
-        products(room->given, width, room->values + n, places, shape->width, given);
+        products(room->grads, width, room->values + n, places, shape->width, grads);
         for (int i = 0; i < QUERIES; i++)
             for (int p = 0; p < PIECES; p++) {
                 const vec score = scores[i][p], open = sigmoid(score), weight = score * open;
                 const int64_t to = i * places + n + p * LANES;
                 *(vec *)(room->weights + to) = weight;
-                *(vec *)(room->slopes + to) = open * (1.0f + score * (1.0f - open)) * given[i][p];
+                *(vec *)(room->slopes + to) = open * (1.0f + score * (1.0f - open)) * grads[i][p];
             }
     }
     for (int64_t i = 0; i < count; i++) {
@@ -289,22 +289,22 @@ static void block_slopes(const Shape *shape, const Row *row, const Room *room, i
 static void head_backward(const Shape *shape, const Row *row, const Room *room, const float *grad, int64_t grad_step,
                           const float *q, int64_t q_step, float *dq, int64_t dq_step) {
     const int64_t places = padded(row->tokens), qk = padded(shape->qk), width = padded(shape->width);
-    const int64_t before = row->tokens - row->asked;
+    const int64_t before = row->tokens - row->queried;
     memset(room->d_keys, 0, row->tokens * qk * sizeof(float));
     memset(room->d_values, 0, row->tokens * width * sizeof(float));
-    for (int64_t at = 0; at < row->asked; at += QUERIES) {
-        const int64_t count = row->asked - at < QUERIES ? row->asked - at : QUERIES;
+    for (int64_t at = 0; at < row->queried; at += QUERIES) {
+        const int64_t count = row->queried - at < QUERIES ? row->queried - at : QUERIES;
         int64_t low, high;
         keys_of(shape, row, before + at, before + at + count, &low, &high);
         pack_rows(q + at * q_step, q_step, count, QUERIES, shape->qk, shape->alpha, room->query);
-        pack_rows(grad + at * grad_step, grad_step, count, QUERIES, shape->width, 1.0f / shape->length, room->given);
+        pack_rows(grad + at * grad_step, grad_step, count, QUERIES, shape->width, 1.0f / shape->length, room->grads);
         block_slopes(shape, row, room, before + at, count, low, high);
         for (int64_t c = 0; c < qk; c += TILE) {
             weighted(room->slopes, places, room->keys_by_row + c, qk, low, high, room->out + c);
             scatter(room->slopes, places, room->query + c, qk, low, high, room->d_keys + c);
         }
         for (int64_t c = 0; c < width; c += TILE)
-            scatter(room->weights, places, room->given + c, width, low, high, room->d_values + c);
+            scatter(room->weights, places, room->grads + c, width, low, high, room->d_values + c);
         for (int64_t i = 0; i < count; i++)
             for (int64_t a = 0; a < shape->qk; a++) dq[(at + i) * dq_step + a] = room->out[i * qk + a] * shape->alpha;
     }

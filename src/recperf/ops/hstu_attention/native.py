@@ -1,7 +1,7 @@
-"""HSTU attention by a C file: a row of some dozen tokens costs torch more calls than arithmetic.
+"""HSTU attention in C: for rows of a few dozen tokens torch spends more on operator calls than on arithmetic.
 
-Float32 is computed here, half precision too, widened. Two things go to the reference: float64, as the file counts in
-float32, and long rows, whose products are large enough for torch's own to be faster.
+C computes in float32, half precision widened to it. The reference serves float64 and long rows, whose products are
+large enough for torch to be faster.
 
 Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v.
 """
@@ -25,10 +25,10 @@ from .rule import Mask
 
 SOURCE = Path(__file__).with_name("native.c")
 SMALL = 1 << 20
-"""Multiplications below which a second thread costs more than it brings."""
+"""With fewer multiplications a second thread costs more than it saves."""
 
 LONG = 512
-"""Tokens of a row above which the reference is faster."""
+"""With longer rows the reference is faster."""
 
 Into = tuple[Tensor, Tensor, Tensor]
 
@@ -80,15 +80,15 @@ def backward(
     into: Into | None = None,
     deterministic: bool | None = None,
 ) -> Into:
-    """Gradients of q, k and v, written into `into` where given. They are the same bits every time, asked for or not."""
-    given = (grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask)
+    """Gradients of q, k and v, written into `into` if set; always the same bits, whatever `deterministic` says."""
+    inputs = (grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask)
     if _better_by_torch(q_THA, mask):
-        return reference.backward(*given, into=into)
-    return _backward(*given, into, last_only=False)
+        return reference.backward(*inputs, into=into)
+    return _backward(*inputs, into, last_only=False)
 
 
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
-    """What `forward` gives for the last token of each row, whose queries alone are given. No row may be empty."""
+    """The output of `forward` for the last token of each row, from its queries alone. No row may be empty."""
     if _better_by_torch(q_BHA, mask):
         return reference.forward_last(q_BHA, k_THA, v_THV, offsets_B1, mask)
     return _forward(q_BHA, k_THA, v_THV, offsets_B1, mask, last_only=True)
@@ -105,10 +105,10 @@ def backward_last(
     into: Into | None = None,
 ) -> Into:
     """Gradients of the queries of `forward_last` and of all keys and values."""
-    given = (grad_BHV, q_BHA, k_THA, v_THV, offsets_B1, mask)
+    inputs = (grad_BHV, q_BHA, k_THA, v_THV, offsets_B1, mask)
     if _better_by_torch(q_BHA, mask):
-        return reference.backward_last(*given, into=into)
-    return _backward(*given, into, last_only=True)
+        return reference.backward_last(*inputs, into=into)
+    return _backward(*inputs, into, last_only=True)
 
 
 def _better_by_torch(q: Tensor, mask: Mask) -> bool:

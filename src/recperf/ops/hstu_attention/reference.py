@@ -49,7 +49,7 @@ def backward(
     into: Into | None = None,
     deterministic: bool | None = None,
 ) -> Into:
-    """Gradients of q, k and v, written into `into` where given. They are the same bits every time, asked for or not."""
+    """Gradients of q, k and v, written into `into` if set; always the same bits, whatever `deterministic` says."""
     dq_THA, dk_THA, dv_THV = _room(q_THA, k_THA, v_THV, into)
     for row, (first, last) in enumerate(_rows(offsets_B1)):
         k_HNA, v_HNV = _wide(k_THA[first:last]), _wide(v_THV[first:last])
@@ -67,7 +67,7 @@ def backward(
 
 
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
-    """What `forward` gives for the last token of each row, whose queries alone are given. No row may be empty."""
+    """The output of `forward` for the last token of each row, from its queries alone. No row may be empty."""
     out_BHV = v_THV.new_zeros(q_BHA.shape[0], *v_THV.shape[1:])
     for block in _last_blocks(offsets_B1, mask, v_THV.device):
         q_H1A, k_HNA, v_HNV = _wide(q_BHA[block.queries]), _wide(k_THA[block.keys]), _wide(v_THV[block.keys])

@@ -1,4 +1,4 @@
-"""Who sees whom in HSTU attention, and by what the scores are scaled.
+"""The mask of HSTU attention and the scale of its scores.
 
 Shapes: B rows, M queries, N keys.
 """
@@ -20,11 +20,11 @@ class Mask:
     """
 
     alpha: float
-    """What q.k is multiplied by."""
+    """The factor of q.k."""
     length: float
-    """What scores are divided by: the longest row of the batch, or a fixed length."""
+    """The divisor of the scores: the longest row of the batch, or a fixed length."""
     longest: int
-    """No row is longer. Tokens beyond would be left out: kernels cannot look at the lengths without a stop."""
+    """The length of the longest row; the host cannot read lengths without waiting, and longer rows would be cut."""
     targets_B: Tensor | None = None
     """How many tokens at the end of each row do not see each other; with one a row, as without, all is causal."""
     window: int = 0
@@ -39,7 +39,7 @@ class Mask:
         require(self.context >= 0, "context", self.context, "at least 0")
 
     def seen_MN(self, queries_M: Tensor, keys_N: Tensor, tokens: int, targets: int | None) -> Tensor:
-        """Which positions of a row of so many tokens see which others."""
+        """Which query positions of a row with this many tokens see which keys."""
         shift = max(self.context - 1, 0)
         last = tokens - (targets or 0) - shift
 
@@ -57,7 +57,7 @@ class Mask:
         return seen | (queries_M[:, None] == keys_N[None, :])
 
     def keys(self, first: int, last: int, tokens: int, targets: int | None) -> tuple[int, int]:
-        """From where to where the keys lie that queries first .. last - 1 can see."""
+        """The range of keys that queries first .. last - 1 can see."""
         if first < self.context:
             return 0, tokens
         if not self.window:

@@ -59,12 +59,12 @@ def seen(
         return query >= key
     at = place(query, shift, last, TARGETS, CONTEXT)
     other = place(key, shift, last, TARGETS, CONTEXT)
-    found = at > other
+    visible = at > other
     if WINDOW:
-        found = found & (at - other <= window)
+        visible = visible & (at - other <= window)
     if CONTEXT:
-        found = found | ((at == 0) & (other < last))
-    return found | (query == key)
+        visible = visible | ((at == 0) & (other < last))
+    return visible | (query == key)
 
 
 @triton.jit

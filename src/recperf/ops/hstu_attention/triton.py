@@ -1,7 +1,7 @@
 """HSTU attention on a GPU: nothing of the size of the scores is ever written, and no length is read on the host.
 
-Float64 and heads wider than 256 are the reference's. The numbers of the kernels are chosen by rule, not by trial, so
-that the first call only compiles. Where a faster body for one chip exists (`hopper`), it is asked first.
+The reference serves float64 and heads wider than 256. Tile sizes follow a rule instead of autotuning, so that the first
+call only compiles. Where kernels for one chip exist (`hopper`), they serve what they can.
 
 Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v, C chunks of a row.
 """
@@ -94,10 +94,10 @@ def backward(
     grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
     *, into: Into | None = None, deterministic: bool | None = None,
 ) -> Into:  # fmt: skip
-    """Gradients of q, k and v, written into `into` where given.
+    """Gradients of q, k and v, written into `into` if set.
 
-    Those of q are added up by atomics, whose order varies, unless `deterministic` (none: as torch is told) takes a
-    kernel of its own for them, which computes the scores once more.
+    Those of q are added up by atomics, whose order varies, unless `deterministic` (None: torch's own setting) uses a
+    separate kernel for them, which recomputes the scores.
     """
     if not _served(q_THA, v_THV):
         return reference.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
@@ -105,8 +105,8 @@ def backward(
         deterministic = torch.are_deterministic_algorithms_enabled()
     fast = _hopper(q_THA.device)
     if fast is not None and not deterministic and fast.serves_backward(q_THA, k_THA, v_THV, mask):
-        found: Into = fast.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
-        return found
+        gradients: Into = fast.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
+        return gradients
     dq, dk, dv = into or _room(q_THA, k_THA, v_THV)
     grad, q, k, v = _near(grad_THV.to(v_THV.dtype)), _near(q_THA), _near(k_THA), _near(v_THV)
     sum_q = dq if deterministic else torch.zeros(q.shape, dtype=torch.float32, device=q.device)
@@ -122,7 +122,7 @@ def backward(
     if not deterministic:
         torch.mul(sum_q, mask.alpha / 2 / mask.length, out=dq)
         return dq, dk, dv
-    # As wide a program as the way back for keys has, its queries and keys changed over.
+    # The tiles of the keys' backward pass with queries and keys exchanged.
     tiles = tiles._replace(queries=tiles.keys, keys=tiles.queries)
     grid, cut = _cut(q, v, offsets_B1, mask, tiles.queries)
     grad_queries[grid](
@@ -133,7 +133,7 @@ def backward(
 
 
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
-    """What `forward` gives for the last token of each row, whose queries alone are given. No row may be empty."""
+    """The output of `forward` for the last token of each row, from its queries alone. No row may be empty."""
     if not _served(q_BHA, v_THV):
         return reference.forward_last(q_BHA, k_THA, v_THV, offsets_B1, mask)
     batch, heads, _ = q_BHA.shape

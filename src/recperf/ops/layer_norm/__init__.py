@@ -54,7 +54,7 @@ def swish_layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, im
 
 
 def _normed(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, impl: Name, *, swish: bool) -> Tensor:
-    # The kernels count in float32, which is too little for float64.
+    # The kernels compute in float32, which is not enough for float64.
     body, _ = choose("reference" if impl == "auto" and x.dtype == torch.float64 else impl, x.device)
     x_TD = x.reshape(-1, x.shape[-1])
     normed_TD: Tensor = _Norm.apply(x_TD, weight_D, bias_D, eps, swish, body)  # type: ignore[no-untyped-call]

@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 def widened(x: Tensor) -> Tensor:
-    """In the type in which sums are taken."""
+    """In the type of the sums: float32, or float64 of float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def forward(
     x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, *, swish: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The normed rows, or x * sigmoid(of them), and the statistics that the backward pass wants."""
+    """The normed rows, or x * sigmoid(of them), and the statistics that the backward pass needs."""
     wide_TD, (weight_D, bias_D) = widened(x_TD), _alike(x_TD, weight_D, bias_D)
     normed_TD, mean_T1, spread_T1 = torch.native_layer_norm(wide_TD, wide_TD.shape[1:], weight_D, bias_D, eps)
     if swish:
@@ -51,6 +51,6 @@ def backward(
 
 
 def _alike(x_TD: Tensor, *parameters: Tensor) -> list[Tensor]:
-    """Parameters in the type of the sums, which torch's norm wants."""
+    """Parameters in the type of the sums, which torch's norm needs."""
     kind = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
     return [parameter.to(kind) for parameter in parameters]

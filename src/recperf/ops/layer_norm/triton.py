@@ -111,7 +111,7 @@ def _backward(
         row = begin + turn + tl.arange(0, ROWS)
         inside = (row < T)[:, None] & (column < D)[None, :]
         place = grad + row[:, None] * grad_stride + column[None, :]
-        given = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(place, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
         direct = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
         if RESIDUAL:
@@ -123,11 +123,11 @@ def _backward(
         normed = standard * w[None, :] + b[None, :]
         if SWISH:
             gate = tl.sigmoid(normed)
-            direct += given * gate
-            given = given * value * gate * (1.0 - gate)
-        dweight += tl.sum(given * standard, 0)
-        dbias += tl.sum(given, 0)
-        before = before_standard(given * w[None, :], standard, spread, D) + direct
+            direct += slope * gate
+            slope = slope * value * gate * (1.0 - gate)
+        dweight += tl.sum(slope * standard, 0)
+        dbias += tl.sum(slope, 0)
+        before = before_standard(slope * w[None, :], standard, spread, D) + direct
         tl.store(dx + row[:, None] * D + column[None, :], before, mask=inside)
         if AGAIN:
             # Every gradient of these rows has been read by now, by whichever thread.
@@ -151,7 +151,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (with the residual's added), weight and bias.
 
-    With `again` the normed rows take the place of the gradient given, in its memory.
+    With `again` the normed rows overwrite the gradient.
     """
     x_TD = dense_rows(x_TD)
     assert not again or (grad_TD.stride(-1) == 1 and grad_TD.dtype == x_TD.dtype), "the normed rows need their place"

@@ -5,7 +5,7 @@ rows_UD = gather(table_RD, ids.values_U)
 tokens_ND = expand(rows_UD, ids.inverse_N, ids.order_N, ids.starts_U1)   # differentiable, summed in a fixed order
 rowwise_adagrad_(table_RD, state_R, ids.values_U, grad_UD, rate=..., eps=...)
 
-Shapes: R table rows, D width, N looked-up rows, U different rows.
+Shapes: R table rows, D width, N looked-up rows, U distinct rows.
 """
 
 from __future__ import annotations
@@ -70,5 +70,5 @@ class _Expand(torch.autograd.Function):
 
 def expand(rows_UD: Tensor, inverse_N: Tensor, order_N: Tensor, starts_U1: Tensor, *, impl: Name = "auto") -> Tensor:
     """`rows_UD[inverse_N]`, differentiable; the other two say which of the N took each row, as in `Unique`."""
-    found: Tensor = _Expand.apply(rows_UD, inverse_N, order_N, starts_U1, impl)  # type: ignore[no-untyped-call]
-    return found
+    tokens_ND: Tensor = _Expand.apply(rows_UD, inverse_N, order_N, starts_U1, impl)  # type: ignore[no-untyped-call]
+    return tokens_ND

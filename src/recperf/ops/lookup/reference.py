@@ -1,6 +1,6 @@
 """Rows of a table, the sum of gradients that meet in a row, and their row-wise Adagrad, in plain torch.
 
-Shapes: R table rows, D width, N looked-up rows, U different rows.
+Shapes: R table rows, D width, N looked-up rows, U distinct rows.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Rows of a table, the sum of gradients that meet in a row, and their row-wise Adagrad, on a GPU.
 
-The sum cuts the ordered gradients into chunks of equal length, so that a row that half of the batch asked for does not
-hold up the rest: every program adds what one chunk holds of one row. What is not all of the row is kept aside and
+The sum cuts the ordered gradients into chunks of equal length, so that a row that half of the batch uses does not
+delay the rest: every program adds the part of one row that lies in one chunk. Partial sums are written to memory and
 joined by a second kernel. A chunk has at most one row that came in from before and one that begins in it and goes on,
 so two places a chunk are enough. The order of every addition is fixed: a repeat gives the same bits.
 
-Shapes: R table rows, D width, N looked-up rows, U different rows.
+Shapes: R table rows, D width, N looked-up rows, U distinct rows.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..bag.triton import report
 from ..faults import flag
 
 TILE = 4096
-"""Numbers a program of four warps holds at a time."""
+"""Elements that a program of four warps holds at a time."""
 CHUNK = 128
-"""Gradients in a row's order that one program adds."""
+"""Gradients that one program adds."""
 JOINED = 8
-"""Parts of a long row that are joined at a time."""
+"""Parts of a long row that are summed at a time."""
 
 
 def tile(dim: int, most: int = 32) -> tuple[int, int]:
@@ -167,9 +167,9 @@ def _adagrad(
     columns = tl.arange(0, WIDTH)
     wide = columns < D
     mask = here[:, None] & wide[None, :]
-    given = tl.load(grad + at[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    grads = tl.load(grad + at[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     row = tl.load(table + key[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    apply_update(table, state, rates, key, row, given, here, eps, 0.0, D, columns, wide, "row")
+    apply_update(table, state, rates, key, row, grads, here, eps, 0.0, D, columns, wide, "row")
 
 
 def rowwise_adagrad_(

@@ -1,6 +1,6 @@
-"""The different ids of a batch, and how the batch is put together from them.
+"""The distinct ids of a batch, and the way the batch is composed of them.
 
-Shapes: N ids, U different ids.
+Shapes: N ids, U distinct ids.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Unique:
     """Ascending."""
     inverse_N: Tensor
     order_N: Tensor
-    """Places of the ids, those of the first value first; ascending within a value."""
+    """Places of the ids, ordered by value, ascending within a value."""
     starts_U1: Tensor
 
 
 def unique(ids_N: Tensor) -> Unique:
-    """By sorting. Reads the number of different ids on the host."""
+    """The distinct ids, by sorting. Reads their number on the host, which waits for the device."""
     sorted_N, order_N = torch.sort(ids_N, stable=True)
     fresh_N = torch.ones_like(sorted_N, dtype=torch.bool)
     torch.ne(sorted_N[1:], sorted_N[:-1], out=fresh_N[1:])

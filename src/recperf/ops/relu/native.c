@@ -12,12 +12,12 @@ void relu_backward(float *restrict gradient, const float *restrict activation, f
         memset(sum, 0, outputs * sizeof(float));
         const int64_t end = (s + 1) * stripe < samples ? (s + 1) * stripe : samples;
         for (int64_t row = s * stripe; row < end; row++) {
-            float *given = gradient + row * outputs;
+            float *slopes = gradient + row * outputs;
             const float *passed = activation + row * outputs;
             for (int64_t k = 0; k < outputs; k++) {
-                const float kept = passed[k] > 0 ? given[k] : 0.0f;
-                given[k] = kept;
-                sum[k] += kept;
+                const float slope = passed[k] > 0 ? slopes[k] : 0.0f;
+                slopes[k] = slope;
+                sum[k] += slope;
             }
         }
     }

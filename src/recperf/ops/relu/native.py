@@ -1,4 +1,4 @@
-"""The backward pass of a ReLU and of the bias before it by a small C file: torch takes two passes and fresh memory.
+"""The backward pass of a ReLU and of the bias before it in C: torch needs two passes and new memory.
 
 Shapes: B samples, N outputs of the layer, S stripes of samples.
 """
@@ -19,7 +19,7 @@ from . import reference
 
 SOURCE = Path(__file__).with_name("native.c")
 STRIPE = 64
-"""Samples whose bias gradients are summed together, whatever the number of threads: equal bits."""
+"""Samples per partial sum of the bias gradient: independent of the number of threads, for equal bits."""
 
 
 @functools.cache
@@ -29,7 +29,7 @@ def library() -> ctypes.CDLL | str:
 
 
 def backward(gradient_BN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient before the ReLU, written over the given one, and that of the bias as stripes to be summed."""
+    """The gradient before the ReLU, which overwrites `gradient_BN`, and that of the bias as stripes to be summed."""
     if gradient_BN.dtype != torch.float32:
         return reference.backward(gradient_BN, activation_BN)
     gradient_BN, activation_BN = gradient_BN.contiguous(), activation_BN.contiguous()

@@ -29,13 +29,13 @@ def _backward(
         if OUTER:
             left = tl.load(gradient + row, mask=row < B, other=0.0)
             right = tl.load(factor + column, mask=column < N, other=0.0)
-            given = (left[:, None].to(tl.float32) * right[None, :].to(tl.float32)).to(out.dtype.element_ty)
+            slopes = (left[:, None].to(tl.float32) * right[None, :].to(tl.float32)).to(out.dtype.element_ty)
         else:
-            given = tl.load(gradient + place, mask=inside, other=0.0)
+            slopes = tl.load(gradient + place, mask=inside, other=0.0)
         passed = tl.load(activation + place, mask=inside, other=0.0) > 0
-        given = tl.where(passed, given, 0.0)
-        tl.store(out + place, given, mask=inside)
-        total += tl.sum(given.to(tl.float32), 0)
+        slopes = tl.where(passed, slopes, 0.0)
+        tl.store(out + place, slopes, mask=inside)
+        total += tl.sum(slopes.to(tl.float32), 0)
     tl.store(sums + stripe * N + column, total, mask=column < N)
 
 

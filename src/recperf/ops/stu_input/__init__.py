@@ -1,4 +1,4 @@
-"""The way into an STU layer: a layer norm and one linear map to u, v, q and k. `reference` (plain torch, any device)
+"""The input of an STU layer: a layer norm and one linear map to u, v, q and k. `reference` (plain torch, any device)
 and `triton` (a GPU).
 
 uvqk_TF, stats_2T = forward(x_TD, norm_weight_D, norm_bias_D, weight_DF, bias_F, eps)
@@ -36,12 +36,12 @@ def forward(
     *,
     impl: Name = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """The mapped rows and the statistics that the backward pass wants."""
+    """The mapped rows and the statistics that the backward pass needs."""
     with torch.autocast(x_TD.device.type, enabled=False):
-        found: tuple[Tensor, Tensor] = _body(impl, x_TD).forward(
+        result: tuple[Tensor, Tensor] = _body(impl, x_TD).forward(
             x_TD, norm_weight_D, norm_bias_D, weight_DF, bias_F, eps
         )
-    return found
+    return result
 
 
 def backward(
@@ -58,12 +58,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, of the norm's weight and bias, and of the map's."""
     with torch.autocast(x_TD.device.type, enabled=False):
-        found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _body(impl, x_TD).backward(
+        result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _body(impl, x_TD).backward(
             grad_TF, x_TD, norm_weight_D, norm_bias_D, weight_DF, stats_2T, eps, residual_TD=residual_TD
         )
-    return found
+    return result
 
 
 def _body(impl: Name, x_TD: Tensor) -> ModuleType:
-    # The kernels count in float32, which is too little for float64.
+    # The kernels compute in float32, which is not enough for float64.
     return choose("reference" if impl == "auto" and x_TD.dtype == torch.float64 else impl, x_TD.device)[0]

@@ -1,4 +1,4 @@
-"""The way into an STU layer, a norm and a linear map, in plain torch.
+"""The input of an STU layer, a norm and a linear map, in plain torch.
 
 Shapes: T tokens, D model width, F outputs of the map; stats_2T holds the mean and 1 / standard deviation of each row.
 """
@@ -15,7 +15,7 @@ from ..products import product, weight_gradient
 def forward(
     x_TD: Tensor, norm_weight_D: Tensor, norm_bias_D: Tensor, weight_DF: Tensor, bias_F: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The mapped rows, in the type of x, and the statistics that the backward pass wants."""
+    """The mapped rows, in the type of x, and the statistics that the backward pass needs."""
     normed_TD, stats_2T = norm.forward(x_TD, norm_weight_D, norm_bias_D, eps)
     return product(normed_TD, weight_DF, bias_F), stats_2T
 

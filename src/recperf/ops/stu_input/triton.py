@@ -1,7 +1,7 @@
-"""The way into an STU layer on a GPU: torch's matrix products and one kernel for the norm in each direction.
+"""The input of an STU layer on a GPU: torch's matrix products and one kernel for the norm in each direction.
 
 The backward kernel reads x anyway, so it also writes the normed rows again, over the gradient that it has just used:
-the product for the weight's gradient wants them, and nothing else is kept from the forward pass.
+the product for the weight's gradient needs them, and nothing else is saved from the forward pass.
 
 Shapes: T tokens, D model width, F outputs of the map, S stretches of tokens; stats_2T holds the mean and 1 / standard
 deviation of each row.
@@ -24,7 +24,7 @@ ROWS, COLUMNS, STRETCHES = 16, 256, 1024
 def forward(
     x_TD: Tensor, norm_weight_D: Tensor, norm_bias_D: Tensor, weight_DF: Tensor, bias_F: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The mapped rows, in the type of x, and the statistics that the backward pass wants."""
+    """The mapped rows, in the type of x, and the statistics that the backward pass needs."""
     normed_TD, stats_2T = norm.forward(x_TD, norm_weight_D, norm_bias_D, eps)
     return product(normed_TD, weight_DF, bias_F), stats_2T
 

@@ -1,4 +1,4 @@
-"""The way out of an STU layer in plain torch: norm, gate, concatenation, dropout, linear map, residual.
+"""The output of an STU layer in plain torch: norm, gate, concatenation, dropout, linear map, residual.
 
 Shapes: T tokens, D model width, E attention width (of all heads), 3E the concatenation; stats_2T holds the mean and
 1 / standard deviation of each row of the attention.
@@ -55,9 +55,9 @@ def backward(
     *,
     into_u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the attention, of u (written into `into_u` where given), of the norm's weight and bias, of the map.
+    """Gradients of the attention, of u (written into `into_u` if set), of the norm's weight and bias, of the map.
 
-    That of x is the gradient given.
+    That of x is `grad_TD` itself.
     """
     z_T3E, _ = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, eps, dropout)
     dweight_3ED = weight_gradient(z_T3E.to(grad_TD.dtype), grad_TD)

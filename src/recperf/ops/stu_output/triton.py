@@ -1,9 +1,9 @@
-"""The way out of an STU layer on a GPU: torch's matrix products and one kernel for all the rest in each direction.
+"""The output of an STU layer on a GPU: torch's matrix products and one kernel for all the rest in each direction.
 
 Forward, a kernel reads the attention and u once and writes z: [silu(u) ; attention ; silu(u) * norm(attention)] after
 dropout. Backward, a kernel turns the gradient of z into those of the attention and of u; it has at hand all that z is
-made of, so it also writes z again, over its gradient: the product for the weight's gradient wants it, and nothing is
-kept from the forward pass but two numbers a row. Which elements dropout keeps is computed again too.
+made of, so it also writes z again, over its gradient: the product for the weight's gradient needs it, and only two
+numbers per row are saved from the forward pass. Which elements dropout keeps is computed again too.
 
 Shapes: T tokens, D model width, E attention width, 3E the concatenation, P programs.
 """
@@ -157,9 +157,9 @@ def backward(
     *,
     into_u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the attention, of u (written into `into_u` where given), of the norm's weight and bias, of the map.
+    """Gradients of the attention, of u (written into `into_u` if set), of the norm's weight and bias, of the map.
 
-    That of x is the gradient given.
+    That of x is `grad_TD` itself.
     """
     attention_TE, u_TE = norm.dense_rows(attention_TE), norm.dense_rows(u_TE)
     tokens, columns = attention_TE.shape
