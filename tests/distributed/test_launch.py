@@ -100,7 +100,7 @@ def test_a_killed_rank_ends_the_others_and_is_named_with_its_last_span(tmp_path:
 
 @needs_torchrec
 def test_a_rank_that_hangs_is_named_with_the_span_it_hangs_in(tmp_path: Path) -> None:
-    ranks = begin(tmp_path, "--distributed.timeout-s", "2", trouble="fails_inside", at=3, how="hang", on=1)
+    ranks = begin(tmp_path, "--distributed.timeout-s", "5", trouble="fails_inside", at=3, how="hang", on=1)
     ranks[0].join(60)
     ranks[1].kill()
     ranks[1].join()
@@ -216,6 +216,7 @@ def test_a_signal_to_the_launcher_makes_all_ranks_save(tmp_path: Path) -> None:
     assert "; the state is saved" in printed
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_under_torchrun_ranks_resume_after_a_kill_and_a_remaining_rank_names_a_missing_one(tmp_path: Path) -> None:
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]

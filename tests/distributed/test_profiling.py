@@ -59,6 +59,7 @@ def taken(folder: Path, verb: str, *more: str, **how: Any) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_a_profile_of_two_ranks_has_a_trace_each_which_merge(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

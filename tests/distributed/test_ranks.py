@@ -99,13 +99,6 @@ def test_the_longest_row_is_the_maximum_over_ranks() -> None:
     assert not close(one["losses"], trained(1)[0]["losses"])
 
 
-def test_dropout_is_repeatable() -> None:
-    first = trained(2, dropout=0.5)
-    again = run_ranks(2, "training", config=config(dropout=0.5), steps=STEPS)
-    assert first[0]["losses"] == again[0]["losses"]
-    assert not close(first[0]["losses"], trained(2)[0]["losses"])
-
-
 def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
     """1, 2 and 1 ranks, four steps each, against all steps in a single process."""
     (straight,) = trained(1)
