@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rank_jobs import events
 from rank_pool import home, needs_torchrec, rank_folder, start
 
