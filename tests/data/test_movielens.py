@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from recperf.data import movielens
+from recperf.data.catalogue import load
 from recperf.data.config import MovieLensConfig
-from recperf.data.movielens import PUBLISHED_SHA256, load, read
+from recperf.data.movielens import PUBLISHED_SHA256, read
 from recperf.errors import DataError
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "ml-100k"

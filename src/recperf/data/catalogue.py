@@ -37,6 +37,20 @@ DEFAULT_SEED = 7
 _TIMEOUT_S = 30
 
 
+def load(config: MovieLensConfig) -> MovieLens:
+    """Load the dataset of a config. A folder in the config is never replaced by synthetic ratings."""
+    if config.source != "embedded":
+        if config.path is not None:
+            return movielens.read(config.path)
+        folder = places.dataset_folder(REAL)
+        if folder.is_dir():
+            return movielens.read_download(folder)
+        if config.source != "auto":
+            fix = f"recperf data get {REAL}"
+            raise DataError("MovieLens-100K is not on this machine", where={"folder": folder}, fix=fix)
+    return movielens_like.generate(config.embedded_seed)
+
+
 def get(name: str, *, say: Say, url: str | None = None) -> dict[str, Any]:
     """Download a dataset into the user's cache and verify it; an intact copy is left as it is."""
     _known(name)

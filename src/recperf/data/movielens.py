@@ -17,9 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import places
 from ..errors import DataError
-from .config import MovieLensConfig
 from .ratings import Ints, Ratings
 
 T = TypeVar("T")
@@ -83,26 +81,6 @@ class MovieLens(Ratings):
         """The most common genres of the catalogue; ties keep the catalogue's order."""
         count = self.genres.sum(axis=0, dtype=np.int64)
         return [int(index) for index in np.argsort(-count, kind="stable")[:_GENRES_USED]]
-
-
-def load(config: MovieLensConfig) -> MovieLens:
-    """Load the dataset of a config. A folder in the config is never replaced by synthetic ratings."""
-    if config.source == "embedded":
-        return _generate(config.embedded_seed)
-    if config.path is not None:
-        return read(config.path)
-    folder = places.dataset_folder(NAME)
-    if os.path.isdir(folder):
-        return read_download(folder)
-    if config.source == "auto":
-        return _generate(config.embedded_seed)
-    raise DataError("MovieLens-100K is not on this machine", where={"folder": folder}, fix=f"recperf data get {NAME}")
-
-
-def _generate(seed: int) -> MovieLens:
-    from .movielens_like import generate
-
-    return generate(seed)
 
 
 def read_download(folder: Path) -> MovieLens:

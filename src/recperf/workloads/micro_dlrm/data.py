@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ...data.catalogue import load
 from ...data.clicks import Clicks, build
 from ...data.config import MovieLensConfig, RatingsConfig
-from ...data.movielens import load
 from ...data.ratings import Ratings, read_ratings
 from ...errors import ConfigError
 from ...models.config import DLRMConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...data.movielens import load
+from ...data.catalogue import load
 from ...execution.workload import require_memory
 from ..micro_dlrm.data import describe
 from .config import MicroDLRMDramConfig, estimate
