@@ -208,7 +208,7 @@ def test_it_stops_at_a_target(call: Call) -> None:
         (["--train.weight-decay", "0.1"], 3, "with train.optimizer adamw"),
         (["--train.loss-weights", "1", "2"], 3, "with train.loss wbce"),
         (["--train.warmup-steps", "3"], 3, "with train.schedule warmup-decay"),
-        (["--train.stop-at-target"], 3, "no bound to meet"),
+        (["--train.stop-at-target"], 3, "the target has no bound"),
         (["--model.rows", "1000000000000", "--data.ids-per-bag", "1"], 4, "GiB"),
         (["--fast.graph", "on"], 4, "a step cannot be a CUDA graph: no GPU"),
         (["--fast.precision", "tf32"], 4, "a CPU has no tf32"),
