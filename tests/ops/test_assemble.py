@@ -105,16 +105,16 @@ def run(impl: Any, parts: dict[str, Tensor], of: Plan, dropout: Dropout) -> tupl
 def test_values_and_every_gradient(impl: Any, lengths: list[int], context: int, rate: float) -> None:
     parts, of, times = batch(lengths, context)
     dropout = Dropout(rate, 77)
-    found, expected = run(impl, parts, of, dropout), plain(parts, of, times, dropout)
-    for name, got, wanted in zip(("out", *NAMES), found, expected):
-        torch.testing.assert_close(got, wanted.float(), rtol=1e-5, atol=1e-5, msg=lambda text, name=name: name + text)
+    actual, expected = run(impl, parts, of, dropout), plain(parts, of, times, dropout)
+    for name, got, correct in zip(("out", *NAMES), actual, expected):
+        torch.testing.assert_close(got, correct.float(), rtol=1e-5, atol=1e-5, msg=lambda text, name=name: name + text)
 
 
 @pytest.mark.parametrize("impl", ALL)
 def test_a_repeat_gives_the_same_bits(impl: Any) -> None:
     parts, of, _ = batch(LENGTHS["odd"], 3)
-    found = [run(impl, parts, of, Dropout(0.3, 77)) for _ in range(2)]
-    assert all(torch.equal(got, again) for got, again in zip(*found))
+    actual = [run(impl, parts, of, Dropout(0.3, 77)) for _ in range(2)]
+    assert all(torch.equal(got, again) for got, again in zip(*actual))
 
 
 @pytest.mark.parametrize("impl", ALL)
@@ -122,10 +122,10 @@ def test_half_tokens_with_whole_tables(impl: Any) -> None:
     kind = torch.bfloat16
     parts, of, times = batch([9, 0, 12], 8)
     parts = {name: part.to(kind) if name in NAMES[:3] else part for name, part in parts.items()}
-    found, expected = run(impl, parts, of, Dropout(0.2, 1)), plain(parts, of, times, Dropout(0.2, 1))
-    assert [part.dtype for part in found] == [kind] * 4 + [torch.float32] * 2
-    for got, wanted in zip(found, expected):
-        assert float((got.double() - wanted).norm() / wanted.norm()) < 1e-2
+    actual, expected = run(impl, parts, of, Dropout(0.2, 1)), plain(parts, of, times, Dropout(0.2, 1))
+    assert [part.dtype for part in actual] == [kind] * 4 + [torch.float32] * 2
+    for got, correct in zip(actual, expected):
+        assert float((got.double() - correct).norm() / correct.norm()) < 1e-2
 
 
 def tokens_as_rows(x: Tensor, offsets: Tensor, times: Tensor, ages: int, context: int) -> tuple[Any, ...]:
@@ -167,8 +167,8 @@ def test_the_last_position_takes_all_that_lie_behind_it(positions: int) -> None:
     """A position table that ends within, at and after the longest row, with rows in several groups."""
     _, of, _ = batch([20, 3, 11, 20, 20, 9, 20, 20, 20, 20], 0, 4)
     grad = torch.randn(of.tokens, 4, generator=torch.Generator().manual_seed(0))
-    found = [backward(grad, of, positions=positions, scale=2.0, impl=impl)[3] for impl in ("reference", "triton")]  # type: ignore[arg-type]
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
+    actual = [backward(grad, of, positions=positions, scale=2.0, impl=impl)[3] for impl in ("reference", "triton")]  # type: ignore[arg-type]
+    torch.testing.assert_close(*actual, rtol=1e-5, atol=1e-4)
 
 
 def test_the_edges_of_ages() -> None:
@@ -183,9 +183,9 @@ def test_the_edges_of_ages() -> None:
 def test_both_bodies_serve_the_two_halves() -> None:
     parts, of, _ = batch([3, 2], 2)
     grad = torch.randn(of.tokens, DIM, dtype=torch.float64)
-    found = backward(grad, of, positions=POSITIONS, scale=2.0)
-    assert [tuple(part.shape) for part in found] == [tuple(part.shape) for part in parts.values()]
-    assert {part.dtype for part in found} == {torch.float64}
+    actual = backward(grad, of, positions=POSITIONS, scale=2.0)
+    assert [tuple(part.shape) for part in actual] == [tuple(part.shape) for part in parts.values()]
+    assert {part.dtype for part in actual} == {torch.float64}
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:

@@ -48,9 +48,9 @@ def test_ids_hash_to_the_same_rows(rows: int) -> None:
     ids = torch.randint(-(1 << 62), 1 << 62, (5000,), generator=draw)
     ids[:5] = torch.tensor([0, -1, 1, (1 << 63) - 1, -(1 << 63)])
     for seed in (0, 1, 0xA5A5A5A5, (1 << 64) - 1):
-        found = native.hash_rows(ids, seed, rows)
-        assert torch.equal(found, reference.hash_rows(ids, seed, rows))
-        assert int(found[1]) == rows_int(-1, seed, rows)
+        actual = native.hash_rows(ids, seed, rows)
+        assert torch.equal(actual, reference.hash_rows(ids, seed, rows))
+        assert int(actual[1]) == rows_int(-1, seed, rows)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -144,12 +144,12 @@ def test_updates_of_every_optimizer_agree(implementation: str, lengths: list[int
         # The interpreter takes its time.
         lengths = [min(length, 40) for length in lengths[:8]]
     given = batch(lengths, 37, 5)
-    found = updated(implementation, kind, given)
-    for got, expected in zip(found, updated("reference", kind, given)):
+    actual = updated(implementation, kind, given)
+    for got, expected in zip(actual, updated("reference", kind, given)):
         torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
     unused = torch.ones(37, dtype=torch.bool)
     unused[given[1]] = False
-    assert torch.equal(found[0][unused], given[0][unused])
+    assert torch.equal(actual[0][unused], given[0][unused])
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -261,9 +261,9 @@ def test_scattered_sgd_is_sgd(lengths: list[int]) -> None:
 @pytest.mark.usefixtures("triton")
 def test_scattered_sgd_of_stacked_tables() -> None:
     table, ids, offsets, gradient, starts = stacked()
-    found = []
+    actual = []
     for given in ((ids, starts), (reference.stacked_rows(ids, offsets, starts), None)):
-        found.append(table.clone())
-        body("triton").scatter_sgd(found[-1], given[0], offsets, gradient, rate=0.1, starts_F=given[1])
-    torch.testing.assert_close(*found)
-    assert not torch.equal(found[0], table)
+        actual.append(table.clone())
+        body("triton").scatter_sgd(actual[-1], given[0], offsets, gradient, rate=0.1, starts_F=given[1])
+    torch.testing.assert_close(*actual)
+    assert not torch.equal(actual[0], table)

@@ -79,13 +79,13 @@ def test_zeros_fill_the_output_up_to_a_width_and_their_gradient_goes_nowhere(
 def test_tensors_may_be_views(implementation: str) -> None:
     dense, sparse = vectors(3, 8, 4)
     gradient = torch.randn(14, 4, generator=torch.Generator().manual_seed(1)).t()
-    found = []
+    actual = []
     for name in ("reference", implementation):
         met, saved = body(name).forward(
             dense.t().contiguous().t(), sparse.transpose(0, 1).contiguous().transpose(0, 1), diagonal=False
         )
-        found.append((met, *body(name).backward(saved, gradient, diagonal=False)))
-    for expected, got in zip(*found):
+        actual.append((met, *body(name).backward(saved, gradient, diagonal=False)))
+    for expected, got in zip(*actual):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -130,13 +130,13 @@ def test_indices_of_pairs_are_kept() -> None:
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     dense, sparse = vectors(3, 7, native.SMALL + 3)
     gradient = torch.randn(native.SMALL + 3, 13, generator=torch.Generator().manual_seed(1))
-    threads, found = torch.get_num_threads(), []
+    threads, actual = torch.get_num_threads(), []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             met, saved = native.forward(dense, sparse, diagonal=False)
-            found.append((met, *native.backward(saved, gradient, diagonal=False)))
+            actual.append((met, *native.backward(saved, gradient, diagonal=False)))
     finally:
         torch.set_num_threads(threads)
-    for other in found[1:]:
-        assert all(torch.equal(one, two) for one, two in zip(found[0], other))
+    for other in actual[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(actual[0], other))

@@ -54,11 +54,11 @@ def test_all_implementations_agree(values: list[int], seed: int, rows: int) -> N
 def test_shapes_strides_and_narrow_ids_are_kept(shape: tuple[int, ...]) -> None:
     ids = torch.arange(-3, 3)[: int(np.prod(shape))].reshape(shape)
     for given_ids in (ids, ids.t() if len(shape) == 2 else ids, ids.int()):
-        found = hashing.hash_torch(given_ids, 5)
-        assert found.shape == given_ids.shape
-        assert found.dtype == torch.int64
-        assert torch.equal(found, hashing.hash_signed(given_ids, 5))
-        assert unsigned(found.reshape(-1)) == [hashing.hash_int(i, 5) for i in given_ids.reshape(-1).tolist()]
+        actual = hashing.hash_torch(given_ids, 5)
+        assert actual.shape == given_ids.shape
+        assert actual.dtype == torch.int64
+        assert torch.equal(actual, hashing.hash_signed(given_ids, 5))
+        assert unsigned(actual.reshape(-1)) == [hashing.hash_int(i, 5) for i in given_ids.reshape(-1).tolist()]
 
 
 @pytest.mark.parametrize("seed", SEEDS[:3])
@@ -88,7 +88,7 @@ def test_a_seed_does_not_relabel_the_hashes_of_another() -> None:
     """Neither an XOR of the ids nor a shift of them takes one seed to another."""
     ids = np.arange(-5000, 5000)
     hashes = [set(hashing.hash_numpy(ids, seed).tolist()) for seed in SEEDS]
-    assert all(len(found) == len(ids) for found in hashes)
+    assert all(len(actual) == len(ids) for actual in hashes)
     assert len(set.union(*hashes)) == len(ids) * len(SEEDS)
     for other in SEEDS[1:]:
         shift = hashing.stream(0) - hashing.stream(other)

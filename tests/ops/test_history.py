@@ -105,14 +105,14 @@ def test_picks_and_fills_as_plain_python_does(body: Any, layout: str, shares: st
     assert picked.offsets_B1[-1] == len(picked.places_T) == len(picked.actions_T)
     for sample, (begin, position) in enumerate(zip(begin_B.tolist(), positions_B.tolist())):
         part = slice(*picked.offsets_B1[sample : sample + 2].tolist())
-        found = begin + picked.places_T[part].astype(np.int64)
-        assert found.tolist() == expected(kinds, begin, position, rule)
-        items = store.items_E[found].astype(np.int64)
-        assert picked.actions_T[part].tolist() == (kinds[found] & POOLS).tolist()
+        actual = begin + picked.places_T[part].astype(np.int64)
+        assert actual.tolist() == expected(kinds, begin, position, rule)
+        items = store.items_E[actual].astype(np.int64)
+        assert picked.actions_T[part].tolist() == (kinds[actual] & POOLS).tolist()
         assert room.items_T[part].tolist() == items.tolist()
         assert room.artists_T[part].tolist() == store.catalogue_I2[items, 0].tolist()
         assert room.albums_T[part].tolist() == store.catalogue_I2[items, 1].tolist()
-        assert room.times_T[part].tolist() == store.times_E[found].tolist()
+        assert room.times_T[part].tolist() == store.times_E[actual].tolist()
 
 
 @pytest.mark.parametrize("body", BODIES)

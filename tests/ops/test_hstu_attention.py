@@ -155,7 +155,7 @@ def test_the_error_against_float64_is_below_its_limit(name: str, qk: int, width:
     right = exact(grad, q, k, v, offsets, mask)
     grads = body(name).backward(grad, q, k, v, offsets, mask)
     out = body(name).forward(q, k, v, offsets, mask)
-    assert {found.dtype for found in (out, *grads)} == {dtype}
+    assert {actual.dtype for actual in (out, *grads)} == {dtype}
     hold(name, dtype, (out, *grads), right)
     last = offsets[1:] - 1
     only = torch.zeros_like(grad)
@@ -165,7 +165,7 @@ def test_the_error_against_float64_is_below_its_limit(name: str, qk: int, width:
         body(name).forward_last(q[last], k, v, offsets, mask),
         *body(name).backward_last(grad[last], q[last], k, v, offsets, mask),
     )
-    assert {found.dtype for found in got} == {dtype}
+    assert {actual.dtype for actual in got} == {dtype}
     hold(name, dtype, got, [out[last], dq[last], dk, dv])
 
 
@@ -176,8 +176,8 @@ def test_gradients_are_written_where_they_are_wanted_and_nowhere_else(name: str)
     buffer = torch.full((37, 2, 16 + 1 + 16 + 1 + 24), 7.0)
     dq, dk, dv = buffer[..., :16], buffer[..., 17:33], buffer[..., 34:]
     for deterministic in (False, True):
-        found = body(name).backward(grad, q, k, v, offsets, mask, into=(dq, dk, dv), deterministic=deterministic)
-        assert all(mine is wanted for mine, wanted in zip(found, (dq, dk, dv)))
+        actual = body(name).backward(grad, q, k, v, offsets, mask, into=(dq, dk, dv), deterministic=deterministic)
+        assert all(mine is correct for mine, correct in zip(actual, (dq, dk, dv)))
         assert torch.equal(buffer[..., [16, 33]], torch.full((37, 2, 2), 7.0))
         hold(name, torch.float32, (torch.zeros(1), dq, dk, dv), [torch.zeros(1).double(), *right])
 
@@ -204,7 +204,7 @@ def test_what_lies_outside_a_row_is_not_read(name: str) -> None:
 def test_rows_without_tokens_give_nothing(name: str, lengths: list[int]) -> None:
     grad, q, k, v, offsets, mask = make(lengths)
     assert body(name).forward(q, k, v, offsets, mask).shape == (0, 2, 16)
-    assert [found.shape[0] for found in body(name).backward(grad, q, k, v, offsets, mask)] == [0, 0, 0]
+    assert [actual.shape[0] for actual in body(name).backward(grad, q, k, v, offsets, mask)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -279,9 +279,9 @@ def test_autograd_takes_the_same_way() -> None:
     out = attention(*inputs, offsets, mask)
     out.backward(grad)
     assert torch.equal(out, hstu_attention.forward(q, k, v, offsets, mask))
-    for mine, wanted in zip(inputs, hstu_attention.backward(grad, q, k, v, offsets, mask)):
+    for mine, correct in zip(inputs, hstu_attention.backward(grad, q, k, v, offsets, mask)):
         assert mine.grad is not None
-        assert torch.equal(mine.grad, wanted)
+        assert torch.equal(mine.grad, correct)
 
 
 def test_the_reference_passes_gradcheck() -> None:
@@ -300,12 +300,12 @@ def test_threads_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     grad, *inputs, offsets, mask = make([30, 0, 61, 1, 17, 44], heads=2, qk=8, width=24)
     native = body("native")
     monkeypatch.setattr(native, "SMALL", 0)
-    found = []
+    actual = []
     for threads in (1, 2, 5, 9):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        found.append((native.forward(*inputs, offsets, mask), *native.backward(grad, *inputs, offsets, mask)))
-    for one in found[1:]:
-        assert all(torch.equal(mine, first) for mine, first in zip(one, found[0]))
+        actual.append((native.forward(*inputs, offsets, mask), *native.backward(grad, *inputs, offsets, mask)))
+    for one in actual[1:]:
+        assert all(torch.equal(mine, first) for mine, first in zip(one, actual[0]))
 
 
 def test_what_is_not_a_number_stays_so_and_stays_in_its_row() -> None:
@@ -321,8 +321,8 @@ def test_scores_far_from_zero_are_as_they_should_be() -> None:
     grad, q, k, v, offsets, mask = make([40], qk=4, width=4)
     q *= 100
     right = exact(grad, q, k, v, offsets, mask)
-    found = (body("native").forward(q, k, v, offsets, mask), *body("native").backward(grad, q, k, v, offsets, mask))
-    hold("native", torch.float32, found, right)
+    actual = (body("native").forward(q, k, v, offsets, mask), *body("native").backward(grad, q, k, v, offsets, mask))
+    hold("native", torch.float32, actual, right)
 
 
 def test_long_rows_are_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +332,7 @@ def test_long_rows_are_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "LONG", 30)
     last = offsets[1:] - 1
     assert torch.equal(native.forward(q, k, v, offsets, mask), reference.forward(q, k, v, offsets, mask))
-    for mine, wanted in (
+    for mine, correct in (
         (native.backward(grad, q, k, v, offsets, mask), reference.backward(grad, q, k, v, offsets, mask)),
         (
             (native.forward_last(q[last], k, v, offsets, mask),),
@@ -343,4 +343,4 @@ def test_long_rows_are_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
             reference.backward_last(grad[last], q[last], k, v, offsets, mask),
         ),
     ):
-        assert all(torch.equal(one, other) for one, other in zip(mine, wanted))
+        assert all(torch.equal(one, other) for one, other in zip(mine, correct))

@@ -58,8 +58,8 @@ def test_values_and_gradients(impl: Any, kind: torch.dtype, shape: tuple[int, in
     out = (swish_layer_norm if swish else layer_norm)(x, weight, bias, EPS, impl)
     out.backward(gradient)
     assert out.dtype == kind
-    found = (out.detach(), x.grad, weight.grad, bias.grad)
-    for name, got, expected in zip(("out", "x", "weight", "bias"), found, exact([x, weight, bias], gradient, swish)):
+    actual = (out.detach(), x.grad, weight.grad, bias.grad)
+    for name, got, expected in zip(("out", "x", "weight", "bias"), actual, exact([x, weight, bias], gradient, swish)):
         assert got is not None
         close(got, expected, kind, name)
 
@@ -75,10 +75,10 @@ def test_strided_rows_more_dimensions_and_a_residual(impl: Any) -> None:
         expected = exact([x, weight, bias], gradient, swish)
         out, stats = body.forward(x, weight, bias, EPS, swish=swish)
         close(out, expected[0], torch.float32)
-        found = body.backward(gradient, x, weight, bias, stats, swish=swish, residual_TD=residual)
-        close(found[0], expected[1] + residual.double(), torch.float32)
-        close(found[1], expected[2], torch.float32)
-        close(found[2], expected[3], torch.float32)
+        actual = body.backward(gradient, x, weight, bias, stats, swish=swish, residual_TD=residual)
+        close(actual[0], expected[1] + residual.double(), torch.float32)
+        close(actual[1], expected[2], torch.float32)
+        close(actual[2], expected[3], torch.float32)
     stacked = x.reshape(11, 1, 40).expand(11, 3, 40)
     close(layer_norm(stacked, weight, bias, EPS, impl), plain(stacked.double(), weight.double(), bias.double(), False),
           torch.float32)  # fmt: skip
@@ -116,8 +116,8 @@ def test_many_rows_are_shared_out_without_loss(monkeypatch: pytest.MonkeyPatch) 
     x, weight, bias, gradient = drawn(19, 512), drawn(512, seed=1), drawn(512, seed=2), drawn(19, 512, seed=3)
     assert body.stretches(19, 1) == (4, 5)
     _, stats = body.forward(x, weight, bias, EPS)
-    found = body.backward(gradient, x, weight, bias, stats)
-    for got, expected in zip(found, exact([x, weight, bias], gradient, False)[1:]):
+    actual = body.backward(gradient, x, weight, bias, stats)
+    for got, expected in zip(actual, exact([x, weight, bias], gradient, False)[1:]):
         close(got, expected, torch.float32)
 
 

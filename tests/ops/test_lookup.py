@@ -51,10 +51,10 @@ def segments(counts: list[int], dim: int, kind: torch.dtype = torch.float32) -> 
 def test_gradients_that_meet_are_summed(impl: Any, counts: list[int], dim: int) -> None:
     grad, order, starts = segments(counts, dim)
     expected = [grad[order[a:b]].double().sum(0) for a, b in zip(starts.tolist(), starts.tolist()[1:])]
-    found = segment_sum(grad, order, starts, impl=impl)
-    assert found.shape == (len(counts), dim)
+    actual = segment_sum(grad, order, starts, impl=impl)
+    assert actual.shape == (len(counts), dim)
     if counts:
-        torch.testing.assert_close(found, torch.stack(expected).float(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual, torch.stack(expected).float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
@@ -63,10 +63,10 @@ def test_gradients_that_meet_are_summed(impl: Any, counts: list[int], dim: int) 
 def test_sums_of_half_numbers_are_not_half(impl: Any, kind: torch.dtype) -> None:
     grad, order, starts = segments([0, 30, 2, 1], 5, kind)
     expected = torch.stack([grad[order[a:b]].double().sum(0) for a, b in ((0, 0), (0, 30), (30, 32), (32, 33))])
-    found = segment_sum(grad.t().contiguous().t(), order.int(), starts, impl=impl)
-    assert found.dtype == (kind if kind == torch.float64 else torch.float32)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    assert torch.equal(found, segment_sum(grad, order, starts, impl=impl))
+    actual = segment_sum(grad.t().contiguous().t(), order.int(), starts, impl=impl)
+    assert actual.dtype == (kind if kind == torch.float64 else torch.float32)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(actual, segment_sum(grad, order, starts, impl=impl))
 
 
 @pytest.mark.usefixtures("triton")
@@ -104,16 +104,16 @@ def test_a_table_of_more_than_two_billion_numbers(impl: Any) -> None:
 def test_row_wise_adagrad(impl: Any, dim: int, kind: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(dim)
     table, state = torch.randn(40, dim, generator=draw), torch.rand(40, generator=draw)
-    wanted, seen = table.double(), state.double()
+    correct, seen = table.double(), state.double()
     for step, rate in enumerate((0.1, torch.full((1,), 0.05))):
         rows = torch.randperm(40, generator=draw)[: 11 + step]
         grad = torch.randn(rows.numel(), dim, generator=draw).to(kind)
         rowwise_adagrad_(table, state, rows, grad, rate=rate, eps=1e-3, impl=impl)
         for row, given in zip(rows.tolist(), grad.double()):
             seen[row] += (given * given).mean()
-            wanted[row] -= float(rate) * given / (seen[row].sqrt() + 1e-3)
+            correct[row] -= float(rate) * given / (seen[row].sqrt() + 1e-3)
     rowwise_adagrad_(table, state, rows[:0], grad[:0], rate=0.1, eps=1e-3, impl=impl)
-    torch.testing.assert_close(table, wanted.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(table, correct.float(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(state, seen.float(), rtol=1e-5, atol=1e-6)
 
 
@@ -133,14 +133,14 @@ def test_rows_go_out_to_many_places_and_their_gradients_come_back(impl: Any) -> 
     ids = unique(torch.randint(0, 9, (63,), generator=draw))
     rows = torch.randn(ids.values_U.numel(), 6, generator=draw)
     weight = torch.randn(63, 6, generator=draw)
-    found = []
+    actual = []
     for run in ("plain", impl, impl):
         leaf = (rows.double() if run == "plain" else rows.clone()).requires_grad_()
         out = leaf[ids.inverse_N] if run == "plain" else expand(leaf, *_way(ids), impl=impl)
         (out.square() * weight).sum().backward()
-        found.append((out.detach().float(), leaf.grad.float()))  # type: ignore[union-attr]
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
-    assert torch.equal(found[1][1], found[2][1])
+        actual.append((out.detach().float(), leaf.grad.float()))  # type: ignore[union-attr]
+    torch.testing.assert_close(actual[1], actual[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(actual[1][1], actual[2][1])
 
 
 def _way(ids: lookup.Unique) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,11 +150,11 @@ def _way(ids: lookup.Unique) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("count", [0, 1, 2, 63, 500])
 def test_unique_takes_ids_apart(count: int) -> None:
     ids = torch.randint(-40, 1 << 50, (count,), generator=torch.Generator().manual_seed(count)) % 97 - 3
-    found = unique(ids)
-    assert torch.equal(found.values_U, torch.unique(ids))
-    assert torch.equal(found.values_U[found.inverse_N], ids)
-    edges = found.starts_U1.tolist()
-    assert len(edges) == found.values_U.numel() + 1
+    actual = unique(ids)
+    assert torch.equal(actual.values_U, torch.unique(ids))
+    assert torch.equal(actual.values_U[actual.inverse_N], ids)
+    edges = actual.starts_U1.tolist()
+    assert len(edges) == actual.values_U.numel() + 1
     assert edges[-1] == count
-    for value, a, b in zip(found.values_U.tolist(), edges, edges[1:]):
-        assert found.order_N[a:b].tolist() == (ids == value).nonzero().squeeze(1).tolist()
+    for value, a, b in zip(actual.values_U.tolist(), edges, edges[1:]):
+        assert actual.order_N[a:b].tolist() == (ids == value).nonzero().squeeze(1).tolist()

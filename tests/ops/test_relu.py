@@ -89,7 +89,7 @@ def test_no_samples_give_a_bias_gradient_of_zero(implementation: str) -> None:
 @pytest.mark.usefixtures("native_code")
 @pytest.mark.usefixtures("poisoned")
 def test_c_works_in_place_and_gives_equal_bits_with_any_number_of_threads() -> None:
-    before, found = torch.get_num_threads(), []
+    before, actual = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 8):
             torch.set_num_threads(threads)
@@ -97,11 +97,11 @@ def test_c_works_in_place_and_gives_equal_bits_with_any_number_of_threads() -> N
             got, stripes = native.backward(gradient, after)
             assert got.data_ptr() == gradient.data_ptr()
             assert torch.equal(got, expected)
-            found.append(stripes)
+            actual.append(stripes)
     finally:
         torch.set_num_threads(before)
-    assert found[0].shape == (4, 130)
-    assert all(torch.equal(stripes, found[0]) for stripes in found)
+    assert actual[0].shape == (4, 130)
+    assert all(torch.equal(stripes, actual[0]) for stripes in actual)
 
 
 @pytest.mark.usefixtures("native_code")

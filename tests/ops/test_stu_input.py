@@ -61,9 +61,9 @@ def test_values_and_gradients(impl: Any, kind: torch.dtype, shape: tuple[int, in
     given = [tensor.to(wide) for tensor in parameters(width, outputs)]
     out, stats = stu_input.forward(x, *given, EPS, impl=impl)
     assert out.dtype == kind
-    found = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
-    assert [tensor.dtype for tensor in found] == [kind, wide, wide, wide, wide]
-    for name, got, expected in zip(NAMES, (out, *found), exact(x, given, gradient)):
+    actual = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
+    assert [tensor.dtype for tensor in actual] == [kind, wide, wide, wide, wide]
+    for name, got, expected in zip(NAMES, (out, *actual), exact(x, given, gradient)):
         close(got, expected, kind, name)
 
 
@@ -76,10 +76,10 @@ def test_views_and_a_residual(impl: Any) -> None:
     given = [norm_weight, norm_bias, weight[:, 30:60], bias[30:60]]
     kept = gradient.clone(), x.clone(), residual.clone()
     out, stats = stu_input.forward(x, *given, EPS, impl=impl)
-    found = stu_input.backward(gradient, x, *given[:3], stats, EPS, residual_TD=residual, impl=impl)
+    actual = stu_input.backward(gradient, x, *given[:3], stats, EPS, residual_TD=residual, impl=impl)
     expected = list(exact(x, given, gradient))
     expected[1] = expected[1] + residual.double()
-    for name, got, right in zip(NAMES, (out, *found), expected):
+    for name, got, right in zip(NAMES, (out, *actual), expected):
         close(got, right, torch.float32, name)
     for before, after in zip(kept, (gradient, x, residual)):
         assert torch.equal(before, after), "what is given stays as it is"
@@ -89,11 +89,11 @@ def test_views_and_a_residual(impl: Any) -> None:
 def test_autocast_changes_nothing(impl: Any) -> None:
     x, gradient, given = drawn(7, 12), drawn(7, 20, seed=5), parameters(12, 20)
     out, stats = stu_input.forward(x, *given, EPS, impl=impl)
-    found = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
+    actual = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         again, _ = stu_input.forward(x, *given, EPS, impl=impl)
         others = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
-    for one, other in zip((out, *found), (again, *others)):
+    for one, other in zip((out, *actual), (again, *others)):
         assert torch.equal(one, other)
 
 

@@ -71,10 +71,10 @@ def test_values_and_gradients(impl: Any, kind: torch.dtype, shape: tuple[int, in
     out, stats = stu_output.forward(*given, EPS, dropout, impl=impl)
     assert out.dtype == kind
     attention, u, _, *parameters = given
-    found = stu_output.backward(gradient, attention, u, *parameters, stats, EPS, dropout, impl=impl)
+    actual = stu_output.backward(gradient, attention, u, *parameters, stats, EPS, dropout, impl=impl)
     wide = parameters[0].dtype
-    assert [tensor.dtype for tensor in found] == [kind, kind, wide, wide, wide]
-    for name, got, expected in zip(NAMES, (out, *found), exact(given, dropout, gradient)):
+    assert [tensor.dtype for tensor in actual] == [kind, kind, wide, wide, wide]
+    for name, got, expected in zip(NAMES, (out, *actual), exact(given, dropout, gradient)):
         close(got, expected, kind, name)
     for before, after in zip(kept, (*given, gradient)):
         assert torch.equal(before, after), "what is given stays as it is"
@@ -154,6 +154,6 @@ def test_programs_that_walk_over_several_rows(monkeypatch: pytest.MonkeyPatch) -
     given, gradient, dropout = inputs(11, 8, 260, torch.float32), drawn(11, 8, seed=6), Dropout(0.2, 1)
     attention, u, _, *parameters = given
     _, stats = stu_output.forward(*given, EPS, dropout, impl="triton")
-    found = stu_output.backward(gradient, attention, u, *parameters, stats, EPS, dropout, impl="triton")
-    for name, got, expected in zip(NAMES[1:], found, exact(given, dropout, gradient)[1:]):
+    actual = stu_output.backward(gradient, attention, u, *parameters, stats, EPS, dropout, impl="triton")
+    for name, got, expected in zip(NAMES[1:], actual, exact(given, dropout, gradient)[1:]):
         close(got, expected, torch.float32, name)
