@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,15 @@ def is_listen(store: EventStore, which: slice | NDArray[np.int64]) -> NDArray[np
     return np.asarray((store.kinds(which) & np.uint8(LISTENS)) != 0)
 
 
-def anchor_chunks(store: EventStore, min_history: int, chunk: int = _CHUNK) -> Iterator[NDArray[np.int64]]:
-    """Positions of all anchors, ascending, in chunks of bounded size."""
+def anchor_chunks(
+    store: EventStore,
+    min_history: int,
+    chunk: int = _CHUNK,
+    kinds: Callable[[int, int], NDArray[np.uint8]] | None = None,
+) -> Iterator[NDArray[np.int64]]:
+    """Positions of all anchors, ascending, those of `chunk` events at a time. `kinds` reads the kinds of events, by
+    default from the mapped store."""
+    kinds = kinds or (lambda begin, end: store.kinds(slice(begin, end)))
     first_U, next_U = store.user_first_U1[:-1], store.user_first_U1[1:]
     edges = np.stack([first_U, np.minimum(first_U + min_history, next_U)], axis=1).reshape(-1)
     for begin in range(0, store.events, chunk):
@@ -70,7 +77,7 @@ def anchor_chunks(store: EventStore, min_history: int, chunk: int = _CHUNK) -> I
         inside = np.concatenate([[begin], edges[low:high], [end]])
         # The edges alternate: a user's first events, which cannot be anchors, then the rest.
         late = np.repeat(np.arange(low, high + 1) % 2 == 0, np.diff(inside))
-        yield np.flatnonzero(late & is_listen(store, slice(begin, end))) + begin
+        yield np.flatnonzero(late & (kinds(begin, end) & np.uint8(LISTENS) != 0)) + begin
 
 
 def anchor_range(store: EventStore, min_history: int) -> AnchorRange:

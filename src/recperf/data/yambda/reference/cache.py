@@ -193,15 +193,15 @@ def _described(folder: Path, events: int, users: int) -> dict[str, Any]:
         "users": users,
         "digest": _identification(folder),
     }
-    split = _read_json(processed / SPLIT_META)
+    split = read_json(processed / SPLIT_META)
     if split:
         manifest["split"] = split
-    written = _read_json(processed / RECORD).get("facts")
+    written = read_json(processed / RECORD).get("facts")
     return manifest | (written if isinstance(written, dict) else {})
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The content of an optional file next to the cache."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in an optional file next to the cache; empty if there is none."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

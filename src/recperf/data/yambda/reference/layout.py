@@ -11,34 +11,44 @@ from __future__ import annotations
 
 import filecmp
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .... import units
 from ....config import within
 from ....errors import DataError, MachineError
-from ....files import alone, sha256, write_json, writing
+from ....files import alone, atomic_file, sha256, write_atomic, write_json, writing
 from ..prepare import piece_rows, split_of
 from ..raw import RawEvents, RawFiles, need_pyarrow
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS
-from ..store import EventStore
-from .cache import CACHE_META, FLAT_COLUMNS, POPULARITY, READY, RECORD, SHARED_MAPS, SPLIT_META, USER_COLUMNS
-from .flat_cache import anchor_times, anchors, flat_column, least_bytes, popularity, user_column
-from .npy import digested_file, save_blocks
+from ..store import EventStore, block_digests
+from .cache import (
+    CACHE_META,
+    FLAT_COLUMNS,
+    POPULARITY,
+    READY,
+    RECORD,
+    SHARED_MAPS,
+    SPLIT_META,
+    USER_COLUMNS,
+    read_json,
+)
+from .columns import anchors, flat_blocks, popularity, ranges, user_column
+from .npy import save_npy
 from .sessions import PARQUET_FILES, SESSIONS, TEST_EVENTS, write_sessions
 
 Progress = Callable[[int, int], None]
 Tick = Callable[[int], None]
-Digests = dict[str, list[str]]
-"""Digests of the blocks of files, by file name."""
 _AGAIN = "run the same command again; it resumes"
+_ANCHORS = re.compile(r"/(positions|anchor_ts)_")
 _SHARE = 2
 """A row needs this many times the memory of preparing it: lists are built and a row group is compressed."""
 _SESSION_BYTES = 8
@@ -77,10 +87,16 @@ def write_layout(
     with alone(processed, what="writing this folder", again=_AGAIN):
         record = _Record(processed, files, events, store)
         _copy_maps(files, folder.expanduser() / SHARED_MAPS)
-        layout = _Layout(files, events, store, processed, history_length, min_history, block)
-        layout.withdraw_ready(record)
-        steps = [step for step in layout.steps() if not record.has(*step.names)]
-        layout.require_space(steps)
+        cache = f"hstu_cache_L{history_length}"
+        least = history_length if min_history is None else min_history
+        steps = _steps(files, events, store, processed, cache, history_length, least, block)
+        missing = {name for step in steps for name in step.names if not record.has(name)}
+        # Anchors may be added to a complete cache, but not columns.
+        if any(name.startswith(f"{cache}/") and not _ANCHORS.search(name) for name in missing):
+            _withdraw_ready(processed / cache)
+            missing.add(f"{cache}/{READY}")
+        _require_space(store, processed, cache, missing)
+        steps = [step for step in steps if not missing.isdisjoint(step.names)]
         total, done = sum(step.work for step in steps), 0
 
         def tick(work: int) -> None:
@@ -90,21 +106,11 @@ def write_layout(
                 progress(store.events * done // total, store.events)
 
         for step in steps:
-            record.add(step.write([name for name in step.names if not record.has(name)], tick))
+            names = [name for name in step.names if name in missing]
+            step.write(names, tick)
+            record.add(names)
         (processed / "lock").unlink(missing_ok=True)
     return processed
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Files that are written together and the number of events read for them.
-
-    `write` receives the names of the missing files and returns their digests.
-    """
-
-    names: tuple[str, ...]
-    work: int
-    write: Callable[[list[str], Tick], Digests]
 
 
 class _Record:
@@ -118,14 +124,12 @@ class _Record:
         self.content: dict[str, Any] = {"source": source, "facts": facts, "maps": maps, "files": {}}
         path = processed / RECORD
         if path.exists():
-            saved: dict[str, Any] = {}
-            with suppress(ValueError, TypeError):
-                saved = dict(json.loads(path.read_bytes()))
+            saved = read_json(path)
             if saved.get("source") != source or not isinstance(saved.get("files"), dict):
                 raise DataError(
                     "this folder belongs to other events", where={"folder": processed}, fix="choose another folder"
                 )
-            self.content["files"] = {name: one for name, one in saved["files"].items() if isinstance(one, dict)}
+            self.content["files"] = saved["files"]
         for draft in processed.glob("*/.*.tmp"):
             draft.unlink()
         write_json(path, self.content)
@@ -133,10 +137,10 @@ class _Record:
     def has(self, *names: str) -> bool:
         return all(self._size(name) == self.content["files"].get(name, {}).get("bytes", -1) for name in names)
 
-    def add(self, written: Digests) -> None:
-        self.content["files"] |= {
-            name: {"bytes": self._size(name), "blocks": blocks} for name, blocks in written.items()
-        }
+    def add(self, names: list[str]) -> None:
+        for name in names:
+            blocks = [*block_digests(self.processed / name)]
+            self.content["files"][name] = {"bytes": self._size(name), "blocks": blocks}
         write_json(self.processed / RECORD, self.content)
 
     def _size(self, name: str) -> int | None:
@@ -145,133 +149,113 @@ class _Record:
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """All files of the folder and how each is written."""
+class _Step:
+    """Files that are written together, the number of events read for them, and a function that writes those of the
+    files that are missing."""
 
-    files: RawFiles
-    events: RawEvents
-    store: EventStore
-    processed: Path
-    history_length: int
-    min_history: int | None
-    block: int
+    names: tuple[str, ...]
+    work: int
+    write: Callable[[list[str], Tick], None]
 
-    @property
-    def cache(self) -> str:
-        return f"hstu_cache_L{self.history_length}"
 
-    def steps(self) -> list[_Step]:
-        """All steps in their order."""
-        return [
-            _Step(PARQUET_FILES, self.events.rows, self._parquet),
-            self._column(POPULARITY, "<i8", self.store.events, lambda tick: [popularity(self.store, self.block, tick)]),
-            _Step((SPLIT_META,), 0, lambda names, tick: self._json(SPLIT_META, self._split(), indent=2)),
-            *self._column_steps(),
-            *self._anchor_steps(),
-            _Step((f"{self.cache}/{READY}",), 0, lambda names, tick: self._file(names[0], b"")),
-        ]
+def _steps(
+    files: RawFiles,
+    events: RawEvents,
+    store: EventStore,
+    processed: Path,
+    cache: str,
+    length: int,
+    least: int,
+    block: int,
+) -> list[_Step]:
+    """All steps in their order."""
 
-    def withdraw_ready(self, record: _Record) -> None:
-        """Remove the mark of a cache that lacks a column. Anchors may be added to a complete cache."""
-        if not all(record.has(*step.names) for step in self._column_steps()):
-            path = self.processed / self.cache / READY
-            with writing(path, fix=_AGAIN):
-                path.parent.mkdir(exist_ok=True)
-                path.unlink(missing_ok=True)
+    def sessions(names: list[str], tick: Tick) -> None:
+        paths = {name: processed / name for name in names}
+        split = split_of(events.time_range()[1])
+        write_sessions(events, store, split, paths, rows=block, fix=_AGAIN, tick=tick)
 
-    def require_space(self, steps: list[_Step]) -> None:
-        """Refuse a disk that is too small before hours of work, not after."""
-        names = {name for step in steps for name in step.names}
-        needed = self.store.events * _SESSION_BYTES if SESSIONS in names else 0
-        if any(name.startswith(self.cache) for name in names):
-            written = sum(path.stat().st_size for path in (self.processed / self.cache).glob("*"))
-            needed += least_bytes(self.store) - written
-        free = shutil.disk_usage(self.processed).free
-        if needed > free:
-            raise MachineError(
-                f"the disk has {units.size(free)} free; the reference's files need at least {units.size(needed)}",
-                where={"folder": self.processed},
-                fix="choose a folder on a larger disk",
-            )
+    def table(name: str, dtype: str, values: Callable[[], NDArray[Any]]) -> _Step:
+        return _Step((name,), 0, lambda names, tick: save_npy(processed / name, dtype, [values()], fix=_AGAIN))
 
-    def _column(self, name: str, dtype: str, work: int, blocks: Callable[[Tick], Iterable[NDArray[Any]]]) -> _Step:
-        """The step that writes one .npy file."""
+    def column(name: str, dtype: str, blocks: Callable[[], Iterator[NDArray[Any]]]) -> _Step:
+        def ticked(tick: Tick) -> Iterator[NDArray[Any]]:
+            for (start, stop), values in zip(ranges(store, block), blocks(), strict=True):
+                yield values
+                tick(stop - start)
 
-        def write(names: list[str], tick: Tick) -> Digests:
-            return {name: save_blocks(self.processed / name, dtype, blocks(tick), fix=_AGAIN)}
-
-        return _Step((name,), work, write)
-
-    def _column_steps(self) -> list[_Step]:
-        store, meta = self.store, {"num_users": self.store.users, "total_events": self.store.events}
-        flat = [
-            self._column(f"{self.cache}/{name}.npy", dtype, store.events, partial(flat_column, store, name, self.block))
-            for name, dtype in FLAT_COLUMNS.items()
-        ]
-        users = [
-            self._column(f"{self.cache}/{name}.npy", dtype, 0, partial(self._user_column, name))
-            for name, dtype in USER_COLUMNS.items()
-        ]
-        return [
-            *flat,
-            *users,
-            _Step((f"{self.cache}/{CACHE_META}",), 0, lambda names, tick: self._json(names[0], meta)),
-        ]
-
-    def _user_column(self, name: str, tick: Tick) -> list[NDArray[Any]]:
-        return [user_column(self.store, name)]
-
-    def _anchor_steps(self) -> list[_Step]:
-        default = self.history_length
-        requested = default if self.min_history is None else self.min_history
-
-        def step(kind: str, least: int, blocks: Callable[..., Iterable[NDArray[Any]]]) -> _Step:
-            suffix = "" if least == default else f"_m{least}"
-            name = f"{self.cache}/{kind}_L{default}{suffix}.npy"
-            return self._column(name, "<i8", self.store.events, partial(blocks, self.store, least, self.block))
-
-        leasts = dict.fromkeys([default, requested])
-        return [*(step("positions", least, anchors) for least in leasts), step("anchor_ts", requested, anchor_times)]
-
-    def _parquet(self, names: list[str], tick: Tick) -> Digests:
-        _, latest = self.events.time_range()
-        return write_sessions(
-            self.events,
-            self.store,
-            split_of(latest),
-            {name: self.processed / name for name in names},
-            rows=self.block,
-            fix=_AGAIN,
-            tick=tick,
+        name = f"{cache}/{name}.npy"
+        return _Step(
+            (name,), store.events, lambda names, tick: save_npy(processed / name, dtype, ticked(tick), fix=_AGAIN)
         )
 
-    def _json(self, name: str, content: dict[str, Any], indent: int | None = None) -> Digests:
-        # The reference ends its files without a line break, and they are compared byte for byte.
-        return self._file(name, json.dumps(content, indent=indent).encode())
+    def text(name: str, content: Callable[[], bytes]) -> _Step:
+        return _Step((name,), 0, lambda names, tick: write_atomic(processed / name, content(), fix=_AGAIN))
 
-    def _file(self, name: str, content: bytes) -> Digests:
-        with digested_file(self.processed / name, fix=_AGAIN) as file:
-            file.write(content)
-        return {name: file.blocks()}
+    def anchor_column(kind: str, least: int) -> _Step:
+        suffix = "" if least == length else f"_m{least}"
+        return column(f"{kind}_L{length}{suffix}", "<i8", lambda: anchors(store, kind, least, block))
 
-    def _split(self) -> dict[str, Any]:
-        earliest, latest = self.events.time_range()
-        parquet = need_pyarrow().parquet
-        rows = {name: parquet.read_metadata(self.processed / name).num_rows for name in (SESSIONS, TEST_EVENTS)}
-        return {
-            "size": self.files.size,
-            "t_min": earliest,
-            "t_max": latest,
-            **vars(split_of(latest)),
-            "train_days": TRAIN_DAYS,
-            "gap_minutes": GAP_MINUTES,
-            "test_days": TEST_DAYS,
-            "session_gap_seconds": SESSION_GAP_S,
-            "num_train_events": self.store.events,
-            "num_test_events": rows[TEST_EVENTS],
-            "num_sessions": rows[SESSIONS],
-            "num_users": self.store.users,
-        }
+    meta = json.dumps({"num_users": store.users, "total_events": store.events}).encode()
+    return [
+        _Step(PARQUET_FILES, events.rows, sessions),
+        table(POPULARITY, "<i8", lambda: popularity(store, block)),
+        text(SPLIT_META, lambda: _split(files, events, store, processed)),
+        *(column(name, dtype, partial(flat_blocks, store, name, block)) for name, dtype in FLAT_COLUMNS.items()),
+        *(
+            table(f"{cache}/{name}.npy", dtype, partial(user_column, store, name))
+            for name, dtype in USER_COLUMNS.items()
+        ),
+        text(f"{cache}/{CACHE_META}", lambda: meta),
+        *(anchor_column("positions", minimum) for minimum in dict.fromkeys([length, least])),
+        anchor_column("anchor_ts", least),
+        text(f"{cache}/{READY}", lambda: b""),
+    ]
+
+
+def _split(files: RawFiles, events: RawEvents, store: EventStore, processed: Path) -> bytes:
+    earliest, latest = events.time_range()
+    parquet = need_pyarrow().parquet
+    rows = {name: parquet.read_metadata(processed / name).num_rows for name in (SESSIONS, TEST_EVENTS)}
+    content = {
+        "size": files.size,
+        "t_min": earliest,
+        "t_max": latest,
+        **vars(split_of(latest)),
+        "train_days": TRAIN_DAYS,
+        "gap_minutes": GAP_MINUTES,
+        "test_days": TEST_DAYS,
+        "session_gap_seconds": SESSION_GAP_S,
+        "num_train_events": store.events,
+        "num_test_events": rows[TEST_EVENTS],
+        "num_sessions": rows[SESSIONS],
+        "num_users": store.users,
+    }
+    # The reference ends its files without a line break, and they are compared byte for byte.
+    return json.dumps(content, indent=2).encode()
+
+
+def _withdraw_ready(cache: Path) -> None:
+    with writing(cache / READY, fix=_AGAIN):
+        cache.mkdir(exist_ok=True)
+        (cache / READY).unlink(missing_ok=True)
+
+
+def _require_space(store: EventStore, processed: Path, cache: str, names: set[str]) -> None:
+    """Refuse a disk that is too small before hours of work, not after."""
+    needed = store.events * _SESSION_BYTES if SESSIONS in names else 0
+    if any(name.startswith(cache) for name in names):
+        # The number of anchors is not known in advance.
+        flat = sum(np.dtype(kind).itemsize for kind in FLAT_COLUMNS.values())
+        cache_bytes = store.events * flat + 8 * store.users + 16 * (int(store.user_ids_U[-1]) + 1)
+        needed += cache_bytes - sum(path.stat().st_size for path in (processed / cache).glob("*"))
+    free = shutil.disk_usage(processed).free
+    if needed > free:
+        raise MachineError(
+            f"the disk has {units.size(free)} free; the reference's files need at least {units.size(needed)}",
+            where={"folder": processed},
+            fix="choose a folder on a larger disk",
+        )
 
 
 def _refuse_other_files(processed: Path) -> None:
@@ -296,5 +280,5 @@ def _copy_maps(files: RawFiles, folder: Path) -> None:
             continue
         with writing(target, fix=_AGAIN):
             folder.mkdir(parents=True, exist_ok=True)
-        with digested_file(target, fix=_AGAIN) as file, source.open("rb") as content:
+        with atomic_file(target, fix=_AGAIN) as file, source.open("rb") as content:
             shutil.copyfileobj(content, file)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import DataError, MachineError
 from ....files import atomic_file
-from .. import store
-from ..store import BlockDigests, map_file
+from ..store import map_file
 
 
 def header(dtype: str, length: int) -> bytes:
@@ -57,51 +53,13 @@ def map_npy(path: Path, dtype: str, length: int | None = None, *, of: str, fix: 
     return map_file(path, "|u1", expected)[offset:].view(actual)
 
 
-class DigestedFile:
-    """A file that computes the digests of its blocks while it is written; pyarrow can write to it."""
-
-    closed = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digests = file, BlockDigests([])
-        self._first: str | None = None
-
-    def write(self, content: Any) -> int:
-        part = memoryview(content).cast("B")
-        self._digests.update(part)
-        return self._file.write(part)
-
-    def write_start(self, content: bytes) -> None:
-        """Overwrite the beginning after everything else is written."""
-        self._file.seek(0)
-        self._file.write(content)
-        self._file.seek(0)
-        self._first = hashlib.sha256(self._file.read(store.DIGEST_BLOCK)).hexdigest()
-        self._file.seek(0, os.SEEK_END)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def blocks(self) -> list[str]:
-        """Digests of all blocks."""
-        blocks = self._digests.all()
-        return blocks if self._first is None else [self._first, *blocks[1:]]
-
-
-@contextmanager
-def digested_file(path: Path, *, fix: str) -> Iterator[DigestedFile]:
-    """An atomically written file with digests of its blocks."""
-    with atomic_file(path, fix=fix) as file:
-        yield DigestedFile(file)
-
-
-def save_blocks(path: Path, dtype: str, blocks: Iterable[NDArray[Any]], *, fix: str) -> list[str]:
-    """Write a .npy file from blocks whose total length is not known before. Returns the digests of the file."""
+def save_npy(path: Path, dtype: str, blocks: Iterable[NDArray[Any]], *, fix: str) -> None:
+    """Write a .npy file from blocks whose total length is not known before."""
     length = 0
-    with digested_file(path, fix=fix) as file:
+    with atomic_file(path, fix=fix) as file:
         file.write(header(dtype, 0))
         for block in blocks:
             file.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
             length += len(block)
-        file.write_start(header(dtype, length))
-    return file.blocks()
+        file.seek(0)
+        file.write(header(dtype, length))

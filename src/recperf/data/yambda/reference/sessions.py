@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import DataError
-from ....files import writing
+from ....files import atomic_file, writing
 from ..prepare import Split
 from ..raw import Chunk, RawEvents, need_pyarrow
 from ..schema import COLUMNS, SESSION_GAP_S
 from ..store import EventStore
-from .flat_cache import read_block, uids_of
-from .npy import digested_file
+from .columns import read_block, uids_of
 
 SESSIONS, SESSION_INDEX, TEST_EVENTS = "train_sessions.parquet", "session_index.parquet", "test_events.parquet"
 PARQUET_FILES = (SESSIONS, SESSION_INDEX, TEST_EVENTS)
@@ -63,16 +62,12 @@ def write_sessions(
     rows: int,
     fix: str,
     tick: Callable[[int], None],
-) -> dict[str, list[str]]:
-    """Write the files in `paths`, which are some of the three by name, and return their digests.
-
-    The store must hold the training events of the raw file.
-    """
-    digests: dict[str, list[str]] = {}
+) -> None:
+    """Write the files in `paths`, which are some of the three by name. The store must hold the training events of the
+    raw file."""
     with ExitStack() as opened:
         write = {
-            name: opened.enter_context(_parquet(path, name, rows * _GROUP_BYTES, fix, digests))
-            for name, path in paths.items()
+            name: opened.enter_context(_parquet(path, name, rows * _GROUP_BYTES, fix)) for name, path in paths.items()
         }
         cutter = Cutter(write.get(SESSIONS), write.get(SESSION_INDEX))
         done = 0
@@ -92,7 +87,6 @@ def write_sessions(
         if done != store.events:
             raise _mismatch(store, events.path, f"the file has {done:,} training events, the store {store.events:,}")
         cutter.end()
-    return digests
 
 
 class Cutter:
@@ -221,9 +215,9 @@ def _mismatch(store: EventStore, path: Path, how: str) -> DataError:
 
 
 @contextmanager
-def _parquet(path: Path, name: str, group_bytes: int, fix: str, digests: dict[str, list[str]]) -> Iterator[Write]:
+def _parquet(path: Path, name: str, group_bytes: int, fix: str) -> Iterator[Write]:
     """Write a parquet file: yields a function that appends columns, each its values or, for lists, (offsets, values,
-    null mask). The digests of the file are added to `digests` at the end."""
+    null mask)."""
     arrow = need_pyarrow()
     values = {column: getattr(arrow, kind.strip("[]"))() for column, kind in SCHEMAS[name].items()}
     schema = arrow.schema(
@@ -253,7 +247,6 @@ def _parquet(path: Path, name: str, group_bytes: int, fix: str, digests: dict[st
         if sum(batch.nbytes for batch in waiting) >= group_bytes:
             flush()
 
-    with digested_file(path, fix=fix) as file, arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+    with atomic_file(path, fix=fix) as file, arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         yield write
         flush()
-    digests[name] = file.blocks()

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....files import sha256
-from ..schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, SESSION_GAP_S
+from ..schema import DAY_S, EVENT_TYPES, SESSION_GAP_S
 from ..store import EventStore, difference
-from ..window_build import anchor_chunks
 from .cache import (
     CACHE_META,
     FLAT_COLUMNS,
@@ -34,7 +33,7 @@ from .cache import (
     reference_ratios,
     unusable,
 )
-from .flat_cache import uids_of
+from .columns import anchors, flat_column, popularity, ranges, uids_of, user_column
 from .npy import map_npy
 from .session_rows import SessionRows, check_test_events
 from .sessions import SESSION_INDEX, SESSIONS, TEST_EVENTS, Cutter
@@ -46,7 +45,6 @@ _FLAGS = ("flat_is_listen_plus", "flat_is_like", "flat_is_skip")
 _FROM_SESSIONS = tuple(name for name in FLAT_COLUMNS if name not in ("flat_uid", *_FLAGS))
 _OPTIONAL = (SESSIONS, SESSION_INDEX, TEST_EVENTS, POPULARITY, SPLIT_META)
 _ANCHORS = re.compile(r"(positions|anchor_ts)_L(\d+)(?:_m(\d+))?")
-_MOST_RATIO = (1 << 16) - 1
 
 
 def verify_cache(store: EventStore, progress: Callable[[int, int], None]) -> dict[str, list[str]]:
@@ -57,8 +55,8 @@ def verify_cache(store: EventStore, progress: Callable[[int, int], None]) -> dic
     """
     job = _Verification(store, progress)
     by_digest = {*job.digests()}
-    job.users()
-    job.counts(job.columns())
+    job.columns()
+    job.counts()
     job.anchors()
     compared = job.sessions()
     cache = store.folder.name
@@ -92,8 +90,8 @@ class _Verification:
             path.stem for path in self.folder.glob("*.npy") if _ANCHORS.fullmatch(path.stem) is not None
         )
         self.split = self._split()
-        passes = 2 + len({_least(name) for name in self.anchor_files})
-        self.total = passes * store.events + sum(int(one["bytes"]) for one in self.files.values())
+        self.total = (2 + len(self.anchor_files)) * store.events
+        self.total += sum(one["bytes"] for one in self.files.values())
         self.done = 0
 
     def tick(self, work: int) -> None:
@@ -123,45 +121,37 @@ class _Verification:
                 raise unusable(path, "differs from its checksum")
         return [*self.files, *(name for name in self.maps if Path(name).name in self.map_digests)]
 
-    def users(self) -> None:
-        """Check that the tables have -1 for all users without events; opening has checked the others."""
-        ids_U, first_U1 = self.store.user_ids_U, self.store.user_first_U1
-        for name, positions_U in (("user_start", first_U1[:-1]), ("user_end", first_U1[1:])):
-            table = column(self.folder, name, USER_COLUMNS[name])
-            expected = np.full(len(table), -1, np.int64)
-            expected[ids_U] = positions_U
-            _agree(self.folder / f"{name}.npy", table != expected, 0, "user")
-
-    def columns(self) -> NDArray[np.int64]:
-        """Check every event for consistency and valid values. Returns the number of events of each item."""
+    def columns(self) -> None:
+        """Compare every column with the one that follows from users, items, times, types, ratios and origins."""
         store = self.store
-        columns = {name: column(self.folder, name, kind, store.events) for name, kind in FLAT_COLUMNS.items()}
         low, high = (self.split["train_start"], self.split["train_end"]) if self.split else (0, 1 << 32)
-        counts_I = np.zeros(store.items, np.int64)
-        for start in range(0, store.events, _BLOCK):
-            stop = min(store.events, start + _BLOCK)
-            block = {name: values[start:stop] for name, values in columns.items()}
-            times_B, items_B = block["flat_timestamps"], block["flat_item_ids"]
-            faults = {
-                "flat_uid": block["flat_uid"] != uids_of(store, start, stop),
-                "flat_item_ids": (items_B < 0) | (items_B >= store.items),
-                "flat_timestamps": (times_B < max(0, low)) | (times_B >= high),
-                **_faults_of_kinds(block),
-            }
-            for name, faulty_B in faults.items():
-                _agree(self.folder / f"{name}.npy", faulty_B, start, "event")
-            counts_I += np.bincount(items_B, minlength=store.items)
+        limits = {
+            "flat_item_ids": (0, store.items),
+            "flat_timestamps": (max(0, low), high),
+            "flat_event_types": (0, len(EVENT_TYPES)),
+        }
+        for name, kind in USER_COLUMNS.items():
+            _compare(self.folder / f"{name}.npy", column(self.folder, name, kind), user_column(store, name), of="user")
+        columns = {name: column(self.folder, name, kind, store.events) for name, kind in FLAT_COLUMNS.items()}
+        for start, stop in ranges(store, _BLOCK):
+            for name, values in columns.items():
+                path, values_B = self.folder / f"{name}.npy", values[start:stop]
+                if name in limits:
+                    least, end = limits[name]
+                    _refuse(path, (values_B < least) | (values_B >= end), start, "event")
+                _compare(path, values_B, flat_column(store, name, start, stop), start, "event")
             self.tick(stop - start)
-        return counts_I
 
-    def counts(self, counts_I: NDArray[np.int64]) -> None:
+    def counts(self) -> None:
         """Check the popularity, the counts of the split and the test day."""
         if self.existing(POPULARITY):
             path = self.processed / POPULARITY
-            stored_I = map_npy(path, "<i8", of="the reference cache", fix="count again")
-            length = max(len(stored_I), len(counts_I))
-            padded = [np.pad(values, (0, length - len(values))) for values in (stored_I, counts_I)]
-            _agree(path, padded[0] != padded[1], 0, "item")
+            _compare(
+                path,
+                map_npy(path, "<i8", of="the reference cache", fix="count again"),
+                popularity(self.store, _BLOCK),
+                of="item",
+            )
         rows = None
         if self.existing(TEST_EVENTS):
             rows = check_test_events(self.processed / TEST_EVENTS, self.store, self.split)
@@ -172,26 +162,14 @@ class _Verification:
                 self._require_count("num_test_events", rows)
 
     def anchors(self) -> None:
-        """Check positions and times of anchors against the flags and the table of users."""
-        store = self.store
-        for least in sorted({_least(name) for name in self.anchor_files}):
-            files = {
-                name: column(self.folder, name, "<i8") for name in self.anchor_files if _least(name) == least
-            }  # fmt: skip
-            done = 0
-            for positions in anchor_chunks(store, least):
-                stop = done + len(positions)
-                for name, values in files.items():
-                    expected = positions if name.startswith("positions") else store.times_E[positions]
-                    path = self.folder / f"{name}.npy"
-                    if len(values) < stop:
-                        raise unusable(path, f"has {len(values):,} anchors; there are more")
-                    _agree(path, values[done:stop] != expected, done, "anchor")
-                done = stop
-            for name, values in files.items():
-                if len(values) != done:
-                    raise unusable(self.folder / f"{name}.npy", f"has {len(values):,} anchors; there are {done:,}")
-            self.tick(store.events)
+        """Compare positions and times of anchors with those that follow from the columns."""
+        for name in self.anchor_files:
+            path, values, done = self.folder / f"{name}.npy", column(self.folder, name, "<i8"), 0
+            for block in anchors(self.store, name.partition("_L")[0], _least(name), _BLOCK):
+                _compare(path, values[done : done + len(block)], block, done, "anchor")
+                done += len(block)
+            _compare(path, values[done:], values[:0], done, "anchor")
+            self.tick(self.store.events)
 
     def sessions(self) -> list[str]:
         """Compare sessions and their index with the columns. Returns the names of the compared files."""
@@ -254,23 +232,6 @@ def _recorded(processed: Path, cache: str) -> tuple[dict[str, dict[str, Any]], d
         raise unusable(path, "cannot be read; it has the digests of the files that recperf wrote") from None
 
 
-def _faults_of_kinds(block: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.bool_]]:
-    """Events with an invalid type, ratio or origin, or with flags that do not follow from type and ratio."""
-    types_B, ratios_B = block["flat_event_types"], block["flat_played_ratio"]
-    listen_B = types_B == 0
-    with np.errstate(invalid="ignore"):
-        whole_B = ~np.signbit(ratios_B) & (ratios_B <= _MOST_RATIO) & (np.floor(ratios_B) == ratios_B)
-        plus_B = listen_B & (ratios_B >= LEAST_PLAYED)
-    # Compared as bytes, because numpy treats any byte but 0 as True.
-    flags = dict(zip(_FLAGS, (plus_B, types_B == 1, listen_B & ~plus_B), strict=True))
-    return {
-        "flat_event_types": (types_B < 0) | (types_B >= len(EVENT_TYPES)),
-        "flat_played_ratio": ~whole_B,
-        "flat_is_organic": block["flat_is_organic"].view(np.uint8) > 1,
-        **{name: block[name].view(np.uint8) != expected_B for name, expected_B in flags.items()},
-    }
-
-
 def _rows(store: EventStore, ratios_E: NDArray[np.float32], part: slice) -> dict[str, NDArray[Any]]:
     """Events of a cache in the columns of the sessions; a cache has no track lengths."""
     assert store.flags is not None
@@ -293,6 +254,16 @@ def _least(name: str) -> int:
     return int(match[3] or match[2])
 
 
-def _agree(path: Path, faulty_N: NDArray[np.bool_], start: int, of: str) -> None:
-    if faulty_N.any():
-        raise unusable(path, f"contradicts other files, first at {of} {start + int(np.argmax(faulty_N)):,}")
+def _compare(path: Path, actual: NDArray[Any], expected: NDArray[Any], start: int = 0, of: str = "value") -> None:
+    """Require that all bytes are equal: numbers would take -0.0 for 0, and any byte but 0 for True."""
+    length = min(len(actual), len(expected))
+    words = f"u{actual.itemsize}"
+    _refuse(path, actual[:length].view(words) != expected[:length].view(words), start, of)
+    if len(actual) != len(expected):
+        more = "more" if len(actual) > length else "fewer"
+        raise unusable(path, f"has {more} values than follow from other files, first at {of} {start + length:,}")
+
+
+def _refuse(path: Path, faulty: NDArray[np.bool_], start: int, of: str) -> None:
+    if faulty.any():
+        raise unusable(path, f"contradicts other files, first at {of} {start + int(np.argmax(faulty)):,}")
