@@ -5,7 +5,6 @@ Shapes: B rows, T tokens of all rows.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,7 @@ from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import gpu, laptop, mlperf
 from recperf.models.dlrm_v4.inputs import prepare
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 Script = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Script:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setattr(importlib.import_module("_rows"), "RESULTS", tmp_path)
-    return importlib.import_module
 
 
 @pytest.mark.parametrize(
@@ -66,18 +57,6 @@ def test_the_peer_of_equal_rows_is_causal_softmax_attention(script: Script) -> N
         weights = scores.masked_fill(~seen, -torch.inf).softmax(2)
         torch.testing.assert_close(out[row], torch.einsum("hij,jhd->ihd", weights, v[row]))
     assert [gradient.shape for gradient in peer.both()] == [(2, 3, 5, 4)] * 3
-
-
-@pytest.mark.parametrize(
-    ("rows", "shortest", "longest", "mean"), [(256, 512, 4096, 2663), (7, 1, 9, 8.5), (3, 4, 4, 4)]
-)
-def test_lengths_have_the_mean_asked_for(script: Script, rows: int, shortest: int, longest: int, mean: float) -> None:
-    lengths_B = script("_hstu_peer").jagged_lengths(rows, shortest, longest, mean, 5)
-    assert int(lengths_B.sum()) == round(rows * mean)
-    assert shortest <= int(lengths_B.min()) <= int(lengths_B.max()) <= longest
-    assert torch.equal(lengths_B, script("_hstu_peer").jagged_lengths(rows, shortest, longest, mean, 5))
-    if rows > 100:
-        assert lengths_B.double().std() > 700
 
 
 def test_made_up_batches_are_like_the_benchmarks(script: Script) -> None:
@@ -128,11 +107,6 @@ def test_missed_goals_are_named(script: Script) -> None:
     assert step.goals_missed([entry("unexplained", 0.04)]) == []
     assert len(step.goals_missed([entry("unexplained", 0.06)])) == 1
     assert len(ops.goals_missed([entry("ratio", 0.5), entry("ratio", 1.2), entry("bandwidth", 0.1)])) == 1
-
-
-def test_shares_of_a_budget_are_means_over_time(script: Script) -> None:
-    shares = script("dlrm_v4_step").mean_shares([(10, {"a": 4, "other": 6}), (30, {"a": 30})])
-    assert shares == {"a": 34 / 40, "other": 6 / 40}
 
 
 def test_both_sides_of_an_op_compute_the_same(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

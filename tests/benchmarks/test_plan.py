@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +15,6 @@ from recperf.plan.predict import Parallelism, dense_seconds, predict
 from recperf.workloads.dlrm_v4.config import laptop
 from recperf.workloads.dlrm_v4.plan import planned
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ASSUMED = Device(
     name="core",
     memory_bytes=1 << 36,
@@ -32,9 +30,8 @@ FIXED = {"data": 0.004, "embedding": 0.001, "head": 0.01, "backward": 0.02, "spa
 
 
 @pytest.fixture
-def calibrate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("_plan_calibrate")
+def calibrate(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("_plan_calibrate")
 
 
 def steps(calibrate: ModuleType, batch: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 Script = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module
 
 
 def test_the_first_batch_is_judged_by_its_worst_round(
@@ -75,21 +67,6 @@ def test_gathered_batches_are_compared_in_all_they_hold(script: Script, tmp_path
     assert not torch.equal(values_V, ours.features.values_V)
     with pytest.raises(AssertionError, match="user_x_artist_x_hour"):
         bench.crosses_agree(wrong, peer, positions)
-
-
-def test_every_way_to_prepare_says_what_it_writes(script: Script) -> None:
-    bench = script("yambda_prepare")
-    run = {"events": 10, "seconds": 2.0, "peak": 1 << 20, "bytes": 110}
-    layout = run | {"store_s": 1.0, "layout_s": 1.0, "store_bytes": 100, "reference_bytes": 10}
-    found = {"small": [run], "large": [run | {"events": 50, "seconds": 9.0}], "layout": [layout]}
-    found["peer"] = [run | {"sessions_s": 1.0, "cache_s": 1.0}]
-    packed = {size: {"codec": "ZSTD", "row_group_rows": 7, "row_groups": 2, "bytes": 70} for size in ("small", "large")}
-    entries = bench.entries_of(found, packed, {"small": 3, "large": 4})
-    own = [entry for entry in entries if "reference's layout" in entry["variant"]]
-    assert [(entry["metric"], entry["p50"]) for entry in own] == [("rate", 5.0), ("peak", 1.0), ("disk", 11.0)]
-    measured = [entry for entry in entries if "5b" not in entry["variant"]]
-    assert all(entry["conditions"]["raw"]["codec"] == "ZSTD" for entry in measured)
-    assert {entry["conditions"]["writes"] for entry in measured} == set(bench.WRITES.values())
 
 
 @pytest.mark.parametrize("way", ["ours", "layout", "peer"])

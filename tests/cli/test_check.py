@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from recperf.cli import check, main
 from recperf.runs import contract
 from recperf.runs.seal import present, seal
 
+Call = Callable[..., tuple[int, str, str]]
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none", "--quiet"]
 QUICK += ["--train.batch-size", "1000", "--train.device", "cpu", "--train.max-steps", "40", "--no-peaks", "--no-report"]
 
@@ -28,22 +31,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def call(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+def call(call: Call, finished: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Two sealed runs, runs/one and runs/two, and the command."""
-    monkeypatch.chdir(tmp_path)
     claimed = replace(check.find("micro-dlrm"), claims=lambda config: tuple(CLAIMS))
     monkeypatch.setattr(check, "find", lambda name: claimed)
     for name in ("one", "two"):
         shutil.copytree(finished, Path("runs", name))
         Path("runs", name, "not-a-result").touch()
 
-    def call(*words: str) -> tuple[int, str, str]:
-        code = main(["check", *words])
-        said = capfd.readouterr()
-        assert "Traceback" not in said.err
-        return code, said.out, said.err
-
-    return call
+    return functools.partial(call, "check")
 
 
 def test_what_holds_is_listed_claim_by_claim(call) -> None:
@@ -75,15 +71,15 @@ def test_a_failure_is_a_gate_and_says_which(call) -> None:
 
 def test_json_is_one_object_also_on_failure(call) -> None:
     code, out, _ = call("runs/one", "--json")
-    found = json.loads(out)
-    assert (code, found["holds"], "error" in found) == (0, True, False)
-    assert found["runs"][0]["workload"] == "micro-dlrm"
-    assert [row["name"] for row in found["runs"][0]["claims"]][:4] == ["intact", "described", "own", "quality"]
+    checked = json.loads(out)
+    assert (code, checked["holds"], "error" in checked) == (0, True, False)
+    assert checked["runs"][0]["workload"] == "micro-dlrm"
+    assert [row["name"] for row in checked["runs"][0]["claims"]][:4] == ["intact", "described", "own", "quality"]
     Path("runs/two/result.json").unlink()
     code, out, err = call("--all", "runs", "--json")
-    found = json.loads(out)
-    assert (code, found["holds"], found["error"]["exit_code"]) == (5, False, 5)
-    assert [run["holds"] for run in found["runs"]] == [True, False]
+    checked = json.loads(out)
+    assert (code, checked["holds"], checked["error"]["exit_code"]) == (5, False, 5)
+    assert [run["holds"] for run in checked["runs"]] == [True, False]
     assert "FAILED" in err
 
 
@@ -99,7 +95,6 @@ def test_quiet_says_nothing_but_errors(call) -> None:
     ("content", "message"),
     [
         ('{"schema": 1, "workload": "dlrm-v9", "config": {}}', "'dlrm-v9' is not among"),
-        ('{"schema": 1, "workload": "\\u001b[31m", "config": {}}', "is not among"),
         ('{"schema": 1, "workload": 5, "config": {}}', "workload should be a string, is 5"),
         ('{"schema": 2, "workload": "micro-dlrm", "config": {}}', "schema 2"),
         ("{", "config.json is not JSON"),
@@ -117,22 +112,20 @@ def test_a_run_of_no_known_workload_fails(call, content: str | None, message: st
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         ([], 2, "check needs a run"),
         (["--all", "empty"], 2, "no runs in this folder"),
         (["--all", "nowhere"], 3, "no folder there"),
         (["nowhere"], 3, "there is no such run"),
-        (["runs"], 3, "there is no such run"),
         (["runs/one/config.json"], 3, "there is no such run"),
         (["--al", "runs"], 2, "did you mean '--all'?"),
-        (["runs/one", "--jsn"], 2, "did you mean '--json'?"),
     ],
 )
-def test_mistakes_are_answered(call, words: list[str], code: int, message: str) -> None:
+def test_mistakes_are_answered(call, arguments: list[str], code: int, message: str) -> None:
     Path("empty").mkdir()
-    found, _, err = call(*words)
-    assert found == code
+    exit_code, _, err = call(*arguments)
+    assert exit_code == code
     assert message in err
     assert err.startswith("error: ")
 

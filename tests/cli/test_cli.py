@@ -7,16 +7,17 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from recperf import __version__
-from recperf.cli import main
 from recperf.data import movielens
 from recperf.data.movielens import MovieLens
 from recperf.data.movielens_like import generate
 
+Call = Callable[..., tuple[int, str, str]]
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none"]
 QUICK += ["--train.batch-size", "1000", "--train.device", "cpu", "--no-peaks", "--no-report"]
 
@@ -27,61 +28,42 @@ def few_ratings(seed: int) -> MovieLens:
 
 
 @pytest.fixture
-def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    monkeypatch.chdir(tmp_path)
-    # The simple rules that a model stands beside take most of a short run on all the embedded ratings.
+def call(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    # On all the embedded ratings, the baselines take most of a short run.
     monkeypatch.setattr(movielens, "_generate", few_ratings)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        said = capfd.readouterr()
-        return code, said.out, said.err
-
     return call
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], ["list"], ["show"], ["run", "--help"], ["data", "--help"], ["--version"]]
-)
-def test_help_and_list_never_import_torch(words: list[str]) -> None:
-    code = (
-        "import sys; from recperf.cli import main\n"
-        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
-        "assert 'torch' not in sys.modules, 'torch was imported'"
-    )
-    taken = []
-    for _ in range(3):
-        began = _spent_by_children()
-        subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True)
-        taken.append(_spent_by_children() - began)
-    # Half a second; what else the machine does meanwhile is not counted.
-    assert min(taken) < 1.5
+@pytest.mark.parametrize("arguments", ["--help", "list", "show", "run --help", "data --help", "--version"])
+def test_help_and_list_never_import_torch(runs_without_torch: Callable[..., None], arguments: str) -> None:
+    before = _child_seconds()
+    runs_without_torch(*arguments.split())
+    # Half a second of processor time on an idle machine.
+    assert _child_seconds() - before < 3
 
 
-def _spent_by_children() -> float:
-    """Seconds of the processor."""
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime
+def _child_seconds() -> float:
+    """Processor time of the processes this one started."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
-def test_version_and_help(run_command) -> None:
-    assert run_command("--version")[1] == f"recperf {__version__}\n"
-    code, out, _ = run_command()
+def test_version_and_help(call) -> None:
+    assert call("--version")[1] == f"recperf {__version__}\n"
+    code, out, _ = call()
     assert code == 0
     assert "recperf COMMAND" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (["rum"], 2, "did you mean 'run'?"),
         (["--versoin"], 2, "unknown option '--versoin'"),
         (["run", "micro-drlm"], 2, "did you mean 'micro-dlrm'?"),
         (["run", "--train.batchsize", "3"], 2, "did you mean '--train.batch-size'?"),
         (["run", "--batch_size=3"], 2, "did you mean '--train.batch-size'?"),
-        (["run", "--qiuet"], 2, "did you mean '--quiet'?"),
         (["run", "--train.batch-size", "x"], 2, "--train.batch-size: 'x' is not a whole number"),
-        (["run", "--train.rise", "x"], 2, "'x' is not a number"),
         (["run", "--data.split", "newest"], 2, "'random', 'last', 'cold'"),
         (["run", "--preset", "defualt"], 2, "did you mean 'default'?"),
         (["run", "--preset"], 2, "--preset needs a value"),
@@ -92,32 +74,28 @@ def test_version_and_help(run_command) -> None:
         (["run", "--config", "nowhere.json"], 3, "no config there"),
         (["run", "--data.path", "nowhere"], 3, "nowhere"),
         (["data", "gte", "x"], 2, "did you mean 'get'?"),
-        (["data", "info", "movielens-100"], 2, "did you mean 'movielens-100k'?"),
         (["data", "make", "movielens-like"], 2, "needs --path"),
-        (["show", "nothing"], 2, "unknown workload"),
-        (["list", "--jsn"], 2, "did you mean '--json'?"),
     ],
 )
-def test_mistakes_are_answered(run_command, words: list[str], code: int, message: str) -> None:
-    found, _, err = run_command(*words)
-    assert found == code
+def test_mistakes_are_answered(call, arguments: list[str], code: int, message: str) -> None:
+    exit_code, _, err = call(*arguments)
+    assert exit_code == code
     assert message in err
     assert err.startswith("error: ")
-    assert "Traceback" not in err
     assert not list(Path().rglob("config.json")), "a mistake left a run behind"
 
 
-def test_an_error_is_one_json_object_too(run_command) -> None:
-    code, out, err = run_command("run", "--data.path", "nowhere", "--json")
+def test_an_error_is_one_json_object_too(call) -> None:
+    code, out, err = call("run", "--data.path", "nowhere", "--json")
     assert code == 3
     assert "measuring" not in err, "ceilings take seconds: what is wrong is said before"
     assert json.loads(out)["error"]["exit_code"] == 3
 
 
-def test_list_and_show_as_json(run_command) -> None:
-    names = [w["name"] for w in json.loads(run_command("list", "--json")[1])["workloads"]]
+def test_list_and_show_as_json(call) -> None:
+    names = [w["name"] for w in json.loads(call("list", "--json")[1])["workloads"]]
     assert "micro-dlrm" in names
-    shown = json.loads(run_command("show", "micro-dlrm", "--train.batch-size", "512", "--json")[1])
+    shown = json.loads(call("show", "micro-dlrm", "--train.batch-size", "512", "--json")[1])
     assert shown["config"]["train"]["batch_size"] == 512
     assert shown["estimate"]["parameters"]["total"] == 23001
     assert shown["estimate"]["table_bytes"] == 4 * 21192
@@ -125,14 +103,14 @@ def test_list_and_show_as_json(run_command) -> None:
     assert parts["total"]["flops"] == sum(cost["flops"] for name, cost in parts.items() if name != "total")
 
 
-def test_show_in_words(run_command) -> None:
-    out = run_command("show")[1]
+def test_show_in_words(call) -> None:
+    out = call("show")[1]
     for word in ("train.batch_size", "parameters 23,001", "tables", "memory", "FLOPs", "backward"):
         assert word in out
 
 
-def test_dry_run_runs_nothing(run_command, tmp_path: Path) -> None:
-    code, out, _ = run_command(*QUICK, "--dry-run")
+def test_dry_run_runs_nothing(call, tmp_path: Path) -> None:
+    code, out, _ = call(*QUICK, "--dry-run")
     assert code == 0
     assert "movielens-like" in out
     assert "synthetic" in out
@@ -140,8 +118,8 @@ def test_dry_run_runs_nothing(run_command, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_leaves_everything(run_command, tmp_path: Path) -> None:
-    code, out, err = run_command(*QUICK, "--train.batch-size", "50", "--run-dir", "r", "--json")
+def test_a_run_leaves_everything(call, tmp_path: Path) -> None:
+    code, out, err = call(*QUICK, "--train.batch-size", "50", "--run-dir", "r", "--json")
     assert code == 0
     result = json.loads(out)
     assert result == json.loads((tmp_path / "r" / "result.json").read_text())
@@ -157,24 +135,20 @@ def test_a_run_leaves_everything(run_command, tmp_path: Path) -> None:
     assert result["provenance"]["machine"] == json.loads((tmp_path / "r" / "machine.json").read_text())["fingerprint"]
 
 
-def test_a_config_goes_round(run_command, tmp_path: Path) -> None:
-    run_command(*QUICK, "--run-dir", "one", "--seed", "5", "--quiet")
-    assert run_command("run", "--config", "one", "--run-dir", "two", "--quiet", "--no-peaks", "--no-report")[0] == 0
+def test_a_config_goes_round(call, tmp_path: Path) -> None:
+    assert call(*QUICK, "--run-dir", "one", "--seed", "5", "--quiet") == (0, "", "")
+    assert call("run", "--config", "one", "--run-dir", "two", "--quiet", "--no-peaks", "--no-report")[0] == 0
     first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("one", "two"))
     assert first == second
     assert first["config"]["seed"] == 5
     one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
     assert one["quality"] == two["quality"]
-    (tmp_path / "shown.json").write_text(run_command("show", "--config", "one", "--json")[1])
-    assert run_command("run", "--config", "shown.json", "--seed", "6", "--dry-run")[0] == 0
+    (tmp_path / "shown.json").write_text(call("show", "--config", "one", "--json")[1])
+    assert call("run", "--config", "shown.json", "--seed", "6", "--dry-run")[0] == 0
 
 
-def test_quiet_says_nothing(run_command) -> None:
-    assert run_command(*QUICK, "--run-dir", "r", "--quiet")[1:] == ("", "")
-
-
-def test_several_seeds_give_mean_and_spread(run_command) -> None:
-    code, out, err = run_command(*QUICK, "--run-dir", "r", "--seeds", "2", "--json")
+def test_several_seeds_give_mean_and_spread(call) -> None:
+    code, out, err = call(*QUICK, "--run-dir", "r", "--seeds", "2", "--json")
     assert code == 0
     quality = json.loads(out)["quality"]
     values = [entry["metrics"]["auc"] for entry in quality["seeds"]]
@@ -185,79 +159,81 @@ def test_several_seeds_give_mean_and_spread(run_command) -> None:
     assert "2 seeds" in err
 
 
-def test_a_missed_target_is_a_failed_gate(run_command) -> None:
-    code, out, err = run_command(*QUICK, "--run-dir", "r", "--target.auc", "0.99")
+def test_a_missed_target_is_a_failed_gate(call) -> None:
+    code, out, err = call(*QUICK, "--run-dir", "r", "--target.auc", "0.99")
     assert code == 5
     assert "; missed." in out
     assert "the quality target was missed" in err
     assert json.loads(Path("r/result.json").read_text())["quality"]["met"] is False
 
 
-def test_a_finished_run_is_not_run_again(run_command) -> None:
-    run_command(*QUICK, "--run-dir", "r", "--quiet")
+def test_a_finished_run_is_not_run_again(call) -> None:
+    call(*QUICK, "--run-dir", "r", "--quiet")
     before = Path("r/result.json").read_bytes()
-    code, out, _ = run_command("run", "--resume", "r")
+    code, out, _ = call("run", "--resume", "r")
     assert code == 0
     assert "already finished" in out
     assert Path("r/result.json").read_bytes() == before
-    assert run_command(*QUICK, "--run-dir", "r")[0] == 2
-    assert run_command("run", "--resume", "r", "--seed", "9")[0] == 3
+    assert call(*QUICK, "--run-dir", "r")[0] == 2
+    assert call("run", "--resume", "r", "--seed", "9")[0] == 3
 
 
-def test_a_table_too_small_for_the_data_says_what_is_needed(run_command) -> None:
-    code, _, err = run_command(*QUICK, "--model.rows", "10", "201", "21", "--run-dir", "r")
+def test_a_table_too_small_for_the_data_says_what_is_needed(call) -> None:
+    code, _, err = call(*QUICK, "--model.rows", "10", "201", "21", "--run-dir", "r")
     assert code == 3
     assert "table 'user' has 10 rows, the data needs 121" in err
     assert "--model.rows 121 201 21" in err
 
 
-def test_max_steps_stops_early_with_a_result(run_command) -> None:
-    code, out, _ = run_command(*QUICK, "--run-dir", "r", "--train.max-steps", "3", "--json")
+def test_max_steps_stops_early_with_a_result(call) -> None:
+    code, out, _ = call(*QUICK, "--run-dir", "r", "--train.max-steps", "3", "--json")
     assert code == 0
     assert json.loads(out)["performance"]["step_ms"] is None
 
 
-def test_doctor(run_command) -> None:
-    code, out, _ = run_command("doctor", "--json")
+def test_doctor(call) -> None:
+    code, out, _ = call("doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(out)["findings"]}
     assert code == 0
     assert findings["torch"]["state"] == "ok"
     assert findings["movielens-100k"]["fix"] == "recperf data get movielens-100k"
-    assert "recperf works here" in run_command("doctor")[1]
+    assert "recperf works here" in call("doctor")[1]
 
 
-def test_data_made_here_can_be_checked_described_and_trained_on(run_command, tmp_path: Path) -> None:
-    assert run_command("data", "make", "movielens-like", "--path", "made")[0] == 0
-    described = json.loads(run_command("data", "info", "movielens-like", "--path", "made", "--json")[1])
+def test_data_made_here_can_be_checked_described_and_trained_on(call, tmp_path: Path) -> None:
+    assert call("data", "make", "movielens-like", "--path", "made")[0] == 0
+    described = json.loads(call("data", "info", "movielens-like", "--path", "made", "--json")[1])
     assert described["synthetic"] is True
-    words = [word for word in QUICK if word not in ("--data.source", "embedded")]
-    code, out, _ = run_command(*words, "--data.path", "made", "--run-dir", "r", "--json")
+    arguments = [argument for argument in QUICK if argument not in ("--data.source", "embedded")]
+    code, out, _ = call(*arguments, "--data.path", "made", "--run-dir", "r", "--json")
     assert code == 0
     assert json.loads(out)["data"]["synthetic"] is True
+    config = json.loads(Path("r/config.json").read_text())["config"]
+    assert config["data"]["path"] == str(tmp_path / "made"), "paths are saved as absolute ones"
 
 
-def test_a_fault_of_our_own_is_not_dressed_up(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(words: list[str]) -> int:
+def test_a_fault_of_our_own_is_not_dressed_up(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(arguments: list[str]) -> int:
         raise RuntimeError("oh")
 
     monkeypatch.setattr("recperf.cli.list.command", broken)
-    code, _, err = run_command("list")
+    code, _, err = call("list")
     assert code == 1
     assert "internal error: RuntimeError: oh" in err
     assert "Traceback" in err
 
 
-def test_a_mistake_never_touches_what_was_there_before(run_command, tmp_path: Path) -> None:
+def test_a_mistake_never_touches_what_was_there_before(call, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     for folder in ("mine", "."):
-        assert run_command("run", "--run-dir", folder, "--data.path", "nowhere")[0] == 3
-        assert run_command(*QUICK, "--run-dir", folder, "--model.rows", "5", "5", "5")[0] == 3
+        assert call("run", "--run-dir", folder, "--data.path", "nowhere")[0] == 3
+        assert call(*QUICK, "--run-dir", folder, "--model.rows", "5", "5", "5")[0] == 3
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.txt"]
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("arguments", "code"),
     [
         (["--model.rows", "5", "5", "5"], 3),
         (["--model.bottom", "15", "8", "8"], 3),
@@ -265,59 +241,52 @@ def test_a_mistake_never_touches_what_was_there_before(run_command, tmp_path: Pa
         (["--model.rows", "944", "1683", "900000000000"], 4),
     ],
 )
-def test_a_dry_run_finds_what_the_run_would(run_command, words: list[str], code: int) -> None:
-    assert run_command(*QUICK, *words, "--dry-run")[0] == code
-    assert run_command(*QUICK, *words)[0] == code
+def test_a_dry_run_finds_what_the_run_would(call, arguments: list[str], code: int) -> None:
+    assert call(*QUICK, *arguments, "--dry-run")[0] == code
+    assert call(*QUICK, *arguments)[0] == code
 
 
-@pytest.mark.parametrize("name", ["progress.json", "data.json", "machine.json", "baselines.json", "trial-42.json"])
-@pytest.mark.parametrize("content", ["{}", "[" * 100_000])
-def test_a_damaged_file_of_a_run_is_named(run_command, name: str, content: str) -> None:
-    run_command(*QUICK, "--run-dir", "r", "--quiet")
-    for gone in ("seal.json", "result.json"):
-        Path("r", gone).unlink()
-    Path("r", name).write_text(content)
-    code, _, err = run_command("run", "--resume", "r", "--no-peaks", "--no-report")
-    assert code == 3
-    assert name in err
-    assert "Traceback" not in err
+def test_a_damaged_file_of_a_run_is_named(call) -> None:
+    call(*QUICK, "--run-dir", "r", "--quiet")
+    for sealed in ("seal.json", "result.json"):
+        Path("r", sealed).unlink()
+    for name in ("progress.json", "data.json", "machine.json", "baselines.json", "trial-42.json"):
+        content = Path("r", name).read_bytes()
+        for damaged in ("{}", "[" * 100_000):
+            Path("r", name).write_text(damaged)
+            code, _, err = call("run", "--resume", "r", "--no-peaks", "--no-report")
+            assert code == 3
+            assert name in err
+        Path("r", name).write_bytes(content)
 
 
-def test_a_changed_log_is_noticed_on_resume(run_command) -> None:
-    run_command(*QUICK, "--run-dir", "r", "--quiet")
+def test_a_changed_log_is_noticed_on_resume(call) -> None:
+    call(*QUICK, "--run-dir", "r", "--quiet")
     for gone in ("seal.json", "result.json", "trial-42.json"):
         Path("r", gone).unlink()
     content = bytearray(Path("r/events.jsonl").read_bytes())
     content[100] ^= 1
     Path("r/events.jsonl").write_bytes(content)
-    code, _, err = run_command("run", "--resume", "r", "--no-peaks", "--no-report")
+    code, _, err = call("run", "--resume", "r", "--no-peaks", "--no-report")
     assert code == 3
     assert "events.jsonl was changed" in err
 
 
-def test_paths_are_kept_absolute(run_command, tmp_path: Path) -> None:
-    run_command("data", "make", "movielens-like", "--path", "made")
-    words = [word for word in QUICK if word not in ("--data.source", "embedded")]
-    run_command(*words, "--data.path", "made", "--run-dir", "r", "--quiet", "--train.max-steps", "2")
-    saved = json.loads(Path("r/config.json").read_text())
-    assert saved["config"]["data"]["path"] == str(tmp_path / "made")
-
-
-def test_a_cache_that_cannot_be_written_stops_nothing(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_stops_nothing(call, monkeypatch: pytest.MonkeyPatch) -> None:
     from recperf.measure import peaks
     from recperf.measure.peaks.sampling import TINY
 
     monkeypatch.setenv("RECPERF_HOME", "/proc/nowhere")
     monkeypatch.setattr(peaks, "measure", lambda *, quick, say: peaks.measure_with(TINY, quick=quick, say=say))
-    words = [word for word in QUICK if word != "--no-peaks"]
-    code, out, err = run_command(*words, "--run-dir", "r", "--train.max-steps", "30")
+    arguments = [argument for argument in QUICK if argument != "--no-peaks"]
+    code, out, err = call(*arguments, "--run-dir", "r", "--train.max-steps", "30")
     assert code == 0, err
     assert "the ceilings are not stored" in out
 
 
 def test_a_reader_that_goes_away_stops_nothing(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "recperf", *QUICK, "--run-dir", str(tmp_path / "r"), "--train.max-steps", "30"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    command = [sys.executable, "-m", "recperf", *QUICK, "--run-dir", str(tmp_path / "r"), "--train.max-steps", "30"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path)
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
@@ -325,7 +294,7 @@ def test_a_reader_that_goes_away_stops_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "r" / "result.json").exists()
 
 
-def test_data_get_and_check_say_no(run_command) -> None:
-    assert run_command("data", "get", "movielens-100k", "--path", "x")[0] == 2
-    run_command("data", "make", "movielens-like", "--path", "made", "--seed", "9")
-    assert run_command("data", "check", "movielens-100k", "--path", "made")[0] == 3
+def test_data_get_and_check_say_no(call) -> None:
+    assert call("data", "get", "movielens-100k", "--path", "x")[0] == 2
+    call("data", "make", "movielens-like", "--path", "made", "--seed", "9")
+    assert call("data", "check", "movielens-100k", "--path", "made")[0] == 3

@@ -8,22 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from recperf.cli import main
 from recperf.data.criteo import catalogue
 
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        said = capfd.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 def answer(call: Call, *words: str, code: int = 0) -> dict[str, object]:
@@ -33,31 +20,30 @@ def answer(call: Call, *words: str, code: int = 0) -> dict[str, object]:
     return facts
 
 
-@pytest.mark.parametrize("packed", [(), ("--gzip",)])
-def test_a_log_is_made_checked_converted_and_described(run_command: Call, packed: tuple[str, ...]) -> None:
-    made = answer(run_command, "make", "criteo", "--path", "train.txt", "--lines", "500", *packed)
-    assert (made["lines"], made["synthetic"], made["gzip"]) == (500, True, bool(packed))
+def test_a_log_is_made_checked_converted_and_described(call: Call) -> None:
+    made = answer(call, "make", "criteo", "--path", "train.txt", "--lines", "500", "--gzip")
+    assert (made["lines"], made["synthetic"], made["gzip"]) == (500, True, True)
     assert made["bytes"] == Path("train.txt").stat().st_size
 
-    checked = answer(run_command, "check", "criteo", "--path", "train.txt")
+    checked = answer(call, "check", "criteo", "--path", "train.txt")
     assert (checked["intact"], checked["lines"], checked["good_lines"], checked["bad_lines"]) == (True, 500, 500, 0)
 
-    assert answer(run_command, "info", "criteo", "--path", ".")["state"] == "not converted"
-    first = answer(run_command, "convert", "criteo", "--path", ".", "--rows", "1000")
+    assert answer(call, "info", "criteo", "--path", ".")["state"] == "not converted"
+    first = answer(call, "convert", "criteo", "--path", ".", "--rows", "1000")
     assert (first["rows"], first["converted"], first["name"]) == (500, True, "criteo-like")
-    again = answer(run_command, "convert", "criteo", "--path", ".", "--rows", "1000")
+    again = answer(call, "convert", "criteo", "--path", ".", "--rows", "1000")
     assert (again["converted"], again["digest"]) == (False, first["digest"])
 
-    known = answer(run_command, "info", "criteo", "--path", ".", "--rows", "1000")
+    known = answer(call, "info", "criteo", "--path", ".", "--rows", "1000")
     assert (known["state"], known["train_rows"], known["valid_rows"]) == ("converted", 429, 71)
     assert known["array_bytes"] == 500 * 157
-    other = answer(run_command, "info", "criteo", "--path", ".")
+    other = answer(call, "info", "criteo", "--path", ".")
     assert (other["state"], other["other_conversions"]) == ("not converted", [first["folder"]])
 
 
-def test_what_a_person_reads(run_command: Call) -> None:
-    assert run_command("data", "make", "criteo", "--path", "log", "--lines", "500", "--quiet")[1] == ""
-    _, out, _ = run_command("data", "convert", "criteo", "--path", "log")
+def test_what_a_person_reads(call: Call) -> None:
+    assert call("data", "make", "criteo", "--path", "log", "--lines", "500", "--quiet")[1] == ""
+    _, out, _ = call("data", "convert", "criteo", "--path", "log")
     said = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert said["rows"] == "500"
     assert said["synthetic"] == "yes"
@@ -65,25 +51,25 @@ def test_what_a_person_reads(run_command: Call) -> None:
     assert "skipped" not in said
 
 
-def test_bad_lines_stop_or_are_counted(run_command: Call) -> None:
-    run_command("data", "make", "criteo", "--path", "log", "--lines", "50")
+def test_bad_lines_stop_or_are_counted(call: Call) -> None:
+    call("data", "make", "criteo", "--path", "log", "--lines", "50")
     lines = Path("log").read_bytes().split(b"\n")
     lines[30] = b"1\tx"
     lines[40] = b"9" + lines[40][1:]
     Path("log").write_bytes(b"\n".join(lines))
 
-    code, out, err = run_command("data", "check", "criteo", "--path", "log")
+    code, out, err = call("data", "check", "criteo", "--path", "log")
     assert code == 3
     assert "log, line 31: 2 columns instead of 40" in out
     assert "log, line 41: column 1, the label, is '9' instead of 0 or 1" in out
     assert "error: 2 of 50 lines are malformed (first: log, line 31" in err
-    assert answer(run_command, "check", "criteo", "--path", "log", code=3)["bad_by_kind"] == {"columns": 1, "label": 1}
+    assert answer(call, "check", "criteo", "--path", "log", code=3)["bad_by_kind"] == {"columns": 1, "label": 1}
 
-    code, _, err = run_command("data", "convert", "criteo", "--path", "log")
+    code, _, err = call("data", "convert", "criteo", "--path", "log")
     assert code == 3
     assert "line 31 is malformed" in err
     assert "--on-error skip" in err
-    facts = answer(run_command, "convert", "criteo", "--path", "log", "--on-error", "skip")
+    facts = answer(call, "convert", "criteo", "--path", "log", "--on-error", "skip")
     assert (facts["rows"], facts["skipped"]) == (48, {"columns": 1, "label": 1})
     assert [bad["line"] for bad in facts["first_bad"]] == [31, 41]  # type: ignore[attr-defined]
 
@@ -92,46 +78,33 @@ def test_bad_lines_stop_or_are_counted(run_command: Call) -> None:
     ("words", "code", "message"),
     [
         (["get", "criteo"], 2, "does not download"),
-        (["make", "criteo"], 2, "needs --path"),
         (["check", "criteo"], 2, "recperf data check criteo --path FILE_OR_FOLDER"),
-        (["info", "crieto", "--path", "."], 2, "did you mean 'criteo'?"),
         (["convert", "movielens-100k", "--path", "."], 2, "only click logs are converted"),
-        (["convert", "criteo", "--path", "nowhere"], 3, "no such file or folder"),
         (["convert", "criteo", "--path", ".", "--rows", "1"], 3, "criteo.rows is 1"),
         (["convert", "criteo", "--path", ".", "--rows", "8", "9"], 3, "one number, or 26"),
-        (["convert", "criteo", "--path", ".", "--on-error", "ignore"], 2, "'stop', 'skip'"),
-        (["convert", "criteo", "--path", ".", "--lines", "3"], 2, "unknown option '--lines'"),
         (["make", "criteo", "--path", "log", "--lines", "0"], 3, "lines is 0"),
         (["check", "criteo", "--path", "."], 3, "no train.txt"),
         (["info", "movielens-like", "--path", "criteo"], 3, "criteo"),
     ],
 )
-def test_what_is_refused(run_command: Call, words: list[str], code: int, message: str) -> None:
-    got, _, err = run_command("data", *words)
+def test_what_is_refused(call: Call, words: list[str], code: int, message: str) -> None:
+    got, _, err = call("data", *words)
     assert (got, message in " ".join(err.split())) == (code, True), err
 
 
-def test_an_existing_file_is_left_alone(run_command: Call) -> None:
+def test_an_existing_file_is_left_alone(call: Call) -> None:
     Path("mine").write_text("x")
-    assert run_command("data", "make", "criteo", "--path", "mine")[0] == 2
+    assert call("data", "make", "criteo", "--path", "mine")[0] == 2
     assert Path("mine").read_text() == "x"
 
 
-def test_every_action_has_help(run_command: Call, capfd: pytest.CaptureFixture[str]) -> None:
-    for action, flag in (("make", "--lines"), ("check", "--layout"), ("convert", "--on-error"), ("info", "--rows")):
-        with pytest.raises(SystemExit):
-            main(["data", action, "criteo", "--help"])
-        assert flag in capfd.readouterr().out
-    assert "criteo" in run_command("data", "--help")[1]
-
-
-def test_interrupted_it_says_that_nothing_is_lost(run_command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_command("data", "make", "criteo", "--path", "log", "--lines", "50")
+def test_interrupted_it_says_that_nothing_is_lost(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    call("data", "make", "criteo", "--path", "log", "--lines", "50")
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(catalogue, "convert", interrupt)
-    code, _, err = run_command("data", "convert", "criteo", "--path", "log")
+    code, _, err = call("data", "convert", "criteo", "--path", "log")
     assert code == 130
     assert "it resumes" in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -10,8 +11,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from recperf import cli
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -25,19 +24,10 @@ def made() -> ModuleType:
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """The command, in a folder where no published logs are found."""
-    monkeypatch.chdir(tmp_path)
+def call(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The command, where no published logs are found."""
     monkeypatch.delenv("RECPERF_GOLDEN", raising=False)
-    monkeypatch.setitem(cli.COMMANDS, "mlperf", "MLPerf logs")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        code = cli.main(["mlperf", *words])
-        said = capfd.readouterr()
-        assert "Traceback" not in said.err
-        return code, said.out, said.err
-
-    return call
+    return functools.partial(call, "mlperf")
 
 
 def test_check_a_log(call: Call, made: ModuleType) -> None:
@@ -72,11 +62,11 @@ def test_check_a_set(call: Call, made: ModuleType) -> None:
 def test_check_as_json(call: Call, made: ModuleType) -> None:
     paths = [str(made.write(Path(f"{seed}.log"), seed=seed, last=26)) for seed in range(3)]
     code, out, _ = call("check", *paths, "--json")
-    said = json.loads(out)
+    checked = json.loads(out)
     assert code == 5
-    assert [log["passed"] for log in said["logs"]] == [True] * 3
-    assert said["rcp"]["passed"] is False
-    assert said["error"]["exit_code"] == 5
+    assert [log["passed"] for log in checked["logs"]] == [True] * 3
+    assert checked["rcp"]["passed"] is False
+    assert checked["error"]["exit_code"] == 5
     code, out, _ = call("check", paths[0], "--json")
     assert code == 0
     assert json.loads(out)["rcp"] is None
@@ -90,30 +80,26 @@ def test_the_published_logs_are_a_plain_failure(call: Call, made: ModuleType, go
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("arguments", "code", "message"),
     [
-        ((), 0, ""),
         (("check",), 2, "needs a log"),
         (("chek", "x"), 2, "did you mean 'check'"),
         (("check", "--divison", "open"), 2, "did you mean '--division'"),
         (("check", "notes.txt"), 3, "not an MLPerf log"),
         (("check", "missing.log"), 3, "cannot read missing.log"),
         (("check", "empty"), 3, "no MLPerf log in this folder"),
-        (("curve",), 2, "needs a log"),
-        (("curve", "notes.txt"), 3, "not an MLPerf log"),
         (("curve", "notes.txt", "--target", "1.5"), 2, "an AUC is above 0"),
         (("curve", "--published", "nowhere"), 3, "cannot read nowhere"),
         (("package", "out"), 2, "needs a folder to create"),
         (("package", "empty", "empty"), 2, "among the logs"),
-        (("package", "out", "notes.txt"), 3, "not an MLPerf log"),
     ],
 )
-def test_exits(call: Call, made: ModuleType, words: tuple[str, ...], code: int, says: str) -> None:
+def test_mistakes(call: Call, made: ModuleType, arguments: tuple[str, ...], code: int, message: str) -> None:
     Path("notes.txt").write_text("hello\n")
     Path("empty").mkdir()
-    got, _, err = call(*words)
+    got, _, err = call(*arguments)
     assert got == code
-    assert says in err
+    assert message in err
 
 
 def test_curve(call: Call, made: ModuleType, golden: Path) -> None:
@@ -124,9 +110,9 @@ def test_curve(call: Call, made: ModuleType, golden: Path) -> None:
     assert "68,812,800" in out
     assert Path("curve.svg").stat().st_size > 5000
     code, out, err = call("curve", "ours.log", "--published", "none", "--json", "--out", "curve.png")
-    said = json.loads(out)
-    assert [curve["samples_to_target"] for curve in said["curves"]] == [61_931_520]
-    assert said["figure"] == "curve.png"
+    drawn = json.loads(out)
+    assert [curve["samples_to_target"] for curve in drawn["curves"]] == [61_931_520]
+    assert drawn["figure"] == "curve.png"
     assert "figure: curve.png" in err
 
 

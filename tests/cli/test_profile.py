@@ -2,75 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import test_profile_report as layout
 
-from recperf.cli import main
 from recperf.cli import profile as command
 from recperf.execution import fixes as fixes_module
 from recperf.execution import profiling
-from recperf.measure import peaks
-from recperf.measure.peaks import measure_with
-from recperf.measure.peaks.sampling import TINY as LITTLE
-
-
-def _beside(*parts: str) -> ModuleType:
-    path = Path(__file__).parents[1].joinpath(*parts)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-layout = _beside("runs", "test_profile_report.py")
 
 TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64"]
 TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device", "cpu", "--train.threads", "1"]
 SMALL = ["--model.rows", "20000", "--model.dim", "16", "--data.batches", "12", "--data.ids-per-bag", "4"]
 SMALL += ["--train.batch-size", "128", "--train.device", "cpu", "--data.held-out-batches", "2"]
-WORDS = {"dlrm": TINY, "micro-dlrm": ["--train.device", "cpu"], "micro-dlrm-dram": SMALL}
-FILES = {
-    "config.json",
-    "events.jsonl",
-    "machine.json",
-    "peaks.json",
-    "profile.html",
-    "profile.json",
-    ".lock",
-    ".profile",
-}
+OPTIONS = {"dlrm": TINY, "micro-dlrm": ["--train.device", "cpu"], "micro-dlrm-dram": SMALL}
+FILES = {"config.json", "events.jsonl", "machine.json", "peaks.json", "profile.html", "profile.json"}
+FILES |= {".lock", ".profile"}
 TABLES = ("operator_table", "kernels", "idle", "transfers")
 QUICKLY = ["--steps", "5", "--mode", "budget", "--no-report", "--quiet"]
 Call = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture(scope="module")
-def ceilings() -> dict[str, Any]:
-    return measure_with(LITTLE, quick=True, say=lambda text: None)
-
-
-@pytest.fixture
-def call(
-    ceilings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Call:
-    monkeypatch.chdir(tmp_path)
-    peaks.save(ceilings)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        said = capfd.readouterr()
-        return code, said.out, said.err
-
-    return call
+pytestmark = pytest.mark.usefixtures("stored_ceilings")
 
 
 def read(name: str = "profile.json", folder: str = "r") -> Any:
@@ -83,42 +40,42 @@ def report(out: str) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("workload", WORDS)
+@pytest.mark.parametrize("workload", OPTIONS)
 def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
     # Switched back by hand, so that there is a fix to describe.
-    words = (*WORDS[workload], "--train.threads", "1", "--train.onednn", "off")
-    code, out, err = call("profile", workload, *words, "--run-dir", "r", "--steps", "16")
+    options = (*OPTIONS[workload], "--train.threads", "1", "--train.onednn", "off")
+    code, out, err = call("profile", workload, *options, "--run-dir", "r", "--steps", "16")
     assert code == 0, err
     assert {path.name for path in Path("r").iterdir()} == FILES
-    found = read()
-    assert (found["kind"], found["workload"], found["mode"]) == ("profile", workload, "full")
+    profile = read()
+    assert (profile["kind"], profile["workload"], profile["mode"]) == ("profile", workload, "full")
     assert read("config.json")["workload"] == workload
     assert read("machine.json")["torch"]
     assert list(layout.sections(report(out))) == layout.TITLES
     assert "profile  r/profile.json" in out
     assert "page     r/profile.html" in out
     page = Path("r", "profile.html").read_text()
-    assert found["verdict"]["name"].split("-")[0] in page
+    assert profile["verdict"]["name"].split("-")[0] in page
     assert "<script" not in page
 
-    assert layout._fields(found) - layout._described() == set()
+    assert layout._fields(profile) - layout._described() == set()
     # What a profile of this machine lacks is what has no device or needs ranks, was not asked for, or not measured.
-    absent = {path for path in layout._described() - layout._fields(found) if not _holds(found, path)}
+    absent = {path for path in layout._described() - layout._fields(profile) if not _holds(profile, path)}
     allowed = ("kernels.", "idle.", "transfers.", "stalls.", "trace.", "trust.clocks.", "communication.")
     assert [path for path in absent if not path.startswith(allowed)] == []
 
-    assert sum(part["share"] for part in found["components"]) == pytest.approx(1)
-    assert found["overhead"]["share"] == pytest.approx(
-        found["overhead"]["clocked_ms"] / found["overhead"]["plain_ms"] - 1
+    assert sum(part["share"] for part in profile["components"]) == pytest.approx(1)
+    assert profile["overhead"]["share"] == pytest.approx(
+        profile["overhead"]["clocked_ms"] / profile["overhead"]["plain_ms"] - 1
     )
     assert re.search(r"cost of measuring \(budget\) .+: a step takes .+ without, .+ with it", out)
-    assert found["operator_table"]["steps"] == profiling.TRACED
-    assert found["operator_table"]["rows"]
+    assert profile["operator_table"]["steps"] == profiling.TRACED
+    assert profile["operator_table"]["rows"]
     for name in TABLES[1:]:
-        assert found[name] == {"missing": "no device in this trace"}
-    assert [fix["status"] for fix in found["fixes"]] == ["suggested"] * len(found["fixes"])
-    assert found["precision"] == "float32"
-    assert found["trust"]["seed"] == 42
+        assert profile[name] == {"missing": "no device in this trace"}
+    assert [fix["status"] for fix in profile["fixes"]] == ["suggested"] * len(profile["fixes"])
+    assert profile["precision"] == "float32"
+    assert profile["trust"]["seed"] == 42
 
 
 def _holds(value: Any, path: str) -> bool:
@@ -140,54 +97,46 @@ def test_dlrm_is_what_is_profiled_by_default_and_the_preset_is_named(call: Call)
     assert report(out).startswith("dlrm (experiment): cpu · ")
     assert call("profile", "--config", "r", "--run-dir", "again", *QUICKLY)[0] == 0
     assert read(folder="again")["preset"] is None
+    code, out, err = call("diff", "r", "again")
+    assert code == 0, err
+    assert "WARNING" not in out
+    assert re.search(r"^ *step .* ms", out, re.M)
     assert read("config.json", "again") == read("config.json")
 
 
-def test_budget_mode_has_no_tables_and_says_why(call: Call) -> None:
-    code, out, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--mode", "budget", "--steps", "5")
+def test_budget_mode_has_no_tables_and_json_is_one_object(call: Call) -> None:
+    code, out, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--mode", "budget", "--steps", "5", "--json")
     assert code == 0, err
-    found = read()
-    assert found["mode"] == "budget"
+    profile = read()
+    assert json.loads(out) == profile
+    assert profile["mode"] == "budget"
     for name in TABLES:
-        assert found[name] == {"missing": profiling.BUDGET_MODE}
-    assert f"operator_table: {profiling.BUDGET_MODE}" in found["trust"]["not_measured"]
-    assert found["trust"]["profiling"]["full"] is None
-    assert "--mode full records it" in " ".join(out.split())
+        assert profile[name] == {"missing": profiling.BUDGET_MODE}
+    assert f"operator_table: {profiling.BUDGET_MODE}" in profile["trust"]["not_measured"]
+    assert profile["trust"]["profiling"]["full"] is None
+    assert "--mode full records it" in " ".join(err.split())
     for name in ("components", "roofline", "fixes"):
-        assert found[name], name
-    assert found["embeddings"]["tables"]
-    assert "note: recording" not in out
-
-
-def test_json_is_one_object_and_nothing_else_on_stdout(call: Call) -> None:
-    code, out, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--steps", "5", "--mode", "budget", "--json")
-    assert code == 0
-    assert json.loads(out) == read()
-    assert "Verdict" in err
-    code, out, err = call("profile", "dlrm", *TINY, "--run-dir", "quiet", *QUICKLY)
-    assert (code, out, err) == (0, "", "")
+        assert profile[name], name
+    assert profile["embeddings"]["tables"]
+    assert "note: recording" not in err
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("options", "message"),
     [
         (["--trace-mb", "0"], "--trace-mb is 0"),
-        (["--trace-mb", "-3"], "--trace-mb is -3"),
         (["--trace-mb", "nan"], "--trace-mb is nan"),
         (["--steps", "2"], "it must be at least 5"),
         (["--mode", "budget", "--trace"], "need --mode full"),
-        (["--mode", "budget", "--stalls"], "need --mode full"),
-        (["--mode", "some"], "'full', 'budget'"),
         (["--resume", "nowhere"], "cannot be resumed"),
-        (["--resume=nowhere"], "cannot be resumed"),
         (["--try-fixes", "--no-peaks"], "--try-fixes without --no-peaks"),
         (["--preset", "none-such"], "has no preset"),
         (["--stepz", "9"], "--stepz"),
     ],
     ids=" ".join,
 )
-def test_bad_words_are_refused_before_anything_is_measured(call: Call, words: list[str], message: str) -> None:
-    code, out, err = call("profile", "dlrm", *TINY, *words, "--run-dir", "r")
+def test_bad_options_are_refused_before_anything_is_measured(call: Call, options: list[str], message: str) -> None:
+    code, out, err = call("profile", "dlrm", *TINY, *options, "--run-dir", "r")
     assert (code, out) == (2, ""), err
     assert message in " ".join(err.split())
     assert not Path("r").exists()
@@ -196,16 +145,16 @@ def test_bad_words_are_refused_before_anything_is_measured(call: Call, words: li
 def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
     words = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--trace")
     assert call(*words, "--run-dir", "r")[0] == 0
-    said = read()["trace"]
-    assert said["file"] == "trace.json.gz"
-    assert said["bytes"] == Path("r", "trace.json.gz").stat().st_size
-    assert said["steps_kept"] == said["steps_recorded"] == profiling.TRACED
+    trace = read()["trace"]
+    assert trace["file"] == "trace.json.gz"
+    assert trace["bytes"] == Path("r", "trace.json.gz").stat().st_size
+    assert trace["steps_kept"] == trace["steps_recorded"] == profiling.TRACED
     code, out, err = call("trace", "info", "r/trace.json.gz")
     assert code == 0, err
     assert re.search(r"steps +8\b", out)
     assert "embedding" in out
 
-    half = said["bytes"] / 2e6
+    half = trace["bytes"] / 2e6
     assert call(*words, "--run-dir", "half", "--trace-mb", str(half))[0] == 0
     cut = read(folder="half")["trace"]
     assert 1 <= cut["steps_kept"] < cut["steps_recorded"] == profiling.TRACED
@@ -220,27 +169,17 @@ def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
     assert not Path("none", "trace.json.gz").exists()
 
 
-def test_stalls_say_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalls_of_the_heaviest_kernels_or_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--steps", "5", "--stalls", "--no-peaks")
     assert code == 0, err
     assert read()["stalls"] == {"missing": "no kernels: no device in this trace"}
 
-    class Silent:
-        def notice(self, text: str) -> None: ...
-
-    monkeypatch.setenv("PATH", "/nonexistent")
-    kernels = {"kernels": {"rows": [{"name": "_bag_forward"}]}}
-    missing = command.stalls(kernels, Path("r"), Silent())  # type: ignore[arg-type]
-    assert missing["missing"].startswith("ncu, the command of Nsight Compute, is not on PATH")
-
-
-def test_the_heaviest_kernels_are_looked_at_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr("recperf.measure.stalls.stalls", lambda words, names: asked.append((words, names)) or {})
+    requests: list[Any] = []
+    monkeypatch.setattr("recperf.measure.stalls.stalls", lambda *request: requests.append(request) or {})
     rows = [{"name": name} for name in "aabcbdefg"]
     silent: Any = type("Silent", (), {"notice": lambda self, text: None})()
     command.stalls({"kernels": {"rows": rows}}, Path("there"), silent)
-    assert asked == [(profiling.stall_command(Path("there/config.json")), ["a", "b", "c", "d", "e"])]
+    assert requests == [(profiling.stall_command(Path("there/config.json")), ["a", "b", "c", "d", "e"])]
 
 
 def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(call: Call) -> None:
@@ -264,8 +203,10 @@ def test_a_workload_that_cannot_run_leaves_no_folder(call: Call, words: list[str
     assert not Path("r").exists()
 
 
-@pytest.mark.parametrize("where", ["measure_window", "_touched", "record", "write_cut"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError], ids=["interrupt", "fault"])
+@pytest.mark.parametrize(
+    ("error", "where"),
+    [(KeyboardInterrupt, "measure_window"), (RuntimeError, "_touched"), (KeyboardInterrupt, "write_cut")],
+)
 def test_whatever_ends_a_profile_leaves_no_half_folder(
     call: Call, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str
 ) -> None:
@@ -281,20 +222,6 @@ def test_whatever_ends_a_profile_leaves_no_half_folder(
     Path("mine", "notes").write_text("kept")
     assert call(*words, "mine")[0] != 0
     assert [path.name for path in Path("mine").iterdir()] == ["notes"]
-
-
-def test_two_profiles_of_one_config_can_be_compared(call: Call) -> None:
-    for name in ("old", "new"):
-        assert call("profile", "dlrm", *TINY, "--run-dir", name, "--steps", "8", "--no-report", "--quiet")[0] == 0
-    code, out, err = call("diff", "old", "new")
-    assert code == 0, err
-    assert "WARNING" not in out
-    assert re.search(r"^ *step .* ms", out, re.M)
-    assert re.search(r"^ *data ", out, re.M)
-    code, out, _ = call("diff", "old", "new", "--json")
-    assert code == 0
-    assert json.loads(out)
-    assert call("diff", "old", "new", "--gate", "100000%")[0] == 0
 
 
 @pytest.mark.long

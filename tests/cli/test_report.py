@@ -8,41 +8,27 @@ from pathlib import Path
 import example_runs as examples
 import pytest
 
-from recperf.cli import main
 
-
-@pytest.fixture
-def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        said = capfd.readouterr()
-        return code, said.out, said.err
-
-    return call
-
-
-def test_a_page_goes_into_its_run(run_command, tmp_path: Path) -> None:
+def test_a_page_goes_into_its_run(call, tmp_path: Path) -> None:
     examples.make_run(tmp_path / "one", measured=("profile",))
-    assert run_command("report", "one")[:2] == (0, "one/report.html\n")
+    assert call("report", "one")[:2] == (0, "one/report.html\n")
     assert (tmp_path / "one" / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_several_runs_go_here_and_out_chooses_the_place(run_command, tmp_path: Path) -> None:
+def test_several_runs_go_here_and_out_chooses_the_place(call, tmp_path: Path) -> None:
     for name in ("one", "two"):
         examples.make_run(tmp_path / name, measured=())
-    assert run_command("report", "one", "two")[:2] == (0, "report-compare.html\n")
-    code, out, _ = run_command("report", "one", "--out", "new/page.html", "--json")
+    assert call("report", "one", "two")[:2] == (0, "report-compare.html\n")
+    code, out, _ = call("report", "one", "--out", "new/page.html", "--json")
     assert code == 0
     assert json.loads(out) == {"report": "new/page.html", "runs": ["one"]}
     assert (tmp_path / "new" / "page.html").exists()
 
 
-def test_compare_in_words(run_command, tmp_path: Path) -> None:
+def test_compare_in_words(call, tmp_path: Path) -> None:
     examples.make_run(tmp_path / "one")
     examples.make_run(tmp_path / "two", auc=0.83, config={"seed": 7})
-    code, out, _ = run_command("compare", "one", "two", "--out", "page.html")
+    code, out, _ = call("compare", "one", "two", "--out", "page.html")
     assert code == 0
     for expected in (
         "One config field differs; AUC 0.8212 → 0.8300",
@@ -57,11 +43,11 @@ def test_compare_in_words(run_command, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").exists()
 
 
-def test_compare_as_json(run_command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_as_json(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recperf.cli.compare.write", lambda runs, out: out)
     examples.make_run(tmp_path / "one")
     examples.make_run(tmp_path / "two", workload="other", measured=())
-    code, out, err = run_command("compare", "one", "two", "one", "--json", "--out", "page.html")
+    code, out, err = call("compare", "one", "two", "one", "--json", "--out", "page.html")
     assert code == 0
     found = json.loads(out)
     assert [run["name"] for run in found["runs"]] == ["one (1)", "two", "one (2)"]
@@ -75,18 +61,16 @@ def test_compare_as_json(run_command, tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (["report"], 2, "report needs the folder of a run"),
         (["report", "--out"], 2, "error: "),
-        (["report", "one", "--ot", "x"], 2, "did you mean '--out'?"),
         (["report", "one", "--out", "."], 2, "--out is a folder"),
         (["report", "nowhere"], 3, "there is no such run"),
         (["report", "unfinished"], 3, "recperf run --resume unfinished"),
         (["compare", "one"], 2, "compare needs at least two runs"),
-        (["compare", "one", "nowhere"], 3, "there is no such run"),
     ],
 )
-def test_mistakes_are_answered(run_command, tmp_path: Path, words: list[str], code: int, message: str) -> None:
+def test_mistakes_are_answered(call, tmp_path: Path, words: list[str], code: int, message: str) -> None:
     examples.make_run(tmp_path / "one", measured=())
     (examples.make_run(tmp_path / "unfinished", measured=()) / "result.json").unlink()
-    found, _, err = run_command(*words)
+    found, _, err = call(*words)
     assert found == code
     assert message in err
     assert err.startswith("error: ")

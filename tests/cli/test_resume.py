@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from recperf.cli import main
 from recperf.data.movielens_like import generate, write
 from recperf.runs.contract import check_run
 from recperf.runs.resume import FREE
@@ -19,14 +18,12 @@ Call = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    monkeypatch.chdir(tmp_path)
+def call(call: Call) -> Callable[..., tuple[int, str]]:
+    """`recperf run`; the output on both streams is one text."""
 
-    def run(*words: str) -> tuple[int, str]:
-        code = main(["run", *words, *QUIETLY])
-        said = capfd.readouterr()
-        assert "Traceback" not in said.err
-        return code, said.out + said.err
+    def run(*arguments: str) -> tuple[int, str]:
+        code, out, err = call("run", *arguments, *QUIETLY)
+        return code, out + err
 
     return run
 
@@ -37,8 +34,8 @@ def begun(call: Call) -> Path:
     write(generate(3, users=120, items=200, ratings=5000), Path("data"))
     words = ["micro-dlrm", "--data.path", "data", "--train.epochs", "3", "--train.batch-size", "400"]
     words += ["--target.beat", "none", "--train.device", "cpu", "--train.checkpoint-steps", "20"]
-    code, said = call(*words, "--run-dir", "r", "--train.no-checkpoint-epochs")
-    assert code == 0, said
+    code, output = call(*words, "--run-dir", "r", "--train.no-checkpoint-epochs")
+    assert code == 0, output
     unfinish()
     return Path("r")
 
@@ -49,8 +46,7 @@ def unfinish() -> None:
 
 
 def saved() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path("r/config.json").read_text())
-    return found
+    return dict(json.loads(Path("r/config.json").read_text()))
 
 
 def notices() -> list[str]:
@@ -65,13 +61,13 @@ def agrees() -> bool:
 
 def test_a_field_of_the_contract_is_refused_by_name(begun: Path, call: Call) -> None:
     before = Path("r/config.json").read_bytes()
-    code, said = call("--resume", "r", "--train.batch-size", "128")
+    code, output = call("--resume", "r", "--train.batch-size", "128")
     assert code == 3
-    assert "train.batch_size is 128; this run has 400" in said
-    assert "--allow-change train.batch_size" in said
-    code, said = call("--resume", "r", "--train.batch-size", "128", "--model.dim", "4", "--dry-run")
+    assert "train.batch_size is 128; this run has 400" in output
+    assert "--allow-change train.batch_size" in output
+    code, output = call("--resume", "r", "--train.batch-size", "128", "--model.dim", "4", "--dry-run")
     assert code == 3
-    assert "--allow-change model.dim --allow-change train.batch_size" in said
+    assert "--allow-change model.dim --allow-change train.batch_size" in output
     assert Path("r/config.json").read_bytes() == before
 
 
@@ -81,8 +77,8 @@ def test_the_page_names_every_free_field() -> None:
 
 
 def test_a_free_change_of_how_ranks_share_is_remembered_without_being_allowed(begun: Path, call: Call) -> None:
-    code, said = call("--resume", "r", "--distributed.sharding", "item=row")
-    assert code == 0, said
+    code, output = call("--resume", "r", "--distributed.sharding", "item=row")
+    assert code == 0, output
     assert saved()["config"]["distributed"]["sharding"] == "item=row"
     (change,) = saved()["changed"]
     assert (change["field"], change["was"], change["now"]) == ("distributed.sharding", "", "item=row")
@@ -91,25 +87,25 @@ def test_a_free_change_of_how_ranks_share_is_remembered_without_being_allowed(be
 
 
 def test_an_allowed_change_is_made_and_remembered(begun: Path, call: Call) -> None:
-    code, said = call("--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate")
-    assert code == 0, said
-    assert "seed 42 resumes at step 20 of 30" in said
+    code, output = call("--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate")
+    assert code == 0, output
+    assert "seed 42 resumes at step 20 of 30" in output
     assert saved()["config"]["train"]["learning_rate"] == 0.001
     assert [entry["field"] for entry in saved()["changed"]] == ["train.learning_rate"]
     assert notices() == ["train.learning_rate changed from 0.005 to 0.001 after step 20"]
     assert agrees()
     # Its checkpoint is still the one from before: what was allowed stays allowed.
     unfinish()
-    code, said = call("--resume", "r")
-    assert code == 0, said
+    code, output = call("--resume", "r")
+    assert code == 0, output
     assert notices() == ["train.learning_rate changed from 0.005 to 0.001 after step 20"]
 
 
 def test_other_rows_of_the_same_data_are_described_anew(begun: Path, call: Call) -> None:
     before = Path("r/baselines.json").read_bytes()
     words = ["--data.split", "last", "--allow-change", "data.split"]
-    code, said = call("--resume", "r", *words)
-    assert code == 0, said
+    code, output = call("--resume", "r", *words)
+    assert code == 0, output
     assert json.loads(Path("r/data.json").read_text())["split"] == "last"
     assert Path("r/baselines.json").read_bytes() != before
     assert agrees()
@@ -117,10 +113,10 @@ def test_other_rows_of_the_same_data_are_described_anew(begun: Path, call: Call)
 
 def test_fields_outside_the_contract_are_free(begun: Path, call: Call) -> None:
     Path("data").rename("moved")
-    code, said = call(
+    code, output = call(
         "--resume", "r", "--data.path", "moved", "--train.checkpoint-steps", "5", "--train.keep-last", "2"
     )
-    assert code == 0, said
+    assert code == 0, output
     assert saved()["config"]["data"]["path"] == str(Path("moved").absolute())
     assert "changed" not in saved()
     kept = sorted(path.name for path in Path("r/checkpoints/seed-42").glob("step-*"))
@@ -132,19 +128,19 @@ def test_an_edited_config_is_found_by_the_checkpoint(begun: Path, call: Call) ->
     edited = saved()
     edited["config"]["train"]["rise"] = 0.5
     Path("r/config.json").write_text(json.dumps(edited))
-    code, said = call("--resume", "r")
+    code, output = call("--resume", "r")
     assert code == 3
-    assert "train.rise is 0.5; this run has 0.3" in said
-    assert "checkpoint: step 20" in said
-    code, said = call("--resume", "r", "--allow-change", "train.rise")
-    assert code == 0, said
+    assert "train.rise is 0.5; this run has 0.3" in output
+    assert "checkpoint: step 20" in output
+    code, output = call("--resume", "r", "--allow-change", "train.rise")
+    assert code == 0, output
 
 
 def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Path, call: Call) -> None:
     before = Path("r/config.json").read_bytes()
-    code, said = call("--resume", "r", "--model.top", "8", "1", "--allow-change", "model.top")
-    assert code == 3, said
-    assert "the checkpoint does not fit this config: model.top is [8, 1]; this run has" in said
+    code, output = call("--resume", "r", "--model.top", "8", "1", "--allow-change", "model.top")
+    assert code == 3, output
+    assert "the checkpoint does not fit this config: model.top is [8, 1]; this run has" in output
     assert Path("r/config.json").read_bytes() == before
     assert call("--resume", "r")[0] == 0
 
@@ -160,9 +156,9 @@ def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Pat
     ],
 )
 def test_mistakes(begun: Path, call: Call, words: list[str], message: str) -> None:
-    code, said = call(*words)
+    code, output = call(*words)
     assert code == 2
-    assert message in said
+    assert message in output
 
 
 def test_a_finished_run_is_not_changed(begun: Path, call: Call) -> None:
@@ -176,14 +172,14 @@ def test_a_finished_run_is_not_changed(begun: Path, call: Call) -> None:
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(begun: Path, call: Call) -> None:
     for path in Path("r/checkpoints/seed-42").glob("step-*/rank0-00000.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
-    code, said = call("--resume", "r")
+    code, output = call("--resume", "r")
     assert code == 3
-    assert "is intact (step-00000020: rank0-00000.safetensors has" in said
+    assert "is intact (step-00000020: rank0-00000.safetensors has" in output
     assert not Path("r/result.json").exists()
 
 
 def test_mlperf_is_short_for_its_field(call: Call) -> None:
     for words, on in ((["--mlperf", "dlrm-v4"], True), (["dlrm-v4", "--mlperf", "--no-mlperf"], False)):
-        code, said = call(*words, "--dry-run", "--json", "--quiet")
+        code, output = call(*words, "--dry-run", "--json", "--quiet")
         assert code == 0
-        assert json.loads(said)["config"]["mlperf"]["log"] is on
+        assert json.loads(output)["config"]["mlperf"]["log"] is on

@@ -1,21 +1,14 @@
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import example_traces as made
 import pytest
 
 from recperf.cli.trace import command
 from recperf.errors import DataError, UsageError
-
-_spec = importlib.util.spec_from_file_location("made", Path(__file__).parents[1] / "measure" / "trace" / "made.py")
-assert _spec is not None
-assert _spec.loader is not None
-made = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(made)
 
 
 @pytest.fixture
@@ -76,8 +69,14 @@ def test_errors_name_the_file_and_a_misspelt_action_its_word(tmp_path: Path) -> 
         command(["info"])
 
 
-def test_reading_a_trace_needs_no_torch(gpu: Path) -> None:
+def test_reading_a_trace_needs_no_torch(gpu: Path, runs_without_torch: Callable[..., None]) -> None:
     """Reading somebody's trace must not wait seconds for torch, nor need it."""
-    program = f"import sys; from recperf.cli.trace import command; command(['info', {str(gpu)!r}])"
-    program += "; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+    runs_without_torch("trace", "info", gpu)
+
+
+def test_merge_takes_a_folder(tmp_path: Path, runs_without_torch: Callable[..., None]) -> None:
+    for rank in (0, 1):
+        header = {"recperf": {"run": "a", "rank": rank, "ranks": 2, "host": "one"}}
+        made.write(tmp_path / f"trace.rank{rank}.json.gz", made.gpu_step(0, 0.0, 10), **header)
+    runs_without_torch("trace", "merge", tmp_path)
+    assert (tmp_path / "trace.merged.json.gz").exists()

@@ -56,10 +56,6 @@ class AnyFix:
     implies: tuple[str, ...] = ()
 
 
-def test_without_fixes_the_prediction_is_the_measured_step() -> None:
-    assert predict(made(), []) == pytest.approx(INPUT + 3.9)
-
-
 def test_a_graph_removes_only_the_host_time() -> None:
     step = made()
     work = sum(max(part.device_ms, part.kernels * KERNEL_MS) for part in step.parts.values())

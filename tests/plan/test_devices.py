@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from recperf.errors import ConfigError, UsageError
-from recperf.plan.devices import KNOWN, NETWORKS, Efficiency, Rates, device_of, from_peaks, network_of
+from recperf.errors import ConfigError
+from recperf.plan.devices import KNOWN, NETWORKS, Efficiency, Rates, device_of, from_peaks
 
 FILE: dict[str, Any] = {
     "name": "card",
@@ -29,10 +29,10 @@ def write(folder: Path, value: object) -> str:
 
 
 def test_a_file_describes_a_device(tmp_path: Path) -> None:
-    found = device_of(write(tmp_path, FILE))
-    assert (found.name, found.memory_bytes, found.flops.of("bfloat16")) == ("card", 80 * 10**9, 312e12)
-    assert found.efficiency.products == 0.5
-    assert found.origin == "stated in the file"
+    device = device_of(write(tmp_path, FILE))
+    assert (device.name, device.memory_bytes, device.flops.of("bfloat16")) == ("card", 80 * 10**9, 312e12)
+    assert device.efficiency.products == 0.5
+    assert device.origin == "stated in the file"
 
 
 @pytest.mark.parametrize(
@@ -55,33 +55,12 @@ def test_a_bad_value_is_named_with_its_file(tmp_path: Path, change: dict[str, An
     assert caught.value.where["file"] == path
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '"x"'])
-def test_a_file_that_is_no_object_is_refused(tmp_path: Path, content: str) -> None:
-    with pytest.raises(ConfigError):
-        device_of(write(tmp_path, content))
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the device"):
-        device_of(str(tmp_path / "none.json"))
-
-
-def test_a_misspelt_device_is_guessed() -> None:
-    with pytest.raises(UsageError, match="did you mean 'mi350x'"):
-        device_of("mi350")
-
-
-def test_networks_take_their_ranks_a_node() -> None:
-    assert network_of("ib400").ranks_per_node == 8
-    assert network_of("ib400", ranks_per_node=4).ranks_per_node == 4
-
-
 def test_ranks_share_a_cpu() -> None:
-    found = from_peaks({"copy": {"p50": 20e9}, "gemm": {"float32": {"p50": 60e9}}})
-    part = found.share(4)
+    device = from_peaks({"copy": {"p50": 20e9}, "gemm": {"float32": {"p50": 60e9}}})
+    part = device.share(4)
     assert part.flops.float32 == 15e9
     assert part.bytes_per_s == 5e9
-    assert part.memory_bytes == found.memory_bytes // 4
+    assert part.memory_bytes == device.memory_bytes // 4
     assert KNOWN["b200"].share(4) is KNOWN["b200"]
 
 
@@ -91,8 +70,8 @@ def test_a_precision_without_a_figure_is_float32() -> None:
 
 
 def test_scaling_leaves_links_alone_and_never_passes_a_peak() -> None:
-    found = Efficiency(products=0.4, attention=0.3, bytes=0.6, link=0.7).scaled(2, "doubled")
-    assert (found.products, found.attention, found.bytes, found.link) == (0.8, 0.6, 1.0, 0.7)
+    scaled = Efficiency(products=0.4, attention=0.3, bytes=0.6, link=0.7).scaled(2, "doubled")
+    assert (scaled.products, scaled.attention, scaled.bytes, scaled.link) == (0.8, 0.6, 1.0, 0.7)
 
 
 def test_ranks_take_a_core_each_and_beyond_that_share_them() -> None:

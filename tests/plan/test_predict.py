@@ -185,8 +185,3 @@ def test_samples_to_the_target() -> None:
     assert target.samples_to_target(planned(laptop()).published_samples, 8192) is None
     given = target.samples_to_target({}, 64, 5e6)
     assert given == target.Samples(count=5e6, origin="given")
-
-
-def test_hours_and_cost() -> None:
-    assert target.hours(36e6, 1e4) == 1.0
-    assert target.cost(1.5, 8, 2.0) == 24.0

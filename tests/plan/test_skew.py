@@ -23,7 +23,6 @@ from recperf.workloads.micro_dlrm.config import planned as planned_micro
 
 RANKS, BATCH = 32, 1024
 """The published run: four nodes of eight, a global batch of 32,768."""
-HISTORY = ("item_id", "artist_id", "album_id")
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +48,6 @@ def test_row_wise_sharding_has_a_hot_rank(published: Work, hashed: bool) -> None
         assert even.ratio == pytest.approx(1.0), "columns are the same for all ids"
         assert result[name, "row", True].worst < 0.1 * row.worst, "dedup removes most of it"
         assert result[name, "table", False].ratio == pytest.approx(RANKS)
-
-
-def test_even_ids_make_no_hot_rank(published: Work) -> None:
-    result = by_way(published, skew.even(published, BATCH, RANKS))
-    assert result["item_id", "row", False].ratio == pytest.approx(1.0)
 
 
 def test_columns_of_a_least_width_use_fewer_ranks(published: Work) -> None:
@@ -86,13 +80,6 @@ def test_hashed_tables_spread_each_in_its_own_way() -> None:
     one, other = (skew.owners(np.arange(10_000), t, 4, hashed=True) for t in (table, replace(table, name="u")))
     assert np.bincount(one, minlength=4).min() > 2_300
     assert 0.2 < (one == other).mean() < 0.3
-
-
-@pytest.mark.parametrize("ids", [[5, 1, 5, 5], [1_000_000, 3, 3]])
-def test_ids_are_counted_with_and_without_sorting(ids: list[int]) -> None:
-    unique, times = skew.counted_ids(np.array(ids))
-    expected = np.unique(ids, return_counts=True)
-    assert (unique.tolist(), times.tolist()) == (expected[0].tolist(), expected[1].tolist())
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_states import FILE, flip, state, store, value_of
+from checkpoint_states import FILE, state, store, value_of
 
 from recperf.errors import MachineError
 from recperf.train import checkpoint_file, checkpoint_folder
@@ -67,18 +67,6 @@ def test_every_change_of_every_file_is_detected_and_the_older_one_used(tmp_path:
         assert value_of(again) == 10, what
         assert notices[0].startswith("checkpoint step-00000020 is damaged ("), what
         assert "\n" not in notices[0]
-
-
-def test_every_byte_of_the_manifest_is_protected(tmp_path: Path) -> None:
-    checkpoints, _ = store(tmp_path)
-    checkpoints.save(10, {"weights": torch.ones(2), "value": 1}, best=True)
-    file = tmp_path / "step-00000010" / "manifest.json"
-    content = file.read_bytes()
-    for at in range(len(content)):
-        flip(file, at)
-        assert checkpoint_folder.fault(file.parent, hashed=False) is not None, at
-        file.write_bytes(content)
-    assert checkpoint_folder.fault(file.parent) is None
 
 
 def rewritten(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda body: None) -> None:
@@ -197,27 +185,13 @@ def test_lack_of_memory_is_not_damage(saved: CheckpointStore, monkeypatch: pytes
     loads_later(saved)
 
 
-def refusing(number: int) -> Any:
+@pytest.mark.parametrize("function", ["os.preadv", "recperf.train.checkpoint_folder.sha256"])
+def test_read_errors_are_not_damage(saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     def refuse(*_: Any) -> None:
-        raise OSError(number, "no")
+        raise OSError(errno.ESTALE, "no")
 
-    return refuse
-
-
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
-def test_read_errors_after_the_digests_hold_are_not_damage(
-    saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
     with monkeypatch.context() as failing:
-        failing.setattr("os.preadv", refusing(number))
-        with pytest.raises(MachineError, match="checkpoint step-00000002 cannot be read: no"):
-            saved.load()
-    loads_later(saved)
-
-
-def test_errors_while_verifying_are_not_damage(saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as failing:
-        failing.setattr(checkpoint_folder, "sha256", refusing(errno.EMFILE))
+        failing.setattr(function, refuse)
         with pytest.raises(MachineError, match="checkpoint step-00000002 cannot be read: no"):
             saved.load()
     loads_later(saved)

@@ -81,11 +81,6 @@ def test_a_resumed_run_does_not_train_on(data: Path, tmp_path: Path) -> None:
     assert len(logged(run, "notice")) == 1
 
 
-def test_a_target_without_a_bound_is_refused(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(data, tmp_path / "run")) == 3
-    assert "the target has no bound to meet" in capfd.readouterr().err
-
-
 def test_the_score_that_stops_is_that_of_the_saved_weights(data: Path, tmp_path: Path) -> None:
     from recperf.config import from_json
     from recperf.workloads.micro_dlrm.build import PreparedClicks

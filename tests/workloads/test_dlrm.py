@@ -13,7 +13,7 @@ import torch
 from recperf.config import from_json, to_json
 from recperf.data.criteo.config import KEYS
 from recperf.data.random_config import write_profile
-from recperf.errors import ConfigError, DataError, MachineError
+from recperf.errors import DataError
 from recperf.models.embeddings import StackedTables
 from recperf.models.tables import SparseTables
 from recperf.train.config import PLAIN, FastConfig
@@ -26,7 +26,6 @@ from recperf.workloads.dlrm.config import (
     DLRMModelConfig,
     DLRMTrainConfig,
     DLRMWorkloadConfig,
-    bounds,
     estimate,
     expected_ids,
     expected_unique,
@@ -117,8 +116,10 @@ def test_rows_are_scaled_and_a_table_keeps_two() -> None:
     assert DLRMModelConfig(rows=(10, 3), row_scale=2.5).dlrm().rows == (25, 8)
 
 
-@pytest.mark.parametrize("interaction", ["dot", "concat", "dcn"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "interaction"),
+    [("sgd", "dot"), ("adagrad", "concat"), ("rowwise-adagrad", "dcn"), ("adamw", "dot")],
+)
 def test_every_model_learns_with_every_optimizer(optimizer: str, interaction: str) -> None:
     rate = {"sgd": 0.5, "adamw": 0.02}.get(optimizer, 0.1)
     model = {"interaction": interaction, "cross_layers": 1, "cross_rank": 3}
@@ -129,17 +130,10 @@ def test_every_model_learns_with_every_optimizer(optimizer: str, interaction: st
     assert trial.model.training
 
 
-@pytest.mark.parametrize("loss", [{"loss": "mse"}, {"loss": "wbce", "loss_weights": (0.5, 2.0)}, {"loss": "bce"}])
-def test_every_loss_is_minimised(loss: dict[str, Any]) -> None:
-    _, losses = trained(made(data={"batches": 60}, batch_size=128, learning_rate=0.5, **loss), 60)
-    assert sum(losses[-10:]) < sum(losses[:10]) * 0.98
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("slices", [2, 5, 48])
-def test_slices_take_the_same_steps_as_whole_batches(slices: int, optimizer: str) -> None:
+def test_slices_take_the_same_steps_as_whole_batches(optimizer: str) -> None:
     whole = trained(made(optimizer=optimizer))
-    parts = trained(made(optimizer=optimizer, micro_batches=slices))
+    parts = trained(made(optimizer=optimizer, micro_batches=5))
     close(parts, whole, 1e-4)
 
 
@@ -237,42 +231,8 @@ def test_fixes_are_the_switches_that_are_not_on() -> None:
         assert fix.name not in {left.name for left in PreparedDLRM(fix.config).fixes()}
 
 
-@pytest.mark.parametrize(
-    ("config", "kind", "message"),
-    [
-        (lambda: made(fast=FastConfig(graph="on")), MachineError, "a step cannot be a CUDA graph: no GPU"),
-        (lambda: made(fast=FastConfig(precision="tf32")), MachineError, "a CPU has no tf32"),
-        (lambda: made(data={"distinct": True, "ids_per_bag": 9}), ConfigError, "at most 8 can be compared"),
-        (lambda: made(data={"ids_per_feature": (1, 2)}), ConfigError, "one number for each of the 3 features"),
-        (lambda: made(model={"dim": 5}), ConfigError, "with dot a last width equal to model.dim"),
-        (lambda: made(model={"rows": ()}), ConfigError, "at least one number"),
-        (lambda: made(data={"source": "criteo"}), ConfigError, "a log with data.source criteo"),
-        (lambda: made(data={"path": Path("x")}), ConfigError, "a log with data.source criteo"),
-        (
-            lambda: made(data={"source": "criteo", "path": Path("x")}), ConfigError,
-            "Criteo has 13 dense features and 26 tables, the model 6 and 3",
-        ),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(config: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        PreparedDLRM(config())
-
-
-def test_a_model_that_does_not_fit_is_refused_before_it_is_made() -> None:
-    with pytest.raises(MachineError, match="GiB"):
-        PreparedDLRM(made(model={"rows": (1 << 40,)}))
-
-
 def test_columns_of_a_log_have_their_names() -> None:
     kaggle = PRESETS["criteo-kaggle"]()
     assert kaggle.dlrm.features[0] == "t1"
     log = replace(kaggle, data=replace(kaggle.data, source="criteo", path=Path("log")))
     assert log.dlrm.features == KEYS
-
-
-def test_the_target_is_none_unless_one_is_given() -> None:
-    config = made()
-    assert bounds(config) == {"beat": None, "accuracy": None, "auc": None}
-    asked = replace(config, target=replace(config.target, beat="bias", auc=0.7))
-    assert bounds(asked) == {"beat": "majority", "accuracy": None, "auc": 0.7}

@@ -12,7 +12,7 @@ import torch
 
 from recperf.cli import main
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
-from recperf.errors import ConfigError, DataError, MachineError
+from recperf.errors import ConfigError, MachineError
 from recperf.workloads import find
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
@@ -84,23 +84,6 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
             small(**change)
 
 
-def test_training_lies_before_what_is_scored() -> None:
-    prepared = PreparedHistories(small())
-    train, valid = prepared.train_order(), prepared.valid_order(prepared.holdout)
-    times = prepared.store.times_E
-    last = max(int(times[train.batch(number)].max()) for number in range(len(train)))
-    first = min(int(times[valid.batch(number)].min()) for number in range(len(valid)))
-    assert last < first
-    assert train.samples + valid.samples == prepared.data["rows"] == int(prepared.index.counts().sum())
-    scored = prepared.trial(1).score()
-    assert set(scored) >= {"auc", "accuracy", "log_loss"}
-
-
-def test_too_few_windows_are_refused() -> None:
-    with pytest.raises(DataError, match="none is left to train on"):
-        PreparedHistories(small(data=replace(EVENTS, holdout_windows=50)))
-
-
 def test_it_learns_what_one_batch_says() -> None:
     trial = PreparedHistories(small(train=HistoryTrainConfig(batch_size=64, device="cpu"))).trial(3)
     trial.model.eval()
@@ -145,7 +128,3 @@ def test_a_restored_trial_goes_on_bit_for_bit() -> None:
     steps(resumed, 2, 5)
     for name, value in straight.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name
-
-
-def test_it_is_one_of_the_workloads() -> None:
-    assert find("dlrm-v4") is dlrm_v4.DLRM_V4

@@ -51,7 +51,6 @@ def small(data: EventsConfig = EVENTS, **changes: Any) -> DLRMv4WorkloadConfig:
         ({"holdout_windows": 2}, range(8), range(8, 10)),
         ({"holdout_windows": 2, "first_window": 3, "train_windows": 4}, range(3, 7), range(8, 10)),
         ({"holdout_first": 5}, range(5), range(5, 6)),
-        ({"holdout_first": 5, "train_windows": 5}, range(5), range(5, 6)),
     ],
 )
 def test_windows_are_divided_as_asked(data: dict[str, Any], train: range, holdout: range) -> None:
@@ -62,14 +61,8 @@ def test_windows_are_divided_as_asked(data: dict[str, Any], train: range, holdou
     ("data", "error", "message"),
     [
         ({"holdout_first": 4, "train_windows": 6}, ConfigError, "hold-out windows 4 to 4 overlap the training windows"),
-        (
-            {"holdout_windows": 3, "train_windows": 8},
-            ConfigError,
-            "hold-out windows 7 to 9 overlap the training windows",
-        ),
         ({"holdout_first": 1, "first_window": 4, "train_windows": 3}, ConfigError, "they must be its future"),
         ({"holdout_first": 3, "first_window": 4}, DataError, "none is left to train on"),
-        ({"holdout_windows": 10}, DataError, "none is left to train on"),
         ({"holdout_first": 9, "holdout_windows": 2}, DataError, "windows 9 to 10 are to be held out, .* has 10"),
         ({"holdout_first": 3, "first_window": 5, "train_windows": 6}, DataError, "5 to 10 are to be trained on"),
     ],
@@ -105,7 +98,7 @@ def test_two_cadences_at_once_are_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "both set" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("batch_size", "first_block"), [(1024, 21), (8192, 25), (16384, 31), (32768, 41)])
+@pytest.mark.parametrize(("batch_size", "first_block"), [(1024, 21), (32768, 41)])
 def test_the_benchmark_s_first_evaluation(batch_size: int, first_block: int) -> None:
     total = 2_290_835_423
     block = -(-total // (1000 * batch_size))
@@ -115,7 +108,7 @@ def test_the_benchmark_s_first_evaluation(batch_size: int, first_block: int) -> 
     assert EvaluationConfig(skip_share=0.5).first_step(1000, 100) == 5
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 64, 5000])
+@pytest.mark.parametrize("batch_size", [7, 5000])
 def test_every_row_of_the_hold_out_is_scored_whatever_the_batch(batch_size: int) -> None:
     config = small(evaluate=EvaluationConfig(batch_size=batch_size))
     prepared = PreparedHistories(config)
@@ -221,7 +214,7 @@ def opened(rows: list[Row], leftover: Leftover, on: Any, batch_size: int, every:
         return PreparedHistories(config).trial(1)
 
 
-def told(batch: HistoryBatch, anchors: Any, trial: HistoryTrial) -> dict[tuple[int, int], list[Any]]:
+def known_of(batch: HistoryBatch, anchors: Any, trial: HistoryTrial) -> dict[tuple[int, int], list[Any]]:
     """Everything a model gets to know of each anchor, by user and place in the user's stream."""
     store, found = trial.prepared.store, {}
     for place, anchor in enumerate(anchors.tolist()):
@@ -286,6 +279,6 @@ def test_what_happens_later_changes_no_earlier_sample(rows: list[Row], cut: int,
                 anchors = order.batch(number)
                 early = anchors[trial.prepared.store.times_E[anchors] < moment]
                 if len(early):
-                    known |= told(trial.prepared.histories.batch(early), early, trial)
+                    known |= known_of(trial.prepared.histories.batch(early), early, trial)
         found.append(known)
     assert found[0] == found[1]

@@ -1,20 +1,14 @@
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
+import example_traces as made
 import pytest
 
 from recperf.errors import DataError
 from recperf.measure.trace.analyse import analyse
 from recperf.measure.trace.read import collect, read
-
-_spec = importlib.util.spec_from_file_location("made", Path(__file__).with_name("made.py"))
-assert _spec is not None
-assert _spec.loader is not None
-made = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(made)
 
 NAMELESS = Path("made")
 

@@ -1,23 +1,17 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
+import example_traces as made
 import pytest
 
 from recperf.errors import DataError
 from recperf.measure.trace.analyse import analyse
 from recperf.measure.trace.cut import write_cut
 from recperf.measure.trace.read import read
-
-_spec = importlib.util.spec_from_file_location("made", Path(__file__).with_name("made.py"))
-assert _spec is not None
-assert _spec.loader is not None
-made = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(made)
 
 STEPS = 20
 

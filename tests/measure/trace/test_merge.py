@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import example_traces as made
 import pytest
 
 from recperf.errors import DataError, RecperfError
 from recperf.measure.trace.cut import write_cut
 from recperf.measure.trace.merge import merge
 from recperf.measure.trace.read import read
-
-_spec = importlib.util.spec_from_file_location("made", Path(__file__).with_name("made.py"))
-assert _spec
-assert _spec.loader
-made = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(made)
 
 BASE = 1_790_000_000_000_000_000
 
@@ -62,10 +54,10 @@ def steps(events: list[dict[str, Any]]) -> dict[int, float]:
 
 def test_every_rank_is_a_process(tmp_path: Path) -> None:
     merged_trace, events = merged(tmp_path, [trace(tmp_path, 1), trace(tmp_path, 0)])
-    told = {(e["pid"], e["name"]): e["args"] for e in events if e["ph"] == "M" and e["name"].startswith("process")}
-    assert told[1, "process_name"] == {"name": "rank 0"}
-    assert told[2, "process_name"] == {"name": "rank 1"}
-    assert (told[1, "process_sort_index"], told[2, "process_sort_index"]) == ({"sort_index": 0}, {"sort_index": 1})
+    processes = {(e["pid"], e["name"]): e["args"] for e in events if e["ph"] == "M" and e["name"].startswith("process")}
+    assert processes[1, "process_name"] == {"name": "rank 0"}
+    assert processes[2, "process_name"] == {"name": "rank 1"}
+    assert [processes[pid, "process_sort_index"]["sort_index"] for pid in (1, 2)] == [0, 1]
     assert {event["pid"] for event in events} == {1, 2}
     # What ran on the device stands below the host's threads of the same rank.
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -129,8 +121,8 @@ def test_without_barriers_clocks_are_not_verified(tmp_path: Path) -> None:
 def test_traces_of_other_programs_name_their_rank(tmp_path: Path) -> None:
     paths = []
     for rank in (0, 1):
-        told = {"backend": "nccl", "rank": rank, "world_size": 2}
-        paths.append(made.write(tmp_path / f"{rank}.json", [made.op("mm", 5.0, 2.0)], distributedInfo=told))
+        info = {"backend": "nccl", "rank": rank, "world_size": 2}
+        paths.append(made.write(tmp_path / f"{rank}.json", [made.op("mm", 5.0, 2.0)], distributedInfo=info))
     merged_trace, events = merged(tmp_path, paths)
     assert merged_trace["of"] == 2
     assert {event["pid"] for event in events} == {1, 2}
@@ -177,15 +169,3 @@ def test_a_cut_trace_keeps_its_barriers(tmp_path: Path) -> None:
     kept = write_cut(source, tmp_path / "cut.json", source.stat().st_size / 1e6 / 2.5)
     assert kept["steps_kept"] == 1
     assert "recperf.mark#0" in {event.name for event in read(tmp_path / "cut.json").host}
-
-
-def test_the_command_takes_a_folder_and_needs_no_torch(tmp_path: Path) -> None:
-    trace(tmp_path, 0)
-    trace(tmp_path, 1)
-    code = "import sys; from recperf.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
-    words = ["trace", "merge", str(tmp_path)]
-    result = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
-    assert result.splitlines()[-1] == "0 False"
-    assert "rank" in result
-    assert "one host's clock" in result
-    assert (tmp_path / "trace.merged.json.gz").exists()

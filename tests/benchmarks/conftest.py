@@ -1,0 +1,17 @@
+"""The scripts of benchmarks/, imported by name; what they record goes into a folder of the test."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    monkeypatch.setattr(importlib.import_module("_rows"), "RESULTS", tmp_path)
+    return importlib.import_module
