@@ -6,7 +6,7 @@ import hashlib
 import io
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -197,20 +197,6 @@ def test_synthetic_data_is_not_downloaded_and_real_data_not_generated(tmp_path: 
     assert "recperf data make" in (caught.value.fix or "")
     with pytest.raises(UsageError, match="real data"):
         catalogue.make(NAME, path=tmp_path / "x", seed=1)
-
-
-def test_an_unknown_name_suggests_the_closest(tmp_path: Path) -> None:
-    calls: list[Callable[[], object]] = [
-        lambda: catalogue.get("movielens-100", say=quiet),
-        lambda: catalogue.check("movielens-100"),
-        lambda: catalogue.make("movielens-100", path=tmp_path, seed=1),
-        lambda: catalogue.info("movielens-100"),
-    ]
-    for call in calls:
-        with pytest.raises(UsageError, match="did you mean 'movielens-100k'"):
-            call()
-    with pytest.raises(UsageError, match="known: movielens-100k, movielens-like"):
-        catalogue.info("criteo")
 
 
 def test_check_distinguishes_intact_damaged_and_other_files(

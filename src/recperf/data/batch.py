@@ -6,16 +6,39 @@ Shapes: B samples, F sparse features, D dense features, V ids in the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 
+class Tensors:
+    """A dataclass of tensors, or of other such dataclasses, that are moved together."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        return self._each(lambda part: part.pin_memory())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._parts().values())
+
+    def _each(self, change: Callable[[Any], Any]) -> Self:
+        return replace(self, **{name: change(part) for name, part in self._parts().items()})
+
+    def _parts(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in values.items() if isinstance(value, (Tensor, Tensors))}
+
+
 @dataclass(frozen=True, eq=False)
-class JaggedFeatures:
+class JaggedFeatures(Tensors):
     """Bags of ids for several features, feature-major: the layout of TorchRec's KeyedJaggedTensor.
 
     The bag of feature f and sample b is `values[offsets[f * B + b] : offsets[f * B + b + 1]]`.
@@ -88,23 +111,9 @@ class JaggedFeatures:
             return self
         return replace(self, values_V=self.values_V[: int(self.offsets_FB1[-1])], padded=False)
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedFeatures:
-        return replace(
-            self,
-            values_V=self.values_V.to(device, non_blocking=non_blocking),
-            offsets_FB1=self.offsets_FB1.to(device, non_blocking=non_blocking),
-        )
-
-    def pin_memory(self) -> JaggedFeatures:
-        return replace(self, values_V=self.values_V.pin_memory(), offsets_FB1=self.offsets_FB1.pin_memory())
-
-    @property
-    def nbytes(self) -> int:
-        return self.values_V.nbytes + self.offsets_FB1.nbytes
-
 
 @dataclass(frozen=True, eq=False)
-class ClickBatch:
+class ClickBatch(Tensors):
     """Dense features, bags of ids and a 0/1 label for B samples."""
 
     dense_BD: Tensor
@@ -117,23 +126,9 @@ class ClickBatch:
     def slice(self, start: int, stop: int) -> ClickBatch:
         return ClickBatch(self.dense_BD[start:stop], self.features.slice(start, stop), self.labels_B[start:stop])
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> ClickBatch:
-        return ClickBatch(
-            self.dense_BD.to(device, non_blocking=non_blocking),
-            self.features.to(device, non_blocking),
-            self.labels_B.to(device, non_blocking=non_blocking),
-        )
-
-    def pin_memory(self) -> ClickBatch:
-        return ClickBatch(self.dense_BD.pin_memory(), self.features.pin_memory(), self.labels_B.pin_memory())
-
-    @property
-    def nbytes(self) -> int:
-        return self.dense_BD.nbytes + self.features.nbytes + self.labels_B.nbytes
-
 
 @dataclass(frozen=True, eq=False)
-class HistoryBatch:
+class HistoryBatch(Tensors):
     """The histories of B users, and whether each then listened to one candidate item.
 
     The batch has T history events, sample after sample. `features` holds the ids to look up: one per sample for context
@@ -168,16 +163,3 @@ class HistoryBatch:
             self.query_times_B[start:stop],
             self.labels_B[start:stop],
         )
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> HistoryBatch:
-        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> HistoryBatch:
-        return self._each(lambda part: part.pin_memory())
-
-    def _each(self, change: Callable[[Any], Any]) -> HistoryBatch:
-        return HistoryBatch(*(change(getattr(self, part.name)) for part in fields(self)))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(getattr(self, part.name).nbytes for part in fields(self))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import places
-from ..errors import DataError, MachineError, UsageError, closest
+from ..errors import DataError, MachineError, UsageError
 from . import clicks, movielens, movielens_like
 from .config import MovieLensConfig
 from .movielens import MovieLens
@@ -53,7 +53,6 @@ def load(config: MovieLensConfig) -> MovieLens:
 
 def get(name: str, *, say: Say, url: str | None = None) -> dict[str, Any]:
     """Download a dataset into the user's cache and verify it; an intact copy is left as it is."""
-    _known(name)
     if name == SYNTHETIC:
         raise UsageError(
             f"{SYNTHETIC} is built in: there is nothing to fetch",
@@ -75,9 +74,10 @@ def get(name: str, *, say: Say, url: str | None = None) -> dict[str, Any]:
 
 def check(name: str, *, path: Path | None = None) -> dict[str, Any]:
     """Read a whole dataset and verify its checksums; damage is an error."""
-    _known(name)
     if name == SYNTHETIC and path is None:
-        return _check_generator()
+        data = movielens_like.generate(DEFAULT_SEED)
+        differing = [] if data.digest == movielens_like.DEFAULT_DIGEST else ["arrays"]
+        return _checked(name, data, None, {"arrays": data.digest}, differing)
     folder = movielens.locate(path or _downloaded())
     data = movielens.read(folder)
     digests = _digests(folder)
@@ -90,11 +90,17 @@ def check(name: str, *, path: Path | None = None) -> dict[str, Any]:
             where={"folder": folder},
             fix=f"recperf data get {REAL}" if name == REAL else f"recperf data make {SYNTHETIC} --path ANOTHER_FOLDER",
         )
+    return _checked(name, data, str(folder), digests, differing)
+
+
+def _checked(
+    name: str, data: MovieLens, folder: str | None, digests: dict[str, str], differing: list[str]
+) -> dict[str, Any]:
     pairs = data.user * len(data.genres) + data.item
     return {
         "name": name,
         "recognized": data.name,
-        "folder": str(folder),
+        "folder": folder,
         "intact": not differing,
         "synthetic": data.synthetic,
         **_counts(data),
@@ -107,14 +113,11 @@ def check(name: str, *, path: Path | None = None) -> dict[str, Any]:
 
 def make(name: str, *, path: Path, seed: int = DEFAULT_SEED) -> dict[str, Any]:
     """Write the embedded dataset as files."""
-    _known(name)
     if name != SYNTHETIC:
         raise UsageError(f"{name} is real data and cannot be made", fix=f"recperf data get {name}")
-    if seed < 0:
-        raise UsageError(f"seed is {seed}; allowed: 0 or more", fix=f"--seed {DEFAULT_SEED}")
     folder = path.expanduser()
     movielens_like.refuse_occupied(folder)
-    data = movielens_like.generate(seed)
+    data = _generated(seed)
     movielens_like.write(data, folder)
     return {
         "name": name,
@@ -129,11 +132,8 @@ def make(name: str, *, path: Path, seed: int = DEFAULT_SEED) -> dict[str, Any]:
 
 def info(name: str, *, path: Path | None = None, seed: int = DEFAULT_SEED) -> dict[str, Any]:
     """Describe the content of a dataset."""
-    _known(name)
     if name == SYNTHETIC and path is None:
-        if seed < 0:
-            raise UsageError(f"seed is {seed}; allowed: 0 or more", fix=f"--seed {DEFAULT_SEED}")
-        data = movielens_like.generate(seed)
+        data = _generated(seed)
     else:
         data = movielens.read(path) if path else movielens.read_download(_downloaded())
     first, last = int(data.timestamp.min()), int(data.timestamp.max())
@@ -155,13 +155,10 @@ def info(name: str, *, path: Path | None = None, seed: int = DEFAULT_SEED) -> di
     }
 
 
-def _known(name: str) -> None:
-    if name not in NAMES:
-        guess = closest(name, NAMES)
-        raise UsageError(
-            f"unknown dataset {name!r}; " + (f"did you mean {guess!r}?" if guess else f"known: {', '.join(NAMES)}"),
-            fix=f"one of: {', '.join(NAMES)}",
-        )
+def _generated(seed: int) -> MovieLens:
+    if seed < 0:
+        raise UsageError(f"seed is {seed}; allowed: 0 or more", fix=f"--seed {DEFAULT_SEED}")
+    return movielens_like.generate(seed)
 
 
 def _downloaded() -> Path:
@@ -221,22 +218,6 @@ def _claims(name: str, data: MovieLens, differing: list[str]) -> bool:
     if name == SYNTHETIC:
         return data.synthetic
     return not data.synthetic and (len(differing) < len(movielens.FILES) or _counts(data) == PUBLISHED_COUNTS)
-
-
-def _check_generator() -> dict[str, Any]:
-    data = movielens_like.generate(DEFAULT_SEED)
-    return {
-        "name": SYNTHETIC,
-        "recognized": data.name,
-        "folder": None,
-        "intact": data.digest == movielens_like.DEFAULT_DIGEST,
-        "synthetic": True,
-        **_counts(data),
-        "rows": len(data.user),
-        "repeated_pairs": 0,
-        "digests": {"arrays": data.digest},
-        "differing": [] if data.digest == movielens_like.DEFAULT_DIGEST else ["arrays"],
-    }
 
 
 def _fetch(url: str, folder: Path, say: Say) -> None:

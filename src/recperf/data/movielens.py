@@ -1,7 +1,7 @@
 """MovieLens-100K as raw tables, read from its three files.
 
 A file that does not fit the format raises one `DataError` that names the file and the line; nothing is repaired or
-skipped. Good ratings are parsed all at once; the parser by rows is only for naming the row at fault.
+skipped.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
 from .ratings import Ints, Ratings
-
-T = TypeVar("T")
 
 NAME = "movielens-100k"
 FILES = ("u.data", "u.item", "u.user")
@@ -39,11 +37,12 @@ SYNTHETIC_MARK = "recperf:made-up"
 LARGEST_ID = 10_000_000
 LARGEST_TIME = 10**12
 OLDEST = 150
-_USER_COLUMNS = 5
-_COLUMNS_BEFORE_GENRES = 5
-_ITEM_COLUMNS = _COLUMNS_BEFORE_GENRES + len(GENRES)
 _MOST_DIGITS = 18
 _GENRES_USED = 12
+_CUT_OFF = f"the file looks cut off; fetch it again: recperf data get {NAME}"
+
+Columns = tuple[Callable[[str], Any], ...]
+"""How the text in each column of a file is parsed; a parser raises ValueError with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,38 +179,67 @@ def _lines(path: Path, content: bytes, encoding: str) -> list[str]:
     return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
-def _whole(text: str, name: str, low: int, high: int) -> int:
-    """Parse a whole number from low to high, or raise ValueError with the reason."""
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()):
-        raise ValueError(f"{name} {text[:40]!r} is not a whole number")
-    if len(digits) > _MOST_DIGITS or not low <= int(text) <= high:
-        raise ValueError(f"{name} {text[:40]} is outside {low} to {high}")
-    return int(text)
+def _number(name: str, low: int, high: int) -> Callable[[str], int]:
+    """A parser of whole numbers from low to high."""
+
+    def parse(text: str) -> int:
+        digits = text.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()):
+            raise ValueError(f"{name} {text[:40]!r} is not a whole number")
+        if len(digits) > _MOST_DIGITS or not low <= int(text) <= high:
+            raise ValueError(f"{name} {text[:40]} is outside {low} to {high}")
+        return int(text)
+
+    return parse
 
 
-def _columns(line: str, separator: str, expected: int) -> list[str]:
-    cells = line.split(separator)
-    if len(cells) != expected:
-        raise ValueError(f"{len(cells) if line else 0} columns where {expected} are expected")
-    return cells
+def _flag(name: str, no: str, yes: str) -> Callable[[str], int]:
+    """A parser of two values, as 0 and 1."""
+
+    def parse(text: str) -> int:
+        if text not in (no, yes):
+            raise ValueError(f"{name} {text[:40]!r} is not {no} or {yes}")
+        return int(text == yes)
+
+    return parse
 
 
-def _parse_rows(path: Path, lines: list[str], parse: Callable[[str], T]) -> list[T]:
+def _occupation(text: str) -> str:
+    if not text.strip():
+        raise ValueError("occupation is empty")
+    return text
+
+
+_RATING_COLUMNS: Columns = (
+    _number("user id", 1, LARGEST_ID),
+    _number("item id", 1, LARGEST_ID),
+    _number("rating", 1, 5),
+    _number("time", 0, LARGEST_TIME),
+)
+_USER_COLUMNS: Columns = (
+    _number("user id", 1, LARGEST_ID), _number("age", 0, OLDEST), _flag("gender", "M", "F"), _occupation, str,
+)  # fmt: skip
+_GENRE_COLUMNS: Columns = tuple(_flag(f"flag of genre {name}", "0", "1") for name in GENRES)
+_ITEM_COLUMNS: Columns = (_number("item id", 1, LARGEST_ID), str, str, str, str, *_GENRE_COLUMNS)
+
+
+def _parse(path: Path, content: bytes, encoding: str, separator: str, columns: Columns) -> list[list[Any]]:
     """Parse every line; on errors say how many lines are wrong, and why the first is."""
-    rows: list[T] = []
+    lines = _lines(path, content, encoding)
+    rows: list[list[Any]] = []
     faults: list[tuple[int, str]] = []
     for number, line in enumerate(lines, start=1):
+        cells = line.split(separator)
         try:
-            rows.append(parse(line))
+            if len(cells) != len(columns):
+                raise ValueError(f"{len(cells) if line else 0} columns where {len(columns)} are expected")
+            rows.append([parse(cell) for parse, cell in zip(columns, cells)])
         except ValueError as error:
             faults.append((number, str(error)))
     if faults:
         line_number, reason = faults[0]
         what = f"{path.name} has {_rows(len(faults))} at fault (first: line {line_number}, {reason})"
-        cut_off = line_number == len(lines) and "columns" in reason
-        again = f"the file looks cut off; fetch it again: recperf data get {NAME}"
-        raise _fault(path, line_number, what, again if cut_off else None)
+        raise _fault(path, line_number, what, _CUT_OFF if line_number == len(lines) and "columns" in reason else None)
     return rows
 
 
@@ -230,93 +258,37 @@ def _refuse_repeats(path: Path, ids: Ints, name: str) -> None:
         )
 
 
-def _item_row(line: str) -> tuple[int, list[int]]:
-    cells = _columns(line, "|", _ITEM_COLUMNS)
-    flags = cells[_COLUMNS_BEFORE_GENRES:]
-    for name, flag in zip(GENRES, flags, strict=True):
-        if flag not in ("0", "1"):
-            raise ValueError(f"flag of genre {name} is {flag[:40]!r}, not 0 or 1")
-    return _whole(cells[0], "item id", 1, LARGEST_ID), [int(flag) for flag in flags]
-
-
 def _parse_items(path: Path, content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Genres by item id, and which ids exist."""
-    rows = _parse_rows(path, _lines(path, content, "latin-1"), _item_row)
+    rows = _parse(path, content, "latin-1", "|", _ITEM_COLUMNS)
     ids = np.array([row[0] for row in rows], dtype=np.int64)
     _refuse_repeats(path, ids, "item id")
     genres = np.zeros((int(ids.max()) + 1, len(GENRES)), dtype=np.uint8)
-    genres[ids] = [row[1] for row in rows]
+    genres[ids] = [row[-len(GENRES) :] for row in rows]
     known = np.zeros(len(genres), dtype=np.bool_)
     known[ids] = True
     return genres, known
 
 
-def _user_row(line: str) -> tuple[int, int, int, str]:
-    user, age, gender, occupation, _ = _columns(line, "|", _USER_COLUMNS)
-    if gender not in ("M", "F"):
-        raise ValueError(f"gender {gender[:40]!r} is not M or F")
-    if not occupation.strip():
-        raise ValueError("occupation is empty")
-    return _whole(user, "user id", 1, LARGEST_ID), _whole(age, "age", 0, OLDEST), int(gender == "F"), occupation
-
-
 def _parse_users(path: Path, content: bytes) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:
     """Age, gender and occupation by user id, and the names of the occupations."""
-    rows = _parse_rows(path, _lines(path, content, "utf-8"), _user_row)
+    rows = _parse(path, content, "utf-8", "|", _USER_COLUMNS)
     names = tuple(sorted({row[3] for row in rows}))
-    number = {name: index for index, name in enumerate(names, start=1)}
-    table = np.array([(user, age, gender, number[name]) for user, age, gender, name in rows], dtype=np.int64)
+    table = np.array([(user, age, gender, 1 + names.index(name)) for user, age, gender, name, _ in rows], np.int64)
     _refuse_repeats(path, table[:, 0], "user id")
     by_id = np.zeros((3, int(table[:, 0].max()) + 1), dtype=np.int64)
     by_id[:, table[:, 0]] = table[:, 1:].T
     return by_id[0], by_id[1], by_id[2], names
 
 
-_RATING_RANGES = (
-    ("user id", 1, LARGEST_ID),
-    ("item id", 1, LARGEST_ID),
-    ("rating", 1, 5),
-    ("time", 0, LARGEST_TIME),
-)
-
-
-def _rating_row(line: str) -> list[int]:
-    cells = _columns(line, "\t", len(_RATING_RANGES))
-    return [_whole(cell, *allowed) for cell, allowed in zip(cells, _RATING_RANGES, strict=True)]
-
-
 def _parse_ratings(path: Path, content: bytes) -> Ints:
     """Parse u.data to an array [4, ratings]."""
-    ratings = _parse_clean_ratings(content)
-    if ratings is None:
-        rows = _parse_rows(path, _lines(path, content, "ascii"), _rating_row)
-        ratings = np.array(rows, dtype=np.int64).T
+    ratings = np.array(_parse(path, content, "ascii", "\t", _RATING_COLUMNS), dtype=np.int64).T
     times = ratings[3]
     # A file truncated inside its last number still parses, but that number has fewer digits than all others.
     if not content.endswith(b"\n") and len(times) > 1 and len(str(times[-1])) < len(str(times[:-1].min())):
-        what = f"{path.name} ends inside a row (line {len(times)}, time {times[-1]})"
-        raise _fault(path, len(times), what, f"the file looks cut off; fetch it again: recperf data get {NAME}")
+        raise _fault(path, len(times), f"{path.name} ends inside a row (line {len(times)}, time {times[-1]})", _CUT_OFF)
     return np.ascontiguousarray(ratings)
-
-
-def _parse_clean_ratings(content: bytes) -> Ints | None:
-    """Parse all of u.data at once, or return None if anything about it is unusual."""
-    text = content.replace(b"\r\n", b"\n").rstrip(b"\n") + b"\n"
-    letters = np.frombuffer(text, dtype=np.uint8)
-    ends = np.flatnonzero((letters == ord("\t")) | (letters == ord("\n")))
-    digits = (letters >= ord("0")) & (letters <= ord("9"))
-    if np.count_nonzero(digits) + len(ends) != len(letters) or len(ends) % 4:
-        return None
-    lengths = np.diff(ends, prepend=-1) - 1
-    if lengths.min() < 1 or lengths.max() > _MOST_DIGITS:
-        return None
-    if (letters[ends].reshape(-1, 4) != np.frombuffer(b"\t\t\t\n", dtype=np.uint8)).any():
-        return None
-    columns: Ints = np.fromstring(text.decode("ascii"), dtype=np.int64, sep=" ").reshape(-1, 4).T
-    for column, (_, low, high) in zip(columns, _RATING_RANGES, strict=True):
-        if column.min() < low or column.max() > high:
-            return None
-    return columns
 
 
 def _check_ratings(path: Path, ratings: Ints, users: NDArray[np.bool_], items: NDArray[np.bool_]) -> None:

@@ -267,9 +267,8 @@ def fresh_folder(folder: Path, *, replace_old: bool = False) -> Iterator[Path]:
         draft.mkdir(parents=True)
         yield draft
         if replace_old and os.path.lexists(folder):
-            _swap(draft, folder)
-        else:
-            os.rename(draft, folder)
+            shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
+        os.rename(draft, folder)
     except OSError as error:
         raise MachineError(
             f"the folder cannot be written: {error.strerror or error}",
@@ -278,20 +277,6 @@ def fresh_folder(folder: Path, *, replace_old: bool = False) -> Iterator[Path]:
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _swap(draft: Path, folder: Path) -> None:
-    old = draft.with_name(f"{draft.name}.old")
-    os.rename(folder, old)
-    try:
-        os.rename(draft, folder)
-    except OSError:
-        os.rename(old, folder)
-        raise
-    if old.is_dir() and not old.is_symlink():
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        old.unlink()
 
 
 def refuse_occupied(folder: Path) -> None:

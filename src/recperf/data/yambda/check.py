@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DataError
 from .maps import catalogue
 from .raw import RawEvents, RawFiles, require_known
-from .schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
+from .schema import EVENT_TYPES
 from .store import COLUMNS, EventStore, file_of, verify
 from .windows import verify_indexes
 
@@ -51,7 +50,7 @@ def check_raw(files: RawFiles, progress: Progress) -> dict[str, Any]:
 
 
 def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
-    """Compare a store with its digests, then check order, ranges and consistency of its columns.
+    """Compare a store with its digests, or a reference cache with itself, then check the order of its events.
 
     `verified_by_digest` names the files that were compared with digests; see `verify_cache` for a reference cache. A
     damaged index of windows is an error too, because it decides which events are trained on.
@@ -74,7 +73,7 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
         raise _unusable(store.folder, "users are not in ascending order")
     for start in range(0, store.events, _STRIDE):
         part = slice(start, min(store.events, start + _STRIDE))
-        _check_values(store, part)
+        _check_order(store, part)
         progress((store.events + part.stop) // 2, store.events)
     return {
         "folder": str(store.folder),
@@ -88,33 +87,15 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _check_values(store: EventStore, part: slice) -> None:
-    items_N, kinds_N = store.items_E[part], store.kinds(part)
+def _check_order(store: EventStore, part: slice) -> None:
+    """Require that no event is earlier than the previous one of its user."""
     # One event more, to check the step into the next chunk.
     times_N = store.times_E[part.start : part.stop + 1].astype(np.int64)
     backwards_N = np.flatnonzero(np.diff(times_N) < 0) + part.start + 1
     first_U = store.user_first_U1[:-1]
-    starts = first_U[np.minimum(np.searchsorted(first_U, backwards_N), len(first_U) - 1)]
-    for positions, fault in (
-        (backwards_N[starts != backwards_N], "is earlier than the previous one"),
-        (_where(items_N >= store.items, part), "has an item outside the catalogue"),
-        (_where(_invalid(kinds_N), part), "has an invalid kind"),
-    ):
-        if len(positions):
-            raise _unusable(store.folder, f"event {int(positions[0]):,} {fault}")
-
-
-def _where(bad_N: NDArray[np.bool_], part: slice) -> NDArray[np.int64]:
-    return np.asarray(np.flatnonzero(bad_N) + part.start, np.int64)
-
-
-def _invalid(kinds_N: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Kinds other than: a listen in exactly one of its two pools, a like in its pool, any other type in no pool."""
-    kinds = np.arange(256)
-    types, pools = kinds >> TYPE_SHIFT, kinds & POOLS
-    listens = (types == 0) & ((pools == LISTEN_PLUS) | (pools == SKIP))
-    valid = listens | ((types == 1) & (pools == LIKE)) | ((types > 1) & (types < len(EVENT_TYPES)) & (pools == 0))
-    return np.asarray(~valid[kinds_N])
+    within_user = backwards_N[~np.isin(backwards_N, first_U)]
+    if len(within_user):
+        raise _unusable(store.folder, f"event {int(within_user[0]):,} is earlier than the previous one")
 
 
 def _unusable(folder: Path, what: str) -> DataError:

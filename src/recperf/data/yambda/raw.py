@@ -23,7 +23,8 @@ READ_AHEAD = 1 << 20
 """Bytes buffered per column."""
 _TIME_ROWS = 1 << 20
 AGAIN = "get the file again: recperf data get --help"
-_UNKNOWN = 255
+_MOST = dict.fromkeys(IDS, MOST_ID) | {"is_organic": 1, "event_type": len(EVENT_TYPES) - 1}
+"""The largest value of a column whose type allows more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,10 @@ class Chunk:
 
 
 def need_pyarrow() -> Any:
-    """Import pyarrow with its parquet module; the error names the extra to install."""
+    """Import pyarrow with its compute and parquet modules; the error names the extra to install."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError as error:
         raise MachineError(
@@ -217,58 +219,40 @@ class RawEvents:
             )
 
     def _chunk(self, batch: Any, row: int) -> Chunk:
-        nothing = np.zeros(0, np.bool_)
-        numbers = {name: self._numbers(batch, name, row) for name in batch.schema.names if name != "event_type"}
-        organic = numbers["is_organic"]
-        if (organic > 1).any():
-            place = int(np.argmax(organic > 1))
-            self._refuse(row + place, f"is_organic is {organic[place]}; it must be 0 or 1")
-        with_lengths = "track_length_seconds" in numbers
+        values = {name: self._values(batch.column(name), name, row) for name in batch.schema.names}
+        null = {name: nulls(batch.column(name)) for name in NULLABLE if name in values}
         return Chunk(
             first_row=row,
-            uids=numbers["uid"],
-            items=numbers["item_id"],
-            times=numbers["timestamp"],
-            organic=organic,
-            types=self._types(batch.column("event_type"), row),
-            ratios=numbers["played_ratio_pct"],
-            ratio_null=nulls(batch.column("played_ratio_pct")),
-            lengths=numbers["track_length_seconds"] if with_lengths else np.zeros(0, np.uint32),
-            length_null=nulls(batch.column("track_length_seconds")) if with_lengths else nothing,
+            uids=values["uid"],
+            items=values["item_id"],
+            times=values["timestamp"],
+            organic=values["is_organic"],
+            types=values["event_type"],
+            ratios=values["played_ratio_pct"],
+            ratio_null=null["played_ratio_pct"],
+            lengths=values.get("track_length_seconds", np.zeros(0, np.uint32)),
+            length_null=null.get("track_length_seconds", np.zeros(0, np.bool_)),
         )
 
-    def _numbers(self, batch: Any, name: str, row: int) -> NDArray[Any]:
-        column, kind = batch.column(name), np.dtype(COLUMNS[name])
-        if column.null_count:
-            if name not in NULLABLE:
-                self._refuse(row + int(np.argmax(nulls(column))), f"{name} is null")
-            column = column.fill_null(0)
-        values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        most = MOST_ID if name in IDS else int(np.iinfo(kind).max)
-        if (values.dtype != kind or name in IDS) and len(values) and (values.min() < 0 or values.max() > most):
-            place = int(np.argmax((values < 0) | (values > most)))
-            self._refuse(row + place, f"{name} is {values[place]}; it must be 0 to {most:,}")
+    def _values(self, column: Any, name: str, row: int) -> NDArray[Any]:
+        """The values of a column, 0 for null where it is allowed; a value that is not allowed is an error."""
+        original, is_type = column, name == "event_type"
+        if is_type and not self._codes:
+            arrow = need_pyarrow()
+            column = arrow.compute.index_in(column.dictionary, value_set=arrow.array(EVENT_TYPES)).take(column.indices)
+        kind = np.dtype(np.uint8 if is_type else COLUMNS[name])
+        most = _MOST.get(name, int(np.iinfo(kind).max))
+        wrong = np.zeros(0, np.bool_) if name in NULLABLE or not column.null_count else nulls(column)
+        values: NDArray[Any] = column.fill_null(0).to_numpy(zero_copy_only=False)
+        limited = name in _MOST or values.dtype != kind
+        if limited and len(values) and (values.min() < 0 or values.max() > most):
+            wrong = (values < 0) | (values > most)
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            value = original[place].as_py()
+            allowed = f"Yambda has {', '.join(EVENT_TYPES)}" if is_type else f"it must be 0 to {most:,}"
+            self._refuse(row + place, f"{name} is null" if value is None else f"{name} is {value!r}; {allowed}")
         return values.astype(kind, copy=False)
-
-    def _types(self, column: Any, row: int) -> NDArray[np.uint8]:
-        if column.null_count:
-            self._refuse(row + int(np.argmax(nulls(column))), "event_type is null")
-        if self._codes:
-            names: list[Any] = []
-            values = column.to_numpy(zero_copy_only=False)
-            unknown = (values < 0) | (values >= len(EVENT_TYPES))
-            codes = np.where(unknown, 0, values).astype(np.uint8)
-        else:
-            names = column.dictionary.to_pylist()
-            known = [EVENT_TYPES.index(name) if name in EVENT_TYPES else _UNKNOWN for name in names]
-            values = column.indices.to_numpy(zero_copy_only=False)
-            codes = np.array(known, np.uint8)[values]
-            unknown = codes == _UNKNOWN
-        if unknown.any():
-            place = int(np.argmax(unknown))
-            value = values[place] if self._codes else repr(names[values[place]])
-            self._refuse(row + place, f"event_type is {value}; Yambda has {', '.join(EVENT_TYPES)}")
-        return codes
 
     def _check_order(self, chunk: Chunk, after: tuple[int, int] | None) -> None:
         """Require rows sorted by user, then by time."""

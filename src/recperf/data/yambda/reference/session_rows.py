@@ -92,9 +92,6 @@ def check_test_events(path: Path, store: EventStore, split: dict[str, Any]) -> i
 
 
 def _batches(path: Path) -> Iterator[Any]:
-    need_pyarrow()
-    import pyarrow.compute  # noqa: F401
-
     with reading(path), parquet_file(path) as file:
         _require_schema(path, file.schema_arrow)
         yield from file.iter_batches(_ROWS)

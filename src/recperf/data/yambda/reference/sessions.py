@@ -2,8 +2,8 @@
 
 Shapes: R raw rows of a chunk, E events of sessions not yet written, S sessions, U users.
 
-One pass over the raw file writes all three. A session ends when a user pauses for more than half an hour. The last
-session of a chunk waits until its end is known, and so do the session lengths of the last user.
+One pass over the raw file writes all three. A session ends when a user pauses for more than half an hour. Sessions are
+cut from the events of whole users: those of the last user of a chunk wait for the next chunk.
 """
 
 from __future__ import annotations
@@ -69,99 +69,62 @@ def write_sessions(
         write = {
             name: opened.enter_context(_parquet(path, name, rows * _GROUP_BYTES, fix)) for name, path in paths.items()
         }
-        cutter = Cutter(write.get(SESSIONS), write.get(SESSION_INDEX))
-        done = 0
+        done, waiting = 0, dict[str, NDArray[Any]]()
+
+        def write_users(rows: Rows) -> None:
+            sessions = session_columns(rows)
+            if SESSIONS in write:
+                write[SESSIONS](sessions)
+            if SESSION_INDEX in write:
+                write[SESSION_INDEX](index_columns(sessions))
+
         for chunk in events.chunks(0, rows):
             times = chunk.times.astype(np.int64)
-            train_R = (times >= split.train_start) & (times < split.train_end)
-            train = _selected(chunk, train_R)
+            train = _selected(chunk, (times >= split.train_start) & (times < split.train_end))
             _require_in_store(train, store, done, events.path)
             done += len(train["uid"])
-            if SESSIONS in paths or SESSION_INDEX in paths:
-                cutter.take(train)
-            if TEST_EVENTS in paths:
+            if waiting:
+                train = {name: np.concatenate([waiting[name], column]) for name, column in train.items()}
+            last_user = _group_starts(train["uid"])[-1:].sum()
+            write_users({name: column[:last_user] for name, column in train.items()})
+            waiting = {name: column[last_user:] for name, column in train.items()}
+            if TEST_EVENTS in write:
                 test_R = (times >= split.test_start) & (times < split.test_end)
                 test_R &= known_users(chunk.uids, store.user_ids_U)
                 write[TEST_EVENTS](_test_columns(_selected(chunk, test_R)))
             tick(len(chunk))
+        write_users(waiting)
         if done != store.events:
             raise _mismatch(store, events.path, f"the file has {done:,} training events, the store {store.events:,}")
-        cutter.end()
 
 
-class Cutter:
-    """Divides events into sessions and groups them by user; sessions that may continue in the next chunk wait."""
-
-    def __init__(self, sessions: Write | None, index: Write | None) -> None:
-        self.sessions, self.index = sessions, index
-        self.pending: Rows = {}
-        self.lens: Rows = {"uid": np.zeros(0, np.uint32), "len": np.zeros(0, np.int64)}
-        self.last_uid, self.next_id = -1, 0
-
-    def take(self, rows: Rows, *, final: bool = False) -> None:
-        rows = (
-            {name: np.concatenate([self.pending[name], column]) for name, column in rows.items()}
-            if self.pending
-            else rows
-        )
-        uids_E, times_E = rows["uid"].astype(np.int64), rows["timestamps"].astype(np.int64)
-        new_E = (np.diff(uids_E, prepend=-1) != 0) | (np.diff(times_E, prepend=0) > SESSION_GAP_S)
-        edges = np.append(np.flatnonzero(new_E), len(uids_E))
-        complete = max(0, len(edges) - 1 - (not final))
-        edges = edges[: complete + 1]
-        self.pending = {name: column[edges[-1] :] for name, column in rows.items()}
-        if complete:
-            uids_S = rows["uid"][edges[:-1]]
-            if self.sessions:
-                self.sessions(_session_columns(rows, edges, uids_S, self._ids(uids_S)))
-            self._index_sessions(uids_S, np.diff(edges), final)
-
-    def end(self) -> None:
-        """Write the pending session: no events follow."""
-        if self.pending:
-            pending, self.pending = self.pending, {}
-            self.take(pending, final=True)
-
-    def _ids(self, uids_S: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Numbers of the sessions of each user, from 0; the first user may already have some."""
-        first_S = _group_starts(uids_S)
-        ids_S = np.arange(len(uids_S)) - np.repeat(first_S, np.diff(np.append(first_S, len(uids_S))))
-        if uids_S[0] == self.last_uid:
-            ids_S[uids_S == uids_S[0]] += self.next_id
-        self.last_uid, self.next_id = int(uids_S[-1]), int(ids_S[-1]) + 1
-        return ids_S
-
-    def _index_sessions(self, uids_S: NDArray[np.uint32], lens_S: NDArray[np.int64], final: bool) -> None:
-        if not self.index:
-            return
-        uids_S, lens_S = np.concatenate([self.lens["uid"], uids_S]), np.concatenate([self.lens["len"], lens_S])
-        starts_U = _group_starts(uids_S)
-        stop = len(uids_S) if final else int(starts_U[-1])
-        self.lens = {"uid": uids_S[stop:], "len": lens_S[stop:]}
-        edges = np.append(starts_U[starts_U < stop], stop)
-        if stop:
-            self.index(_index_columns(uids_S[:stop], lens_S[:stop], edges))
+def session_columns(rows: Rows) -> dict[str, Any]:
+    """The sessions of some users, from all of their events; a list is (offsets, values, null mask)."""
+    uids_E, times_E = rows["uid"].astype(np.int64), rows["timestamps"].astype(np.int64)
+    new_E = (np.diff(uids_E, prepend=-1) != 0) | (np.diff(times_E, prepend=0) > SESSION_GAP_S)
+    edges = np.append(np.flatnonzero(new_E), len(uids_E))
+    uids_S = rows["uid"][edges[:-1]]
+    lists = {name: (edges, rows[name], rows.get(f"{name}_null")) for name in _LISTS}
+    return {"uid": uids_S, "session_id": _numbers(uids_S), **lists}
 
 
-def _session_columns(rows: Rows, edges: NDArray[np.int64], uids_S: Any, ids_S: Any) -> dict[str, Any]:
-    part = slice(0, int(edges[-1]))
-    lists = {
-        name: (edges, rows[name][part], rows[f"{name}_null"][part] if f"{name}_null" in rows else None)
-        for name in _LISTS
-    }
-    return {"uid": uids_S, "session_id": ids_S, **lists}
-
-
-def _index_columns(uids_S: Any, lens_S: NDArray[np.int64], edges: NDArray[np.int64]) -> dict[str, Any]:
-    sessions_U = np.diff(edges)
-    before_S = np.repeat((np.cumsum(lens_S) - lens_S)[edges[:-1]], sessions_U)
-    ids_S = np.arange(len(lens_S)) - np.repeat(edges[:-1], sessions_U)
+def index_columns(sessions: dict[str, Any]) -> dict[str, Any]:
+    """The index by user of the sessions of whole users."""
+    uids_S, lens_S = sessions["uid"], np.diff(sessions["item_ids"][0])
+    edges = np.append(_group_starts(uids_S), len(uids_S))
+    before_S = np.repeat((np.cumsum(lens_S) - lens_S)[edges[:-1]], np.diff(edges))
     return {
         "uid": uids_S[edges[:-1]],
-        "session_ids": (edges, ids_S, None),
+        "session_ids": (edges, sessions["session_id"], None),
         "session_lens": (edges, lens_S, None),
         "session_offsets": (edges, np.cumsum(lens_S) - before_S, None),
     }
+
+
+def _numbers(uids_S: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Numbers of the sessions of each user, from 0."""
+    first_U = _group_starts(uids_S)
+    return np.arange(len(uids_S)) - np.repeat(first_U, np.diff(first_U, append=len(uids_S)))
 
 
 def _test_columns(rows: Rows) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from .cache import (
 from .columns import anchors, flat_column, popularity, ranges, uids_of, user_column
 from .npy import map_npy
 from .session_rows import SessionRows, check_test_events
-from .sessions import SESSION_INDEX, SESSIONS, TEST_EVENTS, Cutter
+from .sessions import SESSION_INDEX, SESSIONS, TEST_EVENTS, index_columns, session_columns
 
 Tick = Callable[[int], None]
 
@@ -178,19 +178,28 @@ class _Verification:
         files = {name: SessionRows(self.processed / name) for name in self.existing(SESSIONS, SESSION_INDEX)}
         if not files:
             return []
-        compare = {name: file.compare for name, file in files.items()}
-        cutter = Cutter(compare.get(SESSIONS), compare.get(SESSION_INDEX))
         ratios_E = reference_ratios(self.store)
-        for start in range(0, self.store.events, _BLOCK):
-            part = slice(start, min(self.store.events, start + _BLOCK))
-            cutter.take(_rows(self.store, ratios_E, part))
-            self.tick(part.stop - start)
-        cutter.end()
+        for start, stop in self._whole_users():
+            sessions = session_columns(_rows(self.store, ratios_E, slice(start, stop)))
+            if SESSIONS in files:
+                files[SESSIONS].compare(sessions)
+            if SESSION_INDEX in files:
+                files[SESSION_INDEX].compare(index_columns(sessions))
+            self.tick(stop - start)
         for file in files.values():
             file.end()
         if SESSIONS in files and self.split:
             self._require_count("num_sessions", files[SESSIONS].rows)
         return [*files]
+
+    def _whole_users(self) -> Iterator[tuple[int, int]]:
+        """Ranges of the events of whole users, of about a block each."""
+        edges = self.store.user_first_U1
+        user = 0
+        while user < self.store.users:
+            end = max(user + 1, int(np.searchsorted(edges, edges[user] + _BLOCK, side="right")) - 1)
+            yield int(edges[user]), int(edges[end])
+            user = end
 
     def _require_count(self, name: str, count: int) -> None:
         if self.split.get(name) != count:
