@@ -7,7 +7,7 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import ConfigError, closest
+from .errors import ConfigError, did_you_mean
 from .jsonfile import Problem, fit, shorten
 
 T = TypeVar("T")
@@ -68,10 +68,7 @@ def from_json(kind: type[T], value: Any, *, field: str = "") -> T:
     name = ".".join(path) or "config"
     if config.expected == "unknown":
         siblings = _field_names(kind, config.path[:-1])
-        guess = closest(path[-1], siblings)
-        raise ConfigError(
-            f"unknown config field {name!r}" + (f"; did you mean {guess!r}?" if guess else ""), where={"field": name}
-        )
+        raise ConfigError(f"unknown config field {name!r}{did_you_mean(path[-1], siblings)}", where={"field": name})
     if not config.expected:
         raise ConfigError(f"config field {'.'.join(path[:-1]) or 'config'!r} lacks {path[-1]}", where={"field": name})
     allowed = _choices(kind, config.path) or config.expected

@@ -71,6 +71,12 @@ class Interrupted(RecperfError):
     exit_code = 130
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: `; did you mean 'batch'?`, or nothing."""
+    guess = closest(word, known)
+    return f"; did you mean {guess!r}?" if guess else ""
+
+
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word a misspelt one probably meant."""
     matches = get_close_matches(word, list(known), n=1, cutoff=0.55)

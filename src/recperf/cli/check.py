@@ -15,8 +15,8 @@ from ..runs.record import PROFILE_MARK, read_config
 from ..runs.report.formats import printable
 from ..runs.seal import NAME as SEAL
 from ..workloads import find, names
-from .parse import parse
-from .terminal import Terminal, print_error, print_json
+from .parse import OutputOptions, parse
+from .terminal import Terminal, conclude
 
 DESCRIPTION = """Recompute, from the files of a run, every claim that its workload makes.
 A claim fails if its evidence is missing, was changed or belongs to another run."""
@@ -26,33 +26,24 @@ MARKS = ("config.json", "result.json", SEAL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(OutputOptions):
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Folders of runs."""
     all: Path | None = None
     """Check every run in this folder."""
-    json: bool = False
-    """Print the findings as one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Print only errors."""
 
 
 def command(arguments: list[str]) -> int:
-    options = parse(Options, arguments, prog="recperf check", description=DESCRIPTION, default=Options())
+    options = parse(Options, arguments, prog="recperf check", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     reports = []
     for folder in requested_runs(options):
         reports.append(report(folder))
         terminal.say(as_text(reports[-1]))
     error = failure(reports)
-    if options.json:
-        # One object on stdout: the error goes into it instead of after it.
-        print_json({"holds": error is None, "runs": reports, **(error.as_json() if error else {})})
     if error is None:
         terminal.say(f"everything holds (runs: {len(reports)}, claims: {sum(len(r['claims']) for r in reports)})")
-        return 0
-    print_error(error, as_json=False)
-    return error.exit_code
+    return conclude(error, {"holds": error is None, "runs": reports} if options.json else None)
 
 
 def requested_runs(options: Options) -> list[Path]:

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..errors import DataError, MachineError, UsageError, closest
+from ..errors import DataError, MachineError, UsageError
 from ..runs.checkpoints import listed, prune
 from ..runs.record import Run
 from ..units import size
-from .parse import parse
-from .terminal import Terminal, print_error, print_json, table
+from .parse import OutputOptions, choose_action, parse
+from .terminal import Terminal, conclude, print_json, table
 
 ACTIONS = {
     "list": "show step, time and size of all checkpoints, and which are the last and the best",
@@ -28,13 +28,9 @@ HELP = """usage: recperf checkpoint ACTION RUN [OPTIONS]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(OutputOptions):
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The folder of a run."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Print only errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +40,10 @@ class PruneOptions(Options):
 
 
 def command(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(HELP.format(actions="\n".join(f"  {name:<8} {text}" for name, text in ACTIONS.items())))
+    action = choose_action("checkpoint", arguments, ACTIONS, HELP)
+    if action is None:
         return 0
-    action = arguments[0]
-    if action not in ACTIONS:
-        guess = closest(action, ACTIONS)
-        raise UsageError(
-            f"unknown action {action!r}" + (f"; did you mean {guess!r}?" if guess else ""),
-            fix="recperf checkpoint --help",
-        )
-    kind = PruneOptions if action == "prune" else Options
+    kind: Any = PruneOptions if action == "prune" else Options
     options: Any = parse(
         kind, arguments[1:], prog=f"recperf checkpoint {action}", description=ACTIONS[action].capitalize() + "."
     )
@@ -75,13 +64,7 @@ def show(options: Options, terminal: Terminal, *, hashed: bool) -> int:
             where={f"seed {entry['seed']} {entry['name']}": entry["fault"] for entry in damaged},
             fix="recperf run --resume continues from the newest intact one",
         )
-    if options.json:
-        # One object on stdout: the error goes into it instead of after it.
-        print_json({"checkpoints": checkpoints, **(error.as_json() if error else {})})
-    if error:
-        print_error(error, as_json=False)
-        return error.exit_code
-    return 0
+    return conclude(error, {"checkpoints": checkpoints} if options.json else None)
 
 
 def as_table(checkpoints: list[dict[str, Any]], *, hashed: bool) -> str:

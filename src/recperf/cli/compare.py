@@ -14,7 +14,7 @@ from ..runs.report.compare import Comparison, compare, summary
 from ..runs.report.reading import read
 from ..runs.report.run_report import comparison_sections
 from ..runs.report.text import render_sections
-from .parse import parse
+from .parse import JsonOption, parse
 from .report import write
 from .terminal import print_json
 
@@ -23,17 +23,15 @@ compared with the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(JsonOption):
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")] = ()
     """Folders of finished runs, two or more."""
     out: Path | None = None
     """Also write the comparison as a page into this file."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
 
 
 def command(arguments: list[str]) -> int:
-    options = parse(Options, arguments, prog="recperf compare", description=DESCRIPTION, default=Options())
+    options = parse(Options, arguments, prog="recperf compare", description=DESCRIPTION)
     if len(options.runs) < 2:
         raise UsageError("compare needs at least two runs", fix="recperf compare runs/<one> runs/<other>")
     comparison = compare([read(folder) for folder in options.runs])

@@ -12,8 +12,8 @@ from ..errors import GateFailed, UsageError
 from ..runs.profile_diff import Change, Diff, Kernel, change_text, diff, load, parse_gate
 from ..runs.report.formats import NONE, component, count, short, spread, time
 from ..runs.report.text import columns
-from .parse import parse
-from .terminal import print_error, print_json
+from .parse import JsonOption, parse
+from .terminal import conclude
 
 DESCRIPTION = """Show what got slower or faster from the first profile to the second, by part of the step and by kernel.
 Exits 5 if --gate is given and the step, or a part of at least 5% of it, got slower by more than the gate and the ranges
@@ -23,17 +23,15 @@ TOP = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(JsonOption):
     profiles: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PROFILE PROFILE")] = ()
     """Two profile.json files, or folders that hold one: of recperf profile or of any run."""
     gate: str | None = None
     """Exit 5 if something got slower by more than this percentage, such as 5%."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
 
 
 def command(arguments: list[str]) -> int:
-    options = parse(Options, arguments, prog="recperf diff", description=DESCRIPTION, default=Options())
+    options = parse(Options, arguments, prog="recperf diff", description=DESCRIPTION)
     if len(options.profiles) != 2:
         raise UsageError(f"diff needs two profiles, got {len(options.profiles)}", fix="recperf diff OLD NEW")
     gate = parse_gate(options.gate) if options.gate is not None else None
@@ -42,16 +40,11 @@ def command(arguments: list[str]) -> int:
     error = failure(difference, gate)
     if options.json:
         checked = None if gate is None else {"limit": gate, "beyond": [c.name for c in difference.regressions(gate)]}
-        # One object on stdout: the error goes into it instead of after it.
-        print_json({**difference.as_json(), "gate": checked, **(error.as_json() if error else {})})
-    else:
-        print(as_text(difference))
-        if gate is not None and error is None:
-            print(f"\ngate: nothing got slower by more than {gate * 100:.4g}%")
-    if error is None:
-        return 0
-    print_error(error, as_json=False)
-    return error.exit_code
+        return conclude(error, {**difference.as_json(), "gate": checked})
+    print(as_text(difference))
+    if gate is not None and error is None:
+        print(f"\ngate: nothing got slower by more than {gate * 100:.4g}%")
+    return conclude(error)
 
 
 def failure(difference: Diff, gate: float | None) -> GateFailed | None:

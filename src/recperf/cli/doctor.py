@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..doctor import MISSING, examine
 from ..errors import MachineError
-from .parse import parse
+from .parse import JsonOption, parse
 from .terminal import print_json
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    json: bool = False
-    """Print one JSON object."""
 
 
 def command(arguments: list[str]) -> int:
     text = "Check this machine and print the command that fixes each problem."
-    options = parse(Options, arguments, prog="recperf doctor", description=text, default=Options())
+    options = parse(JsonOption, arguments, prog="recperf doctor", description=text)
     findings = examine()
     broken = [finding.name for finding in findings if finding.state == MISSING]
     if options.json:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..workloads import find, names
-from .parse import parse
+from .parse import JsonOption, parse
 from .terminal import print_json
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    json: bool = False
-    """Print one JSON object."""
-
-
 def command(arguments: list[str]) -> int:
-    options = parse(
-        Options, arguments, prog="recperf list", description="The workloads and their presets.", default=Options()
-    )
+    options = parse(JsonOption, arguments, prog="recperf list", description="The workloads and their presets.")
     if options.json:
         rows = [{"name": w.name, "summary": w.summary, "presets": list(w.presets)} for w in map(find, names())]
         print_json({"workloads": rows})

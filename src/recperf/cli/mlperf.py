@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ..errors import GateFailed, UsageError, closest
+from ..errors import GateFailed, UsageError
 from ..runs.mlperf.check import Convergence, Verdict, convergence, verdict
 from ..runs.mlperf.curve import curves, published_logs
 from ..runs.mlperf.library import RULESET, RUNS, TARGET
 from ..runs.mlperf.lines import logs_in
-from .parse import parse
-from .terminal import print_error, print_json, table
+from .parse import JsonOption, choose_action, parse
+from .terminal import conclude, print_json, table
 
 ACTIONS = {
     "check": f"check logs against ruleset {RULESET} with the official checkers, several also for convergence",
@@ -33,27 +33,18 @@ Logs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="
 
 
 def command(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(HELP.format(actions="\n".join(f"  {name:<8} {text}" for name, text in ACTIONS.items())))
+    action = choose_action("mlperf", arguments, ACTIONS, HELP)
+    if action is None:
         return 0
-    actions = {"check": check, "curve": curve, "package": package}
-    if arguments[0] not in actions:
-        guess = closest(arguments[0], ACTIONS)
-        raise UsageError(
-            f"unknown action {arguments[0]!r}" + (f"; did you mean {guess!r}?" if guess else ""),
-            fix="recperf mlperf --help",
-        )
-    return actions[arguments[0]](arguments[1:])
+    return {"check": check, "curve": curve, "package": package}[action](arguments[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions:
+class CheckOptions(JsonOption):
     logs: Logs = ()
     """Logs, or folders of logs."""
     division: Literal["closed", "open"] | None = None
     """Use the rules of this division; by default, those of the division that each log names."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
 
 
 CHECK = f"""Run the official compliance checker of ruleset {RULESET} on every log, and on several
@@ -62,21 +53,16 @@ fails."""
 
 
 def check(arguments: list[str]) -> int:
-    options = parse(CheckOptions, arguments, prog="recperf mlperf check", description=CHECK, default=CheckOptions())
+    options = parse(CheckOptions, arguments, prog="recperf mlperf check", description=CHECK)
     paths = _logs(options.logs, "check")
     verdicts = [verdict(path, options.division) for path in paths]
     rcp = convergence(paths) if len(paths) > 1 else None
     error = _failure(verdicts, rcp)
     if options.json:
         report = {"logs": [one.as_json() for one in verdicts], "rcp": rcp.as_json() if rcp else None}
-        # One object on stdout: the error goes into it instead of after it.
-        print_json({**report, **(error.as_json() if error else {})})
-    else:
-        print("\n".join([*(_verdict_text(one) for one in verdicts), *(_rcp_text(rcp) if rcp else [])]))
-    if error is None:
-        return 0
-    print_error(error, as_json=False)
-    return error.exit_code
+        return conclude(error, report)
+    print("\n".join([*(_verdict_text(one) for one in verdicts), *(_rcp_text(rcp) if rcp else [])]))
+    return conclude(error)
 
 
 def _logs(paths: tuple[Path, ...], action: str) -> list[Path]:
@@ -119,7 +105,7 @@ def _rcp_text(rcp: Convergence) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveOptions:
+class CurveOptions(JsonOption):
     logs: Logs = ()
     """Logs, or folders of logs; without any, only published logs are shown."""
     published: str = "auto"
@@ -128,8 +114,6 @@ class CurveOptions:
     """AUC to reach."""
     out: Path | None = None
     """Also draw the curves into this file: .svg, .png or .html."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
 
 
 CURVE = """Compare AUC against samples of your logs with published logs, and the samples that each needed to reach the
@@ -139,7 +123,7 @@ target."""
 def curve(arguments: list[str]) -> int:
     from ..runs.mlperf import curve_plot
 
-    options = parse(CurveOptions, arguments, prog="recperf mlperf curve", description=CURVE, default=CurveOptions())
+    options = parse(CurveOptions, arguments, prog="recperf mlperf curve", description=CURVE)
     if not 0 < options.target <= 1:
         raise UsageError(f"--target is {options.target:g}; an AUC is above 0 and at most 1")
     published = {"auto": published_logs(), "none": []}.get(options.published, [Path(options.published)])
@@ -158,13 +142,11 @@ def curve(arguments: list[str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackageOptions:
+class PackageOptions(JsonOption):
     places: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR LOG...")] = ()
     """The folder to create, then logs, or folders of logs."""
     force: bool = False
     """Also pack logs that fail the official checker."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
 
 
 PACKAGE = """Create a result folder (results, systems, benchmarks) for the official package checker and list what is
@@ -174,9 +156,7 @@ left to do. An existing folder is never overwritten; logs that fail the checker 
 def package(arguments: list[str]) -> int:
     from ..runs.mlperf.package import package as lay_out
 
-    options = parse(
-        PackageOptions, arguments, prog="recperf mlperf package", description=PACKAGE, default=PackageOptions()
-    )
+    options = parse(PackageOptions, arguments, prog="recperf mlperf package", description=PACKAGE)
     if len(options.places) < 2:
         raise UsageError("mlperf package needs a folder to create, and logs", fix="recperf mlperf package DIR LOG...")
     folder, *logs = options.places

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from ..config import from_json
-from ..errors import ConfigError, DataError, UsageError, closest
+from ..errors import ConfigError, DataError, UsageError, did_you_mean
 from ..execution.workload import Workload
 from ..runs.record import read_config
 from ..workloads import find, names
-from .parse import parse
+from .parse import OutputOptions, parse
 
 C = TypeVar("C")
 """The config class of a workload; subclasses use this same variable, so that its flags can be listed."""
@@ -27,29 +27,26 @@ SOURCES = ("--preset", "--config", "--resume")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadOptions(Generic[C]):
+class WorkloadOptions(OutputOptions, Generic[C]):
     values: Annotated[C, tyro.conf.arg(name="")]
     preset: str | None = None
     """Start from this preset; `recperf list` shows them."""
     config: str | None = None
     """Start from a saved config: a file, or the folder of a run."""
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Print errors only."""
 
 
 def read_options(
     kind: type[T], choice: Choice, arguments: list[str] | None = None, *, verb: str, description: str
 ) -> T:
     """Parse the options of a command for the chosen workload, by default from the rest of its command line."""
-    return parse(
+    options: T = parse(
         kind[choice.workload.config],  # type: ignore[index]
         choice.rest if arguments is None else arguments,
         prog=f"recperf {verb} {choice.workload.name}",
         description=description,
         default=kind(values=choice.config),
     )
+    return options
 
 
 @dataclass(frozen=True)
@@ -96,9 +93,8 @@ def _choose(arguments: list[str], default: str) -> Choice:
 
 def _preset(workload: Workload, name: str) -> Any:
     if name not in workload.presets:
-        guess = closest(name, workload.presets)
         raise UsageError(
-            f"workload {workload.name!r} has no preset {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
+            f"workload {workload.name!r} has no preset {name!r}{did_you_mean(name, workload.presets)}",
             where={"known": ", ".join(workload.presets)},
         )
     return workload.presets[name]()

@@ -8,16 +8,40 @@ import io
 import re
 import typing
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tyro
 
-from ..errors import UsageError, closest
+from ..errors import UsageError, closest, did_you_mean
 
 T = TypeVar("T")
 
 
-def parse(kind: Any, arguments: list[str], *, prog: str, description: str, default: T | None = None) -> T:
+@dataclass(frozen=True, kw_only=True)
+class JsonOption:
+    json: bool = False
+    """Print one JSON object on stdout, everything else on stderr."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(JsonOption):
+    quiet: bool = False
+    """Print errors only."""
+
+
+def choose_action(command: str, arguments: list[str], actions: dict[str, str], text: str) -> str | None:
+    """The action that the first argument names; None if the help was printed instead."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(text.format(actions="\n".join(f"  {name:<8} {summary}" for name, summary in actions.items())))
+        return None
+    if arguments[0] not in actions:
+        message = f"unknown action {arguments[0]!r}{did_you_mean(arguments[0], actions)}"
+        raise UsageError(message, fix=f"recperf {command} --help")
+    return arguments[0]
+
+
+def parse(kind: type[T], arguments: list[str], *, prog: str, description: str, default: T | None = None) -> T:
     """Parse arguments into an instance of a dataclass; `default` holds the values that are not on the command line."""
     errors = io.StringIO()
     defaults: dict[str, Any] = {} if default is None else {"default": default}

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import MachineError, RecperfError
 from ..measure import peaks
 from ..units import number, size
-from .parse import parse
+from .parse import OutputOptions, parse
 from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure the ceilings of this machine and store them under its fingerprint.
@@ -18,17 +18,13 @@ BAR = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(OutputOptions):
     quick: bool = False
     """Fewer readings and fewer table sizes."""
-    json: bool = False
-    """Print the ceilings as one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Print only errors."""
 
 
 def command(arguments: list[str]) -> int:
-    options = parse(Options, arguments, prog="recperf peaks", description=DESCRIPTION, default=Options())
+    options = parse(Options, arguments, prog="recperf peaks", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say("measuring; other processes should be idle")
     measured = peaks.measure(quick=options.quick, say=lambda text: terminal.say(f"  {text}"))

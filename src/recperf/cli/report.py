@@ -10,7 +10,7 @@ import tyro
 
 from ..errors import UsageError
 from ..runs.report import run_report
-from .parse import parse
+from .parse import JsonOption, parse
 from .terminal import print_json
 
 DESCRIPTION = """Write the page of a run: one self-contained HTML file with figures, tables and provenance.
@@ -18,17 +18,15 @@ Several runs give one page with a comparison on top."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(JsonOption):
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")] = ()
     """Folders of finished runs."""
     out: Path | None = None
     """Where to write; default report.html inside the run, or report-compare.html here for several."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 def command(arguments: list[str]) -> int:
-    options = parse(Options, arguments, prog="recperf report", description=DESCRIPTION, default=Options())
+    options = parse(Options, arguments, prog="recperf report", description=DESCRIPTION)
     if not options.runs:
         raise UsageError("report needs the folder of a run", fix="recperf report runs/<name of the run>")
     page = write(list(options.runs), options.out)

@@ -31,7 +31,7 @@ from ..runs.resume import (
 from ..train.stop import StopFlag
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .summary import summary
-from .terminal import Terminal, print_error, print_json
+from .terminal import Terminal, conclude, print_error, print_json
 
 DESCRIPTION = """Train a workload (default: micro-dlrm), compare it with simple baselines and write a run folder.
 WORKLOAD comes first; each option below overrides one field of its config."""
@@ -200,9 +200,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
         print_json(result)
     if not result["quality"]["met"]:
         # stdout holds the result as its one JSON object, so the error goes to stderr only.
-        missed = GateFailed("the quality target was missed", where={"run": record.folder})
-        print_error(missed, as_json=False)
-        return missed.exit_code
+        return conclude(GateFailed("the quality target was missed", where={"run": record.folder}))
     return 0
 
 

@@ -42,6 +42,17 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
+def conclude(error: RecperfError | None, report: dict[str, Any] | None = None) -> int:
+    """Print the report as JSON if there is one, then the error of a command that ran; returns the exit code."""
+    if report is not None:
+        # One object on stdout: the error goes into it instead of after it.
+        print_json({**report, **(error.as_json() if error else {})})
+    if error is None:
+        return 0
+    print_error(error, as_json=False)
+    return error.exit_code
+
+
 def table(rows: list[list[str]]) -> str:
     """Aligned columns, the first to the left and the others to the right; the first row is the header."""
     from rich.console import Console

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..errors import DataError, UsageError, closest
+from ..errors import DataError, UsageError
 from ..units import number, size
-from .parse import parse
+from .parse import JsonOption, choose_action, parse
 from .terminal import print_json, table
 
 ACTIONS = {
@@ -40,39 +40,30 @@ MERGED = "trace.merged.json.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(JsonOption):
     file: tyro.conf.Positional[Path]
     """The trace, .json or .json.gz."""
     top: int = 10
-    """Maximum number of rows in each table."""
-    json: bool = False
-    """Print one JSON object with all rows."""
+    """Maximum number of rows in each table; --json has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeOptions:
+class MergeOptions(JsonOption):
     traces: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|FILE...")] = ()
     """The folder of a profile of several ranks, or their traces."""
     output: Path | None = None
     """The file to write, gzipped if it ends in .gz. Default: trace.merged.json.gz in the folder."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 def command(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(HELP.format(actions="\n".join(f"  {name:<6} {text}" for name, text in ACTIONS.items())))
+    action = choose_action("trace", arguments, ACTIONS, HELP)
+    if action is None:
         return 0
-    action = arguments[0]
-    if action not in ACTIONS:
-        guess = closest(action, ACTIONS)
-        raise UsageError(
-            f"unknown action {action!r}" + (f"; did you mean {guess!r}?" if guess else ""),
-            fix="recperf trace info FILE",
-        )
-    if action == "merge":
-        return merge_command(arguments[1:])
-    options: Options = parse(Options, arguments[1:], prog=f"recperf trace {action}", description=DESCRIPTION)
+    return {"info": info_command, "merge": merge_command}[action](arguments[1:])
+
+
+def info_command(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="recperf trace info", description=DESCRIPTION)
     if options.top < 1:
         raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 10")
     from ..measure.trace.analyse import analyse_file
@@ -88,7 +79,7 @@ def command(arguments: list[str]) -> int:
 def merge_command(arguments: list[str]) -> int:
     from ..measure.trace.merge import merge
 
-    options = parse(MergeOptions, arguments, prog="recperf trace merge", description=MERGE, default=MergeOptions())
+    options = parse(MergeOptions, arguments, prog="recperf trace merge", description=MERGE)
     if not options.traces:
         raise UsageError(
             "merge needs the folder of a profile, or the traces of its ranks", fix="recperf trace merge RUN"

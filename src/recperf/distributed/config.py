@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..config import require, within
-from ..errors import ConfigError, closest
+from ..errors import ConfigError, did_you_mean
 
 SHARDING = ("row", "column", "table", "data-parallel")
 PLACEMENT = ("device", "host", "cached-host")
@@ -51,10 +51,9 @@ class DistributedConfig:
         for field, tables_of_field in (("sharding", self.shardings), ("placement", self.placements)):
             for table in tables_of_field:
                 if table not in known:
-                    guess = closest(table, known)
                     raise ConfigError(
                         f"distributed.{field} names table {table!r}, which the model does not have"
-                        + (f"; did you mean {guess!r}?" if guess else ""),
+                        + did_you_mean(table, known),
                         where={"field": f"distributed.{field}", "known": ", ".join(known)},
                     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import from_json, require, within
-from ..errors import ConfigError, UsageError, closest
+from ..errors import ConfigError, UsageError, did_you_mean
 
 GB, GIB, TERA = 10**9, 2**30, 10**12
 
@@ -254,9 +254,8 @@ def network_of(name: str, *, ranks_per_node: int | None = None) -> Network:
 
 def _read(kind: type[Device] | type[Network], name: str, known: set[str], what: str) -> Any:
     if not name.endswith(".json"):
-        guess = closest(name, known)
         raise UsageError(
-            f"unknown {what} {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
+            f"unknown {what} {name!r}{did_you_mean(name, known)}",
             fix=f"{', '.join(sorted(known))}, or a JSON file; docs/planning.md has its fields",
         )
     path = Path(name).expanduser()

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import within
-from ..errors import ConfigError, closest
+from ..errors import ConfigError, did_you_mean
 from ..measure.cost import FLOAT
 from .skew import Skew, Traffic
 from .work import Table
@@ -123,16 +123,11 @@ def require_known(tables: tuple[Table, ...], overrides: Mapping[str, KindOrAuto]
     names = [table.name for table in tables]
     for name, kind in overrides.items():
         if name not in names:
-            guess = closest(name, names)
-            raise ConfigError(
-                f"unknown table {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
-                where={"tables": ", ".join(names)},
-            )
+            raise ConfigError(f"unknown table {name!r}{did_you_mean(name, names)}", where={"tables": ", ".join(names)})
         if kind not in (*KINDS, "auto"):
-            guess = closest(kind, (*KINDS, "auto"))
             raise ConfigError(
                 f"unknown sharding {kind!r} of table {name!r}; allowed: row, column, table, auto"
-                + (f"; did you mean {guess!r}?" if guess else "")
+                + did_you_mean(kind, (*KINDS, "auto"))
             )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import flatten, to_json
-from ..errors import ConfigError, UsageError, closest
+from ..errors import ConfigError, UsageError, did_you_mean
 from ..files import write_json
 from ..jsonfile import read
 from .record import CONFIG_SCHEMA, now, read_saved_config
@@ -89,10 +89,8 @@ def allowed_fields(names: Iterable[str], config: Any) -> tuple[str, ...]:
     for name in names:
         field = name.replace("-", "_")
         if field not in known:
-            guess = closest(field, known)
             raise UsageError(
-                f"--allow-change {name}: this config has no such field"
-                + (f"; did you mean {guess!r}?" if guess else ""),
+                f"--allow-change {name}: this config has no such field{did_you_mean(field, known)}",
                 fix="recperf show names every field",
             )
         if field == "seed":

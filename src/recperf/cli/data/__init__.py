@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import Any
 
 from ... import places
-from ...errors import RecperfError, UsageError, closest
-from ..parse import parse
-from ..terminal import Terminal, print_error, print_json
+from ...errors import UsageError, closest
+from ..parse import choose_action, parse
+from ..terminal import Terminal, conclude, print_json
 
 ACTIONS = {
     "get": "download a dataset into the cache folder and verify it",
@@ -63,15 +63,9 @@ _SWITCHES = (
 
 
 def command(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
-        print(HELP.format(actions="\n".join(f"  {name:<8} {text}" for name, text in ACTIONS.items())))
+    action = choose_action("data", words, ACTIONS, HELP)
+    if action is None:
         return 0
-    action = words[0]
-    if action not in ACTIONS:
-        guess = closest(action, ACTIONS)
-        raise UsageError(
-            f"unknown action {action!r}" + (f"; did you mean {guess!r}?" if guess else ""), fix="recperf data --help"
-        )
     if action in NAMED_BY and _named(words[1:]) is None:
         names = ", ".join(NAMED_BY[action])
         if not {"-h", "--help"} & set(words):
@@ -90,9 +84,7 @@ def command(words: list[str]) -> int:
     else:
         family.say(facts, terminal)
     if action == "check" and not facts["intact"]:
-        error: RecperfError = family.not_intact(options.name, facts)
-        print_error(error, as_json=False)
-        return error.exit_code
+        return conclude(family.not_intact(options.name, facts))
     return 0
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from ...errors import DataError, UsageError
+from ..parse import OutputOptions
 from ..terminal import Terminal
-from .output import OutputOptions, print_facts
+from .output import print_facts
 from .progress import progress_bars
 
 if TYPE_CHECKING:

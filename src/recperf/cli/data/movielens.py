@@ -9,8 +9,8 @@ from typing import Any
 import tyro
 
 from ...errors import DataError, UsageError
+from ..parse import OutputOptions
 from ..terminal import Terminal
-from .output import OutputOptions
 from .output import print_facts as say
 
 __all__ = ["OPTIONS", "not_intact", "perform", "say"]

@@ -1,20 +1,11 @@
-"""Options that every data command has, and its facts as text: one line per fact."""
+"""Facts about a dataset as text: one line per fact."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ...units import size
 from ..terminal import Terminal
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputOptions:
-    json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
-    quiet: bool = False
-    """Print errors only."""
 
 
 def print_facts(facts: dict[str, Any], terminal: Terminal) -> None:

@@ -12,8 +12,9 @@ import tyro
 from ...data.yambda.config import Strategy
 from ...data.yambda.imports.options import ImportOptions
 from ...errors import DataError, UsageError
+from ..parse import OutputOptions
 from ..terminal import Terminal
-from .output import OutputOptions, print_facts
+from .output import print_facts
 from .progress import progress_bars
 
 SYNTHETIC = "yambda-like"
