@@ -78,11 +78,11 @@ def _failure(verdicts: list[Verdict], rcp: Convergence | None) -> GateFailed | N
         what.append("the set fails the RCP check")
     if not what:
         return None
-    return GateFailed("; ".join(what), where={"log": failed[0].path} if failed else None)
+    return GateFailed("; ".join(what), where={"log": failed[0].log} if failed else None)
 
 
 def _verdict_text(verdict: Verdict) -> str:
-    lines = [f"{'passed' if verdict.passed else 'FAILED'}  {verdict.path}  ({verdict.division or 'no'} division)"]
+    lines = [f"{'passed' if verdict.passed else 'FAILED'}  {verdict.log}  ({verdict.division or 'no'} division)"]
     width = max((len(failure.rule) for failure in verdict.failures), default=0)
     lines += [f"  {failure.rule:<{width}}  {failure.text}" for failure in verdict.failures]
     lines += [f"  warning: {text}" for text in verdict.warnings]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..jsonfile import Count, Number, Struct
-from .result import Percentiles
+from .result import Percentiles, Rank
 
 
 class SavedConfig(Struct):
@@ -87,15 +87,20 @@ class Regime(Struct):
     evidence: list[EvidenceItem]
 
 
-class ComparedProfile(Struct):
-    """The fields of profile.json that a comparison of two profiles needs."""
+class Timed(Struct):
+    """The fields that a profile and an arm of a pair share."""
 
-    schema: int
     device: str
-    steps: int
     batch_size: int
     step_ms: Percentiles
     components: list[Component]
+
+
+class ComparedProfile(Timed):
+    """The fields of profile.json that a comparison of two profiles needs."""
+
+    schema: int
+    steps: int
 
 
 class Profile(ComparedProfile):
@@ -107,13 +112,7 @@ class Profile(ComparedProfile):
     regime: Regime | None
 
 
-class RankRow(Struct):
-    rank: int
-    step_ms: Number
-    own_ms: Number
-    exposed_ms: Number
-    late_ms: Number | None
-    moving_ms: Number | None
+class RankRow(Rank):
     awaited_ms: Number | None
     largest_part: str
 
@@ -159,11 +158,7 @@ class Kernels(Struct):
     rows: list[Kernel]
 
 
-class PairArm(Struct):
-    step_ms: Percentiles
-    components: list[Component]
-    device: str
-    batch_size: int
+class PairArm(Timed):
     ids: Ids | None
 
 

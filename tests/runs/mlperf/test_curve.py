@@ -17,7 +17,7 @@ from recperf.runs.mlperf.curve import curves, published_logs
 
 def test_the_published_logs_need_what_was_published(golden: Path) -> None:
     """Both figures are among the reference's own convergence points for their batch sizes."""
-    found = {curve.batch_size: curve for curve in curves([], [golden / "mlperf_logs"])}
+    found = {curve.global_batch_size: curve for curve in curves([], [golden / "mlperf_logs"])}
     assert {batch: curve.samples_to_target for batch, curve in found.items()} == {8192: 68_812_800, 32768: 98_631_680}
     assert [len(found[batch].points) for batch in (8192, 32768)] == [32, 72]
     assert found[8192].best == pytest.approx(0.76456, abs=1e-5)

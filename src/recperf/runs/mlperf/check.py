@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ...config import to_json
 from ...errors import DataError
 from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
 from .lines import TOKEN, Lines, read
@@ -24,21 +25,14 @@ OLD_NAME = "hstu"
 class Verdict:
     """The result of the official compliance checker for one log."""
 
-    path: Path
+    log: Path
     passed: bool
     division: str | None
     failures: list[Failure]
     warnings: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "log": str(self.path),
-            "ruleset": RULESET,
-            "division": self.division,
-            "passed": self.passed,
-            "failures": [failure.as_json() for failure in self.failures],
-            "warnings": self.warnings,
-        }
+        return {**to_json(self), "ruleset": RULESET}
 
 
 def verdict(path: Path, division: Division | None = None) -> Verdict:
@@ -110,7 +104,7 @@ def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> Verdict:
             Failure(rule="checker: done", text=f"the checker failed: {type(aborted).__name__}: {aborted}"[:300])
         )
     return Verdict(
-        path=path,
+        log=path,
         passed=bool(passed),
         division=lines.first("submission_division"),
         failures=broken,
@@ -144,7 +138,7 @@ class Convergence:
     """Factor on the score if the set is faster than the reference but allowed."""
 
     def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "ruleset": RULESET}
+        return {**to_json(self), "ruleset": RULESET}
 
 
 def convergence(paths: list[Path]) -> Convergence:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...config import to_json
 from ...errors import DataError
 from .library import TARGET
 from .lines import LOG_NAME, logs_in, read
@@ -16,10 +17,10 @@ from .lines import LOG_NAME, logs_in, read
 @dataclass(frozen=True, kw_only=True)
 class Curve:
     name: str
-    path: Path
+    log: Path
     published: bool
     """Whether it is a published log, shown for comparison."""
-    batch_size: int | None
+    global_batch_size: int | None
     seed: int | None
     train_samples: int | None
     points: list[tuple[int, float]]
@@ -37,19 +38,8 @@ class Curve:
 
     def as_json(self) -> dict[str, Any]:
         reached = self.samples_to_target
-        return {
-            "name": self.name,
-            "log": str(self.path),
-            "published": self.published,
-            "global_batch_size": self.batch_size,
-            "seed": self.seed,
-            "train_samples": self.train_samples,
-            "samples_to_target": reached,
-            "epochs_to_target": reached / self.train_samples if reached and self.train_samples else None,
-            "best_auc": self.best,
-            "target": self.target,
-            "points": [list(point) for point in self.points],
-        }
+        epochs = reached / self.train_samples if reached and self.train_samples else None
+        return {**to_json(self), "samples_to_target": reached, "epochs_to_target": epochs, "best_auc": self.best}
 
 
 def curves(paths: list[Path], published: list[Path], target: float = TARGET) -> list[Curve]:
@@ -80,18 +70,9 @@ def _curve(path: Path, name: str, published: bool, target: float) -> Curve:
             points.append((line.samples, float(line.value)))
     if not points:
         raise DataError("this log has no evaluation: no eval_accuracy with a samples_count", where={"file": path})
-    values = {key: lines.first(key) for key in ("global_batch_size", "seed", "train_samples")}
-    batch, seed, total = (value if type(value) is int else None for value in values.values())
-    return Curve(
-        name=name,
-        path=path,
-        published=published,
-        batch_size=batch,
-        seed=seed,
-        train_samples=total,
-        points=sorted(points),
-        target=target,
-    )
+    counts = {key: lines.first(key) for key in ("global_batch_size", "seed", "train_samples")}
+    known = {key: value if type(value) is int else None for key, value in counts.items()}
+    return Curve(name=name, log=path, published=published, points=sorted(points), target=target, **known)
 
 
 def published_logs() -> list[Path]:

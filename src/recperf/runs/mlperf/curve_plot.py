@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ...files import write_atomic, writing
-from ..report.svg import SETTINGS, require_matplotlib
+from ..report.svg import SETTINGS, require_matplotlib, svg_text
 from .curve import Curve
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def write(curves: list[Curve], out: Path) -> Path:
         raise UsageError(f"--out must be a file that ends in {', '.join(SUFFIXES)}", where={"file": out})
     with require_matplotlib().rc_context({**SETTINGS, "axes.unicode_minus": True}):
         figure = draw(curves)
-        content = _png(figure) if kind == ".png" else _svg(figure)
+        content = _png(figure) if kind == ".png" else svg_text(figure).encode()
     if kind == ".html":
         content = page(curves, content.decode()).encode()
     with writing(out, fix="choose another --out"):
@@ -129,15 +129,6 @@ def counted(value: float) -> str:
     return f"{value:g}"
 
 
-def _svg(figure: Figure) -> bytes:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    drawn = io.StringIO()
-    canvas: Any = FigureCanvasSVG(figure)
-    canvas.print_svg(drawn, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return drawn.getvalue().encode()
-
-
 def _png(figure: Figure) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -158,7 +149,7 @@ def _row(curve: Curve) -> list[str]:
     reached, total = curve.samples_to_target, curve.train_samples
     return [
         curve.name + (" (published)" if curve.published else ""),
-        f"{curve.batch_size:,}" if curve.batch_size is not None else "-",
+        f"{curve.global_batch_size:,}" if curve.global_batch_size is not None else "-",
         str(curve.seed) if curve.seed is not None else "-",
         f"{len(curve.points):,}",
         f"{curve.best:.4f}",

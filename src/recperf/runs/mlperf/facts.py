@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ...config import require, within
+from ...config import within
 from .config import SubmissionConfig
 from .library import BENCHMARK
 
@@ -37,38 +37,16 @@ class Facts:
     """Fraction of the training samples between two evaluations."""
     skip_eval_epoch_pct: float = 0.0
     """Fraction of the training samples before the first evaluation."""
-    warmup_start_rate: float = 0.0
-    """Learning rate at the start of warm-up."""
-    beta1: float = 0.95
-    """Of Adam, as are the next three."""
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
     clip: float = 1.0
     """Norm to which dense gradients are clipped."""
-    gradient_accumulation_steps: int = 1
-    """Batches whose gradients are accumulated in one step."""
-    micro_batch_size: int | None = None
-    """Samples that a device processes at once; None: the whole batch."""
     linear_precision: Precision = "fp32"
     """Lowest precision in linear layers."""
     attention_precision: Precision = "fp32"
     """Lowest precision in attention."""
-    communication_precision: Precision = "fp32"
-    """Lowest precision of communication; with one device, the precision of the values."""
-    tensor_parallelism: int = 1
-    """Devices that share a layer."""
-    pipeline_parallelism: int = 1
-    """Pipeline stages."""
-    context_parallelism: int = 1
-    """Devices that share a sequence."""
-    expert_parallelism: int = 1
-    """Devices that share the experts."""
 
     def __post_init__(self) -> None:
         for name in ("train_samples", "eval_samples", "global_batch_size", "max_sequence_length"):
             within(1, getattr(self, name), 1 << 60, name)
-        require(self.micro_batch_size is None or self.micro_batch_size >= 1, "micro_batch_size", 0, "at least 1")
 
     def prologue(self, submission: SubmissionConfig, platform: str) -> list[tuple[str, Value]]:
         """Keys and values before init_stop. The batch size comes before the learning rates: the checker derives their
@@ -80,17 +58,17 @@ class Facts:
             ("submission_status", submission.status),
             ("submission_platform", platform),
             ("global_batch_size", self.global_batch_size),
-            ("gradient_accumulation_steps", self.gradient_accumulation_steps),
+            ("gradient_accumulation_steps", 1),
             ("seed", self.seed),
             ("opt_name", "Adam"),
             ("opt_base_learning_rate", self.learning_rate),
-            ("opt_adam_beta_1", self.beta1),
-            ("opt_adam_beta_2", self.beta2),
-            ("opt_adam_epsilon", self.epsilon),
-            ("opt_weight_decay", self.weight_decay),
+            ("opt_adam_beta_1", 0.95),
+            ("opt_adam_beta_2", 0.999),
+            ("opt_adam_epsilon", 1e-8),
+            ("opt_weight_decay", 0.0),
             ("opt_gradient_clip_norm", self.clip),
             ("opt_learning_rate_warmup_steps", self.warmup_steps),
-            ("opt_learning_rate_warmup_start_lr", self.warmup_start_rate),
+            ("opt_learning_rate_warmup_start_lr", 0.0),
             ("opt_sparse_name", "RowWiseAdagrad"),
             ("opt_sparse_base_learning_rate", self.table_learning_rate),
             ("max_sequence_length", self.max_sequence_length),
@@ -98,12 +76,12 @@ class Facts:
             ("skip_eval_epoch_pct", self.skip_eval_epoch_pct),
             ("lowest_numerical_precision_in_linear", self.linear_precision),
             ("lowest_numerical_precision_in_attn", self.attention_precision),
-            ("lowest_numerical_precision_in_comm", self.communication_precision),
-            ("tensor_parallelism", self.tensor_parallelism),
-            ("pipeline_parallelism", self.pipeline_parallelism),
-            ("context_parallelism", self.context_parallelism),
-            ("expert_parallelism", self.expert_parallelism),
-            ("micro_batch_size", self.micro_batch_size or self.global_batch_size),
+            ("lowest_numerical_precision_in_comm", "fp32"),
+            ("tensor_parallelism", 1),
+            ("pipeline_parallelism", 1),
+            ("context_parallelism", 1),
+            ("expert_parallelism", 1),
+            ("micro_batch_size", self.global_batch_size),
             ("config_filename", submission.config_filename),
         ]
 

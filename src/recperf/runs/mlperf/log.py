@@ -31,7 +31,6 @@ from .lines import Fault, scan
 
 SOURCE = Path(__file__).resolve().parents[3]
 """Names of source files in the log are relative to this, so that a log does not show where recperf is installed."""
-NEW_RUN = "start a new run"
 
 Kind = Literal["event", "start", "end"]
 
@@ -159,17 +158,11 @@ class MLPerfLog:
         """The length of the log in a checkpoint's state, if the log up to there has the same digest."""
         size, digest = state.get("bytes"), state.get("digest")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not isinstance(digest, str):
-            raise DataError(
-                "the checkpoint does not say how long the MLPerf log was", where={"file": self.path}, fix=NEW_RUN
-            )
+            raise self._damaged("the checkpoint does not say how long the MLPerf log was")
         if size > len(content):
-            raise DataError(
-                f"{self.path.name} is shorter than its checkpoint says", where={"file": self.path}, fix=NEW_RUN
-            )
+            raise self._damaged(f"{self.path.name} is shorter than its checkpoint says")
         if hashlib.sha256(content[:size]).hexdigest() != digest:
-            raise DataError(
-                f"{self.path.name} was changed since its checkpoint", where={"file": self.path}, fix=NEW_RUN
-            )
+            raise self._damaged(f"{self.path.name} was changed since its checkpoint")
         return size
 
     def _content(self) -> bytes:
@@ -197,9 +190,10 @@ class MLPerfLog:
 
     def _refuse(self, faults: list[Fault]) -> None:
         for fault in faults:
-            raise DataError(
-                f"line {fault.number} of {self.path.name} {fault.what}", where={"file": self.path}, fix=NEW_RUN
-            )
+            raise self._damaged(f"line {fault.number} of {self.path.name} {fault.what}")
+
+    def _damaged(self, what: str) -> DataError:
+        return DataError(what, where={"file": self.path}, fix="start a new run")
 
     def _finite(self, what: str, value: float, samples: int) -> float:
         if not math.isfinite(value):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...config import to_json
 from ...errors import DataError, GateFailed, UsageError
 from ...files import sync_folder, writing
 from ...jsonfile import decode
@@ -33,14 +34,7 @@ class Package:
     """What a submitter must still do."""
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "files": [str(path) for path in self.files],
-            "ruleset": RULESET,
-            "passed": self.passed,
-            "faults": self.faults,
-            "left": self.left,
-        }
+        return {**to_json(self), "ruleset": RULESET}
 
 
 def package(folder: Path, logs: list[Path], *, force: bool = False) -> Package:
@@ -74,7 +68,7 @@ def _refuse(verdicts: list[Verdict]) -> None:
         first = failed[0]
         raise GateFailed(
             f"{len(failed)} of {len(verdicts)} logs fail the official checker",
-            where={"log": first.path, "rule": first.failures[0].text if first.failures else "see recperf mlperf check"},
+            where={"log": first.log, "rule": first.failures[0].text if first.failures else "see recperf mlperf check"},
             fix="recperf mlperf check LOG...; --force packs them anyway",
         )
 

@@ -52,9 +52,6 @@ class Failure:
     text: str
     """What is wrong, in one line."""
 
-    def as_json(self) -> dict[str, str]:
-        return {"rule": self.rule, "text": self.text}
-
 
 def failures(messages: list[tuple[str | None, str]]) -> list[Failure]:
     """One failure per rule: of a rule that fails on many lines, the first line and how many there are."""

@@ -66,6 +66,8 @@ def _marks(
     upward: float,
 ) -> None:
     """A line and a dot on the curve for each size, with its name."""
+    import numpy
+
     left, top, low, across = frame
     highest = axes.get_ylim()[1]
     ends = {mark.label: left + math.log2(mark.bytes / low) * across for mark in marks}
@@ -73,7 +75,7 @@ def _marks(
     rightmost = min((x for x in ends.values() if x >= sheet.width / 2), default=0.0)
     for index, mark in enumerate(sorted(marks, key=lambda mark: mark.bytes)):
         at, x = math.log2(mark.bytes), ends[mark.label]
-        height = _along(at, *curve)
+        height = float(numpy.interp(at, *curve))
         axes.plot([at, at], [0, height], color=tone(mark.tone), lw=1.6)
         axes.plot(at, height, "o", ms=9, mfc=tone(mark.tone), mec=tone("surface"), mew=1.5, zorder=5)
         if x < sheet.width / 2:
@@ -84,16 +86,6 @@ def _marks(
             y = top + (highest - height / 2) * upward + 16 * index
         text = f"{mark.label} {size(mark.bytes)}"
         sheet.text(x, y, text, color=mark.tone, size=11.5, ha=aside, weight="bold")
-
-
-def _along(at: float, x: list[float], y: list[float]) -> float:
-    """The height of the curve at x; beyond its ends, that of its ends."""
-    if at <= x[0]:
-        return y[0]
-    for before, after, low, high in zip(x, x[1:], y, y[1:]):
-        if at <= after:
-            return low + (high - low) * (at - before) / (after - before)
-    return y[-1]
 
 
 @dataclass(frozen=True)

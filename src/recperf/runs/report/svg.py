@@ -5,6 +5,7 @@ Placeholder colours are replaced by CSS variables, so that a figure works in lig
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
@@ -15,6 +16,7 @@ from ...errors import MachineError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 WIDE, NARROW = 880, 340
 
@@ -99,12 +101,17 @@ class Sheet:
 
     def markup(self, key: str, label: str) -> str:
         """The figure as an element; ids start with the key, so that two figures on a page never clash."""
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        return _inline(svg_text(self.figure), key, label, self.width, self.height)
 
-        drawn = io.StringIO()
-        canvas: Any = FigureCanvasSVG(self.figure)
-        canvas.print_svg(drawn, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-        return _inline(drawn.getvalue(), key, label, self.width, self.height)
+
+def svg_text(figure: MatplotlibFigure) -> str:
+    """A figure as an SVG file without a date, so that the same numbers give the same text."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    drawn = io.StringIO()
+    canvas: Any = FigureCanvasSVG(figure)
+    canvas.print_svg(drawn, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return drawn.getvalue()
 
 
 def _inline(drawn: str, key: str, label: str, width: int, height: int) -> str:
@@ -116,7 +123,7 @@ def _inline(drawn: str, key: str, label: str, width: int, height: int) -> str:
     # Only tags are rewritten: the text between them comes from the run.
     body = re.sub(r"<[^>]+>", lambda match: _tag(match[0], key, used), body)
     body = re.sub(r"\s*\n\s*", " ", body).strip()
-    head = f'<svg class="figure" role="img" aria-label="{_attribute(label)}" viewBox="0 0 {width} {height}"'
+    head = f'<svg class="figure" role="img" aria-label="{html.escape(label)}" viewBox="0 0 {width} {height}"'
     return f'{head} data-width="{width}">{body}'
 
 
@@ -127,12 +134,6 @@ def _tag(tag: str, key: str, used: set[str]) -> str:
     tag = re.sub(r"#fe00([0-9a-f]{2})", lambda m: f"var(--{TONES[int(m[1], 16)]})", tag)
     tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "", tag)
     return re.sub(r"(\d+\.\d\d)\d+", r"\1", tag)
-
-
-def _attribute(text: str) -> str:
-    for raw, safe in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(raw, safe)
-    return text
 
 
 def ticks(axes: Axes, which: str, at: Sequence[float], show: Callable[[float], str], *, grid: bool = False) -> None:

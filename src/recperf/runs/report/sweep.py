@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 from ...measure.explain import part_ms
-from .svg import require_matplotlib
+from .svg import require_matplotlib, svg_text
 
 
 def plot(sweep: dict[str, Any]) -> str:
     """The plot as an SVG file. With several swept fields, each combination is a tick on the axis."""
     require_matplotlib()
     from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     rows = sweep["rows"]
@@ -37,7 +35,4 @@ def plot(sweep: dict[str, Any]) -> str:
         axes.set_title(f"{sweep['workload']}: {rows[0]['profile']['steps']} steps per point, new ids, warm-up excluded")
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
-        drawn = io.StringIO()
-        canvas: Any = FigureCanvasSVG(figure)
-        canvas.print_svg(drawn, metadata={"Date": None})
-    return drawn.getvalue()
+        return svg_text(figure)
