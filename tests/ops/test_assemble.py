@@ -195,9 +195,9 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         {"time": parts["time"][1:]},
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match="the plan is for"):
-            forward(*(parts | wrong).values(), plan=of, scale=1.0)
+            assemble(*(parts | wrong).values(), plan=of, scale=1.0)
     with pytest.raises(ArgumentError, match="the position table has 2 rows; it needs more than 2"):
-        forward(*(parts | {"position": parts["position"][:2]}).values(), plan=of, scale=1.0)
+        assemble(*(parts | {"position": parts["position"][:2]}).values(), plan=of, scale=1.0)
     with pytest.raises(ArgumentError, match="source_S has 4 and action_S 5 entries"):
         plan(
             of.offsets_B1, torch.zeros(9, dtype=torch.int64), of.source_S[:4], of.source_S, of.source_starts_U1,

@@ -6,8 +6,9 @@ import functools
 import importlib
 import importlib.util
 import os
+from collections.abc import Callable
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -38,6 +39,24 @@ def choose(
         return _module(package, "reference"), f"reference: {problem}"
     op = package.rpartition(".")[2]
     raise MachineError(f"the {name} implementation of {op} cannot be used: {problem}", fix=fix)
+
+
+def dispatch(package: str, function: str, *, float64: bool = True) -> Callable[..., Any]:
+    """The op's function of this name, in the implementation for the device of its first argument, or in `impl`.
+
+    It is a forward or backward pass of its own: autograd and autocast are off. `float64`: whether kernels compute it;
+    otherwise the reference does.
+    """
+
+    def call(*arguments: Any, impl: Name = "auto", **options: Any) -> Any:
+        first = arguments[0]
+        if impl == "auto" and first.dtype == torch.float64 and not float64:
+            impl = "reference"
+        body, _ = choose(package, impl, first.device)
+        with torch.no_grad(), torch.autocast(first.device.type, enabled=False):
+            return getattr(body, function)(*arguments, **options)
+
+    return call
 
 
 def triton_problem(device: torch.device) -> str | None:

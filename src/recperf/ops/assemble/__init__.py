@@ -13,7 +13,8 @@ Shapes: B rows, C context tokens a row, T tokens, S positions, U shared rows, K 
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,64 +23,28 @@ from ...errors import ArgumentError
 from .. import choice
 from ..choice import Name
 from ..dropout import Dropout
+from ..dropout.rule import NO_DROPOUT
 from .plan import Plan, plan
 
 __all__ = ["Name", "Plan", "assemble", "backward", "choose", "forward", "plan"]
 
-NONE = Dropout(0.0)
-
 choose = functools.partial(choice.choose, __name__)
-
-
-def forward(
-    context_BCD: Tensor,
-    rows_UD: Tensor,
-    actions_KD: Tensor,
-    position_weight_PD: Tensor,
-    time_weight_QD: Tensor,
-    plan: Plan,
-    *,
-    scale: float,
-    dropout: Dropout = NONE,
-    impl: Name = "auto",
-) -> Tensor:
-    """The tokens, in the type of the rows."""
-    _check(context_BCD, rows_UD, actions_KD, position_weight_PD, time_weight_QD, plan)
-    body, _ = choose(impl, rows_UD.device)
-    parts = (context_BCD, rows_UD, actions_KD, position_weight_PD, time_weight_QD)
-    return cast(Tensor, body.forward(*parts, plan, scale=scale, dropout=dropout))
-
-
-def backward(
-    grad_TD: Tensor, plan: Plan, *, positions: int, scale: float, dropout: Dropout = NONE, impl: Name = "auto"
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of context (in the type of the gradient), rows, actions, positions and ages (at least float32)."""
-    body, _ = choose(impl, grad_TD.device)
-    gradients = body.backward(grad_TD, plan, positions=positions, scale=scale, dropout=dropout)
-    return cast(tuple[Tensor, Tensor, Tensor, Tensor, Tensor], gradients)
+forward: Callable[..., Tensor] = choice.dispatch(__name__, "forward")
+backward: Callable[..., tuple[Tensor, ...]] = choice.dispatch(__name__, "backward")
+"""Gradients of context (in the type of the gradient), rows, actions, positions and ages (at least float32)."""
 
 
 class _Assemble(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        context: Tensor,
-        rows: Tensor,
-        actions: Tensor,
-        position: Tensor,
-        time: Tensor,
-        plan: Plan,
-        options: Any,
-    ) -> Tensor:  # fmt: skip
-        parts = (context, rows, actions, position, time)
-        ctx.plan, ctx.options, ctx.positions = plan, options, position.shape[0]
+    def forward(ctx: Any, plan: Plan, options: dict[str, Any], *parts: Tensor) -> Tensor:
+        ctx.plan, ctx.options, ctx.positions = plan, options, parts[3].shape[0]
         ctx.dtypes = [part.dtype for part in parts]
         return forward(*parts, plan, **options)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gradients = backward(grads[0], ctx.plan, positions=ctx.positions, **ctx.options)
-        return *(part.to(dtype) for part, dtype in zip(gradients, ctx.dtypes)), None, None
+        return None, None, *(part.to(dtype) for part, dtype in zip(gradients, ctx.dtypes))
 
 
 def assemble(
@@ -91,13 +56,14 @@ def assemble(
     plan: Plan,
     *,
     scale: float,
-    dropout: Dropout = NONE,
+    dropout: Dropout = NO_DROPOUT,
     impl: Name = "auto",
 ) -> Tensor:
-    """`forward`, differentiable."""
+    """The tokens, in the type of the rows; differentiable."""
     parts = (context_BCD, rows_UD, actions_KD, position_weight_PD, time_weight_QD)
     options = {"scale": scale, "dropout": dropout, "impl": impl}
-    out_TD: Tensor = _Assemble.apply(*parts, plan, options)  # type: ignore[no-untyped-call]
+    _check(*parts, plan)
+    out_TD: Tensor = _Assemble.apply(plan, options, *parts)  # type: ignore[no-untyped-call]
     return out_TD
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dropout import Dropout
 from ..dropout.reference import factors
+from ..dropout.rule import NO_DROPOUT, Dropout
 from ..lookup.reference import segment_sum
 from .plan import Plan, grouped, row_of_token, shared_sums
 
@@ -36,7 +36,7 @@ def forward(
     plan: Plan,
     *,
     scale: float,
-    dropout: Dropout,
+    dropout: Dropout = NO_DROPOUT,
 ) -> Tensor:
     wide = torch.promote_types(rows_UD.dtype, torch.float32)
     is_context_T, position_T = places(plan, position_weight_PD.shape[0])
@@ -48,7 +48,7 @@ def forward(
 
 
 def backward(
-    grad_TD: Tensor, plan: Plan, *, positions: int, scale: float, dropout: Dropout
+    grad_TD: Tensor, plan: Plan, *, positions: int, scale: float, dropout: Dropout = NO_DROPOUT
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     kind = grad_TD.dtype
     grad_TD = grad_TD.to(torch.promote_types(kind, torch.float32))

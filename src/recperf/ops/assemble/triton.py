@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dropout import Dropout
+from ..dropout.rule import NO_DROPOUT, Dropout
 from ..dropout.triton import arguments, factors, row_words
 from ..lookup.triton import segment_sum, tile
 from .plan import Plan, shared_sums
@@ -148,7 +148,7 @@ def forward(
     plan: Plan,
     *,
     scale: float,
-    dropout: Dropout,
+    dropout: Dropout = NO_DROPOUT,
 ) -> Tensor:
     dim, rows = rows_UD.shape[1], plan.offsets_B1.numel() - 1
     out_TD = torch.empty(plan.tokens, dim, dtype=rows_UD.dtype, device=rows_UD.device)
@@ -165,7 +165,7 @@ def forward(
 
 
 def backward(
-    grad_TD: Tensor, plan: Plan, *, positions: int, scale: float, dropout: Dropout
+    grad_TD: Tensor, plan: Plan, *, positions: int, scale: float, dropout: Dropout = NO_DROPOUT
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     grad_TD, dim, rows = grad_TD.contiguous(), grad_TD.shape[1], plan.offsets_B1.numel() - 1
     context_BCD = torch.empty(rows, plan.context, dim, dtype=grad_TD.dtype, device=grad_TD.device)

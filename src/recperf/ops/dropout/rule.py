@@ -53,6 +53,7 @@ class Dropout:
         return word & 0xFFFFFFFF, word >> 32
 
 
+NO_DROPOUT = Dropout(0.0)
 COLUMN_STEP = 0x9E3779B1
 _STREAM = 0x64726F70
 """Separates these random words from others that use the same seed."""

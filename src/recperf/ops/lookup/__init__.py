@@ -3,7 +3,10 @@
 ids = unique(ids_N)                                                      # waits for the device once
 rows_UD = gather(table_RD, ids.values_U)
 tokens_ND = expand(rows_UD, ids.inverse_N, ids.order_N, ids.starts_U1)   # differentiable, summed in a fixed order
-rowwise_adagrad_(table_RD, state_R, ids.values_U, grad_UD, rate=..., eps=...)
+rowwise_adagrad_(table_RD, state_R, ids.values_U, grad_UD, rate=..., eps=...)           # in place
+grad_UD = segment_sum(grad_ND, ids.order_N, ids.starts_U1)
+
+The update is state += mean(grad^2), row -= rate * grad / (sqrt(state) + eps); no row may come twice.
 
 Shapes: R table rows, D width, N looked-up rows, U distinct rows.
 """
@@ -11,7 +14,8 @@ Shapes: R table rows, D width, N looked-up rows, U distinct rows.
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,36 +27,9 @@ from .unique import Unique, unique
 __all__ = ["Name", "Unique", "choose", "expand", "gather", "rowwise_adagrad_", "segment_sum", "unique"]
 
 choose = functools.partial(choice.choose, __name__)
-
-
-def gather(table_RD: Tensor, rows_N: Tensor, *, impl: Name = "auto") -> Tensor:
-    """Rows of a table; no gradient."""
-    body, _ = choose(impl, table_RD.device)
-    with torch.no_grad():
-        return cast(Tensor, body.gather(table_RD, rows_N))
-
-
-def segment_sum(grad_ND: Tensor, order_N: Tensor, starts_U1: Tensor, *, impl: Name = "auto") -> Tensor:
-    """Sum of `grad_ND[order_N[starts_U1[u]:starts_U1[u + 1]]]` for each u, in a fixed order; at least float32."""
-    body, _ = choose(impl, grad_ND.device)
-    with torch.no_grad():
-        return cast(Tensor, body.segment_sum(grad_ND, order_N, starts_U1))
-
-
-def rowwise_adagrad_(
-    table_RD: Tensor,
-    state_R: Tensor,
-    rows_U: Tensor,
-    grad_UD: Tensor,
-    *,
-    rate: float | Tensor,
-    eps: float,
-    impl: Name = "auto",
-) -> None:
-    """In place: state += mean(grad^2), row -= rate * grad / (sqrt(state) + eps). No row may come twice."""
-    body, _ = choose(impl, table_RD.device)
-    with torch.no_grad():
-        body.rowwise_adagrad_(table_RD, state_R, rows_U, grad_UD, rate=rate, eps=eps)
+gather: Callable[..., Tensor] = choice.dispatch(__name__, "gather")
+segment_sum: Callable[..., Tensor] = choice.dispatch(__name__, "segment_sum")
+rowwise_adagrad_ = choice.dispatch(__name__, "rowwise_adagrad_")
 
 
 class _Expand(torch.autograd.Function):
