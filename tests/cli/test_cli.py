@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recperf import __version__
-from recperf.data import movielens
+from recperf.data import movielens_like
 from recperf.data.movielens import MovieLens
 from recperf.data.movielens_like import generate
 
@@ -30,7 +30,7 @@ def few_ratings(seed: int) -> MovieLens:
 @pytest.fixture
 def call(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     # On all the embedded ratings, the baselines take most of a short run.
-    monkeypatch.setattr(movielens, "_generate", few_ratings)
+    monkeypatch.setattr(movielens_like, "generate", few_ratings)
     return call
 
 

@@ -1,12 +1,14 @@
 """Which regime a workload is in, from its readings against the measured ceilings of this machine. Torch-free.
 
-`RULES` says when a regime is named: all its conditions hold, and those of no other regime do. Otherwise the verdict is
-"unclear", with the reason. docs/regimes.md shows the same table.
+regimes.toml says when a regime is named: all its rules hold, and those of no other regime do. Otherwise the verdict is
+"unclear", with the reason.
 """
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from .ceilings import ceilings, row_time
@@ -31,92 +33,17 @@ class Condition:
         return f"{'at least' if self.at_least else 'below'} {self.threshold:g}"
 
 
-def least(reading: str, threshold: float) -> Condition:
-    return Condition(reading, True, threshold)
-
-
-def below(reading: str, threshold: float) -> Condition:
-    return Condition(reading, False, threshold)
-
-
-READINGS = {
-    "input": "share of the step that waits for its batch",
-    "communication": "share of the step that waits for other ranks",
-    "compute": "time of the counted FLOPs at the measured rate of matrix products, as a share of the step",
-    "stream": "time of the counted bytes at the measured copy bandwidth, as a share of the step",
-    "table": "share of the step spent on embedding tables: hashing, lookup, backward pass and sparse update",
-    "beyond": "bytes of table rows that the window touched, in last-level caches of this machine",
-    "of memory": "time of a looked-up row, relative to a random row of that size from memory",
-    "empty ops": "time of an operator, relative to one that does nothing",
-    "launch": "share of a traced step in which the device idles because the host has not launched its next work",
-    "small": "share of the kernel time that is in kernels under 10 us, which are too short to fill a device",
+_FILE = tomllib.loads(files(__package__).joinpath("regimes.toml").read_text(encoding="utf-8"))
+READINGS: dict[str, str] = _FILE["readings"]
+SECOND: dict[str, str] = _FILE["second"]
+REGIMES: dict[str, dict[str, Any]] = _FILE["regimes"]
+RULES = {
+    name: tuple(Condition(reading, sign == ">=", threshold) for reading, sign, threshold in regime["rules"])
+    for name, regime in REGIMES.items()
 }
-
-_NO_ROOF = (below("input", 0.5), below("compute", 0.5), below("stream", 0.5))
-RULES: dict[str, tuple[Condition, ...]] = {
-    "input-bound": (least("input", 0.5),),
-    "communication-bound": (least("communication", 0.5),),
-    "compute-bound": (below("input", 0.5), least("compute", 0.5)),
-    "bandwidth-bound": (below("input", 0.5), below("compute", 0.5), least("stream", 0.5)),
-    "latency-bound": (
-        *_NO_ROOF,
-        least("table", 0.5),
-        least("beyond", 2.0),
-        least("of memory", 0.3),
-        below("launch", 0.3),
-    ),
-    "cache-bound": (*_NO_ROOF, least("table", 0.5), below("beyond", 2.0), below("launch", 0.3)),
-    "dispatch-bound": (
-        *_NO_ROOF,
-        below("table", 0.5),
-        below("empty ops", 10.0),
-        below("launch", 0.3),
-        below("small", 0.4),
-    ),
-    "launch-bound": (*_NO_ROOF, least("launch", 0.3)),
-    "small-kernel-bound": (*_NO_ROOF, below("table", 0.5), below("launch", 0.3), least("small", 0.4)),
-}
-
-_ROOFS = "arithmetic needs {compute:.0%} and memory traffic {stream:.0%} of it"
-SENTENCES = {
-    "input-bound": "Input dominates: the step waits for its batch for {input:.0%} of its time.",
-    "communication-bound": "Communication dominates: the step waits for other ranks for {communication:.0%} of its "
-    "time.",
-    "compute-bound": "Arithmetic dominates: the counted FLOPs alone take {compute:.0%} of the step.",
-    "bandwidth-bound": "Memory bandwidth dominates: the counted bytes alone take {stream:.0%} of the step.",
-    "latency-bound": "Memory latency dominates: embedding tables take {table:.0%} of the step, and the rows it touches "
-    "are {beyond:.0f} times the last-level cache; streaming the same bytes would take {stream:.0%} of the step.",
-    "cache-bound": "Work on cached rows dominates: embedding tables take {table:.0%} of the step, and the rows it "
-    "touches fit the last-level cache.",
-    "dispatch-bound": "Operator overhead dominates: {operators:,} operator calls take at least {overhead:.0%} of the "
-    f"step, whatever they compute; {_ROOFS}.",
-    "launch-bound": "Launch overhead dominates: the device waits for the host's next kernel for {launch:.0%} of the "
-    f"step; {_ROOFS}.",
-    "small-kernel-bound": "Small kernels dominate: {small:.0%} of the kernel time is in kernels under 10 us, too short "
-    f"to fill the device; {_ROOFS}.",
-}
-
 IMPOSSIBLE = 1.5
 """A compute share above this cannot be real. Ceilings vary, but less; bytes may come from a cache."""
 
-SECOND = {
-    "input": "input: {:.0%} of the step waits for its batch",
-    "communication": "communication: {:.0%} of the step waits for other ranks",
-    "launch": "launch overhead: the device waits for the host for {:.0%} of the step",
-    "compute": "arithmetic: the counted FLOPs alone take {:.0%} of the step",
-    "stream": "memory bandwidth: the counted bytes alone take {:.0%} of the step",
-    "table": "embedding tables: {:.0%} of the step",
-}
-FIRST = {
-    "input-bound": "input",
-    "communication-bound": "communication",
-    "launch-bound": "launch",
-    "dispatch-bound": "launch",
-    "compute-bound": "compute",
-    "bandwidth-bound": "stream",
-    "latency-bound": "table",
-    "cache-bound": "table",
-}
 NOTICEABLE = 0.15
 """Smaller shares are not named as the second limit."""
 
@@ -138,7 +65,9 @@ def explain(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, 
     else:
         known = {key: value or 0.0 for key, value in readings.items()}
         overhead = 1 / known["empty ops"] if known["empty ops"] else 0.0
-        sentence = SENTENCES[name].format(**known, operators=profile.get("operators", 0), overhead=min(1.0, overhead))
+        sentence = REGIMES[name]["sentence"].format(
+            **known, operators=profile.get("operators", 0), overhead=min(1.0, overhead)
+        )
     sentence = " ".join(filter(None, (sentence, ranks_sentence(profile))))
     return {"name": name, "sentence": sentence, "evidence": _evidence(name, readings)}
 
@@ -147,7 +76,8 @@ def verdict(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, 
     """The regime with its confidence, and the second limit."""
     regime, readings = explain(profile, peaks), read(profile, peaks)
     name = regime["name"]
-    others = {key: readings[key] or 0.0 for key in SECOND if key != FIRST.get(name)}
+    limit = REGIMES.get(name, {}).get("limit")
+    others = {key: readings[key] or 0.0 for key in SECOND if key != limit}
     largest = max(others, key=lambda key: others[key])
     confidence, why = _confidence(profile, name, readings)
     return {

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ..config import from_json, require, within
 from ..errors import ConfigError, UsageError, did_you_mean
 
-GB, GIB, TERA = 10**9, 2**30, 10**12
+GB, TERA = 10**9, 10**12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,47 +173,11 @@ class Network:
         within(1, self.ranks_per_node, 1 << 16, "network.ranks_per_node")
 
 
-KNOWN = {
-    "h200": Device(
-        name="h200",
-        memory_bytes=143_771 * 2**20,
-        bytes_per_s=4.8e12,
-        flops=Rates(bfloat16=989 * TERA, tf32=494 * TERA, float32=67 * TERA),
-        link_bytes_per_s=450 * GB,
-        link="NVLink 4",
-        origin="data sheet; memory as reported by the driver",
-    ),
-    "b200": Device(
-        name="b200",
-        memory_bytes=180 * GB,
-        bytes_per_s=8e12,
-        flops=Rates(bfloat16=2250 * TERA, tf32=1125 * TERA, float32=75 * TERA),
-        link_bytes_per_s=900 * GB,
-        link="NVLink 5",
-        origin="data sheet",
-    ),
-    "mi350x": Device(
-        name="mi350x",
-        memory_bytes=288 * GIB,
-        bytes_per_s=8e12,
-        flops=Rates(bfloat16=2300 * TERA, float32=144 * TERA),
-        link_bytes_per_s=537 * GB,
-        link="Infinity Fabric",
-        origin="data sheet",
-    ),
-}
-"""Peaks without sparsity. Link bandwidth is one direction: half of the figure in the data sheet."""
-
+_FILE = tomllib.loads(files(__package__).joinpath("devices.toml").read_text(encoding="utf-8"))
+KNOWN = {name: from_json(Device, {"name": name, **fields}, field="device") for name, fields in _FILE["device"].items()}
 NETWORKS = {
-    "ib400": Network(origin="assumed: 400 Gbit/s per rank"),
-    "ib200": Network(name="ib200", bytes_per_s=25 * GB, origin="assumed: 200 Gbit/s per rank"),
-    "ib800": Network(name="ib800", bytes_per_s=100 * GB, origin="assumed: 800 Gbit/s per rank"),
-    "eth25": Network(name="eth25", bytes_per_s=3.1e9, latency_s=50e-6, origin="assumed: 25 Gbit/s per rank"),
-    "loopback": Network(
-        name="loopback", bytes_per_s=1e9, latency_s=200e-6, link_latency_s=200e-6, ranks_per_node=1 << 16,
-        origin="assumed: gloo ranks on one host",
-    ),
-}  # fmt: skip
+    name: from_json(Network, {"name": name, **fields}, field="network") for name, fields in _FILE["network"].items()
+}
 
 
 def from_peaks(peaks: dict[str, Any]) -> Device:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib.resources import files
 from time import monotonic
 from typing import Any
 
@@ -57,58 +59,15 @@ class Effort:
     """Size of the buffer copied between host and GPU."""
 
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
 
-QUICK = Effort(
-    seconds=0.05,
-    least=5,
-    most=25,
-    tries=2,
-    patience=7.0,
-    product_seconds=0.6,
-    product_side=4096,
-    caches=8,
-    table_bytes=512 * MIB,
-    knee_bytes=256 * MIB,
-    knee_points=1,
-    ids=1 << 16,
-    gpu_table_bytes=GIB,
-    transfer_bytes=64 * MIB,
-)
 
-FULL = Effort(
-    seconds=0.25,
-    least=9,
-    most=101,
-    tries=2,
-    patience=45.0,
-    product_seconds=2.5,
-    product_side=8192,
-    caches=8,
-    table_bytes=512 * MIB,
-    knee_bytes=GIB,
-    knee_points=2,
-    ids=1 << 16,
-    gpu_table_bytes=8 * GIB,
-    transfer_bytes=256 * MIB,
-)
+def _effort(fields: dict[str, Any]) -> Effort:
+    return Effort(**{k.replace("_mib", "_bytes"): MIB * v if k.endswith("_mib") else v for k, v in fields.items()})
 
-TINY = replace(
-    QUICK,
-    seconds=0.0,
-    least=3,
-    most=3,
-    tries=1,
-    product_seconds=0.0,
-    product_side=32,
-    caches=0,
-    table_bytes=MIB,
-    knee_bytes=MIB,
-    ids=256,
-    gpu_table_bytes=64 * MIB,
-    transfer_bytes=MIB,
-)
-"""Shows in a fraction of a second that everything works; its figures mean nothing."""
+
+_FILE = tomllib.loads(files(__package__).joinpath("efforts.toml").read_text(encoding="utf-8"))
+QUICK, FULL, TINY = (_effort(_FILE[name]) for name in ("quick", "full", "tiny"))
 
 
 class Sampler:
