@@ -17,7 +17,7 @@ ACTIONS = {
     "make": "write a synthetic dataset",
     "convert": "convert a click log to arrays, in bounded memory",
     "prepare": "convert raw listening events to an event store, in bounded memory",
-    "import": "turn events of your own (CSV or parquet) into an event store",
+    "import": "import your own events (CSV, Parquet, JSON lines) into an event store",
     "info": "describe a dataset",
 }
 
