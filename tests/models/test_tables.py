@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -197,3 +198,18 @@ def test_the_public_names_are_views() -> None:
         assert torch.equal(value, before[name]), "nothing is copied if something does not fit"
     with pytest.raises(ConfigError, match="no counterpart of interaction dcn"):
         public_parameters(DLRM(replace(CONFIG, interaction="dcn", cross_layers=1, cross_rank=2)))
+
+
+@pytest.mark.parametrize("ids", [[[1, 2], [3, 7]], [[5, 2], [3, 6]], [[1, 2], [-1, 6]]], ids=str)
+def test_a_stacked_lookup_refuses_an_id_of_another_table(ids: list[list[int]]) -> None:
+    tables = StackedTables(("a", "b"), (5, 7), 4)
+    tables.reset(0.1, 1)
+    with pytest.raises(DataError, match=r"its table has \d rows"):
+        tables(JaggedFeatures.from_ids(("a", "b"), torch.tensor(ids)))
+
+
+def test_a_copied_model_looks_up_the_same_rows() -> None:
+    tables = SparseTables(("a", "b"), (5, 7), 4)
+    tables.reset(0.1, 1)
+    features = JaggedFeatures.from_ids(("a", "b"), torch.tensor([[1, 2], [3, 6]]))
+    assert torch.equal(copy.deepcopy(tables)(features)["b"], tables(features)["b"])

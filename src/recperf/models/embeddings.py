@@ -5,15 +5,18 @@ Shapes: B samples, F features, D width, V ids in the batch, R rows of all tables
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..data.batch import JaggedFeatures
 from ..errors import DataError
+from ..ops.bag import native, reference
 from .init import normal_
 from .mlp import add_gradient
 
@@ -91,14 +94,22 @@ class StackedTables(Embeddings):
             add_gradient(self.weight_RD, pool_backward(saved, gradient_FBD, features, self.weight_RD.shape[0]))
 
     def rows_of(self, features: JaggedFeatures) -> Tensor:
-        """The row of the stacked tensor that each id refers to."""
+        """The row of the stacked tensor that each id refers to. On a CPU an id outside its table is an error; on a GPU
+        the check would wait for the device, and `check` makes it."""
         require_keys(features, self.keys)
-        if features.one_id_a_bag:
-            return (features.values_V.view(len(self.keys), -1) + self.starts_F1).view(-1)
-        per_key = torch.tensor(features.ids_per_key, device=features.values_V.device)
-        return features.values_V + self.starts_F1[:, 0].repeat_interleave(
-            per_key, output_size=features.values_V.numel()
-        )
+        if not features.one_id_a_bag:
+            rows: Any = native if features.values_V.is_cpu and not isinstance(native.library(), str) else reference
+            rows_V: Tensor = rows.checked_rows(
+                features.values_V, features.offsets_FB1, sum(self.rows), self.starts_F1[:, 0]
+            )
+            return rows_V
+        ids_FB = features.values_V.view(len(self.keys), -1)
+        if ids_FB.is_cpu and ids_FB.numel():
+            # Read without a sign, a negative id is larger than any table. numpy is faster than torch at this size.
+            unsigned = np.uint64 if ids_FB.dtype is torch.int64 else np.uint32
+            if any(map(operator.ge, ids_FB.numpy().view(unsigned).max(1).tolist(), self.rows)):
+                self.check(features)
+        return (ids_FB + self.starts_F1).view(-1)
 
 
 def require_keys(features: JaggedFeatures, keys: tuple[str, ...]) -> None:
@@ -107,8 +118,7 @@ def require_keys(features: JaggedFeatures, keys: tuple[str, ...]) -> None:
 
 
 def require_ids(features: JaggedFeatures, keys: tuple[str, ...], rows: tuple[int, ...]) -> None:
-    """Raise an error for ids outside their table. A stacked lookup would read another table's row instead of failing,
-    so callers with ids from outside check them once; the training loop does not pay for it every step."""
+    """Fail if an id is outside its table: a stacked lookup would read a row of another table."""
     for key, count in zip(keys, rows):
         ids, _ = features[key]
         if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= count):

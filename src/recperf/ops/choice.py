@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import importlib
 import importlib.util
@@ -15,6 +16,9 @@ import torch
 from ..errors import MachineError
 
 Name = Literal["auto", "reference", "native", "triton"]
+
+# A model holds the modules that implement its ops; a copy of the model refers to the same modules.
+copyreg.pickle(ModuleType, lambda module: (importlib.import_module, (module.__name__,)))
 
 
 def choose(

@@ -64,7 +64,7 @@ def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
     return rows_V
 
 
-def _checked_rows(ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None) -> Tensor:
+def checked_rows(ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None) -> Tensor:
     """The row of the stacked tables that each id means; an id outside its table is an error."""
     count, bags = ids_V.numel(), offsets_B1.numel() - 1
     features = 1 if starts_F is None else starts_F.numel()
@@ -100,7 +100,7 @@ def _unknown(place: int, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F:
 def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
     rows, dim = table_RD.shape
     table = address("table_RD", table_RD, torch.float32, (rows, dim))
-    rows_V = _checked_rows(ids_V, offsets_B1, rows, starts_F)
+    rows_V = checked_rows(ids_V, offsets_B1, rows, starts_F)
     bags = offsets_B1.numel() - 1
     out_BD = torch.empty(bags, dim)
     call = usable(library()).bag_sum
@@ -121,7 +121,7 @@ class Grouped:
         if count > MOST_IDS:
             raise ArgumentError(f"ids_V has {count} ids; at most {MOST_IDS} can be sorted at a time")
         self.rows, self.bags = rows, offsets_B1.numel() - 1
-        self.rows_V = rows_V = _checked_rows(ids_V, offsets_B1, rows, starts_F)
+        self.rows_V = rows_V = checked_rows(ids_V, offsets_B1, rows, starts_F)
         self.order_V = torch.empty(count, dtype=torch.int32)
         scratch_V = torch.empty(count, dtype=torch.int32)
         usable(library()).sort_rows(rows_V.data_ptr(), count, rows - 1, self.order_V.data_ptr(), scratch_V.data_ptr())
