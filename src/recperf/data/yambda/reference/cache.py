@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import DataError
+from ....errors import DataError, MachineError
 from ..maps import catalogue
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
-from ..store import MANIFEST, EventStore, is_store_folder, open_store
-from .npy import map_npy
+from ..store import MANIFEST, EventStore, is_store_folder, map_file, open_store
 
 READY, CACHE_META = "_READY", "store_meta.json"
 POPULARITY, SPLIT_META = "item_popularity.npy", "split_meta.json"
@@ -80,7 +79,7 @@ def open_reference(cache_folder: Path, maps: Path | None = None) -> EventStore:
     events, users = _counts(folder)
     flat = {name: column(folder, name, kind, events) for name, kind in FLAT_COLUMNS.items()}
     for path in sorted([*folder.glob("positions_L*.npy"), *folder.glob("anchor_ts_L*.npy")]):
-        map_npy(path, "<i8", of="the reference cache", fix=_FIX)
+        map_npy(path, "<i8")
     user_ids_U, user_first_U1 = _users(folder, flat["flat_uid"], users)
     catalogue_I2 = _catalogue(folder, maps, flat["flat_item_ids"])
     return EventStore(
@@ -102,14 +101,40 @@ def reference_ratios(store: EventStore) -> NDArray[np.float32]:
     return column(store.folder, "flat_played_ratio", FLAT_COLUMNS["flat_played_ratio"], store.events)
 
 
-def unusable(path: Path, reason: str, fix: str = _FIX) -> DataError:
+def unusable(path: Path, reason: str) -> DataError:
     """The error for a file of a cache with wrong content."""
-    return DataError(f"the reference cache cannot be used: {path.name} {reason}", where={"file": path}, fix=fix)
+    return DataError(f"the reference cache cannot be used: {path.name} {reason}", where={"file": path}, fix=_FIX)
 
 
 def column(folder: Path, name: str, kind: str, length: int | None = None) -> NDArray[Any]:
     """Map a column of a cache."""
-    return map_npy(folder / f"{name}.npy", kind, length, of="the reference cache", fix=_FIX)
+    return map_npy(folder / f"{name}.npy", kind, length)
+
+
+def map_npy(path: Path, dtype: str, length: int | None = None) -> NDArray[Any]:
+    """Map a one-dimensional .npy file; any other content is an error."""
+    if not path.is_file():
+        raise unusable(path, "is missing")
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, actual = read(file)
+            offset = file.tell()
+    except (ValueError, EOFError, SyntaxError):
+        raise unusable(path, "has no .npy header") from None
+    except OSError as error:
+        raise MachineError(
+            f"{path.name} cannot be read: {error.strerror}", where={"file": path}, fix="check its permissions"
+        ) from error
+    if actual != np.dtype(dtype) or len(shape) != 1:
+        raise unusable(path, f"holds {actual} {list(shape)}, not one column of {np.dtype(dtype)}")
+    if length is not None and shape[0] != length:
+        raise unusable(path, f"holds {shape[0]:,} values, not {length:,}")
+    size, expected = path.stat().st_size, offset + shape[0] * actual.itemsize
+    if size != expected:
+        raise unusable(path, f"has {size:,} bytes, not the {expected:,} its header states")
+    return map_file(path, "|u1", expected)[offset:].view(actual)
 
 
 def _counts(folder: Path) -> tuple[int, int]:
@@ -167,7 +192,7 @@ def _catalogue(folder: Path, maps: Path | None, items_E: NDArray[np.int64]) -> N
     catalogue_I2 = catalogue(place / ARTISTS_FILE, place / ALBUMS_FILE)
     popularity = folder.absolute().parent / POPULARITY
     if popularity.is_file():
-        count_I = map_npy(popularity, "<i8", of="the reference cache", fix=_FIX)
+        count_I = map_npy(popularity, "<i8")
         if int(count_I.sum()) != len(items_E):
             raise unusable(popularity, f"counts {int(count_I.sum()):,} events; the cache has {len(items_E):,}")
         items = len(count_I)

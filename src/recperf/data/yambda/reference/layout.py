@@ -13,7 +13,7 @@ import filecmp
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,6 @@ from .cache import (
     read_json,
 )
 from .columns import anchors, flat_blocks, popularity, ranges, user_column
-from .npy import save_npy
 from .sessions import PARQUET_FILES, SESSIONS, TEST_EVENTS, write_sessions
 
 Progress = Callable[[int, int], None]
@@ -176,7 +175,7 @@ def _steps(
         write_sessions(events, store, split, paths, rows=block, fix=_AGAIN, tick=tick)
 
     def table(name: str, dtype: str, values: Callable[[], NDArray[Any]]) -> _Step:
-        return _Step((name,), 0, lambda names, tick: save_npy(processed / name, dtype, [values()], fix=_AGAIN))
+        return _Step((name,), 0, lambda names, tick: _save_npy(processed / name, dtype, [values()]))
 
     def column(name: str, dtype: str, blocks: Callable[[], Iterator[NDArray[Any]]]) -> _Step:
         def ticked(tick: Tick) -> Iterator[NDArray[Any]]:
@@ -185,9 +184,7 @@ def _steps(
                 tick(stop - start)
 
         name = f"{cache}/{name}.npy"
-        return _Step(
-            (name,), store.events, lambda names, tick: save_npy(processed / name, dtype, ticked(tick), fix=_AGAIN)
-        )
+        return _Step((name,), store.events, lambda names, tick: _save_npy(processed / name, dtype, ticked(tick)))
 
     def text(name: str, content: Callable[[], bytes]) -> _Step:
         return _Step((name,), 0, lambda names, tick: write_atomic(processed / name, content(), fix=_AGAIN))
@@ -282,3 +279,21 @@ def _copy_maps(files: RawFiles, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(target, fix=_AGAIN) as file, source.open("rb") as content:
             shutil.copyfileobj(content, file)
+
+
+def _save_npy(path: Path, dtype: str, blocks: Iterable[NDArray[Any]]) -> None:
+    """Write the .npy file that numpy.save would write, from blocks whose total length is not known before."""
+
+    def write_header(length: int) -> None:
+        file.seek(0)
+        fields = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (length,)}
+        np.lib.format.write_array_header_1_0(file, fields)
+
+    length = 0
+    with atomic_file(path, fix=_AGAIN) as file:
+        # The header has the same size for every length.
+        write_header(0)
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
+            length += len(block)
+        write_header(length)

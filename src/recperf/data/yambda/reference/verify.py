@@ -30,11 +30,11 @@ from .cache import (
     SPLIT_META,
     USER_COLUMNS,
     column,
+    map_npy,
     reference_ratios,
     unusable,
 )
 from .columns import anchors, flat_column, popularity, ranges, uids_of, user_column
-from .npy import map_npy
 from .session_rows import SessionRows, check_test_events
 from .sessions import SESSION_INDEX, SESSIONS, TEST_EVENTS, index_columns, session_columns
 
@@ -148,7 +148,7 @@ class _Verification:
             path = self.processed / POPULARITY
             _compare(
                 path,
-                map_npy(path, "<i8", of="the reference cache", fix="count again"),
+                map_npy(path, "<i8"),
                 popularity(self.store, _BLOCK),
                 of="item",
             )
