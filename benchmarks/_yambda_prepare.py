@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from recperf.data.yambda.config import HistoryConfig
-from recperf.data.yambda.prepare import prepare, split_of
+from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate, need_pyarrow
 from recperf.data.yambda.reference.layout import write_layout
-from recperf.data.yambda.schema import EVENT_TYPES, LEAST_PLAYED, SESSION_GAP_S
+from recperf.data.yambda.schema import EVENT_TYPES, LEAST_PLAYED, SESSION_GAP_S, split_of
 from recperf.data.yambda.store import open_store
 from recperf.data.yambda.synthesize import of_size, write_raw
 

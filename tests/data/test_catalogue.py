@@ -140,22 +140,6 @@ def test_get_refuses_another_archive(server: Server, monkeypatch: pytest.MonkeyP
     assert nothing_left()
 
 
-def test_get_refuses_an_archive_with_a_file_missing_changed_or_no_archive(
-    server: Server, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]
-) -> None:
-    serve(server, monkeypatch, {file: content for file, content in files.items() if file != "u.user"})
-    with pytest.raises(DataError, match=r"u\.user"):
-        catalogue.get(NAME, say=quiet, url=server.url)
-    serve(server, monkeypatch, {**files, "u.item": b"changed", "README": b""})
-    with pytest.raises(DataError, match=r"u\.item in the archive is not as published"):
-        catalogue.get(NAME, say=quiet, url=server.url)
-    server.body = b"not a zip"
-    monkeypatch.setattr(catalogue, "ZIP_SHA256", hashlib.sha256(server.body).hexdigest())
-    with pytest.raises(DataError, match="cannot be used"):
-        catalogue.get(NAME, say=quiet, url=server.url)
-    assert nothing_left()
-
-
 @pytest.mark.parametrize(
     ("failure", "reason"), [("refuses", "no connection to 127"), ("not found", "404"), ("breaks off", "broke off")]
 )

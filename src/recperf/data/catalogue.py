@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-import zlib
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -231,7 +230,9 @@ def _fetch(url: str, folder: Path, say: Say) -> None:
             where={"url": url},
             fix="try again; if it fails again, a proxy may be changing the file",
         )
-    _unpack(archive, folder, url)
+    with zipfile.ZipFile(archive) as opened:
+        for file in (*movielens.FILES, "README"):
+            (folder / file).write_bytes(opened.read(f"ml-100k/{file}"))
     archive.unlink()
 
 
@@ -264,18 +265,3 @@ def _download(url: str, target: Path) -> None:
             where={"url": url},
             fix=f"download {URL} on another machine, unzip it, and use --data.path FOLDER/ml-100k",
         ) from None
-
-
-def _unpack(archive: Path, folder: Path, url: str) -> None:
-    """Extract the files that are needed from the archive, and verify each."""
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            for file in (*movielens.FILES, "README"):
-                (folder / file).write_bytes(opened.read(f"ml-100k/{file}"))
-    except (KeyError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        what = f"the archive cannot be used: {str(error).strip(chr(34))}"
-        raise DataError(what, where={"url": url}, fix=f"fetch the published archive: {URL}") from None
-    damaged = [file for file, digest in _digests(folder).items() if digest != movielens.PUBLISHED_SHA256[file]]
-    if damaged:
-        what = f"{', '.join(damaged)} in the archive {'is' if len(damaged) == 1 else 'are'} not as published"
-        raise DataError(what, where={"url": url}, fix=f"fetch the published archive: {URL}")

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .batch import ClickBatch, JaggedFeatures
+from .batch import ClickBatch, JaggedFeatures, Tensors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Samples:
+class Samples(Tensors):
     """A whole split as tensors, one id per feature and sample. Shuffling is fastest if the ids of a sample are
     adjacent in memory."""
 
@@ -26,18 +26,6 @@ class Samples:
 
     def __len__(self) -> int:
         return self.labels_N.shape[0]
-
-    def to(self, device: torch.device | str) -> Samples:
-        return Samples(
-            keys=self.keys,
-            dense_ND=self.dense_ND.to(device),
-            ids_FN=self.ids_FN.to(device),
-            labels_N=self.labels_N.to(device),
-        )
-
-    @property
-    def nbytes(self) -> int:
-        return self.dense_ND.nbytes + self.ids_FN.nbytes + self.labels_N.nbytes
 
 
 def permutation(count: int, seed: int, epoch: int) -> Tensor:

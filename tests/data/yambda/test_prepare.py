@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from recperf.data.yambda import prepare as prepare_module
-from recperf.data.yambda.prepare import piece_rows, prepare, split_of
+from recperf.data.yambda.prepare import piece_rows, prepare
 from recperf.data.yambda.raw import locate
 from recperf.data.yambda.schema import (
     LIKE,
@@ -24,6 +24,7 @@ from recperf.data.yambda.schema import (
     ORGANIC,
     SKIP,
     TYPE_SHIFT,
+    split_of,
 )
 from recperf.data.yambda.store import open_store, ratios, verify
 from recperf.errors import DataError, MachineError, UsageError

@@ -85,11 +85,8 @@ class CriteoOrder:
         begin, end = self.store.bounds(self.split)
         firsts = begin + blocks * self.block_rows
         read = [self.store.read(int(first), min(end, int(first) + self.block_rows)) for first in firsts]
-        return Rows(
-            dense_ND=np.concatenate([rows.dense_ND for rows in read]),
-            ids_NF=np.concatenate([rows.ids_NF for rows in read]),
-            labels_N=np.concatenate([rows.labels_N for rows in read]),
-        )
+        columns = zip(*((rows.dense_ND, rows.ids_NF, rows.labels_N) for rows in read))
+        return Rows(*(np.concatenate(column) for column in columns))
 
     def _cut(self, groups: Iterator[Rows], skipped: int) -> Iterator[ClickBatch]:
         """Batches of the rows of consecutive groups; a batch may span two groups."""

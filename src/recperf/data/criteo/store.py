@@ -19,7 +19,7 @@ from .convert import Conversion, Progress, column_name, convert
 Split = Literal["train", "valid"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Some rows of a log, copied into memory."""
 
@@ -32,11 +32,7 @@ class Rows:
 
     def take(self, order_N: NDArray[np.int64]) -> Rows:
         """The same rows in another order."""
-        return Rows(
-            dense_ND=self.dense_ND.take(order_N, axis=0),
-            ids_NF=self.ids_NF.take(order_N, axis=0),
-            labels_N=self.labels_N.take(order_N),
-        )
+        return Rows(*(column.take(order_N, axis=0) for column in (self.dense_ND, self.ids_NF, self.labels_N)))
 
 
 class CriteoStore:
@@ -70,12 +66,7 @@ class CriteoStore:
 
     def read(self, first: int, last: int) -> Rows:
         """The rows first .. last - 1."""
-        pieces = list(self._pieces(first, last))
-        if len(pieces) == 1:
-            dense_ND, ids_NF, labels_N = (np.array(column) for column in pieces[0])
-        else:
-            dense_ND, ids_NF, labels_N = (np.concatenate(columns) for columns in zip(*pieces))
-        return Rows(dense_ND=dense_ND, ids_NF=ids_NF, labels_N=labels_N)
+        return Rows(*(np.concatenate(columns) for columns in zip(*self._pieces(first, last))))
 
     def labels(self, split: Split) -> NDArray[np.uint8]:
         """All labels of a split, in the order of the log."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...errors import DataError, MachineError, UsageError
 from ...files import sha256
 from .maps import catalogue
 from .raw import Chunk, RawEvents, RawFiles, identity_of, require_known
-from .schema import DAY_S, GAP_MINUTES, LICENCE, SYNTHETIC_KEY, SYNTHETIC_LICENCE, TEST_DAYS, TRAIN_DAYS
+from .schema import GAP_MINUTES, LICENCE, SYNTHETIC_KEY, SYNTHETIC_LICENCE, TEST_DAYS, TRAIN_DAYS, Split, split_of
 from .store import EVENT_BYTES, kinds_of
 from .writer import StoreWriter, finished
 
@@ -34,23 +34,6 @@ ROW_BYTES = 220
 """Maximum memory per row read: decoded columns, masks and copies."""
 ROOM_SHARE = 0.9
 """A disk with less than this share of the space that the events may need is refused at the start."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """The split by time: training is [train_start, train_end), test is [test_start, test_end)."""
-
-    train_start: int
-    train_end: int
-    test_start: int
-    test_end: int
-
-
-def split_of(t_max: int) -> Split:
-    """The benchmark's split of a stream whose last event is at `t_max`."""
-    test_start = t_max - TEST_DAYS * DAY_S
-    train_end = test_start - GAP_MINUTES * 60
-    return Split(train_start=train_end - TRAIN_DAYS * DAY_S, train_end=train_end, test_start=test_start, test_end=t_max)
 
 
 def prepare(

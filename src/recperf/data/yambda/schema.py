@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 REPOSITORY: Final = "yandex/yambda"
@@ -61,3 +62,20 @@ CROSSES: Final = {
 CONTEXT: Final = ("uid", *CROSSES)
 HISTORY: Final = ("item_id", "artist_id", "album_id")
 CANDIDATE: Final = ("item_candidate_id", "item_candidate_artist_id", "item_candidate_album_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The split by time: training is [train_start, train_end), test is [test_start, test_end)."""
+
+    train_start: int
+    train_end: int
+    test_start: int
+    test_end: int
+
+
+def split_of(t_max: int) -> Split:
+    """The benchmark's split of a stream whose last event is at `t_max`."""
+    test_start = t_max - TEST_DAYS * DAY_S
+    train_end = test_start - GAP_MINUTES * 60
+    return Split(train_start=train_end - TRAIN_DAYS * DAY_S, train_end=train_end, test_start=test_start, test_end=t_max)

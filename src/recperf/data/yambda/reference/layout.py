@@ -26,9 +26,9 @@ from .... import units
 from ....config import within
 from ....errors import DataError, MachineError
 from ....files import alone, atomic_file, sha256, write_atomic, write_json, writing
-from ..prepare import piece_rows, split_of
+from ..prepare import piece_rows
 from ..raw import RawEvents, RawFiles, need_pyarrow
-from ..schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS
+from ..schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS, split_of
 from ..store import EventStore, block_digests
 from .cache import (
     CACHE_META,

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from ....errors import DataError
 from ....files import atomic_file, writing
-from ..prepare import Split
 from ..raw import Chunk, RawEvents, need_pyarrow
-from ..schema import COLUMNS, SESSION_GAP_S
+from ..schema import COLUMNS, SESSION_GAP_S, Split
 from ..store import EventStore
 from .columns import read_block, uids_of
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ....config import require, within
-from ..schema import DAY_S, GAP_MINUTES, TEST_DAYS, TICK_S, TRAIN_DAYS
+from ..schema import DAY_S, GAP_MINUTES, TEST_DAYS, TICK_S, TRAIN_DAYS, split_of
 
 MOST_GENRES = 64
 _REAL_EVENTS_PER_USER = 4763
@@ -64,15 +64,7 @@ class YambdaLike:
     @property
     def split(self) -> dict[str, int]:
         """Boundaries of training and test data in seconds, by the rule of the real data."""
-        test_end = self.end_tick * TICK_S
-        test_start = test_end - TEST_DAYS * DAY_S
-        train_end = test_start - GAP_MINUTES * 60
-        return {
-            "train_start": train_end - TRAIN_DAYS * DAY_S,
-            "train_end": train_end,
-            "test_start": test_start,
-            "test_end": test_end,
-        }
+        return asdict(split_of(self.end_tick * TICK_S))
 
 
 def default(seed: int = 7) -> YambdaLike:
