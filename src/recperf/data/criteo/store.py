@@ -32,7 +32,7 @@ class Rows:
 
     def take(self, order_N: NDArray[np.int64]) -> Rows:
         """The same rows in another order."""
-        return Rows(*(column.take(order_N, axis=0) for column in (self.dense_ND, self.ids_NF, self.labels_N)))
+        return Rows(self.dense_ND.take(order_N, axis=0), self.ids_NF.take(order_N, axis=0), self.labels_N.take(order_N))
 
 
 class CriteoStore:

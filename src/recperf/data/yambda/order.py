@@ -57,22 +57,22 @@ class StreamOrder:
         self.batch_size, self.leftover = batch_size, leftover
         self.counts_S = index.counts(users)[np.asarray(windows, dtype=np.int64)]
         """Number of anchors of each window of the stream."""
-        full_S = -(-self.counts_S // batch_size) if leftover == "keep" else self.counts_S // batch_size
-        # Counts before each window: of anchors if batches cross windows, else of batches.
-        self._before_S1 = np.concatenate([[0], np.cumsum(self.counts_S if leftover == "carry" else full_S)])
+        used_S = self.counts_S // batch_size * batch_size if leftover == "drop" else self.counts_S
+        self._before_S1 = np.concatenate([[0], np.cumsum(used_S)])
+        """Number of anchors before each window, those that are dropped left out."""
+        # Only "keep" has short batches inside the stream.
+        self._batches_S1 = np.concatenate([[0], np.cumsum(-(-used_S // batch_size))]) if leftover == "keep" else None
         self._cached: OrderedDict[int, _Window] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
         """Number of batches of the stream."""
-        total = int(self._before_S1[-1])
-        return -(-total // self.batch_size) if self.leftover == "carry" else total
+        return -(-self.samples // self.batch_size) if self._batches_S1 is None else int(self._batches_S1[-1])
 
     @property
     def samples(self) -> int:
         """Number of anchors in all batches."""
-        dropped = int(self.leftovers_S.sum()) if self.leftover == "drop" else 0
-        return int(self.counts_S.sum()) - dropped
+        return int(self._before_S1[-1])
 
     @property
     def leftovers_S(self) -> NDArray[np.int64]:
@@ -83,33 +83,19 @@ class StreamOrder:
     @property
     def seams_S(self) -> NDArray[np.int64]:
         """For each window, the number of batches that have no anchor of a later window."""
+        if self._batches_S1 is not None:
+            return self._batches_S1[1:]
         ends_S = self._before_S1[1:]
-        if self.leftover != "carry":
-            return ends_S
-        seams_S = ends_S // self.batch_size
-        # The last anchors of the stream make a short batch.
-        seams_S[ends_S == self._before_S1[-1]] = len(self)
-        return np.asarray(seams_S)
+        # The last anchors of the stream may make a short batch.
+        return np.where(ends_S == self.samples, len(self), ends_S // self.batch_size)
 
     def samples_until(self, number: int) -> int:
         """Number of anchors in the batches before this one."""
-        if self.leftover != "keep":
-            return min(number * self.batch_size, self.samples)
-        if number >= len(self):
-            return self.samples
-        place = self._place(number)
-        inside = number - int(self._before_S1[place])
-        return int(self.counts_S[:place].sum()) + inside * self.batch_size
+        return self._span(number)[0] if number < len(self) else self.samples
 
     def batch(self, number: int) -> NDArray[np.int64]:
         """Positions of one batch's anchors; only its own windows are read."""
-        self._check(number)
-        if self.leftover != "carry":
-            place = self._place(number)
-            start = (number - int(self._before_S1[place])) * self.batch_size
-            return self.anchors(place)[start : start + self.batch_size].copy()
-        start = number * self.batch_size
-        stop = min(start + self.batch_size, int(self._before_S1[-1]))
+        start, stop = self._span(number)
         parts = []
         for place in range(self._place(start), self._place(stop - 1) + 1):
             begin, end = int(self._before_S1[place]), int(self._before_S1[place + 1])
@@ -119,10 +105,7 @@ class StreamOrder:
 
     def last_place(self, number: int) -> int:
         """The index, within the stream, of the window in which a batch ends."""
-        self._check(number)
-        if self.leftover != "carry":
-            return self._place(number)
-        return self._place(min((number + 1) * self.batch_size, int(self._before_S1[-1])) - 1)
+        return self._place(self._span(number)[1] - 1)
 
     def next_place(self, place: int) -> int | None:
         """The index of the next window with batches, or None."""
@@ -146,9 +129,17 @@ class StreamOrder:
                 size -= self._cached.popitem(last=False)[1].size
             return entry
 
-    def _place(self, count: int) -> int:
-        return int(np.searchsorted(self._before_S1, count, side="right")) - 1
-
-    def _check(self, number: int) -> None:
+    def _span(self, number: int) -> tuple[int, int]:
+        """The first anchor of a batch and the one after its last, counted from the start of the stream."""
         if not 0 <= number < len(self):
             raise IndexError(f"there is no batch {number}: the stream has {len(self)}")
+        start, end = number * self.batch_size, self.samples
+        if self._batches_S1 is not None:
+            place = int(np.searchsorted(self._batches_S1, number, side="right")) - 1
+            start = int(self._before_S1[place]) + (number - int(self._batches_S1[place])) * self.batch_size
+            end = int(self._before_S1[place + 1])
+        return start, min(start + self.batch_size, end)
+
+    def _place(self, anchor: int) -> int:
+        """The window of an anchor of the stream."""
+        return int(np.searchsorted(self._before_S1, anchor, side="right")) - 1
