@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recperf.distributed.checkpoint import RankStore, RankTables
+from recperf.distributed.checkpoint import RankStore
+from recperf.distributed.rank_tables import RankTables
 from recperf.distributed.ranks import Ranks
 from recperf.errors import ConfigError, RecperfError
 from recperf.train.checkpoint import CheckpointStore, read_state

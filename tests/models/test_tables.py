@@ -192,7 +192,7 @@ def test_the_public_names_are_views() -> None:
     before = {name: value.clone() for name, value in parameters.items()}
     wrong = {name: value + 1 for name, value in parameters.items()}
     wrong["top_l.0.weight"] = torch.zeros(6, DIM)
-    with pytest.raises(ValueError, match=r"top_l.0.weight has shape \(6, 4\), ours"):
+    with pytest.raises(DataError, match=r"top_l.0.weight has shape \(6, 4\), the model"):
         load_public_parameters(model, wrong)
     for name, value in public_parameters(model).items():
         assert torch.equal(value, before[name]), "nothing is copied if something does not fit"

@@ -9,8 +9,8 @@ Shapes: B samples of this rank, M bags per feature on every rank, F features, R 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,16 +22,11 @@ from ..models.embeddings import Embeddings, pool, pool_backward, require_ids
 from ..models.init import InitialRows
 from ..ops.bag.reference import stacked_rows
 from .config import DistributedConfig
-from .copies import CopiedTables
-from .library import require_torchrec
-from .sharding import Part, ShardedTables, require_possible
+from .rank_tables import RankTables
+from .sharding import require_possible
 from .world import World
 
 Rule = Literal["sgd", "adagrad", "rowwise-adagrad"]
-FBGEMM = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD", "rowwise-adagrad": "EXACT_ROWWISE_ADAGRAD"}
-"""The optimizers that fbgemm has on CPU and GPU, under its names. It has no AdamW that updates unused rows."""
-CHUNK = 1 << 22
-"""Initial values copied at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +49,7 @@ class _Saved:
     """The rows of the copies that were used."""
 
 
-class BagTables(Embeddings):
+class BagTables(RankTables, Embeddings):
     """Like `SparseTables`, with the rows of all ranks behind it. Every rank calls every method equally often."""
 
     def __init__(
@@ -70,51 +65,27 @@ class BagTables(Embeddings):
         batch_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__()
-        require_torchrec()
         require_possible(options, tables, dim, world, field="model.dim")
-        self.world, self.rows, self.dim, self.device = world, tables, dim, torch.device(device)
-        self.names = tuple(tables)
-        self.state_width = {"sgd": 0, "adagrad": dim, "rowwise-adagrad": 1}[optimizer]
-        copied = {name: rows for name, rows in tables.items() if options.shardings.get(name) == "data-parallel"}
-        sharded = {name: rows for name, rows in tables.items() if name not in copied}
-        require_something_sent(options, bool(sharded))
-        self.copies = CopiedTables(copied, dim, world, self.device, state_width=self.state_width, eps=eps)
-        self.sharded = ShardedTables(
-            sharded, dim, options, world, pooled=True, optimizer=FBGEMM[optimizer], eps=eps, ids=ids,
-            batch_size=batch_size, device=self.device, keyed=self._keyed,
+        copied = [name for name in tables if options.shardings.get(name) == "data-parallel"]
+        require_something_sent(options, len(copied) < len(tables))
+        super().__init__(
+            tables, dim, options, world, pooled=True, optimizer=optimizer, eps=eps, ids=ids, batch_size=batch_size,
+            device=device,
         )  # fmt: skip
-        parts = self.copies.parts() + self.sharded.parts
-        self.parts = [replace(part, state_width=self._part_state(part)) for part in parts]
-        starts = [self.copies.starts[name] for name in copied]
+        starts = [self.copies.starts[name] for name in self.copies.names]
         self._copy_starts = torch.tensor(starts, dtype=torch.int64, device=self.device)
-        self._rate = 0.0
         self._copy_gradient: Tensor | None = None
         self._pending: list[tuple[Tensor, Tensor]] = []
         """Outputs of forward passes and their gradients, for the next update."""
 
-    def _part_state(self, part: Part) -> int:
-        return part.columns if self.state_width > 1 else self.state_width
-
-    @torch.no_grad()
     def reset(self, std: float, seed: int) -> None:
         """Draw the initial values of a single process."""
-        for part, weight_RD, state in self.local():
-            rows = self.rows[part.table]
-            initial = InitialRows(rows, self.dim, std=std or None, seed=seed, name=f"table.{part.table}")
-            count = max(1, CHUNK // self.dim)
-            for start in range(0, part.rows, count):
-                these = min(count, part.rows - start)
-                whole = torch.empty(these, self.dim)
-                initial.fill_(whole, part.first_row + start)
-                weight_RD[start : start + these] = whole[:, part.first_column : part.first_column + part.columns]
-            if state is not None:
-                state.zero_()
-        self._pending, self._copy_gradient = [], None
 
-    def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
-        """This rank's shards and copies, their rows, and the optimizer's state of them."""
-        return self.sharded.local() + self.copies.local()
+        def table_rows(name: str) -> Callable[[Tensor, int], None]:
+            return InitialRows(self.rows[name], self.dim, std=std or None, seed=seed, name=f"table.{name}").fill_
+
+        self.fill(table_rows)
+        self._pending, self._copy_gradient = [], None
 
     def check(self, features: JaggedFeatures) -> None:
         require_ids(features, self.names, tuple(self.rows[name] for name in self.names))
@@ -189,11 +160,6 @@ class BagTables(Embeddings):
             copied_FBD = torch.stack([gradient_FBD[self.names.index(name)] for name in names])
             copied = _select(features.trimmed(), names)
             self._copy_gradient = pool_backward(saved.rows_V, copied_FBD, copied, table_RD.shape[0])
-
-    def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next update, before its rows are looked up."""
-        self._rate = float(rate)
-        self.sharded.set_rate(self._rate)
 
     def update(self, rate: float) -> None:
         """Update the rows that any rank used."""

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
-
-from torch import Tensor
+from typing import Any, cast
 
 from ..errors import MachineError, RecperfError
 from ..files import writing
@@ -31,7 +29,7 @@ from ..train.checkpoint import CheckpointStore, read_state
 from ..train.checkpoint_shards import Rectangle, Shard, Sharded
 from ..train.checkpoint_state import Content, Written
 from .progress import note
-from .sharding import Part
+from .rank_tables import RankTables
 from .world import World
 
 
@@ -191,21 +189,6 @@ def _manifest_digest(path: Path) -> str:
         return hashlib.sha256((path / folders.MANIFEST).read_bytes()).hexdigest()
     except OSError:
         return ""
-
-
-class RankTables(Protocol):
-    """Tables of one width on several ranks."""
-
-    world: World
-    names: tuple[str, ...]
-    rows: Mapping[str, int]
-    dim: int
-    state_width: int
-    """Numbers in the optimizer's state for each row: 0, 1, or as many as the row has."""
-
-    def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
-        """This rank's shards and copies: their place, their rows, and the optimizer's state of those."""
-        ...
 
 
 def sharded_state(tables: RankTables) -> dict[str, Sharded]:

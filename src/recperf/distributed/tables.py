@@ -9,27 +9,26 @@ Shapes: R rows of a table, D width, U distinct rows that a rank's batch uses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..models.dlrm_v4.config import DLRMv4Config
 from ..models.dlrm_v4.inputs import Inputs
-from ..models.dlrm_v4.tables import CHUNK, fill_uniform_, table_seed
+from ..models.dlrm_v4.tables import fill_uniform_, table_seed
 from ..ops import lookup as ops
 from .config import DistributedConfig
-from .copies import CopiedTables
-from .library import require_torchrec
-from .sharding import Part, ShardedTables, require_possible
+from .rank_tables import RankTables
+from .sharding import require_possible
 from .world import World
 
 EPS = 1e-8
 """Epsilon of row-wise Adagrad; fbgemm needs it when tables are made."""
 
 
-class TorchRecTables(nn.Module):
+class TorchRecTables(RankTables):
     """Like `DLRMv4Tables`, with the rows of all ranks behind it. Every rank calls every method equally often."""
 
     def __init__(
@@ -43,54 +42,25 @@ class TorchRecTables(nn.Module):
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__()
-        require_torchrec()
         require_possible(options, config.table_rows, config.table_dim, world)
-        self.names, self.dim, self.world = config.tables, config.table_dim, world
-        self.rows: Mapping[str, int] = config.table_rows
-        self.state_width = 1
-        self.device = torch.device(device)
-        copied = {name for name, kind in options.shardings.items() if kind == "data-parallel"}
-        self.copies = CopiedTables(
-            {name: rows for name, rows in self.rows.items() if name in copied}, self.dim, world, self.device,
-            state_width=1, eps=EPS,
+        super().__init__(
+            config.table_rows, config.table_dim, options, world, pooled=False, optimizer="rowwise-adagrad", eps=EPS,
+            ids=ids, batch_size=batch_size, device=device,
         )  # fmt: skip
-        self.sharded = ShardedTables(
-            {name: rows for name, rows in self.rows.items() if name not in copied}, self.dim, options, world,
-            pooled=False, optimizer="EXACT_ROWWISE_ADAGRAD", eps=EPS, ids=ids, batch_size=batch_size,
-            device=self.device, keyed=self._keyed,
-        )  # fmt: skip
-        self.parts = self.copies.parts() + self.sharded.parts
-        self._rate = 0.0
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
         self.reset(seed)
 
-    @torch.no_grad()
     def reset(self, seed: int) -> None:
         """Draw the initial values of a single process: each is a function of seed, table, row and column."""
-        for part, weight_RD, state_R in self.local():
-            count = max(1, CHUNK // self.dim)
-            for start in range(0, part.rows, count):
-                rows = min(count, part.rows - start)
-                # A row is drawn whole, and a shard of some columns keeps those.
-                whole = torch.empty(rows, self.dim, device=weight_RD.device)
-                bound, first = self.rows[part.table] ** -0.5, part.first_row + start
-                fill_uniform_(whole, bound, table_seed(seed, part.table), first_row=first)
-                weight_RD[start : start + rows] = whole[:, part.first_column : part.first_column + part.columns]
-            if state_R is not None:
-                state_R.zero_()
+
+        def table_rows(name: str) -> Callable[[Tensor, int], None]:
+            bound, own_seed = self.rows[name] ** -0.5, table_seed(seed, name)
+            return lambda rows_RD, first_row: fill_uniform_(rows_RD, bound, own_seed, first_row=first_row)
+
+        self.fill(table_rows)
         self.forget()
-
-    def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
-        """This rank's shards and copies, their rows, and the state of row-wise Adagrad."""
-        return self.sharded.local() + self.copies.local()
-
-    def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next update, before its rows are looked up."""
-        self._rate = float(rate)
-        self.sharded.set_rate(self._rate)
 
     def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
         """The rows of every table that this rank's samples use."""

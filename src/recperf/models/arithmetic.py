@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import ArgumentError
+from ..ops.products import weight_gradient
 from .mlp import MLP, add_gradient
 from .streams import SideStreams
 
@@ -189,12 +190,3 @@ class FastArithmetic(Arithmetic):
         gradient_OI = weight_gradient(gradient_BO, input_BI)
         add_gradient(weight, gradient_OI[:, : weight.shape[1]].contiguous())
         add_gradient(bias, gradient_BO.sum(0, dtype=torch.float32) if bias_SO is None else bias_SO.sum(0))
-
-
-def weight_gradient(gradient_BO: Tensor, input_BI: Tensor) -> Tensor:
-    """O x I in float32 for any type of the operands: a sum over the batch loses too much in bfloat16."""
-    if gradient_BO.dtype == torch.float32:
-        return gradient_BO.t().mm(input_BI)
-    if gradient_BO.is_cuda:
-        return torch.mm(gradient_BO.t(), input_BI, out_dtype=torch.float32)
-    return gradient_BO.t().float().mm(input_BI.float())

@@ -15,6 +15,7 @@ from .config import DLRMConfig
 from .dlrm import DLRM
 from .embeddings import StackedTables
 from .tables import SparseTables
+from .weights import copy_weights
 
 PUBLISHED = DLRMConfig(
     features=("user", "item", "occupation"), rows=(943, 1682, 21), dim=8, bottom=(16, 8, 8), top=(32, 16, 1)
@@ -65,15 +66,5 @@ def public_parameters(model: DLRM) -> dict[str, Tensor]:
 
 
 def load_public_parameters(model: DLRM, values: dict[str, Tensor]) -> None:
-    """Copy weights of the public DLRM into ours; everything is checked before anything is copied.
-
-    Both take the lower triangle row by row, so nothing is permuted.
-    """
-    ours = public_parameters(model)
-    if ours.keys() != values.keys():
-        raise ValueError(f"parameters differ: {sorted(ours.keys() ^ values.keys())}")
-    for name, tensor in ours.items():
-        if tensor.shape != values[name].shape:
-            raise ValueError(f"{name} has shape {tuple(values[name].shape)}, ours {tuple(tensor.shape)}")
-    for name, tensor in ours.items():
-        tensor.copy_(values[name])
+    """Copy weights of the public DLRM into ours. Both take the lower triangle row by row, so nothing is permuted."""
+    copy_weights(public_parameters(model), values, fix="use the sizes of the saved model in the config")

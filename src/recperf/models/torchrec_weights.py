@@ -14,14 +14,16 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError
 from .config import DLRMConfig
 from .cross import LowRankCross
 from .dlrm import DLRM
+from .weights import copy_weights, require_same
 
 TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.t_{}.weight"
 FIRST = "over_arch.model.0._mlp.0._linear.weight"
 """The layer that reads the interaction."""
+FIX = "use the sizes, features and interaction of the saved model in the config"
 
 
 @runtime_checkable
@@ -60,30 +62,15 @@ def torchrec_parameters(model: DLRM) -> dict[str, Tensor]:
     return parameters
 
 
-@torch.no_grad()
 def load_torchrec_parameters(model: DLRM, values: dict[str, Tensor]) -> None:
     """Copy TorchRec's parameters into ours; everything is checked before anything is copied."""
     ours = _renamed(model)
-    if ours.keys() != values.keys():
-        missing, unknown = sorted(ours.keys() - values.keys()), sorted(values.keys() - ours.keys())
-        raise DataError(
-            f"the weights belong to another model: {len(missing)} parameters are missing{_first(missing)}, "
-            f"{len(unknown)} are unknown{_first(unknown)}",
-            fix="use the sizes, features and interaction of the saved model in the config",
-        )
     # Older versions store the bias of a cross layer as a column.
     loaded = {n: v.reshape(-1) if n.startswith("inter_arch.crossnet.bias.") else v for n, v in values.items()}
-    for name, tensor in ours.items():
-        if tensor.shape != loaded[name].shape:
-            raise DataError(f"{name} has shape {tuple(values[name].shape)}, the model {tuple(tensor.shape)}")
+    require_same(ours, loaded, fix=FIX)
     if model.config.interaction == "dot":
         loaded[FIRST] = to_lower(loaded[FIRST], model.config)
-    for name, tensor in ours.items():
-        tensor.copy_(loaded[name])
-
-
-def _first(names: list[str]) -> str:
-    return f" (first: {names[0]})" if names else ""
+    copy_weights(ours, loaded, fix=FIX)
 
 
 def _renamed(model: DLRM) -> dict[str, Tensor]:

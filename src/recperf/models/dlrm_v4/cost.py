@@ -23,7 +23,6 @@ UNIQUE = {"item_id": 0.024, "album_id": 0.015, "artist_id": 0.006}
 
 BACKWARD = tuple(f"{name}_backward" for name in reversed(FORWARD))
 RECOMPUTE = "recompute"
-UPDATES = ("dense_update", "sparse_update")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,9 @@ unchanged.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from ...errors import DataError
+from ..weights import copy_weights
 from .config import DLRMv4Config
 from .model import DLRMv4
 
@@ -74,7 +73,6 @@ def reference_state(model: DLRMv4, *, tables: bool = True) -> dict[str, Tensor]:
     return {theirs: _tensor(model, ours) for theirs, ours in names.items() if tables or not ours.startswith("tables.")}
 
 
-@torch.no_grad()
 def load_reference(model: DLRMv4, state: dict[str, Tensor], *, tables: bool = True) -> None:
     """Copy values under published names into the model; everything is checked before anything is copied.
 
@@ -82,25 +80,7 @@ def load_reference(model: DLRMv4, state: dict[str, Tensor], *, tables: bool = Tr
     """
     ours = reference_state(model, tables=tables)
     loaded = state if tables else {name: v for name, v in state.items() if not name.startswith(TABLE.split("{")[0])}
-    if ours.keys() != loaded.keys():
-        missing, unknown = sorted(ours.keys() - loaded.keys()), sorted(loaded.keys() - ours.keys())
-        raise DataError(
-            f"the weights belong to another model: {len(missing)} parameters are missing{_first(missing)}, "
-            f"{len(unknown)} are unknown{_first(unknown)}",
-            fix="use the number of layers of the saved model; tables can be left out",
-        )
-    for name, tensor in ours.items():
-        if tensor.shape != loaded[name].shape:
-            raise DataError(
-                f"{name} has shape {tuple(loaded[name].shape)}, the model {tuple(tensor.shape)}",
-                fix="use the sizes of the saved model in the config",
-            )
-    for name, tensor in ours.items():
-        tensor.copy_(loaded[name])
-
-
-def _first(names: list[str]) -> str:
-    return f" (first: {names[0]})" if names else ""
+    copy_weights(ours, loaded, fix="use the number of layers and the sizes of the saved model; tables can be left out")
 
 
 def _tensor(model: DLRMv4, name: str) -> Tensor:

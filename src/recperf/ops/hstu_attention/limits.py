@@ -11,34 +11,16 @@ import os
 
 import torch
 
-LIMITS: dict[str, dict[torch.dtype, float]] = {
-    "reference": {
-        torch.float64: 1e-15,
-        torch.float32: 5e-7,
-        torch.float16: 4e-4,
-        torch.bfloat16: 3e-3,
-    },
-    "native": {
-        torch.float64: 1e-15,
-        torch.float32: 5e-7,
-        torch.float16: 4e-4,
-        torch.bfloat16: 3e-3,
-    },
-    "triton": {
-        torch.float64: 1e-15,
-        torch.float32: 2e-6,
-        torch.float16: 1.5e-3,
-        torch.bfloat16: 6e-3,
-    },
-    "interpreted": {
-        torch.float64: 1e-15,
-        torch.float32: 5e-7,
-        torch.float16: 7e-4,
-        torch.bfloat16: 1.2e-2,
-    },
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+LIMITS = {
+    "reference": (1e-15, 5e-7, 4e-4, 3e-3),
+    "native": (1e-15, 5e-7, 4e-4, 3e-3),
+    "triton": (1e-15, 2e-6, 1.5e-3, 6e-3),
+    "interpreted": (1e-15, 5e-7, 7e-4, 1.2e-2),
 }
+"""Of each implementation, in the order of `DTYPES`."""
 
 
 def limit(body: str, dtype: torch.dtype) -> float:
     interpreted = body == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
-    return LIMITS["interpreted" if interpreted else body][dtype]
+    return LIMITS["interpreted" if interpreted else body][DTYPES.index(dtype)]
