@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from recperf.runs.result import fault
@@ -57,3 +59,26 @@ def real_movielens() -> Path:
     if not (folder / "u.data").is_file():
         pytest.skip(f"no MovieLens-100K at {folder}")
     return folder
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory holds NaN, so that a value a kernel forgets to write is seen."""
+
+    def filled(make: Any) -> Any:
+        def call(*sizes: Any, **more: Any) -> Any:
+            tensor = make(*sizes, **more)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+        return call
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Set torch's number of threads; the test's end restores it."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from recperf.errors import UsageError
 from recperf.models.config import DLRMConfig
 from recperf.ops.bag import reference
 from recperf.workloads.dlrm.config import DLRMWorkloadConfig, experiment
@@ -74,12 +72,6 @@ def test_the_peer_takes_a_step_of_sgd(script: Callable[[str], ModuleType]) -> No
         torch.testing.assert_close(value, before[name] - config.train.learning_rate * gradient)
 
 
-def test_the_peer_refuses_batches_its_generator_does_not_make(script: Callable[[str], ModuleType]) -> None:
-    config = small()
-    with pytest.raises(UsageError, match="2048 samples of 512"):
-        script("dlrm_peer").PublicLoop(replace(config, train=replace(config.train, batch_size=64)), "cpu")
-
-
 def test_steps_are_recorded_for_both_sides(
     script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -120,28 +112,3 @@ def test_torchs_sparse_path_updates_as_the_reference_does(script: Callable[[str]
     way.work()
     torch.testing.assert_close(table_RD, expected_RD)
     torch.testing.assert_close(case.state_R, state_R)
-
-
-def test_goals_of_the_bag_look_at_the_right_rows(script: Callable[[str], ModuleType]) -> None:
-    fused = script("fused_bag")
-
-    def entry(what: str, metric: str, p50: float, **at: Any) -> dict[str, Any]:
-        conditions = {"who": "recperf", "what": what, "dim": 128, "bag": 32, "share_of_copy": 0.6} | at
-        return {"variant": what, "metric": metric, "p50": p50, "conditions": conditions}
-
-    met = [
-        entry("forward", "bandwidth", 3600.0),
-        entry("forward", "bandwidth", 1.0, bag=1),
-        entry("forward", "bandwidth", 1.0, who="torch"),
-        entry("row-wise Adagrad", "bandwidth", 2000.0),
-        entry("row-wise Adagrad", "ratio", 4.1),
-        entry("row-wise Adagrad", "ratio", 3.0, dim=64),
-        {"variant": "copy", "metric": "bandwidth", "p50": 4000.0, "conditions": {}},
-    ]
-    assert fused.goals_missed(met) == []
-    missed = [
-        entry("forward", "bandwidth", 3400.0),
-        entry("row-wise Adagrad", "bandwidth", 2000.0, share_of_copy=0.4),
-        entry("row-wise Adagrad", "ratio", 3.9),
-    ]
-    assert len(fused.goals_missed(missed)) == 3

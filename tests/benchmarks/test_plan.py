@@ -74,10 +74,3 @@ def test_one_measured_step_scales_all_efficiencies(calibrate: ModuleType) -> Non
     assert predict(workload, 1, fitted).seconds == pytest.approx(3 * before, rel=1e-6)
     two = predict(workload, 2, fitted, NETWORKS["loopback"])
     assert two.seconds > 2.9 * before, "two ranks on one host share its rates: half the batch takes as long"
-
-
-def test_every_span_belongs_to_a_part(calibrate: ModuleType) -> None:
-    spans = {"data": "input", "embedding": "lookup", "head": "forward", "metrics": "forward", "other": "forward"}
-    spans |= {"backward": "backward", "attention_backward": "backward", "recompute": "backward"}
-    spans |= {"update": "update", "dense_update": "update", "sparse_update": "update", "reduce": "reduce"}
-    assert {span: calibrate.group_of(span) for span in spans} == spans

@@ -88,7 +88,7 @@ def test_mistakes_are_answered(call, arguments: list[str], code: int, message: s
 def test_an_error_is_one_json_object_too(call) -> None:
     code, out, err = call("run", "--data.path", "nowhere", "--json")
     assert code == 3
-    assert "measuring" not in err, "ceilings take seconds: what is wrong is said before"
+    assert "measuring" not in err, "ceilings take seconds: errors come first"
     assert json.loads(out)["error"]["exit_code"] == 3
 
 
@@ -101,12 +101,6 @@ def test_list_and_show_as_json(call) -> None:
     assert shown["estimate"]["table_bytes"] == 4 * 21192
     parts = shown["estimate"]["step"]
     assert parts["total"]["flops"] == sum(cost["flops"] for name, cost in parts.items() if name != "total")
-
-
-def test_show_in_words(call) -> None:
-    out = call("show")[1]
-    for word in ("train.batch_size", "parameters 23,001", "tables", "memory", "FLOPs", "backward"):
-        assert word in out
 
 
 def test_dry_run_runs_nothing(call, tmp_path: Path) -> None:
@@ -183,12 +177,6 @@ def test_a_table_too_small_for_the_data_says_what_is_needed(call) -> None:
     assert code == 3
     assert "table 'user' has 10 rows, the data needs 121" in err
     assert "--model.rows 121 201 21" in err
-
-
-def test_max_steps_stops_early_with_a_result(call) -> None:
-    code, out, _ = call(*QUICK, "--run-dir", "r", "--train.max-steps", "3", "--json")
-    assert code == 0
-    assert json.loads(out)["performance"]["step_ms"] is None
 
 
 def test_doctor(call) -> None:

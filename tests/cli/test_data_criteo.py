@@ -13,8 +13,8 @@ from recperf.data.criteo import catalogue
 Call = Callable[..., tuple[int, str, str]]
 
 
-def answer(call: Call, *words: str, code: int = 0) -> dict[str, object]:
-    got, out, _ = call("data", *words, "--json")
+def answer(call: Call, *arguments: str, code: int = 0) -> dict[str, object]:
+    got, out, _ = call("data", *arguments, "--json")
     assert got == code
     facts: dict[str, object] = json.loads(out)
     return facts
@@ -44,11 +44,11 @@ def test_a_log_is_made_checked_converted_and_described(call: Call) -> None:
 def test_what_a_person_reads(call: Call) -> None:
     assert call("data", "make", "criteo", "--path", "log", "--lines", "500", "--quiet")[1] == ""
     _, out, _ = call("data", "convert", "criteo", "--path", "log")
-    said = dict(line.split(maxsplit=1) for line in out.splitlines())
-    assert said["rows"] == "500"
-    assert said["synthetic"] == "yes"
-    assert said["array_bytes"] == "76.7 KiB (78,500 bytes)"
-    assert "skipped" not in said
+    printed = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert printed["rows"] == "500"
+    assert printed["synthetic"] == "yes"
+    assert printed["array_bytes"] == "76.7 KiB (78,500 bytes)"
+    assert "skipped" not in printed
 
 
 def test_bad_lines_stop_or_are_counted(call: Call) -> None:
@@ -75,7 +75,7 @@ def test_bad_lines_stop_or_are_counted(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (["get", "criteo"], 2, "does not download"),
         (["check", "criteo"], 2, "recperf data check criteo --path FILE_OR_FOLDER"),
@@ -87,8 +87,8 @@ def test_bad_lines_stop_or_are_counted(call: Call) -> None:
         (["info", "movielens-like", "--path", "criteo"], 3, "criteo"),
     ],
 )
-def test_what_is_refused(call: Call, words: list[str], code: int, message: str) -> None:
-    got, _, err = call("data", *words)
+def test_what_is_refused(call: Call, arguments: list[str], code: int, message: str) -> None:
+    got, _, err = call("data", *arguments)
     assert (got, message in " ".join(err.split())) == (code, True), err
 
 

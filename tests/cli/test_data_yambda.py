@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from recperf.cli.data.progress import Bar, Unit
-from recperf.cli.terminal import Terminal
 from recperf.data.yambda import catalogue, synthesize
 from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE
 
@@ -29,8 +27,8 @@ def call(call: Call) -> Call:
     return functools.partial(call, "data")
 
 
-def answer(call: Call, *words: str) -> dict[str, Any]:
-    code, out, err = call(*words, "--json")
+def answer(call: Call, *arguments: str) -> dict[str, Any]:
+    code, out, err = call(*arguments, "--json")
     assert code == 0, err
     facts: dict[str, Any] = json.loads(out)
     return facts
@@ -55,8 +53,8 @@ def test_made_prepared_checked_and_described(call: Call, raw: Path) -> None:
     checked = answer(call, "check", "yambda-like", "--path", str(raw))["raw"]
     assert sum(checked["by_type"].values()) == checked["events"] == prepared["split"]["raw_events"]
 
-    words = ("--min-history", "10", "--history-length", "30", "--window-seconds", "864000", "--plot", "events.svg")
-    described = answer(call, "info", "yambda-like", "--path", "prepared", *words)
+    arguments = ("--min-history", "10", "--history-length", "30", "--window-seconds", "864000", "--plot", "events.svg")
+    described = answer(call, "info", "yambda-like", "--path", "prepared", *arguments)
     assert described["synthetic"] is True
     assert described["events"] == made["events"] == sum(described["by_type"].values())
     assert sum(described["shares"].values()) == pytest.approx(1)
@@ -69,8 +67,8 @@ def test_made_prepared_checked_and_described(call: Call, raw: Path) -> None:
 
 
 def test_the_reference_layout_is_opened_as_it_is(call: Call, raw: Path) -> None:
-    words = ("--reference-layout", "theirs", "--history-length", "30", "--min-history", "4", "--store", "ours")
-    answer(call, "prepare", "yambda-like", "--path", str(raw), *words)
+    arguments = ("--reference-layout", "theirs", "--history-length", "30", "--min-history", "4", "--store", "ours")
+    answer(call, "prepare", "yambda-like", "--path", str(raw), *arguments)
     own = answer(call, "info", "yambda-like", "--path", "ours", "--history-length", "30")
     cache = next(Path("theirs").glob("processed_*/hstu_cache_L30"))
     other = answer(call, "info", "yambda-like", "--path", str(cache), "--history-length", "30")
@@ -103,10 +101,10 @@ def test_who_comes_second_waits_for_the_embedded_dataset(monkeypatch: pytest.Mon
         return plain(*args, **options)
 
     monkeypatch.setattr(synthesize, "write_store", slow)
-    said: list[str] = []
+    message: list[str] = []
 
     def note(text: str) -> None:
-        said.append(text)
+        message.append(text)
         if "waiting" in text:
             go_on.set()
 
@@ -117,50 +115,24 @@ def test_who_comes_second_waits_for_the_embedded_dataset(monkeypatch: pytest.Mon
         second = pool.submit(catalogue.embedded, say=note, config=config)
         assert first.result(60).digest == second.result(60).digest
     assert made == [1]
-    assert said[1:] == ["another process generates yambda-like: waiting for it"]
+    assert message[1:] == ["another process generates yambda-like: waiting for it"]
 
 
 def test_an_imported_dataset_is_found_by_its_name(call: Call) -> None:
     Path("log.csv").write_text(
         "who,what,at,clicked\n" + "".join(f"{u},{u % 3},{t},1\n" for u in (7, 5) for t in range(9))
     )
-    words = ("--user", "who", "--item", "what", "--time", "at", "--label", "clicked", "--name", "mine")
-    made = answer(call, "import", "--events", "log.csv", *words)
+    arguments = ("--user", "who", "--item", "what", "--time", "at", "--label", "clicked", "--name", "mine")
+    made = answer(call, "import", "--events", "log.csv", *arguments)
     assert (made["events"], made["users"]) == (18, 2)
     assert answer(call, "info", "mine", "--min-history", "2")["anchors"]["total"] == 14
     assert answer(call, "check", "mine")["store"]["digest"] == made["digest"]
     assert made["imported"] is True
-    again = answer(call, "import", "--events", "log.csv", *words)
+    again = answer(call, "import", "--events", "log.csv", *arguments)
     assert (again["imported"], again["digest"]) == (False, made["digest"])
-    code, _, err = call("import", "--events", "log.csv", *words, "--ids", "keep")
+    code, _, err = call("import", "--events", "log.csv", *arguments, "--ids", "keep")
     assert code == 3
     assert "with other options: ids dense, now keep" in err
-
-
-def test_a_small_import_is_described(call: Call) -> None:
-    Path("log.csv").write_text("user,item,time,y\n1,1,1,1\n1,2,2,0\n")
-    answer(call, "import", "--events", "log.csv", "--label", "y", "--name", "mine")
-    facts = answer(call, "info", "mine", "--plot", "mine.SVG")
-    assert (facts["events"], facts["anchors"]["total"], facts["windows"]["count"]) == (2, 0, 0)
-    assert Path("mine.SVG").is_file()
-    code, out, err = call("info", "mine")
-    assert code == 0, err
-    assert "users by number of events" in out
-
-
-def test_checks_say_what_no_digest_vouches_for(call: Call, raw: Path) -> None:
-    names = [path.name for path in (EVENTS, ARTISTS, ALBUMS)]
-    facts = answer(call, "check", "yambda-like", "--path", str(raw))["raw"]
-    assert (facts["verified_by_digest"], facts["not_verified_by_digest"]) == ([], names)
-
-    shutil.copytree(raw, catalogue.raw_folder("yambda-50m"))
-    (catalogue.raw_folder("yambda-50m") / "flat/like").rename(catalogue.raw_folder("yambda-50m") / "flat/50m")
-    facts = answer(call, "check", "yambda-50m")["raw"]
-    assert facts["verified_by_digest"] == []
-    assert set(facts["not_verified_by_digest"]) == {str(ARTISTS), str(ALBUMS), f"flat/50m/{EVENTS}"}
-    code, out, _ = call("check", "yambda-50m")
-    assert code == 0
-    assert "raw_not_verified_by_digest" in out
 
 
 def test_made_files_do_not_mix_with_others(call: Call, raw: Path) -> None:
@@ -189,8 +161,8 @@ def test_made_files_do_not_mix_with_others(call: Call, raw: Path) -> None:
 
 
 def test_advice_leads_somewhere(call: Call, raw: Path) -> None:
-    def refused(*words: str) -> str:
-        code, _, err = call(*words)
+    def refused(*arguments: str) -> str:
+        code, _, err = call(*arguments)
         assert code == 3, err
         assert "Traceback" not in err
         return err
@@ -211,28 +183,10 @@ def test_advice_leads_somewhere(call: Call, raw: Path) -> None:
         other = refused(action, "yambda-50m", "--path", str(raw))
         assert "but of yambda-like" in other
         assert f"yambda-like --path {raw}" in other
-    said = refused("info", "yambda-like", "--path", str(raw))
-    assert f"recperf data prepare yambda-like --path {raw}" in said
+    message = refused("info", "yambda-like", "--path", str(raw))
+    assert f"recperf data prepare yambda-like --path {raw}" in message
     catalogue.raw_folder("yambda-5b").mkdir(parents=True)
     assert "recperf data get yambda-5b" in refused("info", "yambda-5b")
-
-
-def test_bars_count_what_they_say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    clock = iter(range(0, 10_000, 10))
-    monkeypatch.setattr("recperf.cli.data.progress.monotonic", lambda: float(next(clock)))
-
-    def lines(unit: Unit, *calls: tuple[int, ...]) -> list[str]:
-        bar = Bar(Terminal(as_json=False, quiet=False), "work", unit)
-        for call in calls:
-            bar(*call)
-        return capsys.readouterr().out.splitlines()
-
-    assert lines("events", (0, 5000), (2000, 5000))[-1] == "work  2 k of 5 k events  200 events/s  15 s left"
-    assert lines("bytes", (0, 4096, 0), (2048, 4096, 7))[-1] == "work  2 KiB of 4 KiB  7 rows  10 s left"
-    assert lines("share", (0, 3000), (1000, 3000))[-1] == "work  33 %  20 s left"
-    assert lines("events", (5000, 5000)) == [], "nothing is known of a rate"
-    # A second part counts from its own start.
-    assert lines("share", (0, 100), (100, 100), (0, 1000), (250, 1000))[-1] == "work  25 %  30 s left"
 
 
 def test_damage_is_found(call: Call) -> None:
@@ -250,7 +204,7 @@ def test_damage_is_found(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["get", "yambda-like"], 2, "generated locally"),
         (["get", "yambda-50m", "--offline"], 4, "offline"),
@@ -266,25 +220,8 @@ def test_damage_is_found(call: Call) -> None:
         (["import", "--events", "x.csv"], 2, "exactly one"),
     ],
 )
-def test_what_cannot_be_done_says_so(call: Call, words: list[str], code: int, said: str) -> None:
-    got, out, err = call(*words)
+def test_what_cannot_be_done_says_so(call: Call, arguments: list[str], code: int, message: str) -> None:
+    got, out, err = call(*arguments)
     assert got == code, err
-    assert said in err
+    assert message in err
     assert "Traceback" not in out + err
-
-
-def test_help_without_a_name_says_which_there_are(call: Call) -> None:
-    for action, known, unknown in (
-        ("get", "yambda-5b", "criteo"),
-        ("check", "criteo", "--seed"),
-        ("info", "a dataset you imported", "--seed"),
-        ("make", "movielens-like", "movielens-100k"),
-    ):
-        code, out, _ = call(action, "--help")
-        assert code == 0
-        assert known in out
-        assert unknown not in out
-        assert f"recperf data {action} NAME --help" in out
-        code, _, err = call(action)
-        assert code == 2
-        assert "needs the name of a dataset" in err

@@ -51,23 +51,6 @@ def test_the_gate_lets_pass_and_stops(call) -> None:
     assert call("new", "old", "--gate", "5%")[0] == 0
 
 
-def test_gone_and_new_kernels_and_switches(call) -> None:
-    code, out, _ = call("old", "graph")
-    assert code == 0
-    assert "note: switch graph: off, then on" in out
-    for text in ("in both:", "gone:", "new:", "_bag_update", "and 3 more"):
-        assert text in out
-    assert "\x1b" not in out
-
-
-def test_other_things_are_named_loudly(call) -> None:
-    Path("cpu.json").write_text(json.dumps(profiles.cpu()))
-    code, out, _ = call("old", "cpu.json", "--gate", "999999%")
-    assert "WARNING: different devices: NVIDIA H200 and cpu" in out.splitlines()[1]
-    assert "kernels\n  not measured in cpu.json: no device in this trace" in out
-    assert code == 0
-
-
 def test_one_object_on_stdout(call) -> None:
     code, out, err = call("old", "new", "--json", "--gate", "5%")
     assert code == 5

@@ -81,11 +81,11 @@ def test_what_can_be_chosen_runs(call: Call, more: list[str]) -> None:
 
 def test_ids_are_replayed_from_a_profile(call: Call) -> None:
     write_profile(Path("p.csv"), {"t1": {1: 5, 3: 1}, "t2": {0: 1}, "t3": {1: 2}})
-    words = ["--data.ids", "replay", "--data.profile", "p.csv"]
-    assert call("run", "dlrm", *TINY, *words, "--run-dir", "r", *QUICKLY)[0] == 0
+    arguments = ["--data.ids", "replay", "--data.profile", "p.csv"]
+    assert call("run", "dlrm", *TINY, *arguments, "--run-dir", "r", *QUICKLY)[0] == 0
     assert result()["data"]["name"] == "synthetic replay ids"
     Path("p.csv").write_text("feature,id,count\nt1,9,1\n")
-    code, _, err = call("run", "dlrm", *TINY, *words, "--run-dir", "other", *QUICKLY)
+    code, _, err = call("run", "dlrm", *TINY, *arguments, "--run-dir", "other", *QUICKLY)
     assert code == 3
     assert "id 9 of feature 't1' is outside its table of 4 rows" in " ".join(err.split())
 
@@ -94,23 +94,23 @@ def test_a_click_log_is_converted_and_trained_on(call: Call) -> None:
     assert call("data", "make", "criteo", "--path", "log", "--lines", "700")[0] == 0
     code, _, err = call("run", "dlrm", *KAGGLE, "--data.path", "log", "--run-dir", "r", *QUICKLY)
     assert code == 0, err
-    found = result()
-    assert found["data"]["rows"] == 700
-    assert found["data"]["train_rows"] + found["data"]["valid_rows"] == 700
-    assert set(found["quality"]["baselines"]) == {"majority"}
-    assert found["performance"]["settings"]["input"] == "pageable: rows are read from files"
-    assert len(steps()) == -(-found["data"]["train_rows"] // 64)
+    finished = result()
+    assert finished["data"]["rows"] == 700
+    assert finished["data"]["train_rows"] + finished["data"]["valid_rows"] == 700
+    assert set(finished["quality"]["baselines"]) == {"majority"}
+    assert finished["performance"]["settings"]["input"] == "pageable: rows are read from files"
+    assert len(steps()) == -(-finished["data"]["train_rows"] // 64)
 
 
 @pytest.mark.parametrize(("source", "optimizer"), [("random", "adamw"), ("criteo", "rowwise-adagrad")])
 def test_a_stopped_run_goes_on_to_the_same_result(
     call: Call, monkeypatch: pytest.MonkeyPatch, source: str, optimizer: str
 ) -> None:
-    words = ["run", "dlrm", *TINY, "--train.optimizer", optimizer]
+    arguments = ["run", "dlrm", *TINY, "--train.optimizer", optimizer]
     if source == "criteo":
         call("data", "make", "criteo", "--path", "log", "--lines", "500")
-        words = ["run", "dlrm", *KAGGLE, "--data.path", "log", "--train.optimizer", optimizer]
-    assert call(*words, "--run-dir", "straight", *QUICKLY)[0] == 0
+        arguments = ["run", "dlrm", *KAGGLE, "--data.path", "log", "--train.optimizer", optimizer]
+    assert call(*arguments, "--run-dir", "straight", *QUICKLY)[0] == 0
     straight, real = result("straight"), loop.take_step
 
     def interrupted(recipe: Any, batches: Any, step: int) -> Any:
@@ -120,7 +120,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "take_step", interrupted)
-        assert call(*words, "--run-dir", "r", *QUICKLY)[0] == 75
+        assert call(*arguments, "--run-dir", "r", *QUICKLY)[0] == 75
     assert not Path("r", "result.json").exists()
     code, _, err = call("run", "--resume", "r", *QUICKLY)
     assert code == 0, err
@@ -129,8 +129,8 @@ def test_a_stopped_run_goes_on_to_the_same_result(
 
 
 def test_it_stops_at_a_target(call: Call) -> None:
-    words = ["--train.evaluate-steps", "2", "--train.stop-at-target", "--target.auc", "0.1"]
-    assert call("run", "dlrm", *TINY, *words, "--run-dir", "r", *QUICKLY)[0] == 0
+    arguments = ["--train.evaluate-steps", "2", "--train.stop-at-target", "--target.auc", "0.1"]
+    assert call("run", "dlrm", *TINY, *arguments, "--run-dir", "r", *QUICKLY)[0] == 0
     assert result()["quality"]["seeds"][0]["stopped_early"] == 2
     assert steps() == [1, 2]
     assert call("run", "dlrm", *TINY, "--target.auc", "0.9999", "--run-dir", "missed", *QUICKLY)[0] == 5

@@ -53,13 +53,22 @@ def test_a_run_leaves_profile_pair_ceilings_and_seal(call) -> None:
 
 @pytest.mark.long
 def test_movielens_goes_through_the_same_table(call) -> None:
-    words = ["--preset", "movielens", "--data.source", "embedded", "--train.epochs", "1", "--train.batch-size", "2000"]
-    words += ["--model.rows", "20000", "--model.dim", "16", "--target.beat", "none", "--train.device", "cpu"]
-    code, _, err = call("run", "micro-dlrm-dram", *words, "--run-dir", "r", "--quiet")
+    arguments = [
+        "--preset",
+        "movielens",
+        "--data.source",
+        "embedded",
+        "--train.epochs",
+        "1",
+        "--train.batch-size",
+        "2000",
+    ]
+    arguments += ["--model.rows", "20000", "--model.dim", "16", "--target.beat", "none", "--train.device", "cpu"]
+    code, _, err = call("run", "micro-dlrm-dram", *arguments, "--run-dir", "r", "--quiet")
     assert code == 0, err
     assert not Path("r/pair.json").exists()
     assert read("result.json")["data"]["name"] == "movielens-like"
-    assert call("pair", *words)[0] == 2
+    assert call("pair", *arguments)[0] == 2
 
 
 def test_other_ids_and_optimizers_train(call) -> None:
@@ -77,8 +86,8 @@ def test_pair_prints_the_ratio(call) -> None:
 
 
 def test_sweep_measures_every_combination(call) -> None:
-    words = ["sweep", "micro-dlrm-dram", *SMALL, "--model.dim", "8,16,32", "--out", "s", "--json"]
-    code, out, _ = call(*words)
+    arguments = ["sweep", "micro-dlrm-dram", *SMALL, "--model.dim", "8,16,32", "--out", "s", "--json"]
+    code, out, _ = call(*arguments)
     assert code == 0
     swept = json.loads(out)
     assert [row["settings"] for row in swept["rows"]] == [{"model.dim": "8"}, {"model.dim": "16"}, {"model.dim": "32"}]

@@ -35,7 +35,7 @@ def read(name: str = "profile.json", folder: str = "r") -> Any:
 
 
 def report(out: str) -> str:
-    """What was said, without the notes before it and the places of files after it."""
+    """The printed report without the notes before it and the paths after it."""
     lines = [line for line in out.split("\n\n  profile  ")[0].splitlines() if not line.startswith("note: ")]
     return "\n".join(lines)
 
@@ -143,8 +143,8 @@ def test_bad_options_are_refused_before_anything_is_measured(call: Call, options
 
 
 def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
-    words = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--trace")
-    assert call(*words, "--run-dir", "r")[0] == 0
+    arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--trace")
+    assert call(*arguments, "--run-dir", "r")[0] == 0
     trace = read()["trace"]
     assert trace["file"] == "trace.json.gz"
     assert trace["bytes"] == Path("r", "trace.json.gz").stat().st_size
@@ -155,13 +155,13 @@ def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
     assert "embedding" in out
 
     half = trace["bytes"] / 2e6
-    assert call(*words, "--run-dir", "half", "--trace-mb", str(half))[0] == 0
+    assert call(*arguments, "--run-dir", "half", "--trace-mb", str(half))[0] == 0
     cut = read(folder="half")["trace"]
     assert 1 <= cut["steps_kept"] < cut["steps_recorded"] == profiling.TRACED
     assert cut["bytes"] <= half * 1e6
     assert call("trace", "info", "half/trace.json.gz", "--json")[0] == 0
 
-    loud = [word for word in words if word != "--quiet"]
+    loud = [word for word in arguments if word != "--quiet"]
     code, out, _ = call(*loud, "--run-dir", "none", "--trace-mb", "0.0001")
     assert code == 0, "a trace that is too large does not cost the profile"
     assert "more than the limit of 0.0001 MB" in " ".join(out.split())
@@ -192,12 +192,12 @@ def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("arguments", "code"),
     [(["--fast.graph", "on"], 4), (["--model.rows", "1000000000000", "--data.ids-per-bag", "1"], 4),
      (["--data.ids", "replay", "--data.profile", "nowhere.csv"], 3)],
 )  # fmt: skip
-def test_a_workload_that_cannot_run_leaves_no_folder(call: Call, words: list[str], code: int) -> None:
-    got, out, err = call("profile", "dlrm", *TINY, *words, "--run-dir", "r", "--quiet")
+def test_a_workload_that_cannot_run_leaves_no_folder(call: Call, arguments: list[str], code: int) -> None:
+    got, out, err = call("profile", "dlrm", *TINY, *arguments, "--run-dir", "r", "--quiet")
     assert (got, out) == (code, ""), err
     assert "Traceback" not in err
     assert not Path("r").exists()
@@ -214,22 +214,22 @@ def test_whatever_ends_a_profile_leaves_no_half_folder(
         raise error
 
     monkeypatch.setattr(profiling, where, ends)
-    words = ("profile", "dlrm", *TINY, "--steps", "5", "--trace", "--quiet", "--run-dir")
-    assert call(*words, "r")[0] == (130 if error is KeyboardInterrupt else 1)
+    arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--trace", "--quiet", "--run-dir")
+    assert call(*arguments, "r")[0] == (130 if error is KeyboardInterrupt else 1)
     assert not Path("r").exists()
     # A folder that was there stays, with what was in it.
     Path("mine").mkdir()
     Path("mine", "notes").write_text("kept")
-    assert call(*words, "mine")[0] != 0
+    assert call(*arguments, "mine")[0] != 0
     assert [path.name for path in Path("mine").iterdir()] == ["notes"]
 
 
 @pytest.mark.long
 def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixes_module, "WORTH", 0.0)
-    words = ["--preset", "experiment-plain", *TINY, "--train.threads", "2", "--train.onednn", "on"]
+    arguments = ["--preset", "experiment-plain", *TINY, "--train.threads", "2", "--train.onednn", "on"]
     code, out, err = call(
-        "profile", "dlrm", *words, "--run-dir", "r", "--steps", "5", "--mode", "budget", "--try-fixes"
+        "profile", "dlrm", *arguments, "--run-dir", "r", "--steps", "5", "--mode", "budget", "--try-fixes"
     )
     assert code == 0, err
     fixes = read()["fixes"]
@@ -243,12 +243,12 @@ def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypa
 
 
 def test_a_profile_is_not_taken_for_a_run(call: Call) -> None:
-    words = ("profile", "dlrm", *TINY, "--steps", "5", "--mode", "budget", "--no-report", "--quiet", "--no-peaks")
-    assert call(*words, "--run-dir", "runs/p")[0] == 0
+    arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--mode", "budget", "--no-report", "--quiet", "--no-peaks")
+    assert call(*arguments, "--run-dir", "runs/p")[0] == 0
     for other in (("run", "--resume", "runs/p"), ("report", "runs/p"), ("check", "--all", "runs")):
         code, _, err = call(*other)
         assert code in (2, 3), other
         assert "profile" in err or "no runs" in err
     Path("runs/p/profile.json").unlink()
-    code, _, err = call(*words, "--run-dir", "runs/p")
+    code, _, err = call(*arguments, "--run-dir", "runs/p")
     assert code == 0, f"what a killed profile left does not stand in the way: {err}"

@@ -49,15 +49,15 @@ def test_compare_as_json(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     examples.make_run(tmp_path / "two", workload="other", measured=())
     code, out, err = call("compare", "one", "two", "one", "--json", "--out", "page.html")
     assert code == 0
-    found = json.loads(out)
-    assert [run["name"] for run in found["runs"]] == ["one (1)", "two", "one (2)"]
-    assert found["regime"] == ["dispatch-bound", None, "dispatch-bound"]
-    assert found["report"] == "page.html"
+    comparison = json.loads(out)
+    assert [run["name"] for run in comparison["runs"]] == ["one (1)", "two", "one (2)"]
+    assert comparison["regime"] == ["dispatch-bound", None, "dispatch-bound"]
+    assert comparison["report"] == "page.html"
     assert "page: page.html" in err
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (["report"], 2, "report needs the folder of a run"),
         (["report", "--out"], 2, "error: "),
@@ -67,11 +67,11 @@ def test_compare_as_json(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (["compare", "one"], 2, "compare needs at least two runs"),
     ],
 )
-def test_mistakes_are_answered(call, tmp_path: Path, words: list[str], code: int, message: str) -> None:
+def test_mistakes_are_answered(call, tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
     examples.make_run(tmp_path / "one", measured=())
     (examples.make_run(tmp_path / "unfinished", measured=()) / "result.json").unlink()
-    found, _, err = call(*words)
-    assert found == code
+    exit_code, _, err = call(*arguments)
+    assert exit_code == code
     assert message in err
     assert err.startswith("error: ")
     assert "Traceback" not in err

@@ -32,9 +32,9 @@ def call(call: Call) -> Callable[..., tuple[int, str]]:
 def begun(call: Call) -> Path:
     """A run of 30 steps that got to its checkpoint at step 20."""
     write(generate(3, users=120, items=200, ratings=5000), Path("data"))
-    words = ["micro-dlrm", "--data.path", "data", "--train.epochs", "3", "--train.batch-size", "400"]
-    words += ["--target.beat", "none", "--train.device", "cpu", "--train.checkpoint-steps", "20"]
-    code, output = call(*words, "--run-dir", "r", "--train.no-checkpoint-epochs")
+    arguments = ["micro-dlrm", "--data.path", "data", "--train.epochs", "3", "--train.batch-size", "400"]
+    arguments += ["--target.beat", "none", "--train.device", "cpu", "--train.checkpoint-steps", "20"]
+    code, output = call(*arguments, "--run-dir", "r", "--train.no-checkpoint-epochs")
     assert code == 0, output
     unfinish()
     return Path("r")
@@ -103,8 +103,8 @@ def test_an_allowed_change_is_made_and_remembered(begun: Path, call: Call) -> No
 
 def test_other_rows_of_the_same_data_are_described_anew(begun: Path, call: Call) -> None:
     before = Path("r/baselines.json").read_bytes()
-    words = ["--data.split", "last", "--allow-change", "data.split"]
-    code, output = call("--resume", "r", *words)
+    arguments = ["--data.split", "last", "--allow-change", "data.split"]
+    code, output = call("--resume", "r", *arguments)
     assert code == 0, output
     assert json.loads(Path("r/data.json").read_text())["split"] == "last"
     assert Path("r/baselines.json").read_bytes() != before
@@ -146,7 +146,7 @@ def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--resume", "r", "--allow-change", "train.batchsize"], "did you mean 'train.batch_size'?"),
         (["--resume", "r", "--allow-change", "seed", "--seed", "7"], "another seed is another run"),
@@ -155,8 +155,8 @@ def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Pat
         (["--mlperf"], "writes no MLPerf log"),
     ],
 )
-def test_mistakes(begun: Path, call: Call, words: list[str], message: str) -> None:
-    code, output = call(*words)
+def test_mistakes(begun: Path, call: Call, arguments: list[str], message: str) -> None:
+    code, output = call(*arguments)
     assert code == 2
     assert message in output
 
@@ -179,7 +179,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(begun: Path
 
 
 def test_mlperf_is_short_for_its_field(call: Call) -> None:
-    for words, on in ((["--mlperf", "dlrm-v4"], True), (["dlrm-v4", "--mlperf", "--no-mlperf"], False)):
-        code, output = call(*words, "--dry-run", "--json", "--quiet")
+    for arguments, on in ((["--mlperf", "dlrm-v4"], True), (["dlrm-v4", "--mlperf", "--no-mlperf"], False)):
+        code, output = call(*arguments, "--dry-run", "--json", "--quiet")
         assert code == 0
         assert json.loads(output)["config"]["mlperf"]["log"] is on

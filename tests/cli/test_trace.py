@@ -21,43 +21,43 @@ def gpu(tmp_path: Path) -> Path:
 def test_a_gpu_trace_in_words(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["info", str(gpu)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    said = {" ".join(line.split()) for line in lines}
-    assert "recorded by torch 2.11.0, CUDA 12.8" in said
-    assert "device 0: H" in said
-    assert "steps 2" in said
-    assert "wall 1.000 ms per step" in said
-    assert "input wait 0.220 22.0 %" in said
-    assert "sync 0.202 20.2 %" in said
-    assert "cudaStreamSynchronize 1 0.190 aten::item, part loss" in said
-    assert "host to device 1 200 k 0.020 10.0 yes 0 %" in said
-    assert "back 2 0.200 100.0 50.0 % 30.0 backward" in said
-    assert "5 kernels, of which 1 (20 %) run for less than 10 us" in said
+    printed = {" ".join(line.split()) for line in lines}
+    assert "recorded by torch 2.11.0, CUDA 12.8" in printed
+    assert "device 0: H" in printed
+    assert "steps 2" in printed
+    assert "wall 1.000 ms per step" in printed
+    assert "input wait 0.220 22.0 %" in printed
+    assert "sync 0.202 20.2 %" in printed
+    assert "cudaStreamSynchronize 1 0.190 aten::item, part loss" in printed
+    assert "host to device 1 200 k 0.020 10.0 yes 0 %" in printed
+    assert "back 2 0.200 100.0 50.0 % 30.0 backward" in printed
+    assert "5 kernels, of which 1 (20 %) run for less than 10 us" in printed
 
 
 def test_top_limits_the_rows_and_says_so(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command(["info", str(gpu), "--top", "2"])
-    said = capsys.readouterr().out
-    assert "and 2 more; --top 4 shows all" in said
-    assert "relu " not in said
+    printed = capsys.readouterr().out
+    assert "and 2 more; --top 4 shows all" in printed
+    assert "relu " not in printed
     with pytest.raises(UsageError, match="at least 1"):
         command(["info", str(gpu), "--top", "0"])
 
 
 def test_json_holds_every_section(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command(["info", str(gpu), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["torch"] == "2.11.0"
-    assert {"window", "parts", "operator_table", "kernels", "idle", "transfers"} < set(found)
-    assert len(found["kernels"]["rows"]) == 4
+    info = json.loads(capsys.readouterr().out)
+    assert info["torch"] == "2.11.0"
+    assert {"window", "parts", "operator_table", "kernels", "idle", "transfers"} < set(info)
+    assert len(info["kernels"]["rows"]) == 4
 
 
 def test_a_trace_without_a_device_or_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = made.write(tmp_path / "cpu.json", [made.op("aten::mm", 0, 30)])
     command(["info", str(path)])
-    said = capsys.readouterr().out
-    assert said.count("no device in this trace") == 3
-    assert "no named steps; the whole trace counts as one" in said
-    assert "recorded by  unknown" in said
+    printed = capsys.readouterr().out
+    assert printed.count("no device in this trace") == 3
+    assert "no named steps; the whole trace counts as one" in printed
+    assert "recorded by  unknown" in printed
 
 
 def test_errors_name_the_file_and_a_misspelt_action_its_word(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from recperf.errors import ConfigError, DataError, MachineError
 from recperf.execution import training
-from recperf.execution.training import SeedTraining, in_background, open_store
+from recperf.execution.training import SeedTraining, in_background
 from recperf.runs.record import Run
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.config import TrainConfig
@@ -43,15 +43,15 @@ class Weights:
 
 @dataclass
 class Log:
-    """A log that remembers what it is told."""
+    """A log that remembers to which states it was rewound."""
 
-    told: list[Any] = field(default_factory=list)
+    rewound: list[Any] = field(default_factory=list)
 
     def state(self) -> dict[str, Any]:
         return {"bytes": 7}
 
     def rewind(self, state: dict[str, Any] | None) -> None:
-        self.told.append(state)
+        self.rewound.append(state)
 
 
 def seed_training(
@@ -89,7 +89,7 @@ def test_everything_comes_back(run: Run) -> None:
     assert again.trial.state()["model"]["weights"].tolist() == [0, 1, 2]
     assert again.trial.state()["seen"].tolist() == [1] * 5
     assert again.evaluator.history == first.evaluator.history
-    assert log.told == [{"bytes": 7}]
+    assert log.rewound == [{"bytes": 7}]
     assert b'"step": 3' not in (run.folder / "events.jsonl").read_bytes()
 
 
@@ -97,7 +97,7 @@ def test_nothing_saved_starts_the_logs_over(run: Run) -> None:
     log = Log()
     run.event("step", seed=42, step=1)
     assert seed_training(run, Weights(), log=log).restore() == Position()
-    assert log.told == [None]
+    assert log.rewound == [None]
     assert run.event_bytes == 0
 
 
@@ -159,20 +159,14 @@ def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_writing_in_the_background_wants_room_for_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    notices: list[str] = []
     monkeypatch.setattr(training, "available_bytes", lambda: 4 << 30)
-    assert in_background(TrainConfig(), 1 << 30, said.append)
-    assert not in_background(TrainConfig(checkpoint_background="off"), 0, said.append)
-    assert in_background(TrainConfig(checkpoint_background="on"), 1 << 40, said.append)
-    assert said == []
-    assert not in_background(TrainConfig(), (1 << 30) + 1, said.append)
-    assert "a state of 1.0 GiB" in said[0]
-
-
-def test_a_store_is_as_the_config_wants_it(tmp_path: Path) -> None:
-    config = TrainConfig(keep_last=4, checkpoint_background="off")
-    found = open_store(tmp_path, cast(Any, Weights()), config, print)
-    assert (found.keep_last, found.background) == (4, False)
+    assert in_background(TrainConfig(), 1 << 30, notices.append)
+    assert not in_background(TrainConfig(checkpoint_background="off"), 0, notices.append)
+    assert in_background(TrainConfig(checkpoint_background="on"), 1 << 40, notices.append)
+    assert notices == []
+    assert not in_background(TrainConfig(), (1 << 30) + 1, notices.append)
+    assert "a state of 1.0 GiB" in notices[0]
 
 
 def test_baselines_that_were_changed_are_refused_unless_the_data_was(run: Run) -> None:

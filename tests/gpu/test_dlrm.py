@@ -41,13 +41,13 @@ def test_values_and_gradients_are_the_cpus(interaction: str, way: str) -> None:
         JaggedFeatures.from_bags(("a", "b"), bags),
         torch.tensor([1.0, 0.0, 1.0, 0.0]),
     )
-    found = []
+    actual = []
     for device in ("cpu", "cuda"):
         model = DLRM(replace(CONFIG, interaction=interaction), seed=1).to(device)
         loss = getattr(model, way)(batch.pin_memory().to(device, non_blocking=True))
         loss.backward()
-        found.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
-    for cpu, gpu in zip(*found):
+        actual.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
+    for cpu, gpu in zip(*actual):
         torch.testing.assert_close(gpu, cpu, rtol=2e-4, atol=1e-6)
 
 

@@ -15,16 +15,12 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch see
 
 SOURCES: dict[str, dict[str, Any]] = {
     "experiment": {"rows": (4, 3, 2), "ids_per_bag": 10, "distinct": True},
-    "experiment, fixed": {"rows": (4, 3, 2), "ids_per_bag": 10, "distinct": True, "fixed": True},
     "intended": {"rows": (1_000_000,) * 8, "ids_per_bag": 100},
-    "one id": {"rows": (50_000, 1 << 31), "ids_per_bag": 1},
     "lengths per feature": {"rows": (40_000_000, 3, 900, 17), "ids_per_feature": (3, 1, 100, 27), "fixed": True},
     "odd": {"rows": (5, 1001), "ids_per_bag": 5, "batch_size": 777, "dense": 13},
     "gaussian": {"rows": (1_000_000, 40_000_000), "ids_per_bag": 20, "ids": "gaussian"},
     "shared id space": {"id_space": 1 << 40, "ids_per_bag": 32},
-    "shared id space, zipf": {"id_space": 2_000_000, "ids_per_bag": 4, "ids": "zipf"},
     "zipf": {"rows": (1_000_000, 40_000_000), "ids_per_bag": 20, "ids": "zipf"},
-    "zipf, exponent 1": {"rows": (1_000_000, 7), "ids_per_bag": 20, "ids": "zipf", "exponent": 1.0},
     "zipf, distinct": {"rows": (1_000_000, 7), "ids_per_bag": 8, "ids": "zipf", "exponent": 2.0, "distinct": True},
     "replay": {"rows": (1_000_000, 40), "ids_per_bag": 20, "ids": "replay"},
 }

@@ -20,6 +20,6 @@ def test_a_gpu_hashes_as_a_cpu_does(seed: int) -> None:
         hashing.signed(hashing.hash_int(value, seed)) for value in EXTREMES.tolist()
     ]
     for rows in (1, 1682, 2_000_000, hashing.MOST_ROWS):
-        found = hashing.rows_torch(values.cuda(), seed, rows)
-        assert found.device.type == "cuda"
-        assert torch.equal(found.cpu(), hashing.rows_torch(values, seed, rows))
+        actual = hashing.rows_torch(values.cuda(), seed, rows)
+        assert actual.device.type == "cuda"
+        assert torch.equal(actual.cpu(), hashing.rows_torch(values, seed, rows))

@@ -28,21 +28,6 @@ MASKS: dict[str, dict[str, Any]] = {
 NAMES = ("out", "dq", "dk", "dv")
 
 
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that a kernel should write holds NaN before."""
-
-    def filled(make: Any) -> Any:
-        def call(*sizes: Any, **more: Any) -> torch.Tensor:
-            room: Tensor = make(*sizes, **more)
-            return room.fill_(torch.nan) if room.is_floating_point() else room
-
-        return call
-
-    monkeypatch.setattr(torch, "empty", filled(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
-
-
 def make(
     lengths: list[int], dtype: torch.dtype, *, heads: int = 2, qk: int = 128, width: int = 128,
     targets: int | None = None, window: int = 0, context: int = 0,
@@ -140,10 +125,10 @@ def test_gradients_go_into_views_of_one_buffer(deterministic: bool) -> None:
 def test_torch_may_ask_for_the_same_bits() -> None:
     grad, q, k, v, offsets, mask = make([2000, 300], torch.bfloat16)
     body, _ = choose("auto", q.device)
-    asked = body.backward(grad, q, k, v, offsets, mask, deterministic=True)
+    deterministic_gradients = body.backward(grad, q, k, v, offsets, mask, deterministic=True)
     torch.use_deterministic_algorithms(True)
     try:
-        assert all(map(torch.equal, asked, body.backward(grad, q, k, v, offsets, mask)))
+        assert all(map(torch.equal, deterministic_gradients, body.backward(grad, q, k, v, offsets, mask)))
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -14,21 +14,6 @@ from recperf.ops.faults import raise_if_any
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
 
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that a kernel should write holds NaN before."""
-
-    def filled(make: Any) -> Any:
-        def call(*sizes: Any, **more: Any) -> torch.Tensor:
-            room = make(*sizes, **more)
-            return room.fill_(torch.nan) if room.is_floating_point() else room
-
-        return call
-
-    monkeypatch.setattr(torch, "empty", filled(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
-
-
 @pytest.mark.parametrize("state", ["none", "row", "number"])
 @pytest.mark.parametrize(("rows", "samples", "most"), [(1, 3000, 20), (3, 500, 9), (5000, 700, 6), (40, 1, 1)])
 @pytest.mark.parametrize("dim", [1, 7, 64, 128, 600])
@@ -43,7 +28,7 @@ def test_the_bag_kernels_agree_with_torch(dim: int, rows: int, samples: int, mos
     ids, starts = torch.randint(0, rows, (used + 5,), **of), torch.arange(0, 3 * rows, rows, device="cuda")
     table, gradient = torch.randn(tables * rows, dim, **of), torch.randn(bags, dim, **of)
     shapes = {"none": None, "row": table.shape[:1], "number": table.shape}
-    found = []
+    actual = []
     for name in ("reference", "triton"):
         body, _ = bag.choose(name, table)  # type: ignore[arg-type]
         mine = ids if name == "triton" else ids[:used]
@@ -58,11 +43,11 @@ def test_the_bag_kernels_agree_with_torch(dim: int, rows: int, samples: int, mos
         else:
             body.update(added, None, grouped, gradient, rate=0.1, eps=0.0, decay=0.0, scale=1.0)
         assert grouped.unique == torch.unique(ids[:used] + starts.repeat_interleave(lengths.view(3, -1).sum(1))).numel()
-        found.append((body.bag_sum(table, mine, offsets, starts), weights, added, seen))
+        actual.append((body.bag_sum(table, mine, offsets, starts), weights, added, seen))
     # Thousands of gradients of one row: what their order does to the sum grows with them, and squared once more.
     crowd = max(1.0, (samples * most / rows) ** 0.5)
     tolerance = {"rtol": 1e-5 * max(10.0, crowd), "atol": 1e-4 * crowd}
-    for expected, got in zip(*found):
+    for expected, got in zip(*actual):
         torch.testing.assert_close(got, expected, **tolerance)
 
 
@@ -74,14 +59,14 @@ def test_the_dot_kernels_agree_with_torch(features: int, dim: int, diagonal: boo
     draw = torch.Generator("cuda").manual_seed(features)
     dense = torch.randn(65, dim, device="cuda", generator=draw).to(kind)
     sparse = torch.randn(features, 65, dim, device="cuda", generator=draw)
-    found = []
+    actual = []
     for name in ("reference", "triton"):
         body, _ = dot.choose(name, dense.device)  # type: ignore[arg-type]
         met, saved = body.forward(dense, sparse, diagonal=diagonal, width=768)
         gradient = torch.randn(met.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).to(kind)
-        found.append((met, *body.backward(saved, gradient, diagonal=diagonal)))
+        actual.append((met, *body.backward(saved, gradient, diagonal=diagonal)))
     tolerance = 1e-4 if kind == torch.float32 else 2e-2
-    for expected, got in zip(*found):
+    for expected, got in zip(*actual):
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance * dim**0.5)
 
 
@@ -92,13 +77,13 @@ def test_the_relu_kernel_agrees_with_torch(shape: tuple[int, int], kind: torch.d
     draw = torch.Generator("cuda").manual_seed(3)
     gradient, activation = (torch.randn(shape, device="cuda", generator=draw).to(kind) for _ in range(2))
     activation = activation.clamp(min=0)
-    found = [
+    actual = [
         relu.choose(name, gradient.device)[0].backward(gradient, activation)  # type: ignore[arg-type]
         for name in ("reference", "triton")
     ]
-    assert torch.equal(found[1][0], found[0][0])
-    assert found[1][1].dtype == torch.float32
-    torch.testing.assert_close(found[1][1].sum(0), found[0][1].sum(0), rtol=1e-5, atol=1e-3)
+    assert torch.equal(actual[1][0], actual[0][0])
+    assert actual[1][1].dtype == torch.float32
+    torch.testing.assert_close(actual[1][1].sum(0), actual[0][1].sum(0), rtol=1e-5, atol=1e-3)
     outer = [
         relu.choose(name, gradient.device)[0].outer_backward(gradient[:, :1], gradient[:1], activation)  # type: ignore[arg-type]
         for name in ("reference", "triton")

@@ -11,10 +11,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch see
 
 
 def test_every_kind_of_gpu_has_its_ceilings() -> None:
-    found = peaks.measure_with(TINY, quick=True, say=lambda _: None)
-    assert peaks.faults(found) == []
-    assert set(found["gpu"]) == {torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
-    for one in found["gpu"].values():
+    measured = peaks.measure_with(TINY, quick=True, say=lambda _: None)
+    assert peaks.faults(measured) == []
+    assert set(measured["gpu"]) == {torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
+    for one in measured["gpu"].values():
         assert set(one["gemm"]) == {"float32", "tf32", "bfloat16"}
         assert set(one["launch"]) == {"queue", "round_trip"}
         assert set(one["transfer"]) == {

@@ -36,9 +36,9 @@ WORDS = [
 ]  # fmt: skip
 
 
-def run(words: list[str], arm: str = "pass") -> int:
+def run(arguments: list[str], arm: str = "pass") -> int:
     path = os.pathsep.join([str(TROUBLES), *sys.path])
-    command = [sys.executable, "-c", CHILD.format(arm=arm), *words]
+    command = [sys.executable, "-c", CHILD.format(arm=arm), *arguments]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300)
     sys.stdout.write(done.stdout[-2000:] + done.stderr[-4000:])
     return done.returncode

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -24,21 +22,6 @@ SHAPES = [(0, 8, 8), (1, 16, 16), (63, 40, 24), (5000, 512, 512), (3001, 100, 10
 def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """TF32 would hide an error of float32."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-
-
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that a kernel should write holds NaN before."""
-
-    def filled(make: Any) -> Any:
-        def call(*sizes: Any, **more: Any) -> torch.Tensor:
-            room = make(*sizes, **more)
-            return room.fill_(torch.nan) if room.is_floating_point() else room
-
-        return call
-
-    monkeypatch.setattr(torch, "empty", filled(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -65,11 +48,11 @@ def test_layer_norm(tokens: int, columns: int, swish: bool, kind: torch.dtype) -
     weight, bias, residual = drawn(columns, seed=2), drawn(columns, seed=3), drawn(tokens, columns, seed=4).to(kind)
     plain, body = (layer_norm.choose(name, x.device)[0] for name in ("reference", "triton"))  # type: ignore[arg-type]
     out, stats = body.forward(x, weight, bias, EPS, swish=swish)
-    found = body.backward(gradient, x, weight, bias, stats, swish=swish, residual_TD=residual)
+    actual = body.backward(gradient, x, weight, bias, stats, swish=swish, residual_TD=residual)
     wide = doubled(gradient, x, weight, bias)
     right, exact_stats = plain.forward(*wide[1:], EPS, swish=swish)
     expected = plain.backward(*wide, exact_stats, swish=swish, residual_TD=residual.double())
-    for name, got, exact in zip(("out", "x", "weight", "bias"), (out, *found), (right, *expected)):
+    for name, got, exact in zip(("out", "x", "weight", "bias"), (out, *actual), (right, *expected)):
         close(got, exact, kind, name)
 
 
@@ -81,15 +64,15 @@ def test_stu_input(tokens: int, width: int, columns: int, kind: torch.dtype) -> 
     x, gradient = drawn(tokens, width).to(kind), drawn(tokens, outputs, seed=1).to(kind)
     residual = drawn(tokens, width, seed=2).to(kind)
     parameters = [drawn(width, seed=3), drawn(width, seed=4), drawn(width, outputs, seed=5), drawn(outputs, seed=6)]
-    found = []
+    actual = []
     for _ in range(2):
         out, stats = stu_input.forward(x, *parameters, EPS)
-        found.append((out, *stu_input.backward(gradient, x, *parameters[:3], stats, EPS, residual_TD=residual)))
+        actual.append((out, *stu_input.backward(gradient, x, *parameters[:3], stats, EPS, residual_TD=residual)))
     wide, wide_gradient, wide_residual, *wide_parameters = doubled(x, gradient, residual, *parameters)
     right, stats = stu_input.forward(wide, *wide_parameters, EPS)
     expected = stu_input.backward(wide_gradient, wide, *wide_parameters[:3], stats, EPS, residual_TD=wide_residual)
     names = ("out", "x", "norm weight", "norm bias", "weight", "bias")
-    for name, got, again, exact in zip(names, *found, (right, *expected)):
+    for name, got, again, exact in zip(names, *actual, (right, *expected)):
         assert torch.equal(got, again), f"{name} repeats"
         close(got, exact, kind, name)
 
@@ -103,7 +86,7 @@ def test_stu_output(tokens: int, width: int, columns: int, kind: torch.dtype, ra
     attention, x, gradient = attention.to(kind), x.to(kind), gradient.to(kind)
     u = drawn(tokens, 4 * columns, seed=3).to(kind)[:, :columns]
     parameters = [drawn(columns, seed=4), drawn(columns, seed=5), drawn(3 * columns, width, seed=6)]
-    dropout, found = Dropout(rate, 11), []
+    dropout, actual = Dropout(rate, 11), []
     for _ in range(2):
         buffer = torch.full((tokens, 4 * columns), 5.0, device="cuda", dtype=kind)
         out, stats = stu_output.forward(attention, u, x, *parameters, EPS, dropout)
@@ -111,13 +94,13 @@ def test_stu_output(tokens: int, width: int, columns: int, kind: torch.dtype, ra
         grads = stu_output.backward(gradient, attention, u, *parameters, stats, EPS, dropout, into_u=into)
         assert grads[1].data_ptr() == into.data_ptr()
         assert bool((buffer[:, :columns] == 5.0).all() & (buffer[:, 2 * columns :] == 5.0).all())
-        found.append((out, *grads))
+        actual.append((out, *grads))
     wide_gradient, *rows = doubled(gradient, attention, u, x)
     wide = doubled(*parameters)
     right, stats = stu_output.forward(*rows, *wide, EPS, dropout)
     expected = stu_output.backward(wide_gradient, rows[0], rows[1], *wide, stats, EPS, dropout)
     names = ("out", "attention", "u", "norm weight", "norm bias", "weight")
-    for name, got, again, exact in zip(names, *found, (right, *expected)):
+    for name, got, again, exact in zip(names, *actual, (right, *expected)):
         assert torch.equal(got, again), f"{name} repeats"
         close(got, exact, kind, name)
 
@@ -170,11 +153,11 @@ def test_more_than_two_billion_elements() -> None:
     right, tail_stats = stu_output.forward(*tail, norm_weight, norm_bias, weight, EPS, alone)
     torch.testing.assert_close(out[-few:], right, rtol=2e-2, atol=0.3)
     torch.testing.assert_close(stats[:, -few:], tail_stats)
-    found = stu_output.backward(
+    actual = stu_output.backward(
         out, attention, u, norm_weight, norm_bias, weight, stats, EPS, Dropout(0.1, 3), into_u=uvqk[:, -columns:]
     )
     expected = stu_output.backward(
         out[-few:].contiguous(), tail[0], tail[1], norm_weight, norm_bias, weight, tail_stats, EPS, alone
     )
     for place in (0, 1):
-        close(found[place][-few:], expected[place].double(), kind, "the last rows")
+        close(actual[place][-few:], expected[place].double(), kind, "the last rows")

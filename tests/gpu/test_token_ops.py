@@ -20,21 +20,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that a kernel should write holds NaN before."""
-
-    def filled(make: Any) -> Any:
-        def call(*sizes: Any, **more: Any) -> torch.Tensor:
-            room = make(*sizes, **more)
-            return room.fill_(torch.nan) if room.is_floating_point() else room
-
-        return call
-
-    monkeypatch.setattr(torch, "empty", filled(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
-
-
 @contextmanager
 def no_waiting() -> Iterator[None]:
     """The host must not wait for the device."""
@@ -69,10 +54,10 @@ def test_gradients_are_summed_by_row(rows: int, skew: float, dim: int, kind: tor
     grad = torch.randn(40_000, dim, **of).to(kind)
     lookup.segment_sum(grad, order_N, starts, impl="triton")
     with no_waiting():
-        found = [lookup.segment_sum(grad, order_N, starts, impl="triton") for _ in range(2)]
-    assert torch.equal(*found)
+        actual = [lookup.segment_sum(grad, order_N, starts, impl="triton") for _ in range(2)]
+    assert torch.equal(*actual)
     expected = torch.zeros(rows, dim, dtype=torch.float64, device="cuda").index_add_(0, places, grad.double())
-    assert apart(found[0], expected) < 1e-5
+    assert apart(actual[0], expected) < 1e-5
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
@@ -102,8 +87,8 @@ def test_a_table_of_more_than_two_billion_numbers() -> None:
     assert int(table.any(1).sum()) == 3
     # As many gradients as that: sums must find those at the end too.
     order = torch.tensor([last, 3, last - 5, last], device="cuda")
-    found = lookup.segment_sum(table, order, torch.tensor([0, 1, 4], device="cuda"))
-    torch.testing.assert_close(found, torch.stack([table[last], table[[3, last - 5, last]].sum(0)]))
+    actual = lookup.segment_sum(table, order, torch.tensor([0, 1, 4], device="cuda"))
+    torch.testing.assert_close(actual, torch.stack([table[last], table[[3, last - 5, last]].sum(0)]))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2])
@@ -130,7 +115,7 @@ def test_tokens_in_one_pass(context: int, rows: int, longest: int, dim: int, kin
     with no_waiting():
         plan = assemble.plan(edges, times, *way, **sizes)
         out = assemble.forward(*parts, plan=plan, **how, impl="triton")
-        found = [assemble.backward(grad, plan, positions=8192, **how, impl="triton") for _ in range(2)]
+        actual = [assemble.backward(grad, plan, positions=8192, **how, impl="triton") for _ in range(2)]
     wide = [part.double() for part in parts]
     expected = assemble.forward(*wide, plan=plan, **how, impl="reference")
     wanted = assemble.backward(grad.double(), plan, positions=8192, **how, impl="reference")
@@ -138,8 +123,8 @@ def test_tokens_in_one_pass(context: int, rows: int, longest: int, dim: int, kin
     assert apart(out, expected) < close
     # Dropout scales the gradient before it is summed, which rounds it once more.
     within = [close, *[1e-5 if kind == torch.float32 or not rate else close] * 4]
-    assert all(apart(got, want) < most for got, want, most in zip(found[0], wanted, within))
-    assert all(torch.equal(one, other) for one, other in zip(*found))
+    assert all(apart(got, want) < most for got, want, most in zip(actual[0], wanted, within))
+    assert all(torch.equal(one, other) for one, other in zip(*actual))
 
 
 def test_the_edges_of_ages_are_those_of_a_cpu() -> None:

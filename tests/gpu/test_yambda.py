@@ -28,8 +28,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> EventStore:
 
 
 def tensors(batch: HistoryBatch) -> dict[str, torch.Tensor]:
-    found = {"values": batch.features.values_V, "offsets": batch.features.offsets_FB1}
-    return found | {one.name: getattr(batch, one.name) for one in fields(batch) if one.name != "features"}
+    by_name = {"values": batch.features.values_V, "offsets": batch.features.offsets_FB1}
+    return by_name | {one.name: getattr(batch, one.name) for one in fields(batch) if one.name != "features"}
 
 
 def test_every_part_of_a_batch_is_pinned_and_the_same(store: EventStore) -> None:

@@ -14,7 +14,6 @@ from recperf.errors import DataError, MachineError
 from recperf.machine import machine_facts
 from recperf.measure import peaks
 from recperf.measure.peaks import cpu, sampling
-from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.sampling import FULL, MIB, TINY, Sampler, better, figure, noisy
 
 
@@ -63,14 +62,6 @@ def test_the_layout_is_as_documented(measured: dict[str, Any]) -> None:
     assert (measured["gpu"] is None) == (not torch.cuda.is_available())
 
 
-@pytest.mark.parametrize("points", [1, 2])
-def test_sizes_of_the_cache_curve_are_whole_rows_in_ascending_order(points: int) -> None:
-    sizes = cpu.knee_sizes(64 * MIB, points)
-    assert (sizes[0], sizes[-1], len(sizes)) == (32 << 10, 64 * MIB, 11 * points + 1)
-    assert all(size % 256 == 0 for size in sizes)
-    assert sizes == sorted(set(sizes))
-
-
 def test_every_reading_uses_new_ids() -> None:
     rng = np.random.default_rng(0)
     seen: list[np.ndarray[Any, Any]] = []
@@ -99,11 +90,6 @@ def test_noisy_figures_are_listed() -> None:
     rows = [{"row_bytes": 64, "ns": figure([1, 5, 9], "ns"), "bytes_per_s": figure([1, 5, 9], "B/s")}]
     result = {"copy": figure([10, 10, 10], "B/s"), "gather": {"dram": {"rows": rows}}}
     assert noisy(result) == ["gather dram rows 64 ns"]
-
-
-def test_the_share_of_other_work_is_a_share_or_unknown() -> None:
-    share = OtherWork().share()
-    assert share is None or 0 <= share <= 1
 
 
 def test_at_most_a_quarter_of_the_memory_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,15 +25,6 @@ def test_parts_sum_to_the_wall_time_and_exclude_inner_spans(monkeypatch: pytest.
     assert clock.end() == (950, {"other": 100, "update": 250, "dense_update": 600})
 
 
-def test_the_previous_listener_is_restored() -> None:
-    assert spans._listener is None
-    clock = StepClock()
-    clock.begin()
-    assert spans._listener is clock
-    clock.end()
-    assert spans._listener is None
-
-
 def test_a_span_ends_when_its_work_raises() -> None:
     clock = StepClock()
     clock.begin()

@@ -24,8 +24,8 @@ METRICS = [
 ]
 
 
-def line(words: list[str]) -> str:
-    return ",".join(f'"{word}"' for word in words)
+def line(options: list[str]) -> str:
+    return ",".join(f'"{word}"' for word in options)
 
 
 def launch(number: int, kernel: str, metrics: list[str]) -> str:
@@ -77,12 +77,12 @@ def test_the_name_ncu_filters_by(kernel: str, name: str) -> None:
 
 
 def test_names_are_escaped_and_match_only_themselves() -> None:
-    words = ncu_options(["triton_poi_fused_0.1d2c", BAG], launches=3)
-    pattern = words[words.index("--kernel-name") + 1].removeprefix("regex:")
+    options = ncu_options(["triton_poi_fused_0.1d2c", BAG], launches=3)
+    pattern = options[options.index("--kernel-name") + 1].removeprefix("regex:")
     assert re.search(pattern, "triton_poi_fused_0.1d2c")
     assert not re.search(pattern, "triton_poi_fused_0x1d2c")
     assert not re.search(pattern, f"other{BAG}")
-    assert words[words.index("--clock-control") + 1] == "none"
+    assert options[options.index("--clock-control") + 1] == "none"
 
 
 @pytest.fixture

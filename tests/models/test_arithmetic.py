@@ -130,13 +130,6 @@ def test_copies_follow_the_weights(low: torch.dtype, copies: bool) -> None:
     torch.testing.assert_close(input_gradient.float(), expected_gradient, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("copies", [False, True])
-def test_only_products_that_want_even_widths_get_them(copies: bool) -> None:
-    arithmetic = fast(copies=copies)
-    assert [arithmetic.width(n) for n in (1, 8, 9, 479)] == ([8, 8, 16, 480] if copies else [1, 8, 9, 479])
-    assert Arithmetic().width(9) == 9
-
-
 @pytest.mark.parametrize("interaction", ["dot", "concat", "dcn"])
 @pytest.mark.parametrize(("low", "copies"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)])
 @pytest.mark.parametrize("body", BODIES[:2])

@@ -13,7 +13,7 @@ from recperf.errors import ConfigError, DataError
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.tables import HashedTable
-from recperf.models.torchrec_weights import load_torchrec_parameters, to_lower, to_upper, torchrec_parameters
+from recperf.models.torchrec_weights import load_torchrec_parameters, torchrec_parameters
 
 DOT = DLRMConfig(
     features=("a", "b", "c", "d"), rows=(5, 7, 3, 4), dim=4, bottom=(3, 6, 4), top=(8, 5, 1), interaction="dot",
@@ -85,20 +85,6 @@ def test_a_round_trip_keeps_every_bit(config: DLRMConfig) -> None:
         assert torch.equal(one, two)
     again = torchrec_parameters(other)
     assert all(torch.equal(named[name], again[name]) for name in named)
-
-
-@pytest.mark.parametrize("features", [1, 2, 3, 7])
-def test_permuted_columns_come_back(features: int) -> None:
-    names = tuple(f"f{i}" for i in range(features))
-    config = replace(DOT, features=names, rows=(2,) * features)
-    vectors = features + 1
-    lower = [(i, j) for i in range(vectors) for j in range(i)]
-    upper = [(i, j) for i in range(vectors) for j in range(i + 1, vectors)]
-    weight = torch.arange(config.interaction_width).float().expand(2, -1)
-    permuted = to_upper(weight, config)
-    assert torch.equal(permuted[:, : config.dim], weight[:, : config.dim])
-    assert [lower[int(place) - config.dim] for place in permuted[0, config.dim :]] == [(j, i) for i, j in upper]
-    assert torch.equal(to_lower(permuted, config), weight)
 
 
 def test_a_bias_stored_as_a_column_is_read_too() -> None:

@@ -25,16 +25,6 @@ def test_the_micro_model_has_the_published_sizes() -> None:
     )
 
 
-@pytest.mark.parametrize("interaction", ["concat", "dot"])
-def test_one_id_per_bag_gives_the_same_as_bags(interaction: str) -> None:
-    model = DLRM(replace(SMALL, interaction=interaction), seed=1)
-    ids = torch.tensor([[1, 4, 0], [6, 0, 2]])
-    dense = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
-    single = JaggedFeatures.from_ids(("a", "b"), ids)
-    bags = JaggedFeatures(single.keys, single.values_V, single.offsets_FB1)
-    torch.testing.assert_close(model(dense, single), model(dense, bags))
-
-
 def test_bags_are_summed_and_empty_bags_are_zero() -> None:
     model = DLRM(SMALL, seed=1)
     features = JaggedFeatures.from_bags(("a", "b"), [[[], [1, 2, 2]], [[3], []]])
@@ -42,14 +32,6 @@ def test_bags_are_summed_and_empty_bags_are_zero() -> None:
     a, b = model.embeddings.table("a"), model.embeddings.table("b")
     torch.testing.assert_close(pooled["a"], torch.stack([torch.zeros(4), a[1] + 2 * a[2]]))
     torch.testing.assert_close(pooled["b"], torch.stack([b[3], torch.zeros(4)]))
-
-
-def test_initial_weights_depend_on_the_seed_and_the_name_alone() -> None:
-    wide = DLRM(replace(SMALL, features=("b", "a"), rows=(7, 5)), seed=3)
-    narrow = DLRM(SMALL, seed=3)
-    assert torch.equal(wide.embeddings.table("a"), narrow.embeddings.table("a"))
-    assert not torch.equal(DLRM(SMALL, seed=4).embeddings.table("a"), narrow.embeddings.table("a"))
-    assert not narrow.embeddings.table("a")[0].any()
 
 
 def test_published_adapter_has_the_published_signature() -> None:
@@ -79,11 +61,6 @@ def test_published_adapter_has_the_published_signature() -> None:
 def test_an_invalid_size_is_reported_with_its_field(field: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(SMALL, **{field: value})
-
-
-def test_features_of_another_model_are_refused() -> None:
-    with pytest.raises(ValueError, match="the batch has features"):
-        DLRM(SMALL)(torch.zeros(1, 3), JaggedFeatures.from_ids(("a", "c"), torch.zeros(2, 1).long()))
 
 
 @pytest.mark.parametrize("interaction", ["concat", "dot", "diagonal"])

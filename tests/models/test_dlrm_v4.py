@@ -287,7 +287,7 @@ def test_half_precision_is_near_and_gradients_are_float32() -> None:
 
 def test_the_laptop_preset_learns() -> None:
     config = laptop()
-    model, batch = DLRMv4(config, seed=1), batch_of((20, 30, 25, 10) * 8, items=10**6)
+    model, batch = DLRMv4(config, seed=1), batch_of((20, 30, 25, 10) * 2, items=10**6)
     optimizer = torch.optim.Adam(model.dense_parameters(), lr=2e-3)
     inputs, losses = prepare(batch, config), []
     for step in range(12):
@@ -302,24 +302,10 @@ def test_the_laptop_preset_learns() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"row_scale": 0.0},
-        {"row_scale": 1.5},
-        {"rows": (1, 2)},
-        {"positions": 8},
-        {"input_dropout": 1.0},
-        {"table_dim": 0},
-    ],
-)
+@pytest.mark.parametrize("change", [{"row_scale": 1.5}, {"rows": (1, 2)}, {"positions": 8}, {"input_dropout": 1.0}])
 def test_invalid_configs_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         replace(CONFIG, **change)  # type: ignore[arg-type]
-
-
-def test_a_scaled_table_has_at_least_a_row() -> None:
-    assert replace(CONFIG, row_scale=1e-9).table_rows == dict.fromkeys(CONFIG.tables, 1)
 
 
 def take_step(model: DLRMv4) -> None:

@@ -80,44 +80,6 @@ def test_sparse_steps_equal_those_of_a_dense_table(adagrad: bool, clip: float) -
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def stepper(net: DLRM, table: HashedTable) -> SplitOptimizer:
-    return SplitOptimizer(AdamW([(net.dense_parameters(), 0.0)]), SparseRows(table, adagrad=True, decay=0.1))
-
-
-def test_native_and_reference_train_alike() -> None:
-    tables = []
-    for bag in ("reference", "auto"):
-        net, table = model(bag)
-        optimizer = stepper(net, table)
-        for step in range(5):
-            net.loss(batch(step)).backward()
-            optimizer.step(1e-2)
-        tables.append(table.table_RD)
-    torch.testing.assert_close(tables[0], tables[1], rtol=1e-4, atol=1e-5)
-
-
-def test_a_saved_state_continues_the_training() -> None:
-    net, table = model()
-    optimizer = stepper(net, table)
-    net.loss(batch(0)).backward()
-    optimizer.step(1e-2)
-    again, again_table = model()
-    resumed = stepper(again, again_table)
-    again.load_state_dict(net.state_dict())
-    resumed.load_state_dict(optimizer.state_dict())
-    for one, its_optimizer in ((net, optimizer), (again, resumed)):
-        one.loss(batch(1)).backward()
-        its_optimizer.step(1e-2)
-    assert torch.equal(table.table_RD, again_table.table_RD)
-
-
 def test_huge_pages_are_requested_for_large_tensors_only() -> None:
     assert ask_for_huge_pages(torch.empty(10)) is False
     assert isinstance(ask_for_huge_pages(torch.empty(8 << 20)), bool)
-
-
-def test_initial_rows_are_random_and_seeded() -> None:
-    _, one = model()
-    _, two = model()
-    assert torch.equal(one.table_RD, two.table_RD)
-    assert 0.3 < float(one.table_RD.std()) < 0.7

@@ -130,14 +130,6 @@ def test_other_rows_matter_only_for_the_scale() -> None:
         assert torch.allclose(actual, expected, rtol=1e-12, atol=1e-12) == equal
 
 
-def test_a_part_is_scaled_by_the_whole_batch() -> None:
-    model = stack(replace(CONFIG, attention_scale="batch-max", dropout=0.0))
-    x_TD = tokens((9, 30)).detach()
-    whole = model(x_TD, rows_of((9, 30)), Moment())
-    part = model(x_TD[:9], Rows(torch.tensor([0, 9]), 9, 30), Moment())
-    torch.testing.assert_close(part, whole[:1], rtol=1e-12, atol=1e-12)
-
-
 def test_dropout_is_a_function_of_seed_step_part_and_layer() -> None:
     seeds = {
         Moment(seed, step, part).dropout(0.1, layer, STU).seed
@@ -147,12 +139,6 @@ def test_dropout_is_a_function_of_seed_step_part_and_layer() -> None:
         for layer in range(3)
     }
     assert len(seeds) == 81
-    model, x_TD = stack(), tokens()
-    first, again, later = (model(x_TD, rows_of(), Moment(0, step)) for step in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.allclose(first, later)
-    model.eval()
-    assert torch.equal(model(x_TD, rows_of(), Moment(0, 1)), model(x_TD, rows_of(), Moment(0, 2)))
 
 
 def test_parameters_are_counted() -> None:

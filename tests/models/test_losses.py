@@ -39,8 +39,3 @@ def test_values_by_hand() -> None:
     assert float(make("wbce", (2.0, 2.0)).value(logits, labels)) == pytest.approx(first + second, rel=1e-6)
     assert float(make("wbce", (3.0, 0.5)).value(logits, labels)) == pytest.approx(1.5 * first + 0.25 * second, rel=1e-6)
     assert float(make("mse").value(logits, labels)) == pytest.approx((0.25 + 0.1192029**2) / 2, rel=1e-6)
-
-
-def test_an_unknown_loss_is_no_loss() -> None:
-    with pytest.raises(KeyError):
-        make("hinge")

@@ -19,7 +19,6 @@ from recperf.models.published import load_public_parameters, public_parameters
 from recperf.models.tables import SparseTables
 from recperf.models.torchrec_weights import load_torchrec_parameters, torchrec_parameters
 from recperf.ops.bag import native
-from recperf.train.loop import slices
 
 interpret("bag")
 needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
@@ -93,19 +92,6 @@ def test_backward_passes_add_up_until_the_gradient_is_taken(bag: str) -> None:
     assert used.gradient_ND.shape == (3 * 14, DIM)
     with pytest.raises(AssertionError, match="no backward pass"):
         tables.take_gradient()
-
-
-@pytest.mark.parametrize("bag", ALL)
-def test_slices_of_a_batch_have_its_gradient(bag: str) -> None:
-    whole = batch(4, 7)
-    gradients = []
-    for parts in (1, 3):
-        model = DLRM(CONFIG, seed=1, embeddings=SparseTables(KEYS, ROWS, DIM, bag=bag))
-        for part in slices(whole, parts):
-            (model.loss(part) * (len(part) / 7)).backward()
-        gradients.append([model.embeddings.dense_gradient(), *(p.grad for p in model.parameters())])
-    for actual, expected in zip(*gradients):
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("bag", ALL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from recperf.ops import compile as native
 from recperf.ops import native_bodies
 
 FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER))  # random_rows.py
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 NO_TRITON = "no triton, or a GPU, where tests/gpu runs the kernels"
 if INTERPRETED:
@@ -97,18 +99,3 @@ def _guarding(address: Any) -> Any:
         return place
 
     return call
-
-
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory holds NaN, so that a value a kernel forgets to write is seen."""
-
-    def filled(make: Any) -> Any:
-        def call(*sizes: Any, **more: Any) -> torch.Tensor:
-            tensor: torch.Tensor = make(*sizes, **more)
-            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
-
-        return call
-
-    monkeypatch.setattr(torch, "empty", filled(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))

@@ -180,14 +180,6 @@ def test_the_edges_of_ages() -> None:
     assert made.age_T.tolist() == expected
 
 
-def test_both_bodies_serve_the_two_halves() -> None:
-    parts, of, _ = batch([3, 2], 2)
-    grad = torch.randn(of.tokens, DIM, dtype=torch.float64)
-    actual = backward(grad, of, positions=POSITIONS, scale=2.0)
-    assert [tuple(part.shape) for part in actual] == [tuple(part.shape) for part in parts.values()]
-    assert {part.dtype for part in actual} == {torch.float64}
-
-
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     parts, of, _ = batch([3, 2], 2)
     for wrong in (

@@ -135,10 +135,3 @@ def test_seeds_do_not_change_from_release_to_release() -> None:
         [1, 1, 1, 1, 1, 0, 0, 0],
         [1, 1, 0, 1, 1, 1, 0, 0],
     ]
-
-
-@pytest.mark.parametrize(
-    "names", [("a", "b"), ("a", "aa"), ("", "\0"), ("", 0), ("output of a layer", "output of a layer2")]
-)
-def test_purposes_with_similar_names_differ(names: tuple[str, str | int]) -> None:
-    assert dropout_seed(0, 0, 0, names[0]) != dropout_seed(0, 0, 0, names[1])

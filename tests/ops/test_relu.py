@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -88,18 +89,15 @@ def test_no_samples_give_a_bias_gradient_of_zero(implementation: str) -> None:
 
 @pytest.mark.usefixtures("native_code")
 @pytest.mark.usefixtures("poisoned")
-def test_c_works_in_place_and_gives_equal_bits_with_any_number_of_threads() -> None:
-    before, actual = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 8):
-            torch.set_num_threads(threads)
-            gradient, after, expected, _ = layer(200, 130)
-            got, stripes = native.backward(gradient, after)
-            assert got.data_ptr() == gradient.data_ptr()
-            assert torch.equal(got, expected)
-            actual.append(stripes)
-    finally:
-        torch.set_num_threads(before)
+def test_c_works_in_place_and_gives_equal_bits_with_any_number_of_threads(threads: Any) -> None:
+    actual = []
+    for count in (1, 2, 3, 8):
+        threads(count)
+        gradient, after, expected, _ = layer(200, 130)
+        got, stripes = native.backward(gradient, after)
+        assert got.data_ptr() == gradient.data_ptr()
+        assert torch.equal(got, expected)
+        actual.append(stripes)
     assert actual[0].shape == (4, 130)
     assert all(torch.equal(stripes, actual[0]) for stripes in actual)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from random_rows import close, drawn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,17 +24,6 @@ CASES = [
 LIMIT = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.6e-2}
 """Largest difference from float64, of the largest number; a GPU rounds to bfloat16 where the interpreter cuts."""
 EPS = 1e-6
-
-
-def close(got: Tensor, exact: Tensor, kind: torch.dtype, name: str = "") -> None:
-    assert got.shape == exact.shape
-    if exact.numel():
-        error = float((got.double() - exact).abs().max() / exact.abs().max().clamp(min=0.1))
-        assert error <= LIMIT[kind], name
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 def parameters(width: int, outputs: int) -> list[Tensor]:
@@ -64,7 +54,7 @@ def test_values_and_gradients(impl: Any, kind: torch.dtype, shape: tuple[int, in
     actual = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
     assert [tensor.dtype for tensor in actual] == [kind, wide, wide, wide, wide]
     for name, got, expected in zip(NAMES, (out, *actual), exact(x, given, gradient)):
-        close(got, expected, kind, name)
+        close(got, expected, LIMIT[kind], name)
 
 
 @pytest.mark.parametrize("impl", BODIES)
@@ -80,7 +70,7 @@ def test_views_and_a_residual(impl: Any) -> None:
     expected = list(exact(x, given, gradient))
     expected[1] = expected[1] + residual.double()
     for name, got, right in zip(NAMES, (out, *actual), expected):
-        close(got, right, torch.float32, name)
+        close(got, right, LIMIT[torch.float32], name)
     for before, after in zip(kept, (gradient, x, residual)):
         assert torch.equal(before, after), "what is given stays as it is"
 
@@ -95,14 +85,6 @@ def test_autocast_changes_nothing(impl: Any) -> None:
         others = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
     for one, other in zip((out, *actual), (again, *others)):
         assert torch.equal(one, other)
-
-
-@pytest.mark.usefixtures("triton")
-def test_column_sums_over_many_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    body, _ = stu_input.choose("triton", torch.device("cpu"))
-    monkeypatch.setattr(body, "STRETCHES", 3)
-    x = drawn(101, 270)[:, :260]
-    close(body.column_sums(x), x.double().sum(0), torch.float32)
 
 
 def test_sums_of_narrow_products_are_not_rounded() -> None:

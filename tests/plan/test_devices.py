@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recperf.errors import ConfigError
-from recperf.plan.devices import KNOWN, NETWORKS, Efficiency, Rates, device_of, from_peaks
+from recperf.plan.devices import KNOWN, Rates, device_of, from_peaks
 
 FILE: dict[str, Any] = {
     "name": "card",
@@ -69,11 +69,6 @@ def test_a_precision_without_a_figure_is_float32() -> None:
     assert Rates(float32=2e12, bfloat16=8e12).divided(2) == Rates(float32=1e12, bfloat16=4e12)
 
 
-def test_scaling_leaves_links_alone_and_never_passes_a_peak() -> None:
-    scaled = Efficiency(products=0.4, attention=0.3, bytes=0.6, link=0.7).scaled(2, "doubled")
-    assert (scaled.products, scaled.attention, scaled.bytes, scaled.link) == (0.8, 0.6, 1.0, 0.7)
-
-
 def test_ranks_take_a_core_each_and_beyond_that_share_them() -> None:
     core = replace(KNOWN["h200"], name="core", shared=True, cores=2)
     assert [core.ranks_per_core(ranks) for ranks in (1, 2, 4)] == [1.0, 1.0, 2.0]
@@ -85,9 +80,3 @@ def test_ranks_take_a_core_each_and_beyond_that_share_them() -> None:
         replace(core, shared=False)
     with pytest.raises(ConfigError, match=r"device\.cores"):
         replace(core, cores=0)
-
-
-def test_a_message_waits_until_its_rank_has_a_turn() -> None:
-    slow = NETWORKS["loopback"].slowed(3.0)
-    assert slow.link_latency_s == pytest.approx(3 * NETWORKS["loopback"].link_latency_s)
-    assert slow.bytes_per_s == NETWORKS["loopback"].bytes_per_s

@@ -23,17 +23,17 @@ def test_young_s_interval() -> None:
     ids=["usual", "often", "rarely saved"],
 )
 def test_the_simulation_meets_daly_s_formula(cluster: Cluster) -> None:
-    found = simulate(cluster, seed=3, seeds=200)
-    assert found.mean == pytest.approx(expected(cluster), rel=0.01)
-    assert found.low < found.mean < found.high
+    goodput = simulate(cluster, seed=3, seeds=200)
+    assert goodput.mean == pytest.approx(expected(cluster), rel=0.01)
+    assert goodput.low < goodput.mean < goodput.high
 
 
 def test_the_best_interval_is_near_the_formula_s() -> None:
-    found = best(USUAL, seed=1)
-    assert young(USUAL) / 1.6 < found.interval_s < young(USUAL) * 1.6
-    assert found.mean >= simulate(USUAL, seed=1).mean
+    goodput = best(USUAL, seed=1)
+    assert young(USUAL) / 1.6 < goodput.interval_s < young(USUAL) * 1.6
+    assert goodput.mean >= simulate(USUAL, seed=1).mean
     for other in (0.25, 4):
-        assert found.mean > simulate(replace(USUAL, interval_s=other * young(USUAL)), seed=1).mean
+        assert goodput.mean > simulate(replace(USUAL, interval_s=other * young(USUAL)), seed=1).mean
 
 
 def test_the_formula_s_interval_is_taken_where_nothing_fails() -> None:
@@ -49,15 +49,15 @@ def test_a_seed_gives_the_same_again() -> None:
 def test_without_failures_only_checkpoints_cost() -> None:
     """Ten hours in hourly pieces: nine checkpoints, none behind the last piece."""
     calm = Cluster(mtbf_s=1e11, checkpoint_s=60, interval_s=3600, work_s=36_000)
-    found = simulate(calm)
-    assert found.failures == 0
-    assert found.mean == pytest.approx(36_000 / (36_000 + 9 * 60))
+    goodput = simulate(calm)
+    assert goodput.failures == 0
+    assert goodput.mean == pytest.approx(36_000 / (36_000 + 9 * 60))
 
 
 def test_a_hopeless_cluster_ends() -> None:
-    found = simulate(Cluster(mtbf_s=60, checkpoint_s=3600, restart_s=600, interval_s=3600))
-    assert found.mean < 0.01
-    assert math.isfinite(found.failures)
+    goodput = simulate(Cluster(mtbf_s=60, checkpoint_s=3600, restart_s=600, interval_s=3600))
+    assert goodput.mean < 0.01
+    assert math.isfinite(goodput.failures)
 
 
 def test_more_devices_fail_more_often() -> None:

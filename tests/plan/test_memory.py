@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from recperf.plan import advice, skew
@@ -63,13 +62,6 @@ def test_every_row_is_somewhere_once(work: Work, kind: Kind, ranks: int) -> None
     states = sum(one.state_R().sum() for one in placed)
     shards = min(ranks, 8) if kind == "column" else 1
     assert states == 4 * 293_051_712 * shards, "a column shard keeps a number for every row again"
-
-
-def test_a_table_that_is_whole_is_on_one_rank(work: Work) -> None:
-    placed = place(work.tables, 8, skew.even(work, 64, 8), 64, sharding="row", overrides={"uid": "table"})
-    kinds = {one.table.name: (one.kind, np.count_nonzero(one.width_R)) for one in placed}
-    assert kinds["uid"] == ("table", 1)
-    assert kinds["item_id"] == ("row", 8)
 
 
 def test_bags_are_summed_before_they_are_sent() -> None:

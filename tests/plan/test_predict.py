@@ -147,13 +147,6 @@ def test_latencies_count_for_every_message() -> None:
     assert alike["rows all-to-all"] == pytest.approx(1.0, rel=1e-3)
 
 
-def test_the_all_reduce_is_exposed_by_default() -> None:
-    parts = dict.fromkeys(PARTS, 1.0) | {"all-reduce": 5.0, "dense backward": 3.0}
-    assert exposed(parts, Parallelism(pipelined=False)) == parts
-    origin = predict(planned(laptop()), 2, CORES).origins["overlap"]
-    assert "nothing overlaps with the backward pass" in origin
-
-
 def test_fixed_costs_are_added_to_their_parts() -> None:
     calls = Calls(input=1.0, lookup=2.0, forward=3.0, backward=4.0, update=5.0)
     plain, slow = (predict(planned(laptop()), 4, device).parts for device in (CORES, replace(CORES, calls=calls)))

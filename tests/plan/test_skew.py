@@ -140,14 +140,6 @@ def test_too_few_anchors_are_an_error(store: EventStore) -> None:
         counted(store, config, 1 << 20, 8, 4)
 
 
-def test_skew_is_parsed() -> None:
-    assert skew.parse("zipf:0.9") == 0.9
-    assert skew.parse("zipf") == 1.05
-    assert skew.parse("folder/store") == Path("folder/store")
-    with pytest.raises(UsageError, match="no exponent"):
-        skew.parse("zipf:steep")
-
-
 def test_a_workload_without_histories_reads_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read ids"):
         planned_micro(micro()).ids(tmp_path, 8, 2, 4)

@@ -69,15 +69,6 @@ def test_an_intact_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
     assert value_of(checkpoints) == 20
 
 
-def test_a_damaged_step_is_replaced(tmp_path: Path) -> None:
-    checkpoints, _ = store(tmp_path)
-    checkpoints.save(10, state(1), best=False)
-    flip(tmp_path / "step-00000010" / FILE, 5)
-    checkpoints.save(10, state(2), best=False)
-    assert value_of(checkpoints) == 2
-    assert names(tmp_path) == ["index.json", "step-00000010"]
-
-
 def test_a_skipped_checkpoint_is_replaced_even_if_it_becomes_readable(tmp_path: Path) -> None:
     checkpoints, notices = store(tmp_path)
     checkpoints.save(10, state(10), best=True)

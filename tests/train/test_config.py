@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from recperf.config import from_json, to_json
 from recperf.errors import ConfigError
-from recperf.train.config import DLRMTrainConfig, TrainConfig
+from recperf.train.config import DLRMTrainConfig
 
 
 @pytest.mark.parametrize(
@@ -35,21 +33,3 @@ from recperf.train.config import DLRMTrainConfig, TrainConfig
 def test_conflicting_fields_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DLRMTrainConfig(**changes)
-
-
-def test_a_config_survives_json() -> None:
-    config = DLRMTrainConfig(
-        optimizer="adamw",
-        weight_decay=0.1,
-        loss="wbce",
-        loss_weights=(0.5, 2.0),
-        schedule="warmup-decay",
-        warmup_steps=3,
-        decay_start=3,
-        decay_steps=4,
-        micro_batches=4,
-        evaluate_steps=7,
-        stop_at_target=True,
-    )
-    assert from_json(DLRMTrainConfig, json.loads(json.dumps(to_json(config)))) == config
-    assert from_json(TrainConfig, {}) == TrainConfig()

@@ -84,21 +84,6 @@ def test_the_state_can_be_saved_and_loaded(name: str, plain: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(tables + dense, other_tables + other_dense))
 
 
-@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
-def test_adagrads_gpu_operators_equal_its_cpu_kernel(rate: float | torch.Tensor) -> None:
-    """The operators run on either device; only the choice depends on it."""
-    (one,), (other,) = parameters(0)[0], parameters(0)[0]
-    here, there = make_dense("adagrad", [([one], 0.0)]), make_dense("adagrad", [([other], 0.0)])
-    there.cuda = True
-    for step in range(5):
-        for parameter in (one, other):
-            parameter.grad = torch.full_like(parameter, 0.3 - 0.1 * step)
-        here.step(0.1)
-        with torch.no_grad():
-            there._fused(rate)
-    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
-
-
 def test_a_parameter_without_a_gradient_is_an_error() -> None:
     tables, dense = parameters(0)
     dense[0].grad = torch.ones_like(dense[0])

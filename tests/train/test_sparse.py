@@ -137,16 +137,6 @@ def test_scattered_sgd_equals_sgd_and_needs_it() -> None:
             SparseRows(made("triton"), scatter=True, **wrong)
 
 
-def test_a_gradient_is_used_once() -> None:
-    tables = made("reference")
-    sparse = SparseRows(tables, adagrad=True)
-    features, gradient = step_of(1)
-    tables.backward(tables.record(features)[1], features, gradient)
-    sparse.step(0.1)
-    with pytest.raises(AssertionError, match="no backward pass before this step"):
-        sparse.step(0.1)
-
-
 def test_both_parts_follow_one_schedule_and_can_be_saved() -> None:
     def built() -> tuple[SparseTables, nn.Parameter, SplitOptimizer]:
         tables, weight = made("reference"), nn.Parameter(torch.ones(2, 2))

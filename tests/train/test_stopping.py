@@ -98,12 +98,6 @@ def test_evaluations_every_n_steps_and_once_at_the_end_of_an_epoch() -> None:
     assert [entry["epoch"] for entry in watched.evaluator.history] == [0, 1, 1, 2]
     assert watched.saved[0] == (Position(0, 5, 5), True, [5])
     assert [position.step for position, _, _ in watched.saved] == [5, 10, 15, 20]
-
-
-def test_evaluations_at_the_end_of_epochs() -> None:
-    watched = Watched()
-    watched.train()
-    assert watched.scored == [10, 20]
     cut = Watched(max_steps=13, evaluate_due=every(13))
     cut.train()
     assert cut.scored == [10, 13]

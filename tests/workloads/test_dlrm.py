@@ -71,11 +71,11 @@ def close(one: tuple[Any, list[float]], other: tuple[Any, list[float]], toleranc
 def test_a_preset_goes_through_json_and_is_estimated(name: str) -> None:
     config = PRESETS[name]()
     assert from_json(DLRMWorkloadConfig, to_json(config)) == config
-    found = estimate(config)
-    assert found.table_bytes == 4 * sum(config.dlrm.rows) * config.dlrm.dim
-    assert found.parameters["tables"] == sum(config.dlrm.rows) * config.dlrm.dim
-    assert sum(found.memory.values()) > found.table_bytes
-    assert found.total.flops > 0
+    estimated = estimate(config)
+    assert estimated.table_bytes == 4 * sum(config.dlrm.rows) * config.dlrm.dim
+    assert estimated.parameters["tables"] == sum(config.dlrm.rows) * config.dlrm.dim
+    assert sum(estimated.memory.values()) > estimated.table_bytes
+    assert estimated.total.flops > 0
     assert find("dlrm").check(config).startswith("synthetic batches")
 
 
@@ -153,11 +153,11 @@ CHANGES: dict[str, tuple[dict[str, Any], float]] = {
 def test_each_switch_of_a_cpu_gives_the_plain_paths_numbers(name: str, interaction: str) -> None:
     change, tolerance = CHANGES[name]
     model = {"interaction": interaction, "cross_layers": 1, "cross_rank": 3, "top": (7, 1)}
-    found = trained(made(model=model, fast=replace(PLAIN, **change)))
+    switched = trained(made(model=model, fast=replace(PLAIN, **change)))
     plain = trained(made(model=model, fast=PLAIN))
-    close(found, plain, tolerance or 1e-9)
+    close(switched, plain, tolerance or 1e-9)
     for field, value in change.items():
-        assert found[0].prepared.settings.reasons[field] == f"{value}: requested"
+        assert switched[0].prepared.settings.reasons[field] == f"{value}: requested"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -187,9 +187,9 @@ def test_adamw_has_dense_tables_and_says_why() -> None:
 
 def test_the_planted_answer_is_a_baseline_above_guessing_and_scores_are_repeatable() -> None:
     prepared = PreparedDLRM(made(data={"held_out_batches": 20}))
-    found = prepared.baselines()
-    assert found["majority"]["auc"] == 0.5
-    assert found["planted"]["auc"] > 0.7
+    baselines = prepared.baselines()
+    assert baselines["majority"]["auc"] == 0.5
+    assert baselines["planted"]["auc"] > 0.7
     trial = prepared.trial(1)
     assert trial.score() == trial.score()
     held_out = {tuple(batch.dense_BD.flatten().tolist()) for batch in prepared.held_out(1)}
@@ -225,8 +225,8 @@ def test_rows_and_tables_are_those_of_the_stack() -> None:
 def test_fixes_are_the_switches_that_are_not_on() -> None:
     assert PreparedDLRM(made(fast=PLAIN)).fixes()
     for fix in PreparedDLRM(made(fast=PLAIN)).fixes():
-        words = fix.switch.split()
-        assert len(words) % 2 == 0
+        options = fix.switch.split()
+        assert len(options) % 2 == 0
         assert fix.config != made(fast=PLAIN)
         assert fix.name not in {left.name for left in PreparedDLRM(fix.config).fixes()}
 

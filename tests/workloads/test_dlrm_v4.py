@@ -1,43 +1,288 @@
-"""dlrm-v4 as a workload: what it costs before it runs, that it trains on the past alone, and goes on bit for bit."""
+"""dlrm-v4: its cost is known before it runs, it trains on the past alone, and it resumes bit for bit."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from recperf.cli import main
-from recperf.data.yambda.config import HistoryConfig, WindowConfig
-from recperf.errors import ConfigError, MachineError
+from recperf.data.batch import HistoryBatch
+from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
+from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.errors import ConfigError, DataError, MachineError
+from recperf.train.loop import Position
 from recperf.workloads import find
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
-from recperf.workloads.dlrm_v4.build import PreparedHistories
-from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, EventsConfig, HistoryTrainConfig, laptop
+from recperf.workloads.dlrm_v4.build import HistoryTrial, PreparedHistories
+from recperf.workloads.dlrm_v4.config import (
+    DLRMv4WorkloadConfig,
+    EvaluationConfig,
+    EventsConfig,
+    HistoryTrainConfig,
+    laptop,
+    mlperf,
+    mlperf_first_samples,
+)
+from recperf.workloads.dlrm_v4.data import divided
 
+DAY = 86_400
 EVENTS = EventsConfig(
     events=3_000,
     history=HistoryConfig(length=12, scan=40),
-    windows=WindowConfig(min_history=5, seconds=30 * 86_400),
+    windows=WindowConfig(min_history=5, seconds=30 * DAY),
     holdout_windows=2,
+)
+TRAIN = HistoryTrainConfig(batch_size=64, device="cpu")
+
+
+def small(data: EventsConfig = EVENTS, **changes: Any) -> DLRMv4WorkloadConfig:
+    model = replace(laptop().model, row_scale=0.02)
+    return replace(laptop(), **({"data": data, "train": TRAIN, "model": model} | changes))
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "holdout"),
+    [
+        ({"holdout_windows": 2}, range(8), range(8, 10)),
+        ({"holdout_windows": 2, "first_window": 3, "train_windows": 4}, range(3, 7), range(8, 10)),
+        ({"holdout_first": 5}, range(5), range(5, 6)),
+    ],
+)
+def test_windows_are_divided_as_asked(data: dict[str, Any], train: range, holdout: range) -> None:
+    assert divided(EventsConfig(**data), 10) == (train, holdout)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ({"holdout_first": 4, "train_windows": 6}, ConfigError, "hold-out windows 4 to 4 overlap the training windows"),
+        ({"holdout_first": 1, "first_window": 4, "train_windows": 3}, ConfigError, "they must be its future"),
+        ({"holdout_first": 3, "first_window": 4}, DataError, "none is left to train on"),
+        ({"holdout_first": 9, "holdout_windows": 2}, DataError, "windows 9 to 10 are to be held out, .* has 10"),
+        ({"holdout_first": 3, "first_window": 5, "train_windows": 6}, DataError, "5 to 10 are to be trained on"),
+    ],
+)
+def test_what_is_not_the_future_is_refused(data: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        divided(EventsConfig(**data), 10)
+
+
+def test_held_out_users_may_share_windows() -> None:
+    windows = WindowConfig(train_share=0.7, min_history=5, seconds=30 * DAY)
+    data = replace(EVENTS, windows=windows, holdout_first=4, holdout_windows=3, train_windows=9)
+    prepared = PreparedHistories(small(data))
+    users = prepared.store.users_by_position
+    trained, scored = (
+        {int(user) for number in range(len(order)) for user in users(order.batch(number))}
+        for order in (prepared.train_order(), prepared.valid_order(prepared.holdout))
+    )
+    assert trained
+    assert scored
+    assert not trained & scored
+    assert "held-out users" in prepared.data["split"]
+
+
+def test_two_cadences_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="are both set"):
+        EvaluationConfig(every_windows=2, every_share=0.1)
+    with pytest.raises(ConfigError, match=r"train\.evaluate_steps"):
+        small(train=replace(TRAIN, evaluate_steps=5), evaluate=EvaluationConfig(every_windows=2))
+    with pytest.raises(ConfigError, match="a second epoch has already trained on it"):
+        small(train=replace(TRAIN, epochs=2), evaluate=EvaluationConfig(on="next-window"))
+    assert main(["run", "dlrm-v4", "--evaluate.every-windows", "2", "--evaluate.every-share", "0.1"]) == 3
+    assert "both set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("batch_size", "first_block"), [(1024, 21), (32768, 41)])
+def test_the_benchmark_s_first_evaluation(batch_size: int, first_block: int) -> None:
+    total = 2_290_835_423
+    block = -(-total // (1000 * batch_size))
+    first = mlperf().evaluate.first_step(total, batch_size)
+    assert -(-first // block) == first_block
+    assert first * batch_size >= mlperf_first_samples(batch_size)
+    assert EvaluationConfig(skip_share=0.5).first_step(1000, 100) == 5
+
+
+@pytest.mark.parametrize("batch_size", [7, 5000])
+def test_every_row_of_the_hold_out_is_scored_whatever_the_batch(batch_size: int) -> None:
+    config = small(evaluate=EvaluationConfig(batch_size=batch_size))
+    prepared = PreparedHistories(config)
+    order = prepared.valid_order(prepared.holdout)
+    scored = [int(anchor) for number in range(len(order)) for anchor in order.batch(number)]
+    expected = [int(anchor) for window in prepared.holdout for anchor in prepared.index.anchors(window)]
+    assert scored == expected
+    assert prepared.data["valid_rows"] == len(expected)
+
+
+def test_a_score_does_not_depend_on_the_batch_size() -> None:
+    scores = []
+    for batch_size in (7, 100):
+        prepared = PreparedHistories(small(evaluate=EvaluationConfig(batch_size=batch_size)))
+        scores.append(prepared.trial(1).score())
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the steps that are measured at the end of a run."""
+    monkeypatch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
+
+
+def arguments(folder: str, *more: str) -> list[str]:
+    return [
+        "run", "dlrm-v4", "--data.events", "3000", "--data.history.length", "12", "--data.history.scan", "40",
+        "--data.windows.min-history", "5", "--data.windows.seconds", str(30 * DAY), "--data.holdout-windows", "2",
+        "--train.batch-size", "64", "--train.device", "cpu", "--target.beat", "none", "--no-peaks", "--no-report",
+        "--quiet", "--model.row-scale", "0.02", "--run-dir", folder, *more,
+    ]  # fmt: skip
+
+
+def events(folder: str, kind: str) -> list[dict[str, Any]]:
+    lines = Path(folder, "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_log_says_what_was_left_of_each_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--data.leftover", "drop", "--evaluate.on", "next-window", "--evaluate.every-windows", "3")
+    assert main(arguments("one", *options)) == 0
+    windows = events("one", "window")
+    assert [event["window"] for event in windows] == list(range(8))
+    result = json.loads(Path("one/result.json").read_text())
+    left = sum(event["in_no_full_batch"] for event in windows)
+    assert left > 0
+    assert list(result["data"]["skipped"].values()) == [left]
+    assert sum(event["anchors"] for event in windows) - left == result["data"]["train_rows"]
+    scored = events("one", "evaluation")
+    assert [event["first_window"] for event in scored] == [3, 6, 8]
+    assert all(event["rows"] > 0 for event in scored)
+    metrics = events("one", "metric")
+    assert [event["step"] for event in metrics] == [event["step"] for event in scored]
+    assert {"normalized_entropy", "lifetime_auc"} <= set(result["quality"]["metrics"])
+    assert [event["step"] for event in events("one", "training")] == [event["step"] for event in metrics]
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_evaluations_by_share_begin_late_and_stop_the_run_at_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = ["--evaluate.every-share", "0.1", "--evaluate.skip-share", "0.35"]
+    assert main(arguments("one", *chosen)) == 0
+    assert [event["step"] for event in events("one", "metric")] == [12, 15, 18, 21, 24, 27, 30]
+    assert main(arguments("two", *chosen, "--train.stop-at-target", "--target.auc", "0.01")) == 0
+    assert [event["step"] for event in events("two", "metric")] == [12]
+
+
+@dataclass(frozen=True)
+class Row:
+    user: int
+    item: int
+    time: int
+    ratio: int
+
+
+ROWS = st.lists(
+    st.builds(Row, st.integers(1, 4), st.integers(0, 9), st.integers(0, 12 * DAY), st.sampled_from([0, 49, 50, 100])),
+    min_size=12,
+    max_size=70,
 )
 
 
-def small(**changes: Any) -> DLRMv4WorkloadConfig:
-    train = HistoryTrainConfig(batch_size=64, max_steps=6, device="cpu")
-    model = replace(laptop().model, row_scale=0.02)
-    return replace(laptop(), **({"data": EVENTS, "train": train, "model": model} | changes))
+def opened(rows: list[Row], leftover: Leftover, on: Any, batch_size: int, every: int) -> HistoryTrial:
+    """From a file of raw events to a training."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder, "raw.csv")
+        raw.write_text("user,item,time,ratio\n" + "".join(f"{r.user},{r.item},{r.time},{r.ratio}\n" for r in rows))
+        store = import_events(ImportOptions(events=raw, ratio="ratio", ids="keep"), Path(folder, "store"))
+        data = replace(
+            EVENTS, path=store, windows=WindowConfig(min_history=1, seconds=DAY), holdout_windows=1, leftover=leftover
+        )
+        config = small(
+            data,
+            train=replace(TRAIN, batch_size=batch_size),
+            evaluate=EvaluationConfig(on=on, every_windows=every),
+        )
+        return PreparedHistories(config).trial(1)
 
 
-WORDS = [
-    "run", "dlrm-v4", "--data.events", "3000", "--data.history.length", "12", "--data.history.scan", "40",
-    "--data.windows.min-history", "5", "--data.windows.seconds", "2592000", "--data.holdout-windows", "2",
-    "--model.row-scale", "0.02",
-    "--train.batch-size", "64", "--train.device", "cpu", "--target.beat", "none", "--no-peaks", "--no-report",
-]  # fmt: skip
+def known_of(batch: HistoryBatch, anchors: Any, trial: HistoryTrial) -> dict[tuple[int, int], list[Any]]:
+    """Everything a model gets to know of each anchor, by user and place in the user's stream."""
+    store, samples = trial.prepared.store, {}
+    for place, anchor in enumerate(anchors.tolist()):
+        user = int(store.users_by_position(anchors[place : place + 1])[0])
+        start, stop = batch.history_offsets_B1[place : place + 2].tolist()
+        known: list[Any] = [batch.actions_T[start:stop].tolist(), batch.times_T[start:stop].tolist()]
+        known += [int(batch.query_times_B[place]), int(batch.labels_B[place])]
+        for key in batch.features.keys:
+            ids, offsets = batch.features[key]
+            known.append(ids[offsets[place] : offsets[place + 1]].tolist())
+        samples[int(store.user_ids_U[user]), anchor - int(store.user_first_U1[user])] = known
+    return samples
+
+
+@given(
+    rows=ROWS,
+    leftover=st.sampled_from(["drop", "keep", "carry"]),
+    batch_size=st.integers(1, 9),
+    every=st.integers(0, 3),
+    on=st.sampled_from(["holdout", "next-window"]),
+)
+@settings(max_examples=30)
+def test_nothing_trained_on_is_of_the_time_that_is_scored(
+    rows: list[Row], leftover: Leftover, batch_size: int, every: int, on: Any
+) -> None:
+    try:
+        trial = opened(rows, leftover, on, batch_size, every)
+    except DataError:
+        return
+    prepared, order = trial.prepared, trial.order
+    latest = -1
+    for number in range(len(order)):
+        anchors = order.batch(number)
+        batch = prepared.histories.batch(anchors)
+        latest = max(latest, int(prepared.store.times_E[anchors].max()), max(batch.times_T.tolist(), default=-1))
+        at = Position(0, number + 1, number + 1)
+        if number + 1 < len(order) and not trial.due(at):
+            continue
+        windows = prepared.windows_at(at)
+        assert latest < prepared.index.t_min + windows.start * DAY
+        scored = prepared.valid_order(windows)
+        assert scored.samples == sum(len(prepared.index.anchors(window)) for window in windows) > 0
+
+
+@given(rows=ROWS, cut=st.integers(0, 12), flip=st.integers(1, 9))
+@settings(max_examples=30)
+def test_what_happens_later_changes_no_earlier_sample(rows: list[Row], cut: int, flip: int) -> None:
+    """The same file with another future: every sample before it, trained on or scored, is the same, label and all."""
+    moment = cut * DAY + 7
+    other = [
+        row if row.time < moment else replace(row, item=(row.item + flip) % 10, ratio=100 - row.ratio) for row in rows
+    ]
+    samples = []
+    for version in (rows, other):
+        try:
+            trial = opened(version, "carry", "holdout", 8, 0)
+        except DataError:
+            return
+        known: dict[tuple[int, int], list[Any]] = {}
+        for order in (trial.order, trial.prepared.valid_order(trial.prepared.holdout)):
+            for number in range(len(order)):
+                anchors = order.batch(number)
+                early = anchors[trial.prepared.store.times_E[anchors] < moment]
+                if len(early):
+                    known |= known_of(trial.prepared.histories.batch(early), early, trial)
+        samples.append(known)
+    assert samples[0] == samples[1]
 
 
 def test_what_it_takes_is_known_before_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,9 +290,9 @@ def test_what_it_takes_is_known_before_it_runs(capsys: pytest.CaptureFixture[str
     assert parameters["tables"] == 150_042_476_544
     assert sum(parameters.values()) - parameters["tables"] == 15_243_057
     assert main(["show", "dlrm-v4", "--model.row-scale", "1e-4"]) == 0
-    said = capsys.readouterr().out
-    assert "activations" in said
-    assert "attention_backward" in said
+    printed = capsys.readouterr().out
+    assert "activations" in printed
+    assert "attention_backward" in printed
 
 
 @pytest.mark.parametrize("preset", dlrm_v4.DLRM_V4.presets)
@@ -84,23 +329,9 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
             small(**change)
 
 
-def test_it_learns_what_one_batch_says() -> None:
-    trial = PreparedHistories(small(train=HistoryTrainConfig(batch_size=64, device="cpu"))).trial(3)
-    trial.model.eval()
-    batch = next(trial.recipe.order.batches(0))
-    first = last = 0.0
-    for _ in range(30):
-        loss = trial.recipe.model.loss(batch)
-        loss.backward()
-        trial.optimizer.step(3e-3)
-        last = float(loss.detach())
-        first = first or last
-    assert last < 0.8 * first
-
-
 def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*WORDS, "--train.max-steps", "12", "--run-dir", "one", "--quiet"]) == 0
+    assert main(arguments("one", "--train.max-steps", "12")) == 0
     result = json.loads(Path("one/result.json").read_text())
     assert result["data"]["split"] == "windows 0 to 7, scored 8 to 9"
     assert result["data"]["synthetic"] is True
@@ -112,7 +343,7 @@ def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_restored_trial_goes_on_bit_for_bit() -> None:
-    prepared = PreparedHistories(small())
+    prepared = PreparedHistories(small(train=replace(TRAIN, max_steps=6)))
 
     def steps(trial: Any, first: int, last: int) -> None:
         batches = trial.recipe.order.batches(0, first)

@@ -41,7 +41,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def words(store: Path, folder: Path) -> list[str]:
+def arguments(store: Path, folder: Path) -> list[str]:
     """As near to the benchmark as a tiny model comes: its rates, rise, clipping, row length and cadence."""
     return [
         "run", "dlrm-v4", "--data.path", str(store), "--run-dir", str(folder), "--mlperf",
@@ -63,17 +63,17 @@ def lines(folder: Path) -> list[Line]:
 
 
 def broken(folder: Path) -> list[str]:
-    found = verdict(folder / "mlperf.log")
-    assert found.division == "closed"
-    assert found.warnings == []
-    return sorted(failure.rule for failure in found.failures)
+    checked = verdict(folder / "mlperf.log")
+    assert checked.division == "closed"
+    assert checked.warnings == []
+    return sorted(failure.rule for failure in checked.failures)
 
 
 def test_a_small_run_and_a_killed_one_keep_every_rule_but_those_of_size(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert main(words(store, straight)) == 0
+    assert main(arguments(store, straight)) == 0
     assert broken(straight) == EXCUSED
 
     # What is measured after a training is no part of the log, and takes longer than the training.
@@ -89,12 +89,12 @@ def test_a_small_run_and_a_killed_one_keep_every_rule_but_those_of_size(
     with monkeypatch.context() as patched:
         patched.setattr(points, "listener", stop)
         with pytest.raises(Killed):
-            main(words(store, killed))
+            main(arguments(store, killed))
     assert len(lines(killed)) > 0
     assert main(["run", "--resume", str(killed), "--no-peaks", "--no-report", "--quiet"]) == 0
     assert broken(killed) == EXCUSED
-    told = [[(line.key, line.value, line.metadata) for line in lines(folder)] for folder in (straight, killed)]
-    assert told[0] == told[1]
+    logged = [[(line.key, line.value, line.metadata) for line in lines(folder)] for folder in (straight, killed)]
+    assert logged[0] == logged[1]
     times = [line.time_ms for line in lines(killed)]
     assert times == sorted(times)
     assert [line.key for line in lines(killed) if line.key in ONCE] == [

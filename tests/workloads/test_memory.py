@@ -33,14 +33,14 @@ def room(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 
 def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = base.Estimate(parameters={}, table_bytes=0, step={}, memory={"all": 600})
+    estimate = base.Estimate(parameters={}, table_bytes=0, step={}, memory={"all": 600})
     room(monkeypatch, 1000)
-    base.require_memory(found)
+    base.require_memory(estimate)
     two_of(1)
-    base.require_memory(found)
+    base.require_memory(estimate)
     two_of(2)
     with pytest.raises(MachineError, match="by the 2 ranks of this host"):
-        base.require_memory(found)
+        base.require_memory(estimate)
 
 
 @pytest.mark.parametrize(("kinds", "share"), [("", 0.5), ("a=row,b=data-parallel", 0.8), ("a=data-parallel", 0.7)])
@@ -56,9 +56,9 @@ def test_dlrm_v4_counts_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     config = dlrm_v4.laptop()
     config = replace(config, model=replace(config.model, row_scale=1.0))
     two_of(1)
-    found = dlrm_v4.estimate(config)
+    estimate = dlrm_v4.estimate(config)
     dense = 4 * config.model.dense_parameters
-    room(monkeypatch, sum(found.memory.values()) - found.table_bytes // 2 + dense)
+    room(monkeypatch, sum(estimate.memory.values()) - estimate.table_bytes // 2 + dense)
     find("dlrm-v4").check(config)
     copies = ",".join(f"{name}=data-parallel" for name in config.model.tables)
     with pytest.raises(MachineError, match="are needed"):

@@ -25,24 +25,24 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps with a pageable copy, a graph of three products, an eager backward pass and an item()."""
     weight = torch.randn(512, 512, device="cuda")
     leaf = torch.randn(512, 512, device="cuda", requires_grad=True)
-    given = torch.zeros(512, 512, device="cuda")
+    features = torch.zeros(512, 512, device="cuda")
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        (given @ weight).relu()
+        (features @ weight).relu()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = given
+        made = features
         for _ in range(3):
             made = made @ weight
 
     def step(index: int) -> None:
         with span("data"):
-            given.copy_(torch.randn(512, 512))
+            features.copy_(torch.randn(512, 512))
         with span("forward"):
             graph.replay()
         with span("backward"):
-            loss = (leaf * given).sum()
+            loss = (leaf * features).sum()
             loss.backward()
         with span("loss"):
             loss.item()
@@ -55,41 +55,41 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(trace: Path) -> dict[str, Any]:
+def analysis(trace: Path) -> dict[str, Any]:
     return analyse(read(trace))
 
 
-def test_kernels_of_a_graph_belong_to_its_launch(found: dict[str, Any]) -> None:
-    parts = {part["name"]: part for part in found["parts"]}
+def test_kernels_of_a_graph_belong_to_its_launch(analysis: dict[str, Any]) -> None:
+    parts = {part["name"]: part for part in analysis["parts"]}
     assert parts["forward"]["launches"] == 1
     assert parts["forward"]["kernels"] >= 3
     assert parts["backward"]["kernels"] >= 3
     assert parts["backward"]["device_ms"] > 0
     assert parts["other"]["kernels"] == 0
-    assert all(row["part"] for row in found["kernels"]["rows"])
+    assert all(row["part"] for row in analysis["kernels"]["rows"])
 
 
-def test_device_time_adds_up(found: dict[str, Any]) -> None:
-    idle = found["idle"]
+def test_device_time_adds_up(analysis: dict[str, Any]) -> None:
+    idle = analysis["idle"]
     assert idle["busy_ms"] + idle["idle_ms"] == pytest.approx(idle["wall_ms"])
     assert sum(idle["causes"].values()) == pytest.approx(idle["idle_ms"])
     assert idle["causes"]["input wait"] > 0
     assert any("aten::item" in row["caller"] and "loss" in row["caller"] for row in idle["syncs"])
-    assert sum(part["device_ms"] for part in found["parts"]) == pytest.approx(idle["busy_ms"], rel=0.2)
+    assert sum(part["device_ms"] for part in analysis["parts"]) == pytest.approx(idle["busy_ms"], rel=0.2)
 
 
-def test_the_copy_from_pageable_memory_is_seen(found: dict[str, Any]) -> None:
-    rows = {row["kind"]: row for row in found["transfers"]}
+def test_the_copy_from_pageable_memory_is_seen(analysis: dict[str, Any]) -> None:
+    rows = {row["kind"]: row for row in analysis["transfers"]}
     assert rows["host to device"]["pinned"] is False
     assert rows["host to device"]["bytes"] == 512 * 512 * 4
     assert rows["device to host"]["bytes"] == 4
 
 
-def test_a_cut_keeps_the_kernels_of_its_steps(trace: Path, found: dict[str, Any], tmp_path: Path) -> None:
+def test_a_cut_keeps_the_kernels_of_its_steps(trace: Path, analysis: dict[str, Any], tmp_path: Path) -> None:
     size = trace.stat().st_size / 1e6
-    said = write_cut(trace, tmp_path / "cut.json.gz", 0.6 * size)
-    assert 1 <= said["steps_kept"] < 8
-    assert analyse(read(tmp_path / "cut.json.gz"))["kernels"]["count"] == found["kernels"]["count"]
+    cut = write_cut(trace, tmp_path / "cut.json.gz", 0.6 * size)
+    assert 1 <= cut["steps_kept"] < 8
+    assert analyse(read(tmp_path / "cut.json.gz"))["kernels"]["count"] == analysis["kernels"]["count"]
 
 
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="needs ncu")
