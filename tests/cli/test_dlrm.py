@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from recperf.data.random_config import write_profile
 from recperf.train import loop
 from recperf.workloads import find
 
@@ -79,17 +78,6 @@ def test_what_can_be_chosen_runs(call: Call, more: list[str]) -> None:
     assert 0 <= result()["quality"]["metrics"]["auc"] <= 1
 
 
-def test_ids_are_replayed_from_a_profile(call: Call) -> None:
-    write_profile(Path("p.csv"), {"t1": {1: 5, 3: 1}, "t2": {0: 1}, "t3": {1: 2}})
-    arguments = ["--data.ids", "replay", "--data.profile", "p.csv"]
-    assert call("run", "dlrm", *TINY, *arguments, "--run-dir", "r", *QUICKLY)[0] == 0
-    assert result()["data"]["name"] == "synthetic replay ids"
-    Path("p.csv").write_text("feature,id,count\nt1,9,1\n")
-    code, _, err = call("run", "dlrm", *TINY, *arguments, "--run-dir", "other", *QUICKLY)
-    assert code == 3
-    assert "id 9 of feature 't1' is outside its table of 4 rows" in " ".join(err.split())
-
-
 def test_a_click_log_is_converted_and_trained_on(call: Call) -> None:
     assert call("data", "make", "criteo", "--path", "log", "--lines", "700")[0] == 0
     code, _, err = call("run", "dlrm", *KAGGLE, "--data.path", "log", "--run-dir", "r", *QUICKLY)
@@ -126,14 +114,6 @@ def test_a_stopped_run_goes_on_to_the_same_result(
     assert code == 0, err
     assert result()["quality"] == straight["quality"]
     assert result()["provenance"]["resumes"] == 1
-
-
-def test_it_stops_at_a_target(call: Call) -> None:
-    arguments = ["--train.evaluate-steps", "2", "--train.stop-at-target", "--target.auc", "0.1"]
-    assert call("run", "dlrm", *TINY, *arguments, "--run-dir", "r", *QUICKLY)[0] == 0
-    assert result()["quality"]["seeds"][0]["stopped_early"] == 2
-    assert steps() == [1, 2]
-    assert call("run", "dlrm", *TINY, "--target.auc", "0.9999", "--run-dir", "missed", *QUICKLY)[0] == 5
 
 
 @pytest.mark.parametrize(

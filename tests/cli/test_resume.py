@@ -161,14 +161,6 @@ def test_mistakes(begun: Path, call: Call, arguments: list[str], message: str) -
     assert message in output
 
 
-def test_a_finished_run_is_not_changed(begun: Path, call: Call) -> None:
-    assert call("--resume", "r")[0] == 0
-    before = Path("r/config.json").read_bytes()
-    assert "already finished" in call("--resume", "r", "--train.keep-last", "3")[1]
-    assert Path("r/config.json").read_bytes() == before
-    assert call("--resume", "r", "--train.epochs", "4")[0] == 3
-
-
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(begun: Path, call: Call) -> None:
     for path in Path("r/checkpoints/seed-42").glob("step-*/rank0-00000.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])

@@ -5,15 +5,24 @@ from dataclasses import replace
 import pytest
 import torch
 
+from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.errors import ConfigError
 from recperf.models.config import DLRMConfig
 from recperf.models.cross import LowRankCross
 from recperf.models.dlrm import DLRM
+from recperf.models.losses import make
 
 CONFIG = DLRMConfig(
     features=("a", "b"), rows=(5, 7), dim=4, bottom=(3, 4), top=(6, 1),
     interaction="dcn", cross_layers=3, cross_rank=2, table_init_std=0.5,
 )  # fmt: skip
+
+
+def batch(samples: int = 6) -> ClickBatch:
+    draw = torch.Generator().manual_seed(2)
+    ids = torch.stack([torch.randint(0, rows, (samples,), generator=draw) for rows in CONFIG.rows])
+    labels = torch.randint(0, 2, (samples,), generator=draw).float()
+    return ClickBatch(torch.randn(samples, 3, generator=draw), JaggedFeatures.from_ids(CONFIG.features, ids), labels)
 
 
 def noisy(layers: int) -> LowRankCross:
@@ -55,6 +64,21 @@ def test_the_written_out_pass_equals_autograd() -> None:
         assert torch.equal(upstream, before)
     for ours, theirs in zip([*gradients, *(p.grad for p in cross.parameters())], expected):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["bce", "wbce", "mse"])
+@pytest.mark.parametrize("interaction", ["dcn", "dot"])
+def test_the_whole_step_equals_autograd_with_every_loss(interaction: str, loss: str) -> None:
+    model = DLRM(replace(CONFIG, interaction=interaction), seed=1, loss=make(loss, (0.5, 3.0)))
+    gradients = []
+    for loss_of in (model.plain_loss, model.loss):
+        model.zero_grad()
+        value = loss_of(batch())
+        value.backward()
+        gradients.append([value.detach(), *(p.grad.clone() for p in model.parameters())])
+    assert len(gradients[0]) == 1 + len(list(model.parameters()))
+    for plain, written in zip(*gradients):
+        torch.testing.assert_close(written, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_parameters_are_counted_named_and_seeded() -> None:

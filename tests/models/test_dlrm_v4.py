@@ -45,14 +45,11 @@ def built(config: DLRMv4Config = CONFIG) -> DLRMv4:
     return model
 
 
-def results(model: DLRMv4, batch: HistoryBatch, *, method: str = "loss", parts: int = 1) -> dict[str, Tensor]:
+def results(model: DLRMv4, batch: HistoryBatch, *, method: str = "loss") -> dict[str, Tensor]:
     """The loss and every gradient, tables included."""
-    value = torch.zeros((), dtype=torch.float64)
-    for inputs in prepare_parts(batch, model.config, parts):
-        loss = getattr(model, method)(inputs) * (len(inputs) / len(batch))
-        loss.backward()
-        value += loss.detach()
-    values = {"loss": value} | {f"tables.{name}": model.tables.dense_gradient(name) for name in CONFIG.tables}
+    loss = getattr(model, method)(prepare(batch, model.config))
+    loss.backward()
+    values = {"loss": loss.detach()} | {f"tables.{name}": model.tables.dense_gradient(name) for name in CONFIG.tables}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         values[name] = parameter.grad
@@ -88,24 +85,10 @@ def test_the_model_has_as_many_parameters_as_its_config_counts(config: DLRMv4Con
     assert sum(model.tables.table(name).numel() for name in config.tables) == config.table_parameters
 
 
-@pytest.mark.parametrize("candidate_only", [False, True])
-def test_shared_encoders_give_the_same(candidate_only: bool) -> None:
-    hstu = replace(HSTU, recompute=candidate_only, candidate_only=candidate_only)
-    same(*(results(built(replace(CONFIG, hstu=hstu, shared_encoders=shared)), batch_of()) for shared in (False, True)))
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_backward_pass_in_parts_equals_autograd(shared: bool) -> None:
     config = replace(CONFIG, shared_encoders=shared)
     same(results(built(config), batch_of()), results(built(config), batch_of(), method="plain_loss"))
-
-
-@pytest.mark.parametrize(("parts", "shared", "scale"), [(2, True, "fixed"), (9, False, "batch-max")])
-def test_parts_of_a_batch_add_up(parts: int, shared: bool, scale: str) -> None:
-    """Without dropout, which differs from part to part."""
-    hstu = replace(HSTU, dropout=0.0, attention_scale=scale)  # type: ignore[arg-type]
-    config = replace(CONFIG, hstu=hstu, input_dropout=0.0, shared_encoders=shared)
-    same(results(built(config), batch_of(), parts=parts), results(built(config), batch_of()))
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -1,4 +1,4 @@
-"""Metrics equal scikit-learn's."""
+"""Metrics of predictions, and of a Tally in any order of adding, equal scikit-learn's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,86 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from recperf.train.metrics import auc, binary_metrics, calibration_error
+from recperf.train.metrics import Tally, auc, binary_metrics, calibration_error, normalized_entropy
+
+
+def predictions(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, generator=draw, dtype=torch.float64) * 2
+    return logits, (torch.rand(count, generator=draw) < (logits - 0.5).sigmoid()).float()
+
+
+def tally(logits: torch.Tensor, labels: torch.Tensor, parts: int = 1) -> Tally:
+    total = Tally()
+    for some, few in zip(logits.chunk(parts), labels.chunk(parts)):
+        total.add(some, few)
+    return total
+
+
+def test_metrics_equal_scikit_learns() -> None:
+    logits, labels = predictions(4000, 1)
+    metrics = tally(logits, labels).metrics()
+    assert metrics is not None
+    p = logits.sigmoid()
+    # The same bins: then the AUC is exact, ties and all.
+    binned = (p * 100_000).floor().numpy()
+    assert metrics["auc"] == pytest.approx(roc_auc_score(labels.numpy(), binned), abs=1e-12)
+    assert metrics["log_loss"] == pytest.approx(log_loss(labels.numpy(), p.numpy()), rel=1e-12)
+    assert metrics["accuracy"] == float(((p > 0.5) == (labels > 0)).double().mean())
+    rate = float(labels.mean())
+    base = log_loss(labels.numpy(), np.full(4000, rate))
+    assert metrics["normalized_entropy"] == pytest.approx(metrics["log_loss"] / base, rel=1e-7)
+
+
+def test_binning_changes_the_auc_little() -> None:
+    logits, labels = predictions(20_000, 2)
+    assert tally(logits, labels).auc() == pytest.approx(auc(logits, labels), abs=1e-5)
+
+
+@given(st.lists(st.tuples(st.sampled_from([-3.0, -0.1, 0.0, 0.1, 2.0, 50.0]), st.booleans()), max_size=60))
+def test_ties_count_half(rows: list[tuple[float, bool]]) -> None:
+    logits = torch.tensor([logit for logit, _ in rows], dtype=torch.float64)
+    labels = torch.tensor([float(label) for _, label in rows])
+    assert tally(logits, labels).auc() == pytest.approx(auc(logits, labels), abs=1e-12)
+
+
+def test_parts_add_up_in_any_order() -> None:
+    logits, labels = predictions(3001, 3)
+    whole = tally(logits, labels, 7)
+    first, second = tally(logits[:1000], labels[:1000]), tally(logits[1000:], labels[1000:], 5)
+    for a, b in ((first, second), (second, first)):
+        both = Tally()
+        both.merge(a)
+        both.merge(b)
+        assert torch.equal(both.counts_2K, whole.counts_2K)
+        assert both.metrics() == pytest.approx(whole.metrics(), rel=1e-12)
+
+
+def test_a_state_restores_everything() -> None:
+    saved = tally(*predictions(500, 4))
+    other = tally(*predictions(50, 5))
+    other.load(saved.state())
+    assert torch.equal(other.counts_2K, saved.counts_2K)
+    assert other.metrics() == saved.metrics()
+    saved.clear()
+    assert saved.metrics() is None
+    assert other.metrics() is not None
+
+
+def test_no_predictions_and_one_class() -> None:
+    assert Tally().metrics() is None
+    one_class = tally(torch.tensor([0.3, -2.0]), torch.tensor([1.0, 1.0])).metrics()
+    assert one_class is not None
+    assert one_class["auc"] == 0.5
+    assert one_class["normalized_entropy"] == 1.0
+    assert normalized_entropy(0.3, 0.0) == 1.0
+    assert normalized_entropy(math.log(2), 0.5) == pytest.approx(1.0)
+
+
+def test_nan_logits_are_counted() -> None:
+    metrics = tally(torch.tensor([math.nan, 1.0, math.inf]), torch.tensor([1.0, 0.0, 1.0]))
+    assert float(metrics.counts_2K.sum()) == 3
+
 
 PAIRS = st.lists(st.tuples(st.sampled_from([-2.0, -0.5, 0.0, 0.5, 1.25, 3.0]), st.booleans()), min_size=2, max_size=60)
 
@@ -26,7 +105,7 @@ def test_auc_with_ties_equals_scikit_learns(pairs: list[tuple[float, bool]]) -> 
         assert auc(scores, labels) == 0.5
 
 
-def test_metrics_against_scikit_learn() -> None:
+def test_exact_metrics_equal_scikit_learns() -> None:
     draw = np.random.default_rng(0)
     labels = (draw.random(5000) < 0.4).astype(float)
     logits = draw.normal(size=5000) + labels

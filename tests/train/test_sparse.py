@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Any
 
 import pytest
 import torch
+from golden_cases import INTERPRETED, interpret
 from torch import nn
 
 from recperf.data.batch import JaggedFeatures
@@ -16,13 +15,7 @@ from recperf.ops.bag import native
 from recperf.train.optim import make_dense
 from recperf.train.sparse import SparseRows, SplitOptimizer
 
-INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-if INTERPRETED:
-    # Triton decides at a kernel's definition whether its interpreter runs it. Other tests must not see the variable.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("recperf.ops.bag.triton")
-
+interpret("bag")
 needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
 needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
 ALL = ["reference", pytest.param("native", marks=needs_native), pytest.param("triton", marks=needs_triton)]
