@@ -114,36 +114,26 @@ def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: dict[st
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_fix_that_changes_the_numbers_is_rejected_and_left_out(peaks: dict[str, Any]) -> None:
+def test_fixes_that_change_the_numbers_or_do_not_run_are_left_out(peaks: dict[str, Any]) -> None:
     def fixes(prepared: PreparedDLRM) -> tuple[Fix, ...]:
-        wrong = made("mlp", replace(prepared.config, train=replace(prepared.config.train, learning_rate=2.0)))
-        return (wrong, *real(prepared, "interaction", "optimizer"))
+        config = prepared.config
+        wrong = made("mlp", replace(config, train=replace(config.train, learning_rate=2.0)))
+        impossible = made("graph", replace(config, fast=replace(config.fast, graph="on")))
+        return (wrong, impossible, *real(prepared, "interaction", "optimizer"))
 
     profile = tried(peaks, fixes)
     json.dumps(profile, allow_nan=False)
     rows = {fix["name"]: fix for fix in profile["fixes"]}
-    wrong = rows["mlp"]
-    assert (wrong["status"], wrong["same_numbers"]) == ("rejected", False)
-    assert "a loss differs by" in wrong["note"]
-    assert wrong["measured_ms"] > 0
+    assert (rows["mlp"]["status"], rows["mlp"]["same_numbers"]) == ("rejected", False)
+    assert "a loss differs by" in rows["mlp"]["note"]
+    assert rows["mlp"]["measured_ms"] > 0
+    assert rows["graph"]["status"] == "not applicable"
+    assert rows["graph"]["note"].startswith("MachineError: a step cannot be a CUDA graph")
+    assert (rows["graph"]["measured_ms"], rows["graph"]["same_numbers"]) == (None, None)
     together = rows["all together"]
     assert together["status"] == "tried"
-    assert "--fast.mlp" not in together["switch"]
+    assert set(together["switch"].split()) & {"--fast.mlp", "--fast.graph"} == set()
     assert {"--fast.interaction", "--fast.optimizer"} <= set(together["switch"].split())
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_fix_that_does_not_run_is_not_applicable_and_left_out(peaks: dict[str, Any]) -> None:
-    def fixes(prepared: PreparedDLRM) -> tuple[Fix, ...]:
-        graph = replace(prepared.config, fast=replace(prepared.config.fast, graph="on"))
-        return (made("mlp", graph), *real(prepared, "interaction", "optimizer"))
-
-    rows = {fix["name"]: fix for fix in tried(peaks, fixes)["fixes"]}
-    assert rows["mlp"]["status"] == "not applicable"
-    assert rows["mlp"]["note"].startswith("MachineError: a step cannot be a CUDA graph")
-    assert (rows["mlp"]["measured_ms"], rows["mlp"]["same_numbers"]) == (None, None)
-    assert rows["all together"]["status"] == "tried"
-    assert "--fast.mlp" not in rows["all together"]["switch"]
 
 
 @pytest.mark.usefixtures("at_once")
