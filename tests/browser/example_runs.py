@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -238,8 +239,18 @@ def make_run(
 def change(folder: Path, name: str, path: str, value: Any) -> None:
     """Set one field of a file, given its dotted path."""
     content = json.loads((folder / name).read_text())
-    inner, *keys = content, *path.split(".")
-    for key in keys[:-1]:
+    (folder / name).write_text(json.dumps(changed(content, path, value)))
+
+
+def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with another value of one field, given its dotted path; `...` removes the field."""
+    content = copy.deepcopy(content)
+    inner: Any = content
+    *parents, last = path.split(".")
+    for key in parents:
         inner = inner[int(key) if isinstance(inner, list) else key]
-    inner[int(keys[-1]) if isinstance(inner, list) else keys[-1]] = value
-    (folder / name).write_text(json.dumps(content))
+    if value is ...:
+        del inner[last]
+    else:
+        inner[int(last) if isinstance(inner, list) else last] = value
+    return content

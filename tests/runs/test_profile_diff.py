@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import example_profiles as profiles
+import example_runs as examples
 import pytest
 
 from recperf.errors import DataError, UsageError
@@ -163,16 +164,7 @@ def test_a_file_a_folder_and_a_run_are_read(tmp_path: Path) -> None:
 
 
 def _with(path: str, value: Any) -> str:
-    difference = profiles.graph()
-    at: Any = difference
-    *heads, last = path.split(".")
-    for head in heads:
-        at = at[int(head) if isinstance(at, list) else head]
-    if value is ...:
-        del at[last]
-    else:
-        at[last] = value
-    return json.dumps(difference)
+    return json.dumps(examples.changed(profiles.graph(), path, value))
 
 
 @pytest.mark.parametrize(

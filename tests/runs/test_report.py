@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 from pathlib import Path
 
 import example_runs as examples
 import pytest
+from page_reader import Reader
 
 from recperf.errors import DataError, MachineError
 from recperf.runs import report
@@ -17,37 +17,8 @@ from recperf.runs.report.limits import achieved, ceilings
 from recperf.runs.report.reading import read
 
 
-class Balance(HTMLParser):
-    """Fails on a tag that is closed out of turn or never."""
-
-    void = frozenset({"meta", "link", "br", "hr", "img"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.words: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        if tag not in self.void:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.words.append(data)
-
-
 def written(*runs: Path) -> str:
     return run_report.write(list(runs), runs[0].parent / "page.html").read_text()
-
-
-def text_of(page: str) -> str:
-    parser = Balance()
-    parser.feed(page)
-    assert parser.open == []
-    return re.sub(r"\s+", " ", " ".join(parser.words))
 
 
 @pytest.fixture
@@ -76,7 +47,7 @@ def test_sections_come_in_their_order(full: str) -> None:
 
 
 def test_the_page_says_what_was_measured_and_how(full: str) -> None:
-    said = text_of(full)
+    said = Reader(full).text
     for expected in (
         "Operator overhead dominates",
         "synthetic data",
@@ -103,7 +74,7 @@ def test_the_page_says_what_was_measured_and_how(full: str) -> None:
 
 
 def test_missing_measurements_name_their_command(bare: str) -> None:
-    said = text_of(bare)
+    said = Reader(bare).text
     assert "What limits this run was not measured." in said
     assert said.count("not measured") >= 7
     for command in ("recperf run --config", "recperf peaks", "recperf pair"):
@@ -169,7 +140,7 @@ def test_several_runs_are_compared_on_top(tmp_path: Path, drawn_once: None) -> N
     one = examples.make_run(tmp_path / "one")
     two = examples.make_run(tmp_path / "two", auc=0.75, config={"seed": 7}, measured=("profile",))
     page = written(one, two)
-    said = text_of(page)
+    said = Reader(page).text
     assert page.index('id="all-changed"') < page.index('<article id="r1"') < page.index('<article id="r2"')
     for expected in ("one and two compared", "One config field differs", "AUC 0.8212 → 0.7500", "target missed"):
         assert expected in said
@@ -181,7 +152,7 @@ def test_a_run_too_short_to_time(tmp_path: Path, drawn_once: None) -> None:
     for field in ("step_ms", "budget", "samples_per_s"):
         examples.change(run, "result.json", f"performance.{field}", None)
     (run / "events.jsonl").unlink()
-    said = text_of(written(run))
+    said = Reader(written(run)).text
     assert "The step budget: not measured." in said
     assert "too few steps" in said
     assert "neither losses nor metrics" in said
@@ -191,7 +162,7 @@ def test_a_run_without_target_or_baselines(tmp_path: Path, drawn_once: None) -> 
     run = examples.make_run(tmp_path / "run")
     examples.change(run, "result.json", "quality.target.beat", None)
     examples.change(run, "result.json", "quality.baselines", {})
-    said = text_of(written(run))
+    said = Reader(written(run)).text
     assert "No target set." in said
     assert "target met" not in said
 
@@ -200,7 +171,7 @@ def test_a_profile_that_disagrees_with_training_gives_a_warning(tmp_path: Path, 
     assert "the shares may be wrong" not in full
     run = examples.make_run(tmp_path / "run")
     examples.change(run, "result.json", "performance.step_ms", {"p20": 3.0, "p50": 3.1, "p80": 3.2})
-    assert "A step took 3.10 ms in training but 1.11 ms in the profile" in text_of(written(run))
+    assert "A step took 3.10 ms in training but 1.11 ms in the profile" in Reader(written(run)).text
 
 
 def test_a_gpu_is_compared_with_its_own_ceilings(tmp_path: Path, drawn_once: None) -> None:
@@ -212,7 +183,7 @@ def test_a_gpu_is_compared_with_its_own_ceilings(tmp_path: Path, drawn_once: Non
     known = ceilings(read(run))
     assert known is not None
     assert known.product == 5e13
-    said = text_of(written(run))
+    said = Reader(written(run)).text
     assert "50.0 TFLOP/s" in said
     assert "this curve is measured on CPUs" in said
 
@@ -271,7 +242,7 @@ def test_labels_do_not_overlap() -> None:
 
 def test_a_run_of_several_ranks_shows_the_slowest_and_the_waiting(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
-    assert "Between the ranks" not in text_of(written(run))
+    assert "Between the ranks" not in Reader(written(run)).text
     times = {"step_ms": 50.0, "exposed_ms": 20.0}
     fast = {"own_ms": 30.0, "late_ms": 15.0, "moving_ms": 5.0, "awaited_ms": 1.0, "largest_part": "top"}
     slow = {"own_ms": 45.0, "late_ms": 1.0, "moving_ms": 4.0, "awaited_ms": 15.0, "largest_part": "data"}
@@ -284,7 +255,7 @@ def test_a_run_of_several_ranks_shows_the_slowest_and_the_waiting(tmp_path: Path
     }  # fmt: skip
     alone = ceilings(read(run))
     examples.change(run, "profile.json", "communication", known)
-    said = text_of(written(run))
+    said = Reader(written(run)).text
     assert "Rank 1 of 2 is the slowest: its own work takes 45 ms per step, that of the others 30 ms." in said
     assert "compared by messages, to within 200 µs" in said
     assert "all_reduce" in said

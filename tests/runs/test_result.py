@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import copy
 import re
 import typing
 from pathlib import Path
 from typing import Any
 
+import example_runs as examples
 import msgspec
 import pytest
 
@@ -14,65 +14,11 @@ from recperf.runs.result import Result, checked, fault
 
 ROOT = Path(__file__).parents[2]
 
-METRICS = {"accuracy": 0.7, "auc": 0.78, "log_loss": 0.5, "calibration": 1.0, "calibration_error": 0.01}
-GOOD: dict[str, Any] = {
-    "schema": 1,
-    "workload": "micro-dlrm",
-    "run": "x",
-    "quality": {
-        "metrics": METRICS,
-        "spread": {},
-        "seeds": [
-            {"seed": 1, "metrics": METRICS, "best": {"step": 1, "epoch": 1, "metrics": METRICS}, "stopped_early": 1}
-        ],
-        "target": {"beat": None, "accuracy": None, "auc": 0.7},
-        "met": True,
-        "baselines": {"majority": METRICS},
-    },
-    "performance": {
-        "device": "cpu",
-        "settings": {"threads": "1: because"},
-        "step_ms": {"p20": 1.0, "p50": 1.1, "p80": 1.2},
-        "steps_timed": 100,
-        "samples_per_s": 1e5,
-        "budget": {"data": 0.25, "other": 0.75},
-        "steps_in_budget": 10,
-    },
-    "data": {
-        "name": "d",
-        "digest": "0",
-        "rows": 3,
-        "train_rows": 2,
-        "valid_rows": 1,
-        "split": "random",
-        "synthetic": True,
-    },
-    "provenance": {
-        "commit": None,
-        "dirty": None,
-        "packages": {"torch": "2"},
-        "machine": "f",
-        "seed": 1,
-        "data_digest": "0",
-        "command": ["recperf"],
-        "started": "t",
-        "ended": "t",
-        "resumes": 0,
-    },
-}
+GOOD = examples.result("x", "micro-dlrm", seeds=1, auc=0.82)
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
-    result = copy.deepcopy(GOOD)
-    *parents, last = path.split(".")
-    place: Any = result
-    for name in parents:
-        place = place[int(name)] if isinstance(place, list) else place[name]
-    if value is ...:
-        del place[last]
-    else:
-        place[last] = value
-    return result
+    return examples.changed(GOOD, path, value)
 
 
 def test_a_good_result_fits() -> None:
@@ -102,7 +48,7 @@ def test_a_fault_is_named(path: str, value: object, message: str) -> None:
 
 
 def test_fields_that_are_optional_or_null() -> None:
-    assert fault(changed("quality.seeds.0.stopped_early", ...)) is None
+    assert fault(changed("quality.seeds.0.stopped_early", 7)) is None
     assert fault(changed("performance.step_ms", None)) is None
     assert fault(changed("performance.budget", None)) is None
 
