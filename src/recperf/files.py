@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import MachineError
+from .errors import DataError, MachineError
 
 _CAUSES = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose another place with --run-dir"),
@@ -27,6 +27,15 @@ _CAUSES = {
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns a failed read into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
 
 
 @contextmanager

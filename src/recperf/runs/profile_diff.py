@@ -102,8 +102,7 @@ class Kernel:
 
     def as_json(self) -> dict[str, Any]:
         ratio = None if self.old_ms is None or self.new_ms is None else _change(self.old_ms, self.new_ms)
-        return {"name": self.name, "old_ms": self.old_ms, "new_ms": self.new_ms, "old_count": self.old_count,
-                "new_count": self.new_count, "change": ratio}  # fmt: skip
+        return {**vars(self), "change": ratio}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import jsonfile
 from ..errors import DataError, MachineError, UsageError
-from ..files import sha256, write_json, writing
+from ..files import reading, sha256, write_json, writing
 from .schemas import SavedConfig, require_schema
 
 CONFIG_SCHEMA = 1
@@ -127,10 +127,8 @@ class Run:
 
     def _logged(self) -> bytes:
         path = self.folder / "events.jsonl"
-        try:
+        with reading(path):
             return path.read_bytes()
-        except OSError as error:
-            raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
 
     def rewind_events(self, size: int, digest: str | None = None) -> None:
         """Cut the log back to a checkpoint: the resumed training logs the later steps again."""
@@ -162,10 +160,8 @@ class Run:
     def digest(self, name: str) -> str | None:
         """Digest of a file of the run; None if it does not exist."""
         path = self.folder / name
-        try:
+        with reading(path):
             return sha256(path) if path.exists() else None
-        except OSError as error:
-            raise DataError(f"cannot read {name}: {error.strerror}", where={"file": path}) from None
 
     def write(self, name: str, value: Any) -> None:
         write_json(self.folder / name, value)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ...errors import DataError
+from ...files import reading
 from ...jsonfile import Meta, Problem, Struct, decode, fit
 
 TOKEN = b":::MLLOG "
@@ -87,11 +88,8 @@ def _parse(text: bytes, end: int) -> Line | str:
 
 def read(path: Path) -> Lines:
     """The lines of a log, which may be mixed with other output and end in half a line; it must have an MLLOG line."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
-    lines = scan(content, mixed=True)
+    with reading(path):
+        lines = scan(path.read_bytes(), mixed=True)
     if not lines.good:
         raise DataError("this is not an MLPerf log: it has no :::MLLOG line", where={"file": path})
     return lines

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import DataError
-from ...files import writing
+from ...files import reading, writing
 from .config import SubmissionConfig
 from .facts import Facts, Value, this_platform
 from .library import official
@@ -166,12 +166,10 @@ class MLPerfLog:
         return size
 
     def _content(self) -> bytes:
-        try:
+        with reading(self.path):
             os.lseek(self._handle, 0, os.SEEK_SET)
             with open(self._handle, "rb", closefd=False) as file:
                 return file.read()
-        except OSError as error:
-            raise DataError(f"cannot read {self.path.name}: {error.strerror}", where={"file": self.path}) from None
 
     def _cut(self, size: int) -> None:
         with writing(self.path):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...config import flatten
+from .profile_facts import in_order
 from .reading import Reading, step_parts
-from .step_parts import in_order
 
 BEYOND_CHANCE = 2.0
 """A difference in quality counts if it exceeds this many standard deviations of the seeds."""

@@ -10,9 +10,8 @@ from . import curves, plots, ranks, roofs
 from . import formats as fmt
 from .blocks import Block, Cell, Figure, Missing, Section, Table, Text, cells
 from .formats import NONE, NOT_MEASURED, component, count, percent, size
-from .profile_facts import evidence_table, keyed
+from .profile_facts import evidence_table, from_profile, keyed
 from .reading import Reading
-from .step_parts import from_profile
 
 LOOKUPS = ("embedding", "sparse_update")
 """Components that read random rows, by the beginning of their name."""
@@ -104,17 +103,16 @@ class Achieved:
     name: str
     flops: float
     bytes: float
-    seconds: float
-    spread: tuple[float, float]
-    """Seconds at p20 and p80."""
+    ms: dict[str, float]
+    """p20, p50 and p80."""
 
     @property
     def rate(self) -> float:
-        return self.flops / self.seconds
+        return self.flops / self.ms["p50"] * 1e3
 
     @property
     def moved(self) -> float:
-        return self.bytes / self.seconds
+        return self.bytes / self.ms["p50"] * 1e3
 
 
 def achieved(run: Reading) -> list[Achieved]:
@@ -125,14 +123,7 @@ def achieved(run: Reading) -> list[Achieved]:
         if (part["bytes"] or part["flops"]) and part["ms"]["p20"] > 0
     ]
     return [
-        Achieved(
-            number,
-            part["name"],
-            part["flops"] or 0,
-            part["bytes"] or 0,
-            part["ms"]["p50"] / 1e3,
-            (part["ms"]["p20"] / 1e3, part["ms"]["p80"] / 1e3),
-        )
+        Achieved(number, part["name"], part["flops"] or 0, part["bytes"] or 0, part["ms"])
         for number, part in enumerate(parts, 1)
     ]
 
@@ -155,7 +146,8 @@ def roofline(run: Reading, key: str) -> Section:
         quiet = [one for one in work if not one.flops and one.bytes]
         if quiet:
             moved = [
-                roofs.Moved(one.name, one.bytes / one.spread[1], one.moved, one.bytes / one.spread[0]) for one in quiet
+                roofs.Moved(one.name, one.bytes / one.ms["p80"] * 1e3, one.moved, one.bytes / one.ms["p20"] * 1e3)
+                for one in quiet
             ]
             blocks.append(roofs.strip_figure(f"{key}-strip", known.roofs, moved))
     if work:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .blocks import Figure
 from .formats import component, percent
-from .step_parts import StepPart
+from .profile_facts import StepPart
 from .svg import WIDE, Sheet, evenly, family, round_steps, ticks, tone
 
 if TYPE_CHECKING:

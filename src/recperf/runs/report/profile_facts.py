@@ -1,9 +1,12 @@
-"""What several sections of a report need from a profile: its verdict, missing sections, and the cell of a component."""
+"""What several sections need from a profile: verdict, missing sections, cells of components, parts of a step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from ...measure.spans import PHASES, phase_of
 from . import formats as fmt
 from .blocks import Block, Cell, Table, cells
 from .formats import NONE, component
@@ -51,3 +54,28 @@ def keyed(name: str, text: str = "") -> Cell:
     """The name of a component with the colour that it has in figures."""
     hue, faint = family(name)
     return Cell(text or component(name), swatch=hue, faint=faint, width=30)
+
+
+@dataclass(frozen=True)
+class StepPart:
+    name: str
+    phase: str
+    share: float
+    """Share of the step."""
+    ms: dict[str, float] | None
+    """p20, p50 and p80; None if only the share is known."""
+
+
+def from_profile(profile: dict[str, Any]) -> list[StepPart]:
+    return in_order(StepPart(p["name"], p["phase"], p["share"], p["ms"]) for p in profile["components"])
+
+
+def from_training(budget: dict[str, float]) -> list[StepPart]:
+    """The parts that were timed during training."""
+    # Backward and update spans have one part each, so an undeclared part is a forward span of a model not loaded here.
+    return in_order(StepPart(name, phase_of(name, default="forward"), share, None) for name, share in budget.items())
+
+
+def in_order(parts: Iterable[StepPart]) -> list[StepPart]:
+    """The parts by phase; within a phase, as they were measured."""
+    return sorted(parts, key=lambda part: PHASES.index(part.phase) if part.phase in PHASES else len(PHASES))

@@ -11,8 +11,7 @@ from . import plots, profile_plots, ranks
 from . import profile_device as device
 from .blocks import Block, Cell, Figure, Section, Table, Text, cells, definitions
 from .formats import NONE
-from .profile_facts import Profile, evidence_table, keyed, verdict_of, why_missing
-from .step_parts import from_profile
+from .profile_facts import Profile, evidence_table, from_profile, keyed, verdict_of, why_missing
 
 BUSY_MACHINE = 0.1
 """Share of the cores used by other processes above which measured times deserve a warning."""

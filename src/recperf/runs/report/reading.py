@@ -11,13 +11,14 @@ from typing import Any
 
 from ... import jsonfile
 from ...errors import DataError
+from ...files import reading
 from ...measure.peaks import faults as peaks_faults
 from ...measure.peaks import require_own
 from ..events import BadEvent, parse_events
 from ..record import PROFILE_MARK, read_config
 from ..result import SCHEMA, Result
 from ..schemas import Communication, Machine, Pair, Profile, require_schema
-from .step_parts import StepPart, from_profile, from_training
+from .profile_facts import StepPart, from_profile, from_training
 
 PROFILE_SCHEMA = 1
 PEAKS_SCHEMA = 1
@@ -157,10 +158,8 @@ def _require_shares(path: Path, profile: dict[str, Any], where: str) -> None:
 
 
 def _events(path: Path) -> Events:
-    try:
+    with reading(path):
         content = path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
     events = Events()
     # A kill can leave half a line at the end; without its newline it is no event.
     whole = content[: content.rfind(b"\n") + 1]

@@ -87,22 +87,16 @@ def _tiles(run: Reading) -> list[Tile]:
         note = f"± {spread:.4f} over {len(quality['seeds'])} seeds" if spread is not None else "one seed"
         tiles.append(Tile(f"validation {metric(name)}", f"{quality['metrics'][name]:.4f}", note))
     step, rate = performance["step_ms"], performance["samples_per_s"]
-    if step:
-        note = f"p20 – p80: {fmt.spread(step)}, {count(performance['steps_timed'])} steps"
-        tiles.append(Tile("training step", fmt.time(step["p50"]), note))
-    else:
-        tiles.append(Tile("training step", NOT_MEASURED, "too few steps"))
-    if rate:
-        tiles.append(Tile("samples per second", count(rate), "over all training time"))
-    else:
-        tiles.append(Tile("samples per second", NOT_MEASURED, "nothing was trained"))
     parts = [part for part in step_parts(run, profiled=run.profile is not None) if part.name != "other"]
-    if parts:
-        largest = max(parts, key=lambda part: part.share)
-        tiles.append(Tile("largest part of a step", percent(largest.share), component(largest.name)))
-    else:
-        tiles.append(Tile("largest part of a step", NOT_MEASURED, "too few steps"))
-    return tiles
+    short, none = (NOT_MEASURED, "too few steps"), (NOT_MEASURED, "nothing was trained")
+    timed = f"p20 – p80: {fmt.spread(step)}, {count(performance['steps_timed'])} steps" if step else ""
+    largest = max(parts, key=lambda part: part.share, default=None)
+    return [
+        *tiles,
+        Tile("training step", *((fmt.time(step["p50"]), timed) if step else short)),
+        Tile("samples per second", *((count(rate), "over all training time") if rate else none)),
+        Tile("largest part of a step", *((percent(largest.share), component(largest.name)) if largest else short)),
+    ]
 
 
 def comparison_sections(comparison: Comparison, parts: list[list[Any]] | None = None) -> list[Section]:
