@@ -141,4 +141,4 @@ def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
     write(generate(4, users=120, items=200, ratings=5000), tmp_path / "data")
     again = Killable(["run", "--resume", str(folder), *QUIETLY], tmp_path / "log-2")
     assert again.wait() == 3
-    assert "the data changed since the run began" in again.output
+    assert "the data changed since the run started" in again.output
