@@ -102,7 +102,7 @@ def convert(
     if not conversion.complete:
         with alone(conversion.folder, what="converting this log", again=_AGAIN):
             conversion = find(config)
-            _Converter(config, conversion, progress or _silent, piece, block).run()
+            _Converter(config, conversion, progress or (lambda *_: None), piece, block).run()
     for bad in conversion.first_bad if config.on_error == "stop" else ():
         raise refusal(conversion.log.path if conversion.log.path.is_file() else conversion.log.path / bad["file"], bad)
     _require_arrays(conversion)
@@ -152,7 +152,8 @@ class _Converter:
                     pushed.append(Block(block.text[cut:], block.span - cut, block.read))
                     block = Block(block.text[:cut], cut, block.read)
                     parsed = self.parser.parse(block.text)
-                self._count_bad(parsed, one, part)
+                for number, text in parsed.bad:
+                    self._bad(explain(part["lines"] + number + 1, text), one, part)
                 columns.append(parsed)
                 part["lines"] += parsed.lines
                 part["offset"] += block.span
@@ -177,10 +178,6 @@ class _Converter:
             self._bad({"line": part["lines"] + 1, "kind": "gzip", "what": str(error)}, one, part)
             return None
 
-    def _count_bad(self, parsed: Parsed, one: Source, part: dict[str, Any]) -> None:
-        for number, text in parsed.bad:
-            self._bad(explain(part["lines"] + number + 1, text), one, part)
-
     def _bad(self, bad: dict[str, Any], one: Source, part: dict[str, Any]) -> None:
         if self.config.on_error == "stop":
             raise refusal(one.path, bad)
@@ -193,12 +190,8 @@ class _Converter:
         if self.space_checked or not self.conversion.rows:
             return
         self.space_checked = True
-        needed = (
-            ROW_BYTES
-            * self.conversion.rows
-            / (self.done + block.read)
-            * (self.conversion.log.size - self.done - block.read)
-        )
+        read = self.done + block.read
+        needed = ROW_BYTES * self.conversion.rows * (self.conversion.log.size / read - 1)
         free = shutil.disk_usage(self.conversion.folder).free
         if needed * 0.8 > free:
             raise MachineError(
@@ -318,7 +311,3 @@ def _require_unchanged(one: Source) -> None:
         raise DataError(
             f"{one.path.name} changed while it was read", where={"file": one.path}, fix="convert it when it is complete"
         )
-
-
-def _silent(done: int, total: int, rows: int) -> None:
-    pass

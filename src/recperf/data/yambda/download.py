@@ -113,7 +113,11 @@ def verify(size: str, progress: Callable[[int, int], None] | None = None) -> dic
 def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | None, say: Say) -> None:
     remotes = {name: _ask(hub, size, name, endpoint) for name in names}
     for name in names:
-        if (folder / name).is_file() and not _adopted(folder, name, remotes[name]):
+        path, remote = folder / name, remotes[name]
+        if _size(path) == remote.bytes and sha256(path) == remote.etag:
+            # The published file, from another source.
+            _record(folder, name, remote, remote.etag)
+        elif path.is_file():
             say(f"{name} is not the published file and will be replaced")
     names = [name for name in names if not _complete(folder, name)]
     needed = sum(remotes[name].bytes - _size(_part(folder, name, remotes[name])) for name in names)
@@ -188,21 +192,9 @@ def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> 
     _record(folder, name, remote, digest)
 
 
-def _adopted(folder: Path, name: str, remote: _Remote) -> bool:
-    """Whether a file from another source is the published one; if so, it is recorded as downloaded."""
-    path = folder / name
-    if path.stat().st_size != remote.bytes:
-        return False
-    digest = sha256(path)
-    if digest != remote.etag:
-        return False
-    _record(folder, name, remote, digest)
-    return True
-
-
 def _complete(folder: Path, name: str) -> bool:
     entry = _recorded(folder).get(name)
-    return entry is not None and (folder / name).is_file() and (folder / name).stat().st_size == entry["bytes"]
+    return entry is not None and (folder / name).is_file() and _size(folder / name) == entry["bytes"]
 
 
 def _recorded(folder: Path) -> dict[str, dict[str, Any]]:
@@ -226,11 +218,9 @@ def _record(folder: Path, name: str, remote: _Remote, digest: str) -> None:
 
 def _require_complete(size: str, folder: Path) -> None:
     recorded = _recorded(folder)
-    absent = [
-        name
-        for name in files_of(size)
-        if not (folder / name).is_file() or (name in recorded and not _complete(folder, name))
-    ]
+    # A file that is not recorded came from another source.
+    absent = [name for name in files_of(size) if not (folder / name).is_file()]
+    absent += [name for name in recorded if name not in absent and not _complete(folder, name)]
     if absent:
         raise MachineError(
             f"yambda-{size} is incomplete on this machine: {', '.join(absent)} missing or partial",

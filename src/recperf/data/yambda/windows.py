@@ -36,7 +36,6 @@ from .window_build import (
     OFFSETS,
     ROW_COLUMNS,
     VERSION,
-    anchor_chunks,
     build,
     is_listen,
 )
@@ -88,11 +87,6 @@ def refuse_overlap(train: range, holdout: range) -> None:
             f"{train.start} to {train.stop - 1} (first shared: {first})",
             fix="hold out later windows, train on fewer, or hold out users with window.train_share",
         )
-
-
-def all_anchors(store: EventStore, min_history: int) -> NDArray[np.int64]:
-    """Positions of all anchors, ascending; `anchor_chunks` of window_build.py gives them in chunks."""
-    return np.concatenate([*anchor_chunks(store, min_history)])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
