@@ -7,13 +7,12 @@ the store. The bookmark holds all state of the pass, so that it can resume after
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ... import units
 from ...errors import DataError, MachineError, UsageError
@@ -67,22 +66,16 @@ def prepare(
     with StoreWriter(folder, identity=identity) as writer:
         if writer.discarded and say:
             say("the unfinished store here has another source or version: it is discarded, and preparing starts over")
-        tally = _Tally(writer.bookmark)
-        _require_room(writer, raw.rows - tally.row)
-        for chunk in _committed(raw, rows, tally, writer):
-            _append(writer, chunk, split, len(catalogue_I2), tally, files)
-            tally.advance(chunk)
-            if progress:
-                progress(tally.row, raw.rows)
-        if (tally.t_min, tally.t_max) != (t_min, t_max):
+        state = _append_all(writer, raw, rows, split, len(catalogue_I2), files, progress)
+        if (state["t_min"], state["t_max"]) != (t_min, t_max):
             raise DataError(
-                f"the event file's statistics give times {t_min:,} to {t_max:,}, but its rows have {tally.t_min:,} "
-                f"to {tally.t_max:,}",
+                f"the event file's statistics give times {t_min:,} to {t_max:,}, but its rows have {state['t_min']:,} "
+                f"to {state['t_max']:,}",
                 where={"file": files.events},
                 fix="write the file again without statistics",
             )
         synthetic = SYNTHETIC_KEY in raw.metadata
-        counts = {"raw_events": raw.rows, "train_events": writer.events, **tally.counts}
+        counts = {"raw_events": raw.rows, "train_events": writer.events, **state["counts"]}
         return writer.finish(
             catalogue_I2,
             {
@@ -123,58 +116,51 @@ def piece_rows(memory: int, catalogue_bytes: int) -> int:
     return rows
 
 
-class _Tally:
-    """Position of the pass, and counts of the events that it left out."""
-
-    def __init__(self, bookmark: dict[str, Any] | None) -> None:
-        saved = bookmark or {}
-        self.row: int = saved.get("row", 0)
-        self.last: list[int] | None = saved.get("last")
-        self.t_min: int = saved.get("t_min", 1 << 32)
-        self.t_max: int = saved.get("t_max", -1)
-        names = ("test_events", "test_events_of_unknown_users", "dropped_before", "dropped_gap", "dropped_last")
-        self.counts: dict[str, int] = saved.get("counts", dict.fromkeys(names, 0))
-
-    def bookmark(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("row", "last", "t_min", "t_max", "counts")}
-
-    def advance(self, chunk: Chunk) -> None:
-        self.row += len(chunk)
-        self.last = [int(chunk.uids[-1]), int(chunk.times[-1])]
-        self.t_min = min(self.t_min, int(chunk.times.min()))
-        self.t_max = max(self.t_max, int(chunk.times.max()))
-
-    def leave_out(self, uids: NDArray[np.uint32], times: NDArray[np.int64], split: Split, known: NDArray[Any]) -> None:
-        """Count events outside the training data. `known` are the users in the training data, ascending."""
-        test = (times >= split.test_start) & (times < split.test_end)
-        of_known = int(np.isin(uids[test], known).sum())
-        self.counts["test_events"] += of_known
-        self.counts["test_events_of_unknown_users"] += int(test.sum()) - of_known
-        self.counts["dropped_before"] += int((times < split.train_start).sum())
-        self.counts["dropped_gap"] += int(((times >= split.train_end) & (times < split.test_start)).sum())
-        self.counts["dropped_last"] += int((times >= split.test_end).sum())
-
-
-def _committed(raw: RawEvents, rows: int, tally: _Tally, writer: StoreWriter) -> Iterator[Chunk]:
-    """Chunks of the file, with a commit every COMMIT_ROWS rows and at the end."""
-    after = (tally.last[0], tally.last[1]) if tally.last else None
-    committed = tally.row
-    for chunk in raw.chunks(tally.row, rows, after=after, lengths=False):
-        yield chunk
-        if tally.row - committed >= COMMIT_ROWS:
-            writer.commit(tally.bookmark())
-            committed = tally.row
-    writer.commit(tally.bookmark())
+def _append_all(
+    writer: StoreWriter,
+    raw: RawEvents,
+    rows: int,
+    split: Split,
+    items: int,
+    files: RawFiles,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Any]:
+    """Append the training events from the last commit on. Returns the final state of the pass: its position, the
+    range of times, and counts of the events that it left out."""
+    names = ("test_events", "test_events_of_unknown_users", "dropped_before", "dropped_gap", "dropped_last")
+    start = {"row": 0, "last": None, "t_min": 1 << 32, "t_max": -1, "counts": dict.fromkeys(names, 0)}
+    state: dict[str, Any] = writer.bookmark or start
+    _require_room(writer, raw.rows - state["row"])
+    committed, after = state["row"], tuple(state["last"]) if state["last"] else None
+    for chunk in raw.chunks(committed, rows, after=after, lengths=False):
+        require_known(chunk, items, files)
+        _append(writer, chunk, split, state["counts"])
+        state["row"] += len(chunk)
+        state["last"] = [int(chunk.uids[-1]), int(chunk.times[-1])]
+        state["t_min"] = min(state["t_min"], int(chunk.times.min()))
+        state["t_max"] = max(state["t_max"], int(chunk.times.max()))
+        if progress:
+            progress(state["row"], raw.rows)
+        if state["row"] - committed >= COMMIT_ROWS:
+            writer.commit(state)
+            committed = state["row"]
+    writer.commit(state)
+    return state
 
 
-def _append(writer: StoreWriter, chunk: Chunk, split: Split, items: int, tally: _Tally, files: RawFiles) -> None:
-    require_known(chunk, items, files)
+def _append(writer: StoreWriter, chunk: Chunk, split: Split, counts: dict[str, int]) -> None:
+    """Append the training events of a chunk and count the others."""
     times = chunk.times.astype(np.int64)
     train = (times >= split.train_start) & (times < split.train_end)
     uids = chunk.uids[train]
     if len(uids) < len(chunk):
-        known = np.unique(np.append(uids, writer.last_user))
-        tally.leave_out(chunk.uids[~train], times[~train], split, known)
+        test = (times >= split.test_start) & (times < split.test_end)
+        known = int(np.isin(chunk.uids[test], np.append(uids, writer.last_user)).sum())
+        counts["test_events"] += known
+        counts["test_events_of_unknown_users"] += int(test.sum()) - known
+        counts["dropped_before"] += int((times < split.train_start).sum())
+        counts["dropped_gap"] += int(((times >= split.train_end) & (times < split.test_start)).sum())
+        counts["dropped_last"] += int((times >= split.test_end).sum())
     writer.append(
         uids=uids,
         items=chunk.items[train],
