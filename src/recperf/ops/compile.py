@@ -47,6 +47,13 @@ def load(source: Path, functions: Mapping[str, Any], returns: Mapping[str, Any] 
     return library
 
 
+def native_library(
+    module: str, functions: Mapping[str, Any], returns: Mapping[str, Any] | None = None
+) -> Callable[[], ctypes.CDLL | str]:
+    """A function that loads the native.c beside a module file, which is compiled at the first call only."""
+    return functools.cache(lambda: load(Path(module).with_name("native.c"), functions, returns))
+
+
 def usable(library: ctypes.CDLL | str) -> ctypes.CDLL:
     """The library; a body that is called although it cannot be compiled is an error."""
     if isinstance(library, str):

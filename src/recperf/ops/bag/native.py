@@ -6,9 +6,7 @@ Shapes: V ids, B bags, R table rows, D width.
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,11 +14,10 @@ from torch.testing import assert_close
 
 from ...errors import ArgumentError
 from ..arguments import address, unknown_id
-from ..compile import F32, I64, POINTER, even_cuts, load, share, usable
+from ..compile import F32, I64, POINTER, even_cuts, native_library, share, usable
 from ..hashing import require_rows, stream
 from . import reference
 
-SOURCE = Path(__file__).with_name("native.c")
 AHEAD = 8
 """Rows to prefetch; 4 to 16 are about equally fast on a Neoverse-N1."""
 SMALL = 2048
@@ -32,18 +29,16 @@ _BAD_OFFSETS, _BAD_STARTS = -2, -3
 """What `stack_rows` of native.c returns for offsets and starts that do not fit; otherwise -1 or the place of an id."""
 
 
-@functools.cache
-def library() -> ctypes.CDLL | str:
-    """The compiled library, or the reason why it cannot be used."""
-    functions = {
-        "hash_rows": [POINTER] * 2 + [I64] * 2 + [ctypes.c_uint64] * 2,
-        "stack_rows": [POINTER] * 4 + [I64] * 6,
-        "bag_sum": [POINTER] * 4 + [I64] * 4,
-        "sort_rows": [POINTER] + [I64] * 2 + [POINTER] * 2,
-        "update_rows": [POINTER] * 6 + [I64] * 3 + [F32] * 4 + [I64] * 2 + [POINTER],
-        "squared_norm": [POINTER] * 4 + [I64] * 3 + [POINTER],
-    }
-    return load(SOURCE, functions, {"stack_rows": I64, "squared_norm": ctypes.c_double})
+_FUNCTIONS = {
+    "hash_rows": [POINTER] * 2 + [I64] * 2 + [ctypes.c_uint64] * 2,
+    "stack_rows": [POINTER] * 4 + [I64] * 6,
+    "bag_sum": [POINTER] * 4 + [I64] * 4,
+    "sort_rows": [POINTER] + [I64] * 2 + [POINTER] * 2,
+    "update_rows": [POINTER] * 6 + [I64] * 3 + [F32] * 4 + [I64] * 2 + [POINTER],
+    "squared_norm": [POINTER] * 4 + [I64] * 3 + [POINTER],
+}
+library = native_library(__file__, _FUNCTIONS, {"stack_rows": I64, "squared_norm": ctypes.c_double})
+"""Returns the compiled library, or the reason why it cannot be used."""
 
 
 def _threads(ids: int) -> int:

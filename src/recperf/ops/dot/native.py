@@ -5,29 +5,22 @@ Shapes: B samples, F sparse vectors, D width, W output width.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from pathlib import Path
-
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
 from ...errors import ArgumentError
 from ..arguments import ANY, address, widened
-from ..compile import I64, POINTER, even_cuts, load, share, usable
+from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from . import reference
 
-SOURCE = Path(__file__).with_name("native.c")
 SMALL = 512
 """With fewer samples a second thread costs more than it saves."""
 
 
-@functools.cache
-def library() -> ctypes.CDLL | str:
-    """The compiled library, or the reason why it cannot be used."""
-    functions = {"dot_forward": [POINTER] * 3 + [I64] * 7, "dot_backward": [POINTER] * 5 + [I64] * 7}
-    return load(SOURCE, functions)
+_FUNCTIONS = {"dot_forward": [POINTER] * 3 + [I64] * 7, "dot_backward": [POINTER] * 5 + [I64] * 7}
+library = native_library(__file__, _FUNCTIONS)
+"""Returns the compiled library, or the reason why it cannot be used."""
 
 
 def _cuts(samples: int) -> list[int]:

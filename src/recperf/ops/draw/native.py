@@ -6,20 +6,17 @@ Shapes: F features, B samples, D dense features, V slots for ids.
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
 from ..arguments import address
-from ..compile import I64, POINTER, even_cuts, load, share, usable
+from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from . import reference
 from .plan import DENSE_SCALE, FAST_KINDS, Buffers, Plan
 
-SOURCE = Path(__file__).with_name("native.c")
 SMALL = 1 << 16
 """Batches of fewer random numbers are drawn by one thread: starting a second costs more than it saves."""
 
@@ -42,16 +39,14 @@ class _Plan(ctypes.Structure):
     )
 
 
-@functools.cache
-def library() -> ctypes.CDLL | str:
-    """The compiled library, or the reason why it cannot be used."""
-    functions = {
-        "draw_lengths": [POINTER] * 2 + [I64] * 2,
-        "add_up": [POINTER, I64],
-        "draw_ids": [POINTER] * 4 + [I64] * 2,
-        "draw_samples": [POINTER] * 4 + [I64] * 2,
-    }
-    return load(SOURCE, functions)
+_FUNCTIONS = {
+    "draw_lengths": [POINTER] * 2 + [I64] * 2,
+    "add_up": [POINTER, I64],
+    "draw_ids": [POINTER] * 4 + [I64] * 2,
+    "draw_samples": [POINTER] * 4 + [I64] * 2,
+}
+library = native_library(__file__, _FUNCTIONS)
+"""Returns the compiled library, or the reason why it cannot be used."""
 
 
 def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:

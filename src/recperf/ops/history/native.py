@@ -6,20 +6,16 @@ Shapes: B samples, T events of history in the batch.
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError, DataError
 from ..arguments import ANY, address
-from ..compile import I64, POINTER, load, usable
+from ..compile import I64, POINTER, native_library, usable
 from . import reference
 from .rule import LARGE_ID, Events, Picked, Room, Rule, unknown_item
-
-SOURCE = Path(__file__).with_name("native.c")
 
 _UNKNOWN_ITEM, _UNKNOWN_PLACE = 1, 3
 """What `fill` of native.c returns for an item outside the catalogue and an event outside the columns; 2: a large id."""
@@ -48,14 +44,12 @@ class _Room(ctypes.Structure):
     _fields_ = tuple((name, POINTER) for name in ("items", "artists", "albums", "times"))
 
 
-@functools.cache
-def library() -> ctypes.CDLL | str:
-    """The compiled library, or the reason why it cannot be used."""
-    functions = {
-        "pick": [POINTER] * 3 + [I64] + [POINTER] * 5,
-        "fill": [POINTER] * 3 + [I64] + [POINTER] * 2,
-    }
-    return load(SOURCE, functions, {"fill": I64})
+_FUNCTIONS = {
+    "pick": [POINTER] * 3 + [I64] + [POINTER] * 5,
+    "fill": [POINTER] * 3 + [I64] + [POINTER] * 2,
+}
+library = native_library(__file__, _FUNCTIONS, {"fill": I64})
+"""Returns the compiled library, or the reason why it cannot be used."""
 
 
 def pick(events: Events, begin_B: Positions, positions_B: Positions, rule: Rule) -> Picked:

@@ -9,9 +9,7 @@ Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v.
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,11 +17,10 @@ from torch.testing import assert_close
 
 from ...errors import ArgumentError
 from ..arguments import address, require_offsets, widened
-from ..compile import I64, POINTER, load, share, usable
+from ..compile import I64, POINTER, native_library, share, usable
 from . import reference
 from .rule import Mask
 
-SOURCE = Path(__file__).with_name("native.c")
 SMALL = 1 << 20
 """With fewer multiplications a second thread costs more than it saves."""
 
@@ -53,14 +50,12 @@ class _View(ctypes.Structure):
     _fields_ = (("data", POINTER), ("token", I64), ("head", I64))
 
 
-@functools.cache
-def library() -> ctypes.CDLL | str:
-    """The compiled library, or the reason why it cannot be used."""
-    functions = {
-        "attention_forward": [POINTER, I64, I64, *[POINTER] * 4],
-        "attention_backward": [POINTER, I64, I64, *[POINTER] * 7],
-    }
-    return load(SOURCE, functions, dict.fromkeys(functions, ctypes.c_int))
+_FUNCTIONS = {
+    "attention_forward": [POINTER, I64, I64, *[POINTER] * 4],
+    "attention_backward": [POINTER, I64, I64, *[POINTER] * 7],
+}
+library = native_library(__file__, _FUNCTIONS, dict.fromkeys(_FUNCTIONS, ctypes.c_int))
+"""Returns the compiled library, or the reason why it cannot be used."""
 
 
 def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:

@@ -5,27 +5,20 @@ Shapes: B samples, N outputs of the layer, S stripes of samples.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from pathlib import Path
-
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
 from ..arguments import ANY, address
-from ..compile import I64, POINTER, even_cuts, load, share, usable
+from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from . import reference
 
-SOURCE = Path(__file__).with_name("native.c")
 STRIPE = 64
 """Samples per partial sum of the bias gradient: independent of the number of threads, for equal bits."""
 
 
-@functools.cache
-def library() -> ctypes.CDLL | str:
-    """The compiled library, or the reason why it cannot be used."""
-    return load(SOURCE, {"relu_backward": [POINTER] * 3 + [I64] * 5})
+library = native_library(__file__, {"relu_backward": [POINTER] * 3 + [I64] * 5})
+"""Returns the compiled library, or the reason why it cannot be used."""
 
 
 def backward(gradient_BN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
