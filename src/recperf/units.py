@@ -19,6 +19,7 @@ def size(count: float) -> str:
 def number(value: float) -> str:
     """A count with three digits and a decimal prefix: `1.23 M`."""
     for limit, prefix in _DECIMAL:
-        if abs(value) >= limit:
+        # What three digits would round up to the next prefix gets that prefix.
+        if abs(value) >= 0.9995 * limit:
             return f"{value / limit:.3g} {prefix}"
     return f"{value:.3g}"

@@ -109,10 +109,3 @@ def test_without_matplotlib(two: list[Any], tmp_path: Path, monkeypatch: Any) ->
     with pytest.raises(MachineError) as raised:
         curve_plot.write(two, tmp_path / "curve.svg")
     assert raised.value.fix == "pip install 'recperf[report]'"
-
-
-@pytest.mark.parametrize(
-    ("count", "said"), [(0, "0"), (999, "999"), (20_000, "20 k"), (68_812_800, "68.8 M"), (2_290_835_423, "2.29 G")]
-)
-def test_counts(count: int, said: str) -> None:
-    assert curve_plot.counted(count) == said

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 import io
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import units
 from ...errors import UsageError
 from ...files import write_atomic, writing
 from ..report.svg import SETTINGS, require_matplotlib, svg_text
@@ -73,7 +73,7 @@ def draw(curves: list[Curve]) -> Figure:
 def _label(curve: Curve) -> str:
     name = curve.name if len(curve.name) <= 30 else f"…{curve.name[-29:]}"
     reached = curve.samples_to_target
-    text = counted(reached) if reached is not None else f"not reached, best {curve.best:.4f}"
+    text = units.number(reached) if reached is not None else f"not reached, best {curve.best:.4f}"
     return f"{name}\n{text}" + (", published" if curve.published else "")
 
 
@@ -91,7 +91,7 @@ def _axes(axes: Axes, curves: list[Curve], wide: bool) -> None:
     else:
         axes.set_xlim(0, max(count for curve in curves for count, _ in curve.points) * 1.04 or 1)
         axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: counted(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.number(value)))
     for name, spine in axes.spines.items():
         spine.set_visible(name == "bottom")
         spine.set_edgecolor(LINE)
@@ -117,16 +117,6 @@ def _line(axes: Axes, curve: Curve, colour: str, dashes: str, wide: bool) -> lis
         at = next(auc for count, auc in curve.points if count == reached)
         axes.plot(reached, at, "o", ms=7, mfc=colour, mec="white", mew=1.4, zorder=6)
     return drawn
-
-
-def counted(value: float) -> str:
-    """A short count of samples."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            digits = max(0, 2 - int(math.log10(abs(value) / limit)))
-            text = f"{value / limit:.{digits}f}"
-            return (text.rstrip("0").rstrip(".") if "." in text else text) + f" {unit}"
-    return f"{value:g}"
 
 
 def _png(figure: Figure) -> bytes:
