@@ -131,7 +131,8 @@ class _Verification:
             "flat_event_types": (0, len(EVENT_TYPES)),
         }
         for name, kind in USER_COLUMNS.items():
-            _compare(self.folder / f"{name}.npy", column(self.folder, name, kind), user_column(store, name), of="user")
+            table = column(self.folder, name, kind)
+            _compare(self.folder / f"{name}.npy", table, _padded(user_column(store, name), len(table), -1), of="user")
         columns = {name: column(self.folder, name, kind, store.events) for name, kind in FLAT_COLUMNS.items()}
         for start, stop in ranges(store, _BLOCK):
             for name, values in columns.items():
@@ -146,12 +147,8 @@ class _Verification:
         """Check the popularity, the counts of the split and the test day."""
         if self.existing(POPULARITY):
             path = self.processed / POPULARITY
-            _compare(
-                path,
-                map_npy(path, "<i8"),
-                popularity(self.store, _BLOCK),
-                of="item",
-            )
+            stored = map_npy(path, "<i8")
+            _compare(path, stored, _padded(popularity(self.store, _BLOCK), len(stored), 0), of="item")
         rows = None
         if self.existing(TEST_EVENTS):
             rows = check_test_events(self.processed / TEST_EVENTS, self.store, self.split)
@@ -271,6 +268,11 @@ def _compare(path: Path, actual: NDArray[Any], expected: NDArray[Any], start: in
     if len(actual) != len(expected):
         more = "more" if len(actual) > length else "fewer"
         raise unusable(path, f"has {more} values than follow from other files, first at {of} {start + length:,}")
+
+
+def _padded(values: NDArray[np.int64], length: int, fill: int) -> NDArray[np.int64]:
+    """A table that may be longer than its last entry that counts."""
+    return np.pad(values, (0, max(0, length - len(values))), constant_values=fill)
 
 
 def _refuse(path: Path, faulty: NDArray[np.bool_], start: int, of: str) -> None:
