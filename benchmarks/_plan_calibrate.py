@@ -9,7 +9,8 @@ from typing import Any
 from recperf.config import require, within
 from recperf.measure.spans import phase_of
 from recperf.plan.devices import Calls, Device
-from recperf.plan.predict import PARTS, Parallelism, part_seconds, predict
+from recperf.plan.predict import PARTS, part_seconds, predict
+from recperf.plan.sharding import Parallelism
 from recperf.plan.work import PlannedWorkload, Work
 
 GROUPS = ("input", "lookup", "forward", "backward", "update")

@@ -40,8 +40,8 @@ from _plan_calibrate import Measured, calibrated, calibrated_by_steps
 from _rows import RESULTS, record, row, show
 from recperf.models.dlrm_v4 import cost
 from recperf.plan.devices import GB, KNOWN, TERA, Device, Efficiency, Network, Rates
-from recperf.plan.predict import Parallelism, Prediction, dense_seconds, part_seconds, predict
-from recperf.plan.sharding import KindOrAuto
+from recperf.plan.predict import Prediction, dense_seconds, part_seconds, predict
+from recperf.plan.sharding import KindOrAuto, Parallelism
 from recperf.plan.skew import Skew, counted
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, gpu, mlperf
 from recperf.workloads.dlrm_v4.plan import planned

@@ -11,7 +11,8 @@ import pytest
 
 from recperf.errors import ConfigError
 from recperf.plan.devices import NETWORKS, Device, Efficiency, Rates
-from recperf.plan.predict import Parallelism, dense_seconds, predict
+from recperf.plan.predict import dense_seconds, predict
+from recperf.plan.sharding import Parallelism
 from recperf.workloads.dlrm_v4.config import laptop
 from recperf.workloads.dlrm_v4.plan import planned
 

@@ -9,8 +9,8 @@ import pytest
 from recperf.plan import advice, skew
 from recperf.plan.devices import KNOWN
 from recperf.plan.memory import Memory, memory_of
-from recperf.plan.predict import Parallelism, predict
-from recperf.plan.sharding import Kind, place
+from recperf.plan.predict import predict
+from recperf.plan.sharding import Kind, Parallelism, place
 from recperf.plan.skew import Skew, Traffic
 from recperf.plan.work import Work
 from recperf.workloads.dlrm.config import DLRM, criteo_kaggle
@@ -40,13 +40,13 @@ def hot(work: Work, ranks: int, ids: int) -> Skew:
 def test_the_published_copy(work: Work) -> None:
     """A rank that gets 16 % of a global batch of 32,768 needs 81.5 GiB for the copy that clamps before it casts."""
     plan = hot(work, 32, HOT_IDS)
-    placed = place(work.tables, 32, plan, 1024, sharding="row", dedup=False)
-    made = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], codec="clamp-copy", dedup=False)
+    placed = place(work.tables, 32, plan, 1024, Parallelism(sharding="row", dedup=False))
+    made = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(codec="clamp-copy", dedup=False))
     assert made.fullest == 5
     assert made.phase == "lookup"
     assert made.largest_table == "artist_id"
     assert made.parts_R["temporary"][5] / GIB == pytest.approx(81.5, rel=1e-6)
-    in_place = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], codec="in-place", dedup=False)
+    in_place = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(codec="in-place", dedup=False))
     assert in_place.parts_R["temporary"].max() == 0
     assert in_place.peak < made.peak
 
@@ -54,7 +54,7 @@ def test_the_published_copy(work: Work) -> None:
 @pytest.mark.parametrize("kind", ["row", "column", "table"])
 @pytest.mark.parametrize("ranks", [3, 64])
 def test_every_row_is_somewhere_once(work: Work, kind: Kind, ranks: int) -> None:
-    placed = place(work.tables, ranks, skew.even(work, 64, ranks), 64, sharding=kind, width=64)
+    placed = place(work.tables, ranks, skew.even(work, 64, ranks), 64, Parallelism(sharding=kind, column_width=64))
     for one in placed:
         assert one.weight_R.sum() == one.table.bytes, one.table.name
     held = sum(one.weight_R.sum() for one in placed)
@@ -71,7 +71,9 @@ def test_bags_are_summed_before_they_are_sent() -> None:
     made = replace(made, tables=bags)
     even = skew.even(made, 32, 4)
     sent = {
-        kind: place(bags, 4, even, 32, sharding=kind)[0].sent_R(even.traffic["t1"], 32, dedup=False).tolist()
+        kind: place(bags, 4, even, 32, Parallelism(sharding=kind))[0]
+        .sent_R(even.traffic["t1"], 32, dedup=False)
+        .tolist()
         for kind in ("row", "table")
     }
     assert sent == {"row": [4 * 32 * 16.0] * 4, "table": [4 * 32 * 16.0, 0, 0, 0]}
@@ -143,13 +145,13 @@ def test_remedies_fit_and_limits_are_consistent() -> None:
 
 def test_a_plan_is_tight_if_it_fits_only_with_reuse(work: Work) -> None:
     plan = skew.even(work, 1024, 8)
-    placed = place(work.tables, 8, plan, 1024, dedup=False)
-    whole = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], dedup=False)
+    placed = place(work.tables, 8, plan, 1024, Parallelism(dedup=False))
+    whole = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(dedup=False))
     assert whole.peak < whole.without_reuse < whole.peak + whole.parts_R["activations"].max() + 300 * GIB
 
     def verdict(bytes_: float) -> str:
         device = replace(KNOWN["mi350x"], memory_bytes=round(bytes_ / 0.95))
-        return memory_of(work, placed, plan, 1024, device, dedup=False).verdict
+        return memory_of(work, placed, plan, 1024, device, Parallelism(dedup=False)).verdict
 
     assert verdict(whole.without_reuse * 1.001) == "fits"
     assert verdict((whole.without_reuse + whole.peak) / 2) == "tight"

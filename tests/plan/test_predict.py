@@ -12,7 +12,8 @@ from recperf.models.dlrm_v4.cost import load_of, model_flops, step
 from recperf.plan import network as collectives
 from recperf.plan import skew, target
 from recperf.plan.devices import KNOWN, NETWORKS, Calls, Device, Efficiency, Network, Rates
-from recperf.plan.predict import PARTS, Parallelism, dense_seconds, exposed, predict
+from recperf.plan.predict import PARTS, dense_seconds, exposed, predict
+from recperf.plan.sharding import Parallelism
 from recperf.workloads.dlrm.config import DLRM, dcnv2
 from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
 from recperf.workloads.dlrm_v4.plan import planned

@@ -15,6 +15,7 @@ from recperf.errors import DataError, UsageError
 from recperf.models.dlrm_v4.config import PUBLISHED_ROWS
 from recperf.plan import skew
 from recperf.plan.advice import Arrivals, arrivals
+from recperf.plan.sharding import Parallelism
 from recperf.plan.work import Table, Work
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, mlperf
 from recperf.workloads.dlrm_v4.plan import planned
@@ -35,7 +36,7 @@ def published() -> Work:
 def by_way(
     work: Work, result: skew.Skew, *, width: int = 16, ranks: int = RANKS
 ) -> dict[tuple[str, str, bool], Arrivals]:
-    rows = arrivals(work, result, BATCH, ranks, width=width, wire="fp16")
+    rows = arrivals(work, result, BATCH, ranks, Parallelism(column_width=width))
     return {(one.table, one.kind, one.dedup): one for one in rows}
 
 

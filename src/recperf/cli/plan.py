@@ -15,9 +15,8 @@ from ..errors import UsageError
 from ..files import write_atomic
 from ..plan import skew as skews
 from ..plan.devices import Device, device_of, from_peaks, network_of
-from ..plan.memory import Codec, Wire
-from ..plan.predict import Parallelism, rank_batch_of
-from ..plan.sharding import COLUMN_WIDTH, KindOrAuto
+from ..plan.predict import rank_batch_of
+from ..plan.sharding import COLUMN_WIDTH, Codec, KindOrAuto, Parallelism, Wire
 from ..plan.summary import Question, plan_point, with_scaling
 from ..plan.work import PlannedWorkload
 from . import plan_text

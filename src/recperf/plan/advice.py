@@ -9,9 +9,9 @@ import numpy as np
 
 from ..measure.cost import FLOAT
 from .devices import Device
-from .memory import HALF, Memory, Wire, largest_tables
-from .predict import Parallelism, Prediction, memory_now, place_all
-from .sharding import KINDS, Kind, KindOrAuto, place
+from .memory import HALF, Memory, largest_tables, memory_of
+from .predict import Prediction
+from .sharding import KINDS, Kind, KindOrAuto, Parallelism, place
 from .skew import Skew
 from .work import Work
 
@@ -44,19 +44,18 @@ class Arrivals:
         return self.worst / self.mean if self.mean else 1.0
 
 
-def arrivals(
-    work: Work, skew: Skew, batch: int, ranks: int, *, width: int, wire: Wire, only: tuple[str, ...] = ()
-) -> list[Arrivals]:
+def arrivals(work: Work, skew: Skew, batch: int, ranks: int, parallelism: Parallelism) -> list[Arrivals]:
     """For each table with skewed ids, under each kind of sharding, with and without dedup."""
-    number = HALF if wire == "fp16" else FLOAT
+    number = HALF if parallelism.wire == "fp16" else FLOAT
     rows = []
     for table in work.tables:
-        if not table.skewed or (only and table.name not in only):
+        if not table.skewed:
             continue
         traffic = skew.traffic[table.name]
         for kind in KINDS:
             for dedup in (False, True):
-                (one,) = place((table,), ranks, skew, batch, sharding=kind, width=width, dedup=dedup)
+                changed = replace(parallelism, sharding=kind, overrides={}, dedup=dedup)
+                (one,) = place((table,), ranks, skew, batch, changed)
                 bytes_NR = np.stack(
                     [number * one.sent_R(traffic.batch(n), batch, dedup=dedup) for n in range(traffic.batches)]
                 )
@@ -92,8 +91,8 @@ def limit(plan: Prediction, parallelism: Parallelism, device: Device, sharding: 
 
     def at(batch: int) -> Memory:
         skew = plan.skew.scaled(batch / plan.rank_batch)
-        placed = place_all(plan.work, plan.ranks, skew, batch, parallelism)
-        return memory_now(plan.work, placed, skew, batch, device, parallelism)
+        placed = place(plan.work.tables, plan.ranks, skew, batch, parallelism)
+        return memory_of(plan.work, placed, skew, batch, device, parallelism)
 
     if at(LARGEST_BATCH).fits:
         return Limit(sharding=sharding, rank_batch=LARGEST_BATCH, table=None)
@@ -122,8 +121,8 @@ def remedies(plan: Prediction, parallelism: Parallelism, device: Device, most: i
     """Changes that make the plan fit, the smallest first: command-line options, and the memory with them."""
     fitting = []
     for options, changed in _changes(plan, parallelism):
-        placed = place_all(plan.work, plan.ranks, plan.skew, plan.rank_batch, changed)
-        memory = memory_now(plan.work, placed, plan.skew, plan.rank_batch, device, changed)
+        placed = place(plan.work.tables, plan.ranks, plan.skew, plan.rank_batch, changed)
+        memory = memory_of(plan.work, placed, plan.skew, plan.rank_batch, device, changed)
         if memory.fits:
             fitting.append((options, memory))
         if len(fitting) == most:

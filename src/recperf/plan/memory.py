@@ -15,20 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..measure.cost import FLOAT, INDEX
 from .devices import Device
-from .sharding import PlacedTable
+from .sharding import Parallelism, PlacedTable
 from .skew import Skew
 from .work import Work
-
-Wire = Literal["fp32", "fp16"]
-Codec = Literal["in-place", "clamp-copy"]
-"""How float32 becomes fp16 before it is sent: written once and clamped there, or clamped into a float32 copy first."""
 
 HALF = 2
 RESERVE = 0.05
@@ -79,18 +74,9 @@ class Memory:
 
 
 def memory_of(
-    work: Work,
-    placed: Sequence[PlacedTable],
-    skew: Skew,
-    batch: int,
-    device: Device,
-    *,
-    wire: Wire = "fp16",
-    codec: Codec = "in-place",
-    dedup: bool = True,
-    ahead: int = 1,
+    work: Work, placed: Sequence[PlacedTable], skew: Skew, batch: int, device: Device, parallelism: Parallelism
 ) -> Memory:
-    """Memory in the batch of the skew whose fullest rank holds most. `ahead` batches are prefetched to the device."""
+    """Memory in the batch of the skew whose fullest rank holds most."""
     ranks = len(placed[0].width_R)
     dense = FLOAT * work.dense_parameters
     constant_R = {
@@ -98,13 +84,14 @@ def memory_of(
         "optimizer": np.asarray(sum(one.state_R() for one in placed), np.float64) + work.dense_states * dense,
         # Parameters, gradients, and the buckets in which gradients are summed.
         "dense": np.full(ranks, 3.0 * dense),
-        "input": np.full(ranks, (1.0 + ahead) * work.input_bytes(batch)),
+        # A pipeline also holds the next batch.
+        "input": np.full(ranks, (1.0 + parallelism.pipelined) * work.input_bytes(batch)),
     }
     activations = float(work.activations(batch))
     candidates: list[tuple[float, int, str, dict[str, Bytes]]] = []
     without_reuse = 0.0
     for number in range(skew.batches):
-        phases = _phases(placed, skew, number, batch, activations, wire, codec, dedup)
+        phases = _phases(placed, skew, number, batch, activations, parallelism)
         without_reuse = max(without_reuse, float((_total_R(constant_R) + _without_reuse_R(phases)).max()))
         for phase, moving_R in phases.items():
             parts_R = constant_R | moving_R
@@ -118,7 +105,7 @@ def memory_of(
         limit=(1 - RESERVE) * device.memory_bytes,
         device_bytes=device.memory_bytes,
         without_reuse=without_reuse,
-        largest_table=largest_tables(placed, skew, number, batch, dedup, fullest)[0],
+        largest_table=largest_tables(placed, skew, number, batch, parallelism.dedup, fullest)[0],
     )
 
 
@@ -130,11 +117,6 @@ def _without_reuse_R(phases: Mapping[str, Mapping[str, Bytes]]) -> Bytes:
     """The sum over parts of the most that each has in any phase."""
     names = next(iter(phases.values()))
     return np.asarray(sum(np.maximum.reduce([phase[name] for phase in phases.values()]) for name in names))
-
-
-def codec_bytes(numbers: float, *, wire: Wire, codec: Codec) -> float:
-    """Bytes of the copy that the codec makes of that many numbers before sending them."""
-    return FLOAT * numbers if wire == "fp16" and codec == "clamp-copy" else 0.0
 
 
 def moved_R(
@@ -154,19 +136,13 @@ def moved_R(
 
 
 def _phases(
-    placed: Sequence[PlacedTable],
-    skew: Skew,
-    number: int,
-    batch: int,
-    activations: float,
-    wire: Wire,
-    codec: Codec,
-    dedup: bool,
+    placed: Sequence[PlacedTable], skew: Skew, number: int, batch: int, activations: float, parallelism: Parallelism
 ) -> dict[str, dict[str, Bytes]]:
-    sent_R, received_R, ids_R = moved_R(placed, skew, number, batch, dedup)
+    sent_R, received_R, ids_R = moved_R(placed, skew, number, batch, parallelism.dedup)
     zero_R = np.zeros_like(sent_R)
-    coded = HALF if wire == "fp16" else 0
-    copied = codec_bytes(1.0, wire=wire, codec=codec)
+    coded = HALF if parallelism.wire == "fp16" else 0
+    # Bytes of a number in the copy that the codec makes before sending.
+    copied = FLOAT if coded and parallelism.codec == "clamp-copy" else 0
     # Float32 at both ends, and encoded at both ends in between.
     both_R = FLOAT * (sent_R + received_R) + coded * (sent_R + received_R) + INDEX * ids_R
     return {

@@ -7,7 +7,7 @@ averaged; where ranks have unequal shares of a batch, all wait for the slowest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from ..measure.cost import FLOAT, INDEX, Cost
 from ..measure.spans import phase_of
 from . import network as collectives
 from .devices import NETWORKS, Device, Network
-from .memory import HALF, Codec, Memory, Wire, memory_of, moved_R
-from .sharding import COLUMN_WIDTH, KindOrAuto, PlacedTable, place
+from .memory import HALF, Memory, memory_of, moved_R
+from .sharding import Parallelism, PlacedTable, place
 from .skew import Skew, even
 from .work import PlannedWorkload, Work
 
@@ -37,38 +37,6 @@ PARTS = {
     "dense update": "update of dense parameters",
 }
 """Parts of a step in order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parallelism:
-    """How training is distributed over ranks."""
-
-    rank_batch: int | None = None
-    """Samples of one rank; None: the global batch size of the config is divided by the ranks."""
-    sharding: KindOrAuto = "auto"
-    """Sharding of all tables: row, column, table, or auto."""
-    overrides: Mapping[str, KindOrAuto] = field(default_factory=dict)
-    """Sharding of single tables."""
-    column_width: int = COLUMN_WIDTH
-    """Minimum number of columns in a column-wise shard."""
-    wire: Wire = "fp16"
-    """Number format in which rows and their gradients are sent."""
-    codec: Codec = "in-place"
-    """How they are converted to it."""
-    dedup: bool = True
-    """An id that occurs several times in a rank's batch is requested once."""
-    pipelined: bool = True
-    """The next batch is copied, and its ids sent, during the current step."""
-    overlapped: bool = False
-    """Dense gradients are summed during the backward pass, as DDP does; recperf's own ranks do it afterwards."""
-    input_bytes: int | None = None
-    """Bytes of a rank's batch; None: as counted by the workload."""
-
-    def __post_init__(self) -> None:
-        if self.rank_batch is not None:
-            within(1, self.rank_batch, 1 << 24, "rank batch")
-        require(self.wire in ("fp32", "fp16"), "a2a", self.wire, "fp32, fp16")
-        require(self.codec in ("in-place", "clamp-copy"), "codec", self.codec, "in-place, clamp-copy")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,7 +91,7 @@ def predict(
     batch = rank_batch_of(workload, ranks, parallelism)
     work = workload.work(history=history, distinct=None if skew is None else skew.distinct_per_sample(batch))
     skew = skew or even(work, batch, ranks)
-    placed = place_all(work, ranks, skew, batch, parallelism)
+    placed = place(work.tables, ranks, skew, batch, parallelism)
     on_node = collectives.ranks_on_node(ranks, network)
     share = device.share(on_node)
     slowed = network.slowed(device.ranks_per_core(on_node)) if device.cores else network
@@ -133,40 +101,11 @@ def predict(
         rank_batch=batch,
         parts=parts,
         exposed=exposed(parts, parallelism),
-        memory=memory_now(work, placed, skew, batch, share, parallelism),
+        memory=memory_of(work, placed, skew, batch, share, parallelism),
         placed=tuple(placed),
         skew=skew,
         work=work,
         origins=_origins(work, device, network, skew, parallelism, on_node),
-    )
-
-
-def place_all(work: Work, ranks: int, skew: Skew, batch: int, parallelism: Parallelism) -> list[PlacedTable]:
-    return place(
-        work.tables,
-        ranks,
-        skew,
-        batch,
-        sharding=parallelism.sharding,
-        overrides=parallelism.overrides,
-        width=parallelism.column_width,
-        dedup=parallelism.dedup,
-    )
-
-
-def memory_now(
-    work: Work, placed: list[PlacedTable], skew: Skew, batch: int, device: Device, parallelism: Parallelism
-) -> Memory:
-    return memory_of(
-        work,
-        placed,
-        skew,
-        batch,
-        device,
-        wire=parallelism.wire,
-        codec=parallelism.codec,
-        dedup=parallelism.dedup,
-        ahead=int(parallelism.pipelined),
     )
 
 

@@ -12,13 +12,13 @@ Shapes: R ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import within
+from ..config import require, within
 from ..errors import ConfigError, did_you_mean
 from ..measure.cost import FLOAT
 from .skew import Skew, Traffic
@@ -33,6 +33,43 @@ COLUMN_WIDTH = 128
 SMALL = 0.5
 """With auto a table stays whole, or in columns, while no rank holds more of it than this share of what a rank holds of
 all tables on average: neither of weights nor of vectors in flight."""
+
+
+Wire = Literal["fp32", "fp16"]
+Codec = Literal["in-place", "clamp-copy"]
+"""How float32 becomes fp16 before it is sent: written once and clamped there, or clamped into a float32 copy first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """How training is distributed over ranks."""
+
+    rank_batch: int | None = None
+    """Samples of one rank; None: the global batch size of the config is divided by the ranks."""
+    sharding: KindOrAuto = "auto"
+    """Sharding of all tables: row, column, table, or auto."""
+    overrides: Mapping[str, KindOrAuto] = field(default_factory=dict)
+    """Sharding of single tables."""
+    column_width: int = COLUMN_WIDTH
+    """Minimum number of columns in a column-wise shard."""
+    wire: Wire = "fp16"
+    """Number format in which rows and their gradients are sent."""
+    codec: Codec = "in-place"
+    """How they are converted to it."""
+    dedup: bool = True
+    """An id that occurs several times in a rank's batch is requested once."""
+    pipelined: bool = True
+    """The next batch is copied, and its ids sent, during the current step."""
+    overlapped: bool = False
+    """Dense gradients are summed during the backward pass, as DDP does; recperf's own ranks do it afterwards."""
+    input_bytes: int | None = None
+    """Bytes of a rank's batch; None: as counted by the workload."""
+
+    def __post_init__(self) -> None:
+        if self.rank_batch is not None:
+            within(1, self.rank_batch, 1 << 24, "rank batch")
+        require(self.wire in ("fp32", "fp16"), "a2a", self.wire, "fp32, fp16")
+        require(self.codec in ("in-place", "clamp-copy"), "codec", self.codec, "in-place, clamp-copy")
 
 
 @dataclass(frozen=True)
@@ -88,25 +125,18 @@ class PlacedTable:
         return self.rows_requested_R(traffic, dedup=dedup) * self.width_R
 
 
-def place(
-    tables: tuple[Table, ...],
-    ranks: int,
-    skew: Skew,
-    batch: int,
-    *,
-    sharding: KindOrAuto = "auto",
-    overrides: Mapping[str, KindOrAuto] | None = None,
-    width: int = COLUMN_WIDTH,
-    dedup: bool = True,
-) -> list[PlacedTable]:
+def place(tables: tuple[Table, ...], ranks: int, skew: Skew, batch: int, parallelism: Parallelism) -> list[PlacedTable]:
     """Places the largest tables first, each on the ranks that hold least so far. Returns them in the given order."""
+    overrides, width, dedup = parallelism.overrides, parallelism.column_width, parallelism.dedup
     within(1, ranks, 1 << 20, "ranks")
     within(1, width, 1 << 16, "column width")
-    overrides = overrides or {}
     require_known(tables, overrides)
     by_kind = {t.name: {kind: _shards(t, kind, ranks, width) for kind in KINDS} for t in tables}
     mean_2 = np.sum([_held_2R(by_kind[t.name]["row"], skew, batch, dedup).sum(1) for t in tables], axis=0) / ranks
-    selected = [_select(by_kind[t.name], overrides.get(t.name, sharding), mean_2, skew, batch, dedup) for t in tables]
+    selected = [
+        _select(by_kind[t.name], overrides.get(t.name, parallelism.sharding), mean_2, skew, batch, dedup)
+        for t in tables
+    ]
     held_R = np.zeros(ranks)
     placed: dict[str, PlacedTable] = {}
     for one in sorted(selected, key=lambda one: -_bytes_R(one, skew, batch, dedup).max()):

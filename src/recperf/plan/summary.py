@@ -10,7 +10,8 @@ import numpy as np
 from . import advice, failures, target
 from .devices import Device, Network
 from .network import ranks_on_node
-from .predict import Parallelism, Prediction, predict
+from .predict import Prediction, predict
+from .sharding import Parallelism
 from .skew import Skew
 from .work import PlannedWorkload
 
@@ -55,9 +56,7 @@ def plan_point(
             for options, memory in advice.remedies(plan, parallelism, share)
         ]
     if question.skew:
-        arrivals = advice.arrivals(
-            plan.work, plan.skew, plan.rank_batch, ranks, width=parallelism.column_width, wire=parallelism.wire
-        )
+        arrivals = advice.arrivals(plan.work, plan.skew, plan.rank_batch, ranks, parallelism)
         limits = advice.limits(plan, parallelism, share)
         point["skew"] = {
             "arrivals": [{**vars(one), "ratio": one.ratio} for one in arrivals],
