@@ -32,7 +32,7 @@ Switch = Literal["on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(WorkloadOptions[C]):
+class Options(WorkloadOptions[C], Question):
     ranks: str = "8"
     """Number of devices, or several numbers: 8,16,32."""
     gpu: str = "h200"
@@ -74,20 +74,6 @@ class Options(WorkloadOptions[C]):
     """Whether ids are hashed before rows are assigned to ranks."""
     price: str | None = None
     """Price of one device for an hour: 2.5, 2.5EUR or 2.5USD."""
-    samples_to_target: float | None = None
-    """Samples to the quality target. Default: the published number, where one applies."""
-    mtbf_hours: float | None = None
-    """Mean hours between failures; simulates the goodput."""
-    mtbf_of: Literal["device", "cluster"] = "device"
-    """Whether --mtbf-hours is for one device or for the whole cluster."""
-    checkpoint_seconds: float = 60.0
-    """Seconds for which a checkpoint blocks the training."""
-    interval_seconds: float | None = None
-    """Seconds of training between two checkpoints. Default: sqrt(2 C M)."""
-    restart_seconds: float = 300.0
-    """Seconds from a failure to the next step."""
-    failure_seed: int = 0
-    """Seed of the failure times."""
     out: Path | None = None
     """Write a plot (.svg), or a page with plot and tables (.html), to this file."""
 
@@ -106,12 +92,15 @@ def command(arguments: list[str]) -> int:
     network = network_of(
         options.network or ("loopback" if options.gpu == "cpu" else "ib400"), ranks_per_node=options.ranks_per_node
     )
-    parallelism, question = _parallelism(options), _question(options, price)
+    parallelism = _parallelism(options)
     points = []
     for ranks in counts:
         skew = _skew(options, workload, ranks, parallelism)
         history = options.history if options.history is not None or skew is None else skew.mean_history
-        points.append(plan_point(workload, ranks, device, network, parallelism, question, skew=skew, history=history))
+        point = plan_point(
+            workload, ranks, device, network, parallelism, options, price=price, skew=skew, history=history
+        )
+        points.append(point)
     plan = {
         "schema": 1,
         "workload": choice.workload.name,
@@ -150,20 +139,6 @@ def _parallelism(options: Options[Any]) -> Parallelism:
         dedup=options.dedup == "on",
         pipelined=options.pipeline == "on",
         overlapped=options.overlap == "on",
-    )
-
-
-def _question(options: Options[Any], price: float | None) -> Question:
-    return Question(
-        skew=options.skew is not None,
-        samples=options.samples_to_target,
-        price=price,
-        mtbf_hours=options.mtbf_hours,
-        mtbf_of=options.mtbf_of,
-        checkpoint_s=options.checkpoint_seconds,
-        restart_s=options.restart_seconds,
-        interval_s=options.interval_seconds,
-        seed=options.failure_seed,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,19 +20,20 @@ from .work import PlannedWorkload
 class Question:
     """What a plan answers besides the step and its memory."""
 
-    skew: bool = False
-    """Bytes by kind of sharding, and the largest batch that fits under each."""
-    samples: float | None = None
-    """Samples to the quality target; None: the published number."""
-    price: float | None = None
-    """Price of one device for an hour."""
+    samples_to_target: float | None = None
+    """Samples to the quality target. Default: the published number, where one applies."""
     mtbf_hours: float | None = None
-    """Mean hours between failures; None: failures are not simulated."""
-    mtbf_of: str = "device"
-    checkpoint_s: float = 60.0
-    restart_s: float = 300.0
-    interval_s: float | None = None
-    seed: int = 0
+    """Mean hours between failures; simulates the goodput."""
+    mtbf_of: Literal["device", "cluster"] = "device"
+    """Whether --mtbf-hours is for one device or for the whole cluster."""
+    checkpoint_seconds: float = 60.0
+    """Seconds for which a checkpoint blocks the training."""
+    interval_seconds: float | None = None
+    """Seconds of training between two checkpoints. Default: sqrt(2 C M)."""
+    restart_seconds: float = 300.0
+    """Seconds from a failure to the next step."""
+    failure_seed: int = 0
+    """Seed of the failure times."""
 
 
 def plan_point(
@@ -43,10 +44,11 @@ def plan_point(
     parallelism: Parallelism,
     question: Question,
     *,
+    price: float | None = None,
     skew: Skew | None = None,
     history: float | None = None,
 ) -> dict[str, Any]:
-    """Everything about one number of ranks."""
+    """Everything about one number of ranks; `price` is that of one device for an hour."""
     plan = predict(workload, ranks, device, network, parallelism, skew=skew, history=history)
     share = device.share(ranks_on_node(ranks, network))
     point = _step(plan, parallelism)
@@ -55,14 +57,14 @@ def plan_point(
             {"options": options, "bytes": memory.peak, "without_reuse_bytes": memory.without_reuse}
             for options, memory in advice.remedies(plan, parallelism, share)
         ]
-    if question.skew:
+    if skew is not None:
         arrivals = advice.arrivals(plan.work, plan.skew, plan.rank_batch, ranks, parallelism)
         limits = advice.limits(plan, parallelism, share)
         point["skew"] = {
             "arrivals": [{**vars(one), "ratio": one.ratio} for one in arrivals],
             "limits": [{**vars(one), "global_batch": one.rank_batch * ranks} for one in limits],
         }
-    point["target"] = _target(workload, plan, question)
+    point["target"] = _target(workload, plan, question.samples_to_target, price)
     point["failures"] = _failures(ranks, point["target"], question)
     return point
 
@@ -120,8 +122,10 @@ def _step(plan: Prediction, parallelism: Parallelism) -> dict[str, Any]:
     }
 
 
-def _target(workload: PlannedWorkload, plan: Prediction, question: Question) -> dict[str, Any] | None:
-    samples = target.samples_to_target(workload.published_samples, plan.global_batch, question.samples)
+def _target(
+    workload: PlannedWorkload, plan: Prediction, requested: float | None, price: float | None
+) -> dict[str, Any] | None:
+    samples = target.samples_to_target(workload.published_samples, plan.global_batch, requested)
     if samples is None:
         return None
     hours = target.hours(samples.count, plan.samples_per_s)
@@ -129,7 +133,7 @@ def _target(workload: PlannedWorkload, plan: Prediction, question: Question) -> 
         "samples": samples.count,
         "origin": samples.origin,
         "hours": hours,
-        "cost": None if question.price is None else target.cost(hours, plan.ranks, question.price),
+        "cost": None if price is None else target.cost(hours, plan.ranks, price),
     }
 
 
@@ -138,10 +142,10 @@ def _failures(ranks: int, reached: dict[str, Any] | None, question: Question) ->
         return None
     cluster = failures.Cluster(
         mtbf_s=failures.mtbf_of(question.mtbf_hours, ranks, question.mtbf_of),
-        checkpoint_s=question.checkpoint_s,
-        restart_s=question.restart_s,
+        checkpoint_s=question.checkpoint_seconds,
+        restart_s=question.restart_seconds,
         work_s=3600 * reached["hours"] if reached else 0.0,
-        interval_s=question.interval_s,
+        interval_s=question.interval_seconds,
     )
     return {
         "mtbf_s": cluster.mtbf_s,
@@ -149,7 +153,7 @@ def _failures(ranks: int, reached: dict[str, Any] | None, question: Question) ->
         "restart_s": cluster.restart_s,
         "work_s": cluster.work,
         "young_s": failures.young(cluster),
-        "chosen": vars(failures.simulate(cluster, seed=question.seed)),
-        "best": vars(failures.best(cluster, seed=question.seed)),
+        "chosen": vars(failures.simulate(cluster, seed=question.failure_seed)),
+        "best": vars(failures.best(cluster, seed=question.failure_seed)),
         "seeds": failures.SEEDS,
     }

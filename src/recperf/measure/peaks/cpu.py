@@ -12,10 +12,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
-from .sampling import MIB, Effort, Figure, Sampler, allowed_bytes, bounded, fastest_rate, figure, gather_row, rate
+from .sampling import (
+    MIB,
+    Effort,
+    Figure,
+    Sampler,
+    allowed_bytes,
+    bounded,
+    fastest_product,
+    fastest_rate,
+    figure,
+    gather_row,
+    rate,
+)  # fmt: skip
 
 T = TypeVar("T")
 Say = Callable[[str], None]
+Timed = Callable[[Callable[[], object]], Callable[[], float]]
+"""Makes a function that runs some work once and returns its ns."""
 
 ROW_BYTES = (32, 64, 128, 256, 512, 1024, 2048)
 KNEE_ROW_BYTES = 256
@@ -143,24 +157,20 @@ def product(sampler: Sampler, dtype: torch.dtype) -> Figure:
         if slow or 2 * side > effort.product_side or 4 * (2 * side) ** 2 * 5 > allowed:
             break
         side *= 2
-    best: Figure | None = None
-    for side in sides[-3:]:
-        ns = sampler.readings(multiply(side), seconds=effort.product_seconds / 2, warm_ups=1)
-        one = rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side])
-        best = one if best is None or one["p50"] > best["p50"] else best
-    assert best is not None
-    return best
+    return fastest_product(
+        {s: sampler.readings(multiply(s), seconds=effort.product_seconds / 2, warm_ups=1) for s in sides[-3:]}
+    )
 
 
-def copy(sampler: Sampler, buffer: Tensor) -> Figure:
-    """Copies one half of the buffer to the other; reads and writes both count."""
+def copy(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: float | None = None) -> Figure:
+    """Copies one half of the buffer to the other; reads and writes both count. `timed` makes a reading of the work."""
     half = buffer.numel() // 2
     source, target = buffer[:half], buffer[half : 2 * half]
-    ns = sampler.readings(timed_alone(lambda: target.copy_(source)), seconds=4 * sampler.effort.seconds)
+    ns = sampler.readings(timed(lambda: target.copy_(source)), seconds=seconds or 4 * sampler.effort.seconds)
     return rate(2 * half * 4, ns, "B/s", counted="read + write", buffer_bytes=half * 4, method="Tensor.copy_")
 
 
-def read(sampler: Sampler, buffer: Tensor) -> Figure:
+def read(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: float | None = None) -> Figure:
     """The fastest of several methods to read every byte once."""
     lines = buffer.view(1024, -1)
     methods: dict[str, Callable[[], object]] = {
@@ -168,8 +178,8 @@ def read(sampler: Sampler, buffer: Tensor) -> Figure:
         "maximum of each of 1024 pieces": lambda: lines.amax(1),
         "sum of all": buffer.sum,
     }
-    seconds, size = 2 * sampler.effort.seconds, buffer.numel() * 4
-    readings = {name: sampler.readings(timed_alone(work), seconds=seconds) for name, work in methods.items()}
+    seconds, size = seconds or 2 * sampler.effort.seconds, buffer.numel() * 4
+    readings = {name: sampler.readings(timed(work), seconds=seconds) for name, work in methods.items()}
     return fastest_rate(size, readings, "B/s", counted="read", buffer_bytes=size)
 
 

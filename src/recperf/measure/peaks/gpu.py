@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
-from .cpu import BAG, ROW_BYTES, timed_alone
-from .sampling import MIB, Figure, Sampler, allowed_bytes, bounded, fastest_rate, figure, gather_row, rate
+from .cpu import BAG, ROW_BYTES, copy, read, timed_alone
+from .sampling import MIB, Figure, Sampler, allowed_bytes, bounded, fastest_product, figure, gather_row, rate
 
 Say = Callable[[str], None]
 
@@ -61,7 +61,8 @@ class Gpu:
             )
         table = torch.ones(size // 4, device=self.device)
         self.say(f"{self.name}: streaming and random rows, {units.size(size)}")
-        figures["copy"], figures["read"] = self.copy(table), self.read(table)
+        figures["copy"] = copy(self.sampler, table, self.timed, self.effort.seconds)
+        figures["read"] = read(self.sampler, table, self.timed, self.effort.seconds)
         cached = table[: bounded(self.l2_bytes // 4, size) // 4]
         figures["gather"] = {
             "cache": self.gather(cached, warm=lambda: cached.sum()),
@@ -101,35 +102,16 @@ class Gpu:
             torch.set_float32_matmul_precision(before)
 
     def product(self, dtype: torch.dtype) -> Figure:
-        best: Figure | None = None
         sides = [
             side for side in (self.effort.product_side, self.effort.product_side // 2) if 12 * side**2 < self.allowed
         ]
+        readings = {}
         for side in sides or [256]:
             a, b = (torch.randn(side, side, device=self.device, generator=self.generator).to(dtype) for _ in range(2))
             out = torch.empty_like(a)
             once = self.timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
-            ns = self.sampler.readings(once, seconds=self.effort.product_seconds / 4)
-            one = rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side])
-            best = one if best is None or one["p50"] > best["p50"] else best
-        assert best is not None
-        return best
-
-    def copy(self, table: Tensor) -> Figure:
-        half = table.numel() // 2
-        source, target = table[:half], table[half : 2 * half]
-        ns = self.sampler.readings(self.timed(lambda: target.copy_(source)))
-        return rate(2 * half * 4, ns, "B/s", counted="read + write", buffer_bytes=half * 4, method="Tensor.copy_")
-
-    def read(self, table: Tensor) -> Figure:
-        lines = table.view(1024, -1)
-        methods: dict[str, Callable[[], object]] = {
-            "sum of all": table.sum,
-            "sum of each of 1024 pieces": lambda: lines.sum(1),
-        }
-        readings = {name: self.sampler.readings(self.timed(work)) for name, work in methods.items()}
-        size = table.numel() * 4
-        return fastest_rate(size, readings, "B/s", counted="read", buffer_bytes=size)
+            readings[side] = self.sampler.readings(once, seconds=self.effort.product_seconds / 4)
+        return fastest_product(readings)
 
     def gather(self, flat: Tensor, *, warm: Callable[[], object]) -> dict[str, Any]:
         rows = [self.gather_rows(flat.view(-1, row_bytes // 4), warm) for row_bytes in ROW_BYTES]

@@ -134,6 +134,12 @@ def fastest_rate(amount: float, readings: dict[str, list[float]], unit: str, **m
     return rate(amount, readings[method], unit, **more, method=method)
 
 
+def fastest_product(readings: dict[int, list[float]]) -> Figure:
+    """The best rate of square matrix products, from their times by side."""
+    rates = [rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side]) for side, ns in readings.items()]
+    return max(rates, key=lambda figure: float(figure["p50"]))
+
+
 def _fastest(readings: dict[str, list[float]]) -> str:
     return min(readings, key=lambda name: float(np.median(readings[name])))
 
