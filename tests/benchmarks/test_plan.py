@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from recperf.errors import ConfigError
 from recperf.plan.devices import NETWORKS, Device, Efficiency, Rates
 from recperf.plan.predict import dense_seconds, predict
 from recperf.plan.sharding import Parallelism
@@ -57,14 +56,6 @@ def test_steps_of_two_sizes_give_shares_and_fixed_costs(calibrate: ModuleType) -
     workload = replace(planned(laptop()), batch_size=64)
     predicted = predict(workload, 1, fitted, parallelism=Parallelism(pipelined=False)).seconds
     assert predicted == pytest.approx(expected, rel=0.01)
-
-
-def test_steps_that_do_not_determine_the_shares_are_refused(calibrate: ModuleType) -> None:
-    small, large = steps(calibrate, 32), steps(calibrate, 128)
-    with pytest.raises(ConfigError, match="below the other's 32"):
-        calibrate.calibrated_by_steps(ASSUMED, small, small)
-    with pytest.raises(ConfigError, match="longer for more samples"):
-        calibrate.calibrated_by_steps(ASSUMED, small, replace(large, seconds=small.seconds))
 
 
 def test_one_measured_step_scales_all_efficiencies(calibrate: ModuleType) -> None:

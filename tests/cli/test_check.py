@@ -104,7 +104,6 @@ def test_a_run_of_no_known_workload_fails(call, content: str | None, message: st
         (["--all", "nowhere"], 3, "no folder there"),
         (["nowhere"], 3, "there is no such run"),
         (["runs/one/config.json"], 3, "there is no such run"),
-        (["--al", "runs"], 2, "did you mean '--all'?"),
     ],
 )
 def test_mistakes_are_answered(call, arguments: list[str], code: int, message: str) -> None:

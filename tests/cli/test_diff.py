@@ -71,7 +71,6 @@ def test_one_object_on_stdout(call) -> None:
     [
         (("old", "new", "graph"), 2, "diff needs two profiles, got 3"),
         (("old", "new", "--gate", "lots"), 2, "--gate takes a percentage such as 5%, not 'lots'"),
-        (("old", "new", "--gaet", "5%"), 2, "did you mean '--gate'?"),
         (("old", "missing"), 3, "no profile there"),
         (("old", "."), 3, "profile.json is missing"),
         (("torn.json", "new", "--json"), 3, "torn.json is not JSON"),

@@ -77,7 +77,6 @@ def test_check_as_json(call: Call, made: ModuleType) -> None:
     [
         (("check",), 2, "needs a log"),
         (("chek", "x"), 2, "did you mean 'check'"),
-        (("check", "--divison", "open"), 2, "did you mean '--division'"),
         (("check", "notes.txt"), 3, "not an MLPerf log"),
         (("check", "missing.log"), 3, "cannot read missing.log"),
         (("check", "empty"), 3, "no MLPerf log in this folder"),

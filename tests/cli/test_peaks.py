@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from recperf.cli import peaks as cli
-from recperf.errors import UsageError
 from recperf.measure import peaks
 from recperf.measure.peaks import sampling
 
@@ -53,8 +52,3 @@ def test_json_is_the_object_that_is_kept(capsys: pytest.CaptureFixture[str]) -> 
     captured = capsys.readouterr()
     assert json.loads(captured.out) == peaks.load()
     assert "measuring" in captured.err
-
-
-def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(UsageError, match="did you mean '--quick'"):
-        cli.command(["--quik"])

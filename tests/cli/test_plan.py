@@ -124,7 +124,6 @@ def test_the_skew_of_a_dataset_is_counted(call: Call) -> None:
         (("--ranks", "eight"), 2, "not a list of numbers"),
         (("--ranks", "0"), 3, "ranks is 0"),
         (("--gpu", "b20"), 2, "did you mean 'b200'"),
-        (("--network", "ib40"), 2, "did you mean 'ib400'"),
         (("--shard", "album=row"), 3, "did you mean 'album_id'"),
         (("--shard", "album_id"), 2, "names no kind"),
         (("--rank-batch", "8", "--global-batch", "64"), 2, "exclude each other"),
@@ -132,7 +131,6 @@ def test_the_skew_of_a_dataset_is_counted(call: Call) -> None:
         (("--out", "plan.png"), 2, "neither .svg nor .html"),
         (("--skew", "nowhere"), 3, "there are no events here"),
         (("--skew", "zipf:x"), 2, "no exponent"),
-        (("--efficiency", "0"), 3, "efficiency"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(call: Call, arguments: tuple[str, ...], code: int, says: str) -> None:

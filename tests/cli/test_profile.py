@@ -131,7 +131,6 @@ def test_budget_mode_has_no_tables_and_json_is_one_object(call: Call) -> None:
         (["--resume", "nowhere"], "cannot be resumed"),
         (["--try-fixes", "--no-peaks"], "--try-fixes without --no-peaks"),
         (["--preset", "none-such"], "has no preset"),
-        (["--stepz", "9"], "--stepz"),
     ],
     ids=" ".join,
 )

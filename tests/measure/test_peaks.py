@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -60,17 +59,6 @@ def test_the_layout_is_as_documented(measured: dict[str, Any]) -> None:
     assert (knee["row_bytes"], knee["threads"]) == (256, 1)
     assert [point["table_bytes"] >> 10 for point in knee["points"]] == [32, 64, 128, 256, 512, 1024]
     assert (measured["gpu"] is None) == (not torch.cuda.is_available())
-
-
-def test_every_reading_uses_new_ids() -> None:
-    rng = np.random.default_rng(0)
-    seen: list[np.ndarray[Any, Any]] = []
-    look_up, fresh = cpu._lookups(np.ones((1000, 64), dtype=np.float32), np.ones((512, 64), dtype=np.float32), rng)
-    once = cpu.timed(lambda ids: (seen.append(ids), look_up(ids)), fresh)
-    once(), once()
-    assert not np.array_equal(seen[0], seen[1])
-    assert seen[0].min() >= 0
-    assert seen[0].max() < 1000
 
 
 def test_a_noisy_series_is_repeated_and_the_faster_one_counts() -> None:

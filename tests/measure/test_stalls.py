@@ -65,7 +65,6 @@ def test_reasons_are_shares_of_the_samples_of_the_first_launches() -> None:
     ("kernel", "name"),
     [
         (BAG, BAG),
-        (GEMM, GEMM),
         (RELU, "vectorized_elementwise_kernel"),
         ("void (anonymous namespace)::softmax_warp<float, 3>(float*, int)", "softmax_warp"),
         ("void at::native::<unnamed>::copy<T<U<int> > >(T)", "copy"),

@@ -55,12 +55,3 @@ def test_a_lookup_counts_each_different_row_once() -> None:
     assert many.bytes - few.bytes == 300 * config.dim * 4
     assert many.flops == few.flops
     assert dlrm_step(config, 256)["embedding"].bytes == dlrm_step(config, 256, unique=256 + 256 + 22)["embedding"].bytes
-
-
-def test_cross_layers_read_their_parameters_and_keep_what_lies_between() -> None:
-    config = replace(default().model, interaction="dcn", cross_layers=2, cross_rank=5)
-    plain = replace(config, interaction="concat")
-    more = dlrm_step(config, 1)["interaction"].bytes - dlrm_step(plain, 1)["interaction"].bytes
-    assert more == 4 * (config.cross_parameters + 2 * (5 * 32 + 2 * 5))
-    kept = dlrm_memory(config, 7)["activations"] - dlrm_memory(plain, 7)["activations"]
-    assert kept == 4 * 7 * 2 * (2 * 32 + 5)

@@ -173,17 +173,6 @@ def test_neighbours_are_not_correlated(what: str) -> None:
     assert float(((cells - count / 256) ** 2 / (count / 256)).sum()) < 380
 
 
-def test_features_lengths_and_labels_share_no_numbers() -> None:
-    random = source("reference", rows=(1 << 31,) * 3, fixed=True, batch_size=4000)
-    batch = random.batch(0, 0)
-    ids = batch.features.values_V.view(3, -1).double()
-    assert float((torch.corrcoef(ids) - torch.eye(3)).abs().max()) < 4.5 / ids.shape[1] ** 0.5
-    lengths = source("reference", batch_size=4000).batch(0, 0).features.offsets_FB1.diff().view(3, -1)
-    assert float((torch.corrcoef(lengths.double()) - torch.eye(3)).abs().max()) < 4.5 / 4000**0.5
-    columns = torch.corrcoef(batch.dense_BD.T.double()) - torch.eye(37)
-    assert float(columns.abs().max()) < 5 / 4000**0.5
-
-
 def test_only_the_fast_kinds_are_drawn_by_c() -> None:
     assert choose("auto", "cpu", "gaussian")[0] is reference
     with pytest.raises(MachineError, match="the native implementation of draw cannot be used: "):

@@ -20,21 +20,17 @@ def test_small_products_run_on_one_thread_with_a_reason() -> None:
     assert "too small" in settings.reasons["threads"]
 
 
-def test_large_products_keep_torchs_choice() -> None:
+def test_large_products_keep_torchs_choice_and_explicit_values_are_used() -> None:
     settings = choose(TrainConfig(device="cpu"), largest_product_flops=SMALL_PRODUCT_FLOPS)
-    assert settings.threads == torch.get_num_threads()
-    assert settings.onednn
+    assert (settings.threads, settings.onednn) == (torch.get_num_threads(), True)
+    settings = choose(TrainConfig(device="cpu", threads=2, onednn="on"), largest_product_flops=1000)
+    assert (settings.threads, settings.onednn) == (2, True)
 
 
 def test_large_multi_threaded_products_on_arm_do_not_use_onednn() -> None:
     settings = choose(TrainConfig(device="cpu", threads=2), largest_product_flops=LARGE_PRODUCT_FLOPS)
     assert settings.onednn == (platform.machine() not in ("aarch64", "arm64"))
     assert choose(TrainConfig(device="cpu", threads=1), largest_product_flops=LARGE_PRODUCT_FLOPS).onednn
-
-
-def test_explicit_values_are_used() -> None:
-    settings = choose(TrainConfig(device="cpu", threads=2, onednn="on"), largest_product_flops=1000)
-    assert (settings.threads, settings.onednn) == (2, True)
 
 
 def test_settings_are_restored() -> None:

@@ -47,13 +47,6 @@ def test_binning_changes_the_auc_little() -> None:
     assert tally(logits, labels).auc() == pytest.approx(auc(logits, labels), abs=1e-5)
 
 
-@given(st.lists(st.tuples(st.sampled_from([-3.0, -0.1, 0.0, 0.1, 2.0, 50.0]), st.booleans()), max_size=60))
-def test_ties_count_half(rows: list[tuple[float, bool]]) -> None:
-    logits = torch.tensor([logit for logit, _ in rows], dtype=torch.float64)
-    labels = torch.tensor([float(label) for _, label in rows])
-    assert tally(logits, labels).auc() == pytest.approx(auc(logits, labels), abs=1e-12)
-
-
 def test_parts_add_up_in_any_order() -> None:
     logits, labels = predictions(3001, 3)
     whole = tally(logits, labels, 7)

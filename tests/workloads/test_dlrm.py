@@ -213,15 +213,6 @@ def test_data_are_described_by_all_that_decides_them(tmp_path: Path) -> None:
         find("dlrm").check(config)
 
 
-def test_rows_and_tables_are_those_of_the_stack() -> None:
-    trial, _ = trained(made(), 1)
-    assert trial.tables() == [("t1", 30), ("t2", 4), ("t3", 200)]
-    batch = next(trial.recipe.order.batches(0))
-    rows = trial.rows_of(batch)
-    assert torch.equal(rows[-5:], batch.features.values_V[-5:] + 34)
-    assert int(rows.max()) < 234
-
-
 def test_fixes_are_the_switches_that_are_not_on() -> None:
     assert PreparedDLRM(made(fast=PLAIN)).fixes()
     for fix in PreparedDLRM(made(fast=PLAIN)).fixes():
