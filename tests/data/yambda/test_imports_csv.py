@@ -34,9 +34,9 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def read_by_import(connection: Any, path: Path, buffer: int = 1 << 18) -> list[tuple[str, ...]]:
     """The columns that an import reads, before it converts them; rows and buffers are small."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "_LARGEST_BLOCK", buffer)
+        patch.setattr(load, "_BLOCK", buffer)
         patch.setattr(load, "_ROWS_AT_ONCE", 2)
-        load.load_file(connection, inspect(path, COLUMNS), memory=64 << 20, progress=lambda *_: None)
+        load.load_file(connection, inspect(path, COLUMNS), lambda *_: None)
     values = connection.execute('SELECT "user", item, "time", rating FROM raw ORDER BY rowid').fetchall()
     connection.execute("DROP TABLE raw")
     return [tuple(value or "" for value in row) for row in values]

@@ -23,17 +23,17 @@ from .source import READ_ERRORS, Source, bad_file, unreadable
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read, and the bytes of the whole file."""
-_SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 18, 16 << 20
+_BLOCK = 1 << 20
+"""Bytes of text that become one table."""
 _ROWS_AT_ONCE = 1024
 _PARQUET_ROWS = 1 << 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHITESPACE = "".join(chr(code) for code in range(1, 0x3001) if chr(code).isspace())
 
 
-def load_file(connection: Any, source: Source, *, memory: int, progress: Progress) -> None:
+def load_file(connection: Any, source: Source, progress: Progress) -> None:
     """Create the table `raw` from the file."""
-    block = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, memory // 64))
-    batches = _parquet_batches(source) if source.format == "parquet" else _text_batches(source, block)
+    batches = _parquet_batches(source) if source.format == "parquet" else _text_batches(source)
     _insert(connection, source, batches, progress)
     progress(source.size, source.size)
 
@@ -62,8 +62,8 @@ def _insert(connection: Any, source: Source, batches: Iterator[tuple[Any, int]],
         progress(min(bytes_read, source.size), source.size)
 
 
-def _text_batches(source: Source, block: int) -> Iterator[tuple[Any, int]]:
-    """Tables of about `block` bytes of CSV or JSON lines; the last one is empty."""
+def _text_batches(source: Source) -> Iterator[tuple[Any, int]]:
+    """Tables of about `_BLOCK` bytes of CSV or JSON lines; the last one is empty."""
     arrow, first_row = optional_package("pyarrow"), 1
     rows: list[Sequence[str | None]] = [[]]
     with source.path.open("rb") as file:
@@ -73,7 +73,7 @@ def _text_batches(source: Source, block: int) -> Iterator[tuple[Any, int]]:
         records = (_json_records if source.format == "json" else _csv_records)(source, text)
         while rows:
             start, rows = stream.tell(), list(islice(records, _ROWS_AT_ONCE))
-            while stream.tell() - start < block and (more := list(islice(records, _ROWS_AT_ONCE))):
+            while stream.tell() - start < _BLOCK and (more := list(islice(records, _ROWS_AT_ONCE))):
                 rows += more
             values = list(zip(*rows)) or [()] * len(source.names)
             columns = {role: values[position] for role, position in source.columns.items()}
