@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -15,6 +17,13 @@ from hypothesis import settings
 from recperf.runs.result import fault
 
 ROOT = Path(__file__).parents[1]
+
+# Triton decides once, when it is imported, whether its own functions can be interpreted. Without a GPU some tests
+# interpret kernels, and torch may import Triton in any test before them.
+if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("triton.language")
 
 # The same examples in every run: a failure is found by whoever causes it, and found again. RECPERF_HYPOTHESIS=random
 # looks at new ones.
