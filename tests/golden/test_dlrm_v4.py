@@ -14,7 +14,6 @@ from recperf.models.dlrm_v4.inputs import prepare_parts
 from recperf.ops import choice
 
 OPS = (
-    "assemble",
     "dropout",
     "hstu_attention",
     "layer_norm",

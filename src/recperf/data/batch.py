@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,12 @@ class Tensors:
         return {name: value for name, value in values.items() if isinstance(value, (Tensor, Tensors))}
 
 
+def largest_ids(ids_FN: Tensor) -> tuple[int, ...]:
+    """The largest id of each feature in CPU memory, read without a sign: a negative id is larger than any table."""
+    unsigned = np.uint64 if ids_FN.dtype is torch.int64 else np.uint32
+    return tuple(ids_FN.contiguous().numpy().view(unsigned).max(1).tolist())
+
+
 @dataclass(frozen=True, eq=False)
 class JaggedFeatures(Tensors):
     """Bags of ids for several features, feature-major: the layout of TorchRec's KeyedJaggedTensor.
@@ -51,6 +58,8 @@ class JaggedFeatures(Tensors):
     """Every bag holds exactly one id, so that a lookup needs no pooling. The caller guarantees it."""
     padded: bool = False
     """Values after the last bag are to be ignored; they keep shapes independent of the batch."""
+    largest_F: tuple[int, ...] | None = None
+    """A bound on the ids of each feature (see `largest_ids`), where it is known: a lookup need not read them again."""
 
     def __post_init__(self) -> None:
         bags = self.offsets_FB1.numel() - 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .batch import ClickBatch, JaggedFeatures, Tensors
+from .batch import ClickBatch, JaggedFeatures, Tensors, largest_ids
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,13 +63,14 @@ def cut(samples: Samples, batch_size: int, start: int = 0) -> Iterator[ClickBatc
     features, full = len(samples.keys), len(samples) // batch_size
     blocks = samples.ids_FN[:, : full * batch_size].reshape(features, full, batch_size).transpose(0, 1).contiguous()
     offsets = torch.arange(features * batch_size + 1, device=samples.ids_FN.device)
+    largest = largest_ids(samples.ids_FN) if samples.ids_FN.is_cpu and len(samples) else None
 
     def generate() -> Iterator[ClickBatch]:
         for index in range(start, full):
             begin, end = index * batch_size, (index + 1) * batch_size
             yield ClickBatch(
                 samples.dense_ND[begin:end],
-                JaggedFeatures(samples.keys, blocks[index].view(-1), offsets, True),
+                JaggedFeatures(samples.keys, blocks[index].view(-1), offsets, True, largest_F=largest),
                 samples.labels_N[begin:end],
             )
         if len(samples) % batch_size and start <= full:

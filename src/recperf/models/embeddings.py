@@ -9,12 +9,11 @@ import operator
 from abc import ABC, abstractmethod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.batch import JaggedFeatures
+from ..data.batch import JaggedFeatures, largest_ids
 from ..errors import DataError
 from ..ops.bag import native, reference
 from .init import normal_
@@ -105,9 +104,8 @@ class StackedTables(Embeddings):
             return rows_V
         ids_FB = features.values_V.view(len(self.keys), -1)
         if ids_FB.is_cpu and ids_FB.numel():
-            # Read without a sign, a negative id is larger than any table. numpy is faster than torch at this size.
-            unsigned = np.uint64 if ids_FB.dtype is torch.int64 else np.uint32
-            if any(map(operator.ge, ids_FB.numpy().view(unsigned).max(1).tolist(), self.rows)):
+            largest_F = features.largest_F or largest_ids(ids_FB)
+            if any(map(operator.ge, largest_F, self.rows)):
                 self.check(features)
         return (ids_FB + self.starts_F1).view(-1)
 
