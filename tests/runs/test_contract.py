@@ -16,7 +16,7 @@ import pytest
 from recperf.cli import main
 from recperf.files import write_json
 from recperf.machine import fingerprint
-from recperf.runs import contract
+from recperf.runs import contract, measured_claims
 from recperf.runs.contract import Claim, Evidence, Finding, check_run, judge
 from recperf.runs.seal import present, seal
 
@@ -37,12 +37,12 @@ CLAIMS = (
     contract.quality_target(),
     contract.budget_sums(),
     contract.known_machine(),
-    contract.regime_is_not("bandwidth-bound", derive),
-    contract.regime_is("dispatch-bound", "compute-bound", derive=derive),
-    contract.rate_below("embedding", 1e9),
-    contract.share_of_forward_at_least("embedding", 0.6, with_=("hash",)),
-    contract.pair_ratio_at_least("embedding", 3),
-    contract.pair_ratio_at_least("step", 1.5),
+    measured_claims.regime_is_not("bandwidth-bound", derive),
+    measured_claims.regime_is("dispatch-bound", "compute-bound", derive=derive),
+    measured_claims.rate_below("embedding", 1e9),
+    measured_claims.share_of_forward_at_least("embedding", 0.6, with_=("hash",)),
+    measured_claims.pair_ratio_at_least("embedding", 3),
+    measured_claims.pair_ratio_at_least("step", 1.5),
     contract.loss_falls(0.1),
 )
 NAMES = [claim.name for claim in (*contract.ALWAYS, *CLAIMS)]

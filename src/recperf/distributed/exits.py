@@ -125,8 +125,8 @@ def roll_call(world: World, *, reported: bool) -> dict[int, Progress]:
         return {} if reported else _other_hosts(world)
     try:
         return _answers(world, reported)
-    except Exception:
-        # The store went away with the host that had it; torch raises several errors for that.
+    except (RuntimeError, OSError):
+        # The store went away with the host that had it; torch's errors of its store are RuntimeErrors.
         return {}
 
 

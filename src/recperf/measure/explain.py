@@ -64,10 +64,7 @@ def explain(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, 
         sentence = _why_unclear(matching, readings)
     else:
         known = {key: value or 0.0 for key, value in readings.items()}
-        overhead = 1 / known["empty ops"] if known["empty ops"] else 0.0
-        sentence = REGIMES[name]["sentence"].format(
-            **known, operators=profile.get("operators", 0), overhead=min(1.0, overhead)
-        )
+        sentence = REGIMES[name]["sentence"].format(**known, operators=profile.get("operators", 0))
     sentence = " ".join(filter(None, (sentence, ranks_sentence(profile))))
     return {"name": name, "sentence": sentence, "evidence": _evidence(name, readings)}
 

@@ -19,7 +19,6 @@ from ..measure.spans import budget_part
 from .evidence import Evidence, NoEvidence
 from .report.formats import printable
 from .result import Metrics, Target, Trial, fault
-from .schemas import Component, PairArm
 from .seal import broken, present
 
 __all__ = ["Claim", "Evidence", "Finding", "NoEvidence", "check_run"]
@@ -30,8 +29,6 @@ SAME = 1e-9
 """Largest relative difference of two numbers that should be equal: the order of a sum may change its last bits."""
 MEASURED_SAME = 1e-6
 """The same for shares of a step and for ratios, which come from times rounded to the nanosecond."""
-WORK_SAME = 0.01
-"""Largest relative difference of the counted work of two arms of a pair."""
 LOSS_ENDS = 0.05
 """The share of the steps at either end whose losses are averaged."""
 
@@ -69,7 +66,7 @@ def judge(claim: Claim, evidence: Evidence) -> Finding:
     return Finding(holds=finding.holds, detail=printable(finding.detail))
 
 
-def _finding(objections: Iterable[str], detail: str) -> Finding:
+def finding(objections: Iterable[str], detail: str) -> Finding:
     """The objections against a claim or, if there are none, the detail."""
     reasons = list(objections)
     more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
@@ -77,7 +74,7 @@ def _finding(objections: Iterable[str], detail: str) -> Finding:
 
 
 def _intact(evidence: Evidence) -> Finding:
-    return _finding(broken(evidence.folder), f"{len(present(evidence.folder))} files match seal.json")
+    return finding(broken(evidence.folder), f"{len(present(evidence.folder))} files match seal.json")
 
 
 def _described(evidence: Evidence) -> Finding:
@@ -103,7 +100,7 @@ def _one_run(evidence: Evidence) -> Finding:
             objections.append(
                 f"events.jsonl line {number} is of seed {event['seed']}, which the config does not ask for"
             )
-    return _finding(objections, f"{len(evidence.events()):,} events, data, config and result agree")
+    return finding(objections, f"{len(evidence.events()):,} events, data, config and result agree")
 
 
 ALWAYS = (
@@ -132,7 +129,7 @@ def quality_target(target: Derive | None = None) -> Claim:
         if quality.met != (not missed):
             objections.append(f"result.json: quality.met is {quality.met}, the trials say otherwise")
         objections += [f"missed: {text}" for text in missed]
-        return _finding(objections, f"{', '.join(bounds) or 'no target set'}; log and trials agree ({len(trials)})")
+        return finding(objections, f"{', '.join(bounds) or 'no target set'}; log and trials agree ({len(trials)})")
 
     return Claim(name="quality", text="the logged metrics meet the quality target", holds=holds)
 
@@ -170,13 +167,21 @@ def _target_objections(evidence: Evidence, derive: Derive | None) -> Iterator[st
     target, config = evidence.result.quality.target, evidence.config.config
     stated = {"beat": target.beat, "accuracy": target.accuracy, "auc": target.auc}
     if derive is not None:
-        bounds = _derived(derive, {"config.json": config, "data.json": evidence.raw("data.json")})
+        bounds = derived_from(derive, {"config.json": config, "data.json": evidence.raw("data.json")})
     else:
         requested = config.get("target") or {}
         bounds = {name: requested.get(name) for name in ("accuracy", "auc") if requested.get(name) is not None}
     for name, bound in bounds.items():
         if stated.get(name) != bound:
             yield f"result.json: quality.target.{name} is {stated.get(name)!r}, the config gives {bound!r}"
+
+
+def derived_from(derive: Derive, files: dict[str, dict[str, Any]]) -> Mapping[str, Any]:
+    """What a function of a workload computes from files of a run; it gets copies, and may find them unusable."""
+    try:
+        return derive(*(copy.deepcopy(content) for content in files.values()))
+    except Exception as error:
+        raise NoEvidence(f"{' and '.join(files)} cannot be used: {type(error).__name__}: {error}") from error
 
 
 def _bounds(target: Target, metrics: Metrics, baselines: dict[str, Metrics]) -> tuple[list[str], list[str]]:
@@ -209,7 +214,7 @@ def budget_sums() -> Claim:
         # The speed of a resumed run is that of its last process, whose timed steps end the log.
         objections = _budget_objections(shares, _mean_parts(spans[-count:], shares))
         last = ", the last process of a resumed run" if resumed else ""
-        return _finding(objections, f"sums to 1 over {count} timed steps{last}")
+        return finding(objections, f"sums to 1 over {count} timed steps{last}")
 
     return Claim(name="budget", text="the step budget matches the logged spans and sums to 1", holds=holds)
 
@@ -248,18 +253,18 @@ def _budget_objections(shares: Mapping[str, float], mean: Mapping[str, float]) -
 
 def known_machine() -> Claim:
     def holds(evidence: Evidence) -> Finding:
-        own, objections = _fingerprint("machine.json", evidence.raw("machine.json"))
+        own, objections = own_fingerprint("machine.json", evidence.raw("machine.json"))
         stated = evidence.result.provenance.machine
         if stated != own:
             objections.append(f"result.json is from machine {stated!r}, machine.json describes {own}")
-        objections += _foreign_peaks(evidence, own)
+        objections += foreign_peaks(evidence, own)
         peaks = ", and so do its ceilings" if evidence.has("peaks.json") else ""
-        return _finding(objections, f"{own} follows from the facts of machine.json{peaks}")
+        return finding(objections, f"{own} follows from the facts of machine.json{peaks}")
 
     return Claim(name="machine", text="the run is from the machine it describes", holds=holds)
 
 
-def _fingerprint(place: str, machine: Any) -> tuple[str, list[str]]:
+def own_fingerprint(place: str, machine: Any) -> tuple[str, list[str]]:
     """The fingerprint that follows from a machine's facts, and an objection if it states another."""
     if not isinstance(machine, dict):
         raise NoEvidence(f"{place} describes no machine")
@@ -268,137 +273,13 @@ def _fingerprint(place: str, machine: Any) -> tuple[str, list[str]]:
     return derived, [] if stated == derived else [f"{place} states {stated!r}, its facts give {derived}"]
 
 
-def _foreign_peaks(evidence: Evidence, own: str) -> list[str]:
+def foreign_peaks(evidence: Evidence, own: str) -> list[str]:
     if not evidence.has("peaks.json"):
         return []
-    theirs, objections = _fingerprint("peaks.json", evidence.peaks.get("machine"))
+    theirs, objections = own_fingerprint("peaks.json", evidence.peaks.get("machine"))
     if theirs != own:
         objections.append(f"peaks.json has the ceilings of another machine: {theirs}, not {own}")
     return objections
-
-
-def _derived(derive: Derive, files: dict[str, dict[str, Any]]) -> Mapping[str, Any]:
-    """What a function of a workload computes from files of a run; it gets copies, and may find them unusable."""
-    try:
-        return derive(*(copy.deepcopy(content) for content in files.values()))
-    except Exception as error:
-        raise NoEvidence(f"{' and '.join(files)} cannot be used: {type(error).__name__}: {error}") from error
-
-
-def regime_is_not(name: str, derive: Derive) -> Claim:
-    return _regime(f"not {name}", lambda regime: regime != name, derive)
-
-
-def regime_is(*names: str, derive: Derive) -> Claim:
-    return _regime(" or ".join(names), lambda regime: regime in names, derive)
-
-
-def _regime(expected: str, fits: Callable[[str], bool], derive: Derive) -> Claim:
-    def holds(evidence: Evidence) -> Finding:
-        if evidence.profile.regime is None:
-            raise NoEvidence("profile.json names no regime")
-        stated = evidence.profile.regime.name
-        # The stated regime is left out: the name must follow from the measurements alone.
-        profile = {name: part for name, part in evidence.raw("profile.json").items() if name != "regime"}
-        derived = _derived(derive, {"profile.json": profile, "peaks.json": evidence.peaks}).get("name")
-        objections = _foreign_peaks(evidence, _fingerprint("machine.json", evidence.raw("machine.json"))[0])
-        if stated != derived:
-            objections.append(f"profile.json states {stated!r}, its measurements give {derived!r}")
-        if not fits(str(derived)):
-            objections.append(str(derived))
-        return _finding(objections, str(derived))
-
-    return Claim(name=f"regime: {expected}", text=f"training is {expected}", holds=holds)
-
-
-def _component(place: str, components: list[Component], name: str) -> Component:
-    matching = [component for component in components if component.name == name]
-    if len(matching) != 1:
-        raise NoEvidence(f"{place} has {len(matching)} components {name!r}, not one")
-    return matching[0]
-
-
-def _positive(place: str, value: float | None) -> float:
-    if value is None or value <= 0:
-        raise NoEvidence(f"{place} should be a number above 0, is {value}")
-    return value
-
-
-def rate_below(component: str, bytes_per_s: float) -> Claim:
-    def holds(evidence: Evidence) -> Finding:
-        part = _component("profile.json", evidence.profile.components, component)
-        moved = _positive(f"profile.json: bytes of {component}", part.bytes)
-        rate = moved / (_positive(f"profile.json: p50 of {component}", part.ms.p50) / 1e3)
-        detail = f"{component} {rate / 1e9:,.4g} GB/s (below {bytes_per_s / 1e9:,.4g})"
-        return Finding(holds=rate < bytes_per_s, detail=detail)
-
-    text = f"{component} moves fewer than {bytes_per_s / 1e9:,.4g} GB/s"
-    return Claim(name=f"rate of {component}", text=text, holds=holds)
-
-
-def share_of_forward_at_least(component: str, share: float, with_: tuple[str, ...] = ()) -> Claim:
-    """`with_` names further components of the forward pass that are counted with it."""
-    label = " with ".join(filter(None, (component, " and ".join(with_))))
-
-    def holds(evidence: Evidence) -> Finding:
-        components = evidence.profile.components
-        forward = [part for part in components if part.phase == "forward"]
-        counted = [_component("profile.json", components, name) for name in dict.fromkeys((component, *with_))]
-        outside = [part.name for part in counted if part.phase != "forward"]
-        if outside:
-            raise NoEvidence(f"profile.json has {', '.join(outside)} outside the forward pass")
-        if min(part.ms.p50 for part in forward) < 0:
-            raise NoEvidence("profile.json has a component with a negative time")
-        own = sum(_positive(f"profile.json: p50 of {part.name}", part.ms.p50) for part in counted)
-        measured = own / sum(part.ms.p50 for part in forward)
-        return Finding(holds=measured >= share, detail=f"{label} {measured:.2f} of forward (at least {share:.2f})")
-
-    text = f"{label} takes at least {share:.0%} of the forward pass"
-    return Claim(name=f"share of {component}", text=text, holds=holds)
-
-
-def pair_ratio_at_least(component: str, ratio: float) -> Claim:
-    """`component` may be "step", the whole step."""
-
-    def holds(evidence: Evidence) -> Finding:
-        pair = evidence.pair
-        measured = _ms("cold", pair.cold, component) / _ms("hot", pair.hot, component)
-        stated = pair.ratio.get(component)
-        objections = [*_unequal_work(pair.hot, pair.cold, component)]
-        if pair.ids.cold <= pair.ids.hot:
-            objections.append("pair.json: the cold arm draws from no more ids than the hot one")
-        if stated is None or not math.isclose(stated, measured, rel_tol=MEASURED_SAME):
-            objections.append(f"pair.json states a ratio of {stated}, its arms give {measured:.6g}")
-        shown = f"{component} {measured:.2f} times as long cold as hot (at least {ratio:g})"
-        return _finding(objections if measured >= ratio else [*objections, shown], shown)
-
-    text = f"{component} takes at least {ratio:g} times as long on cold rows, at equal work"
-    return Claim(name=f"cold over hot: {component}", text=text, holds=holds)
-
-
-def _ms(name: str, arm: PairArm, component: str) -> float:
-    times = arm.step_ms if component == "step" else _component(f"pair.json: {name}", arm.components, component).ms
-    return _positive(f"pair.json: {name}: p50 of {component}", times.p50)
-
-
-def _unequal_work(hot: PairArm, cold: PairArm, component: str) -> Iterator[str]:
-    if hot.ids is None or cold.ids is None:
-        raise NoEvidence("pair.json counts no ids")
-    if hot.device != cold.device:
-        yield "the arms ran on different devices"
-    counts: list[tuple[str, float | None, float | None]] = [
-        ("batch_size", hot.batch_size, cold.batch_size),
-        ("ids.lookups", hot.ids.lookups, cold.ids.lookups),
-    ]
-    if component != "step":
-        # Bytes are not compared: they count distinct rows, whose number is what the arms differ in.
-        one, other = (_component("pair.json", arm.components, component).flops for arm in (hot, cold))
-        counts.append((f"{component} flops", one, other))
-    for name, one, other in counts:
-        if one is None or other is None:
-            raise NoEvidence(f"pair.json does not count {name}")
-        if not math.isclose(one, other, rel_tol=WORK_SAME):
-            yield f"pair.json: {name} is {one:g} hot and {other:g} cold"
 
 
 def loss_falls(by: float) -> Claim:

@@ -24,6 +24,7 @@ from ..arguments import ANY, require_tensor
 from ..faults import flag
 from ..hashing import rows_torch
 from . import reference
+from .update_kernels import join_chunks, update_chunks
 
 JOINED = 8
 """Chunks of a long row that are summed at a time."""
@@ -231,115 +232,6 @@ def _narrowest(rows: int) -> torch.dtype:
     return torch.int32 if rows < 1 << 31 else torch.int64
 
 
-@triton.jit
-def _runs(flag_a, sum_a, flag_b, sum_b):
-    return flag_a | flag_b, tl.where(flag_b != 0, sum_b, sum_a + sum_b)
-
-
-@triton.jit
-def _apply(table, state, rates, key, row, grad, here, eps, decay, D, columns, wide, STATE: tl.constexpr):
-    """Update one row per lane, in state and weights, where `here`; `row` holds the old weights."""
-    rate = tl.load(rates)
-    place = key[:, None].to(tl.int64) * D + columns[None, :]
-    mask = here[:, None] & wide[None, :]
-    step = rate * grad
-    if STATE == "row":
-        now = tl.load(state + key, mask=here, other=0.0) + tl.sum(grad * grad, 1) / D
-        tl.store(state + key, now, mask=here)
-        step = step / (tl.sqrt(now) + eps)[:, None]
-    if STATE == "number":
-        each = tl.load(state + place, mask=mask, other=0.0) + grad * grad
-        tl.store(state + place, each, mask=mask)
-        step = step / (tl.sqrt(each) + eps)
-    tl.store(table + place, row * (1.0 - rate * decay) - step, mask=mask, eviction_policy="evict_first")
-
-
-@triton.jit
-def _update_chunks(
-    table, state, keys, bags, gradient, heads, tails, rates, count, rows, eps, decay, scale, D,
-    WIDTH: tl.constexpr, C: tl.constexpr, STATE: tl.constexpr,
-):  # fmt: skip
-    chunk = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, C)
-    at = chunk * C + lanes
-    opening = tl.load(keys + chunk * C)
-    if opening < rows:
-        columns = tl.arange(0, WIDTH)
-        wide = columns < D
-        key = tl.load(keys + at, mask=at < count, other=rows)
-        bag = tl.load(bags + at, mask=at < count, other=0).to(tl.int64)
-        before = tl.load(keys + at - 1, mask=(at > 0) & (at < count), other=-1)
-        after = tl.load(keys + at + 1, mask=at + 1 < count, other=rows)
-        earlier = tl.load(keys + chunk * C - 1, mask=chunk > 0, other=-1)
-        live = key < rows
-        last = key != after
-        came_in = live & (key == opening) & (opening == earlier)
-        done = live & last & (came_in == 0)
-        # Loads of the weights and of their gradients are independent and overlap.
-        total = tl.load(gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0)
-        row = tl.load(
-            table + key[:, None].to(tl.int64) * D + columns[None, :], mask=done[:, None] & wide[None, :], other=0.0
-        )
-        total = total * scale
-        if tl.sum(((key == before) & (lanes > 0) & live).to(tl.int32), 0) > 0:
-            fresh = ((key != before) | (lanes == 0)).to(tl.int32)
-            flags = fresh[:, None] + tl.zeros([C, WIDTH], dtype=tl.int32)
-            _, total = tl.associative_scan((flags, total), 0, _runs)
-        goes_on = live & (last == 0) & (lanes == C - 1)
-        to_head = came_in & (last | (lanes == C - 1))
-        to_tail = goes_on & (came_in == 0)
-        if tl.sum((to_head | to_tail).to(tl.int32), 0) > 0:
-            aside = chunk * D + columns[None, :] + tl.zeros([C, 1], dtype=tl.int64)
-            tl.store(heads + aside, total, mask=to_head[:, None] & wide[None, :])
-            tl.store(tails + aside, total, mask=to_tail[:, None] & wide[None, :])
-        _apply(table, state, rates, key, row, total, done, eps, decay, D, columns, wide, STATE)
-
-
-@triton.jit
-def _starts_here(keys, chunk, count, rows, C: tl.constexpr):
-    """Whether a row begins in the chunk and continues in the next."""
-    end = chunk * C + C - 1
-    inside = end + 1 < count
-    key = tl.load(keys + end, mask=inside, other=rows)
-    goes_on = inside & (key < rows) & (key == tl.load(keys + end + 1, mask=inside, other=-1))
-    opening = tl.load(keys + chunk * C, mask=inside, other=-1)
-    earlier = tl.load(keys + chunk * C - 1, mask=inside & (chunk > 0), other=-1)
-    return goes_on & ((opening != key) | (earlier != key))
-
-
-@triton.jit
-def _join_chunks(
-    table, state, keys, heads, tails, rates, count, rows, eps, decay, D,
-    WIDTH: tl.constexpr, C: tl.constexpr, J: tl.constexpr, LOOK: tl.constexpr, STATE: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * LOOK
-    lanes = tl.arange(0, LOOK)
-    left = _starts_here(keys, first + lanes, count, rows, C).to(tl.int32)
-    columns = tl.arange(0, WIDTH)
-    wide = columns < D
-    one = tl.arange(0, 1)
-    while tl.sum(left, 0) > 0:
-        which = tl.argmax(left, 0)
-        left = tl.where(lanes == which, 0, left)
-        chunk = first + which
-        key = tl.load(keys + chunk * C + C - 1)
-        total = tl.load(tails + chunk * D + columns, mask=wide, other=0.0)
-        following = chunk + 1
-        joined = J
-        while joined == J:
-            there = following + tl.arange(0, J)
-            same = tl.load(keys + there * C, mask=there * C < count, other=rows) == key
-            part = tl.load(heads + there[:, None] * D + columns[None, :], mask=same[:, None] & wide[None, :], other=0.0)
-            total += tl.sum(part, 0)
-            joined = tl.sum(same.to(tl.int32), 0)
-            following += J
-        row = tl.load(table + key.to(tl.int64) * D + columns, mask=wide, other=0.0)
-        _apply(
-            table, state, rates, key + one.to(key.dtype), row[None, :], total[None, :], one == 0, eps, decay, D,
-            columns, wide, STATE,
-        )  # fmt: skip
-
-
 def chunk_size(width: int) -> tuple[int, int]:
     """Ids of a chunk and its warps: as many as registers can hold gradients and table rows for."""
     return (min(32, 2048 // width), 1) if width < 128 else (8, min(8, width // 128))
@@ -369,13 +261,13 @@ def update(
     chunk, warps = chunk_size(width)
     chunks = triton.cdiv(count, chunk)
     aside = torch.empty(2, chunks, dim, device=table_RD.device)
-    rates = _on_device(rate, table_RD)
+    rates = on_device(rate, table_RD)
     shapes: dict[str, Any] = {"WIDTH": width, "C": chunk, "STATE": _state(state_R)}
-    _update_chunks[(chunks,)](
+    update_chunks[(chunks,)](
         table_RD, state_R, grouped.sorted_V, grouped.bags_V, gradient_BD, aside[0], aside[1], rates,
         count, grouped.rows, eps, decay, scale, dim, num_warps=warps, **shapes,
     )  # fmt: skip
-    _join_chunks[(triton.cdiv(chunks, LOOKED_AT),)](
+    join_chunks[(triton.cdiv(chunks, LOOKED_AT),)](
         table_RD, state_R, grouped.sorted_V, aside[0], aside[1], rates, count, grouped.rows, eps, decay, dim,
         J=JOINED, LOOK=LOOKED_AT, num_warps=1, **shapes,
     )  # fmt: skip
@@ -430,7 +322,7 @@ def scatter_sgd(
     if bags:
         width = triton.next_power_of_2(dim)
         _scatter[(bags,)](
-            table_RD, ids_V, offsets_B1, starts_F, gradient_BD, _on_device(rate, table_RD), flag(table_RD.device),
+            table_RD, ids_V, offsets_B1, starts_F, gradient_BD, on_device(rate, table_RD), flag(table_RD.device),
             *_features(bags, starts_F), rows, dim,
             WIDTH=width, ROWS=max(1, min(8, 512 // width)), STACKED=starts_F is not None, num_warps=1,
         )  # fmt: skip
@@ -443,7 +335,7 @@ def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
     return reference.squared_norm(plain, gradient_BD)
 
 
-def _on_device(rate: float | Tensor, table_RD: Tensor) -> Tensor:
+def on_device(rate: float | Tensor, table_RD: Tensor) -> Tensor:
     """A rate that is a tensor may change between replays of a captured graph."""
     return rate if isinstance(rate, Tensor) else torch.full((1,), rate, device=table_RD.device)
 

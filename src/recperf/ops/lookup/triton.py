@@ -16,9 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..arguments import ANY, require_tensor
-from ..bag.triton import _apply as apply_update
-from ..bag.triton import _on_device as on_device
-from ..bag.triton import report
+from ..bag.triton import on_device, report
+from ..bag.update_kernels import apply_update
 from ..faults import flag
 
 TILE = 4096

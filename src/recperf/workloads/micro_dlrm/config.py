@@ -12,7 +12,8 @@ from ...measure.cost import FLOAT
 from ...measure.explain import explain
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
-from ...runs.contract import Claim, budget_sums, known_machine, quality_target, rate_below, regime_is_not
+from ...runs.contract import Claim, budget_sums, known_machine, quality_target
+from ...runs.measured_claims import rate_below, regime_is_not
 from ...train.config import TrainConfig
 from ..click_plan import planned_clicks
 

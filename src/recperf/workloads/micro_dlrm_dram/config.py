@@ -12,16 +12,8 @@ from ...measure.cost import FLOAT
 from ...measure.explain import explain
 from ...models.config import HashedDLRMConfig
 from ...models.cost import hashed_dlrm_memory, hashed_dlrm_step
-from ...runs.contract import (
-    Claim,
-    budget_sums,
-    known_machine,
-    loss_falls,
-    pair_ratio_at_least,
-    quality_target,
-    regime_is,
-    share_of_forward_at_least,
-)
+from ...runs.contract import Claim, budget_sums, known_machine, loss_falls, quality_target
+from ...runs.measured_claims import pair_ratio_at_least, regime_is, share_of_forward_at_least
 from ...train.config import SparseTrainConfig
 from ..click_plan import planned_clicks
 

@@ -1,0 +1,118 @@
+"""Kernels that update table rows from sorted ids: chunk by chunk, then the rows that continue in the next chunk."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-calls=False, check-untyped-defs=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _runs(flag_a, sum_a, flag_b, sum_b):
+    return flag_a | flag_b, tl.where(flag_b != 0, sum_b, sum_a + sum_b)
+
+
+@triton.jit
+def apply_update(table, state, rates, key, row, grad, here, eps, decay, D, columns, wide, STATE: tl.constexpr):
+    """Update one row per lane, in state and weights, where `here`; `row` holds the old weights."""
+    rate = tl.load(rates)
+    place = key[:, None].to(tl.int64) * D + columns[None, :]
+    mask = here[:, None] & wide[None, :]
+    step = rate * grad
+    if STATE == "row":
+        now = tl.load(state + key, mask=here, other=0.0) + tl.sum(grad * grad, 1) / D
+        tl.store(state + key, now, mask=here)
+        step = step / (tl.sqrt(now) + eps)[:, None]
+    if STATE == "number":
+        each = tl.load(state + place, mask=mask, other=0.0) + grad * grad
+        tl.store(state + place, each, mask=mask)
+        step = step / (tl.sqrt(each) + eps)
+    tl.store(table + place, row * (1.0 - rate * decay) - step, mask=mask, eviction_policy="evict_first")
+
+
+@triton.jit
+def update_chunks(
+    table, state, keys, bags, gradient, heads, tails, rates, count, rows, eps, decay, scale, D,
+    WIDTH: tl.constexpr, C: tl.constexpr, STATE: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, C)
+    at = chunk * C + lanes
+    opening = tl.load(keys + chunk * C)
+    if opening < rows:
+        columns = tl.arange(0, WIDTH)
+        wide = columns < D
+        key = tl.load(keys + at, mask=at < count, other=rows)
+        bag = tl.load(bags + at, mask=at < count, other=0).to(tl.int64)
+        before = tl.load(keys + at - 1, mask=(at > 0) & (at < count), other=-1)
+        after = tl.load(keys + at + 1, mask=at + 1 < count, other=rows)
+        earlier = tl.load(keys + chunk * C - 1, mask=chunk > 0, other=-1)
+        live = key < rows
+        last = key != after
+        came_in = live & (key == opening) & (opening == earlier)
+        done = live & last & (came_in == 0)
+        # Loads of the weights and of their gradients are independent and overlap.
+        total = tl.load(gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0)
+        row = tl.load(
+            table + key[:, None].to(tl.int64) * D + columns[None, :], mask=done[:, None] & wide[None, :], other=0.0
+        )
+        total = total * scale
+        if tl.sum(((key == before) & (lanes > 0) & live).to(tl.int32), 0) > 0:
+            fresh = ((key != before) | (lanes == 0)).to(tl.int32)
+            flags = fresh[:, None] + tl.zeros([C, WIDTH], dtype=tl.int32)
+            _, total = tl.associative_scan((flags, total), 0, _runs)
+        goes_on = live & (last == 0) & (lanes == C - 1)
+        to_head = came_in & (last | (lanes == C - 1))
+        to_tail = goes_on & (came_in == 0)
+        if tl.sum((to_head | to_tail).to(tl.int32), 0) > 0:
+            aside = chunk * D + columns[None, :] + tl.zeros([C, 1], dtype=tl.int64)
+            tl.store(heads + aside, total, mask=to_head[:, None] & wide[None, :])
+            tl.store(tails + aside, total, mask=to_tail[:, None] & wide[None, :])
+        apply_update(table, state, rates, key, row, total, done, eps, decay, D, columns, wide, STATE)
+
+
+@triton.jit
+def _starts_here(keys, chunk, count, rows, C: tl.constexpr):
+    """Whether a row begins in the chunk and continues in the next."""
+    end = chunk * C + C - 1
+    inside = end + 1 < count
+    key = tl.load(keys + end, mask=inside, other=rows)
+    goes_on = inside & (key < rows) & (key == tl.load(keys + end + 1, mask=inside, other=-1))
+    opening = tl.load(keys + chunk * C, mask=inside, other=-1)
+    earlier = tl.load(keys + chunk * C - 1, mask=inside & (chunk > 0), other=-1)
+    return goes_on & ((opening != key) | (earlier != key))
+
+
+@triton.jit
+def join_chunks(
+    table, state, keys, heads, tails, rates, count, rows, eps, decay, D,
+    WIDTH: tl.constexpr, C: tl.constexpr, J: tl.constexpr, LOOK: tl.constexpr, STATE: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * LOOK
+    lanes = tl.arange(0, LOOK)
+    left = _starts_here(keys, first + lanes, count, rows, C).to(tl.int32)
+    columns = tl.arange(0, WIDTH)
+    wide = columns < D
+    one = tl.arange(0, 1)
+    while tl.sum(left, 0) > 0:
+        which = tl.argmax(left, 0)
+        left = tl.where(lanes == which, 0, left)
+        chunk = first + which
+        key = tl.load(keys + chunk * C + C - 1)
+        total = tl.load(tails + chunk * D + columns, mask=wide, other=0.0)
+        following = chunk + 1
+        joined = J
+        while joined == J:
+            there = following + tl.arange(0, J)
+            same = tl.load(keys + there * C, mask=there * C < count, other=rows) == key
+            part = tl.load(heads + there[:, None] * D + columns[None, :], mask=same[:, None] & wide[None, :], other=0.0)
+            total += tl.sum(part, 0)
+            joined = tl.sum(same.to(tl.int32), 0)
+            following += J
+        row = tl.load(table + key.to(tl.int64) * D + columns, mask=wide, other=0.0)
+        apply_update(
+            table, state, rates, key + one.to(key.dtype), row[None, :], total[None, :], one == 0, eps, decay, D,
+            columns, wide, STATE,
+        )  # fmt: skip
