@@ -2,12 +2,112 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Ceilings:
+    """Measured rates of one device; on a CPU with one number of threads, which every rate depends on."""
+
+    device: str
+    """"cpu", or the name of the GPU."""
+    threads: int
+    flops: dict[str, float]
+    """FLOP/s of matrix products by precision: float64, float32, tf32, bfloat16, float16, where they were measured."""
+    read: float
+    """B/s of streaming reads from memory beyond the caches."""
+    copy: float
+    """B/s of copies there, read plus write."""
+    fresh: float
+    """B/s of writing newly allocated memory, page faults included."""
+    cached: float
+    """B/s of an addition, reads plus write, whose tensors stay in the cache."""
+    knee: int
+    """Bytes of a table beyond which random rows come from memory rather than from a cache."""
+    rows_memory: tuple[tuple[int, float], ...]
+    """(bytes of a row, ns per random row) from memory, ascending."""
+    rows_cache: tuple[tuple[int, float], ...]
+    """The same from a table well inside the knee."""
+    calls: dict[str, float]
+    """ns of a call that computes nothing to speak of, by kind of operator; see docs/peaks.md."""
+    kernel_ns: float = 0.0
+    """GPU: from the start of an empty kernel of a CUDA graph to the start of the next one."""
+    launch_ns: float = 0.0
+    """GPU: host time to queue one kernel."""
+    transfers: dict[str, float] = field(default_factory=dict)
+    """GPU: B/s by direction and kind of host memory, such as "host_to_device_pinned"."""
+
+    def row_ns(self, row_bytes: int, *, cached: bool = False) -> float:
+        """ns of a random row of this size."""
+        return _interpolated(self.rows_cache if cached else self.rows_memory, row_bytes)
+
+    def shared(self, ranks: int) -> Ceilings:
+        """The part of one of several ranks that use the processor at the same time."""
+        if ranks == 1:
+            return self
+        return replace(
+            self,
+            flops={name: rate / ranks for name, rate in self.flops.items()},
+            read=self.read / ranks,
+            copy=self.copy / ranks,
+            fresh=self.fresh / ranks,
+            cached=self.cached / ranks,
+            knee=self.knee // ranks,
+            rows_memory=tuple((size, ns * ranks) for size, ns in self.rows_memory),
+            rows_cache=tuple((size, ns * ranks) for size, ns in self.rows_cache),
+        )
+
+
+def ceilings_of(
+    peaks: dict[str, Any] | None, *, device: str = "cpu", threads: int | None = None, ranks: int = 1
+) -> Ceilings | None:
+    """The ceilings of a device from the content of a peaks file.
+
+    None where that device or that number of threads was not measured. Ranks that share a processor use all of its
+    threads together: each has its part of those ceilings, whatever its own number of threads.
+    """
+    if peaks is None:
+        return None
+    if device != "cpu":
+        gpu = (peaks.get("gpu") or {}).get(device)
+        return gpu and _ceilings(device, peaks["threads"], gpu, gpu)
+    if ranks > 1 or threads in (None, peaks["threads"]):
+        return _ceilings("cpu", peaks["threads"], peaks, peaks).shared(ranks)
+    figures = peaks["other_threads"].get(str(threads))
+    return figures and _ceilings("cpu", int(threads), figures, peaks)
+
+
+def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[str, Any]) -> Ceilings:
+    """`figures` depend on the number of threads, `common` does not."""
+    launch = common.get("launch") or {}
+    return Ceilings(
+        device=device,
+        threads=threads,
+        flops=_medians(figures["gemm"]),
+        **{name: float(figures[name]["p50"]) for name in ("read", "copy", "fresh", "cached")},
+        knee=int(common["knee"]["bytes"]),
+        rows_memory=_rows(figures["gather"]["dram"]),
+        rows_cache=_rows(figures["gather"]["cache"]),
+        calls=_medians(common["calls"]),
+        kernel_ns=float(launch["kernel"]["p50"]) if launch else 0.0,
+        launch_ns=float(launch["queue"]["p50"]) if launch else 0.0,
+        transfers=_medians(common.get("transfer") or {}),
+    )
+
+
+def _medians(figures: dict[str, Any]) -> dict[str, float]:
+    return {name: float(figure["p50"]) for name, figure in figures.items()}
+
+
+def _rows(table: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted((int(row["row_bytes"]), float(row["ns"]["p50"])) for row in table["rows"]))
+
+
+@dataclass(frozen=True)
+class ProfileCeilings:
+    """What the older sections of a profile compare with."""
+
     flops_per_s: float
     """Matrix products in the precision of the profile."""
     bytes_per_s: float
@@ -20,16 +120,16 @@ class Ceilings:
     """Bytes of the largest cache; 0 where unknown."""
 
 
-def ceilings(profile: dict[str, Any], peaks: dict[str, Any] | None) -> Ceilings | None:
+def ceilings(profile: dict[str, Any], peaks: dict[str, Any] | None) -> ProfileCeilings | None:
     """The ceilings of the profile's device; None where they were not measured."""
     device = device_peaks(profile, peaks)
     if peaks is None or device is None:
         return None
     product, copy, rows = product_flops(profile, device), device["copy"]["p50"], device["gather"]["dram"]["rows"]
     if profile.get("device", "cpu") != "cpu":
-        return Ceilings(product, copy, device["launch"]["queue"]["p50"], rows, device["l2_bytes"])
+        return ProfileCeilings(product, copy, device["launch"]["queue"]["p50"], rows, device["l2_bytes"])
     last_level = max(peaks["machine"]["caches"].values(), default=0) // ranks_sharing(profile)
-    return Ceilings(product, copy, device["dispatch"]["op"]["p50"], rows, last_level)
+    return ProfileCeilings(product, copy, device["dispatch"]["op"]["p50"], rows, last_level)
 
 
 def ranks_sharing(profile: dict[str, Any]) -> int:
@@ -73,12 +173,13 @@ def _shared_row(row: dict[str, Any], ranks: int) -> dict[str, Any]:
 
 def row_time(rows: list[dict[str, Any]], row_bytes: int) -> float | None:
     """ns of a row of this size: interpolated between the measured sizes, proportional beyond the largest."""
-    points = sorted((row["row_bytes"], row["ns"]["p50"]) for row in rows)
-    if not points:
-        return None
+    return _interpolated(_rows({"rows": rows}), row_bytes) if rows else None
+
+
+def _interpolated(points: tuple[tuple[int, float], ...], row_bytes: int) -> float:
     if row_bytes <= points[0][0]:
-        return float(points[0][1])
+        return points[0][1]
     for (size, time), (next_size, next_time) in zip(points, points[1:]):
         if row_bytes <= next_size:
-            return float(time + (next_time - time) * (row_bytes - size) / (next_size - size))
-    return float(points[-1][1] * row_bytes / points[-1][0])
+            return time + (next_time - time) * (row_bytes - size) / (next_size - size)
+    return points[-1][1] * row_bytes / points[-1][0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .ceilings import Ceilings, ceilings
+from .ceilings import ProfileCeilings, ceilings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ def roofline(profile: dict[str, Any], peaks: dict[str, Any] | None) -> list[dict
     return [row for row in rows if row is not None] or {"missing": "no part with counted work was timed"}
 
 
-def _point(part: dict[str, Any], limits: Ceilings) -> dict[str, Any] | None:
+def _point(part: dict[str, Any], limits: ProfileCeilings) -> dict[str, Any] | None:
     seconds = part["ms"]["p50"] / 1e3
     if seconds <= 0:
         return None
