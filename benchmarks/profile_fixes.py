@@ -26,7 +26,7 @@ def taken(preset: str) -> dict[str, Any]:
     from recperf.workloads import find
 
     workload = find("dlrm")
-    found = peaks.load() or peaks.measure(quick=True, say=lambda text: None)
+    found = peaks.require(None, print)
     made = profile(workload, workload.presets[f"{preset}-plain"](), found, ProfileOptions(try_fixes=True), say=print)
     return {**made, "preset": f"{preset}-plain"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -109,6 +110,24 @@ def _installed_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return None
+
+
+def usable_cores() -> int:
+    """Cores that this process can use: its affinity and a container's quota count. Not part of the fingerprint."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return min([len(allowed), *_container_cores(Path("/sys/fs/cgroup"))])
+
+
+def _container_cores(folder: Path) -> list[int]:
+    """The CPU quota of version 2 and version 1 of control groups, in whole cores; empty if there is none."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            return [max(1, math.ceil(int(quota) / int(period)))] if int(quota) > 0 else []
+        except (OSError, ValueError):
+            # "max" instead of a number means no quota.
+            continue
+    return []
 
 
 def available_bytes() -> int:

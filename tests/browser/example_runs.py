@@ -112,7 +112,7 @@ def peaks() -> dict[str, Any]:
         for size in (1 << power for power in range(15, 30))
     ]
     return {
-        "schema": 1,
+        "schema": 2,
         "machine": MACHINE,
         "measured": "2026-11-15T03:48:05+00:00",
         "quick": True,
@@ -124,12 +124,23 @@ def peaks() -> dict[str, Any]:
         "gemm": {"float32": spread(7e10, "FLOP/s", shape=[256] * 3)},
         "copy": spread(6e10, "B/s", buffer_bytes=1 << 28),
         "read": spread(3.8e10, "B/s", buffer_bytes=1 << 29),
+        "fresh": spread(2e9, "B/s", buffer_bytes=1 << 26),
+        "first_touch": spread(2e9, "B/s", buffer_bytes=1 << 24),
+        "cached": spread(7e10, "B/s", buffer_bytes=1 << 20),
         "gather": {
             "cache": {"table_bytes": 1 << 22, "rows": rows(7.0)},
             "dram": {"table_bytes": 1 << 29, "rows": rows(20.0)},
         },
-        "knee": {"row_bytes": 256, "threads": 1, "lookups": 16384, "method": "numpy.take", "points": points},
-        "dispatch": {"op": spread(2600.0, "ns"), "autograd": spread(80000.0, "ns")},
+        "knee": {
+            "row_bytes": 256,
+            "threads": 1,
+            "lookups": 16384,
+            "method": "numpy.take",
+            "points": points,
+            "bytes": 11 << 20,
+        },
+        "calls": {"elementwise": spread(2600.0, "ns")},
+        "other_threads": {},
         "gpu": None,
     }
 

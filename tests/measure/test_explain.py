@@ -15,7 +15,7 @@ from recperf.measure.sections import embeddings, roofline
 PEAKS: dict[str, Any] = {
     "gemm": {"float32": {"p50": 1e11}},
     "copy": {"p50": 5e10},
-    "dispatch": {"op": {"p50": 2000.0}},
+    "calls": {"elementwise": {"p50": 2000.0}},
     "machine": {"caches": {"L1": 1 << 16, "L3": 32 << 20}},
     "gather": {
         "cache": {"rows": [{"row_bytes": 256, "ns": {"p50": 20.0}}, {"row_bytes": 1024, "ns": {"p50": 60.0}}]},

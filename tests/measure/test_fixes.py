@@ -22,7 +22,7 @@ GPU: dict[str, Any] = {
 PEAKS: dict[str, Any] = {
     "gemm": {"float32": {"p50": 1e11}},
     "copy": {"p50": 5e10},
-    "dispatch": {"op": {"p50": 2000.0}},
+    "calls": {"elementwise": {"p50": 2000.0}},
     "machine": {"caches": {"L3": 32 << 20}},
     "gather": {"dram": {"rows": []}},
     "gpu": {"H": GPU},
@@ -196,7 +196,7 @@ def test_a_part_is_never_faster_than_its_arithmetic() -> None:
         "machine": {"caches": {}},
         "gemm": {"float32": {"p50": 1e9}},
         "copy": {"p50": 1e12},
-        "dispatch": {"op": {"p50": 1.0}},
+        "calls": {"elementwise": {"p50": 1.0}},
         "gather": {"dram": {"rows": []}},
     }
     part = {"name": "top", "ms": {"p20": 100.0, "p50": 100.0, "p80": 100.0}, "flops": 9e7, "bytes": 1e3, "share": 1.0}

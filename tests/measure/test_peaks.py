@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from recperf import machine
 from recperf.errors import DataError, MachineError
-from recperf.machine import machine_facts
+from recperf.machine import machine_facts, usable_cores
 from recperf.measure import peaks
+from recperf.measure.ceilings import ceilings_of
 from recperf.measure.peaks import cpu, sampling
-from recperf.measure.peaks.sampling import FULL, MIB, TINY, Sampler, better, figure, noisy
+from recperf.measure.peaks.sampling import FULL, MIB, TINY, Sampler, at_least, better, figure, knee_of, noisy
+
+RATES = ("gemm", "copy", "read", "fresh", "first_touch", "cached", "gather")
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +50,131 @@ def test_every_figure_is_positive_ordered_and_has_a_unit(measured: dict[str, Any
 
 
 def test_the_layout_is_as_documented(measured: dict[str, Any]) -> None:
-    assert measured["schema"] == 1
+    assert measured["schema"] == 2
     assert measured["machine"] == machine_facts()
     assert measured["quick"] is True
-    assert measured["threads"] == torch.get_num_threads()
+    assert measured["threads"] == min(torch.get_num_threads(), usable_cores())
     assert measured["gemm"]["float32"]["shape"] == [32, 32, 32]
-    assert set(measured["dispatch"]) == {"op", "autograd"}
+    assert {"float32", "float64"} <= set(measured["gemm"])
+    assert set(measured["calls"]) == {
+        "elementwise", "elementwise_grad", "view", "product", "reduction", "index", "embedding_bag", "allocate", "copy",
+        "node", "backward",
+    }  # fmt: skip
     for table in ("cache", "dram"):
         assert [row["row_bytes"] for row in measured["gather"][table]["rows"]] == [32, 64, 128, 256, 512, 1024, 2048]
     assert measured["gather"]["cache"]["table_bytes"] < measured["gather"]["dram"]["table_bytes"] == MIB
     knee = measured["knee"]
     assert (knee["row_bytes"], knee["threads"]) == (256, 1)
     assert [point["table_bytes"] >> 10 for point in knee["points"]] == [32, 64, 128, 256, 512, 1024]
+    assert knee["bytes"] == (knee_of(knee["points"]) or MIB)
+    for one in measured["other_threads"].values():
+        assert set(one) == set(RATES)
     assert (measured["gpu"] is None) == (not torch.cuda.is_available())
+
+
+KIB = 1 << 10
+
+
+def curve(ns: Callable[[int], float], *, noise: dict[int, float] | None = None) -> list[dict[str, Any]]:
+    """Points of 32 KiB to 512 MiB; a table of so many KiB in `noise` takes so many times longer."""
+    sizes = [32 * KIB << step for step in range(15)]
+    return [{"table_bytes": size, "p50": ns(size) * (noise or {}).get(size // KIB, 1.0)} for size in sizes]
+
+
+def two_steps(size: int, *, l2: int = MIB, l3: int = 32 * MIB, ns: tuple[float, float, float] = (15, 40, 100)) -> float:
+    return ns[0] if size <= l2 else ns[1] if size <= l3 else ns[2]
+
+
+def test_the_knee_is_where_half_of_the_difference_is_paid() -> None:
+    def knee(ns: Callable[[int], float], **noise: Any) -> float:
+        """In MiB."""
+        return (knee_of(curve(ns, **noise)) or 0) / MIB  # type: ignore[arg-type]
+
+    assert 1 <= knee(lambda size: two_steps(size, ns=(15, 100, 100))) < 2
+    assert 32 <= knee(two_steps) < 64
+    assert 1 <= knee(lambda size: two_steps(size, ns=(15, 75, 100))) < 2, "an L3 about as slow as memory is no cache"
+    assert 32 <= knee(two_steps, noise={64: 9.0, 4096: 3.0, 256 * KIB: 0.3}) < 64, "single disturbed points"
+    assert knee(lambda size: 50 + size / (512 * MIB)) == 0, "a flat curve has none"
+    # A curve that was measured; its times pass (15 + 100) / 2 between 8 and 16 MiB.
+    measured = [14.5, 15.6, 16.8, 17.6, 19.8, 25.9, 30.6, 34.6, 47.8, 71.7, 79.4, 85.7, 92.3, 94.4, 102.1]
+    points = curve(lambda size: measured[(size // (32 * KIB)).bit_length() - 1])
+    assert 9 <= (knee_of(points) or 0) / MIB <= 12
+
+
+def test_ceilings_are_those_of_the_number_of_threads(measured: dict[str, Any]) -> None:
+    peaks_ = json.loads(json.dumps(measured | {"threads": 4, "other_threads": {}}))
+    peaks_["other_threads"]["1"] = {name: json.loads(json.dumps(measured[name])) for name in RATES}
+    peaks_["other_threads"]["1"]["gemm"]["float64"]["p50"] = 7.0
+    whole, single = ceilings_of(peaks_, threads=4), ceilings_of(peaks_, threads=1)
+    assert whole == ceilings_of(peaks_)
+    assert whole is not None
+    assert single is not None
+    assert single.flops["float64"] == 7.0 != whole.flops["float64"] == measured["gemm"]["float64"]["p50"]
+    assert (single.threads, single.knee, single.calls) == (1, whole.knee, whole.calls)
+    assert ceilings_of(peaks_, threads=3) is None
+    assert ceilings_of(peaks_, device="a GPU elsewhere") is None
+    assert ceilings_of(None) is None
+    half = ceilings_of(peaks_, threads=2, ranks=2)
+    assert half is not None
+    assert (half.copy, half.knee) == (whole.copy / 2, whole.knee // 2)
+    assert half.row_ns(96) == pytest.approx(2 * whole.row_ns(96))
+    assert whole.row_ns(64, cached=True) == dict(whole.rows_cache)[64]
+
+
+def test_what_is_missing_is_measured_once_and_stored(measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peaks, "measure", lambda **_: json.loads(json.dumps(measured | {"other_work": 0.0})))
+    monkeypatch.setattr(sampling, "QUICK", TINY)
+    said: list[str] = []
+    assert peaks.require(3, said.append) == peaks.load()
+    assert [line.split(" of ")[0].split(" with ")[0] for line in said] == ["measuring the ceilings"] * 2
+    assert "3" in peaks.require(3, said.append)["other_threads"]
+    assert said[2:] == [f"using the ceilings measured at {measured['measured']} (quick)"]
+
+
+def test_ceilings_of_an_older_recperf_are_measured_anew(
+    stored: dict[str, Any], measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks.save(stored | {"schema": 1})
+    monkeypatch.setattr(peaks, "measure", lambda **_: measured)
+    said: list[str] = []
+    assert peaks.load() is None
+    assert peaks.require(None, said.append) == peaks.load() == measured
+    assert said[0] == "the stored ceilings were measured by an older recperf and are not used"
+
+
+def test_ceilings_measured_beside_other_work_are_replaced_on_a_quiet_machine(
+    stored: dict[str, Any], measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = stored | {"other_work": 0.5}
+    peaks.save(busy)
+    monkeypatch.setattr(peaks, "measure", lambda **_: measured)
+    for share, expected in ((0.6, busy), (0.0, measured)):
+        monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_, share=share: share)
+        assert peaks.require(None, lambda _: None) == expected == peaks.load()
+
+
+def test_rates_of_a_busy_machine_are_no_lower_than_with_one_thread() -> None:
+    slow, fast = figure([1.0, 1.0, 1.0], "FLOP/s"), figure([5.0, 5.0, 5.0], "FLOP/s")
+    several = {"gemm": {"float32": slow, "float64": fast}, "gather": {"rows": [1, 2]}}
+    single = {"gemm": {"float32": fast, "float64": slow}, "gather": {"rows": [1]}}
+    assert at_least(several, [single]) == {"gemm": {"float32": fast, "float64": fast}, "gather": {"rows": [1, 2]}}
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000"}, [2]),
+        ({"cpu.max": "max 100000"}, []),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, [1]),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, []),
+        ({}, []),
+    ],
+)
+def test_the_quota_of_a_container_limits_the_cores(tmp_path: Path, files: dict[str, str], cores: list[int]) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    assert machine._container_cores(tmp_path) == cores
 
 
 def test_a_noisy_series_is_repeated_and_the_faster_one_counts() -> None:

@@ -81,7 +81,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids = {"hot": 1682, "cold": 2_000_000}
     write_json(folder / "pair.json", {"schema": 1, "hot": hot, "cold": cold, "ids": ids, "ratio": ratio, "verdict": ""})
     machine = json.loads((folder / "machine.json").read_text())
-    write_json(folder / "peaks.json", {"schema": 1, "machine": machine, "copy": {"p50": 10.0}})
+    write_json(folder / "peaks.json", {"schema": 2, "machine": machine, "copy": {"p50": 10.0}})
     seal(folder)
     return folder
 

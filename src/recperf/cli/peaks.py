@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import MachineError, RecperfError
+from ..errors import RecperfError
 from ..measure import peaks
 from ..units import number, size
 from .parse import OutputOptions, parse
@@ -15,6 +15,15 @@ DESCRIPTION = """Measure the ceilings of this machine and store them under its f
 Takes half a minute, twice that if other processes are busy, and some seconds with --quick."""
 
 BAR = 40
+
+STREAMS = {
+    "copy": "copy of",
+    "read": "read of",
+    "fresh": "new tensor of",
+    "first_touch": "new pages of",
+    "cached": "addition in the cache, tensors of",
+}
+"""Figures in bytes per second, and how they are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,20 +46,9 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def stored_or_measured(terminal: Terminal) -> dict[str, Any]:
-    """The stored ceilings of this machine; if there are none, they are measured quickly and stored."""
-    stored = peaks.load()
-    if stored is not None:
-        kind = "quick" if stored["quick"] else "full"
-        terminal.notice(f"using the ceilings measured at {stored['measured']} ({kind})")
-        return stored
-    terminal.notice("measuring the ceilings of this machine quickly, once; recperf peaks measures them more carefully")
-    measured = peaks.measure(quick=True, say=lambda text: None)
-    try:
-        peaks.save(measured)
-    except MachineError as error:
-        terminal.notice(f"the ceilings are not stored: {error.what}")
-    return measured
+def stored_or_measured(terminal: Terminal, threads: int | None = None) -> dict[str, Any]:
+    """The ceilings of this machine with this number of threads; what is not stored is measured quickly and stored."""
+    return peaks.require(threads, terminal.notice)
 
 
 def replaced(measured: dict[str, Any]) -> str | None:
@@ -74,15 +72,20 @@ def as_text(measured: dict[str, Any]) -> str:
         f"caches: {caches}; huge pages: {measured['huge_pages'] or 'unknown'}",
         "",
         table(_ceilings(measured)),
+        *_other_threads(measured["other_threads"]),
+        "",
+        "a call of an operator on one element",
+        table(_calls(measured["calls"])),
         "",
         "random rows",
         table(_gather(measured["gather"])),
         "",
-        *_knee(measured["knee"], facts["caches"]),
+        *_knee(measured["knee"], facts["caches"], "1 thread"),
     ]
     for name, gpu in (measured["gpu"] or {}).items():
         lines += ["", f"{name}, L2 {size(gpu['l2_bytes'])}", "", table(_ceilings(gpu)), ""]
-        lines += ["random rows", table(_gather(gpu["gather"]))]
+        lines += ["a call of an operator on one element", table(_calls(gpu["calls"])), ""]
+        lines += ["random rows", table(_gather(gpu["gather"])), "", *_knee(gpu["knee"], {"L2": gpu["l2_bytes"]}, "GPU")]
     return "\n".join(lines)
 
 
@@ -90,14 +93,32 @@ def _ceilings(part: dict[str, Any]) -> list[list[str]]:
     rows = [["ceiling", "median", "p20", "p80", "readings"]]
     for dtype, figure in part["gemm"].items():
         rows.append(_row(f"product of {dtype}, side {figure['shape'][0]:,}", figure))
-    copy, read = part["copy"], part["read"]
-    rows.append(_row(f"copy of {size(copy['buffer_bytes'])}, {copy['counted']}", copy))
-    rows.append(_row(f"read of {size(read['buffer_bytes'])}, {read['method']}", read))
+    for name, label in STREAMS.items():
+        if name in part:
+            rows.append(_row(f"{label} {size(part[name]['buffer_bytes'])}, {part[name]['counted']}", part[name]))
     for name, figure in part.get("transfer", {}).items():
         rows.append(_row(f"{name.replace('_', ' ')}, {size(figure['buffer_bytes'])}", figure))
-    for name, figure in {**part.get("dispatch", {}), **part.get("launch", {})}.items():
+    for name, figure in part.get("launch", {}).items():
         rows.append(_row(f"{name.replace('_', ' ')}: {figure['what']}", figure))
     return rows
+
+
+def _calls(calls: dict[str, Any]) -> list[list[str]]:
+    rows = [_row(f"{kind.replace('_', ' ')}: {figure['what']}", figure) for kind, figure in calls.items()]
+    return [["kind", "median", "p20", "p80", "readings"], *rows]
+
+
+def _other_threads(others: dict[str, Any]) -> list[str]:
+    """The rates with other numbers of threads, one column each."""
+    if not others:
+        return []
+    names = sorted(others, key=int)
+    rows = [["median by threads", *names]]
+    parts = [{**others[name]["gemm"], **{key: others[name][key] for key in STREAMS}} for name in names]
+    for key in parts[0]:
+        label = STREAMS.get(key, f"product of {key}").removesuffix(" of")
+        rows.append([label, *(_value(part[key]["p50"], part[key]["unit"]) if key in part else "" for part in parts)])
+    return ["", table(rows)]
 
 
 def _row(name: str, figure: dict[str, Any]) -> list[str]:
@@ -121,9 +142,9 @@ def _gather(gather: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _knee(knee: dict[str, Any], caches: dict[str, int]) -> list[str]:
-    """One bar per table size, with a line where each cache ends."""
-    lines = [f"time of a lookup by table size ({knee['threads']} thread, rows of {knee['row_bytes']} B)"]
+def _knee(knee: dict[str, Any], caches: dict[str, int], where: str) -> list[str]:
+    """One bar per table size, with a line where each reported cache ends."""
+    lines = [f"time of a lookup by table size ({where}, rows of {knee['row_bytes']} B)"]
     ends = sorted(caches.items(), key=lambda item: item[1])
     longest = max(point["p50"] for point in knee["points"])
     for point in knee["points"]:
@@ -132,4 +153,5 @@ def _knee(knee: dict[str, Any], caches: dict[str, int]) -> list[str]:
             lines.append(f"  {'':>8}  {'':>8}  -- {level} ends, {size(bytes_)}")
         bar = "#" * max(1, round(BAR * point["p50"] / longest))
         lines.append(f"  {size(point['table_bytes']):>8}  {_value(point['p50'], 'ns'):>8}  {bar}")
-    return lines
+    stream = f"; additions in the cache up to {size(knee['stream']['bytes'])}" if "stream" in knee else ""
+    return [*lines, f"rows come from the cache up to a table of {size(knee['bytes'])}{stream}"]

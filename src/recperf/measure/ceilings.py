@@ -20,17 +20,22 @@ class Ceilings:
     copy: float
     """B/s of copies there, read plus write."""
     fresh: float
-    """B/s of writing newly allocated memory, page faults included."""
+    """B/s of allocating a large tensor and writing it, again and again; page faults included where the allocator causes
+    them."""
     cached: float
     """B/s of an addition, reads plus write, whose tensors stay in the cache."""
     knee: int
     """Bytes of a table beyond which random rows come from memory rather than from a cache."""
+    stream_knee: int
+    """Bytes of both tensors of an addition beyond which they come from memory."""
     rows_memory: tuple[tuple[int, float], ...]
     """(bytes of a row, ns per random row) from memory, ascending."""
     rows_cache: tuple[tuple[int, float], ...]
     """The same from a table well inside the knee."""
     calls: dict[str, float]
     """ns of a call that computes nothing to speak of, by kind of operator; see docs/peaks.md."""
+    first_touch: float
+    """B/s of the first write to pages from the operating system, each of which is a page fault; on a GPU as `fresh`."""
     kernel_ns: float = 0.0
     """GPU: from the start of an empty kernel of a CUDA graph to the start of the next one."""
     launch_ns: float = 0.0
@@ -54,6 +59,8 @@ class Ceilings:
             fresh=self.fresh / ranks,
             cached=self.cached / ranks,
             knee=self.knee // ranks,
+            stream_knee=self.stream_knee // ranks,
+            first_touch=self.first_touch / ranks,
             rows_memory=tuple((size, ns * ranks) for size, ns in self.rows_memory),
             rows_cache=tuple((size, ns * ranks) for size, ns in self.rows_cache),
         )
@@ -87,6 +94,8 @@ def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[s
         flops=_medians(figures["gemm"]),
         **{name: float(figures[name]["p50"]) for name in ("read", "copy", "fresh", "cached")},
         knee=int(common["knee"]["bytes"]),
+        stream_knee=int(common["knee"]["stream"]["bytes"] if "stream" in common["knee"] else common["knee"]["bytes"]),
+        first_touch=float(figures.get("first_touch", figures["fresh"])["p50"]),
         rows_memory=_rows(figures["gather"]["dram"]),
         rows_cache=_rows(figures["gather"]["cache"]),
         calls=_medians(common["calls"]),
@@ -129,7 +138,7 @@ def ceilings(profile: dict[str, Any], peaks: dict[str, Any] | None) -> ProfileCe
     if profile.get("device", "cpu") != "cpu":
         return ProfileCeilings(product, copy, device["launch"]["queue"]["p50"], rows, device["l2_bytes"])
     last_level = max(peaks["machine"]["caches"].values(), default=0) // ranks_sharing(profile)
-    return ProfileCeilings(product, copy, device["dispatch"]["op"]["p50"], rows, last_level)
+    return ProfileCeilings(product, copy, device["calls"]["elementwise"]["p50"], rows, last_level)
 
 
 def ranks_sharing(profile: dict[str, Any]) -> int:

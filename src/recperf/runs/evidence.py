@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..jsonfile import Problem, decode, fit
+from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
 from .events import BadEvent, metrics_of, parse_events
 from .result import Data, Metrics, Result, Trial
 from .schemas import Pair, Profile, Progress, SavedConfig
@@ -94,7 +95,7 @@ class Evidence:
 
     @property
     def peaks(self) -> dict[str, Any]:
-        return self.file("peaks.json", dict[str, Any], schema=1)
+        return self.file("peaks.json", dict[str, Any], schema=PEAKS_SCHEMA)
 
     def events(self, kind: str | None = None, *, seed: int | None = None) -> list[dict[str, Any]]:
         """Lines of events.jsonl in their order: all of them, or those of a kind and of a seed."""

@@ -2,7 +2,8 @@
 
     peaks = measure(quick=False, say=print)
     save(peaks)
-    load()          # anywhere later, on the same machine
+    load()              # anywhere later, on the same machine
+    require(2, print)   # the same with two threads; measured quickly and stored where it is missing
 
 docs/peaks.md describes the figures. Importing this needs no torch; measuring does.
 """
@@ -12,36 +13,80 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from ...machine import machine_facts
+from ...errors import MachineError
+from ...machine import machine_facts, usable_cores
 from .store import SCHEMA, faults, load, path_of, require_own, save
 
 if TYPE_CHECKING:
     from .sampling import Effort
 
-__all__ = ["SCHEMA", "faults", "load", "measure", "path_of", "require_own", "save"]
+__all__ = ["SCHEMA", "faults", "load", "measure", "path_of", "require", "require_own", "save"]
+
+Say = Callable[[str], None]
 
 QUIET = 0.05
 """Share of the cores that other processes may use before everything is measured a second time."""
 
 
-def measure(*, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def require(threads: int | None, say: Say) -> dict[str, Any]:
+    """The ceilings of this machine with this number of threads; None: with the default one.
+
+    Those that are not stored yet are measured quickly and stored.
+    """
+    stored = load(say=say)
+    if stored is not None and _disturbed(stored) and _quiet_now():
+        say("the stored ceilings were measured while other processes were busy; they are not now")
+        stored = None
+    if stored is None:
+        say("measuring the ceilings of this machine quickly, once; recperf peaks measures them more carefully")
+        stored = measure(quick=True, say=lambda _: None)
+    else:
+        say(f"using the ceilings measured at {stored['measured']} ({'quick' if stored['quick'] else 'full'})")
+        if has_threads(stored, threads):
+            return stored
+    if threads is not None and not has_threads(stored, threads):
+        say(f"measuring the ceilings with {threads} threads quickly, once")
+        add_threads(stored, threads)
+    try:
+        save(stored)
+    except MachineError as error:
+        say(f"the ceilings are not stored: {error.what}")
+    return stored
+
+
+def _disturbed(peaks: dict[str, Any]) -> bool:
+    return (peaks["other_work"] or 0.0) > QUIET
+
+
+def _quiet_now() -> bool:
+    from .other_work import OtherWork
+
+    other_work = OtherWork()
+    sleep(0.2)
+    return (other_work.share() or 0.0) <= QUIET
+
+
+def has_threads(peaks: dict[str, Any], threads: int | None) -> bool:
+    return threads in (None, peaks["threads"]) or str(threads) in peaks["other_threads"]
+
+
+def measure(*, quick: bool, say: Say) -> dict[str, Any]:
     """Measure every ceiling of this machine; writes no file."""
     from .sampling import FULL, QUICK
 
     return measure_with(QUICK if quick else FULL, quick=quick, say=say)
 
 
-def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def measure_with(effort: Effort, *, quick: bool, say: Say) -> dict[str, Any]:
     """`measure` with any sizes."""
     began = monotonic()
     import torch
 
     from . import cpu, gpu
-    from .other_work import OtherWork
-    from .sampling import Sampler, better, noisy
+    from .sampling import Sampler, at_least, noisy
 
     facts = machine_facts()
     notes: list[str] = []
@@ -50,15 +95,15 @@ def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> 
         notes.append(text)
         say(f"note: {text}")
 
-    sampler, other_work = Sampler(effort), OtherWork()
-    figures = cpu.measure(sampler, facts, say, note)
-    others = other_work.share()
-    if others is None or others > QUIET:
-        say("other processes are busy: measuring again" if others else "measuring again")
-        figures = better(figures, cpu.measure(sampler, facts, lambda _: None, lambda _: None))
-        others = other_work.share()
+    threads = min(torch.get_num_threads(), usable_cores())
+    with cpu.using_threads(threads):
+        sampler = Sampler(effort)
+        figures, others = _undisturbed(
+            lambda say, note: cpu.measure(sampler, facts, {1} - {threads}, say, note), say, note
+        )
     if others and others > QUIET:
-        note(f"other processes used {others:.0%} of the cores meanwhile: ceilings may be too low")
+        figures = at_least(figures, figures["other_threads"].values())
+    cpu.derive_knee(figures["knee"])
     figures["gpu"] = gpu.measure(Sampler(effort), say, note) if torch.cuda.is_available() else None
     unstable = noisy(figures)
     if unstable:
@@ -70,12 +115,45 @@ def measure_with(effort: Effort, *, quick: bool, say: Callable[[str], None]) -> 
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "quick": quick,
         "seconds": round(monotonic() - began, 1),
-        "threads": torch.get_num_threads(),
+        "threads": threads,
         "other_work": others,
         "huge_pages": huge_pages(),
         "notes": notes,
         **figures,
     }
+
+
+def add_threads(peaks: dict[str, Any], threads: int) -> None:
+    """Measure quickly what depends on the number of threads, and add it to the ceilings."""
+    from . import cpu
+    from .sampling import QUICK
+
+    def once(say: Say, note: Say) -> dict[str, Any]:
+        return cpu.measure_threads(QUICK, peaks["machine"], peaks["knee"]["bytes"], threads, note)
+
+    notes: list[str] = []
+    figures, others = _undisturbed(once, lambda _: None, notes.append)
+    peaks["notes"] += [f"with {threads} threads: {text}" for text in notes]
+    peaks["other_threads"][str(threads)] = {**figures, "other_work": others}
+
+
+def _undisturbed(
+    once: Callable[[Say, Say], dict[str, Any]], say: Say, note: Say
+) -> tuple[dict[str, Any], float | None]:
+    """Figures and the share of the cores that other processes used meanwhile; where that is much, the better of two."""
+    from .other_work import OtherWork
+    from .sampling import better
+
+    other_work = OtherWork()
+    figures = once(say, note)
+    others = other_work.share()
+    if others is None or others > QUIET:
+        say("other processes are busy: measuring again" if others else "measuring again")
+        figures = better(figures, once(lambda _: None, lambda _: None))
+        others = other_work.share()
+    if others and others > QUIET:
+        note(f"other processes used {others:.0%} of the cores meanwhile: ceilings may be too low")
+    return figures, others
 
 
 def huge_pages() -> str | None:

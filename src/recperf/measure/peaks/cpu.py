@@ -1,8 +1,11 @@
-"""Ceilings of the CPU: matrix products, streams, random rows, the cache curve, and operator overhead."""
+"""Ceilings of the CPU: matrix products, streams, random rows, the cache curves, and what calling operators costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
@@ -12,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
+from .calls import calls
 from .sampling import (
     MIB,
     Effort,
@@ -23,6 +27,7 @@ from .sampling import (
     fastest_rate,
     figure,
     gather_row,
+    knee_of,
     rate,
 )  # fmt: skip
 
@@ -32,6 +37,10 @@ Timed = Callable[[Callable[[], object]], Callable[[], float]]
 """Makes a function that runs some work once and returns its ns."""
 
 ROW_BYTES = (32, 64, 128, 256, 512, 1024, 2048)
+FEWER_ROW_BYTES = (64, 256, 1024)
+"""For further numbers of threads."""
+SMALLEST_SIDE = 64
+PRECISIONS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 KNEE_ROW_BYTES = 256
 KNEE_FROM = 32 << 10
 KNEE_CALL = 512
@@ -39,36 +48,89 @@ KNEE_CALL = 512
 KNEE_CALLS = 32
 BAG = 32
 """Ids summed into one row where a gather does not write every row it reads."""
+STREAM_FROM, STREAM_TO = 512 << 10, 256 * MIB
+"""Sizes of the curve of streams; below them a call costs more than its bytes."""
+NEW_TENSOR = 64 * MIB
+"""More than an allocator would keep for later without good reason: glibc returns what is larger than 32 MiB."""
+NEW_PAGES = 16 * MIB
+ADDITIONS = 20
 UNKNOWN_CACHE = 32 * MIB
 RESERVE = 64 * MIB
 """Memory for ids and outputs."""
 
 
-def measure(sampler: Sampler, facts: dict[str, Any], say: Say, note: Say) -> dict[str, Any]:
-    """Every ceiling of the CPU, in the order that needs the least memory at a time."""
-    last_cache = max(facts["caches"].values(), default=0)
-    if not last_cache:
-        last_cache = UNKNOWN_CACHE
-        note(f"the system does not report its cache sizes; {units.size(UNKNOWN_CACHE)} assumed")
-    rng = np.random.default_rng(0)
-    say("operator overhead")
-    figures: dict[str, Any] = {"dispatch": dispatch(sampler)}
-    figures["gemm"] = products(sampler, say, note)
+def measure(sampler: Sampler, facts: dict[str, Any], others: Iterable[int], say: Say, note: Say) -> dict[str, Any]:
+    """Every ceiling of the CPU with the current number of threads, and the rates with other numbers of threads."""
+    say("calls of operators")
+    figures: dict[str, Any] = {"calls": calls(sampler)}
+    last_cache = cache_size(facts, note)
     table = memory_table(sampler.effort, last_cache, note)
+    say(f"cache curves: {units.size(KNEE_FROM)} to {units.size(table.numel() * 4)}")
+    figures["knee"] = knee(sampler, table.numpy(), last_cache, np.random.default_rng(0))
+    figures["knee"]["stream"] = stream_knee(sampler, table)
+    derive_knee(figures["knee"])
     # The cache curve may need a larger table; everything else uses its first part.
     beyond = table[: bounded(_beyond(sampler.effort, last_cache), table.numel() * 4) // 4]
-    say(f"streaming {units.size(beyond.numel() * 4)}")
-    figures["copy"] = copy(sampler, beyond)
-    figures["read"] = read(sampler, beyond)
-    # An eighth of the last-level cache stays cached although ids and outputs pass through it.
-    cached = beyond[: bounded(min(last_cache // 8, beyond.numel()), beyond.numel() * 4) // 4]
+    figures |= rates(sampler, beyond, figures["knee"]["bytes"], ROW_BYTES, say, note)
+    figures["other_threads"] = {
+        str(threads): other_rates(sampler.effort, beyond, figures["knee"]["bytes"], threads, say) for threads in others
+    }
+    order = ("gemm", "copy", "read", "fresh", "first_touch", "cached", "gather", "knee", "calls", "other_threads")
+    return {name: figures[name] for name in order}
+
+
+def measure_threads(effort: Effort, facts: dict[str, Any], knee: int, threads: int, say: Say) -> dict[str, Any]:
+    """The rates with another number of threads, for ceilings that were measured earlier."""
+    last_cache = cache_size(facts, lambda _: None)
+    return other_rates(effort, memory_table(replace(effort, knee_bytes=0), last_cache, say), knee, threads, say)
+
+
+def other_rates(effort: Effort, beyond: Tensor, knee: int, threads: int, say: Say) -> dict[str, Any]:
+    """In half the time or less, because it comes on top of other measurements."""
+    seconds, products = effort.seconds / 2, effort.product_seconds / 2
+    brief = replace(effort, seconds=seconds, product_seconds=products, least=max(3, effort.least // 2))
+    with using_threads(threads):
+        return rates(Sampler(brief), beyond, knee, FEWER_ROW_BYTES, lambda what: say(f"{what}, {threads} threads"))
+
+
+def rates(
+    sampler: Sampler, beyond: Tensor, knee: int, row_sizes: Iterable[int], say: Say, note: Say = lambda _: None
+) -> dict[str, Any]:
+    """The ceilings that depend on the number of threads, which is torch's current one."""
+    say("matrix products")
+    figures: dict[str, Any] = {"gemm": products(sampler, note)}
+    size = beyond.numel() * 4
+    say(f"streaming {units.size(size)}")
+    figures |= {"copy": copy(sampler, beyond), "read": read(sampler, beyond)}
+    figures |= {
+        "fresh": fresh(sampler, min(NEW_TENSOR, size)),
+        "first_touch": first_touch(sampler, min(NEW_PAGES, size)),
+    }
+    figures["cached"] = cached(sampler, beyond[: bounded(knee // 4, size) // 4])
+    rng = np.random.default_rng(0)
     figures["gather"] = {}
-    for name, source in (("cache", cached), ("dram", beyond)):
+    for name, source in (("cache", beyond[: bounded(knee // 4, size) // 4]), ("dram", beyond)):
         say(f"random rows, table of {units.size(source.numel() * 4)}")
-        figures["gather"][name] = gather(sampler, source, rng)
-    say(f"cache curve: {units.size(KNEE_FROM)} to {units.size(table.numel() * 4)}")
-    figures["knee"] = knee(sampler, table.numpy(), last_cache, rng)
-    return {name: figures[name] for name in ("gemm", "copy", "read", "gather", "knee", "dispatch")}
+        figures["gather"][name] = gather(sampler, source, row_sizes, rng)
+    return figures
+
+
+@contextmanager
+def using_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def cache_size(facts: dict[str, Any], note: Say) -> int:
+    """The largest cache that the system reports: it decides how large the largest table is, and nothing else."""
+    largest = max(facts["caches"].values(), default=0)
+    if not largest:
+        note(f"the system does not report its cache sizes; {units.size(UNKNOWN_CACHE)} assumed")
+    return int(largest or UNKNOWN_CACHE)
 
 
 def timed(work: Callable[[T], object], prepare: Callable[[], T]) -> Callable[[], float]:
@@ -103,32 +165,11 @@ def memory_table(effort: Effort, last_cache: int, note: Say) -> Tensor:
     return torch.ones(size // 4)
 
 
-def dispatch(sampler: Sampler) -> dict[str, Figure]:
-    """Time of an operator call with negligible arithmetic, including the Python loop around it."""
-    one, weight = torch.ones(1), torch.ones(1, requires_grad=True)
-
-    def adds() -> None:
-        for _ in range(1000):
-            one + one
-
-    def steps() -> None:
-        for _ in range(50):
-            (weight + one).backward()  # type: ignore[no-untyped-call]
-
-    plain = [ns / 1000 for ns in sampler.readings(timed_alone(adds))]
-    trained = [ns / 50 for ns in sampler.readings(timed_alone(steps))]
-    return {
-        "op": figure(plain, "ns", what="add of two float32 tensors of 1 element"),
-        "autograd": figure(trained, "ns", what="the same add, forward and backward()"),
-    }
-
-
-def products(sampler: Sampler, say: Say, note: Say) -> dict[str, Figure]:
+def products(sampler: Sampler, note: Say) -> dict[str, Figure]:
     """The best rate of a square product by dtype; a dtype that torch cannot multiply here is left out."""
     best = {}
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in PRECISIONS:
         name = str(dtype).removeprefix("torch.")
-        say(f"matrix products, {name}")
         try:
             best[name] = product(sampler, dtype)
         except RuntimeError as error:
@@ -139,9 +180,12 @@ def products(sampler: Sampler, say: Say, note: Say) -> dict[str, Figure]:
 
 
 def product(sampler: Sampler, dtype: torch.dtype) -> Figure:
-    """Doubles the side until it takes too long, then measures the last three sizes."""
+    """Doubles the side until it takes too long, then measures the last two sizes.
+
+    Without instructions for its precision a product can be 200 times slower: it has one size and few readings.
+    """
     effort, generator = sampler.effort, torch.Generator().manual_seed(0)
-    allowed, sides, side = allowed_bytes(), [], min(128, effort.product_side)
+    allowed, sides, side = allowed_bytes(), [], min(SMALLEST_SIDE, effort.product_side)
 
     def multiply(side: int) -> Callable[[], float]:
         a, b = (torch.rand(side, side, generator=generator).to(dtype) for _ in range(2))
@@ -157,9 +201,9 @@ def product(sampler: Sampler, dtype: torch.dtype) -> Figure:
         if slow or 2 * side > effort.product_side or 4 * (2 * side) ** 2 * 5 > allowed:
             break
         side *= 2
-    return fastest_product(
-        {s: sampler.readings(multiply(s), seconds=effort.product_seconds / 2, warm_ups=1) for s in sides[-3:]}
-    )
+    seconds = effort.product_seconds / 2 if side > 2 * SMALLEST_SIDE else 0.0
+    sides = sides[-2:] if seconds else sides[-1:]
+    return fastest_product({s: sampler.readings(multiply(s), seconds=seconds, warm_ups=1) for s in sides})
 
 
 def copy(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: float | None = None) -> Figure:
@@ -183,9 +227,52 @@ def read(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: 
     return fastest_rate(size, readings, "B/s", counted="read", buffer_bytes=size)
 
 
-def gather(sampler: Sampler, flat: Tensor, rng: np.random.Generator) -> dict[str, Any]:
+def fresh(sampler: Sampler, size: int) -> Figure:
+    """Allocating a tensor, writing it and freeing it, again and again.
+
+    It contains the page faults of memory that the allocator returned to the system in between; some keep it.
+    """
+    ns = sampler.readings(timed_alone(lambda: torch.empty(size // 4).fill_(1.0)), warm_ups=1)
+    return rate(size, ns, "B/s", counted="write", buffer_bytes=size, method="torch.empty, fill_")
+
+
+def first_touch(sampler: Sampler, size: int) -> Figure:
+    """The first write to memory that comes from the system: every page is a page fault."""
+
+    def write() -> None:
+        torch.frombuffer(mmap.mmap(-1, size), dtype=torch.float32).fill_(1.0)
+
+    ns = sampler.readings(timed_alone(write), warm_ups=1)
+    return rate(size, ns, "B/s", counted="write", buffer_bytes=size, method="mmap, fill_")
+
+
+def cached(sampler: Sampler, buffer: Tensor) -> Figure:
+    """Additions whose tensors stay in the cache."""
+    half = buffer.numel() // 2
+    ns = additions(sampler, buffer, ADDITIONS)
+    return rate(3 * half * 4, ns, "B/s", counted="2 reads + write", buffer_bytes=2 * half * 4, method="Tensor.add_")
+
+
+def additions(sampler: Sampler, buffer: Tensor, calls: int) -> list[float]:
+    """ns to add one half of the buffer to the other, less those of a call that adds one element."""
+    half = buffer.numel() // 2
+
+    def series(count: int, calls: int) -> list[float]:
+        target, source = buffer[:count], buffer[half : half + count]
+
+        def work() -> None:
+            for _ in range(calls):
+                target.add_(source)
+
+        return [ns / calls for ns in sampler.readings(timed_alone(work))]
+
+    call = min(series(1, ADDITIONS))
+    return [max(ns - call, ns / 2) for ns in series(half, calls)]
+
+
+def gather(sampler: Sampler, flat: Tensor, row_sizes: Iterable[int], rng: np.random.Generator) -> dict[str, Any]:
     """Random rows of a table by row size, with new ids every time."""
-    rows = [gather_rows(sampler, flat.view(-1, row_bytes // 4), rng) for row_bytes in ROW_BYTES]
+    rows = [gather_rows(sampler, flat.view(-1, row_bytes // 4), rng) for row_bytes in row_sizes]
     return {"table_bytes": flat.numel() * 4, "rows": rows}
 
 
@@ -195,7 +282,7 @@ def gather_rows(sampler: Sampler, table: Tensor, rng: np.random.Generator) -> di
     offsets, out = torch.arange(0, ids, BAG), torch.ones(ids, table.shape[1])
     plain, plain_out = table.numpy(), out.numpy()
 
-    def fresh() -> Tensor:
+    def new_ids() -> Tensor:
         return torch.from_numpy(rng.integers(0, table.shape[0], ids))
 
     methods: dict[str, Callable[[Tensor], object]] = {
@@ -203,14 +290,14 @@ def gather_rows(sampler: Sampler, table: Tensor, rng: np.random.Generator) -> di
         f"embedding_bag, sums of {BAG}": lambda some: F.embedding_bag(some, table, offsets, mode="sum"),
         "numpy.take, one thread": lambda some: plain.take(some.numpy(), axis=0, out=plain_out, mode="clip"),
     }
-    return gather_row(row_bytes, ids, {name: sampler.readings(timed(work, fresh)) for name, work in methods.items()})
+    return gather_row(row_bytes, ids, {name: sampler.readings(timed(work, new_ids)) for name, work in methods.items()})
 
 
 def knee(sampler: Sampler, flat: np.ndarray[Any, Any], last_cache: int, rng: np.random.Generator) -> dict[str, Any]:
     """ns per lookup by the size of the table, with one thread."""
     out = np.ones((KNEE_CALL, KNEE_ROW_BYTES // 4), dtype=np.float32)
     points = []
-    for size in knee_sizes(flat.nbytes, sampler.effort.knee_points):
+    for size in knee_sizes(KNEE_FROM, flat.nbytes, sampler.effort.knee_points):
         table = flat[: size // 4].reshape(-1, KNEE_ROW_BYTES // 4)
         if size <= 2 * last_cache:
             # Random ids alone would need many repetitions to load a table that fits the cache.
@@ -236,10 +323,25 @@ def _lookups(
     return look_up, lambda: rng.integers(0, table.shape[0], (KNEE_CALLS, KNEE_CALL))
 
 
-def knee_sizes(largest: int, points: int) -> list[int]:
-    """From 32 KiB to the largest, so many an octave, in whole rows."""
+def stream_knee(sampler: Sampler, flat: Tensor) -> dict[str, Any]:
+    """ns per KiB of an addition by the size of both tensors together, with torch's current number of threads."""
+    points = []
+    for size in knee_sizes(STREAM_FROM, min(STREAM_TO, flat.numel() * 4), sampler.effort.knee_points):
+        ns = additions(sampler, flat[: size // 4], max(1, ADDITIONS * STREAM_FROM // size))
+        points.append(figure([value * 1024 / size for value in ns], "ns a KiB", table_bytes=size))
+    return {"threads": torch.get_num_threads(), "method": "Tensor.add_, both tensors together", "points": points}
+
+
+def derive_knee(curves: dict[str, Any]) -> None:
+    """Where both curves leave the cache; streams that show no difference leave it where random rows do."""
+    curves["bytes"] = knee_of(curves["points"]) or curves["points"][-1]["table_bytes"]
+    curves["stream"]["bytes"] = knee_of(curves["stream"]["points"]) or curves["bytes"]
+
+
+def knee_sizes(smallest: int, largest: int, points: int) -> list[int]:
+    """From the smallest to the largest, so many an octave, in whole rows."""
     sizes, step = [], 0
-    while (size := KNEE_FROM * 2 ** (step / points)) < largest:
+    while (size := smallest * 2 ** (step / points)) < largest:
         sizes.append(int(size) // KNEE_ROW_BYTES * KNEE_ROW_BYTES)
         step += 1
     return [*sizes, largest]

@@ -1,4 +1,4 @@
-"""Ceilings of a GPU: products, memory, random rows, transfers, launches. Timed with events after flushing the L2."""
+"""Ceilings of a GPU: products, memory, caches, transfers, launches. Timed with events after flushing the L2."""
 
 from __future__ import annotations
 
@@ -11,13 +11,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
-from .cpu import BAG, ROW_BYTES, copy, read, timed_alone
-from .sampling import MIB, Figure, Sampler, allowed_bytes, bounded, fastest_product, figure, gather_row, rate
+from .calls import calls
+from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, knee_sizes, read, timed_alone
+from .sampling import (
+    MIB,
+    Figure,
+    Sampler,
+    allowed_bytes,
+    bounded,
+    fastest_product,
+    figure,
+    gather_row,
+    knee_of,
+    rate,
+)  # fmt: skip
 
 Say = Callable[[str], None]
 
 LAUNCHES = 200
 """Kernels per reading: fewer than the launch queue holds, so that the host never waits for the device."""
+GRAPH = 500
+"""Kernels of the graph that measures what a kernel costs at least."""
+ADDITIONS = 50
+KNEE_IDS = 1 << 18
 
 
 def measure(sampler: Sampler, say: Say, note: Say) -> dict[str, Any]:
@@ -51,25 +67,35 @@ class Gpu:
     def measure(self) -> dict[str, Any]:
         self.say(f"{self.name}: launches and transfers")
         figures: dict[str, Any] = {"l2_bytes": self.l2_bytes, "launch": self.launch(), "transfer": self.transfers()}
+        figures["calls"] = calls(self.sampler, self.device)
         self.say(f"{self.name}: matrix products")
         figures["gemm"] = self.products()
+        table = self.memory_table()
+        self.say(f"{self.name}: streaming and random rows, {units.size(table.numel() * 4)}")
+        figures["copy"] = copy(self.sampler, table, self.timed, self.effort.seconds)
+        figures["read"] = read(self.sampler, table, self.timed, self.effort.seconds)
+        figures["fresh"] = self.fresh(table)
+        figures["knee"] = self.knee(table)
+        inside = table[: bounded(figures["knee"]["bytes"] // 4, table.numel() * 4) // 4]
+        figures["cached"] = self.cached(inside, figures["launch"]["kernel"]["p50"])
+        figures["gather"] = {
+            "cache": self.gather(inside, warm=lambda: inside.sum()),
+            "dram": self.gather(table, warm=lambda: None),
+        }
+        order = (
+            "l2_bytes", "gemm", "copy", "read", "fresh", "cached", "gather", "knee", "transfer", "launch", "calls",
+        )  # fmt: skip
+        return {name: figures[name] for name in order}
+
+    def memory_table(self) -> Tensor:
+        """One buffer for everything that needs memory beyond the L2."""
         requested = max(self.effort.gpu_table_bytes, self.effort.caches * self.l2_bytes)
         size = bounded(requested, self.allowed // 2)
         if size < requested:
             self.note(
                 f"{self.name}: memory is short: the table has {units.size(size)} instead of {units.size(requested)}"
             )
-        table = torch.ones(size // 4, device=self.device)
-        self.say(f"{self.name}: streaming and random rows, {units.size(size)}")
-        figures["copy"] = copy(self.sampler, table, self.timed, self.effort.seconds)
-        figures["read"] = read(self.sampler, table, self.timed, self.effort.seconds)
-        cached = table[: bounded(self.l2_bytes // 4, size) // 4]
-        figures["gather"] = {
-            "cache": self.gather(cached, warm=lambda: cached.sum()),
-            "dram": self.gather(table, warm=lambda: None),
-        }
-        order = ("l2_bytes", "gemm", "copy", "read", "gather", "transfer", "launch")
-        return {name: figures[name] for name in order}
+        return torch.ones(size // 4, device=self.device)
 
     def timed(self, work: Callable[[], object], warm: Callable[[], object] = lambda: None) -> Callable[[], float]:
         """One reading between two events, after flushing the L2 and warming what should be cached."""
@@ -91,9 +117,11 @@ class Gpu:
         try:
             best = {}
             for name, dtype, precision in (
+                ("float64", torch.float64, "highest"),
                 ("float32", torch.float32, "highest"),
                 ("tf32", torch.float32, "high"),
                 ("bfloat16", torch.bfloat16, "highest"),
+                ("float16", torch.float16, "highest"),
             ):
                 torch.set_float32_matmul_precision(precision)
                 best[name] = self.product(dtype)
@@ -102,16 +130,64 @@ class Gpu:
             torch.set_float32_matmul_precision(before)
 
     def product(self, dtype: torch.dtype) -> Figure:
-        sides = [
-            side for side in (self.effort.product_side, self.effort.product_side // 2) if 12 * side**2 < self.allowed
-        ]
-        readings = {}
-        for side in sides or [256]:
+        """Two sizes; the larger one is left out where it would take too long, as float64 does on many GPUs."""
+        largest, readings = self.effort.product_side, {}
+        for side in [side for side in (largest // 2, largest) if 24 * side**2 < self.allowed] or [256]:
             a, b = (torch.randn(side, side, device=self.device, generator=self.generator).to(dtype) for _ in range(2))
             out = torch.empty_like(a)
             once = self.timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
             readings[side] = self.sampler.readings(once, seconds=self.effort.product_seconds / 4)
+            if 8 * min(readings[side]) * self.effort.least > self.effort.product_seconds * 1e9:
+                break
         return fastest_product(readings)
+
+    def fresh(self, table: Tensor) -> Figure:
+        """Writing: torch keeps the memory of freed tensors, so a new one costs no more than that."""
+        ns = self.sampler.readings(self.timed(lambda: table.fill_(1.0)))
+        return rate(table.numel() * 4, ns, "B/s", counted="write", buffer_bytes=table.numel() * 4, method="fill_")
+
+    def graph(self, work: Callable[[], object], count: int) -> list[float]:
+        """ns of one of so many calls that a CUDA graph contains: launches by the host are not part of it."""
+        work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(count):
+                work()
+        return [ns / count for ns in self.sampler.readings(self.timed(graph.replay))]
+
+    def cached(self, buffer: Tensor, kernel_ns: float) -> Figure:
+        """Additions whose tensors stay in the L2, less what any kernel of a graph costs."""
+        half = buffer.numel() // 2
+        target, source = buffer[:half], buffer[half : 2 * half]
+        ns = [max(value - kernel_ns, value / 2) for value in self.graph(lambda: target.add_(source), ADDITIONS)]
+        return rate(3 * half * 4, ns, "B/s", counted="2 reads + write", buffer_bytes=2 * half * 4, method="Tensor.add_")
+
+    def knee(self, flat: Tensor) -> dict[str, Any]:
+        """ns per random row by the size of the table. Sums of bags write little, so that the table stays cached."""
+        offsets = torch.arange(0, KNEE_IDS, BAG, device=self.device)
+        some = torch.empty(KNEE_IDS, dtype=torch.int64, device=self.device)
+        points = []
+        for size in knee_sizes(bounded(self.l2_bytes // 32, flat.numel() * 4), flat.numel() * 4, 1):
+            table = flat[: size // 4].view(-1, KNEE_ROW_BYTES // 4)
+
+            def warm(table: Tensor = table) -> None:
+                some.random_(0, table.shape[0], generator=self.generator)
+                table.sum()
+
+            def sums(table: Tensor = table) -> Tensor:
+                return F.embedding_bag(some, table, offsets, mode="sum")
+
+            ns = self.sampler.readings(self.timed(sums, warm))
+            points.append(figure([value / KNEE_IDS for value in ns], "ns a lookup", table_bytes=size))
+        return {
+            "row_bytes": KNEE_ROW_BYTES,
+            "lookups": KNEE_IDS,
+            "method": f"embedding_bag, sums of {BAG}, fresh uniform ids",
+            "points": points,
+            # Where random rows show no difference, the size that the driver reports is the only one there is.
+            "bytes": knee_of(points) or self.l2_bytes,
+        }
 
     def gather(self, flat: Tensor, *, warm: Callable[[], object]) -> dict[str, Any]:
         rows = [self.gather_rows(flat.view(-1, row_bytes // 4), warm) for row_bytes in ROW_BYTES]
@@ -151,7 +227,7 @@ class Gpu:
         return rates
 
     def launch(self) -> dict[str, Figure]:
-        """Host time to queue a kernel of one element, and to queue one and wait for it."""
+        """Host time to queue a kernel of one element, to queue one and wait for it, and its time inside a graph."""
         one = torch.ones(1, device=self.device)
 
         def queued() -> float:
@@ -168,5 +244,6 @@ class Gpu:
         what = "add_ on one float32"
         return {
             "queue": figure(self.sampler.readings(queued), "ns", what=f"{what}, not waited for"),
+            "kernel": figure(self.graph(lambda: one.add_(1), GRAPH), "ns", what=f"{what}, in a CUDA graph"),
             "round_trip": figure(self.sampler.readings(timed_alone(awaited)), "ns", what=f"{what}, then synchronize"),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from time import monotonic
@@ -18,6 +18,9 @@ Figure = dict[str, Any]
 
 NOISY = 0.25
 """Distance from p20 to p80 relative to the median above which a series is repeated and mentioned in the notes."""
+
+FLAT = 1.25
+"""A curve whose times differ by less between its ends has no knee."""
 
 WARM_UPS = 2
 
@@ -157,6 +160,27 @@ def gather_row(row_bytes: int, ids: int, readings: dict[str, list[float]]) -> di
     }
 
 
+def knee_of(points: Sequence[Figure]) -> int | None:
+    """The size at which a curve of times by `table_bytes` leaves the cache; None for a flat curve.
+
+    There a time lies midway between the fastest and that of memory, the median of the two largest octaves: half of what
+    memory costs more than the cache is paid. Between points the logarithm of the size is interpolated. A running median
+    of three removes single points that other work disturbed.
+    """
+    sizes = [int(point["table_bytes"]) for point in points]
+    ns = [float(point["p50"]) for point in points]
+    smooth = [ns[0], *(float(np.median(ns[i - 1 : i + 2])) for i in range(1, len(ns) - 1)), ns[-1]]
+    cache = min(smooth)
+    memory = float(np.median([value for size, value in zip(sizes, ns) if 4 * size >= sizes[-1]]))
+    if memory < FLAT * cache:
+        return None
+    middle = (cache + memory) / 2
+    last = max((index for index, value in enumerate(smooth[:-1]) if value <= middle), default=0)
+    low, high = smooth[last], smooth[last + 1]
+    part = min(1.0, max(0.0, (middle - low) / (high - low))) if high > low else 0.0
+    return int(sizes[last] * (sizes[last + 1] / sizes[last]) ** part)
+
+
 def better(first: Any, second: Any) -> Any:
     """The faster figure of two measurements, figure by figure."""
     if isinstance(first, list):
@@ -170,6 +194,17 @@ def better(first: Any, second: Any) -> Any:
         # The method and both figures of a gather belong together.
         return second if second["ns"]["p50"] < first["ns"]["p50"] else first
     return {key: better(value, second[key]) if key in second else value for key, value in first.items()}
+
+
+def at_least(figures: dict[str, Any], others: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Rates that are no lower than those with fewer threads.
+
+    Beside other work threads wait for one that does not run: a product can be 100 times slower than with one thread.
+    """
+    for fewer in others:
+        rates = {name: value for name, value in fewer.items() if name != "gather"}
+        figures = better(figures, rates)
+    return figures
 
 
 def noisy(value: Any, name: str = "") -> list[str]:

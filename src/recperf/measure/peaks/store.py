@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ...files import write_json, writing
 from ...jsonfile import decode
 from ...machine import machine_facts
 
-SCHEMA = 1
+SCHEMA = 2
 
 FIX = "recperf peaks"
 
@@ -20,11 +21,12 @@ FIGURES = (
     "gemm.float32",
     "copy",
     "read",
+    "fresh",
+    "cached",
     "gather.cache.rows.0.ns",
     "gather.dram.rows.0.ns",
     "knee.points.0",
-    "dispatch.op",
-    "dispatch.autograd",
+    "calls.elementwise",
 )
 """Figures that every file must have; others are checked where present."""
 
@@ -47,8 +49,8 @@ def save(peaks: dict[str, Any]) -> Path:
     return path
 
 
-def load(facts: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """The ceilings of this machine; None if they were never measured."""
+def load(facts: dict[str, Any] | None = None, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any] | None:
+    """The ceilings of this machine; None if they were never measured, or by an older recperf."""
     facts = machine_facts() if facts is None else facts
     path = path_of(facts)
     try:
@@ -62,7 +64,10 @@ def load(facts: dict[str, Any] | None = None) -> dict[str, Any] | None:
     except ValueError as error:
         raise DataError(f"the file of ceilings is damaged: {error}", where={"file": path}, fix=FIX) from error
     schema = peaks.get("schema") if isinstance(peaks, dict) else None
-    if isinstance(peaks, dict) and schema is not None and schema != SCHEMA:
+    if isinstance(schema, int) and 1 <= schema < SCHEMA:
+        say("the stored ceilings were measured by an older recperf and are not used")
+        return None
+    if schema is not None and schema != SCHEMA:
         what = f"the file of ceilings has schema {schema!r}; this recperf reads {SCHEMA}"
         raise DataError(what, where={"file": path}, fix=FIX)
     errors = faults(peaks)
@@ -101,6 +106,10 @@ def faults(peaks: Any) -> list[str]:
     errors = [
         f"{path} is not measured" for path in FIGURES if not isinstance(_at(peaks, path).get("p50"), (int, float))
     ]
+    if not isinstance(_at(peaks, "knee").get("bytes"), int):
+        errors.append("knee.bytes is missing")
+    if not isinstance(peaks.get("other_threads"), dict) or not isinstance(peaks.get("threads"), int):
+        errors.append("threads or other_threads is missing")
     return errors + _figure_faults(peaks, "")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ... import jsonfile
 from ...errors import DataError
 from ...files import reading
+from ...measure.peaks import SCHEMA as PEAKS_SCHEMA
 from ...measure.peaks import faults as peaks_faults
 from ...measure.peaks import require_own
 from ..events import BadEvent, parse_events
@@ -21,7 +22,6 @@ from ..schemas import Communication, Machine, Pair, Profile, require_schema
 from .profile_facts import StepPart, from_profile, from_training
 
 PROFILE_SCHEMA = 1
-PEAKS_SCHEMA = 1
 MISFIT = "does not fit its description"
 
 
