@@ -126,8 +126,11 @@ def test_what_is_missing_is_measured_once_and_stored(measured: dict[str, Any], m
     monkeypatch.setattr(sampling, "QUICK", TINY)
     said: list[str] = []
     assert peaks.require(3, said.append) == peaks.load()
-    assert [line.split(" of ")[0].split(" with ")[0] for line in said] == ["measuring the ceilings"] * 2
-    assert "3" in peaks.require(3, said.append)["other_threads"]
+    assert [line.split(" of ")[0].split(" for ")[0] for line in said] == ["measuring the ceilings"] * 2
+    again = peaks.require(3, said.append)
+    assert "3" in again["other_threads"]
+    added = set(again["notes"]) - set(measured["notes"])
+    assert all("other processes" in note for note in added), "progress is not a note"
     assert said[2:] == [f"using the ceilings measured at {measured['measured']} (quick)"]
 
 

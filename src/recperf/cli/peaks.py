@@ -21,7 +21,7 @@ STREAMS = {
     "read": "read of",
     "fresh": "new tensor of",
     "first_touch": "new pages of",
-    "cached": "addition in the cache, tensors of",
+    "cached": "cached addition of",
 }
 """Figures in bytes per second, and how they are shown."""
 

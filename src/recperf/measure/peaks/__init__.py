@@ -48,7 +48,7 @@ def require(threads: int | None, say: Say) -> dict[str, Any]:
         if has_threads(stored, threads):
             return stored
     if threads is not None and not has_threads(stored, threads):
-        say(f"measuring the ceilings with {threads} threads quickly, once")
+        say(f"measuring the ceilings for {threads} threads quickly, once")
         add_threads(stored, threads)
     try:
         save(stored)

@@ -79,10 +79,11 @@ def measure(sampler: Sampler, facts: dict[str, Any], others: Iterable[int], say:
     return {name: figures[name] for name in order}
 
 
-def measure_threads(effort: Effort, facts: dict[str, Any], knee: int, threads: int, say: Say) -> dict[str, Any]:
+def measure_threads(effort: Effort, facts: dict[str, Any], knee: int, threads: int, note: Say) -> dict[str, Any]:
     """The rates with another number of threads, for ceilings that were measured earlier."""
     last_cache = cache_size(facts, lambda _: None)
-    return other_rates(effort, memory_table(replace(effort, knee_bytes=0), last_cache, say), knee, threads, say)
+    beyond = memory_table(replace(effort, knee_bytes=0), last_cache, note)
+    return other_rates(effort, beyond, knee, threads, lambda _: None)
 
 
 def other_rates(effort: Effort, beyond: Tensor, knee: int, threads: int, say: Say) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def other_rates(effort: Effort, beyond: Tensor, knee: int, threads: int, say: Sa
     seconds, products = effort.seconds / 2, effort.product_seconds / 2
     brief = replace(effort, seconds=seconds, product_seconds=products, least=max(3, effort.least // 2))
     with using_threads(threads):
-        return rates(Sampler(brief), beyond, knee, FEWER_ROW_BYTES, lambda what: say(f"{what}, {threads} threads"))
+        return rates(Sampler(brief), beyond, knee, FEWER_ROW_BYTES, lambda what: say(f"{what}, threads: {threads}"))
 
 
 def rates(

@@ -147,14 +147,14 @@ class Gpu:
         return rate(table.numel() * 4, ns, "B/s", counted="write", buffer_bytes=table.numel() * 4, method="fill_")
 
     def graph(self, work: Callable[[], object], count: int) -> list[float]:
-        """ns of one of so many calls that a CUDA graph contains: launches by the host are not part of it."""
+        """ns of one of the calls in a CUDA graph; a first replay gives the host time to queue the timed one."""
         work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(count):
                 work()
-        return [ns / count for ns in self.sampler.readings(self.timed(graph.replay))]
+        return [ns / count for ns in self.sampler.readings(self.timed(graph.replay, graph.replay))]
 
     def cached(self, buffer: Tensor, kernel_ns: float) -> Figure:
         """Additions whose tensors stay in the L2, less what any kernel of a graph costs."""
