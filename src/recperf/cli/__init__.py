@@ -19,7 +19,7 @@ COMMANDS = {
     "report": "write the HTML page of a run, or of several runs compared",
     "profile": "measure what limits a workload, and predict and try fixes",
     "diff": "compare two profiles; --gate exits with 5 on a regression",
-    "trace": "analyse a torch.profiler trace of any program, or merge the traces of ranks",
+    "trace": "analyse or compare torch.profiler traces of any program, or merge those of ranks",
     "compare": "compare quality, speed and config of runs",
     "check": "test the claims that a workload makes about its runs",
     "sweep": "measure a workload at several values of any config field",

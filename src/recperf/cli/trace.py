@@ -1,50 +1,80 @@
-"""recperf trace info FILE, recperf trace merge RUN"""
+"""recperf trace info|page TRACE, recperf trace diff A B, recperf trace merge RUN"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from ..errors import DataError, UsageError
-from ..units import number, size
+from ..units import size
 from .parse import JsonOption, choose_action, parse
 from .terminal import print_json, table
 
+if TYPE_CHECKING:
+    from ..runs.profile_diff import Change
+    from ..runs.trace_diff import TraceDiff
+
 ACTIONS = {
-    "info": "analyse a trace of torch.profiler step by step",
+    "info": "what takes the time of a step, from a trace of torch.profiler or a folder with one per rank",
+    "page": "the same as an HTML page, with a button that opens the trace in Perfetto",
+    "diff": "what got slower or faster from one trace to another",
     "merge": "combine the traces of several ranks into one file",
 }
 
-HELP = """usage: recperf trace info FILE [OPTIONS]
+HELP = """usage: recperf trace info TRACE [OPTIONS]
+       recperf trace page TRACE [OPTIONS]
+       recperf trace diff TRACE TRACE [OPTIONS]
        recperf trace merge RUN|FILE... [OPTIONS]
 
 {actions}
 
-FILE is a .json or .json.gz file that torch.profiler wrote, in recperf or in any other program. RUN is the folder of a
-profile of several ranks with --trace.
+TRACE is a .json or .json.gz file that torch.profiler wrote, in recperf or in any other program; for info and page also
+a folder with one trace per rank. RUN is the folder of a profile of several ranks with --trace.
   recperf trace ACTION --help    options of an action"""
 
-DESCRIPTION = """Analyse a trace of torch.profiler per step: operators, kernels, idle time of the device by cause,
-transfers, and calls that wait for the device."""
+INFO = """Analyse a trace of torch.profiler per step: regions, modules, operators, kernels, idle time of the device by
+cause, copies and collectives. Of a folder with one trace per rank: the slowest rank, and how long ranks wait in each
+collective."""
+
+PAGE = """Write the analysis of a trace as one HTML file that works offline. A button opens the trace in Perfetto."""
+
+DIFF = """Show what takes longer or shorter in a step from the first trace to the second, by region, operator and
+kernel, and what is new or gone. A difference counts only if the ranges from p20 to p80 over the steps do not
+overlap."""
 
 MERGE = """Combine the traces of several ranks for ui.perfetto.dev: one process per rank, on one clock. Ranks on one
 host share its clock; between hosts, clocks are aligned at the ends of common barriers."""
 
-NAME_WIDTH = 60
 RANKS = "trace.rank*.json.gz"
 MERGED = "trace.merged.json.gz"
+PAGE_NAME = "trace.html"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(JsonOption):
-    file: tyro.conf.Positional[Path]
-    """The trace, .json or .json.gz."""
-    top: int = 10
-    """Maximum number of rows in each table; --json has all."""
+class InfoOptions(JsonOption):
+    trace: tyro.conf.Positional[Path]
+    """The trace, .json or .json.gz, or a folder with one per rank."""
+    top: int = 12
+    """Maximum number of rows in a table; --json has all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions(JsonOption):
+    trace: tyro.conf.Positional[Path]
+    """The trace, .json or .json.gz, or a folder with one per rank."""
+    output: Path | None = None
+    """The page to write. Default: the name of the trace with .html, or trace.html in the folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions(JsonOption):
+    traces: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TRACE TRACE")] = ()
+    """Two traces, .json or .json.gz."""
+    top: int = 12
+    """Maximum number of rows in a table; --json has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +89,98 @@ def command(arguments: list[str]) -> int:
     action = choose_action("trace", arguments, ACTIONS, HELP)
     if action is None:
         return 0
-    return {"info": info_command, "merge": merge_command}[action](arguments[1:])
+    commands = {"info": info_command, "page": page_command, "diff": diff_command, "merge": merge_command}
+    return commands[action](arguments[1:])
 
 
 def info_command(arguments: list[str]) -> int:
-    options = parse(Options, arguments, prog="recperf trace info", description=DESCRIPTION)
-    if options.top < 1:
-        raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 10")
-    from ..measure.trace.analyse import analyse_file
-
-    analysis = analyse_file(options.file)
+    options = parse(InfoOptions, arguments, prog="recperf trace info", description=INFO)
+    _require_top(options.top)
+    analysis = _analysis(options.trace)
     if options.json:
         print_json(analysis)
     else:
-        print(as_text(analysis, options.top))
+        from ..runs.report.trace_report import text
+
+        print(text(analysis, top=options.top), end="")
     return 0
+
+
+def page_command(arguments: list[str]) -> int:
+    options = parse(PageOptions, arguments, prog="recperf trace page", description=PAGE)
+    analysis = _analysis(options.trace)
+    from ..runs.report.trace_report import write_page
+
+    stem = options.trace.name.removesuffix(".gz").removesuffix(".json")
+    default = options.trace / PAGE_NAME if options.trace.is_dir() else options.trace.with_name(f"{stem}.html")
+    written = write_page(analysis, options.output or default)
+    if options.json:
+        print_json({"page": str(written), "bytes": written.stat().st_size})
+    else:
+        print(f"page     {written}")
+    return 0
+
+
+def _analysis(path: Path) -> dict[str, Any]:
+    """The analysis of a trace, or of the slowest rank in a folder with the comparison of all."""
+    from ..measure.trace.analyse import analyse_file
+
+    if not path.is_dir():
+        return analyse_file(path)
+    from ..measure.trace.ranks import compare_ranks
+
+    compared = compare_ranks(path)
+    return {**analyse_file(Path(compared["file"])), "ranks_compared": compared}
+
+
+def _require_top(top: int) -> None:
+    if top < 1:
+        raise UsageError(f"--top is {top}; it must be at least 1", fix="--top 12")
+
+
+def diff_command(arguments: list[str]) -> int:
+    options = parse(DiffOptions, arguments, prog="recperf trace diff", description=DIFF)
+    _require_top(options.top)
+    if len(options.traces) != 2:
+        raise UsageError(f"diff needs two traces, got {len(options.traces)}", fix="recperf trace diff OLD NEW")
+    from ..runs.trace_diff import diff
+
+    difference = diff(*options.traces)
+    if options.json:
+        print_json(difference.as_json())
+    else:
+        print(diff_text(difference, options.top))
+    return 0
+
+
+def diff_text(difference: TraceDiff, top: int) -> str:
+    from ..runs.report.text import columns
+
+    lines = [f"{difference.files[0]} -> {difference.files[1]}"]
+    lines += [f"WARNING: {text}" for text in difference.warnings]
+    lines += [f"note: {text}" for text in difference.notes]
+    head = ["per step", "before", "p20 – p80", "after", "p20 – p80", "difference", ""]
+    lines += ["", *columns([head, _diff_row(difference.step)], left=(6,))]
+    for kind, changes in difference.changes.items():
+        clear = [change for change in changes if change.says not in ("within noise", "same")]
+        noise = len(changes) - len(clear)
+        lines += ["", f"{kind}, the largest difference first"]
+        if clear:
+            lines += columns([head, *(_diff_row(change) for change in clear[:top])], left=(6,), shorten_first=True)
+        lines += [f"  and {len(clear) - top} more; --top {len(clear)} shows all"] if len(clear) > top else []
+        lines.append(f"  {noise} within noise" if changes else "  none in either trace")
+    return "\n".join(lines)
+
+
+def _diff_row(change: Change) -> list[str]:
+    from ..runs.report.formats import NONE, short, spread, time
+    from ..runs.trace_diff import difference
+
+    row = [short(change.name, 60)]
+    for ms in (change.old, change.new):
+        row += [time(ms["p50"]), spread(ms) if ms["p80"] != float("inf") else NONE] if ms else [NONE, NONE]
+    more = difference(change)
+    return [*row, f"{'+' if more >= 0 else '-'}{time(abs(more))}", change.says]
 
 
 def merge_command(arguments: list[str]) -> int:
@@ -116,126 +223,3 @@ def merged_text(merged: dict[str, Any]) -> str:
     if merged["apart_us"] is not None:
         lines.append(f"check    ranks leave the same barrier at most {merged['apart_us']:.0f} us apart")
     return "\n".join([*lines, "", table(rows), "", "open it at https://ui.perfetto.dev"])
-
-
-def as_text(analysis: dict[str, Any], top: int) -> str:
-    lines = [*_head(analysis), ""]
-    parts = [part for part in analysis["parts"] if part["name"] != "other"]
-    if parts:
-        lines += ["parts of a step", table(_parts(analysis["parts"])), ""]
-    operators, kernels = analysis["operator_table"], analysis["kernels"]
-    lines += ["operators, per step", _or_missing(operators, lambda: _operators(operators["rows"], top)), ""]
-    lines += ["kernels, per step", _or_missing(kernels, lambda: _kernels(kernels, top)), ""]
-    lines += ["time of the device, per step", _or_missing(analysis["idle"], lambda: _idle(analysis["idle"])), ""]
-    lines += ["transfers, per step", _or_missing(analysis["transfers"], lambda: _transfers(analysis["transfers"]))]
-    if analysis["idle"].get("syncs"):
-        lines += ["", "waits for the device, per step", _syncs(analysis["idle"]["syncs"], top)]
-    return "\n".join(lines)
-
-
-def _head(analysis: dict[str, Any]) -> list[str]:
-    window = analysis["window"]
-    steps = f"{window['steps']:,}" if window["named"] else "no named steps; the whole trace counts as one"
-    software = [
-        f"torch {analysis['torch']}" if analysis["torch"] else "",
-        f"CUDA {analysis['cuda']}" if analysis["cuda"] else "",
-    ]
-    unknown = f", {analysis['ignored']:,} of them of unknown kinds" if analysis["ignored"] else ""
-    lines = [
-        f"{analysis['file']}  {size(analysis['bytes'])}, {analysis['events']:,} events" + unknown,
-        f"recorded by  {', '.join(name for name in software if name) or 'unknown'}",
-        f"device   {_device(analysis)}",
-        f"steps    {steps}",
-        f"wall     {_ms(window['wall_ms'])} ms per step",
-    ]
-    ranks = analysis["ranks"]
-    return lines + ([f"rank     {ranks['rank']} of {ranks['world_size']}, {ranks['backend']}"] if ranks else [])
-
-
-def _device(analysis: dict[str, Any]) -> str:
-    used = analysis["window"]["device"]
-    if used is None:
-        return "none"
-    names = analysis["devices"]
-    name = names[used] if used < len(names) else "unknown name"
-    several = analysis["window"]["devices"]
-    return f"{used}: {name}" + (f"; the busiest of {several}" if several > 1 else "")
-
-
-def _or_missing(section: Any, draw: Callable[[], str]) -> str:
-    if isinstance(section, dict) and "missing" in section:
-        return f"  {section['missing']}"
-    return draw()
-
-
-def _parts(parts: list[dict[str, Any]]) -> list[list[str]]:
-    rows = [["", "host ms", "device ms", "kernels", "launches"]]
-    for part in parts:
-        device = "-" if part["device_ms"] is None else _ms(part["device_ms"])
-        rows.append([part["name"], _ms(part["host_ms"]), device, _count(part["kernels"]), _count(part["launches"])])
-    return rows
-
-
-def _operators(operators: list[dict[str, Any]], top: int) -> str:
-    rows = [["", "calls", "CPU self ms", "device self ms", "FLOP", "bytes", "shapes"]]
-    for row in operators[:top]:
-        device = "-" if row["device_self_ms"] is None else _ms(row["device_self_ms"])
-        work = ["-" if row[name] is None else number(row[name]) for name in ("flops", "bytes")]
-        name = _short(row["name"])
-        rows.append([name, _count(row["calls"]), _ms(row["cpu_self_ms"]), device, *work, _short(row["shapes"], 40)])
-    return table(rows) + _more(operators, top)
-
-
-def _kernels(kernels: dict[str, Any], top: int) -> str:
-    rows = [["", "count", "total ms", "mean us", "share", "launch delay us", "part"]]
-    for row in kernels["rows"][:top]:
-        delay = "-" if row["launch_delay_us"] is None else f"{row['launch_delay_us']:.1f}"
-        share, name = f"{100 * row['share']:.1f} %", _short(row["name"])
-        middle = [_count(row["count"]), _ms(row["total_ms"]), f"{row['mean_us']:.1f}", share, delay]
-        rows.append([name, *middle, row["part"] or "-"])
-    small = kernels["small"]
-    return (
-        f"{table(rows)}{_more(kernels['rows'], top)}\n  {_count(kernels['count'])} kernels, of which "
-        f"{_count(small['count'])} ({100 * small['share_of_count']:.0f} %) run for less than 10 us"
-    )
-
-
-def _idle(idle: dict[str, Any]) -> str:
-    rows = [["", "ms", "of the wall"]]
-    wall = idle["wall_ms"] or 1.0
-    for name, time in [("busy", idle["busy_ms"]), *idle["causes"].items()]:
-        rows.append([name, _ms(time), f"{100 * time / wall:.1f} %"])
-    return table(rows)
-
-
-def _transfers(transfers: list[dict[str, Any]]) -> str:
-    if not transfers:
-        return "  none"
-    rows = [["", "count", "bytes", "ms", "GB/s", "pinned", "overlapped"]]
-    for row in transfers:
-        pinned = {True: "yes", False: "no", None: "-"}[row["pinned"]]
-        middle = [_count(row["count"]), number(row["bytes"]), _ms(row["ms"]), f"{row['gb_per_s']:.1f}", pinned]
-        rows.append([row["kind"], *middle, f"{100 * row['overlapped_share']:.0f} %"])
-    return table(rows)
-
-
-def _syncs(syncs: list[dict[str, Any]], top: int) -> str:
-    rows = [["", "count", "ms", "caller"]]
-    rows += [[row["what"], _count(row["count"]), _ms(row["ms"]), row["caller"]] for row in syncs[:top]]
-    return table(rows) + _more(syncs, top)
-
-
-def _more(rows: list[Any], top: int) -> str:
-    return f"\n  and {len(rows) - top:,} more; --top {len(rows)} shows all" if len(rows) > top else ""
-
-
-def _ms(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _count(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.1f}"
-
-
-def _short(name: str, width: int = NAME_WIDTH) -> str:
-    return name if len(name) <= width else name[: width - 3] + "..."

@@ -180,6 +180,67 @@ def test_adjacent_ranges_do_not_nest() -> None:
     assert {part["name"]: round(1e3 * part["host_ms"]) for part in analysis["parts"]} == {"a": 50, "b": 40, "other": 10}
 
 
+def test_regions_of_a_program_nest_and_its_optimizer_ends_the_steps() -> None:
+    """No steps are named: two optimizer steps end two steps, and the region around everything is no part of them."""
+    events = [made.around("epoch", 0, 300)]
+    for at in (10.0, 110.0):
+        events += [made.around("forward", at, 40), made.around("encode", at + 5, 20), made.op("aten::mm", at + 6, 10)]
+        events += [made.around("update", at + 50, 35), made.around("Optimizer.step#Adam.step", at + 55, 25)]
+    analysis = analysed(events)
+    assert (analysis["window"]["steps"], analysis["window"]["steps_from"]) == (2, "optimizer")
+    parts = by_name(analysis["parts"])
+    assert list(parts) == ["forward", "forward/encode", "update", "update/Optimizer.step#Adam.step", "other"]
+    assert parts["forward"]["host_ms"] == pytest.approx(0.020)
+    assert parts["forward"]["total_ms"] == pytest.approx(0.040)
+    assert analysis["operator_table"]["rows"][0]["part"] == "forward/encode"
+
+
+def test_the_backward_pass_belongs_to_the_region_that_waits_and_to_its_module() -> None:
+    def frame(name: str, start: float, length: float) -> dict[str, Any]:
+        return {**made.around(name, start, length), "cat": "python_function"}
+
+    analysis = analysed(
+        [
+            made.around("ProfilerStep#0", 0, 200),
+            frame("nn.Module: Net_0", 0, 50),
+            frame("nn.Module: Linear_0", 10, 30),
+            made.op("aten::addmm", 12, 20, **{"Sequence number": 7}),
+            made.around("backward", 60, 100),
+            made.op("autograd::engine::evaluate_function: A", 70, 40, thread=made.BACKWARD, **{"Sequence number": 7}),
+            made.call("cudaLaunchKernel", 75, 5, 1, thread=made.BACKWARD),
+            made.kernel("k", 90, 30, 1),
+        ]
+    )
+    assert analysis["kernels"]["rows"][0]["part"] == "backward"
+    modules = by_name(analysis["modules"])
+    assert {name: row["host_ms"] for name, row in modules.items()} == pytest.approx(
+        {"Net_0": 0.020, "Net_0/Linear_0": 0.030}
+    )
+    linear = modules["Net_0/Linear_0"]
+    assert (linear["backward_ms"], linear["device_ms"]) == (pytest.approx(0.040), pytest.approx(0.030))
+
+
+def test_collectives_are_exposed_where_nothing_else_runs() -> None:
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    analysis = analysed(
+        [
+            made.around("ProfilerStep#0", 0, 200),
+            *(made.call("cudaLaunchKernel", 2 * n, 1, n) for n in (1, 2)),
+            made.kernel("mm", 10, 50, 1),
+            made.kernel(nccl, 40, 100, 2, stream=9),
+        ]
+    )
+    assert analysis["communication"]["rows"] == [
+        {"name": "AllReduce", "count": 1, "bytes": 0, "ms": 0.1, "exposed_ms": pytest.approx(0.080)}
+    ]
+    host = [
+        made.around("ProfilerStep#0", 0, 200),
+        made.op("aten::mm", 10, 50),
+        made.around("gloo:all_reduce", 40, 100, thread=7),
+    ]
+    assert analysed(host)["communication"]["exposed_ms"] == pytest.approx(0.080)
+
+
 def test_the_busiest_device_is_analysed() -> None:
     analysis = analysed(
         [

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
+from .collectives import communication
 from .idle import idle, transfers
-from .nesting import NONE, Nesting, holds, merged
-from .read import ABOUT, MERGED, Device, Host, Shapes, Trace, read
+from .nesting import NONE, Nesting, merged
+from .read import ABOUT, MERGED, Device, Shapes, Trace, read
+from .regions import modules, parts, timings
 from .window import SMALL_US, Window, per_step
 from .work import flops, moved
 
@@ -24,20 +26,19 @@ NO_WORK = "the steps launched no device work"
 def analyse(trace: Trace, *, steps_name: str = "recperf.step", parts_prefix: str = "recperf.part.") -> dict[str, Any]:
     """The sections operator_table, kernels, idle, transfers and parts, and the window they cover.
 
-    Steps are the ranges `<steps_name>#N`, or torch's own `ProfilerStep#N`; a trace with neither counts as one step.
+    Steps are the ranges `<steps_name>#N`, or torch's own `ProfilerStep#N`, or end with the optimizer's step; a trace
+    with none of these counts as one step.
     """
-    if not trace.host and not trace.device:
-        raise DataError(
-            "the trace has no events of torch.profiler",
-            where={"file": trace.path, "events": f"{trace.events:,}"},
-            fix="record it with torch.profiler.profile(...) and export_chrome_trace",
-        )
-    nesting = Nesting(trace, steps_name=steps_name, parts_prefix=parts_prefix)
-    window = Window(trace, nesting)
+    return analyse_steps(trace, *steps_of(trace, steps_name=steps_name, parts_prefix=parts_prefix))
+
+
+def analyse_steps(trace: Trace, nesting: Nesting, window: Window) -> dict[str, Any]:
     sections: dict[str, Any] = {
         "window": window.as_json(),
         "operator_table": _operators(nesting, window),
-        "parts": _parts(nesting, window),
+        "parts": parts(nesting, window),
+        "modules": modules(trace, nesting, window),
+        "communication": communication(trace, nesting, window),
     }
     if not window.work:
         missing = {"missing": NO_WORK if trace.device else NO_DEVICE}
@@ -50,23 +51,60 @@ def analyse(trace: Trace, *, steps_name: str = "recperf.step", parts_prefix: str
     }
 
 
+def steps_of(
+    trace: Trace, *, steps_name: str = "recperf.step", parts_prefix: str = "recperf.part."
+) -> tuple[Nesting, Window]:
+    """The steps of a trace, and the nesting of its host events."""
+    if not trace.host and not trace.device:
+        raise DataError(
+            "the trace has no events of torch.profiler",
+            where={"file": trace.path, "events": f"{trace.events:,}"},
+            fix="record it with torch.profiler.profile(...) and export_chrome_trace",
+        )
+    nesting = Nesting(trace, steps_name=steps_name, parts_prefix=parts_prefix)
+    return nesting, Window(trace, nesting)
+
+
 def analyse_file(path: Path) -> dict[str, Any]:
     """The analysis of a trace file, with facts about the file."""
+    trace = _read_one(path)
+    return {**_facts(trace), **analyse(trace)}
+
+
+def timed_file(path: Path) -> dict[str, Any]:
+    """The times of every single step of a trace file, with facts about the file."""
+    trace = _read_one(path)
+    nesting, window = steps_of(trace)
+    facts = _facts(trace)
+    names = facts["devices"]
+    device = window.device
+    return {
+        **facts,
+        "window": window.as_json(),
+        "device": "CPU" if device is None else names[device] if device < len(names) else "a device without a name",
+        "times": timings(nesting, window, self_times(nesting, window)),
+    }
+
+
+def _read_one(path: Path) -> Trace:
     trace = read(path)
     if isinstance(trace.header.get(ABOUT), dict) and MERGED in trace.header[ABOUT]:
         raise DataError(
             "a merged trace contains the steps of several ranks", where={"file": path}, fix="use the trace of one rank"
         )
+    return trace
+
+
+def _facts(trace: Trace) -> dict[str, Any]:
     return {
-        "file": str(path),
-        "bytes": path.stat().st_size,
+        "file": str(trace.path),
+        "bytes": trace.path.stat().st_size,
         "events": trace.events,
         "ignored": trace.ignored,
         "torch": trace.header.get("torch_version"),
         "cuda": _version(trace.header.get("cuda_runtime_version")),
         "devices": _devices(trace.header.get("deviceProperties")),
         "ranks": _ranks(trace.header.get("distributedInfo")),
-        **analyse(trace),
     }
 
 
@@ -88,14 +126,10 @@ def _ranks(distributed: Any) -> dict[str, Any] | None:
 
 def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
     events = nesting.events
-    inside = [i for i, event in enumerate(events) if event.kind == "op" and window.holds(event.start)]
+    own = self_times(nesting, window)
+    inside = list(own)
     if not inside:
         return {"missing": "no operator in this trace"}
-    own = {i: events[i].end - events[i].start for i in inside}
-    for i in inside:
-        above = nesting.above(nesting.parent[i], "op")
-        if above in own:
-            own[above] -= events[i].end - events[i].start
     device: defaultdict[int, float] = defaultdict(float)
     for work in window.work:
         device[nesting.above(nesting.origin(work), "op")] += work.end - work.start
@@ -120,6 +154,19 @@ def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
         )
     rows.sort(key=lambda row: (-(row["device_self_ms"] or 0.0) - row["cpu_self_ms"], row["name"], row["shapes"]))
     return {"rows": rows, "steps": window.count}
+
+
+def self_times(nesting: Nesting, window: Window) -> dict[int, float]:
+    """The time of every operator inside the steps without the operators inside it, by index."""
+    events = nesting.events
+    own = {
+        i: event.end - event.start for i, event in enumerate(events) if event.kind == "op" and window.holds(event.start)
+    }
+    for i in own:
+        above = nesting.above(nesting.parent[i], "op")
+        if above in own:
+            own[above] -= events[i].end - events[i].start
+    return own
 
 
 def _counted(nesting: Nesting, inside: list[int]) -> dict[int, tuple[int | None, int | None]]:
@@ -193,43 +240,3 @@ def _kernels(nesting: Nesting, window: Window) -> dict[str, Any]:
         },
         "steps": window.count,
     }
-
-
-def _parts(nesting: Nesting, window: Window) -> list[dict[str, Any]]:
-    """Time of every part on the host, without inner parts, and on the device; `other` is outside of all parts."""
-    host: dict[str, float] = {}
-    calls: defaultdict[str, int] = defaultdict(int)
-    stack: list[Host] = []
-    for index, event in enumerate(nesting.events):
-        if not window.holds(event.start):
-            continue
-        if event.kind == "call" and "Launch" in event.name:
-            calls[nesting.part[index] or "other"] += 1
-        name = nesting.name_of_part(event)
-        if name is None or event.thread != nesting.thread:
-            continue
-        while stack and not holds(stack[-1], event, nesting.rounding):
-            stack.pop()
-        length = event.end - event.start
-        host[name] = host.get(name, 0.0) + length
-        if stack:
-            host[nesting.name_of_part(stack[-1]) or "other"] -= length
-        stack.append(event)
-    host["other"] = host.get("other", 0.0) + window.host_us - sum(host.values())
-    device: defaultdict[str, float] = defaultdict(float)
-    kernels: defaultdict[str, int] = defaultdict(int)
-    for work in window.work:
-        name = nesting.part_of(nesting.origin(work)) or "other"
-        device[name] += work.end - work.start
-        kernels[name] += work.kind == "kernel"
-    names = dict.fromkeys([*(name for name in host if name != "other"), *device, "other"])
-    return [
-        {
-            "name": name,
-            "host_ms": host.get(name, 0.0) / 1e3 / window.count,
-            "device_ms": device[name] / 1e3 / window.count if window.work else None,
-            "kernels": per_step(kernels[name], window.count),
-            "launches": per_step(calls[name], window.count),
-        }
-        for name in names
-    ]

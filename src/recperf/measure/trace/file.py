@@ -177,6 +177,16 @@ def _open(path: Path) -> IO[str]:
     return (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", errors="replace")
 
 
+def looks_like_trace(path: Path) -> bool:
+    """Whether a file may be a trace, from its first megabytes; a damaged file may be one."""
+    try:
+        with _open(path) as file:
+            head = file.read(4 * PIECE)
+    except (OSError, EOFError, zlib.error):
+        return True
+    return head.lstrip().startswith("[") or '"traceEvents"' in head
+
+
 def write_trace(
     target: Path,
     events: Iterable[Event],

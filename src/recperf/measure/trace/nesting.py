@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 
-from .read import STEP_OF_TORCH, Device, Host, Trace
+from .read import MARK, STEP_OF_TORCH, Device, Host, Trace
 
 ROUNDING = 0.002
 """Microseconds by which a child may seem to outlast its parent: files have three decimals."""
@@ -18,19 +18,35 @@ _AUTOGRAD = "autograd::"
 _INPUT_PART = re.compile(r"(?:.*_)?data$")
 _LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__")
 """Names of the range that torch records around its own loader."""
+_NUMBERED = re.compile(r"#\d+$")
+_OPTIMIZER = re.compile(r"Optimizer\.step#")
+"""The range that torch records around the step of an optimizer."""
+COLLECTIVE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|hccl):(?:\w+)")
+"""The range that torch records around a collective, in whatever thread runs it."""
 
 
 class Nesting:
-    """Host events ordered by thread and time, each with the event that encloses it."""
+    """Host events ordered by thread and time, each with the event that encloses it.
+
+    Parts are the ranges that start with `parts_prefix`. A trace without them was recorded by another program: then
+    every `record_function` region is a part, named after the regions around it: `train/forward`.
+    """
 
     def __init__(self, trace: Trace, *, steps_name: str, parts_prefix: str) -> None:
-        self.prefix = parts_prefix
+        self.prefix, self.steps_name = parts_prefix, steps_name
         self.events = sorted(trace.host, key=lambda event: (event.thread, event.start, -event.end))
+        self.foreign = not any(event.kind == "range" and event.name.startswith(parts_prefix) for event in self.events)
         self.rounding = _rounding(self.events)
         self.parent = _parents(self.events, self.rounding)
         self.steps = find_steps(trace.host, steps_name)
+        self.steps_from = "names" if self.steps else "optimizer"
+        self.steps = self.steps or _optimizer_steps(trace.host)
         self.thread = self.steps[0].thread if self.steps else _busiest_thread(self.events)
+        self._starts = [step.start for step in self.steps]
+        self.region: list[int] = []
+        """The innermost part at or around every event, as an index, or NONE."""
         self.part = self._parts()
+        """The name of that part."""
         self.inputs = merged((event.start, event.end) for event in self.events if self._is_input(event))
         self._calls: dict[int, int] = {}
         self._ops: dict[int, int] = {}
@@ -66,13 +82,23 @@ class Nesting:
         return None if index == NONE else self.part[index]
 
     def name_of_part(self, event: Host) -> str | None:
-        inside = event.kind == "range" and event.name.startswith(self.prefix)
-        return event.name[len(self.prefix) :] if inside else None
+        if event.kind != "range":
+            return None
+        if not self.foreign:
+            return event.name[len(self.prefix) :] if event.name.startswith(self.prefix) else None
+        name = _NUMBERED.sub("", event.name)
+        is_step = name in (STEP_OF_TORCH, self.steps_name) or event.name.startswith(MARK)
+        return None if not name or is_step or COLLECTIVE.match(name) or self._around_a_step(event) else name
+
+    def _around_a_step(self, event: Host) -> bool:
+        first = bisect_left(self._starts, event.start)
+        return first < len(self.steps) and self.steps[first].end <= event.end
 
     def _is_input(self, event: Host) -> bool:
+        if event.thread != self.thread or event.kind == "call":
+            return False
         part = self.name_of_part(event)
-        waits = _INPUT_PART.match(part) if part else event.kind != "call" and _LOADER.search(event.name)
-        return bool(waits) and event.thread == self.thread
+        return bool(_LOADER.search(event.name) or (part and _INPUT_PART.match(part)))
 
     def _parts(self) -> list[str | None]:
         """The innermost part around every event.
@@ -81,18 +107,26 @@ class Nesting:
         belong to the part that waits.
         """
         part: list[str | None] = []
+        own: list[int] = []
         for index, event in enumerate(self.events):
-            above = part[self.parent[index]] if self.parent[index] != NONE else None
-            part.append(self.name_of_part(event) or above)
+            name, above = self.name_of_part(event), self.parent[index]
+            outer = part[above] if above != NONE else None
+            part.append(self._path(outer, name))
+            self.region.append(index if name else self.region[above] if above != NONE else NONE)
+            if name and event.thread == self.thread:
+                own.append(index)
         autograd = {event.thread for event in self.events if event.name.startswith(_AUTOGRAD)} - {self.thread}
         if autograd:
-            own = (event for event in self.events if event.thread == self.thread and self.name_of_part(event))
-            waiting = Innermost(own, self.rounding)
+            waiting = Innermost((self.events[index] for index in own), self.rounding)
             for index, event in enumerate(self.events):
-                if part[index] is None and event.thread in autograd:
-                    outer = waiting.at(event.start)
-                    part[index] = self.name_of_part(outer) if outer else None
+                if event.thread in autograd and (self.foreign or part[index] is None):
+                    at = waiting.index(event.start)
+                    # Events are ordered by time within a thread, so `own` has the order of `waiting`.
+                    part[index] = self._path(part[own[at]] if at != NONE else None, part[index])
         return part
+
+    def _path(self, outer: str | None, name: str | None) -> str | None:
+        return f"{outer}/{name}" if outer and name and self.foreign else name or outer
 
 
 class Innermost:
@@ -103,10 +137,14 @@ class Innermost:
         self.parent = _parents(self.events, rounding)
         self.starts = [event.start for event in self.events]
 
-    def at(self, time: float) -> Host | None:
+    def index(self, time: float) -> int:
         index = bisect_right(self.starts, time) - 1
         while index != NONE and self.events[index].end < time:
             index = self.parent[index]
+        return index
+
+    def at(self, time: float) -> Host | None:
+        index = self.index(time)
         return None if index == NONE else self.events[index]
 
 
@@ -142,6 +180,24 @@ def find_steps(host: Iterable[Host], steps_name: str) -> list[Host]:
             most = max(threads, key=lambda thread: len(threads[thread]))
             return sorted(threads[most], key=lambda event: event.start)
     return []
+
+
+def _optimizer_steps(host: list[Host]) -> list[Host]:
+    """Steps of a program that names none: each ends where the step of its last optimizer ends."""
+    threads: defaultdict[str, list[Host]] = defaultdict(list)
+    for event in host:
+        if event.kind == "range" and _OPTIMIZER.match(event.name):
+            threads[event.thread].append(event)
+    if not threads:
+        return []
+    ranges = sorted(threads[max(threads, key=lambda thread: len(threads[thread]))], key=lambda event: event.start)
+    ends = [event for event in ranges if event.name == ranges[-1].name]
+    begin = min(event.start for event in host if event.thread == ends[0].thread)
+    starts = [begin, *(event.end for event in ends)]
+    return [
+        event._replace(name=f"{STEP_OF_TORCH}#{number}", start=start)
+        for number, (start, event) in enumerate(zip(starts, ends))
+    ]
 
 
 def _busiest_thread(events: list[Host]) -> str:

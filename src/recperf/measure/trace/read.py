@@ -6,6 +6,7 @@ Times are microseconds as in the file. Events of unknown kinds are counted and i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,11 +44,31 @@ MERGED = "merged"
 """Field in that which lists the ranks of a merged trace."""
 
 
+ELEMENT_BYTES = {
+    name: size
+    for size, names in {
+        16: ("c10::complex<double>",),
+        8: ("double", "long", "long int", "c10::complex<float>"),
+        4: ("float", "int"),
+        2: ("half", "bfloat16", "c10::half", "c10::bfloat16", "short", "short int"),
+        1: ("bool", "byte", "char", "signed char", "unsigned char", "c10::float8_e4m3fn", "c10::float8_e5m2"),
+    }.items()
+    for name in names
+}
+"""Bytes of an element by the profiler's name of its type."""
+_DEPENDS = re.compile(r"aten::(?:embedding|.*conv|.*pool|sort|topk|cumsum|repeat|expand|index)")
+
+
 class Shapes(NamedTuple):
     """Sizes and element types of an operator's inputs."""
 
     dims: tuple[tuple[int, ...], ...]
+    """The sizes of every tensor; empty for other inputs."""
     types: tuple[str, ...]
+    lists: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """The sizes of the tensors in every list of tensors, in the order of the lists."""
+    numbers: tuple[tuple[int, ...], ...] = ()
+    """The integers among the inputs, by position; recorded only for operators whose work depends on them."""
 
 
 class Host(NamedTuple):
@@ -61,6 +82,8 @@ class Host(NamedTuple):
     correlation: int | None
     external: int | None
     shapes: Shapes | None
+    sequence: int | None = None
+    """Connects an operator with the operator of the backward pass that autograd recorded for it."""
 
 
 class Device(NamedTuple):
@@ -130,34 +153,49 @@ def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: floa
     if kind in DEVICE:
         place = _whole(args.get("device", event.get("pid"))) or 0
         stream = _whole(args.get("stream", event.get("tid"))) or 0
-        size = _whole(args.get("bytes", args.get("Bytes"))) or 0
+        size = _whole(args.get("bytes", args.get("Bytes"))) or _message_bytes(args)
         trace.device.append(Device(kind, name, start, end, place, stream, correlation, external, size))
         return
     thread = intern(f"{event.get('pid')}/{event.get('tid')}")
     if kind == "op" and name.startswith(STEP_OF_TORCH + "#"):
         # Old versions of the profiler recorded steps as operators.
         kind = "range"
-    shapes = _shapes(args, known) if kind == "op" else None
+    shapes = _shapes(name, args, known) if kind in ("op", "range") else None
+    sequence = _whole(args.get("Sequence number"))
     into = trace.python if kind == "python" else trace.host
-    into.append(Host(kind, name, start, end, thread, correlation, external, shapes))
+    into.append(Host(kind, name, start, end, thread, correlation, external, shapes, sequence))
 
 
-def _shapes(args: dict[str, Any], known: dict[str, Shapes]) -> Shapes | None:
+def _shapes(name: str, args: dict[str, Any], known: dict[str, Shapes]) -> Shapes | None:
     dims = args.get("Input Dims", args.get("Input dims"))
     if not isinstance(dims, list):
         return None
-    types = args.get("Input type")
-    key = f"{dims}{types}"
+    types, inputs = args.get("Input type"), args.get("Concrete Inputs")
+    # Other operators have inputs that differ from call to call, such as the rate of an optimizer.
+    numbers = inputs if isinstance(inputs, list) and _DEPENDS.match(name) else []
+    key = f"{dims}{types}{numbers}"
     if key not in known:
-        sizes = tuple(tuple(n for n in _flat(dim) if n is not None) for dim in dims)
-        names = tuple(str(kind) for kind in types) if isinstance(types, list) else ()
-        known[key] = Shapes(sizes, names)
+        lists = (dim for dim in dims if isinstance(dim, list) and any(isinstance(n, list) for n in dim))
+        known[key] = Shapes(
+            tuple(_sizes(dim) for dim in dims),
+            tuple(str(kind) for kind in types) if isinstance(types, list) else (),
+            tuple(tuple(_sizes(dim) for dim in tensors) for tensors in lists),
+            tuple(tuple(map(int, re.findall(r"-?\d{1,18}", str(value))))[:8] for value in numbers),
+        )
     return known[key]
 
 
-def _flat(dim: Any) -> Iterable[int | None]:
+def _sizes(dim: Any) -> tuple[int, ...]:
     """The sizes of a tensor; empty for a list of tensors, which is a list of lists."""
-    return [_whole(n) for n in dim] if isinstance(dim, list) and not any(isinstance(n, list) for n in dim) else []
+    if not isinstance(dim, list) or any(isinstance(n, list) for n in dim):
+        return ()
+    return tuple(size for n in dim if (size := _whole(n)) is not None and size >= 0)
+
+
+def _message_bytes(args: dict[str, Any]) -> int:
+    """The bytes that a kernel of a collective sends."""
+    count = _whole(args.get("In msg nelems")) or 0
+    return max(0, count) * ELEMENT_BYTES.get(str(args.get("dtype")).lower(), 0)
 
 
 def _number(value: Any) -> float | None:

@@ -22,9 +22,10 @@ class Window:
         self.nesting = nesting
         steps = [(step.start, step.end) for step in nesting.steps] or [_whole(trace)]
         self.named = bool(nesting.steps)
+        self.steps_from = nesting.steps_from if nesting.steps else "whole trace"
         self.count = len(steps)
         self.host_us = sum(end - start for start, end in steps)
-        self._steps, self._starts = steps, [start for start, _ in steps]
+        self.steps, self._starts = steps, [start for start, _ in steps]
         self.work: list[Device] = []
         """Device work that the steps launched, on every device, in order of time."""
         begin, end = steps[0][0], steps[-1][1]
@@ -48,10 +49,18 @@ class Window:
             if work.correlation is not None:
                 self._first.setdefault(work.correlation, work)
 
+    def step(self, time: float) -> int:
+        """The number of the step that a host time lies in, or NONE."""
+        index = bisect_right(self._starts, time) - 1
+        return index if index >= 0 and time <= self.steps[index][1] else NONE
+
     def holds(self, time: float) -> bool:
         """Whether a host time lies inside a step."""
-        index = bisect_right(self._starts, time) - 1
-        return index >= 0 and time <= self._steps[index][1]
+        return self.step(time) != NONE
+
+    def step_of(self, work: Device) -> int:
+        """The step that launched device work."""
+        return self.step(self._launched(work))
 
     def delay(self, work: Device) -> float | None:
         """Time from the end of the launch call to the start of the work. Only the first work of a call has one: the
@@ -64,10 +73,25 @@ class Window:
     def first_of_launch(self, work: Device) -> Device:
         return work if work.correlation is None else self._first.get(work.correlation, work)
 
+    def step_ms(self) -> list[float]:
+        """The time of every step. Device work that outlasts its step belongs to it, and the next step begins later."""
+        ends = [end for _, end in self.steps]
+        for work in self.work:
+            step = self.step_of(work)
+            ends[step] = max(ends[step], work.end)
+        times, before = [], self.begin
+        for (start, _), end in zip(self.steps, ends):
+            # A host that runs ahead begins a step while the device still works on the one before.
+            begin = max(before, start)
+            times.append(max(0.0, end - begin) / 1e3)
+            before = max(end, begin)
+        return times
+
     def as_json(self) -> dict[str, Any]:
         return {
             "steps": self.count,
             "named": self.named,
+            "steps_from": self.steps_from,
             "wall_ms": (self.end - self.begin) / 1e3 / self.count,
             "host_ms": self.host_us / 1e3 / self.count,
             "devices": len({work.device for work in self.work}),

@@ -79,7 +79,17 @@ class Code:
     text: str
 
 
-Block = Text | Figure | Table | Missing | Code
+@dataclass(frozen=True)
+class Viewer:
+    """A trace that a page opens in Perfetto; a terminal names the file."""
+
+    kind: ClassVar[str] = "viewer"
+    file: str
+    data: str = ""
+    """The gzipped trace in base 64; empty where it is too large for a page, then the reader picks the file."""
+
+
+Block = Text | Figure | Table | Missing | Code | Viewer
 
 
 @dataclass(frozen=True)

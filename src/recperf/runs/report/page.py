@@ -1,4 +1,4 @@
-"""Renders reports as one HTML file that works offline: no scripts, no other files.
+"""Renders reports as one HTML file that works offline: no other files, and no scripts but one that hands a trace on.
 
 Importing this module needs neither matplotlib nor jinja2; rendering does (`pip install 'recperf[report]'`).
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from . import formats as fmt
@@ -15,39 +16,41 @@ TABLES_DRAWN = 26
 IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
 
 
-def operators(profile: Profile) -> list[Block]:
+def operators(profile: Profile, top: int = TOP, part_name: Callable[[str], str] = component) -> list[Block]:
     operators = sorted(
         profile["operator_table"]["rows"],
         key=lambda row: (row["cpu_self_ms"] or 0) + (row.get("device_self_ms") or 0),
         reverse=True,
     )
+    on_device = any(row.get("device_self_ms") is not None for row in operators)
     rows = [
         cells(
             Cell(row["name"], width=36),
-            _part(row),
+            _part(row, part_name),
             fmt.count(row["calls"]),
             fmt.time(row["cpu_self_ms"]),
-            fmt.time(row.get("device_self_ms")),
+            *((fmt.time(row.get("device_self_ms")),) if on_device else ()),
             fmt.scaled(row.get("flops")),
             fmt.size(row.get("bytes")),
             Cell(row.get("shapes") or NONE, "muted", width=22),
         )
         for row in operators
     ]
-    rest = operators[TOP:]
-    device = [row["device_self_ms"] for row in rest if row.get("device_self_ms") is not None]
-    also = f" and {fmt.time(math.fsum(device))} on the device" if device else ""
+    rest = operators[top:]
+    device = math.fsum(row["device_self_ms"] or 0 for row in rest if on_device)
+    also = f" and {fmt.time(device)} on the device" if on_device else ""
     host = fmt.time(math.fsum(row["cpu_self_ms"] or 0 for row in rest))
-    head = ("operator", "part", "calls", "CPU self", "device self", "FLOPs", "bytes", "shapes")
+    columns = ("calls", "CPU self", *(("device self",) if on_device else ()), "FLOPs", "bytes")
+    head = ("operator", "part", *columns, "shapes")
     more = f"{len(rest)} more operators take {host} on the host{also}."
-    return [Table(head, rows, "Per step; self time only.", left=(1, 7), top=TOP, rest=more)]
+    return [Table(head, rows, "Per step; self time only.", left=(1, len(head) - 1), top=top, rest=more)]
 
 
-def _part(row: dict[str, Any]) -> Cell:
-    return Cell(component(row["part"]) if row.get("part") else NONE, "muted", width=24)
+def _part(row: dict[str, Any], part_name: Callable[[str], str]) -> Cell:
+    return Cell(part_name(row["part"]) if row.get("part") else NONE, "muted", width=24)
 
 
-def kernels(profile: Profile) -> list[Block]:
+def kernels(profile: Profile, top: int = TOP, part_name: Callable[[str], str] = component) -> list[Block]:
     kernels, step = profile["kernels"], profile["step_ms"]["p50"]
     small = kernels["small"]
     share = f" ({fmt.percent(kernels['busy_ms'] / step, 0)} of the {fmt.time(step)} step)" if step else ""
@@ -60,7 +63,7 @@ def kernels(profile: Profile) -> list[Block]:
     rows = [
         cells(
             Cell(row["name"], width=44),
-            _part(row),
+            _part(row, part_name),
             fmt.count(row["count"]),
             fmt.time(row["total_ms"]),
             fmt.time(row["mean_us"] / 1e3),
@@ -69,12 +72,12 @@ def kernels(profile: Profile) -> list[Block]:
         )
         for row in listed
     ]
-    rest = listed[TOP:]
+    rest = listed[top:]
     more = f"{len(rest)} more kernels take {fmt.time(math.fsum(row['total_ms'] for row in rest))}."
     head = ("kernel", "part", "count", "total", "mean", "share", "launch delay")
     note = "Per step. Launch delay: from the end of the launching call to the start of the kernel."
     return [
-        Text(sentence, "lead"), Table(head, rows, note, left=(1,), top=TOP, rest=more), *_stalls(profile)
+        Text(sentence, "lead"), Table(head, rows, note, left=(1,), top=top, rest=more), *_stalls(profile)
     ]  # fmt: skip
 
 

@@ -27,22 +27,7 @@ def blocks(key: str, profile: dict[str, Any]) -> list[Block]:
     section = of_several(profile)
     if section is None:
         return []
-    each = sorted(section["each"], key=lambda row: -row["own_ms"])
-    names = ("step_ms", "own_ms", "exposed_ms", "late_ms", "moving_ms", "awaited_ms")
-    rows = [
-        cells(
-            Cell(f"rank {row['rank']}", "" if index else "strong"),
-            *(fmt.time(row[name]) for name in names),
-            component(row["largest_part"]),
-        )
-        for index, row in enumerate(each)
-    ]
-    more = f"{len(rows) - TOP} more ranks have less work of their own."
-    built: list[Block] = [
-        Text(fmt.printable(ranks_sentence(profile)), "lead"),
-        _figure(key, section),
-        Table(RANKS, rows, _method(section), left=(7,), top=TOP, rest=more),
-    ]
+    built = [Text(fmt.printable(ranks_sentence(profile)), "lead"), *rank_blocks(key, section, _method(section))]
     collectives = [
         cells(
             component(row["part"]),
@@ -58,6 +43,22 @@ def blocks(key: str, profile: dict[str, Any]) -> list[Block]:
         note = "Per step, mean over the ranks. Most waited for: the rank for which the others waited longest there."
         built.append(Table(COLLECTIVES, collectives, note, left=(1, 7)))
     return built
+
+
+def rank_blocks(key: str, section: dict[str, Any], method: str) -> list[Block]:
+    """A bar and a row for every rank: its own work and its waits."""
+    each = sorted(section["each"], key=lambda row: -row["own_ms"])
+    names = ("step_ms", "own_ms", "exposed_ms", "late_ms", "moving_ms", "awaited_ms")
+    rows = [
+        cells(
+            Cell(f"rank {row['rank']}", "" if index else "strong"),
+            *(fmt.time(row[name]) for name in names),
+            component(row["largest_part"]),
+        )
+        for index, row in enumerate(each)
+    ]
+    more = f"{len(rows) - TOP} more ranks have less work of their own."
+    return [_figure(key, section), Table(RANKS, rows, method, left=(7,), top=TOP, rest=more)]
 
 
 def _method(section: dict[str, Any]) -> str:

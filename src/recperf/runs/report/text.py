@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from .blocks import Block, Cell, Code, Missing, Report, Section, Table, Text
+from .blocks import Block, Cell, Code, Missing, Report, Section, Table, Text, Viewer
 from .formats import NOT_MEASURED, printable, short
 
 WIDTH = 110
@@ -42,6 +42,8 @@ def render_block(block: Block) -> list[str]:
             return wrapped(f"{block.what}: {NOT_MEASURED}. Measure it with: {block.command}")
         case Code():
             return [*wrapped(f"{block.label}:"), f"    {printable(block.text)}"]
+        case Viewer():
+            return wrapped(f"Open {block.file} at https://ui.perfetto.dev; it is not uploaded.")
         case _:
             return []
 

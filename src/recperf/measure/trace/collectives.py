@@ -1,0 +1,84 @@
+"""Collectives of a trace: kernels of NCCL on a device, or the ranges that torch records around those of a host."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from math import prod
+from typing import Any, NamedTuple
+
+from .nesting import COLLECTIVE, Cover, Nesting, merged
+from .read import ELEMENT_BYTES, Host, Trace
+from .window import Window, per_step
+
+_KERNEL = re.compile(r"(?:nccl|rccl)\w*?Kernel_(?P<name>[A-Za-z]+)", re.IGNORECASE)
+
+
+class Collective(NamedTuple):
+    name: str
+    start: float
+    end: float
+    bytes: int
+
+
+def collectives(nesting: Nesting, window: Window) -> list[Collective]:
+    """The collectives of the steps in order of time, those of the device if it has any."""
+    found = [
+        Collective(match["name"], work.start, work.end, work.bytes)
+        for work in window.work
+        if work.kind == "kernel" and (match := _KERNEL.search(work.name))
+    ]
+    if not found:
+        found = [
+            Collective(event.name.partition(":")[2], event.start, event.end, _bytes(event))
+            for event in nesting.events
+            if event.kind == "range" and COLLECTIVE.match(event.name) and window.holds(event.start)
+        ]
+    return sorted(found, key=lambda item: item.start)
+
+
+def communication(trace: Trace, nesting: Nesting, window: Window) -> dict[str, Any]:
+    """Collectives by name: how long they take, and for how long nothing else runs."""
+    items = collectives(nesting, window)
+    if not items:
+        return {"missing": "no collective in this trace"}
+    on_device = any(_KERNEL.search(work.name) for work in window.work)
+    busy = Cover(other_work(nesting, window, on_device=on_device))
+    groups: defaultdict[str, list[Collective]] = defaultdict(list)
+    for item in items:
+        groups[item.name].append(item)
+    scale = 1e3 * window.count
+    rows: list[dict[str, Any]] = []
+    for name, members in groups.items():
+        union = merged((item.start, item.end) for item in members)
+        rows.append(
+            {
+                "name": name,
+                "count": per_step(len(members), window.count),
+                "bytes": per_step(sum(item.bytes for item in members), window.count),
+                "ms": sum(item.end - item.start for item in members) / scale,
+                "exposed_ms": sum(end - start - busy.of(start, end) for start, end in union) / scale,
+            }
+        )
+    rows.sort(key=lambda row: (-row["exposed_ms"], -row["ms"], row["name"]))
+    union = merged((item.start, item.end) for item in items)
+    return {
+        "where": "device" if on_device else "host",
+        "rows": rows,
+        "exposed_ms": sum(end - start - busy.of(start, end) for start, end in union) / scale,
+    }
+
+
+def other_work(nesting: Nesting, window: Window, *, on_device: bool) -> list[tuple[float, float]]:
+    """When work other than collectives runs: on the devices, or in the operators of the step's thread."""
+    if on_device:
+        return merged((work.start, work.end) for work in window.work if not _KERNEL.search(work.name))
+    own = (event for event in nesting.events if event.kind == "op" and event.thread == nesting.thread)
+    return merged((event.start, event.end) for event in own)
+
+
+def _bytes(event: Host) -> int:
+    if event.shapes is None:
+        return 0
+    sizes = zip(event.shapes.dims, event.shapes.types)
+    return sum(prod(dim) * ELEMENT_BYTES.get(kind, 0) for dim, kind in sizes)

@@ -1,0 +1,200 @@
+"""A folder with one trace per rank: the slowest rank, and for how long ranks wait in each collective.
+
+One trace is read at a time and only its summary stays, so that memory depends on the largest trace, not on the folder.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from array import array
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError
+from .analyse import analyse_steps, steps_of
+from .collectives import collectives
+from .file import looks_like_trace
+from .read import ABOUT, MERGED, Trace, read
+from .regions import OTHER
+
+_NUMBER = re.compile(r"(?:rank|worker|gpu|node)[-_.]?(\d{1,6})", re.IGNORECASE)
+_ANY_NUMBER = re.compile(r"(\d{1,6})")
+UNEQUAL = "the ranks have different numbers of {names}: only those that all ranks have are compared"
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """What remains of one rank's trace."""
+
+    rank: int
+    file: str
+    of: int | None
+    steps: int
+    step_ms: float
+    exposed_ms: float
+    largest_part: str
+    times: dict[tuple[str, int], array[float]]
+    """How long every collective took in ms, by name and size, in order of time: those of different sizes may run at
+    once, and in another order on another rank."""
+    bytes: dict[str, float]
+    """Bytes per step by name."""
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The traces of a folder, without one that combines the others."""
+    names = (path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")) and path.is_file())
+    paths = sorted(
+        path for path in names if ".merged." not in path.name and path.name[0] != "." and looks_like_trace(path)
+    )
+    if len(paths) < 2:
+        raise DataError(
+            f"the folder contains {'one trace' if paths else 'no traces'}; comparing ranks needs one of each rank",
+            where={"folder": folder},
+            fix=f"recperf trace info {paths[0]}" if paths else "name a folder with one .json or .json.gz file per rank",
+        )
+    return paths
+
+
+def compare_ranks(folder: Path) -> dict[str, Any]:
+    """The section `communication` of several ranks, with the file of the slowest one."""
+    ranks = sorted((_summary(path) for path in traces_in(folder)), key=lambda rank: (rank.rank, rank.file))
+    for one, other in zip(ranks, ranks[1:]):
+        if one.rank == other.rank:
+            raise DataError(
+                f"two traces belong to rank {one.rank}",
+                where={"one": folder / one.file, "other": folder / other.file},
+                fix="leave one trace of each rank in the folder",
+            )
+    waits = _Waits(ranks)
+    each: list[dict[str, Any]] = []
+    for rank in ranks:
+        late = waits.late[rank.rank]
+        each.append(
+            {
+                "rank": rank.rank,
+                "file": rank.file,
+                "steps": rank.steps,
+                "step_ms": rank.step_ms,
+                "own_ms": max(0.0, rank.step_ms - rank.exposed_ms),
+                "exposed_ms": rank.exposed_ms,
+                # A collective may wait in the background: only what the rank itself waits is a loss.
+                "late_ms": min(late, rank.exposed_ms),
+                "moving_ms": max(0.0, rank.exposed_ms - late),
+                "awaited_ms": waits.awaited[rank.rank],
+                "largest_part": rank.largest_part,
+            }
+        )
+    slowest = max(each, key=lambda row: row["own_ms"])
+    exposed, step = (statistics.fmean(row[name] for row in each) for name in ("exposed_ms", "step_ms"))
+    of = max((rank.of or 0 for rank in ranks), default=0)
+    notes = [UNEQUAL.format(names=", ".join(waits.unequal))] if waits.unequal else []
+    if of > len(ranks):
+        notes.append(f"{of - len(ranks)} of {of} ranks have no trace in the folder")
+    if len({rank.steps for rank in ranks}) > 1:
+        notes.append("the ranks recorded different numbers of steps")
+    return {
+        "ranks": len(ranks),
+        "steps": min(rank.steps for rank in ranks),
+        "slowest": slowest["rank"],
+        "file": str(folder / slowest["file"]),
+        "each": each,
+        "collectives": waits.rows,
+        "exposed_ms": exposed,
+        "exposed_share": exposed / step if step else 0.0,
+        "late_ms": statistics.fmean(row["late_ms"] for row in each),
+        "moving_ms": statistics.fmean(row["moving_ms"] for row in each),
+        "notes": notes,
+    }
+
+
+def _summary(path: Path) -> Rank:
+    trace = read(path)
+    if isinstance(trace.header.get(ABOUT), dict) and MERGED in trace.header[ABOUT]:
+        raise DataError("a merged trace is not one rank's", where={"file": path}, fix="take it out of the folder")
+    nesting, window = steps_of(trace)
+    analysis = analyse_steps(trace, nesting, window)
+    times: defaultdict[tuple[str, int], array[float]] = defaultdict(lambda: array("d"))
+    for item in collectives(nesting, window):
+        times[item.name, item.bytes].append((item.end - item.start) / 1e3)
+    communication = analysis["communication"]
+    parts = [part for part in analysis["parts"] if part["name"] != OTHER] or analysis["parts"]
+    largest = max(parts, key=lambda part: max(part["host_ms"], part["device_ms"] or 0.0))
+    rank, of = rank_of(trace)
+    return Rank(
+        rank=rank,
+        file=path.name,
+        of=of,
+        steps=window.count,
+        step_ms=analysis["window"]["wall_ms"],
+        exposed_ms=communication.get("exposed_ms", 0.0),
+        largest_part=largest["name"],
+        times=dict(times),
+        bytes={row["name"]: row["bytes"] for row in communication.get("rows", ())},
+    )
+
+
+def rank_of(trace: Trace) -> tuple[int, int | None]:
+    """The rank of a trace and the number of ranks: from its header, else the rank from the name of its file."""
+    for field, count in ((ABOUT, "ranks"), ("distributedInfo", "world_size")):
+        facts = trace.header.get(field)
+        if isinstance(facts, dict) and isinstance(facts.get("rank"), int):
+            of = facts.get(count)
+            return facts["rank"], of if isinstance(of, int) else None
+    match = _NUMBER.search(trace.path.name) or _ANY_NUMBER.search(trace.path.name)
+    if match is None:
+        raise DataError(
+            "the trace does not name its rank",
+            where={"file": trace.path},
+            fix="name the file after its rank, such as rank0.json.gz",
+        )
+    return int(match[1]), None
+
+
+class _Waits:
+    """Compares the same occurrence of a collective on all ranks: it ends everywhere at about the same time, so the rank
+    on which it took least arrived last, and what it took longer elsewhere is waiting for that rank."""
+
+    def __init__(self, ranks: list[Rank]) -> None:
+        self.late = dict.fromkeys((rank.rank for rank in ranks), 0.0)
+        """Time per step that a rank waits for later ones."""
+        self.awaited = dict.fromkeys((rank.rank for rank in ranks), 0.0)
+        """Time per step that all others together wait for a rank."""
+        self.unequal: list[str] = []
+        self._awaited: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for key in dict.fromkeys(key for rank in ranks for key in rank.times):
+            self._compare(key, ranks)
+        for by_rank in self._awaited.values():
+            for number, time in by_rank.items():
+                self.awaited[number] += time
+        names = dict.fromkeys(name for rank in ranks for name, _ in rank.times)
+        self.rows = sorted((self._row(name, ranks) for name in names), key=lambda row: (-row["late_ms"], -row["ms"]))
+
+    def _compare(self, key: tuple[str, int], ranks: list[Rank]) -> None:
+        series = [rank.times.get(key, array("d")) for rank in ranks]
+        if len({len(times) for times in series}) > 1 and key[0] not in self.unequal:
+            self.unequal.append(key[0])
+        for occurrence in zip(*series):
+            shortest = min(occurrence)
+            last = ranks[occurrence.index(shortest)].rank
+            for rank, time in zip(ranks, occurrence):
+                self.late[rank.rank] += (time - shortest) / rank.steps
+                self._awaited[key[0]][last] += (time - shortest) / rank.steps
+
+    def _row(self, name: str, ranks: list[Rank]) -> dict[str, Any]:
+        """A collective per step, mean over the ranks."""
+        series = [(rank, times) for rank in ranks for (own, _), times in rank.times.items() if own == name]
+        awaited = self._awaited[name]
+        whole = sum(sum(times) / rank.steps for rank, times in series) / len(ranks)
+        late = sum(awaited.values()) / len(ranks)
+        return {
+            "name": name,
+            "count": sum(len(times) / rank.steps for rank, times in series) / len(ranks),
+            "bytes": statistics.fmean(rank.bytes.get(name, 0.0) for rank in ranks),
+            "ms": whole,
+            "late_ms": late,
+            "moving_ms": max(0.0, whole - late),
+            "awaited_rank": max(awaited, key=lambda number: awaited[number]) if late else None,
+        }

@@ -1,0 +1,294 @@
+"""The report of a trace of torch.profiler, in the terminal (`text`) and as a page (`write_page`)."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import formats as fmt
+from . import page, plots, ranks
+from . import profile_device as device
+from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, cells, definitions
+from .profile_facts import TOP, StepPart, why_missing
+from .text import render
+
+Analysis = dict[str, Any]
+
+EMBEDDED = 5_000_000
+"""A larger gzipped trace does not become part of a page."""
+SMALLEST = 0.02
+"""Regions with a smaller share of the step are drawn together."""
+OTHER = "other"
+STEPS = {
+    "names": "the ranges that name them",
+    "optimizer": "the ends of the optimizer's steps; the trace names none",
+    "whole trace": "no named steps; the whole trace counts as one",
+}
+RANKS_METHOD = (
+    "Own work is the step without the time in which only collectives run. A collective ends on all ranks at about the "
+    "same time: the rank on which it took least arrived last, and what it took longer elsewhere is waiting for a late "
+    "rank. Parts and tables below are those of the slowest rank."
+)
+
+
+def text(analysis: Analysis, *, top: int = TOP) -> str:
+    """The whole report as plain text."""
+    return render(report(analysis, top=top))
+
+
+def write_page(analysis: Analysis, target: Path) -> Path:
+    """The whole report as a page, with the trace in it where it is small enough."""
+    built = report(analysis, viewer=viewer(Path(analysis["file"])))
+    return page.write(page.render(f"{built.name}: trace", [built]), target)
+
+
+def viewer(path: Path) -> Viewer:
+    """The trace for Perfetto, part of the page where its gzip is small enough."""
+    # A trace shrinks 10 to 20 times: packing one that is far too large would only take time.
+    if path.stat().st_size > 40 * EMBEDDED:
+        return Viewer(fmt.printable(path.name))
+    content = path.read_bytes()
+    packed = content if content[:2] == b"\x1f\x8b" else gzip.compress(content, mtime=0)
+    return Viewer(fmt.printable(path.name), base64.b64encode(packed).decode() if len(packed) <= EMBEDDED else "")
+
+
+def report(analysis: Analysis, *, top: int = TOP, viewer: Viewer | None = None) -> Report:
+    # Names in a trace are anybody's text: one pass keeps control characters out of all of it.
+    analysis = fmt.all_printable(analysis)
+    window = analysis["window"]
+    subtitle = [_device(analysis), f"{fmt.time(window['wall_ms'])} per step"]
+    subtitle += [f"torch {analysis['torch']}"] if analysis["torch"] else []
+    return Report(
+        key="trace",
+        title="Trace",
+        name=Path(analysis["file"]).name,
+        subtitle=" · ".join(subtitle),
+        verdict=_sentence(analysis),
+        measured=True,
+        badges=[Badge(f"{analysis['ranks_compared']['ranks']} ranks", "plain")] if "ranks_compared" in analysis else [],
+        tiles=_tiles(analysis),
+        sections=_sections(analysis, top, viewer),
+    )
+
+
+def _sections(analysis: Analysis, top: int, viewer: Viewer | None) -> list[Section]:
+    listed: tuple[tuple[str, str, str, Callable[[], list[Block]]], ...] = (
+        ("ranks", "Ranks", "ranks_compared", lambda: _ranks(analysis["ranks_compared"])),
+        ("parts", "Regions", "parts", lambda: _parts(analysis, top)),
+        ("modules", "Modules", "modules", lambda: _modules(analysis, top)),
+        ("operators", "Operators", "operator_table", lambda: device.operators(analysis, top, _last)),
+        ("kernels", "Kernels", "kernels", lambda: device.kernels(_with_step(analysis), top, _last)),
+        ("idle", "Device idle", "idle", lambda: device.idle(analysis["idle"])),
+        ("transfers", "Copies", "transfers", lambda: device.transfers(analysis["transfers"])),
+        ("communication", "Communication", "communication", lambda: _communication(analysis)),
+    )
+    built: list[Section] = []
+    missing: dict[str, list[str]] = {}
+    for key, title, needs, build in listed:
+        if needs in analysis:
+            reason = why_missing(analysis, needs)
+            if reason:
+                missing.setdefault(reason, []).append(title.lower())
+            else:
+                built.append(Section(key, title, build()))
+    return [*built, Section("file", "The trace", _file(analysis, missing, viewer))]
+
+
+def _with_step(analysis: Analysis) -> Analysis:
+    return {**analysis, "step_ms": {"p50": analysis["window"]["wall_ms"]}}
+
+
+def _device(analysis: Analysis) -> str:
+    used = analysis["window"]["device"]
+    if used is None:
+        return "CPU"
+    names = analysis["devices"]
+    name = names[used] if used < len(names) else f"device {used}"
+    several = analysis["window"]["devices"]
+    return name + (f", the busiest of {several}" if several > 1 else "")
+
+
+def _sentence(analysis: Analysis) -> str:
+    """What takes the time of a step."""
+    compared = analysis.get("ranks_compared")
+    if compared:
+        return _ranks_sentence(compared)
+    window, idle = analysis["window"], analysis["idle"]
+    if "missing" not in idle and idle["wall_ms"]:
+        share, cause = idle["idle_ms"] / idle["wall_ms"], max(idle["causes"], key=lambda name: idle["causes"][name])
+        mostly = f", mostly by {cause}" if idle["idle_ms"] else ""
+        busy, step = fmt.percent(1 - share, 0), fmt.time(idle["wall_ms"])
+        return f"The device is busy for {busy} of a step of {step} and idle for {fmt.percent(share, 0)}{mostly}."
+    rows = [row for row in analysis["parts"] if row["name"] != OTHER]
+    sentence = f"A step takes {fmt.time(window['wall_ms'])}"
+    if rows and window["host_ms"]:
+        largest = max(rows, key=lambda row: row["host_ms"])
+        sentence += f"; {fmt.percent(largest['host_ms'] / window['host_ms'], 0)} of it in the region {largest['name']}"
+    return sentence + "."
+
+
+def _tiles(analysis: Analysis) -> list[Tile]:
+    window = analysis["window"]
+    tiles = [Tile("step", fmt.time(window["wall_ms"]), f"mean of {window['steps']:,} traced steps")]
+    rows = [row for row in analysis["parts"] if row["name"] != OTHER]
+    if rows and window["host_ms"]:
+        largest = max(rows, key=lambda row: row["host_ms"])
+        tiles.append(Tile("largest region", fmt.percent(largest["host_ms"] / window["host_ms"], 0), largest["name"]))
+    operators = analysis["operator_table"].get("rows") or []
+    busiest = max(operators, key=lambda row: row["device_self_ms"] or row["cpu_self_ms"], default=None)
+    if busiest:
+        time = fmt.time(busiest["device_self_ms"] or busiest["cpu_self_ms"])
+        tiles.append(Tile("busiest operator", time, fmt.short(busiest["name"], 40)))
+    idle, communication = analysis["idle"], analysis["communication"]
+    if "missing" not in idle and idle["wall_ms"]:
+        cause = max(idle["causes"], key=lambda name: idle["causes"][name])
+        tiles.append(Tile("device idle", fmt.percent(idle["idle_ms"] / idle["wall_ms"], 0), f"main cause: {cause}"))
+    if "missing" not in communication and window["wall_ms"]:
+        exposed = communication["exposed_ms"]
+        tiles.append(
+            Tile("exposed communication", fmt.percent(exposed / window["wall_ms"], 0), f"{fmt.time(exposed)} of a step")
+        )
+    return tiles
+
+
+def _tree_name(name: str) -> Cell:
+    """The last name of a path, with a mark for every name before it."""
+    return Cell("› " * name.count("/") + _last(name), width=48)
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2] or name
+
+
+def _parts(analysis: Analysis, top: int) -> list[Block]:
+    rows, step = analysis["parts"], analysis["window"]["host_ms"] or 1.0
+    if len(rows) < 2:
+        return [
+            Text("The trace has no regions: torch.profiler.record_function(name) around a piece of code makes one.")
+        ]
+    on_device = rows[0]["device_ms"] is not None
+    table = [
+        cells(
+            _tree_name(row["name"]),
+            fmt.count(row["calls"]) if row["calls"] else fmt.NONE,
+            fmt.time(row["total_ms"]),
+            fmt.percent(row["total_ms"] / step, 1),
+            fmt.time(row["host_ms"]),
+            *((fmt.time(row["device_ms"]), fmt.count(row["kernels"])) if on_device else ()),
+        )
+        for row in rows
+    ]
+    head = ("region", "calls", "host", "of the step", "without inner", *(("device", "kernels") if on_device else ()))
+    note = (
+        "Per step, in the thread of the steps. Device work belongs to the region that launched it; the backward pass "
+        "to the region that waits for it."
+    )
+    return [*_bar(rows, step), Table(head, table, note, top=max(top, 24))]
+
+
+def _bar(rows: list[dict[str, Any]], step: float) -> list[Block]:
+    """The step as one bar of its regions, each without its inner ones."""
+    shares = [(_last(row["name"]), max(0.0, row["host_ms"]) / step) for row in rows if row["name"] != OTHER]
+    large = [(name, share) for name, share in shares if share >= SMALLEST]
+    if not large:
+        return []
+    rest = max(0.0, 1 - math.fsum(share for _, share in large))
+    parts = [StepPart(fmt.short(name, 28), "", share, None) for name, share in [*large, (OTHER, rest)]]
+    return [plots.budget_figure("trace-parts", parts, "the step")]
+
+
+def _modules(analysis: Analysis, top: int) -> list[Block]:
+    rows = analysis["modules"]
+    on_device = any(row["device_ms"] is not None for row in rows)
+    table = [
+        cells(
+            _tree_name(row["name"]),
+            fmt.time(row["total_ms"]),
+            fmt.time(row["host_ms"]),
+            fmt.time(row["backward_ms"]),
+            *((fmt.time(row["device_ms"]),) if on_device else ()),
+        )
+        for row in rows
+    ]
+    head = ("module", "forward, host", "without inner", "backward, host", *(("device",) if on_device else ()))
+    note = "Per step. The backward pass belongs to the module whose forward operator it differentiates."
+    return [Table(head, table, note, top=max(top, 24))]
+
+
+def _communication(analysis: Analysis) -> list[Block]:
+    communication = analysis["communication"]
+    step = analysis["window"]["wall_ms"] or 1.0
+    exposed = communication["exposed_ms"]
+    where = "no other kernel runs" if communication["where"] == "device" else "the step's thread runs no operator"
+    sentence = (
+        f"For {fmt.time(exposed)} of a step ({fmt.percent(exposed / step, 0)}) a collective is under way while {where}."
+    )
+    rows = [
+        cells(
+            Cell(row["name"], width=40),
+            fmt.count(row["count"]),
+            fmt.size(row["bytes"]) if row["bytes"] else fmt.NONE,
+            fmt.time(row["ms"]),
+            fmt.time(row["exposed_ms"]),
+        )
+        for row in communication["rows"]
+    ]
+    return [Text(sentence, "lead"), Table(("collective", "count", "bytes", "time", "exposed"), rows, "Per step.")]
+
+
+def _ranks_sentence(compared: Analysis) -> str:
+    own = {row["rank"]: row["own_ms"] for row in compared["each"]}
+    slowest = own.pop(compared["slowest"])
+    others = math.fsum(own.values()) / len(own)
+    margin = ", by less than 5%" if slowest < 1.05 * others else ""
+    return (
+        f"Rank {compared['slowest']} of {compared['ranks']} is the slowest{margin}: its own work takes "
+        f"{fmt.time(slowest)} per step, that of the others {fmt.time(others)}. Ranks wait in collectives for "
+        f"{fmt.percent(compared['exposed_share'], 0)} of a step: {fmt.time(compared['late_ms'])} for a late rank, "
+        f"{fmt.time(compared['moving_ms'])} for bytes."
+    )
+
+
+def _ranks(compared: Analysis) -> list[Block]:
+    blocks = [Text(f"{note[0].upper()}{note[1:]}.", "warning") for note in compared["notes"]]
+    built: list[Block] = [*blocks, *ranks.rank_blocks("trace", compared, RANKS_METHOD)]
+    rows = [
+        cells(
+            Cell(row["name"], width=40),
+            fmt.count(row["count"]),
+            fmt.size(row["bytes"]) if row["bytes"] else fmt.NONE,
+            *(fmt.time(row[name]) for name in ("ms", "late_ms", "moving_ms")),
+            fmt.NONE if row["awaited_rank"] is None else f"rank {row['awaited_rank']}",
+        )
+        for row in compared["collectives"]
+    ]
+    head = ("collective", "count", "bytes", "time", "for a late rank", "for bytes", "most waited for")
+    note = "Per step, mean over the ranks, whether or not other work runs meanwhile."
+    return [*built, Table(head, rows, note, left=(6,)) if rows else Text("The traces have no collectives.")]
+
+
+def _file(analysis: Analysis, missing: dict[str, list[str]], viewer: Viewer | None) -> list[Block]:
+    window = analysis["window"]
+    unknown = f", {analysis['ignored']:,} of them of unknown kinds" if analysis["ignored"] else ""
+    software = [
+        f"torch {analysis['torch']}" if analysis["torch"] else "",
+        f"CUDA {analysis['cuda']}" if analysis["cuda"] else "",
+    ]
+    rows: list[tuple[str, str | Cell]] = [
+        ("file", f"{analysis['file']}, {fmt.size(analysis['bytes'])}, {analysis['events']:,} events{unknown}"),
+        ("recorded by", ", ".join(name for name in software if name) or "unknown"),
+        ("device", _device(analysis)),
+        (
+            "steps",
+            f"{window['steps']:,}, from {STEPS[window['steps_from']]}" if window["named"] else STEPS["whole trace"],
+        ),
+    ]
+    own = analysis["ranks"]
+    if own:
+        rows.append(("rank", f"{own['rank']} of {own['world_size']}, {own['backend']}"))
+    rows += [(f"missing: {', '.join(titles)}", reason) for reason, titles in missing.items()]
+    return [definitions(rows), *([viewer] if viewer else [])]
