@@ -1,3 +1,37 @@
-"""recperf trains recommendation models, measures them and explains what limits them."""
+"""recperf trains recommendation models, measures them and explains what limits them.
 
-__version__ = "0.1.0"
+    report = recperf.profile(step, batches=loader, model=model)
+
+Importing this imports nothing else: torch is loaded when a name is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .execution.step_profile import Profiler, profile
+    from .runs.step_report import Report, load
+
+__all__ = ["Profiler", "Report", "__version__", "load", "profile"]
+
+_PLACES = {
+    "profile": "execution.step_profile",
+    "Profiler": "execution.step_profile",
+    "load": "runs.step_report",
+    "Report": "runs.step_report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'recperf' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_PLACES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,8 +7,8 @@ import os
 import sys
 import traceback
 
-from .. import __version__
 from ..errors import RecperfError, UsageError, closest
+from ..version import __version__
 from .terminal import print_error
 
 COMMANDS = {

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ... import __version__, places, units
+from ... import places, units
 from ...errors import DataError, MachineError, UsageError
 from ...files import alone, sha256, sync_folder, write_json, writing
+from ...version import __version__
 from .schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE, LICENCE, REPOSITORY, REVISION, SIZES
 
 Say = Callable[[str], None]

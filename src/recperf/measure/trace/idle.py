@@ -22,11 +22,11 @@ _FRAME = re.compile(r"\.py\(\d+\)")
 
 def idle(trace: Trace, nesting: Nesting, window: Window) -> dict[str, Any]:
     """Idle time of the device. Every gap has one cause, so the causes sum to the idle time."""
-    waits = _waits(nesting, window)
+    waits = waits_for_device(nesting, window)
     blocked = merged((call.start, call.end + SLACK_US) for call in (nesting.events[i] for i in waits))
     inputs = Cover(nesting.inputs)
     causes = dict.fromkeys(CAUSES, 0.0)
-    for start, end, following in _gaps(window):
+    for start, end, following in gaps(window):
         causes[_cause(start, end, following, window, inputs, blocked)] += end - start
     wall, idle_us = window.end - window.begin, sum(causes.values())
     scale = 1e3 * window.count
@@ -39,7 +39,7 @@ def idle(trace: Trace, nesting: Nesting, window: Window) -> dict[str, Any]:
     }
 
 
-def _gaps(window: Window) -> list[tuple[float, float, Device | None]]:
+def gaps(window: Window) -> list[tuple[float, float, Device | None]]:
     """Gaps without device work, each with the work that follows it; None after the last."""
     gaps: list[tuple[float, float, Device | None]] = []
     done = window.begin
@@ -61,7 +61,7 @@ def _cause(
     blocked: list[tuple[float, float]],
 ) -> str:
     # Work that was already queued waited for neither the host nor the input.
-    if following is not None and _queued(following, window) <= start:
+    if following is not None and queued(following, window) <= start:
         return "kernel gap"
     if inputs.of(start, end) > 0.5 * (end - start):
         return "input wait"
@@ -69,7 +69,7 @@ def _cause(
     return "sync" if index >= 0 and blocked[index][0] < start <= blocked[index][1] else "host wait"
 
 
-def _queued(work: Device, window: Window) -> float:
+def queued(work: Device, window: Window) -> float:
     """When the host had queued the work."""
     call = window.nesting.launch(work)
     if call == NONE:
@@ -79,7 +79,7 @@ def _queued(work: Device, window: Window) -> float:
     return window.nesting.events[call].end if first is work else first.start
 
 
-def _waits(nesting: Nesting, window: Window) -> list[int]:
+def waits_for_device(nesting: Nesting, window: Window) -> list[int]:
     """Calls inside steps in which the host waits for the device."""
     copies = {work.correlation: work for work in window.work if work.kind == "copy"}
     waits = []

@@ -58,7 +58,7 @@ def record(
     require_writable(path.parent)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     profiler = profile(activities=activities, record_shapes=True)
-    with _filtered_stderr():
+    with filtered_stderr():
         profiler.start()
     before = listen(_Ranges())
     try:
@@ -77,7 +77,7 @@ def record(
             torch.cuda.synchronize()
     finally:
         listen(before)
-        with _filtered_stderr():
+        with filtered_stderr():
             profiler.stop()
     profiler.export_chrome_trace(str(path))
     if not path.is_file():
@@ -86,7 +86,7 @@ def record(
 
 
 @contextmanager
-def _filtered_stderr() -> Iterator[None]:
+def filtered_stderr() -> Iterator[None]:
     """Drop the lines that the profiler's C++ part prints to stderr at any log level; pass on the others."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as captured:

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
 from ...errors import MachineError
 from ...files import write_atomic, writing
+from ...version import __version__
 from .blocks import Cell, Figure, Report, Section
 from .formats import short
 from .svg import NARROW, SETTINGS, WIDE, require_matplotlib

@@ -1,0 +1,218 @@
+"""Profiles any training step: one that is a function, a loop that calls the profiler, or a program that is not changed.
+
+    report = profile(step, batches=loader, model=model)
+
+    with Profiler(model=model) as profiler:
+        for batch in profiler.input(loader):
+            ...
+            profiler.step()
+    report = profiler.report
+
+docs/your-model.md describes them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from ..machine import machine_facts
+from ..measure import peaks as machine_peaks
+from ..measure.attribution import attribute
+from ..measure.ceilings import Ceilings, ceilings_of
+from ..measure.evidence import observed as observed_by
+from ..measure.experiments import confirm as run_experiments
+from ..measure.limits import decide
+from ..measure.observing import Observer
+from ..runs.step_report import KIND, SCHEMA, Report
+
+Experiment = Callable[[dict[str, Any], dict[str, Any]], list[dict[str, Any]]]
+"""Runs experiments for an attribution of what was observed."""
+
+UNKNOWN_KNEE = 16 << 20
+"""Bytes taken for cached where the caches of this machine were not measured."""
+
+__all__ = ["Profiler", "Report", "profile"]
+
+
+class Profiler:
+    """Observes the loop inside its `with` block. `input` surrounds the batches, `step` ends every step.
+
+    `model` names the parts of the step by module. With `light` every step is timed and none is traced for longer than
+    it takes to name the limit. After enough steps the profiler does nothing more.
+    """
+
+    def __init__(
+        self, model: nn.Module | None = None, *, light: bool = False, quiet: bool = False, peaks: bool = True
+    ) -> None:
+        self._model, self._light, self._quiet, self._use_peaks = model, light, quiet, peaks
+        self._observer: Observer | None = None
+        self._report: Report | None = None
+        self._peaks: dict[str, Any] | None = None
+        self._experiment: Experiment | None = None
+
+    def __enter__(self) -> Profiler:
+        self._peaks = self._ceilings_of_machine()
+        self._observer = Observer(knees=self._knees, model=self._model, light=self._light)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._observer is not None:
+            self._observer.close()
+            if kind is None:
+                self._report = self.build()
+
+    def input(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Pass the batches on; the time until each arrives is a wait for input."""
+        iterator = iter(batches)
+        while True:
+            with self.waiting_for_input():
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+            yield batch
+
+    def waiting_for_input(self) -> Any:
+        """A context for code that waits for the next batch."""
+        return self.observer.waiting_for_input()
+
+    def step(self) -> None:
+        """Mark the end of a step."""
+        self.observer.end_step()
+
+    @property
+    def done(self) -> bool:
+        """Whether enough steps were seen."""
+        return self.observer.done
+
+    @property
+    def observer(self) -> Observer:
+        if self._observer is None:
+            raise UsageError("the profiler is not active", fix="with recperf.Profiler() as profiler: ...")
+        return self._observer
+
+    @property
+    def report(self) -> Report:
+        if self._report is None:
+            raise UsageError("the report is ready when the with block of the profiler has ended")
+        return self._report
+
+    def build(self) -> Report:
+        """Divide what was observed and decide."""
+        began = perf_counter()
+        observed = observed_by(self.observer)
+        ceilings = self._ceilings(observed["device"])
+        attribution = attribute(observed, ceilings)
+        experiments = self._experiment(attribution, observed) if self._experiment else []
+        verdict = decide(attribution, observed, ceilings, experiments)
+        return Report(
+            {
+                "kind": KIND,
+                "schema": SCHEMA,
+                "verdict": verdict.as_json(),
+                "shares": attribution["shares"],
+                "parts": observed["parts"],
+                "operators": attribution["operators"],
+                "experiments": experiments,
+                "step_ms": observed["step_ms"],
+                "waits": observed["waits"],
+                "steps": observed["steps"],
+                "device": observed["device"],
+                "threads": observed["threads"],
+                "other_work": observed["other_work"],
+                "overhead": observed["overhead"],
+                "notes": observed["notes"],
+                "machine": machine_facts(),
+                "ceilings": asdict(ceilings) if ceilings else None,
+                "analysis_s": perf_counter() - began,
+            }
+        )
+
+    def _ceilings_of_machine(self) -> dict[str, Any] | None:
+        if not self._use_peaks:
+            return None
+        say = (lambda text: None) if self._quiet else (lambda text: print(f"recperf: {text}", file=sys.stderr))
+        return machine_peaks.require(torch.get_num_threads(), say)
+
+    def _knees(self, device: str) -> tuple[int, int]:
+        ceilings = self._ceilings(device)
+        return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
+
+    def _ceilings(self, device: str) -> Ceilings | None:
+        return ceilings_of(self._peaks, device=device, threads=torch.get_num_threads())
+
+
+def profile(
+    step: Callable[..., object],
+    batches: Iterable[Any] | None = None,
+    model: nn.Module | None = None,
+    *,
+    confirm: bool | None = None,
+    light: bool = False,
+    quiet: bool = False,
+) -> Report:
+    """Run a training step until it is clear what limits it, and return the report.
+
+    `step` is called with the next of the `batches`, or with nothing where there are none. `model` names parts by
+    module. The verdict is confirmed by experiments that repeat the step: with a batch in memory, twice the batch, half
+    the threads, hot ids, as a CUDA graph. They run where they take under 10 s; `confirm=True` always runs them,
+    `confirm=False` never.
+    """
+    takes_batch = batches is not None and _takes_argument(step)
+    last: list[Any] = []
+
+    def experiment(attribution: dict[str, Any], observed: dict[str, Any]) -> list[dict[str, Any]]:
+        if confirm is False or light or not observed["operators"]:
+            return []
+        budget = {} if confirm is None else {"seconds": 600.0}
+        return run_experiments(step, last[0] if last else None, bool(last), attribution, observed, **budget)
+
+    profiler = Profiler(model, light=light, quiet=quiet)
+    profiler._experiment = experiment
+    with profiler:
+        for batch in _endless(profiler, batches):
+            if takes_batch:
+                last[:] = [batch]
+                step(batch)
+            else:
+                step()
+            profiler.step()
+            if profiler.done:
+                break
+    return profiler.report
+
+
+def _takes_argument(step: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(step).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def _endless(profiler: Profiler, batches: Iterable[Any] | None) -> Iterator[Any]:
+    """Batches again and again; ends where they cannot be read a second time."""
+    if batches is None:
+        while True:
+            yield None
+    while True:
+        count = 0
+        for batch in profiler.input(batches):
+            count += 1
+            yield batch
+        if not count:
+            return

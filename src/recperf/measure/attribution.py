@@ -1,0 +1,165 @@
+"""Attributes every nanosecond of a step to one limit, from what was observed and the measured ceilings. Torch-free.
+
+Each operator is classified by its own counted work. First the cost of calling it is taken off. What remains goes to the
+roof that explains it: arithmetic, streaming, random rows, or data in a cache. An operator that is far below every roof
+keeps its remaining time under its own name. Work that would take longer at the ceiling than it took means that the
+ceiling does not apply, and is not believed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from .ceilings import Ceilings
+
+LIMITS = (
+    "input", "blocked", "python", "dispatch", "launch", "sync", "transfer", "compute", "bandwidth", "latency", "cache",
+    "communication", "operator",
+)  # fmt: skip
+EXPLAINED = 0.3
+"""Share of an operator's time that a roof must explain to get all of it; below it is far from every roof."""
+BELIEVED = 1.5
+"""Work at the ceiling may take this much longer than it took before the ceiling does not apply: ceilings are medians of
+other work, and vary by less."""
+SMALL = 0.25
+"""An operator whose work takes less than this part of a call's cost computes nothing to speak of."""
+CALLS = 4.0
+"""Such an operator may take this many times the cost of the simplest call of its kind and still be only a call."""
+INSIDE = 0.65
+"""Part of a call's cost that is inside the operator; the rest is Python's way to it. Used where it was not measured."""
+_KINDS = {
+    "view": "view t transpose permute reshape expand slice select squeeze unsqueeze as_strided detach alias unbind "
+    "split chunk narrow flatten lift_fresh _unsafe_view expand_as unflatten numpy_T",
+    "allocate": "empty empty_like empty_strided new_empty resize_ set_ new_empty_strided empty_permuted",
+    "copy": "copy_ to _to_copy clone contiguous zeros zero_ fill_ ones zeros_like ones_like full",
+    "product": "mm addmm bmm baddbmm linear matmul convolution _convolution conv1d conv2d mkldnn_convolution einsum "
+    "convolution_backward dot mv",
+    "reduction": "sum mean amax amin max min norm any all argmax linalg_vector_norm var std",
+    "index": "index_select index gather embedding take index_put_ _index_put_impl_ index_add_ scatter_add_ sort topk "
+    "embedding_dense_backward nonzero unique cumsum cat stack",
+    "embedding_bag": "_embedding_bag embedding_bag _embedding_bag_forward_only _embedding_bag_backward "
+    "_embedding_bag_dense_backward",
+}
+_KIND_OF = {f"aten::{name}": kind for kind, names in _KINDS.items() for name in names.split()}
+
+
+def kind_of_call(name: str) -> str:
+    """The kind of call whose measured cost stands for the cost of calling this operator."""
+    if name.startswith("autograd::") or name.endswith(("Backward", "Backward0", "AccumulateGrad")):
+        return "node"
+    return _KIND_OF.get(name, "elementwise")
+
+
+def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, Any]:
+    """Shares of the step by limit, which sum to 1, and each operator's time by limit.
+
+    Without ceilings, operators cannot be divided: all of their time is under `operator`.
+    """
+    times: defaultdict[str, float] = defaultdict(float)
+    for limit, ms in observed["waits"].items():
+        times[limit] += ms
+    python = observed["waits"].get("python", 0.0)
+    rows = []
+    for operator in observed["operators"]:
+        limits, note = classify(operator, ceilings, observed.get("inside") or INSIDE)
+        on_host = limits.pop("_outside", 0.0)
+        moved = min(on_host, python)
+        python -= moved
+        times["python"] -= moved
+        times["dispatch"] += moved
+        for limit, ms in limits.items():
+            times[limit] += ms
+        rows.append({**operator, "limits": limits, "note": note})
+    whole = sum(times.values())
+    shares = {limit: max(0.0, times[limit]) / whole if whole > 0 else 0.0 for limit in LIMITS}
+    total = sum(shares.values())
+    if total > 0:
+        shares = {limit: share / total for limit, share in shares.items()}
+    return {"shares": shares, "operators": rows}
+
+
+def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> tuple[dict[str, float], str]:
+    """The time of an operator (ms per step) by limit, and a note where a ceiling does not apply."""
+    together = operator.get("parallel") or 1.0
+    if together > 1:
+        # Classified by the time it took in its own thread, then scaled to its share of the step.
+        alone, note = classify({**operator, "ms": operator["ms"] * together, "parallel": 1.0}, ceilings, inside)
+        return {limit: ms / together for limit, ms in alone.items()}, note
+    ms = operator["ms"]
+    if operator.get("communication"):
+        return {"communication": ms}, ""
+    if ceilings is None:
+        return {"operator": ms}, ""
+    calls = operator["calls"]
+    device = bool(operator.get("kernels"))
+    limits: defaultdict[str, float] = defaultdict(float)
+    if device:
+        call_ms = operator["kernels"] * ceilings.kernel_ns / 1e6
+        dispatch = min(ms, call_ms)
+    else:
+        kind = operator["kind"]
+        cost = ceilings.calls.get(kind) or ceilings.calls["elementwise"]
+        if kind in ("elementwise", "product", "index", "reduction") and operator.get("grad"):
+            cost += max(0.0, ceilings.calls["elementwise_grad"] - ceilings.calls["elementwise"])
+        call_ms = calls * cost / 1e6
+        dispatch = min(ms, inside * call_ms)
+        limits["_outside"] = operator["python_calls"] * (1 - inside) * cost / 1e6
+    roofs, note = _roofs(operator, ceilings, ms - dispatch)
+    work = max(roofs["compute"], roofs["bandwidth"] + roofs["latency"] + roofs["cache"])
+    rest = ms - dispatch
+    if work < SMALL * call_ms and ms <= CALLS * call_ms:
+        limits["dispatch"] += ms
+        return dict(limits), note
+    limits["dispatch"] += dispatch
+    if rest <= 0:
+        return dict(limits), note
+    memory = roofs["bandwidth"] + roofs["latency"] + roofs["cache"]
+    explained = min(rest, max(roofs["compute"], memory))
+    if explained >= EXPLAINED * rest:
+        explained = rest
+    if roofs["compute"] >= memory and explained:
+        limits["compute"] += explained
+    elif memory:
+        for limit in ("bandwidth", "latency", "cache"):
+            limits[limit] += explained * roofs[limit] / memory
+    limits["operator"] += rest - explained
+    return {limit: time for limit, time in limits.items() if time > 0}, note
+
+
+def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[dict[str, float], str]:
+    """Time in ms that the operator's work takes at each ceiling, without those that cannot apply."""
+    flops, precision = operator.get("flops") or 0, operator.get("precision") or "float32"
+    rate = ceilings.flops.get(precision) or ceilings.flops["float32"]
+    rows, row_bytes, missed = operator.get("rows") or 0, operator.get("row_bytes") or 0, operator.get("missed") or 0
+    moved, beyond, fresh = (operator.get(name) or 0 for name in ("bytes", "beyond", "fresh"))
+    streamed = max(0, moved - rows * row_bytes)
+    beyond = min(beyond, streamed)
+    fresh = min(fresh, beyond)
+    roofs = {
+        "compute": flops / rate * 1e3,
+        "bandwidth": ((beyond - fresh) / ceilings.copy + fresh / ceilings.first_touch) * 1e3,
+        "latency": missed * ceilings.row_ns(row_bytes) / 1e6 if missed else 0.0,
+        "cache": (streamed - beyond) / ceilings.cached * 1e3,
+    }
+    if rows > missed:
+        roofs["cache"] += (rows - missed) * ceilings.row_ns(row_bytes, cached=True) / 1e6
+    notes: list[str] = []
+    if operator.get("fused"):
+        # A compiler needs at most the bytes of the operators it fused, and they are all that is known.
+        roofs["bandwidth"] = min(roofs["bandwidth"], rest)
+        return roofs, ""
+    if roofs["compute"] > BELIEVED * rest and flops:
+        notes.append(f"the counted FLOPs would take {roofs['compute'] / max(rest, 1e-9):.1f} times as long as measured")
+        roofs["compute"] = 0.0
+    if roofs["bandwidth"] > BELIEVED * rest:
+        # Faster than memory: the data was in a cache after all.
+        notes.append(f"its bytes would take {roofs['bandwidth'] / max(rest, 1e-9):.1f} times as long from memory")
+        roofs["bandwidth"], roofs["cache"] = 0.0, roofs["cache"] + beyond / ceilings.cached * 1e3
+    if roofs["latency"] > BELIEVED * rest:
+        notes.append(f"its rows would take {roofs['latency'] / max(rest, 1e-9):.1f} times as long from memory")
+        roofs["latency"] = 0.0
+        roofs["cache"] += missed * ceilings.row_ns(row_bytes, cached=True) / 1e6
+    if roofs["cache"] > BELIEVED * rest and rest > 0:
+        roofs["cache"] = rest
+    return roofs, "; ".join(notes) and "the ceiling does not apply: " + "; ".join(notes)

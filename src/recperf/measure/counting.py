@@ -1,0 +1,350 @@
+"""Counts the work of every operator of a step: FLOPs, bytes, where the bytes come from, and the rows of random access.
+
+A dispatch mode sees each operator with its tensors, so nothing is counted by hand: FLOPs come from torch's own counter,
+bytes from the sizes of the tensors. Which bytes come from memory follows from the order of accesses: a tensor is still
+cached where the step touched fewer bytes than the measured knee since it last touched that tensor.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from time import perf_counter_ns, thread_time_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+PAGE = resource.getpagesize()
+MOST_IDS = 1 << 22
+"""Ids of one call that are looked at; a longer list is counted by its first part."""
+_READS_ROWS = {
+    "aten::embedding": (0, 1),
+    "aten::index_select": (0, 2),
+    "aten::index": (0, 1),
+    "aten::gather": (0, 2),
+    "aten::take": (0, 1),
+    "aten::_embedding_bag": (0, 1),
+    "aten::_embedding_bag_forward_only": (0, 1),
+    "aten::embedding_bag": (0, 1),
+}
+"""Operators that read random rows: the positions of the table and of the ids among their arguments."""
+_WRITES_ROWS = {
+    "aten::index_add_": (0, 2),
+    "aten::index_add": (0, 2),
+    "aten::index_put_": (0, 1),
+    "aten::_index_put_impl_": (0, 1),
+    "aten::index_put": (0, 1),
+    "aten::index_copy_": (0, 2),
+    "aten::scatter_add_": (0, 2),
+    "aten::scatter_add": (0, 2),
+    "aten::scatter_": (0, 2),
+    "aten::embedding_dense_backward": (-1, 1),
+}
+"""The same for operators that update rows; -1: the table is the result."""
+_ONLY_WRITTEN = {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"}
+"""In-place operators that do not read what they overwrite."""
+_CPU_ATTENTION = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": 1.0,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 2.5,
+}
+"""Attention on a CPU, which torch's counter leaves out, with its FLOPs relative to the forward pass."""
+
+
+@dataclass(slots=True)
+class Work:
+    """The counted work of one call of an operator."""
+
+    name: str
+    flops: int = 0
+    precision: str = ""
+    """Precision of the product: float32, tf32, bfloat16, ..."""
+    bytes: int = 0
+    """Bytes read and written; of a table only the rows that are used."""
+    beyond: int = 0
+    """Those of them that no cache can hold until they are used again."""
+    fresh: int = 0
+    """Bytes written to memory that the process did not have before, so that the system maps and clears it."""
+    rows: int = 0
+    """Random rows read or written."""
+    row_bytes: int = 0
+    missed: int = 0
+    """Those rows that come from memory."""
+    table_rows: int = 0
+    distinct: int = 0
+    """Different rows among them."""
+    off_ns: int = 0
+    """Time inside the call in which its thread did not run: it waited for other threads."""
+    position: int = 0
+    """Bytes that all steps had touched before this call."""
+    ids: tuple[int, Tensor] | None = field(default=None, repr=False)
+    """The table's address and the ids, until `missed` is known."""
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lists the work of the operators that the current thread calls while it is active, one list per step."""
+
+    def __init__(self, knee: int, stream_knee: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.knee = knee
+        self.steps: list[list[Work]] = []
+        self._memory = _Memory(stream_knee)
+        self._owner = threading.get_ident()
+
+    def begin_step(self) -> None:
+        self.steps.append([])
+        self._memory.begin_step()
+
+    def result(self) -> list[Work]:
+        """The work of the last step; the steps before it tell what the caches hold."""
+        if not self.steps:
+            return []
+        _resolve_rows(self.steps, self.knee, self._memory.step_bytes)
+        return self.steps[-1]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._overloadpacket not in flop_registry:
+            # An operator that only calls others, which inference mode does not take apart, is counted by those.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        wall, cpu = perf_counter_ns(), thread_time_ns()
+        result = func(*args, **kwargs)
+        cpu, wall = thread_time_ns() - cpu, perf_counter_ns() - wall
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+        if self.steps:
+            with torch._C._DisableTorchDispatch():
+                work = self._count(func, args, kwargs, result, faults)
+            work.off_ns = max(0, wall - cpu)
+            self.steps[-1].append(work)
+        return result
+
+    def _count(self, func: Any, args: Any, kwargs: Any, result: Any, faults: int) -> Work:
+        work = Work(func._schema.name)
+        inputs, outputs = list(_tensors((args, kwargs.values()))), list(_tensors(result))
+        work.flops, work.precision = _flops(func, args, kwargs, result, inputs)
+        if _is_view(func, inputs, outputs):
+            return work
+        rows = _random_rows(work.name, args, result)
+        if rows is not None:
+            self._count_rows(work, *rows)
+        table = rows[0] if rows is not None else None
+        written = _written(func, args, kwargs)
+        for tensor in inputs:
+            if tensor is not table:
+                factor = (
+                    1 if id(tensor) in written and _base(work.name) in _ONLY_WRITTEN else 1 + (id(tensor) in written)
+                )
+                self._touch(work, tensor, factor)
+        known = {id(tensor) for tensor in inputs}
+        for tensor in outputs:
+            if id(tensor) not in known and (tensor is not table or work.name.endswith("dense_backward")):
+                self._touch(work, tensor, 1)
+        if faults and not any(tensor.is_cuda for tensor in outputs):
+            work.fresh = min(faults * PAGE, sum(_size(tensor) for tensor in outputs) or faults * PAGE)
+        return work
+
+    def _touch(self, work: Work, tensor: Tensor, factor: int) -> None:
+        size = _size(tensor)
+        if size:
+            work.bytes += factor * size
+            if self._memory.touch(_address(tensor), size):
+                work.beyond += factor * size
+
+    def _count_rows(self, work: Work, table: Tensor, ids: Tensor) -> None:
+        if not ids.numel() or not table.numel():
+            return
+        work.row_bytes = max(1, table.numel() // table.shape[0] if table.dim() > 1 else 1) * table.element_size()
+        work.rows, work.table_rows = ids.numel(), table.shape[0] if table.dim() else 1
+        if work.name in ("aten::gather", "aten::scatter_add_", "aten::scatter_add", "aten::scatter_"):
+            work.row_bytes = table.element_size()
+            work.table_rows = table.numel()
+        work.bytes += work.rows * work.row_bytes
+        flat = ids.detach().reshape(-1)[:MOST_IDS]
+        distinct = torch.unique(flat.nonzero().reshape(-1) if flat.dtype == torch.bool else flat).cpu()
+        work.distinct = round(distinct.numel() * (work.rows / min(work.rows, MOST_IDS)))
+        work.ids, work.position = (_address(table), distinct), self._memory.touched
+        self._memory.touched += work.distinct * work.row_bytes
+
+
+class _Memory:
+    """The bytes touched since each tensor was last touched, as a cache that replaces the oldest would hold them."""
+
+    LONGEST = 4096
+    """Tensors looked back over; that many small ones are cached whatever lies between."""
+
+    def __init__(self, knee: int) -> None:
+        self.knee = knee
+        self._order: OrderedDict[Any, int] = OrderedDict()
+        self._step: dict[Any, int] = {}
+        self.touched = 0
+        """Bytes of all accesses so far."""
+
+    def begin_step(self) -> None:
+        self._step = {}
+
+    @property
+    def step_bytes(self) -> int:
+        """Different bytes that the current step touched."""
+        return sum(self._step.values())
+
+    def touch(self, key: Any, size: int) -> bool:
+        """Whether these bytes come from memory; they are the latest ones from now on."""
+        self.touched += size
+        beyond = size > self.knee or not self._cached(key, size)
+        self._order.pop(key, None)
+        self._order[key] = self._step[key] = size
+        return beyond
+
+    def _cached(self, key: Any, size: int) -> bool:
+        if key not in self._order:
+            # Seen for the first time: written by nobody yet, so it does not come from a cache.
+            return False
+        between = size
+        for count, (other, other_size) in enumerate(reversed(self._order.items())):
+            if other == key or count > self.LONGEST:
+                return True
+            between += other_size
+            if between > self.knee:
+                return False
+        return True
+
+
+def _resolve_rows(steps: list[list[Work]], knee: int, step_bytes: int) -> None:
+    """Decide how many of the last step's rows come from memory.
+
+    A row is cached if the whole step fits the cache and so does its table, or if the row was used so recently that what
+    was touched in between fits.
+    """
+    calls: defaultdict[int, list[Work]] = defaultdict(list)
+    for work in (work for step in steps for work in step):
+        if work.ids is not None:
+            calls[work.ids[0]].append(work)
+    latest = {id(work) for work in steps[-1]}
+    rows = sum(_distinct([work for work in group if id(work) in latest]) for group in calls.values())
+    step_bytes += rows
+    for group in calls.values():
+        table_bytes = group[-1].row_bytes * group[-1].table_rows
+        for position, work in enumerate(group):
+            if id(work) not in latest or work.ids is None:
+                continue
+            ids = work.ids[1]
+            recent = [
+                before.ids[1] for before in group[:position] if before.ids and work.position - before.position <= knee
+            ]
+            if step_bytes <= knee and table_bytes <= knee:
+                work.missed = 0
+            else:
+                work.missed = int((~torch.isin(ids, torch.cat(recent))).sum()) if recent else ids.numel()
+    for work in (work for step in steps for work in step):
+        work.ids = None
+
+
+def _distinct(calls: list[Work]) -> int:
+    """Bytes of the different rows of one table that some calls use."""
+    ids = [work.ids[1] for work in calls if work.ids is not None]
+    return torch.unique(torch.cat(ids)).numel() * calls[-1].row_bytes if ids else 0
+
+
+def row_arguments(name: str) -> int | None:
+    """The position of the ids among the arguments of an operator that accesses random rows."""
+    places = _READS_ROWS.get(name) or _WRITES_ROWS.get(name)
+    return None if places is None else places[1]
+
+
+def _random_rows(name: str, args: Any, result: Any) -> tuple[Tensor, Tensor] | None:
+    """The table and the ids of an operator that accesses random rows."""
+    places = _READS_ROWS.get(name) or _WRITES_ROWS.get(name)
+    if places is None or len(args) <= places[1]:
+        return None
+    table = result if places[0] < 0 else args[places[0]]
+    ids = args[places[1]]
+    if isinstance(ids, (list, tuple)):
+        present = [item for item in ids if isinstance(item, Tensor)]
+        ids = present[0] if len(present) == 1 else None
+    if not isinstance(table, Tensor) or not isinstance(ids, Tensor) or ids.dtype.is_floating_point:
+        return None
+    return table, ids
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any, inputs: list[Tensor]) -> tuple[int, str]:
+    count = flop_registry.get(func._overloadpacket)
+    name = func._schema.name
+    try:
+        if count is not None:
+            flops = int(count(*args, **kwargs, out_val=result))
+        elif name in _CPU_ATTENTION:
+            first = 1 if "backward" in name else 0
+            query, key, value = (tensor.shape for tensor in inputs[first : first + 3])
+            flops = int(_CPU_ATTENTION[name] * sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+        else:
+            return 0, ""
+    except (RuntimeError, TypeError, ValueError, AssertionError, IndexError):
+        return 0, ""
+    return flops, _precision(inputs)
+
+
+def _precision(inputs: list[Tensor]) -> str:
+    tensor = next((tensor for tensor in inputs if tensor.dtype.is_floating_point), None)
+    if tensor is None:
+        return "float32"
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name == "float32" and tensor.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        return "tf32"
+    return name
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)) or (
+        hasattr(values, "__iter__") and not isinstance(values, (str, bytes, dict))
+    ):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes of the different elements: expanded dimensions repeat them. 0 for sparse tensors, which have no strides."""
+    if tensor.layout != torch.strided:
+        return 0
+    sizes: Iterable[int] = (n for n, stride in zip(tensor.shape, tensor.stride()) if stride or n == 0)
+    return prod(sizes) * tensor.element_size()
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return id(tensor)
+
+
+def _is_view(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Whether the operator returns another view of an input without touching its data."""
+    aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
+    if not outputs or not aliases or any(alias.is_write for alias in aliases):
+        return func._schema.name in ("aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty")
+    return True
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> set[int]:
+    """The identities of the tensors that the operator changes in place."""
+    written: set[int] = set()
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            written |= {id(tensor) for tensor in _tensors(value)}
+    return written
+
+
+def _base(name: str) -> str:
+    return name.rpartition("::")[2]

@@ -1,0 +1,325 @@
+"""Turns what an observer saw into plain figures about a step: waits, operators with their time and counted work."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import lru_cache
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
+
+from .attribution import kind_of_call
+from .counting import Work
+from .device_times import device_times
+from .observing import MODULE, Observer, all_threads
+from .timeline import Call, StepTimes, step_times
+from .trace.nesting import NONE, Nesting
+from .trace.read import STEP_OF_TORCH, Host
+from .trace.record import PART, STEP, filtered_stderr
+from .trace.window import Window
+from .trace.work import flops, moved
+
+FUSED = ("CompiledFxGraph", "Torch-Compiled Region")
+_CALIBRATION = 400
+
+
+@lru_cache(maxsize=1)
+def event_cost() -> tuple[float, float]:
+    """(us that recording one operator adds outside of it, part of a call's cost that is inside the operator)."""
+    one = torch.ones(16)
+
+    def calls() -> float:
+        began = perf_counter_ns()
+        for _ in range(_CALIBRATION):
+            one + one
+        return (perf_counter_ns() - began) / _CALIBRATION / 1e3
+
+    calls()
+    plain = min(calls() for _ in range(5))
+    profiler = torch_profile(
+        activities=[ProfilerActivity.CPU], record_shapes=True, experimental_config=all_threads(), acc_events=True
+    )
+    with filtered_stderr():
+        profiler.start()
+    calls()
+    traced = min(calls() for _ in range(3))
+    with filtered_stderr():
+        profiler.stop()
+    results: Any = profiler.profiler
+    lengths = [event.duration_ns() / 1e3 for event in results.kineto_results.events()]
+    inside = median(lengths) if lengths else 0.65 * plain
+    return max(0.0, traced - plain), min(0.95, max(0.3, inside / plain))
+
+
+def observed(observer: Observer) -> dict[str, Any]:
+    """The figures of a step, in ms; see attribution.py for how they are divided."""
+    plain, inputs = observer.plain, observer.plain_input
+    count = max(1, len(plain))
+    walls = [(moment.wall - moment.waiting) / 1e6 for moment in plain]
+    step_ms = sum(walls) / count
+    input_ms = sum(moment.wall - moment.waiting for moment in inputs) / count / 1e6
+    off_ms = sum(max(0, m.off - i.off) for m, i in zip(plain, inputs)) / count / 1e6
+    overhead_ns = observer.cost_per_step()
+    result: dict[str, Any] = {
+        "device": "cpu",
+        "threads": observer.threads,
+        "steps": {"seen": observer.seen, "plain": len(plain), "traced": len(observer.traced)},
+        "step_ms": _spread([moment.wall / 1e6 for moment in plain]),
+        "other_work": observer.others,
+        "preempted": sum(m.waiting for m in plain) / max(1, sum(m.wall for m in plain)),
+        "overhead": {"ns": overhead_ns, "share": overhead_ns / 1e6 / step_ms if step_ms else 0.0},
+        "waits": {"input": input_ms},
+        "operators": [],
+        "parts": [],
+        "notes": [],
+    }
+    if observer.trace is None or not observer.traced:
+        result["notes"].append("no step was traced: operators are not known")
+        result["waits"]["blocked"] = off_ms
+        result["waits"]["unknown"] = max(0.0, step_ms - input_ms - off_ms)
+        return result
+    works = observer.counter.result() if observer.counter else []
+    result["steps"]["counted"] = len(observer.counter.steps) if observer.counter else 0
+    cost_us, result["inside"] = event_cost()
+    nesting = Nesting(observer.trace, steps_name=STEP, parts_prefix=PART)
+    window = Window(observer.trace, nesting)
+    parts = Parts(nesting)
+    times = step_times(nesting, window, works, parts.of, cost_us)
+    if window.work:
+        _on_device(result, observer, nesting, window, times, off_ms)
+    else:
+        _on_host(result, observer, times, works, step_ms, input_ms, off_ms)
+    result["operators"] = rows(times, works, on_device=bool(window.work))
+    result["parts"] = part_rows(result["operators"])
+    return result
+
+
+def _on_host(
+    result: dict[str, Any],
+    observer: Observer,
+    times: StepTimes,
+    works: list[Work],
+    step_ms: float,
+    input_ms: float,
+    off_ms: float,
+) -> None:
+    """Scale the traced times to the plain steps, which no profiler slowed."""
+    in_operators = sum(work.off_ns for work in works) / 1e6
+    beside = times.beside_us / 1e3 / times.steps
+    # A thread that waits inside an operator waits for the operator's own threads.
+    blocked = max(0.0, off_ms - in_operators - beside)
+    traced_off = sum(moment.off for moment in observer.traced) / len(observer.traced) / 1e6
+    outside = times.outside_us / 1e3 / times.steps
+    python = max(0.0, outside - max(0.0, traced_off - in_operators - beside))
+    inside = sum(call.us for call in times.calls) / 1e3 / times.steps
+    rest = max(0.0, step_ms - input_ms - blocked)
+    scale = rest / (python + inside) if python + inside > 0 else 0.0
+    for call in times.calls:
+        call.us *= scale
+    result["waits"] |= {"blocked": blocked, "python": python * scale}
+    result["scale"] = scale
+
+
+def _on_device(
+    result: dict[str, Any], observer: Observer, nesting: Nesting, window: Window, times: StepTimes, off_ms: float
+) -> None:
+    """Device times are those of the trace; idle times are scaled to the plain steps, whose host was not slowed."""
+    device = device_times(nesting, window)
+    steps = times.steps
+    blocks = [ns / count / 1e6 for count, ns in observer.blocks]
+    step_ms = median(blocks) if blocks else result["step_ms"]["p50"]
+    busy = device.busy_us / 1e3 / steps
+    waits = {name: us / 1e3 / steps for name, us in device.waits.items()}
+    idle = {name: waits.get(name, 0.0) for name in ("input", "sync", "launch", "python", "dispatch")}
+    left = max(0.0, step_ms - busy)
+    scale = left / sum(idle.values()) if sum(idle.values()) > 0 else 0.0
+    idle = {name: ms * min(scale, 1.0 if name == "dispatch" else scale) for name, ms in idle.items()}
+    beside = times.beside_us / 1e3 / steps
+    blocked = min(idle["python"], max(0.0, off_ms - beside))
+    idle["python"] -= blocked
+    result["step_ms"] = _spread(blocks) if len(blocks) > 2 else result["step_ms"]
+    result["device"] = torch.cuda.get_device_name()
+    result["waits"] = {
+        **idle, "blocked": blocked,
+        "transfer": waits.get("transfer", 0.0), "communication": waits.get("communication", 0.0),
+    }  # fmt: skip
+    result["busy_ms"] = busy
+    by_event = {id(call.event): call for call in times.calls}
+    owners = _owners(nesting, by_event)
+    extra: list[Call] = []
+    for origin, (us, kernels) in device.by_origin.items():
+        call = owners(origin)
+        if call is None:
+            name = nesting.events[origin].name if origin != NONE else "(launched outside of the steps)"
+            call = Call(name, None, 0.0, None, False, _NO_EVENT)
+            extra.append(call)
+        call.device_us += us
+        call.kernels += kernels
+    for name, (us, kernels) in device.graph.items():
+        extra.append(Call(name, "CUDA graph", 0.0, None, False, _NO_EVENT, us, kernels))
+    times.calls = [call for call in [*times.calls, *extra] if call.device_us > 0]
+    for call in times.calls:
+        call.us = call.device_us
+
+
+_NO_EVENT = Host("op", "", 0.0, 0.0, "", None, None, None)
+
+
+def _owners(nesting: Nesting, by_event: dict[int, Call]) -> Any:
+    """A function from an event to the nearest call at or above it that was timed."""
+
+    def owner(index: int) -> Call | None:
+        while index != NONE:
+            call = by_event.get(id(nesting.events[index]))
+            if call is not None:
+                return call
+            index = nesting.parent[index]
+        return None
+
+    return owner
+
+
+class Parts:
+    """The part of the program that every event belongs to: a span, a named region or a module.
+
+    A node of the backward pass belongs to the part whose forward pass created it.
+    """
+
+    def __init__(self, nesting: Nesting) -> None:
+        self.nesting = nesting
+        self._names = [self._range(index) for index in range(len(nesting.events))]
+        self._forward: dict[int, str] = {}
+        for index, event in enumerate(nesting.events):
+            if event.kind == "op" and event.sequence is not None and not _is_node(event.name):
+                name = self._names[index]
+                if name is not None and self._node(index) == NONE:
+                    self._forward[event.sequence] = name
+
+    def of(self, index: int) -> str | None:
+        node = self._node(index)
+        if node != NONE:
+            sequence = self.nesting.events[node].sequence
+            forward = self._forward.get(sequence) if sequence is not None else None
+            if forward is not None:
+                return f"{forward} (backward)"
+        return self._names[index]
+
+    def _node(self, index: int) -> int:
+        while index != NONE and not _is_node(self.nesting.events[index].name):
+            index = self.nesting.parent[index]
+        return index
+
+    def _range(self, index: int) -> str | None:
+        while index != NONE:
+            event = self.nesting.events[index]
+            if event.kind == "range" and not event.name.startswith((STEP, STEP_OF_TORCH)):
+                return region_name(event.name)
+            index = self.nesting.parent[index]
+        return None
+
+
+def _is_node(name: str) -> bool:
+    return name.startswith("autograd::engine::evaluate_function")
+
+
+def region_name(name: str) -> str:
+    """The name of a region as its author knows it."""
+    for prefix in (PART, MODULE, "Optimizer.step#", "Optimizer.zero_grad#"):
+        if name.startswith(prefix):
+            short = name.removeprefix(prefix)
+            return {"Optimizer.step#": f"optimizer {short}", "Optimizer.zero_grad#": f"optimizer {short}"}.get(
+                prefix, short
+            )
+    return name
+
+
+def rows(times: StepTimes, works: list[Work], *, on_device: bool) -> list[dict[str, Any]]:
+    """Operators per step, those of equal name, part and size of work together."""
+    fused = _fused(times, works)
+    groups: defaultdict[tuple[Any, ...], list[tuple[Call, Any]]] = defaultdict(list)
+    for call in times.calls:
+        work = call.work or fused.get(id(call)) or (_from_shapes(call.event) if call.beside else None)
+        key = (
+            call.name,
+            call.part,
+            *(_magnitude(getattr(work, name, 0)) for name in ("flops", "bytes", "beyond", "rows")),
+        )
+        groups[key].append((call, work))
+    steps = times.steps
+    table = []
+    for (name, part, *_), members in groups.items():
+        calls = [call for call, _ in members]
+        counted = [work for _, work in members if work is not None]
+        row: dict[str, Any] = {
+            "name": name,
+            "part": part,
+            "kind": kind_of_call(name),
+            "calls": len(members) / steps,
+            "python_calls": sum(call.python for call in calls) / steps,
+            "ms": sum(call.us for call in calls) / 1e3 / steps,
+            "kernels": sum(call.kernels for call in calls) / steps,
+        }
+        for figure in ("flops", "bytes", "beyond", "fresh", "rows", "missed", "distinct"):
+            row[figure] = sum(getattr(work, figure) for work in counted) / steps
+        for fact in ("precision", "row_bytes", "table_rows"):
+            row[fact] = next((getattr(work, fact) for work in counted if getattr(work, fact)), None)
+        row["parallel"] = max(call.parallel for call in calls)
+        row["counted"] = len(counted) == len(members)
+        if any(id(call) in fused for call in calls):
+            row["fused"] = True
+        table.append(row)
+    table.sort(key=lambda row: -row["ms"])
+    return table
+
+
+def _fused(times: StepTimes, works: list[Work]) -> dict[int, Work]:
+    """The work of operators that were counted but that the trace does not show: a compiler fused them."""
+    regions = [call for call in times.calls if any(mark in call.name for mark in FUSED)]
+    if not regions:
+        return {}
+    shown = {call.name for call in times.calls}
+    hidden = [work for work in works if work.name not in shown]
+    whole = sum(call.us for call in regions) or 1.0
+    result = {}
+    for call in regions:
+        share = call.us / whole * times.steps
+        work = Work(call.name)
+        for figure in ("flops", "bytes", "beyond", "rows", "missed"):
+            setattr(work, figure, round(share * sum(getattr(item, figure) for item in hidden)))
+        work.row_bytes = max((item.row_bytes for item in hidden), default=0)
+        result[id(call)] = work
+    return result
+
+
+def _from_shapes(event: Host) -> Work | None:
+    """Work from the recorded sizes, for operators of threads that the counting did not see."""
+    arithmetic, size = flops(event.name, event.shapes), moved(event.name, event.shapes)
+    if arithmetic is None and size is None:
+        return None
+    return Work(event.name, flops=arithmetic or 0, precision="float32", bytes=size or 0)
+
+
+def _magnitude(value: float) -> int:
+    return int(value).bit_length()
+
+
+def part_rows(operators: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Time of each part, largest first."""
+    parts: defaultdict[str, float] = defaultdict(float)
+    for row in operators:
+        parts[row["part"] or "(no part)"] += row["ms"]
+    whole = sum(parts.values()) or 1.0
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return [{"name": name, "ms": ms, "share_of_operators": ms / whole} for name, ms in ordered]
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {"p20": 0.0, "p50": 0.0, "p80": 0.0}
+    ordered = torch.tensor(values, dtype=torch.float64)
+    p20, p50, p80 = torch.quantile(ordered, torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()
+    return {"p20": p20, "p50": p50, "p80": p80}

@@ -1,0 +1,143 @@
+"""Names what limits a step from its shares, says how sure that is and why. Torch-free."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from ..units import number
+from .ceilings import Ceilings
+
+TEXTS: dict[str, dict[str, str]] = tomllib.loads(files(__package__).joinpath("limits.toml").read_text(encoding="utf-8"))
+UNCLEAR = "unclear"
+CLEAR = 0.3
+"""The largest share must reach this to be a verdict."""
+LEAD = 0.2
+"""By how much it must lead the second for a high confidence."""
+QUIET = 0.15
+"""Share of the cores that other work may use for a high confidence."""
+NOTICEABLE = 0.1
+"""Smaller shares are not mentioned."""
+DRIFT = 1.5
+"""Traced steps may take this many times the plain ones, or the other way round, for a high confidence."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limits a step."""
+
+    limit: str
+    """One of the limits, or "unclear"."""
+    share: float
+    """Its share of the step; of an unclear step, the largest one."""
+    confidence: str
+    """high, medium or low."""
+    because: list[str]
+    """Sentences with the figures that led to it."""
+    doubts: list[str] = field(default_factory=list)
+    """What lowers the confidence."""
+    second: str | None = None
+    advice: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def decide(
+    attribution: dict[str, Any],
+    observed: dict[str, Any],
+    ceilings: Ceilings | None,
+    experiments: list[dict[str, Any]] | None = None,
+) -> Verdict:
+    """The largest share is the verdict."""
+    shares = attribution["shares"]
+    ordered = sorted(shares, key=lambda limit: -shares[limit])
+    first, second = ordered[0], ordered[1]
+    doubts = _doubts(shares, first, second, observed, ceilings)
+    doubts += [
+        f'the experiment "{row["name"]}" disagrees: expected {row["expected"]}, measured {row["measured"]}'
+        for row in experiments or ()
+        if row["agrees"] is False
+    ]
+    confidence = ("high", "medium", "low")[min(2, len(doubts))]
+    because = [
+        _sentence(limit, attribution, observed, ceilings) for limit in ordered[:3] if shares[limit] >= NOTICEABLE
+    ]
+    if shares[first] < CLEAR:
+        reason = f"No limit stands out: the largest share is {shares[first]:.0%}, below {CLEAR:.0%}."
+        return Verdict(UNCLEAR, shares[first], "low", [reason, *because], doubts, None, "")
+    return Verdict(
+        first, shares[first], confidence, because, doubts,
+        second if shares[second] >= NOTICEABLE else None, TEXTS[first]["advice"],
+    )  # fmt: skip
+
+
+def _doubts(
+    shares: dict[str, float], first: str, second: str, observed: dict[str, Any], ceilings: Ceilings | None
+) -> list[str]:
+    doubts = []
+    step = observed["step_ms"]
+    spread = (step["p80"] - step["p20"]) / (2 * step["p50"]) if step["p50"] else 0.0
+    lead = shares[first] - shares[second] - spread * shares[first]
+    if lead < LEAD:
+        doubts.append(
+            f"{first} leads {second} by only {shares[first] - shares[second]:.2f} of a step; steps vary by {spread:.0%}"
+        )
+    others = observed.get("other_work")
+    if others is not None and others >= QUIET:
+        doubts.append(f"other work used {others:.0%} of the cores")
+    elif observed.get("preempted", 0.0) >= QUIET:
+        doubts.append(f"the thread of the step waited for a core for {observed['preempted']:.0%} of the time")
+    if ceilings is None and observed["operators"]:
+        doubts.append("the ceilings of this device were not measured")
+    scale = observed.get("scale")
+    if scale and not 1 / DRIFT <= scale <= DRIFT:
+        doubts.append(f"the machine changed while it was measured: plain steps took {scale:.2f} times the traced ones")
+    return doubts
+
+
+def _sentence(limit: str, attribution: dict[str, Any], observed: dict[str, Any], ceilings: Ceilings | None) -> str:
+    share = attribution["shares"][limit]
+    return TEXTS[limit]["sentence"].format(share=f"{share:.0%}", detail=_detail(limit, attribution, observed, ceilings))
+
+
+def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], ceilings: Ceilings | None) -> str:
+    """A clause with the operator that matters most and its rate."""
+    if limit in ("input", "blocked", "python", "launch", "sync", "transfer"):
+        ms = observed["waits"].get(limit)
+        return f": {ms:.3g} ms of {observed['step_ms']['p50']:.3g} ms" if ms else ""
+    rows = [row for row in attribution["operators"] if row["limits"].get(limit)]
+    if not rows:
+        return ""
+    if limit == "dispatch":
+        calls = sum(row["calls"] for row in attribution["operators"])
+        return f": {calls:,.0f} operator calls"
+    row = max(rows, key=lambda row: row["limits"][limit])
+    seconds = row["ms"] / 1e3
+    name, share = row["name"], row["limits"][limit] / max(1e-12, sum(r["limits"][limit] for r in rows))
+    text = f", {share:.0%} of it in {name}"
+    if ceilings is None or not seconds:
+        return text
+    if limit == "compute" and row["flops"]:
+        precision = row["precision"] or "float32"
+        ceiling = ceilings.flops.get(precision) or ceilings.flops["float32"]
+        text += (
+            f", which computes {number(row['flops'] / seconds)}FLOP/s where this machine reaches "
+            f"{number(ceiling)}FLOP/s in {precision}{_threads(ceilings)}"
+        )
+    elif limit == "bandwidth" and row["bytes"]:
+        text += f", at {number(row['bytes'] / seconds)}B/s where this machine copies {number(ceilings.copy)}B/s"
+    elif limit == "latency" and row["rows"]:
+        text += (
+            f": {row['missed']:,.0f} of {row['rows']:,.0f} rows of {row['row_bytes']} bytes come from memory, at "
+            f"{row['ms'] * 1e6 / row['rows']:.0f} ns a row (memory: {ceilings.row_ns(row['row_bytes']):.0f})"
+        )
+    elif limit == "operator":
+        text += f" ({row['ms']:.3g} ms, far below every ceiling)"
+    return text
+
+
+def _threads(ceilings: Ceilings) -> str:
+    return f" with {ceilings.threads} thread{'s' if ceilings.threads > 1 else ''}" if ceilings.device == "cpu" else ""

@@ -1,0 +1,292 @@
+"""Observes the steps of a training loop: clocks on every step, then some steps under torch.profiler, then some counted.
+
+The loop calls `end_step` at the end of every step and waits for batches inside `waiting_for_input`. Nothing else of the
+loop changes, so the same observer serves a loop that recperf drives, one that calls it, and a program that knows
+nothing of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import profile as torch_profile
+
+from .clocks import Moment, ThreadClock
+from .counting import Counter
+from .peaks.other_work import OtherWork
+from .trace.read import Trace, read
+from .trace.record import PART, STEP, filtered_stderr
+
+WARM_UPS = 3
+TRACED = 4
+COUNTED = 3
+PLAIN_SECONDS, FEWEST_PLAIN, MOST_PLAIN = 1.0, 6, 200
+MOST_EVENTS = 200_000
+"""Events of a trace after which no further step is traced."""
+MODULE = "recperf.module."
+
+
+Knees = Callable[[str], tuple[int, int]]
+"""The bytes beyond which random rows, and streams, come from memory; by device."""
+
+
+class Observer:
+    """Observes steps until it has seen enough; `done` says so."""
+
+    def __init__(
+        self,
+        *,
+        knees: Knees,
+        model: nn.Module | None = None,
+        light: bool = False,
+        plain: int | None = None,
+    ):
+        self.knees, self.model, self.light = knees, model, light
+        self.most_plain = plain or MOST_PLAIN
+        self.state = "warm"
+        self.seen = 0
+        """Steps seen in all."""
+        self.clock = ThreadClock()
+        self.cuda = _cuda_used()
+        self.plain: list[Moment] = []
+        self.plain_input: list[Moment] = []
+        self.blocks: list[tuple[int, int]] = []
+        """GPU: (steps, ns) of stretches between two synchronised moments."""
+        self.traced: list[Moment] = []
+        self.counter: Counter | None = None
+        self.counting_failed = ""
+        self.trace: Trace | None = None
+        self.threads = torch.get_num_threads()
+        self.batch_size: int | None = None
+        self.other_work = OtherWork()
+        self.others: float | None = None
+        self.bookkeeping_ns = 0
+        self._input = Moment(0, 0, 0)
+        self._stack = ExitStack()
+        self._profiler: Any = None
+        self._step_range: Any = None
+        self._in_state = 0
+        self._plain_ns = 0
+        self._block_began: tuple[int, int] = (0, 0)
+        self._began = self.clock.now()
+
+    # What the loop calls
+
+    @contextmanager
+    def waiting_for_input(self) -> Iterator[None]:
+        """Time what happens inside as a wait for the next batch."""
+        before = self.clock.now()
+        with record_function(f"{PART}data") if self.state == "traced" else _nothing():
+            yield
+        spent = self.clock.now().since(before)
+        self._input = Moment(*(a + b for a, b in zip(self._input, spent)))
+
+    def end_step(self) -> None:
+        """Note the end of a step and get ready for the next one."""
+        now = self.clock.now()
+        spent = now.since(self._began)
+        self.seen += 1
+        self._in_state += 1
+        getattr(self, f"_after_{self.state}")(spent)
+        self._input = Moment(0, 0, 0)
+        self.bookkeeping_ns += perf_counter_ns() - now.wall
+        self._began = self.clock.now()
+
+    @property
+    def done(self) -> bool:
+        return self.state == "done"
+
+    def close(self) -> None:
+        """End whatever is active; may be called at any time, also where the loop ended early."""
+        if self.state in ("traced", "traced first"):
+            self._stop_trace()
+        if self.state == "counted":
+            self._stop_counting()
+        if self.state == "plain":
+            self._close_block()
+        if self.others is None:
+            self.others = self.other_work.share()
+        self.state = "done"
+        self._stack.close()
+
+    def cost_per_step(self) -> float:
+        """ns that timing one step and one wait for input costs, measured on an observer of its own."""
+        probe = Observer(knees=self.knees, plain=1 << 30)
+        probe.cuda = False
+        for _ in range(WARM_UPS):
+            probe.end_step()
+        count = 200
+        began = perf_counter_ns()
+        for _ in range(count):
+            with probe.waiting_for_input():
+                pass
+            probe.end_step()
+        spent = (perf_counter_ns() - began) / count
+        probe.clock.close()
+        return spent
+
+    # The states, in order
+
+    def _after_warm(self, spent: Moment) -> None:
+        if self._in_state < WARM_UPS:
+            return
+        self.cuda = _cuda_used()
+        self._enter("plain")
+        self.other_work = OtherWork()
+        self._open_block()
+
+    def _after_plain(self, spent: Moment) -> None:
+        self.plain.append(spent)
+        self.plain_input.append(self._input)
+        if self.cuda and perf_counter_ns() - self._block_began[1] > 20e6:
+            self._close_block()
+            self._open_block()
+        count = len(self.plain)
+        self._plain_ns += spent.wall
+        seconds = self._plain_ns / 1e9
+        enough = count >= FEWEST_PLAIN and (seconds >= PLAIN_SECONDS or count >= self.most_plain)
+        if enough or (count >= 3 and seconds > 10 * PLAIN_SECONDS):
+            self._close_block()
+            self.others = self.other_work.share()
+            self._start_trace()
+
+    def _after_traced(self, spent: Moment) -> None:
+        self._step_range.__exit__(None, None, None)
+        if self._in_state > 1:
+            self.traced.append(spent)
+        # The first step under the profiler pays for its buffers.
+        seconds = sum(moment.wall for moment in self.traced) / 1e9
+        if len(self.traced) >= TRACED or (self.traced and seconds > 4 * PLAIN_SECONDS):
+            self._stop_trace()
+            self._start_counting()
+        else:
+            self._open_range()
+
+    def _after_counted(self, spent: Moment) -> None:
+        assert self.counter is not None
+        if self._in_state >= COUNTED or (self._in_state >= 2 and spent.wall > 5e9):
+            self._stop_counting()
+            self._enter("done")
+        else:
+            self.counter.begin_step()
+
+    def _after_done(self, spent: Moment) -> None:
+        pass
+
+    def _enter(self, state: str) -> None:
+        self.state, self._in_state = state, 0
+
+    # Plain steps on a GPU
+
+    def _open_block(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+            self._block_began = (len(self.plain), perf_counter_ns())
+
+    def _close_block(self) -> None:
+        if self.cuda and len(self.plain) > self._block_began[0]:
+            torch.cuda.synchronize()
+            first, began = self._block_began
+            self.blocks.append((len(self.plain) - first, perf_counter_ns() - began))
+
+    # Traced steps
+
+    def _start_trace(self) -> None:
+        self._enter("traced")
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
+        self._profiler = torch_profile(activities=activities, record_shapes=True, experimental_config=all_threads())
+        with filtered_stderr():
+            self._profiler.start()
+        if self.model is not None:
+            self._stack.enter_context(module_ranges(self.model))
+        self._open_range()
+
+    def _open_range(self) -> None:
+        name = f"{STEP}#{self._in_state - 1}" if self._in_state else f"{STEP}.first"
+        self._step_range = record_function(name)
+        self._step_range.__enter__()
+
+    def _stop_trace(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+        with filtered_stderr():
+            self._profiler.stop()
+        self._stack.close()
+        self._stack = ExitStack()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            self._profiler.export_chrome_trace(str(path))
+            self.trace = read(path)
+        self._profiler = None
+
+    # Counted steps
+
+    def _start_counting(self) -> None:
+        self._enter("counted")
+        on_device = self.trace is not None and bool(self.trace.device)
+        self.counter = Counter(*self.knees(torch.cuda.get_device_name() if on_device else "cpu"))
+        if "torch._dynamo" in sys.modules:
+            # A compiled function that met a dispatch mode would never run compiled again.
+            self._stack.enter_context(torch.compiler.set_stance("force_eager"))
+        self._stack.enter_context(self.counter)
+        self.counter.begin_step()
+
+    def _stop_counting(self) -> None:
+        self._stack.close()
+        self._stack = ExitStack()
+
+
+def _cuda_used() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def all_threads() -> Any:
+    """Lets torch.profiler record the operators of every thread, where this version of torch can."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    try:
+        return _ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
+
+
+@contextmanager
+def module_ranges(model: nn.Module) -> Iterator[None]:
+    """Record the forward pass of every module of the model as a named range."""
+    open_ranges: list[Any] = []
+
+    def enter(name: str) -> Any:
+        def hook(module: nn.Module, args: Any) -> None:
+            scope: Any = record_function(MODULE + name)
+            scope.__enter__()
+            open_ranges.append(scope)
+
+        return hook
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        open_ranges.pop().__exit__(None, None, None)
+
+    handles = []
+    for name, module in model.named_modules():
+        if name and not isinstance(module, (nn.ModuleList, nn.ModuleDict, torch.jit.ScriptModule)):
+            handles.append(module.register_forward_pre_hook(enter(name)))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,189 @@
+"""Sections about what limits a step, for every kind of report: verdict, shares, operators, parts, experiments."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from ...measure.limits import TEXTS
+from . import formats as fmt
+from . import profile_plots
+from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, cells
+
+Json = dict[str, Any]
+CONFIDENCE = {"high": "good", "medium": "plain", "low": "warning"}
+SHOWN = 12
+"""Rows of a table that are always visible."""
+TONES = {
+    "input": "data", "blocked": "other", "python": "loss", "dispatch": "interaction", "launch": "interaction",
+    "sync": "loss", "transfer": "data", "compute": "top", "bandwidth": "embedding", "latency": "update",
+    "cache": "backward", "communication": "update", "operator": "bottom",
+}  # fmt: skip
+"""The colour of each limit, from the palette of parts."""
+
+
+def report_of(profile: Json, title: str = "step") -> Report:
+    """The report of a profiled step."""
+    profile = fmt.all_printable(profile)
+    verdict, step = profile["verdict"], profile["step_ms"]
+    machine = profile.get("machine") or {}
+    subtitle = [profile["device"], f"{fmt.time(step['p50'])} per step"]
+    subtitle += [f"{profile['threads']} threads"] if profile["device"] == "cpu" else []
+    subtitle += [f"torch {machine['torch']}"] if machine.get("torch") else []
+    return Report(
+        key="step",
+        title=title,
+        name="",
+        subtitle=" · ".join(subtitle),
+        verdict=headline(verdict),
+        measured=True,
+        badges=[
+            Badge(verdict["limit"], "plain"),
+            Badge(f"{verdict['confidence']} confidence", CONFIDENCE[verdict["confidence"]]),
+        ],
+        tiles=_tiles(profile),
+        sections=sections(profile),
+    )
+
+
+def headline(verdict: Json) -> str:
+    """The verdict in one line."""
+    because = verdict["because"][0] if verdict["because"] else ""
+    return f"{verdict['limit']} ({verdict['confidence']} confidence): {because}"
+
+
+def sections(profile: Json) -> list[Section]:
+    listed = [
+        Section("limits", "What limits the step", limit_blocks(profile)),
+        Section("shares", "Where the time goes", share_blocks(profile)),
+        Section("operators", "Operators", operator_blocks(profile["operators"])),
+    ]
+    if profile["parts"]:
+        listed.append(Section("parts", "Parts", part_blocks(profile["parts"])))
+    listed.append(Section("experiments", "Experiments", experiment_blocks(profile["experiments"])))
+    listed.append(Section("trust", "How it was measured", _trust(profile)))
+    return listed
+
+
+def limit_blocks(profile: Json) -> list[Block]:
+    verdict = profile["verdict"]
+    blocks: list[Block] = [
+        Text(sentence, "lead" if index == 0 else "") for index, sentence in enumerate(verdict["because"])
+    ]
+    if verdict["advice"]:
+        blocks.append(Text(f"What usually helps: {verdict['advice']}"))
+    blocks += [Text(f"Doubt: {doubt}.", "note") for doubt in verdict["doubts"]]
+    return blocks
+
+
+def share_blocks(profile: Json) -> list[Block]:
+    """The shares as a bar and a table; they sum to the step."""
+    shares = {limit: share for limit, share in profile["shares"].items() if share >= 0.001}
+    ordered = sorted(shares, key=lambda limit: -shares[limit])
+    whole = profile["step_ms"]["p50"]
+    slices = [profile_plots.Slice(limit, shares[limit] * whole, TONES[limit]) for limit in ordered]
+    rows = [
+        cells(
+            Cell(limit, swatch=TONES[limit]),
+            fmt.percent(shares[limit]),
+            fmt.time(shares[limit] * whole),
+            TEXTS[limit]["meaning"],
+        )
+        for limit in ordered
+    ]
+    label = "The time of a step by limit: " + ", ".join(f"{limit} {shares[limit]:.0%}" for limit in ordered) + "."
+    return [
+        Figure(
+            "limits",
+            label,
+            "Every moment of the step belongs to exactly one limit.",
+            lambda width: profile_plots.split(width, slices),
+        ),
+        Table(("limit", "share", "time", "meaning"), rows, left=(3,)),
+    ]
+
+
+def operator_blocks(operators: list[Json]) -> list[Block]:
+    if not operators:
+        return [Text("No operator was seen.", "missing")]
+    rows = [
+        cells(
+            Cell(row["name"], width=52), Cell(row["part"] or "", width=24), fmt.count(round(row["calls"], 1)),
+            fmt.time(row["ms"]), _limits(row["limits"]),
+            fmt.scaled(row["flops"]) if row["flops"] else "", fmt.size(row["bytes"]) if row["bytes"] else "",
+        )
+        for row in operators
+    ]  # fmt: skip
+    head = ("operator", "part", "calls", "time", "limit", "FLOP", "bytes")
+    rest = f"{max(0, len(rows) - SHOWN):,} more operators."
+    blocks: list[Block] = [Table(head, rows, left=(1, 4), top=SHOWN, rest=rest)]
+    noted = [row for row in operators[:SHOWN] if row.get("note")]
+    blocks += [Text(f"{row['name']}: {row['note']}.", "note") for row in noted[:3]]
+    return blocks
+
+
+def _limits(limits: dict[str, float]) -> str:
+    whole = sum(limits.values()) or 1.0
+    large = sorted((limit for limit in limits if limits[limit] / whole >= 0.1), key=lambda limit: -limits[limit])
+    return ", ".join(f"{limit} {limits[limit] / whole:.0%}" if len(large) > 1 else limit for limit in large)
+
+
+def part_blocks(parts: list[Json]) -> list[Block]:
+    rows = [
+        cells(Cell(part["name"], width=60), fmt.time(part["ms"]), fmt.percent(part["share_of_operators"]))
+        for part in parts
+    ]
+    caption = "Parts are modules, spans and regions named by record_function; times are those of their operators."
+    return [
+        Table(
+            ("part", "time", "of all operators"),
+            rows,
+            top=SHOWN,
+            rest=f"{max(0, len(rows) - SHOWN):,} more parts.",
+            caption=caption,
+        )
+    ]
+
+
+def experiment_blocks(experiments: list[Json]) -> list[Block]:
+    if not experiments:
+        return [Text("None: the step was not run again.", "note")]
+    tone = {True: ("agrees", "good"), False: ("disagrees", "bad"), None: ("not run", "muted")}
+    rows = [cells(row["name"], row["expected"], row["measured"], Cell(*tone[row["agrees"]])) for row in experiments]
+    return [Table(("experiment", "expected", "measured", ""), rows, left=(1, 2, 3))]
+
+
+def _trust(profile: Json) -> list[Block]:
+    steps, step = profile["steps"], profile["step_ms"]
+    others = profile["other_work"]
+    lines: list[Block] = [
+        Text(
+            f"{steps['seen']:,} steps seen: {steps['plain']:,} timed (p20 – p80 {fmt.spread(step)}), "
+            f"{steps['traced']:,} traced, {steps.get('counted', 0):,} counted."
+        ),
+        Text(f"Timing costs {fmt.percent(profile['overhead']['share'])} of a step."),
+        Text(
+            "Other work on this machine is not known."
+            if others is None
+            else f"Other work used {others:.0%} of the cores."
+        ),
+    ]
+    return lines + [Text(note[0].upper() + note[1:] + ".", "note") for note in profile["notes"]]
+
+
+def _tiles(profile: Json) -> list[Tile]:
+    verdict, step = profile["verdict"], profile["step_ms"]
+    tiles = [
+        Tile("step", fmt.time(step["p50"]), f"p20 – p80: {fmt.spread(step)}"),
+        Tile(verdict["limit"], fmt.percent(verdict["share"], 0), f"{verdict['confidence']} confidence"),
+    ]
+    if verdict["second"]:
+        second = verdict["second"]
+        tiles.append(Tile(second, fmt.percent(profile["shares"][second], 0), "second limit"))
+    by_name: defaultdict[str, float] = defaultdict(float)
+    for row in profile["operators"]:
+        by_name[row["name"]] += row["ms"]
+    if by_name:
+        name = max(by_name, key=lambda name: by_name[name])
+        tiles.append(Tile("busiest operator", fmt.time(by_name[name]), fmt.short(name, 28)))
+    return tiles

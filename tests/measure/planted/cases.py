@@ -1,0 +1,417 @@
+"""Steps whose limit is known because it was put there: one for every limit, and mixtures.
+
+A case is a function that returns a step and its batches (or None). Sizes follow from the machine: `seconds` picks the
+number of repetitions so that a piece of work takes that long here, and tables are multiples of the measured knee.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Step = Callable[..., object]
+
+
+@dataclass(frozen=True)
+class Planted:
+    name: str
+    build: Callable[[Machine], tuple[Step, Iterable[Any] | None]]
+    expected: tuple[str, ...]
+    """Limits that are right; several where the cause is a mixture of them."""
+    threads: int | None = None
+    slow: bool = False
+    """Whether the case is left out of the quick suite."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    knee: int
+    device: str = "cpu"
+    folder: str = "."
+    """On a disk: a file in memory cannot be read without the page cache."""
+    keep: list[Any] = field(default_factory=list)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """The time of some work here: the shortest of a few."""
+        best = float("inf")
+        for _ in range(3):
+            began = time.perf_counter()
+            work()
+            self.sync()
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    def times(self, work: Callable[[], object], seconds: float) -> int:
+        """How often the work must be repeated to take so long."""
+        return max(1, round(seconds / self.seconds(work)))
+
+    def sync(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def rand(self, *size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.rand(*size, device=self.device).to(dtype)
+
+
+CASES: list[Planted] = []
+Built = tuple[Step, Iterable[Any] | None]
+
+
+def planted(name: str, *expected: str, threads: int | None = None, slow: bool = False) -> Any:
+    def add(build: Callable[[Machine], Built]) -> Callable[[Machine], Built]:
+        CASES.append(Planted(name, build, expected, threads, slow))
+        return build
+
+    return add
+
+
+def products(machine: Machine, side: int = 1024, dtype: torch.dtype = torch.float32) -> Callable[[], object]:
+    a, b = machine.rand(side, side, dtype=dtype), machine.rand(side, side, dtype=dtype)
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def trivial(machine: Machine, count: int = 3000) -> Callable[[], object]:
+    one = machine.rand(16)
+
+    def calls() -> None:
+        for _ in range(count):
+            one + one
+
+    return calls
+
+
+def endless(make: Callable[[], Any]) -> Iterable[Any]:
+    while True:
+        yield make()
+
+
+class Slow(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, seconds: float, rows: int = 1_000_000) -> None:
+        self.seconds, self.rows = seconds, rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.ones(64)
+
+
+@planted("loader sleeps, 60 %", "input")
+def loader_60(machine: Machine) -> Built:
+    work = products(machine, 512)
+    count = machine.times(work, 0.008)
+    return (lambda batch: [work() for _ in range(count)]), torch.utils.data.DataLoader(Slow(0.003), batch_size=4)
+
+
+@planted("loader sleeps, 30 %, products 70 %", "compute")
+def loader_30(machine: Machine) -> Built:
+    work = products(machine, 512)
+    count = machine.times(work, 0.021)
+    return (lambda batch: [work() for _ in range(count)]), torch.utils.data.DataLoader(Slow(0.009), batch_size=1)
+
+
+def python_loop(seconds: float) -> None:
+    until, total = time.perf_counter() + seconds, 0
+    while time.perf_counter() < until:
+        for value in range(50):
+            total += value * value % 7
+
+
+@planted("slow Python collate", "input")
+def collate(machine: Machine) -> Built:
+    def slow(samples: list[torch.Tensor]) -> torch.Tensor:
+        python_loop(0.01)
+        return torch.stack(samples)
+
+    model = nn.Linear(64, 64).to(machine.device)
+    loader = torch.utils.data.DataLoader(Slow(0.0), batch_size=8, collate_fn=slow)
+    return (lambda batch: model(batch.to(machine.device)).sum().backward()), loader
+
+
+@planted("sleep in the update", "blocked")
+def sleep_in_update(machine: Machine) -> Built:
+    model = nn.Linear(64, 64).to(machine.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = machine.rand(32, 64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        time.sleep(0.01)
+        optimizer.step()
+
+    return step, None
+
+
+@planted("a lock that another thread holds", "blocked")
+def lock(machine: Machine) -> Built:
+    shared, stop = threading.Lock(), threading.Event()
+
+    def hold() -> None:
+        while not stop.is_set():
+            with shared:
+                time.sleep(0.008)
+            time.sleep(0.0005)
+
+    threading.Thread(target=hold, daemon=True).start()
+    x = machine.rand(64, 64)
+
+    def step() -> None:
+        with shared:
+            for _ in range(20):
+                x + x
+        time.sleep(0.001)
+
+    machine.keep.append(stop)
+    return step, None
+
+
+@planted("a file read without the page cache", "blocked")
+def uncached_file(machine: Machine) -> Built:
+    size, block = 32 << 20, 4 << 20
+    file = tempfile.NamedTemporaryFile(dir=machine.folder, suffix=".planted")
+    file.write(os.urandom(1 << 20) * (size >> 20))
+    file.flush()
+    os.fsync(file.fileno())
+    machine.keep.append(file)
+    direct = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+    # Direct reads need an aligned buffer, which mmap gives.
+    buffer, x, turn = mmap.mmap(-1, block), machine.rand(64, 64), iter(range(1 << 60))
+
+    def step() -> None:
+        for _ in range(4):
+            os.preadv(direct, [buffer], next(turn) * block % size)
+        x + x
+
+    return step, None
+
+
+@planted("a pure-Python loop", "python")
+def pure_python(machine: Machine) -> Built:
+    x = machine.rand(64, 64)
+
+    def step() -> None:
+        python_loop(0.01)
+        x @ x
+
+    return step, None
+
+
+@planted("3,000 operators on 16 floats", "dispatch")
+def small_operators(machine: Machine) -> Built:
+    return trivial(machine), None
+
+
+def mixture(part: float) -> Callable[[Machine], Built]:
+    def build(machine: Machine) -> Built:
+        calls = trivial(machine)
+        seconds = machine.seconds(calls)
+        work = products(machine, 256)
+        count = machine.times(work, seconds * part / (1 - part))
+
+        def step() -> None:
+            calls()
+            for _ in range(count):
+                work()
+
+        return step, None
+
+    return build
+
+
+planted("3,000 operators 80 %, products 20 %", "dispatch")(mixture(0.2))
+planted("3,000 operators 50 %, products 50 %", "dispatch", "compute")(mixture(0.5))
+planted("3,000 operators 20 %, products 80 %", "compute")(mixture(0.8))
+
+
+def product_case(dtype: torch.dtype) -> Callable[[Machine], Built]:
+    def build(machine: Machine) -> Built:
+        side = 1024
+        while side > 64 and machine.seconds(products(machine, side, dtype)) > 0.3:
+            side //= 2
+        return products(machine, side, dtype), None
+
+    return build
+
+
+planted("products of 1,024 x 1,024, one thread", "compute", threads=1)(product_case(torch.float32))
+planted("products of 1,024 x 1,024", "compute")(product_case(torch.float32))
+planted("the same in float64", "compute")(product_case(torch.float64))
+planted("the same in bfloat16", "compute")(product_case(torch.bfloat16))
+
+
+@planted("an addition over 400 MB", "bandwidth")
+def addition(machine: Machine) -> Built:
+    x = machine.rand(100_000_000)
+    return (lambda: x + 1.0), None
+
+
+@planted("the same in place", "bandwidth")
+def addition_in_place(machine: Machine) -> Built:
+    x = machine.rand(100_000_000)
+    return (lambda: x.add_(1.0)), None
+
+
+@planted("additions over 0.3 MB", "cache", "dispatch")
+def cached_addition(machine: Machine) -> Built:
+    x, y = machine.rand(75_000), machine.rand(75_000)
+
+    def step() -> None:
+        for _ in range(200):
+            torch.add(x, 1.0, out=y)
+
+    return step, None
+
+
+@planted("AdamW over 20 M parameters", "bandwidth")
+def adamw(machine: Machine) -> Built:
+    weight = nn.Parameter(machine.rand(20_000_000))
+    weight.grad = machine.rand(20_000_000)
+    optimizer = torch.optim.AdamW([weight], lr=1e-3)
+    return (lambda: optimizer.step()), None
+
+
+def random_rows(row_bytes: int, knees: float) -> Callable[[Machine], Built]:
+    def build(machine: Machine) -> Built:
+        width = row_bytes // 4
+        rows = max(64, int(knees * machine.knee) // row_bytes)
+        table = torch.ones(rows, width, device=machine.device)
+        ids = max(1024, (4 << 20) // row_bytes)
+        out = torch.empty(ids, width, device=machine.device)
+        draws = endless(lambda: torch.randint(0, rows, (ids,), device=machine.device))
+        prepared = [next(iter(draws)) for _ in range(64)]
+        turn = iter(range(1 << 60))
+
+        def step() -> None:
+            for _ in range(4):
+                torch.index_select(table, 0, prepared[next(turn) % 64], out=out)
+
+        return step, None
+
+    return build
+
+
+for _bytes in (64, 1024):
+    for _knees in (0.25, 1, 4, 16):
+        _right = ("cache",) if _knees < 1 else ("cache", "latency") if _knees == 1 else ("latency",)
+        planted(f"random rows of {_bytes} B, table {_knees} x knee", *_right)(random_rows(_bytes, _knees))
+
+
+@planted("one large sort", "operator")
+def one_sort(machine: Machine) -> Built:
+    x = machine.rand(1_000_000)
+    return (lambda: torch.sort(x)), None
+
+
+@planted("a sort beside 4,000 trivial operators", "operator")
+def sort_beside(machine: Machine) -> Built:
+    x, calls = machine.rand(4_000_000), trivial(machine, 4000)
+    enough = machine.times(lambda: torch.sort(x), 5 * machine.seconds(calls))
+
+    def step() -> None:
+        calls()
+        for _ in range(enough):
+            torch.sort(x)
+
+    return step, None
+
+
+@planted("one cumsum", "operator")
+def one_cumsum(machine: Machine) -> Built:
+    x = machine.rand(8_000_000)
+    return (lambda: torch.cumsum(x, 0)), None
+
+
+@planted("a convolution", "compute")
+def convolution(machine: Machine) -> Built:
+    model = nn.Conv2d(64, 64, 3, padding=1).to(machine.device)
+    x = machine.rand(8, 64, 56, 56)
+    return (lambda: model(x).sum().backward()), None
+
+
+@planted("an LSTM of many small steps", "dispatch", "operator")
+def small_lstm(machine: Machine) -> Built:
+    cell = nn.LSTMCell(16, 16).to(machine.device)
+    x = machine.rand(200, 4, 16)
+
+    def step() -> None:
+        h = c = torch.zeros(4, 16, device=machine.device)
+        for inputs in x:
+            h, c = cell(inputs, (h, c))
+        h.sum().backward()
+
+    return step, None
+
+
+@planted("attention", "compute")
+def attention(machine: Machine) -> Built:
+    q = machine.rand(4, 8, 1024, 64).requires_grad_()
+    return (lambda: F.scaled_dot_product_attention(q, q, q, is_causal=False).sum().backward()), None
+
+
+@planted("a compiled chain over 400 MB", "bandwidth", slow=True)
+def compiled_chain(machine: Machine) -> Built:
+    x, out = machine.rand(100_000_000), machine.rand(100_000_000)
+
+    @torch.compile
+    def chain(x: torch.Tensor) -> None:
+        out.copy_((x * 2 + 1).relu() - 0.5)
+
+    chain(x)
+    return (lambda: chain(x)), None
+
+
+@planted("a compiled model of large products", "compute", slow=True)
+def compiled_model(machine: Machine) -> Built:
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).to(machine.device)
+    fast = torch.compile(model)
+    x = machine.rand(1024, 1024)
+    fast(x).sum().backward()
+    return (lambda: fast(x).sum().backward()), None
+
+
+@planted("a model in eval mode", "compute")
+def eval_mode(machine: Machine) -> Built:
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).eval().to(machine.device)
+    x = machine.rand(1024, 1024)
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(x)
+
+    return step, None
+
+
+@planted("gradient checkpointing", "compute")
+def checkpointing(machine: Machine) -> Built:
+    from torch.utils.checkpoint import checkpoint
+
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).to(machine.device)
+    x = machine.rand(1024, 1024).requires_grad_()
+    return (lambda: checkpoint(model, x, use_reentrant=False).sum().backward()), None
+
+
+@planted("two threads that share the work", "compute", threads=1)
+def two_threads(machine: Machine) -> Built:
+    works = [products(machine, 512) for _ in range(2)]
+
+    def step() -> None:
+        threads = [threading.Thread(target=lambda work=work: [work() for _ in range(10)]) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return step, None
