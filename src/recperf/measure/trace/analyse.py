@@ -7,8 +7,10 @@ begins, device work to the step that launched it, however late it ran.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import DataError
 from .collectives import communication
@@ -17,7 +19,7 @@ from .nesting import NONE, Nesting, merged
 from .read import ABOUT, MERGED, Device, Shapes, Trace, read
 from .regions import modules, parts, timings
 from .window import SMALL_US, Window, per_step
-from .work import flops, moved
+from .work import Rows, flops, moved, random_rows
 
 NO_DEVICE = "no device in this trace"
 NO_WORK = "the steps launched no device work"
@@ -133,13 +135,14 @@ def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
     device: defaultdict[int, float] = defaultdict(float)
     for work in window.work:
         device[nesting.above(nesting.origin(work), "op")] += work.end - work.start
-    counted = _counted(nesting, inside)
+    works = counted(nesting, inside)
     groups: defaultdict[tuple[str, str | None, Shapes | None], list[int]] = defaultdict(list)
     for i in inside:
         groups[events[i].name, nesting.part[i], events[i].shapes].append(i)
     rows: list[dict[str, Any]] = []
     for (name, part, shapes), members in groups.items():
-        work_of, bytes_of = ([counted[i][side] for i in members if counted[i][side] is not None] for side in (0, 1))
+        flop_counts = [count for i in members if (count := works[i].flops) is not None]
+        sizes = [count for i in members if (count := works[i].bytes) is not None]
         rows.append(
             {
                 "name": name,
@@ -148,8 +151,8 @@ def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
                 "cpu_self_ms": max(0.0, sum(own[i] for i in members)) / 1e3 / window.count,
                 "device_self_ms": sum(device[i] for i in members) / 1e3 / window.count if window.work else None,
                 "shapes": _shape_text(shapes),
-                "flops": per_step(sum(n or 0 for n in work_of), window.count) if work_of else None,
-                "bytes": per_step(sum(n or 0 for n in bytes_of), window.count) if bytes_of else None,
+                "flops": per_step(sum(flop_counts), window.count) if flop_counts else None,
+                "bytes": per_step(sum(sizes), window.count) if sizes else None,
             }
         )
     rows.sort(key=lambda row: (-(row["device_self_ms"] or 0.0) - row["cpu_self_ms"], row["name"], row["shapes"]))
@@ -169,28 +172,45 @@ def self_times(nesting: Nesting, window: Window) -> dict[int, float]:
     return own
 
 
-def _counted(nesting: Nesting, inside: list[int]) -> dict[int, tuple[int | None, int | None]]:
-    """(FLOPs, bytes) of every operator, with no work counted twice.
+class Counted(NamedTuple):
+    """Work of an operator; None where it is not known or counts for an operator inside it."""
+
+    flops: int | None
+    bytes: int | None
+    rows: Rows | None
+
+
+UNKNOWN = Counted(None, None, None)
+
+
+def counted(nesting: Nesting, inside: Iterable[int]) -> dict[int, Counted]:
+    """The work of every operator, with no work counted twice.
 
     An operator often calls another that does the work: a linear layer calls addmm, which copies its bias. Work counts
-    for the innermost matrix product, otherwise for the innermost operator whose bytes are known.
+    for the innermost product, otherwise for the innermost lookup of rows and for the innermost operator whose bytes are
+    known.
     """
-    events, parent = nesting.events, nesting.parent
-    own = {i: (flops(events[i].name, events[i].shapes), moved(events[i].name, events[i].shapes)) for i in inside}
-    wraps = _above_any(nesting, [i for i in inside if own[i][0] is not None])
-    products = {i for i in inside if own[i][0] is not None} - wraps
-    inside_products: set[int] = set()
-    for i in inside:
-        above = nesting.above(parent[i], "op")
-        if above in products or above in inside_products:
-            inside_products.add(i)
-    outer = _above_any(nesting, [i for i in inside if own[i][1] is not None and i not in inside_products])
-    unknown = (None, None)
-    left_out = wraps | inside_products | outer
-    return {i: own[i] if i in products or i not in left_out else unknown for i in inside}
+    events = nesting.events
+    own = {
+        i: Counted(flops(name, shapes), moved(name, shapes), random_rows(name, shapes))
+        for i, name, shapes in ((i, events[i].name, events[i].shapes) for i in inside)
+    }
+    products = {i for i in own if own[i].flops is not None}
+    products -= _above_any(nesting, products)
+    within: set[int] = set()
+    for i in own:
+        above = nesting.above(nesting.parent[i], "op")
+        if above in products or above in within:
+            within.add(i)
+    lookups = {i for i in own if own[i].rows is not None} - within
+    lookups -= _above_any(nesting, lookups)
+    streams = {i for i in own if own[i].bytes is not None} - within - lookups
+    streams -= _above_any(nesting, products | lookups | streams)
+    working = products | lookups | streams
+    return {i: own[i] if i in working else UNKNOWN for i in own}
 
 
-def _above_any(nesting: Nesting, indices: list[int]) -> set[int]:
+def _above_any(nesting: Nesting, indices: Iterable[int]) -> set[int]:
     ancestors: set[int] = set()
     for i in indices:
         above = nesting.parent[i]
@@ -202,7 +222,11 @@ def _above_any(nesting: Nesting, indices: list[int]) -> set[int]:
 
 def _shape_text(shapes: Shapes | None) -> str:
     """The sizes of tensor inputs: `2048x512, 512x64`."""
-    return ", ".join("x".join(map(str, dim)) for dim in shapes.dims if dim) if shapes else ""
+    if shapes is None:
+        return ""
+    # Of a list of tensors the largest.
+    listed = (max(tensors, key=prod) for tensors in shapes.lists[:1] if tensors)
+    return ", ".join("x".join(map(str, dim)) for dim in (*shapes.dims, *listed) if dim)
 
 
 def _kernels(nesting: Nesting, window: Window) -> dict[str, Any]:

@@ -1,88 +1,230 @@
-"""FLOPs and bytes of an operator from the sizes of its inputs; None where they do not follow from those.
+"""The work of an operator from the sizes of its inputs: FLOPs, bytes, random rows; None where it does not follow.
 
 Shapes: M, K, N are rows, inner size and columns of a product; B its batch.
 """
 
 from __future__ import annotations
 
+import re
 from math import prod
+from typing import NamedTuple
 
-from .read import Shapes
+from .read import ELEMENT_BYTES, Shapes
 
-_BYTES = {
-    "float": 4,
-    "double": 8,
-    "c10::half": 2,
-    "c10::bfloat16": 2,
-    "long int": 8,
-    "long": 8,
-    "int": 4,
-    "short": 2,
-    "short int": 2,
-    "signed char": 1,
-    "unsigned char": 1,
-    "bool": 1,
-    "c10::float8_e4m3fn": 1,
-    "c10::float8_e5m2": 1,
+LISTED_BYTES = 4
+"""Bytes of an element in a list of tensors, whose types a trace does not name: parameters are float32 by default."""
+LARGEST = 10**18
+"""More work than this in one call is damage."""
+_KINDS = {
+    "pointwise": "add sub rsub mul div pow where lerp addcmul addcdiv clone neg abs exp exp2 expm1 log log1p log2 sqrt "
+    "rsqrt square reciprocal sign clamp clamp_min clamp_max minimum maximum relu relu6 leaky_relu elu sigmoid tanh "
+    "gelu silu softplus hardtanh hardswish mish log_sigmoid_forward sin cos erf floor round trunc remainder fmod "
+    "eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or isnan masked_fill nan_to_num "
+    "flip roll tril triu mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data threshold_backward sigmoid_backward "
+    "tanh_backward gelu_backward silu_backward elu_backward leaky_relu_backward hardtanh_backward softplus_backward "
+    "log_sigmoid_backward "
+    "mse_loss_backward smooth_l1_loss_backward binary_cross_entropy_backward native_layer_norm "
+    "native_layer_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm native_group_norm "
+    "_fused_rms_norm native_dropout native_dropout_backward cumsum cumprod logcumsumexp",
+    "reducing": "sum mean amax amin max min norm linalg_vector_norm var std var_mean argmax argmin prod any all "
+    "count_nonzero logsumexp nansum",
+    "writing": "fill_ zero_ uniform_ normal_ random_ bernoulli_ exponential_",
+    "sorting": "sort topk argsort msort unique _unique2",
 }
-_POINTWISE = {
-    *("add", "sub", "mul", "div", "pow", "where", "lerp", "addcmul", "addcdiv", "copy", "clone", "neg", "abs"),
-    *("exp", "log", "log1p", "sqrt", "rsqrt", "clamp", "clamp_min", "relu", "sigmoid", "tanh", "gelu", "silu"),
-    *("threshold_backward", "sigmoid_backward", "tanh_backward"),
-}
-_REDUCING = {"sum", "mean", "amax", "amin", "max", "min", "norm"}
-_BAGS = {"_embedding_bag", "_embedding_bag_forward_only"}
+"""Pointwise operators read their inputs once and write a result as large as the largest of them."""
+_KIND = {name: kind for kind, names in _KINDS.items() for name in names.split()}
+_PRODUCTS = {"aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::_scaled_mm", "aten::_int_mm"}
+_BATCHED = {"aten::bmm", "aten::baddbmm"}
+_ADDING = {"aten::addmm", "aten::_addmm_activation", "aten::baddbmm"}
+"""Products whose first input is added."""
+_ATTENTION = re.compile(r"aten::_scaled_dot_product_\w*attention\w*?(_backward)?$")
+_RECURRENT = re.compile(r"aten::(?:mkldnn_rnn_layer|_cudnn_rnn|miopen_rnn)(_backward)?$")
+_CONVOLUTION = re.compile(r"aten::_?convolution$")
+_CREATING = re.compile(r"aten::(?:new_)?(?:zeros|ones|full)(?:_like)?$")
+_PRECISION = {"float": "float32", "double": "float64", "c10::half": "float16", "c10::bfloat16": "bfloat16"}
+
+
+class Rows(NamedTuple):
+    """Random rows of a table that an operator reads or writes."""
+
+    number: int
+    row_bytes: int
+    table_rows: int
 
 
 def flops(name: str, shapes: Shapes | None) -> int | None:
-    """Multiplications and additions of a matrix product."""
+    """Multiplications and additions of matrix products, convolutions, attention and recurrent layers."""
+    if shapes is None:
+        return None
     sizes = _product(name, shapes)
-    return None if sizes is None else 2 * prod(sizes)
+    if sizes is not None:
+        return _sane(2 * prod(sizes))
+    for pattern, count in ((_ATTENTION, _attention), (_RECURRENT, _recurrent), (_CONVOLUTION, _convolution)):
+        match = pattern.match(name)
+        if match:
+            return _sane(count(shapes, match.lastindex is not None))
+    return None
+
+
+def precision(shapes: Shapes | None) -> str | None:
+    """The precision of an operator: the type of its first tensor."""
+    types = (kind.lower() for kind, dim in zip(shapes.types, shapes.dims) if dim) if shapes else ()
+    return next((_PRECISION[kind] for kind in types if kind in _PRECISION), None)
 
 
 def moved(name: str, shapes: Shapes | None) -> int | None:
-    """Bytes that an operator reads and writes if nothing is cached."""
+    """Bytes that an operator reads and writes if nothing is cached; of a table only the rows that it uses."""
+    sizes = traffic(name, shapes)
+    return None if sizes is None else _sane(sum(sizes))
+
+
+def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
+    """(bytes read, bytes written)."""
     if shapes is None or not name.startswith("aten::"):
         return None
     op = name.removeprefix("aten::")
+    if op.startswith(("_foreach_", "_fused_")) or op in ("cat", "stack", "_cat"):
+        return _listed(op, shapes)
     tensors = _tensors(shapes)
     if not tensors:
         return None
+    rows = random_rows(name, shapes)
     read = sum(count * size for count, size in tensors)
     width = tensors[0][1]
+    if rows is not None:
+        # Besides the rows of the table: what is gathered or spread, and the ids.
+        other = read - _table_bytes(name, shapes)
+        bags = prod(shapes.dims[2]) if "_embedding_bag" in op and len(shapes.dims) > 2 else rows.number
+        return rows.number * rows.row_bytes + other, bags * rows.row_bytes
     sizes = _product(name, shapes)
     if sizes is not None:
-        batch, rows, _, columns = sizes
-        return read + batch * rows * columns * width
-    if op in _BAGS and len(shapes.dims) > 2 and len(shapes.dims[0]) == 2 and len(tensors) > 2:
-        (_, dim), lookups, bags = shapes.dims[0], tensors[1], tensors[2]
-        ids = lookups[0] * lookups[1] + bags[0] * bags[1]
-        return (lookups[0] + bags[0]) * dim * width + ids
-    if op.rstrip("_") in _POINTWISE:
-        # The first input of a copy is its target, so both are already counted.
-        return read if op == "copy_" else read + max(count for count, _ in tensors) * width
-    return read if op in _REDUCING else None
+        batch, row_count, _, columns = sizes
+        return read, batch * row_count * columns * width
+    largest = max(count for count, _ in tensors)
+    if _ATTENTION.match(name):
+        return read, tensors[0][0] * width
+    kind = _KIND.get(op) or _KIND.get(op.rstrip("_"))
+    if kind == "writing":
+        return 0, tensors[0][0] * width
+    if op == "copy_":
+        return sum(count * size for count, size in tensors[1:]), tensors[0][0] * width
+    if kind == "sorting":
+        return read, largest * (width + 8)
+    if kind == "pointwise":
+        return read, largest * width
+    return (read, 0) if kind == "reducing" else None
+
+
+def random_rows(name: str, shapes: Shapes | None) -> Rows | None:
+    """The rows of a table that an operator reads or writes in any order."""
+    if shapes is None or len(shapes.dims) < 2:
+        return None
+    dims, widths = shapes.dims, [ELEMENT_BYTES.get(kind.lower(), 0) for kind in shapes.types]
+    op, width = name.removeprefix("aten::"), widths[0] if widths else 0
+    if not dims[0] or not width:
+        return None
+    if op in ("embedding", "_embedding_bag", "_embedding_bag_forward_only") and len(dims[0]) == 2:
+        return Rows(prod(dims[1]), dims[0][1] * width, dims[0][0])
+    if op in ("embedding_dense_backward", "embedding_sparse_backward"):
+        table = shapes.numbers[2][0] if len(shapes.numbers) > 2 and shapes.numbers[2] else 0
+        return Rows(prod(dims[1]), dims[0][-1] * width, table) if table else None
+    if op in ("index_select", "index_add_", "index_add", "index_copy_") and len(dims) > 2:
+        along = shapes.numbers[1][0] if len(shapes.numbers) > 1 and shapes.numbers[1] else 0
+        table_rows = dims[0][along] if -len(dims[0]) <= along < len(dims[0]) else 0
+        return Rows(prod(dims[2]), prod(dims[0]) // table_rows * width, table_rows) if table_rows else None
+    if op in ("gather", "scatter_add_", "scatter_add", "scatter_") and len(dims) > 2 and dims[2]:
+        return Rows(prod(dims[2]), width, prod(dims[0]))
+    if op in ("index", "index_put_", "_index_put_impl_") and shapes.lists:
+        indexed = max(1, min(len(shapes.lists[0]), len(dims[0])))
+        table_rows = prod(dims[0][:indexed])
+        rows = max(prod(dim) for dim in shapes.lists[0])
+        return Rows(rows, prod(dims[0][indexed:]) * width, table_rows)
+    return None
+
+
+def creates(name: str) -> bool:
+    """Whether an operator allocates a tensor that an operator inside it then fills."""
+    return _CREATING.match(name) is not None
+
+
+def largest_tensor(shapes: Shapes | None) -> tuple[int, ...]:
+    """The sizes of the largest tensor among the inputs, those in lists too."""
+    listed = [dim for tensors in shapes.lists for dim in tensors] if shapes else []
+    return max([*(shapes.dims if shapes else ()), *listed], key=prod, default=())
+
+
+def _table_bytes(name: str, shapes: Shapes) -> int:
+    if name.endswith(("_dense_backward", "_sparse_backward")):
+        return 0
+    return prod(shapes.dims[0]) * ELEMENT_BYTES.get(shapes.types[0].lower(), 0)
+
+
+def _listed(op: str, shapes: Shapes) -> tuple[int, int] | None:
+    """Operators on lists of tensors. An optimizer writes all of them but the gradients, others write the first."""
+    sizes = [sum(prod(dim) for dim in tensors) * LISTED_BYTES for tensors in shapes.lists]
+    if not sizes:
+        return None
+    if op.startswith("_fused_"):
+        return sum(sizes), sum(sizes) - (sizes[1] if len(sizes) > 1 else 0)
+    return sum(sizes), sizes[0]
 
 
 def _tensors(shapes: Shapes) -> list[tuple[int, int]]:
     """(elements, bytes per element) of every input tensor of a known type."""
-    return [(prod(dim), _BYTES[kind]) for dim, kind in zip(shapes.dims, shapes.types) if kind in _BYTES]
+    known = ((dim, ELEMENT_BYTES.get(kind.lower())) for dim, kind in zip(shapes.dims, shapes.types))
+    return [(prod(dim), size) for dim, size in known if size]
 
 
-def _product(name: str, shapes: Shapes | None) -> tuple[int, int, int, int] | None:
+def _sane(work: int | None) -> int | None:
+    return work if work is not None and 0 <= work <= LARGEST else None
+
+
+def _product(name: str, shapes: Shapes) -> tuple[int, int, int, int] | None:
     """(B, M, K, N) of a matrix product."""
-    if shapes is None:
-        return None
-    dims = shapes.dims
-    if name in ("aten::addmm", "aten::_addmm_activation", "aten::baddbmm"):
-        dims = dims[1:]
+    dims = shapes.dims[1:] if name in _ADDING else shapes.dims
     if len(dims) < 2:
         return None
     left, right = dims[0], dims[1]
-    if name in ("aten::mm", "aten::addmm", "aten::_addmm_activation") and len(left) == len(right) == 2:
+    if name in _PRODUCTS and len(left) == len(right) == 2:
         return 1, left[0], left[1], right[1]
-    if name in ("aten::bmm", "aten::baddbmm") and len(left) == len(right) == 3:
+    if name in _BATCHED and len(left) == len(right) == 3:
         return left[0], left[1], left[2], right[2]
     if name == "aten::linear" and left and len(right) == 2:
         return 1, prod(left[:-1]), left[-1], right[0]
     return None
+
+
+def _attention(shapes: Shapes, backward: bool) -> int | None:
+    """Both products of attention; the backward pass has five where the forward pass has two."""
+    dims = shapes.dims[1:] if backward else shapes.dims
+    if len(dims) < 3 or any(len(dim) != 4 for dim in dims[:3]):
+        return None
+    (batch, heads, queries, dim), (_, _, keys, _), (_, _, _, values) = dims[:3]
+    forward = 2 * batch * heads * queries * keys * (dim + values)
+    return forward * 5 // 2 if backward else forward
+
+
+def _recurrent(shapes: Shapes, backward: bool) -> int | None:
+    """A product with every weight matrix at every step of the sequence."""
+    if not shapes.dims or len(shapes.dims[0]) != 3:
+        return None
+    weights = [dim for tensors in shapes.lists for dim in tensors] or list(shapes.dims[1:3])
+    forward = 2 * prod(shapes.dims[0][:2]) * sum(prod(dim) for dim in weights if len(dim) == 2)
+    return 2 * forward if backward else forward
+
+
+def _convolution(shapes: Shapes, backward: bool) -> int | None:
+    """convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)."""
+    if len(shapes.dims) < 2 or len(shapes.dims[0]) < 3 or len(shapes.dims[1]) != len(shapes.dims[0]):
+        return None
+    (batch, _, *sizes), (channels, *kernel) = shapes.dims[0], shapes.dims[1]
+    numbers = [*shapes.numbers, *[()] * 6]
+    out = []
+    for axis, size in enumerate(sizes):
+        stride, padding, dilation = (
+            values[min(axis, len(values) - 1)] if values else default
+            for values, default in zip(numbers[3:6], (1, 0, 1))
+        )
+        out.append(max(0, (size + 2 * padding - dilation * (kernel[axis + 1] - 1) - 1) // max(1, stride) + 1))
+    return 2 * batch * channels * prod(out) * prod(kernel)
