@@ -28,6 +28,9 @@ class Planted:
     build: Callable[[Machine], tuple[Step, Iterable[Any] | None]]
     expected: tuple[str, ...]
     """Limits that are right; several where the cause is a mixture of them."""
+    on_gpu: tuple[str, ...]
+    """The same where the step runs on a GPU; empty where it makes no sense there."""
+    on_cpu: bool = True
     threads: int | None = None
     slow: bool = False
     """Whether the case is left out of the quick suite."""
@@ -55,6 +58,11 @@ class Machine:
         """How often the work must be repeated to take so long."""
         return max(1, round(seconds / self.seconds(work)))
 
+    @property
+    def width(self) -> int:
+        """Columns of a product that keeps the device busy."""
+        return 1024 if self.device == "cpu" else 8192
+
     def sync(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
@@ -67,9 +75,20 @@ CASES: list[Planted] = []
 Built = tuple[Step, Iterable[Any] | None]
 
 
-def planted(name: str, *expected: str, threads: int | None = None, slow: bool = False) -> Any:
+def planted(
+    name: str, *expected: str, on_gpu: tuple[str, ...] | None = None, threads: int | None = None, slow: bool = False
+) -> Any:
     def add(build: Callable[[Machine], Built]) -> Callable[[Machine], Built]:
-        CASES.append(Planted(name, build, expected, threads, slow))
+        same = () if threads else expected
+        CASES.append(Planted(name, build, expected, same if on_gpu is None else on_gpu, threads=threads, slow=slow))
+        return build
+
+    return add
+
+
+def planted_on_gpu(name: str, *expected: str) -> Any:
+    def add(build: Callable[[Machine], Built]) -> Callable[[Machine], Built]:
+        CASES.append(Planted(name, build, expected, expected, on_cpu=False))
         return build
 
     return add
@@ -108,14 +127,14 @@ class Slow(torch.utils.data.Dataset[torch.Tensor]):
         return torch.ones(64)
 
 
-@planted("loader sleeps, 60 %", "input")
+@planted("loader sleeps, 60 %", "input", on_gpu=())
 def loader_60(machine: Machine) -> Built:
     work = products(machine, 512)
     count = machine.times(work, 0.008)
     return (lambda batch: [work() for _ in range(count)]), torch.utils.data.DataLoader(Slow(0.003), batch_size=4)
 
 
-@planted("loader sleeps, 30 %, products 70 %", "compute")
+@planted("loader sleeps, 30 %, products 70 %", "compute", on_gpu=())
 def loader_30(machine: Machine) -> Built:
     work = products(machine, 512)
     count = machine.times(work, 0.021)
@@ -209,7 +228,7 @@ def pure_python(machine: Machine) -> Built:
     return step, None
 
 
-@planted("3,000 operators on 16 floats", "dispatch")
+@planted("3,000 operators on 16 floats", "dispatch", on_gpu=("launch",))
 def small_operators(machine: Machine) -> Built:
     return trivial(machine), None
 
@@ -218,7 +237,7 @@ def mixture(part: float) -> Callable[[Machine], Built]:
     def build(machine: Machine) -> Built:
         calls = trivial(machine)
         seconds = machine.seconds(calls)
-        work = products(machine, 256)
+        work = products(machine, 256 if machine.device == "cpu" else 2048)
         count = machine.times(work, seconds * part / (1 - part))
 
         def step() -> None:
@@ -231,14 +250,14 @@ def mixture(part: float) -> Callable[[Machine], Built]:
     return build
 
 
-planted("3,000 operators 80 %, products 20 %", "dispatch")(mixture(0.2))
-planted("3,000 operators 50 %, products 50 %", "dispatch", "compute")(mixture(0.5))
+planted("3,000 operators 80 %, products 20 %", "dispatch", on_gpu=("launch",))(mixture(0.2))
+planted("3,000 operators 50 %, products 50 %", "dispatch", "compute", on_gpu=("launch", "compute"))(mixture(0.5))
 planted("3,000 operators 20 %, products 80 %", "compute")(mixture(0.8))
 
 
 def product_case(dtype: torch.dtype) -> Callable[[Machine], Built]:
     def build(machine: Machine) -> Built:
-        side = 1024
+        side = 1024 if machine.device == "cpu" else 8192
         while side > 64 and machine.seconds(products(machine, side, dtype)) > 0.3:
             side //= 2
         return products(machine, side, dtype), None
@@ -264,7 +283,7 @@ def addition_in_place(machine: Machine) -> Built:
     return (lambda: x.add_(1.0)), None
 
 
-@planted("additions over 0.3 MB", "cache", "dispatch")
+@planted("additions over 0.3 MB", "cache", "dispatch", on_gpu=("launch", "dispatch"))
 def cached_addition(machine: Machine) -> Built:
     x, y = machine.rand(75_000), machine.rand(75_000)
 
@@ -288,15 +307,16 @@ def random_rows(row_bytes: int, knees: float) -> Callable[[Machine], Built]:
         width = row_bytes // 4
         rows = max(64, int(knees * machine.knee) // row_bytes)
         table = torch.ones(rows, width, device=machine.device)
-        ids = max(1024, (4 << 20) // row_bytes)
+        ids = max(1024, ((4 << 20) if machine.device == "cpu" else (256 << 20)) // row_bytes)
         out = torch.empty(ids, width, device=machine.device)
         draws = endless(lambda: torch.randint(0, rows, (ids,), device=machine.device))
-        prepared = [next(iter(draws)) for _ in range(64)]
+        count = 64 if machine.device == "cpu" else 8
+        prepared = [next(iter(draws)) for _ in range(count)]
         turn = iter(range(1 << 60))
 
         def step() -> None:
             for _ in range(4):
-                torch.index_select(table, 0, prepared[next(turn) % 64], out=out)
+                torch.index_select(table, 0, prepared[next(turn) % count], out=out)
 
         return step, None
 
@@ -311,11 +331,11 @@ for _bytes in (64, 1024):
 
 @planted("one large sort", "operator")
 def one_sort(machine: Machine) -> Built:
-    x = machine.rand(1_000_000)
+    x = machine.rand(1_000_000 if machine.device == "cpu" else 50_000_000)
     return (lambda: torch.sort(x)), None
 
 
-@planted("a sort beside 4,000 trivial operators", "operator")
+@planted("a sort beside 4,000 trivial operators", "operator", on_gpu=("operator", "launch"))
 def sort_beside(machine: Machine) -> Built:
     x, calls = machine.rand(4_000_000), trivial(machine, 4000)
     enough = machine.times(lambda: torch.sort(x), 5 * machine.seconds(calls))
@@ -328,7 +348,7 @@ def sort_beside(machine: Machine) -> Built:
     return step, None
 
 
-@planted("one cumsum", "operator")
+@planted("one cumsum", "operator", on_gpu=())
 def one_cumsum(machine: Machine) -> Built:
     x = machine.rand(8_000_000)
     return (lambda: torch.cumsum(x, 0)), None
@@ -337,11 +357,11 @@ def one_cumsum(machine: Machine) -> Built:
 @planted("a convolution", "compute")
 def convolution(machine: Machine) -> Built:
     model = nn.Conv2d(64, 64, 3, padding=1).to(machine.device)
-    x = machine.rand(8, 64, 56, 56)
+    x = machine.rand(8 if machine.device == "cpu" else 256, 64, 56, 56)
     return (lambda: model(x).sum().backward()), None
 
 
-@planted("an LSTM of many small steps", "dispatch", "operator")
+@planted("an LSTM of many small steps", "dispatch", on_gpu=("launch",))
 def small_lstm(machine: Machine) -> Built:
     cell = nn.LSTMCell(16, 16).to(machine.device)
     x = machine.rand(200, 4, 16)
@@ -357,8 +377,14 @@ def small_lstm(machine: Machine) -> Built:
 
 @planted("attention", "compute")
 def attention(machine: Machine) -> Built:
-    q = machine.rand(4, 8, 1024, 64).requires_grad_()
+    size = (4, 8, 1024, 64) if machine.device == "cpu" else (16, 16, 4096, 64)
+    q = machine.rand(*size, dtype=torch.float32 if machine.device == "cpu" else torch.bfloat16).requires_grad_()
     return (lambda: F.scaled_dot_product_attention(q, q, q, is_causal=False).sum().backward()), None
+
+
+def two_layers(machine: Machine) -> nn.Module:
+    width = machine.width
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(machine.device)
 
 
 @planted("a compiled chain over 400 MB", "bandwidth", slow=True)
@@ -375,17 +401,17 @@ def compiled_chain(machine: Machine) -> Built:
 
 @planted("a compiled model of large products", "compute", slow=True)
 def compiled_model(machine: Machine) -> Built:
-    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).to(machine.device)
+    model = two_layers(machine)
     fast = torch.compile(model)
-    x = machine.rand(1024, 1024)
+    x = machine.rand(machine.width, machine.width)
     fast(x).sum().backward()
     return (lambda: fast(x).sum().backward()), None
 
 
 @planted("a model in eval mode", "compute")
 def eval_mode(machine: Machine) -> Built:
-    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).eval().to(machine.device)
-    x = machine.rand(1024, 1024)
+    model = two_layers(machine).eval()
+    x = machine.rand(machine.width, machine.width)
 
     def step() -> None:
         with torch.inference_mode():
@@ -398,8 +424,8 @@ def eval_mode(machine: Machine) -> Built:
 def checkpointing(machine: Machine) -> Built:
     from torch.utils.checkpoint import checkpoint
 
-    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).to(machine.device)
-    x = machine.rand(1024, 1024).requires_grad_()
+    model = two_layers(machine)
+    x = machine.rand(machine.width, machine.width).requires_grad_()
     return (lambda: checkpoint(model, x, use_reentrant=False).sum().backward()), None
 
 
@@ -415,3 +441,137 @@ def two_threads(machine: Machine) -> Built:
             thread.join()
 
     return step, None
+
+
+@planted_on_gpu("loader sleeps, 80 %", "input")
+def gpu_loader(machine: Machine) -> Built:
+    work = products(machine, 2048)
+    count = machine.times(work, 0.002)
+    return (lambda batch: [work() for _ in range(count)]), torch.utils.data.DataLoader(Slow(0.01), batch_size=1)
+
+
+@planted_on_gpu(".item() after every operator", "sync")
+def item(machine: Machine) -> Built:
+    x = machine.rand(1024, 1024)
+
+    def step() -> None:
+        for _ in range(50):
+            x.sum().item()
+
+    return step, None
+
+
+@planted_on_gpu("nonzero in the model", "sync")
+def nonzero(machine: Machine) -> Built:
+    x = machine.rand(200_000) - 0.5
+
+    def step() -> None:
+        for _ in range(30):
+            x[(x > 0).nonzero().squeeze(1)].sum()
+
+    return step, None
+
+
+@planted_on_gpu("unpinned copies of 50 MB", "transfer", "sync")
+def unpinned(machine: Machine) -> Built:
+    host = torch.rand(12_500_000)
+
+    def step() -> None:
+        host.to(machine.device).mul_(2.0)
+
+    return step, None
+
+
+@planted_on_gpu("pinned copies of 50 MB", "transfer")
+def pinned(machine: Machine) -> Built:
+    host, target = torch.rand(12_500_000).pin_memory(), machine.rand(12_500_000)
+    return (lambda: target.copy_(host, non_blocking=True)), None
+
+
+@planted_on_gpu("a host that queues kernels of 2 us", "launch")
+def queues(machine: Machine) -> Built:
+    x = machine.rand(1024)
+
+    def step() -> None:
+        for _ in range(500):
+            x.mul_(1.0001)
+
+    return step, None
+
+
+@planted_on_gpu("one large product in TF32", "compute")
+def tf32(machine: Machine) -> Built:
+    a, b = machine.rand(8192, 8192), machine.rand(8192, 8192)
+
+    def step() -> None:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        a @ b
+
+    machine.keep.append(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False))
+    return step, None
+
+
+@planted_on_gpu("an element-wise chain over 1 GB", "bandwidth")
+def chain(machine: Machine) -> Built:
+    x = machine.rand(250_000_000)
+    return (lambda: x.mul(2.0).add_(1.0).relu_()), None
+
+
+@planted_on_gpu("atomic additions to one address", "operator", "latency", "cache")
+def atomics(machine: Machine) -> Built:
+    target, ids, ones = (
+        machine.rand(1),
+        torch.zeros(20_000_000, dtype=torch.int64, device="cuda"),
+        machine.rand(20_000_000),
+    )
+    return (lambda: target.scatter_add_(0, ids, ones)), None
+
+
+@planted_on_gpu("two streams that overlap", "compute")
+def streams(machine: Machine) -> Built:
+    side = torch.cuda.Stream()
+    a, b = machine.rand(4096, 4096, dtype=torch.bfloat16), machine.rand(4096, 4096, dtype=torch.bfloat16)
+
+    def step() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(10):
+                a @ b
+        for _ in range(10):
+            b @ a
+        torch.cuda.current_stream().wait_stream(side)
+
+    return step, None
+
+
+def captured(step: Callable[[], object]) -> Callable[[], object]:
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+@planted_on_gpu("a CUDA graph of small kernels", "dispatch")
+def graph_small(machine: Machine) -> Built:
+    x = machine.rand(1024)
+
+    def step() -> None:
+        for _ in range(500):
+            x.mul_(1.0001)
+
+    return captured(step), None
+
+
+@planted_on_gpu("a CUDA graph of large products", "compute", "operator")
+def graph_large(machine: Machine) -> Built:
+    a, b = machine.rand(8192, 8192, dtype=torch.bfloat16), machine.rand(8192, 8192, dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+
+    def step() -> None:
+        for _ in range(4):
+            torch.mm(a, b, out=out)
+
+    return captured(step), None
