@@ -243,8 +243,11 @@ def _resolve_rows(steps: list[list[Work]], knee: int, step_bytes: int) -> None:
             ]
             if step_bytes <= knee and table_bytes <= knee:
                 work.missed = 0
-            else:
-                work.missed = int((~torch.isin(ids, torch.cat(recent))).sum()) if recent else ids.numel()
+                continue
+            missed = int((~torch.isin(ids, torch.cat(recent))).sum()) if recent else ids.numel()
+            # A row that one call uses twice is cached the second time if all rows of the call are.
+            again = (work.rows - work.distinct) * (1 - min(1.0, knee / max(1, work.distinct * work.row_bytes)))
+            work.missed = min(work.rows, round(missed + again * missed / max(1, ids.numel())))
     for work in (work for step in steps for work in step):
         work.ids = None
 

@@ -131,7 +131,8 @@ def _on_device(
     device = device_times(nesting, window)
     steps = times.steps
     blocks = [ns / count / 1e6 for count, ns in observer.blocks]
-    step_ms = median(blocks) if blocks else result["step_ms"]["p50"]
+    # The first block is a single step.
+    step_ms = median(blocks[1:] or blocks) if blocks else result["step_ms"]["p50"]
     busy = device.busy_us / 1e3 / steps
     waits = {name: us / 1e3 / steps for name, us in device.waits.items()}
     idle = {name: waits.get(name, 0.0) for name in ("input", "sync", "launch", "python", "dispatch")}
@@ -141,7 +142,7 @@ def _on_device(
     beside = times.beside_us / 1e3 / steps
     blocked = min(idle["python"], max(0.0, off_ms - beside))
     idle["python"] -= blocked
-    result["step_ms"] = _spread(blocks) if len(blocks) > 2 else result["step_ms"]
+    result["step_ms"] = _spread(blocks[1:] or blocks) if blocks else result["step_ms"]
     result["device"] = torch.cuda.get_device_name()
     result["waits"] = {
         **idle, "blocked": blocked,

@@ -85,6 +85,9 @@ def _variants(
 ) -> Iterator[Variant]:
     own = {limit: share for limit, share in attribution["shares"].items() if limit != "input"}
     whole = sum(own.values()) or 1.0
+    if whole < 0.5:
+        # The replay shows that the step waits for its input; nothing else matters as much.
+        return
     own = {limit: share / whole for limit, share in own.items()}
     on_cpu = observed["device"] == "cpu"
     doubled = _doubled(batch) if has_batch else None
@@ -105,7 +108,8 @@ def _variants(
     if own["latency"] >= 0.2:
         plain = (lambda: step(batch)) if has_batch else step
         yield Variant("ids of a few hot rows", plain, 0.0, 1 - 0.3 * own["latency"], _HotIds)
-    if not on_cpu and own["launch"] + own["python"] >= 0.2:
+    # A step that waits for the device cannot be captured.
+    if not on_cpu and own["launch"] >= 0.2 and not observed["waits"].get("sync"):
         captured = _captured((lambda: step(batch)) if has_batch else step)
         if captured is not None:
             gone = own["launch"] + own["python"]
@@ -231,6 +235,8 @@ class _HotIds(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _captured(step: Callable[[], object]) -> Callable[[], object] | None:
     """The step as a CUDA graph; None where it cannot be captured."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
     try:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -243,5 +249,7 @@ def _captured(step: Callable[[], object]) -> Callable[[], object] | None:
             step()
     except Exception:
         torch.cuda.synchronize()
+        # A capture that fails leaves the generator waiting for its end.
+        generator.graphsafe_set_state(before)
         return None
     return graph.replay

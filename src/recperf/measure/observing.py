@@ -30,6 +30,8 @@ WARM_UPS = 3
 TRACED = 4
 COUNTED = 3
 PLAIN_SECONDS, FEWEST_PLAIN, MOST_PLAIN = 1.0, 6, 200
+BLOCK_NS = 10_000_000
+"""GPU: ns of steps between two synchronised moments."""
 MOST_EVENTS = 200_000
 """Events of a trace after which no further step is traced."""
 MODULE = "recperf.module."
@@ -76,6 +78,7 @@ class Observer:
         self._step_range: Any = None
         self._in_state = 0
         self._plain_ns = 0
+        self._block_steps = 1
         self._block_began: tuple[int, int] = (0, 0)
         self._began = self.clock.now()
 
@@ -147,13 +150,15 @@ class Observer:
     def _after_plain(self, spent: Moment) -> None:
         self.plain.append(spent)
         self.plain_input.append(self._input)
-        if self.cuda and perf_counter_ns() - self._block_began[1] > 20e6:
+        count = len(self.plain)
+        if not self.cuda:
+            self._plain_ns += spent.wall
+        elif count - self._block_began[0] >= self._block_steps:
             self._close_block()
             self._open_block()
-        count = len(self.plain)
-        self._plain_ns += spent.wall
         seconds = self._plain_ns / 1e9
-        enough = count >= FEWEST_PLAIN and (seconds >= PLAIN_SECONDS or count >= self.most_plain)
+        blocks = not self.cuda or len(self.blocks) >= FEWEST_PLAIN
+        enough = count >= FEWEST_PLAIN and blocks and (seconds >= PLAIN_SECONDS or count >= self.most_plain)
         if enough or (count >= 3 and seconds > 10 * PLAIN_SECONDS):
             self._close_block()
             self.others = self.other_work.share()
@@ -196,14 +201,20 @@ class Observer:
         if self.cuda and len(self.plain) > self._block_began[0]:
             torch.cuda.synchronize()
             first, began = self._block_began
-            self.blocks.append((len(self.plain) - first, perf_counter_ns() - began))
+            count, spent = len(self.plain) - first, perf_counter_ns() - began
+            self.blocks.append((count, spent))
+            self._plain_ns += spent
+            # Waiting for the device costs some microseconds, which must not matter in a block.
+            self._block_steps = max(1, min(50, round(BLOCK_NS * count / spent)))
 
     # Traced steps
 
     def _start_trace(self) -> None:
         self._enter("traced")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
-        self._profiler = torch_profile(activities=activities, record_shapes=True, experimental_config=all_threads())
+        self._profiler = torch_profile(
+            activities=activities, record_shapes=True, experimental_config=all_threads(), acc_events=True
+        )
         with filtered_stderr():
             self._profiler.start()
         if self.model is not None:

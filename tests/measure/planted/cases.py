@@ -116,29 +116,38 @@ def endless(make: Callable[[], Any]) -> Iterable[Any]:
 
 
 class Slow(torch.utils.data.Dataset[torch.Tensor]):
-    def __init__(self, seconds: float, rows: int = 1_000_000) -> None:
-        self.seconds, self.rows = seconds, rows
+    def __init__(self, seconds: float, size: tuple[int, ...] = (64,)) -> None:
+        self.seconds, self.sample = seconds, torch.ones(*size)
 
     def __len__(self) -> int:
-        return self.rows
+        return 1_000_000
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.seconds)
-        return torch.ones(64)
+        return self.sample
+
+
+def loader_case(machine: Machine, seconds: float, part: float, rows: int = 256) -> Built:
+    """Products of the batch take `part` of the step, the loader the rest."""
+    weight = machine.rand(1024, 1024)
+
+    def work(batch: torch.Tensor) -> object:
+        return batch.to(machine.device) @ weight
+
+    batch = torch.rand(rows, 1024)
+    count = machine.times(lambda: work(batch), seconds * part)
+    loader = torch.utils.data.DataLoader(Slow(seconds * (1 - part), (rows, 1024)), batch_size=None)
+    return (lambda batch: [work(batch) for _ in range(count)]), loader
 
 
 @planted("loader sleeps, 60 %", "input", on_gpu=())
 def loader_60(machine: Machine) -> Built:
-    work = products(machine, 512)
-    count = machine.times(work, 0.008)
-    return (lambda batch: [work() for _ in range(count)]), torch.utils.data.DataLoader(Slow(0.003), batch_size=4)
+    return loader_case(machine, 0.02, 0.4)
 
 
 @planted("loader sleeps, 30 %, products 70 %", "compute", on_gpu=())
 def loader_30(machine: Machine) -> Built:
-    work = products(machine, 512)
-    count = machine.times(work, 0.021)
-    return (lambda batch: [work() for _ in range(count)]), torch.utils.data.DataLoader(Slow(0.009), batch_size=1)
+    return loader_case(machine, 0.04, 0.7)
 
 
 def python_loop(seconds: float) -> None:
@@ -313,10 +322,16 @@ def random_rows(row_bytes: int, knees: float) -> Callable[[Machine], Built]:
         count = 64 if machine.device == "cpu" else 8
         prepared = [next(iter(draws)) for _ in range(count)]
         turn = iter(range(1 << 60))
+        offsets = torch.arange(0, ids, 32, device=machine.device)
 
         def step() -> None:
             for _ in range(4):
-                torch.index_select(table, 0, prepared[next(turn) % count], out=out)
+                chosen = prepared[next(turn) % count]
+                if machine.device == "cpu":
+                    torch.index_select(table, 0, chosen, out=out)
+                else:
+                    # torch.index_select is far from the memory's rate on a GPU; sums of rows are not.
+                    F.embedding_bag(chosen, table, offsets, mode="sum")
 
         return step, None
 
@@ -445,9 +460,7 @@ def two_threads(machine: Machine) -> Built:
 
 @planted_on_gpu("loader sleeps, 80 %", "input")
 def gpu_loader(machine: Machine) -> Built:
-    work = products(machine, 2048)
-    count = machine.times(work, 0.002)
-    return (lambda batch: [work() for _ in range(count)]), torch.utils.data.DataLoader(Slow(0.01), batch_size=1)
+    return loader_case(machine, 0.012, 0.2, rows=4096)
 
 
 @planted_on_gpu(".item() after every operator", "sync")
