@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import asdict
 from time import perf_counter
 from types import TracebackType
@@ -59,9 +59,11 @@ class Profiler:
         self._report: Report | None = None
         self._peaks: dict[str, Any] | None = None
         self._experiment: Experiment | None = None
+        self._driven = False
+        """Whether the loop goes on until enough steps were seen."""
 
     def __enter__(self) -> Profiler:
-        self._peaks = self._ceilings_of_machine()
+        self._peaks = self._ceilings_of_machine(torch.get_num_threads())
         self._observer = Observer(knees=self._knees, model=self._model, light=self._light)
         return self
 
@@ -75,6 +77,8 @@ class Profiler:
 
     def input(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Pass the batches on; the time until each arrives is a wait for input."""
+        if not self._driven:
+            self.observer.expected = len(batches) if isinstance(batches, Sized) else None
         iterator = iter(batches)
         while True:
             with self.waiting_for_input():
@@ -113,7 +117,7 @@ class Profiler:
         """Divide what was observed and decide."""
         began = perf_counter()
         observed = observed_by(self.observer)
-        ceilings = self._ceilings(observed["device"])
+        ceilings = self._ceilings(observed["device"], observed["threads"])
         attribution = attribute(observed, ceilings)
         experiments = self._experiment(attribution, observed) if self._experiment else []
         verdict = decide(attribution, observed, ceilings, experiments)
@@ -140,18 +144,21 @@ class Profiler:
             }
         )
 
-    def _ceilings_of_machine(self) -> dict[str, Any] | None:
+    def _ceilings_of_machine(self, threads: int) -> dict[str, Any] | None:
         if not self._use_peaks:
             return None
         say = (lambda text: None) if self._quiet else (lambda text: print(f"recperf: {text}", file=sys.stderr))
-        return machine_peaks.require(torch.get_num_threads(), say)
+        return machine_peaks.require(threads, say)
 
     def _knees(self, device: str) -> tuple[int, int]:
-        ceilings = self._ceilings(device)
+        ceilings = ceilings_of(self._peaks, device=device)
         return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
 
-    def _ceilings(self, device: str) -> Ceilings | None:
-        return ceilings_of(self._peaks, device=device, threads=torch.get_num_threads())
+    def _ceilings(self, device: str, threads: int) -> Ceilings | None:
+        if self._peaks is not None and device == "cpu" and not machine_peaks.has_threads(self._peaks, threads):
+            # The loop changed the number of threads.
+            self._peaks = self._ceilings_of_machine(threads)
+        return ceilings_of(self._peaks, device=device, threads=threads)
 
 
 def profile(
@@ -180,7 +187,7 @@ def profile(
         return run_experiments(step, last[0] if last else None, bool(last), attribution, observed, **budget)
 
     profiler = Profiler(model, light=light, quiet=quiet)
-    profiler._experiment = experiment
+    profiler._experiment, profiler._driven = experiment, True
     with profiler:
         for batch in _endless(profiler, batches):
             if takes_batch:

@@ -58,7 +58,8 @@ def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, 
     """
     times: defaultdict[str, float] = defaultdict(float)
     for limit, ms in observed["waits"].items():
-        times[limit] += ms
+        # Where no step was traced, what the thread computed is not known.
+        times["operator" if limit == "unknown" else limit] += ms
     python = observed["waits"].get("python", 0.0)
     rows = []
     for operator in observed["operators"]:

@@ -75,12 +75,12 @@ def observed(observer: Observer) -> dict[str, Any]:
         "waits": {"input": input_ms},
         "operators": [],
         "parts": [],
-        "notes": [],
+        "notes": list(observer.notes),
     }
     if observer.trace is None or not observer.traced:
         result["notes"].append("no step was traced: operators are not known")
-        result["waits"]["blocked"] = off_ms
-        result["waits"]["unknown"] = max(0.0, step_ms - input_ms - off_ms)
+        # A thread that is off its core may wait inside an operator.
+        result["waits"]["unknown"] = max(0.0, step_ms - input_ms)
         return result
     works = observer.counter.result() if observer.counter else []
     result["steps"]["counted"] = len(observer.counter.steps) if observer.counter else 0

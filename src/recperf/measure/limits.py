@@ -65,6 +65,9 @@ def decide(
     because = [
         _sentence(limit, attribution, observed, ceilings) for limit in ordered[:3] if shares[limit] >= NOTICEABLE
     ]
+    if observed["waits"].get("unknown") and first == "operator":
+        reason = f"No step was traced: what takes {shares[first]:.0%} of the step is not known."
+        return Verdict(UNCLEAR, shares[first], "low", [reason, *because[1:]], doubts, None, "")
     if shares[first] < CLEAR:
         reason = f"No limit stands out: the largest share is {shares[first]:.0%}, below {CLEAR:.0%}."
         return Verdict(UNCLEAR, shares[first], "low", [reason, *because], doubts, None, "")

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -30,6 +31,14 @@ WARM_UPS = 3
 TRACED = 4
 COUNTED = 3
 PLAIN_SECONDS, FEWEST_PLAIN, MOST_PLAIN = 1.0, 6, 200
+FEW_WARM_UPS, FEW_PLAIN, FEW_TRACED, FEW_COUNTED = 2, 2, 1, 2
+"""The same where the loop may end soon: eight steps are enough to see something of everything."""
+FEW = 12
+"""A loop of so few steps leaves no time for more than that."""
+LONG = MOST_PLAIN + 50
+"""A loop of so many steps is long enough for the usual order."""
+WAITS = 0.05
+"""Share of a step from which waiting for input matters."""
 BLOCK_NS = 10_000_000
 """GPU: ns of steps between two synchronised moments."""
 MOST_EVENTS = 200_000
@@ -54,10 +63,16 @@ class Observer:
     ):
         self.knees, self.model, self.light = knees, model, light
         self.most_plain = plain or MOST_PLAIN
+        self.expected: int | None = LONG
+        """Steps that the loop has, as far as known. Where they may be few, tracing and counting come early."""
+        self.buffered = 0
+        """Steps whose batches the loader may have ready after a pause."""
+        self.notes: list[str] = []
         self.state = "warm"
         self.seen = 0
         """Steps seen in all."""
         self.clock = ThreadClock()
+        self._thread = get_ident()
         self.cuda = _cuda_used()
         self.plain: list[Moment] = []
         self.plain_input: list[Moment] = []
@@ -77,7 +92,9 @@ class Observer:
         self._profiler: Any = None
         self._step_range: Any = None
         self._in_state = 0
+        self._unnamed = 1
         self._plain_ns = 0
+        self._first: tuple[list[Any], ...] = ([], [], [])
         self._block_steps = 1
         self._block_began: tuple[int, int] = (0, 0)
         self._began = self.clock.now()
@@ -86,20 +103,32 @@ class Observer:
 
     @contextmanager
     def waiting_for_input(self) -> Iterator[None]:
-        """Time what happens inside as a wait for the next batch."""
+        """Time what happens inside as a wait for the next batch. What other threads prepare is not waited for."""
+        if get_ident() != self._thread:
+            yield
+            return
         before = self.clock.now()
         with record_function(f"{PART}data") if self.state == "traced" else _nothing():
             yield
         spent = self.clock.now().since(before)
         self._input = Moment(*(a + b for a, b in zip(self._input, spent)))
 
-    def end_step(self) -> None:
-        """Note the end of a step and get ready for the next one."""
+    def end_step(self, *, ordinary: bool = True) -> None:
+        """Note the end of a step and get ready for the next one.
+
+        A step in which the loop also did something else, such as an evaluation, is not `ordinary` and not timed.
+        """
+        if get_ident() != self._thread:
+            self._follow_thread()
+            return
         now = self.clock.now()
         spent = now.since(self._began)
         self.seen += 1
-        self._in_state += 1
-        getattr(self, f"_after_{self.state}")(spent)
+        if ordinary or self.state != "plain":
+            self._in_state += 1
+            getattr(self, f"_after_{self.state}")(spent)
+        else:
+            self._open_block()
         self._input = Moment(0, 0, 0)
         self.bookkeeping_ns += perf_counter_ns() - now.wall
         self._began = self.clock.now()
@@ -118,6 +147,9 @@ class Observer:
             self._close_block()
         if self.others is None:
             self.others = self.other_work.share()
+        if len(self.plain) <= FEW_PLAIN:
+            late: tuple[list[Any], ...] = (self.plain, self.plain_input, self.blocks)
+            self.plain, self.plain_input, self.blocks = (before + after for before, after in zip(self._first, late))
         self.state = "done"
         self._stack.close()
 
@@ -140,8 +172,9 @@ class Observer:
     # The states, in order
 
     def _after_warm(self, spent: Moment) -> None:
-        if self._in_state < WARM_UPS:
+        if self._in_state < (FEW_WARM_UPS if self.hurries else WARM_UPS):
             return
+        self.threads = torch.get_num_threads()
         self.cuda = _cuda_used()
         self._enter("plain")
         self.other_work = OtherWork()
@@ -159,18 +192,22 @@ class Observer:
         seconds = self._plain_ns / 1e9
         blocks = not self.cuda or len(self.blocks) >= FEWEST_PLAIN
         enough = count >= FEWEST_PLAIN and blocks and (seconds >= PLAIN_SECONDS or count >= self.most_plain)
-        if enough or (count >= 3 and seconds > 10 * PLAIN_SECONDS):
+        was_traced = self.counter is not None
+        enough = enough or (count >= 3 and seconds > 10 * PLAIN_SECONDS)
+        if enough or (self.hurries and not was_traced and count >= FEW_PLAIN):
             self._close_block()
             self.others = self.other_work.share()
-            self._start_trace()
+            if was_traced:
+                self._enter("done")
+            else:
+                self._start_trace()
 
     def _after_traced(self, spent: Moment) -> None:
         self._step_range.__exit__(None, None, None)
-        if self._in_state > 1:
+        if self._in_state > self._unnamed:
             self.traced.append(spent)
-        # The first step under the profiler pays for its buffers.
         seconds = sum(moment.wall for moment in self.traced) / 1e9
-        if len(self.traced) >= TRACED or (self.traced and seconds > 4 * PLAIN_SECONDS):
+        if len(self.traced) >= (FEW_TRACED if self.few else TRACED) or (self.traced and seconds > 4 * PLAIN_SECONDS):
             self._stop_trace()
             self._start_counting()
         else:
@@ -178,9 +215,12 @@ class Observer:
 
     def _after_counted(self, spent: Moment) -> None:
         assert self.counter is not None
-        if self._in_state >= COUNTED or (self._in_state >= 2 and spent.wall > 5e9):
+        if self._in_state >= (FEW_COUNTED if self.few else COUNTED) or (self._in_state >= 2 and spent.wall > 5e9):
             self._stop_counting()
-            self._enter("done")
+            if self.hurries:
+                self._plain_again()
+            else:
+                self._enter("done")
         else:
             self.counter.begin_step()
 
@@ -189,6 +229,31 @@ class Observer:
 
     def _enter(self, state: str) -> None:
         self.state, self._in_state = state, 0
+
+    @property
+    def few(self) -> bool:
+        return self.expected is not None and self.expected <= FEW
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the loop may end before the usual order of states is through."""
+        return self.expected is None or self.expected < LONG
+
+    def _plain_again(self) -> None:
+        """Time more steps, because few were timed before the trace."""
+        self._first = (self.plain, self.plain_input, self.blocks)
+        self.plain, self.plain_input, self.blocks, self._plain_ns = [], [], [], 0
+        self._enter("plain")
+        self.other_work = OtherWork()
+        self._open_block()
+
+    def _follow_thread(self) -> None:
+        """From now on observe the thread that ends steps, unless another one is being traced or counted."""
+        if self.state in ("warm", "plain"):
+            self.clock.close()
+            self.clock, self._thread = ThreadClock(), get_ident()
+            self._input = Moment(0, 0, 0)
+            self._began = self.clock.now()
 
     # Plain steps on a GPU
 
@@ -215,14 +280,24 @@ class Observer:
         self._profiler = torch_profile(
             activities=activities, record_shapes=True, experimental_config=all_threads(), acc_events=True
         )
-        with filtered_stderr():
-            self._profiler.start()
+        try:
+            with filtered_stderr():
+                self._profiler.start()
+        except RuntimeError as error:
+            self.notes.append(f"torch.profiler does not start: {str(error).splitlines()[0]}")
+            self._enter("done")
+            return
+        # The first step under the profiler pays for its buffers, and those with batches that became ready during this
+        # pause do not wait as other steps do.
+        waits = sum(moment.wall for moment in self.plain_input) > WAITS * sum(moment.wall for moment in self.plain)
+        self._unnamed = 1 + (self.buffered if waits and not self.hurries else 0)
         if self.model is not None:
             self._stack.enter_context(module_ranges(self.model))
         self._open_range()
 
     def _open_range(self) -> None:
-        name = f"{STEP}#{self._in_state - 1}" if self._in_state else f"{STEP}.first"
+        number = self._in_state - self._unnamed
+        name = f"{STEP}#{number}" if number >= 0 else f"{STEP}.first"
         self._step_range = record_function(name)
         self._step_range.__enter__()
 
