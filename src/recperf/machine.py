@@ -26,17 +26,21 @@ _CGROUP_FILES = (
 
 def machine_facts() -> dict[str, Any]:
     """Facts that do not change from call to call, and a fingerprint of exactly those facts."""
-    facts: dict[str, Any] = {
+    facts = {**host_facts(), "gpus": gpus()}
+    return {**facts, "fingerprint": fingerprint(facts)}
+
+
+def host_facts() -> dict[str, Any]:
+    """Those of them that need no torch: all but the GPUs."""
+    return {
         "system": platform.system(),
         "architecture": platform.machine(),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "caches": caches(),
         "memory_gib": memory_gib(),
-        "gpus": gpus(),
         "torch": _torch_version(),
     }
-    return {**facts, "fingerprint": fingerprint(facts)}
 
 
 def fingerprint(facts: dict[str, Any]) -> str:

@@ -8,9 +8,11 @@ from typing import Any
 import chromium
 import example_profiles as profiles
 import example_runs as examples
+import example_traces as traces
 import pytest
 
-from recperf.runs.report import run_report
+from recperf.measure.trace_evidence import analyse_file
+from recperf.runs.report import run_report, trace_report
 from recperf.runs.report.profile_report import write_page
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
@@ -108,3 +110,13 @@ def test_the_probe_sees_faults(pages: dict[str, Path], tmp_path: Path) -> None:
         assert measured[fault], fault
     assert "oh" in measured["errors"]
     assert any("missing" in error for error in measured["errors"])
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_of_a_trace(tmp_path: Path, width: int) -> None:
+    events = [*traces.gpu_step(0, 0.0, 10), *traces.gpu_step(1, 1000.0, 20)]
+    path = traces.write(tmp_path / "trace.json.gz", events)
+    page = trace_report.write_page(analyse_file(path), tmp_path / "trace.html")
+    measured = chromium.measure(page, tmp_path, width=width, dark=False)
+    sound(measured, width)
+    assert measured["svgs"] == 3

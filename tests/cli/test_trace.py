@@ -64,6 +64,11 @@ def test_a_trace_without_a_device_or_steps(tmp_path: Path, capsys: pytest.Captur
 def test_errors_name_the_file_and_a_misspelt_action_its_word(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         command(["info", str(tmp_path / "none.json")])
+    trace = made.write(tmp_path / "t.json", [made.op("aten::mm", 0, 30)])
+    with pytest.raises(DataError, match="file of ceilings cannot be read"):
+        command(["info", str(trace), "--peaks", str(tmp_path / "none.json")])
+    with pytest.raises(DataError, match="file of ceilings is damaged"):
+        command(["info", str(trace), "--peaks", str(trace)])
     with pytest.raises(UsageError, match="did you mean 'info'"):
         command(["inof", "x"])
     with pytest.raises(UsageError):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..runs.trace_diff import TraceDiff
 
 ACTIONS = {
-    "info": "what takes the time of a step, from a trace of torch.profiler or a folder with one per rank",
+    "info": "what limits a step, from a trace of torch.profiler or a folder with one per rank",
     "page": "the same as an HTML page, with a button that opens the trace in Perfetto",
     "diff": "what got slower or faster from one trace to another",
     "merge": "combine the traces of several ranks into one file",
@@ -35,9 +35,9 @@ TRACE is a .json or .json.gz file that torch.profiler wrote, in recperf or in an
 a folder with one trace per rank. RUN is the folder of a profile of several ranks with --trace.
   recperf trace ACTION --help    options of an action"""
 
-INFO = """Analyse a trace of torch.profiler per step: regions, modules, operators, kernels, idle time of the device by
-cause, copies and collectives. Of a folder with one trace per rank: the slowest rank, and how long ranks wait in each
-collective."""
+INFO = """Name what limits the steps of a trace of torch.profiler, with measured ceilings and advice, and show regions,
+modules, operators, kernels, idle time of the device by cause, copies and collectives. Of a folder with one trace per
+rank: the slowest rank, and how long ranks wait in each collective."""
 
 PAGE = """Write the analysis of a trace as one HTML file that works offline. A button opens the trace in Perfetto."""
 
@@ -54,17 +54,22 @@ PAGE_NAME = "trace.html"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InfoOptions(JsonOption):
+class AnalysisOptions(JsonOption):
     trace: tyro.conf.Positional[Path]
     """The trace, .json or .json.gz, or a folder with one per rank."""
+    peaks: Path | None = None
+    """Ceilings of the machine that recorded the trace: a file that recperf peaks wrote there. Default: those of this
+    machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoOptions(AnalysisOptions):
     top: int = 12
     """Maximum number of rows in a table; --json has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageOptions(JsonOption):
-    trace: tyro.conf.Positional[Path]
-    """The trace, .json or .json.gz, or a folder with one per rank."""
+class PageOptions(AnalysisOptions):
     output: Path | None = None
     """The page to write. Default: the name of the trace with .html, or trace.html in the folder."""
 
@@ -96,7 +101,7 @@ def command(arguments: list[str]) -> int:
 def info_command(arguments: list[str]) -> int:
     options = parse(InfoOptions, arguments, prog="recperf trace info", description=INFO)
     _require_top(options.top)
-    analysis = _analysis(options.trace)
+    analysis = _analysis(options.trace, options.peaks)
     if options.json:
         print_json(analysis)
     else:
@@ -108,7 +113,7 @@ def info_command(arguments: list[str]) -> int:
 
 def page_command(arguments: list[str]) -> int:
     options = parse(PageOptions, arguments, prog="recperf trace page", description=PAGE)
-    analysis = _analysis(options.trace)
+    analysis = _analysis(options.trace, options.peaks)
     from ..runs.report.trace_report import write_page
 
     stem = options.trace.name.removesuffix(".gz").removesuffix(".json")
@@ -121,16 +126,19 @@ def page_command(arguments: list[str]) -> int:
     return 0
 
 
-def _analysis(path: Path) -> dict[str, Any]:
+def _analysis(path: Path, peaks_file: Path | None) -> dict[str, Any]:
     """The analysis of a trace, or of the slowest rank in a folder with the comparison of all."""
-    from ..measure.trace.analyse import analyse_file
+    from ..measure.peaks.store import find, read_file
+    from ..measure.trace_evidence import analyse_file
 
+    chosen = peaks_file is not None
+    peaks = read_file(peaks_file) if peaks_file is not None else find()
     if not path.is_dir():
-        return analyse_file(path)
+        return analyse_file(path, peaks, chosen=chosen)
     from ..measure.trace.ranks import compare_ranks
 
     compared = compare_ranks(path)
-    return {**analyse_file(Path(compared["file"])), "ranks_compared": compared}
+    return {**analyse_file(Path(compared["file"]), peaks, chosen=chosen), "ranks_compared": compared}
 
 
 def _require_top(top: int) -> None:

@@ -11,7 +11,7 @@ from ... import places
 from ...errors import DataError, MachineError
 from ...files import write_json, writing
 from ...jsonfile import decode
-from ...machine import machine_facts
+from ...machine import host_facts, machine_facts
 
 SCHEMA = 2
 
@@ -59,13 +59,51 @@ def load(facts: dict[str, Any] | None = None, *, say: Callable[[str], None] = la
         return None
     except OSError as error:
         raise MachineError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}) from error
+    peaks = _content(text, path)
+    if peaks is None:
+        say("the stored ceilings were measured by an older recperf and are not used")
+        return None
+    require_own(peaks, facts, file=path)
+    return peaks
+
+
+def find() -> dict[str, Any] | None:
+    """The ceilings of this machine, found without torch: the newest stored ones of a machine that is equal but perhaps
+    for its GPUs. None if they were never measured."""
+    facts = host_facts()
+    measured = []
+    for path in sorted((places.home() / "machines").glob("*.json")):
+        try:
+            peaks = read_file(path)
+        except DataError:
+            # Whose file it is cannot be told; recperf peaks replaces that of this machine.
+            continue
+        if all(peaks["machine"].get(name) == fact for name, fact in facts.items()):
+            measured.append(peaks)
+    return max(measured, key=lambda peaks: str(peaks.get("measured")), default=None)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The ceilings of any machine, from a file that recperf peaks wrote there."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        what = f"the file of ceilings cannot be read: {error.strerror or error}"
+        raise DataError(what, where={"file": path}, fix="recperf peaks writes one") from error
+    peaks = _content(text, path)
+    if peaks is None:
+        raise DataError("the ceilings were measured by an older recperf", where={"file": path}, fix=FIX)
+    return peaks
+
+
+def _content(text: bytes, path: Path) -> dict[str, Any] | None:
+    """The checked content of a file; None if an older recperf wrote it."""
     try:
         peaks = decode(text)
     except ValueError as error:
         raise DataError(f"the file of ceilings is damaged: {error}", where={"file": path}, fix=FIX) from error
     schema = peaks.get("schema") if isinstance(peaks, dict) else None
     if isinstance(schema, int) and 1 <= schema < SCHEMA:
-        say("the stored ceilings were measured by an older recperf and are not used")
         return None
     if schema is not None and schema != SCHEMA:
         what = f"the file of ceilings has schema {schema!r}; this recperf reads {SCHEMA}"
@@ -73,7 +111,6 @@ def load(facts: dict[str, Any] | None = None, *, say: Callable[[str], None] = la
     errors = faults(peaks)
     if errors:
         raise DataError(f"the file of ceilings is damaged: {errors[0]}", where={"file": path}, fix=FIX)
-    require_own(peaks, facts, file=path)
     return dict(peaks)
 
 

@@ -67,28 +67,29 @@ def steps_of(
     return nesting, Window(trace, nesting)
 
 
-def analyse_file(path: Path) -> dict[str, Any]:
-    """The analysis of a trace file, with facts about the file."""
-    trace = _read_one(path)
-    return {**_facts(trace), **analyse(trace)}
-
-
 def timed_file(path: Path) -> dict[str, Any]:
     """The times of every single step of a trace file, with facts about the file."""
-    trace = _read_one(path)
+    trace = read_one(path)
     nesting, window = steps_of(trace)
-    facts = _facts(trace)
-    names = facts["devices"]
-    device = window.device
+    facts = facts_of(trace)
     return {
         **facts,
         "window": window.as_json(),
-        "device": "CPU" if device is None else names[device] if device < len(names) else "a device without a name",
+        "device": device_name(facts, window),
         "times": timings(nesting, window, self_times(nesting, window)),
     }
 
 
-def _read_one(path: Path) -> Trace:
+def device_name(facts: dict[str, Any], window: Window) -> str:
+    """The name of the busiest device; `cpu` where the steps launched no device work."""
+    if window.device is None:
+        return "cpu"
+    names = facts["devices"]
+    return str(names[window.device]) if window.device < len(names) else f"device {window.device}"
+
+
+def read_one(path: Path) -> Trace:
+    """The trace of one rank."""
     trace = read(path)
     if isinstance(trace.header.get(ABOUT), dict) and MERGED in trace.header[ABOUT]:
         raise DataError(
@@ -97,8 +98,11 @@ def _read_one(path: Path) -> Trace:
     return trace
 
 
-def _facts(trace: Trace) -> dict[str, Any]:
+def facts_of(trace: Trace) -> dict[str, Any]:
+    """What the header of a trace says about its origin."""
+    ours, host = trace.header.get(ABOUT), trace.header.get("host_name")
     return {
+        "host": str(ours["host"]) if isinstance(ours, dict) and ours.get("host") else str(host) if host else None,
         "file": str(trace.path),
         "bytes": trace.path.stat().st_size,
         "events": trace.events,
@@ -181,6 +185,8 @@ class Counted(NamedTuple):
 
 
 UNKNOWN = Counted(None, None, None)
+WRAPS = 0.5
+"""An operator only passes on work if operators inside it move more than this share of its bytes."""
 
 
 def counted(nesting: Nesting, inside: Iterable[int]) -> dict[int, Counted]:
@@ -204,8 +210,14 @@ def counted(nesting: Nesting, inside: Iterable[int]) -> dict[int, Counted]:
             within.add(i)
     lookups = {i for i in own if own[i].rows is not None} - within
     lookups -= _above_any(nesting, lookups)
-    streams = {i for i in own if own[i].bytes is not None} - within - lookups
-    streams -= _above_any(nesting, products | lookups | streams)
+    streams = {i for i in own if own[i].bytes is not None} - within - lookups - _above_any(nesting, products | lookups)
+    inner: defaultdict[int, int] = defaultdict(int)
+    for i in reversed(own):
+        # Operators come after those around them. One that copies a scalar still does its own work.
+        size = own[i].bytes or 0 if i in streams else 0
+        if i in streams and inner[i] > WRAPS * size:
+            streams.discard(i)
+        inner[nesting.above(nesting.parent[i], "op")] += max(inner[i], size)
     working = products | lookups | streams
     return {i: own[i] if i in working else UNKNOWN for i in own}
 

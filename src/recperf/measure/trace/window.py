@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Collection
+from statistics import quantiles
 from typing import Any
 
 from .nesting import NONE, Nesting
@@ -18,9 +20,11 @@ class Window:
     device work have ended. So it is as long as the steps took, however far the host ran ahead.
     """
 
-    def __init__(self, trace: Trace, nesting: Nesting) -> None:
+    def __init__(self, trace: Trace, nesting: Nesting, only: Collection[int] | None = None) -> None:
+        """`only` are the numbers of the steps to look at, in a trace without a device; otherwise all of them."""
         self.nesting = nesting
         steps = [(step.start, step.end) for step in nesting.steps] or [_whole(trace)]
+        steps = [step for number, step in enumerate(steps) if only is None or number in only]
         self.named = bool(nesting.steps)
         self.steps_from = nesting.steps_from if nesting.steps else "whole trace"
         self.count = len(steps)
@@ -119,3 +123,11 @@ def _busiest(work: list[Device]) -> int | None:
 def per_step(count: int, steps: int) -> int | float:
     """A count per step, as an integer where it divides evenly."""
     return count // steps if count % steps == 0 else count / steps
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """p20, p50 and p80; the values themselves where there are too few for a spread."""
+    if len(values) < 2:
+        return dict.fromkeys(("p20", "p50", "p80"), values[0] if values else 0.0)
+    cuts = quantiles(values, n=10, method="inclusive")
+    return {"p20": cuts[1], "p50": cuts[4], "p80": cuts[7]}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import formats as fmt
-from . import page, plots, ranks
+from . import page, plots, ranks, step_sections
 from . import profile_device as device
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, cells, definitions
 from .profile_facts import TOP, StepPart, why_missing
@@ -59,8 +59,7 @@ def viewer(path: Path) -> Viewer:
 def report(analysis: Analysis, *, top: int = TOP, viewer: Viewer | None = None) -> Report:
     # Names in a trace are anybody's text: one pass keeps control characters out of all of it.
     analysis = fmt.all_printable(analysis)
-    window = analysis["window"]
-    subtitle = [_device(analysis), f"{fmt.time(window['wall_ms'])} per step"]
+    subtitle = [_device(analysis), f"{fmt.time(analysis['limit']['step_ms']['p50'])} per step"]
     subtitle += [f"torch {analysis['torch']}"] if analysis["torch"] else []
     return Report(
         key="trace",
@@ -69,7 +68,7 @@ def report(analysis: Analysis, *, top: int = TOP, viewer: Viewer | None = None) 
         subtitle=" · ".join(subtitle),
         verdict=_sentence(analysis),
         measured=True,
-        badges=[Badge(f"{analysis['ranks_compared']['ranks']} ranks", "plain")] if "ranks_compared" in analysis else [],
+        badges=_badges(analysis),
         tiles=_tiles(analysis),
         sections=_sections(analysis, top, viewer),
     )
@@ -78,6 +77,8 @@ def report(analysis: Analysis, *, top: int = TOP, viewer: Viewer | None = None) 
 def _sections(analysis: Analysis, top: int, viewer: Viewer | None) -> list[Section]:
     listed: tuple[tuple[str, str, str, Callable[[], list[Block]]], ...] = (
         ("ranks", "Ranks", "ranks_compared", lambda: _ranks(analysis["ranks_compared"])),
+        ("limits", "What limits the step", "limit", lambda: _limit(analysis["limit"])),
+        ("shares", "Where the time goes", "limit", lambda: step_sections.share_blocks(analysis["limit"])),
         ("parts", "Regions", "parts", lambda: _parts(analysis, top)),
         ("modules", "Modules", "modules", lambda: _modules(analysis, top)),
         ("operators", "Operators", "operator_table", lambda: device.operators(analysis, top, _last)),
@@ -113,31 +114,24 @@ def _device(analysis: Analysis) -> str:
 
 
 def _sentence(analysis: Analysis) -> str:
-    """What takes the time of a step."""
+    """What limits a step; of several ranks, which is the slowest."""
     compared = analysis.get("ranks_compared")
-    if compared:
-        return _ranks_sentence(compared)
-    window, idle = analysis["window"], analysis["idle"]
-    if "missing" not in idle and idle["wall_ms"]:
-        share, cause = idle["idle_ms"] / idle["wall_ms"], max(idle["causes"], key=lambda name: idle["causes"][name])
-        mostly = f", mostly by {cause}" if idle["idle_ms"] else ""
-        busy, step = fmt.percent(1 - share, 0), fmt.time(idle["wall_ms"])
-        return f"The device is busy for {busy} of a step of {step} and idle for {fmt.percent(share, 0)}{mostly}."
-    rows = [row for row in analysis["parts"] if row["name"] != OTHER]
-    sentence = f"A step takes {fmt.time(window['wall_ms'])}"
-    if rows and window["host_ms"]:
-        largest = max(rows, key=lambda row: row["host_ms"])
-        sentence += f"; {fmt.percent(largest['host_ms'] / window['host_ms'], 0)} of it in the region {largest['name']}"
-    return sentence + "."
+    return _ranks_sentence(compared) if compared else step_sections.headline(analysis["limit"]["verdict"])
 
 
 def _tiles(analysis: Analysis) -> list[Tile]:
     window = analysis["window"]
-    tiles = [Tile("step", fmt.time(window["wall_ms"]), f"mean of {window['steps']:,} traced steps")]
+    step, verdict = analysis["limit"]["step_ms"], analysis["limit"]["verdict"]
+    tiles = [
+        Tile("step", fmt.time(step["p50"]), f"p20 – p80: {fmt.spread(step)}, {window['steps']:,} traced steps"),
+        Tile(verdict["limit"], fmt.percent(verdict["share"], 0), f"{verdict['confidence']} confidence"),
+    ]
     rows = [row for row in analysis["parts"] if row["name"] != OTHER]
     if rows and window["host_ms"]:
         largest = max(rows, key=lambda row: row["host_ms"])
-        tiles.append(Tile("largest region", fmt.percent(largest["host_ms"] / window["host_ms"], 0), largest["name"]))
+        tiles.append(
+            Tile("largest region", fmt.percent(largest["host_ms"] / window["host_ms"], 0), _last(largest["name"]))
+        )
     operators = analysis["operator_table"].get("rows") or []
     busiest = max(operators, key=lambda row: row["device_self_ms"] or row["cpu_self_ms"], default=None)
     if busiest:
@@ -153,6 +147,23 @@ def _tiles(analysis: Analysis) -> list[Tile]:
             Tile("exposed communication", fmt.percent(exposed / window["wall_ms"], 0), f"{fmt.time(exposed)} of a step")
         )
     return tiles
+
+
+def _badges(analysis: Analysis) -> list[Badge]:
+    verdict = analysis["limit"]["verdict"]
+    tone = step_sections.CONFIDENCE[verdict["confidence"]]
+    badges = [Badge(verdict["limit"], "plain"), Badge(f"{verdict['confidence']} confidence", tone)]
+    several = analysis.get("ranks_compared")
+    return [Badge(f"{several['ranks']} ranks", "plain"), *badges] if several else badges
+
+
+def _limit(limit: Analysis) -> list[Block]:
+    """Verdict and findings with their advice, whose ceilings they rest on, and what the trace does not tell."""
+    blocks = step_sections.limit_blocks(limit)
+    for finding in limit["findings"]:
+        blocks.append(Text(f"{finding['sentence']} {finding['advice']}"))
+    notes = [limit["ceilings"], *limit["notes"]]
+    return [*blocks, *(Text(f"{note[0].upper()}{note[1:]}.", "note") for note in notes)]
 
 
 def _tree_name(name: str) -> Cell:

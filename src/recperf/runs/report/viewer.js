@@ -15,7 +15,7 @@
       clearInterval(ping);
       clearTimeout(late);
       viewer.postMessage({ perfetto: { buffer: await buffer, title: name, fileName: name } }, place);
-      say("");
+      say(`Sent. If Perfetto shows nothing, drop ${name} there.`);
     });
   }
   const button = box.querySelector("button"), picker = box.querySelector("input");

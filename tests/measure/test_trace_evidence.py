@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import example_traces as made
+import pytest
+
+from recperf.measure.ceilings import Ceilings
+from recperf.measure.trace.analyse import steps_of
+from recperf.measure.trace.read import collect
+from recperf.measure.trace_evidence import limit_of, observed
+
+CEILINGS = Ceilings(
+    device="cpu", threads=2, flops={"float32": 1e11}, read=20e9, copy=23e9, fresh=10e9, first_touch=2e9, cached=60e9,
+    knee=8_000_000, stream_knee=8_000_000, rows_memory=((64, 100.0), (1024, 200.0)),
+    rows_cache=((64, 5.0), (1024, 20.0)),
+    calls={"elementwise": 1000.0, "elementwise_grad": 2000.0},
+)  # fmt: skip
+ROWS, DIM = 200_000, 64
+
+
+def sized(*dims: list[int], types: list[str] | None = None, inputs: list[str] | None = None) -> dict[str, Any]:
+    named = {"Input Dims": list(dims), "Input type": types or ["float"] * len(dims)}
+    return {**named, "Concrete Inputs": inputs} if inputs else named
+
+
+def recommender(steps: int = 6) -> list[dict[str, Any]]:
+    """Steps of 100 ms: 3,200 lookups, a small product, then dense Adam over the whole table at 7 GB/s."""
+    table, ids = [ROWS, DIM], {"types": ["float", "long int"]}
+    events = []
+    for step in range(steps):
+        at = 100_000.0 * step
+        events += [
+            made.around(f"ProfilerStep#{step}", at, 100_000),
+            made.around("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 2_000),
+            made.op("aten::stack", at + 100, 1_500),
+            made.around("encode", at + 2_000, 4_000),
+            made.op("aten::embedding", at + 2_100, 500, **sized(table, [64, 50], **ids)),
+            made.op("aten::mm", at + 3_000, 2_000, **sized([3200, 64], [64, 192])),
+            made.around("backward", at + 6_000, 4_000),
+            made.op(
+                "aten::embedding_dense_backward", at + 6_000, 3_500,
+                **sized([3200, DIM], [3200], inputs=["", "", str(ROWS), "-1", "False"], **ids),
+            ),
+            made.op("aten::zeros", at + 6_100, 2_500),
+            made.op("aten::fill_", at + 6_200, 2_400, **sized(table, [])),
+            made.around("optimize", at + 10_000, 89_000),
+            made.around("Optimizer.step#Adam.step", at + 10_100, 88_000),
+            made.op("aten::lerp_", at + 10_200, 20_000, **sized(table, table)),
+            made.op("aten::addcmul_", at + 40_000, 28_000, **sized(table, table, table)),
+            made.op("aten::addcdiv_", at + 70_000, 28_000, **sized(table, table, table)),
+        ]  # fmt: skip
+    return events
+
+
+def limit(events: list[dict[str, Any]], ceilings: Ceilings | None = CEILINGS) -> dict[str, Any]:
+    trace = collect(events, Path("made"))
+    return limit_of(trace, *steps_of(trace), ceilings)
+
+
+def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
+    result = limit(recommender())
+    verdict = result["verdict"]
+    assert (verdict["limit"], verdict["confidence"]) == ("bandwidth", "high")
+    assert verdict["share"] > 0.75
+    assert "fused optimizers" in verdict["advice"]
+    assert sum(result["shares"].values()) == pytest.approx(1)
+    passes, table = result["findings"]
+    assert passes["part"] == "optimize/Optimizer.step#Adam.step"
+    assert passes["share"] == pytest.approx(0.76, abs=0.01)
+    assert "at 7.41 GB/s; this machine copies at 23 GB/s" in passes["sentence"]
+    assert "fused=True" in passes["advice"]
+    assert (table["lookups"], table["used_share"]) == (3200, pytest.approx(0.016))
+    assert "3,200 of the 200,000 rows of a table, at most 1.6%" in table["sentence"]
+    assert "(Optimizer.step#Adam.step, backward) take 78.4 ms" in table["sentence"]
+    assert "SparseAdam" in table["advice"]
+
+
+def test_single_slow_steps_do_not_decide() -> None:
+    """Two of six steps wait for 900 ms somewhere outside of operators."""
+    events = recommender()
+    for event in events:
+        event["ts"] += 900_000 * ((event["ts"] >= 200_000) + (event["ts"] >= 400_000))
+        if event["name"] in ("ProfilerStep#1", "ProfilerStep#3"):
+            event["dur"] += 900_000
+    result = limit(events)
+    assert result["verdict"]["limit"] == "bandwidth"
+    assert any("3 of 6 steps nearest to the median of 100 ms" in note for note in result["notes"])
+
+
+def test_without_ceilings_only_waits_are_named() -> None:
+    result = limit(recommender(), None)
+    assert result["verdict"]["limit"] == "unclear"
+    assert "needs measured ceilings" in result["verdict"]["because"][0]
+    assert "GB/s." in result["findings"][0]["sentence"]
+    slow = [made.around("ProfilerStep#0", 0, 100), made.around("enumerate(DataLoader)#x", 0, 80), made.op("a", 85, 5)]
+    assert limit(slow, None)["verdict"]["limit"] == "input"
+
+
+def test_time_outside_of_operators_is_waiting_or_python() -> None:
+    """1000 us: 200 in an operator, 300 asleep, 200 for other ranks, 100 where only another thread works, 200 Python."""
+    sleep = {**made.around("<built-in function sleep>", 300, 300), "cat": "python_function"}
+    trace = collect(
+        [
+            made.around("ProfilerStep#0", 0, 1000),
+            made.op("aten::relu", 0, 200),
+            sleep,
+            made.around("gloo:all_reduce", 600, 200, thread=7),
+            made.op("autograd::engine::evaluate_function: X", 100, 200, thread=made.BACKWARD),
+        ],
+        Path("made"),
+    )
+    seen = observed(trace, *steps_of(trace), CEILINGS)
+    waits = {name: round(ms, 6) for name, ms in seen["waits"].items()}
+    assert waits == {"input": 0, "communication": 0.2, "blocked": 0.3, "python": 0.2}
+    assert {row["name"][:8]: row["ms"] for row in seen["operators"]} == pytest.approx(
+        {"aten::re": 0.2, "autograd": 0.1}
+    )
+    assert any("record_shapes=True" in note for note in seen["notes"])
+
+
+def test_a_gpu_is_divided_by_its_device() -> None:
+    result = limit([*made.gpu_step(0, 0.0, 10), *made.gpu_step(1, 1000.0, 20)], None)
+    assert result["shares"]["input"] == pytest.approx(0.2, abs=0.03)
+    assert result["shares"]["operator"] == pytest.approx(0.4, abs=0.03)
+    tf32 = [
+        made.around("ProfilerStep#0", 0, 1000),
+        made.op("aten::mm", 0, 10, **sized([512, 512], [512, 512])),
+        made.call("cudaLaunchKernel", 2, 5, 1),
+        made.kernel("sm80_xmma_gemm_f32f32_tf32f32_f32", 10, 900, 1),
+    ]
+    assert limit(tf32)["operators"][0]["precision"] == "tf32"
