@@ -8,6 +8,7 @@ ceiling does not apply, and is not believed.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -41,11 +42,17 @@ _KINDS = {
     "embedding_bag": "_embedding_bag embedding_bag _embedding_bag_forward_only _embedding_bag_backward "
     "_embedding_bag_dense_backward",
 }
+_FUNCTION = re.compile(r"[A-Z_]\w*(?<!Backward\d)(?<!CompiledFxGraph)$")
 _KIND_OF = {f"aten::{name}": kind for kind, names in _KINDS.items() for name in names.split()}
 
 
 def kind_of_call(name: str) -> str:
-    """The kind of call whose measured cost stands for the cost of calling this operator."""
+    """The kind of call whose measured cost stands for the cost of calling this operator.
+
+    "function" is an autograd.Function written in Python, whose own time is that of the interpreter.
+    """
+    if _FUNCTION.match(name):
+        return "function"
     if name.startswith("autograd::") or name.endswith(("Backward", "Backward0", "AccumulateGrad")):
         return "node"
     return _KIND_OF.get(name, "elementwise")
@@ -105,6 +112,8 @@ def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float)
             cost += max(0.0, ceilings.calls["elementwise_grad"] - ceilings.calls["elementwise"])
         call_ms = calls * cost / 1e6
         dispatch = min(ms, inside * call_ms)
+        if kind == "function":
+            return {"dispatch": dispatch, "python": ms - dispatch}, ""
         limits["_outside"] = operator["python_calls"] * (1 - inside) * cost / 1e6
     roofs, note = _roofs(operator, ceilings, ms - dispatch)
     work = max(roofs["compute"], roofs["bandwidth"] + roofs["latency"] + roofs["cache"])

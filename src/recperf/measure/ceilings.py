@@ -85,6 +85,11 @@ def ceilings_of(
     return figures and _ceilings("cpu", int(threads), figures, peaks)
 
 
+def ceilings_of_profile(profile: dict[str, Any], peaks: dict[str, Any] | None) -> Ceilings | None:
+    """The ceilings of a profile's device with its number of threads; the part of one rank where several share it."""
+    return ceilings_of(peaks, device=profile["device"], threads=profile.get("threads"), ranks=ranks_sharing(profile))
+
+
 def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[str, Any]) -> Ceilings:
     """`figures` depend on the number of threads, `common` does not."""
     launch = common.get("launch") or {}

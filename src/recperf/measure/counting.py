@@ -8,9 +8,8 @@ cached where the step touched fewer bytes than the measured knee since it last t
 from __future__ import annotations
 
 import resource
-import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from time import perf_counter_ns, thread_time_ns
@@ -18,8 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+from .native_calls import NativeCall
 
 PAGE = resource.getpagesize()
 MOST_IDS = 1 << 22
@@ -95,7 +96,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.knee = knee
         self.steps: list[list[Work]] = []
         self._memory = _Memory(stream_knee)
-        self._owner = threading.get_ident()
+        self._inside = False
 
     def begin_step(self) -> None:
         self.steps.append([])
@@ -110,22 +111,49 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._inside:
+            return func(*args, **kwargs)
         if func._overloadpacket not in flop_registry:
             # An operator that only calls others, which inference mode does not take apart, is counted by those.
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        wall, cpu = perf_counter_ns(), thread_time_ns()
-        result = func(*args, **kwargs)
-        cpu, wall = thread_time_ns() - cpu, perf_counter_ns() - wall
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+        result, off_ns, faults = _timed(lambda: func(*args, **kwargs))
         if self.steps:
             with torch._C._DisableTorchDispatch():
                 work = self._count(func, args, kwargs, result, faults)
-            work.off_ns = max(0, wall - cpu)
+            work.off_ns = off_ns
             self.steps[-1].append(work)
+        return result
+
+    def native(self, call: NativeCall) -> Any:
+        """Run a function in C or Triton and count its work; the operators inside it belong to it."""
+        if not self.steps or self._inside or _get_current_dispatch_mode() is not self:
+            return call.run()
+        self._inside = True
+        try:
+            with torch._C._DisableTorchDispatch():
+                rows = call.of(call.rows)
+                reads = call.of(call.reads)
+                inputs = list(_tensors((call.args, call.kwargs.values()) if reads is None else reads))
+                flops = call.of(call.flops) or 0
+            result, off_ns, faults = _timed(call.run)
+        finally:
+            self._inside = False
+        with torch._C._DisableTorchDispatch():
+            work = Work(call.name, flops=flops, precision=_precision(inputs), off_ns=off_ns)
+            if rows is not None:
+                self._count_rows(work, *rows)
+            known: set[int] = {id(rows[0])} if rows is not None else set()
+            outputs = list(_tensors(result))
+            for tensor in (*inputs, *outputs):
+                if id(tensor) not in known:
+                    known.add(id(tensor))
+                    self._touch(work, tensor, 1)
+            if faults and not any(tensor.is_cuda for tensor in outputs):
+                work.fresh = min(faults * PAGE, sum(_size(tensor) for tensor in outputs))
+        self.steps[-1].append(work)
         return result
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any, faults: int) -> Work:
@@ -174,6 +202,15 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         work.distinct = round(distinct.numel() * (work.rows / min(work.rows, MOST_IDS)))
         work.ids, work.position = (_address(table), distinct), self._memory.touched
         self._memory.touched += work.distinct * work.row_bytes
+
+
+def _timed(run: Callable[[], Any]) -> tuple[Any, int, int]:
+    """The result, the time in ns in which the thread did not run, and the page faults meanwhile."""
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    wall, cpu = perf_counter_ns(), thread_time_ns()
+    result = run()
+    cpu, wall = thread_time_ns() - cpu, perf_counter_ns() - wall
+    return result, max(0, wall - cpu), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
 
 
 class _Memory:

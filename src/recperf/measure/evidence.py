@@ -25,6 +25,12 @@ from .trace.work import flops, moved
 
 FUSED = ("CompiledFxGraph", "Torch-Compiled Region")
 _CALIBRATION = 400
+OUTLIER = 4.0
+"""A call that took this many times the median of its like was interrupted."""
+MOST_ROWS = 60
+"""Operators of a stored profile; the rest are joined."""
+COUNTED = ("flops", "bytes", "beyond", "fresh", "rows", "missed", "distinct")
+"""The counted work of an operator."""
 
 
 @lru_cache(maxsize=1)
@@ -62,7 +68,8 @@ def observed(observer: Observer) -> dict[str, Any]:
     walls = [(moment.wall - moment.waiting) / 1e6 for moment in plain]
     step_ms = sum(walls) / count
     input_ms = sum(moment.wall - moment.waiting for moment in inputs) / count / 1e6
-    off_ms = sum(max(0, m.off - i.off) for m, i in zip(plain, inputs)) / count / 1e6
+    ranks_ms = sum(moment.wall - moment.waiting for moment in observer.plain_ranks) / count / 1e6
+    off_ms = sum(max(0, m.off - i.off - r.off) for m, i, r in zip(plain, inputs, observer.plain_ranks)) / count / 1e6
     overhead_ns = observer.cost_per_step()
     result: dict[str, Any] = {
         "device": "cpu",
@@ -72,7 +79,7 @@ def observed(observer: Observer) -> dict[str, Any]:
         "other_work": observer.others,
         "preempted": sum(m.waiting for m in plain) / max(1, sum(m.wall for m in plain)),
         "overhead": {"ns": overhead_ns, "share": overhead_ns / 1e6 / step_ms if step_ms else 0.0},
-        "waits": {"input": input_ms},
+        "waits": {"input": input_ms, "communication": ranks_ms},
         "operators": [],
         "parts": [],
         "notes": list(observer.notes),
@@ -80,7 +87,7 @@ def observed(observer: Observer) -> dict[str, Any]:
     if observer.trace is None or not observer.traced:
         result["notes"].append("no step was traced: operators are not known")
         # A thread that is off its core may wait inside an operator.
-        result["waits"]["unknown"] = max(0.0, step_ms - input_ms)
+        result["waits"]["unknown"] = max(0.0, step_ms - input_ms - ranks_ms)
         return result
     works = observer.counter.result() if observer.counter else []
     result["steps"]["counted"] = len(observer.counter.steps) if observer.counter else 0
@@ -89,10 +96,11 @@ def observed(observer: Observer) -> dict[str, Any]:
     window = Window(observer.trace, nesting)
     parts = Parts(nesting)
     times = step_times(nesting, window, works, parts.of, cost_us)
+    _clip(times)
     if window.work:
         _on_device(result, observer, nesting, window, times, off_ms)
     else:
-        _on_host(result, observer, times, works, step_ms, input_ms, off_ms)
+        _on_host(result, observer, times, works, step_ms - input_ms - ranks_ms, off_ms)
     result["operators"] = rows(times, works, on_device=bool(window.work))
     result["parts"] = part_rows(result["operators"])
     return result
@@ -103,11 +111,11 @@ def _on_host(
     observer: Observer,
     times: StepTimes,
     works: list[Work],
-    step_ms: float,
-    input_ms: float,
+    own_ms: float,
     off_ms: float,
 ) -> None:
-    """Scale the traced times to the plain steps, which no profiler slowed."""
+    """Scale the traced times to the plain steps, which no profiler slowed; `own_ms` is a step without waits for input
+    and for other ranks."""
     in_operators = sum(work.off_ns for work in works) / 1e6
     beside = times.beside_us / 1e3 / times.steps
     # A thread that waits inside an operator waits for the operator's own threads.
@@ -116,7 +124,7 @@ def _on_host(
     outside = times.outside_us / 1e3 / times.steps
     python = max(0.0, outside - max(0.0, traced_off - in_operators - beside))
     inside = sum(call.us for call in times.calls) / 1e3 / times.steps
-    rest = max(0.0, step_ms - input_ms - blocked)
+    rest = max(0.0, own_ms - blocked)
     scale = rest / (python + inside) if python + inside > 0 else 0.0
     for call in times.calls:
         call.us *= scale
@@ -238,21 +246,45 @@ def region_name(name: str) -> str:
     return name
 
 
+def _clip(times: StepTimes) -> None:
+    """Cut calls that took many times as long as others of the same work: other work had their core meanwhile."""
+    for members in _groups(times, {}).values():
+        if len(members) >= 3:
+            most = OUTLIER * median(call.us for call, _ in members)
+            for call, _ in members:
+                call.us = min(call.us, most)
+
+
+def compact(figures: dict[str, Any], most: int = MOST_ROWS) -> dict[str, Any]:
+    """The figures with at most so many operators; the smaller ones are joined by their kind."""
+    operators = figures["operators"]
+    rest: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in operators[most:]:
+        rest[row["kind"], bool(row["kernels"]), bool(row["rows"]), row["precision"], row["row_bytes"]].append(row)
+    joined = [{**group[0], **_joined(group)} for group in rest.values()]
+    kept = [{name: value for name, value in row.items() if value} for row in (*operators[:most], *joined)]
+    names = ("name", "part", "kind", "calls", "python_calls", "ms", *COUNTED)
+    return {**figures, "operators": [{**dict.fromkeys(names, 0), "part": None, **row} for row in kept]}
+
+
+def _joined(group: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(group) == 1:
+        return {}
+    summed = ("calls", "python_calls", "ms", "kernels", *COUNTED)
+    return {
+        "name": f"{len(group)} smaller operators ({group[0]['kind']})",
+        "part": None,
+        **{name: sum(row[name] for row in group) for name in summed},
+        "counted": all(row["counted"] for row in group),
+    }
+
+
 def rows(times: StepTimes, works: list[Work], *, on_device: bool) -> list[dict[str, Any]]:
     """Operators per step, those of equal name, part and size of work together."""
     fused = _fused(times, works)
-    groups: defaultdict[tuple[Any, ...], list[tuple[Call, Any]]] = defaultdict(list)
-    for call in times.calls:
-        work = call.work or fused.get(id(call)) or (_from_shapes(call.event) if call.beside else None)
-        key = (
-            call.name,
-            call.part,
-            *(_magnitude(getattr(work, name, 0)) for name in ("flops", "bytes", "beyond", "rows")),
-        )
-        groups[key].append((call, work))
     steps = times.steps
     table = []
-    for (name, part, *_), members in groups.items():
+    for (name, part, *_), members in _groups(times, fused).items():
         calls = [call for call, _ in members]
         counted = [work for _, work in members if work is not None]
         row: dict[str, Any] = {
@@ -264,7 +296,7 @@ def rows(times: StepTimes, works: list[Work], *, on_device: bool) -> list[dict[s
             "ms": sum(call.us for call in calls) / 1e3 / steps,
             "kernels": sum(call.kernels for call in calls) / steps,
         }
-        for figure in ("flops", "bytes", "beyond", "fresh", "rows", "missed", "distinct"):
+        for figure in COUNTED:
             row[figure] = sum(getattr(work, figure) for work in counted) / steps
         for fact in ("precision", "row_bytes", "table_rows"):
             row[fact] = next((getattr(work, fact) for work in counted if getattr(work, fact)), None)
@@ -275,6 +307,16 @@ def rows(times: StepTimes, works: list[Work], *, on_device: bool) -> list[dict[s
         table.append(row)
     table.sort(key=lambda row: -row["ms"])
     return table
+
+
+def _groups(times: StepTimes, fused: dict[int, Work]) -> dict[tuple[Any, ...], list[tuple[Call, Any]]]:
+    """Calls of equal name, part and size of work."""
+    groups: defaultdict[tuple[Any, ...], list[tuple[Call, Any]]] = defaultdict(list)
+    for call in times.calls:
+        work = call.work or fused.get(id(call)) or (_from_shapes(call.event) if call.beside else None)
+        sizes = (_magnitude(getattr(work, name, 0)) for name in ("flops", "bytes", "beyond", "rows"))
+        groups[call.name, call.part, *sizes].append((call, work))
+    return groups
 
 
 def _fused(times: StepTimes, works: list[Work]) -> dict[int, Work]:

@@ -8,7 +8,8 @@ from importlib.resources import files
 from typing import Any
 
 from ..units import number
-from .ceilings import Ceilings
+from .attribution import attribute
+from .ceilings import Ceilings, ceilings_of_profile
 
 TEXTS: dict[str, dict[str, str]] = tomllib.loads(files(__package__).joinpath("limits.toml").read_text(encoding="utf-8"))
 UNCLEAR = "unclear"
@@ -77,6 +78,14 @@ def decide(
     )  # fmt: skip
 
 
+def verdict_of(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any]:
+    """`shares` and `verdict` of a profile of a workload, from what was observed; the same for anyone who has both."""
+    observed, ceilings = profile["observed"], ceilings_of_profile(profile, peaks)
+    attribution = attribute(observed, ceilings)
+    verdict = decide(attribution, observed, ceilings, profile.get("experiments"))
+    return {"shares": attribution["shares"], "verdict": verdict.as_json()}
+
+
 def _doubts(
     shares: dict[str, float], first: str, second: str, observed: dict[str, Any], ceilings: Ceilings | None
 ) -> list[str]:
@@ -109,8 +118,8 @@ def _sentence(limit: str, attribution: dict[str, Any], observed: dict[str, Any],
 def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], ceilings: Ceilings | None) -> str:
     """A clause with the operator that matters most and its rate."""
     if limit in ("input", "blocked", "python", "launch", "sync", "transfer"):
-        ms = observed["waits"].get(limit)
-        return f": {ms:.3g} ms of {observed['step_ms']['p50']:.3g} ms" if ms else ""
+        step = observed["step_ms"]["p50"]
+        return f": {attribution['shares'][limit] * step:.3g} ms of {step:.3g} ms"
     rows = [row for row in attribution["operators"] if row["limits"].get(limit)]
     if not rows:
         return ""

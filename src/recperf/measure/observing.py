@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
@@ -18,12 +19,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from .clocks import Moment, ThreadClock
 from .counting import Counter
+from .native_calls import fast_range, hear_calls, recorded
 from .peaks.other_work import OtherWork
+from .spans import EXCHANGE, listen
 from .trace.read import Trace, read
 from .trace.record import PART, STEP, filtered_stderr
 
@@ -50,8 +53,28 @@ Knees = Callable[[str], tuple[int, int]]
 """The bytes beyond which random rows, and streams, come from memory; by device."""
 
 
+@dataclass(frozen=True)
+class Counts:
+    """How many steps to observe, where ranks must take the same number or time is short."""
+
+    warm: int
+    plain: int
+    traced: int
+    counted: int
+
+    @classmethod
+    def within(cls, step_ms: float, seconds: float) -> Counts:
+        """So many that small steps take about this time together; long steps are observed the fewest times."""
+        fitting = max(1, int(seconds * 1e3 / max(step_ms, 1e-3)))
+        return cls(1, max(2, min(MOST_PLAIN, fitting // 2)), max(1, min(TRACED, fitting // 2)), 2 + (fitting >= 8))
+
+
 class Observer:
-    """Observes steps until it has seen enough; `done` says so."""
+    """Observes steps until it has seen enough; `done` says so.
+
+    With `spans`, the steps are those of recperf itself: the span "data" is their wait for input, spans of exchanges are
+    waits for other ranks, and all spans are parts.
+    """
 
     def __init__(
         self,
@@ -60,9 +83,11 @@ class Observer:
         model: nn.Module | None = None,
         light: bool = False,
         plain: int | None = None,
+        counts: Counts | None = None,
+        spans: bool = False,
     ):
         self.knees, self.model, self.light = knees, model, light
-        self.most_plain = plain or MOST_PLAIN
+        self.most_plain, self.counts = plain or MOST_PLAIN, counts
         self.expected: int | None = LONG
         """Steps that the loop has, as far as known. Where they may be few, tracing and counting come early."""
         self.buffered = 0
@@ -76,9 +101,12 @@ class Observer:
         self.cuda = _cuda_used()
         self.plain: list[Moment] = []
         self.plain_input: list[Moment] = []
+        self.plain_ranks: list[Moment] = []
+        """Waits for other ranks."""
         self.blocks: list[tuple[int, int]] = []
         """GPU: (steps, ns) of stretches between two synchronised moments."""
         self.traced: list[Moment] = []
+        """Traced steps without waits for input and for other ranks."""
         self.counter: Counter | None = None
         self.counting_failed = ""
         self.trace: Trace | None = None
@@ -87,14 +115,16 @@ class Observer:
         self.other_work = OtherWork()
         self.others: float | None = None
         self.bookkeeping_ns = 0
-        self._input = Moment(0, 0, 0)
+        self._input = self._ranks = _ZERO
+        self._heard = listen(_Spans(self)) if spans else None
+        self._spans = spans
         self._stack = ExitStack()
         self._profiler: Any = None
         self._step_range: Any = None
         self._in_state = 0
         self._unnamed = 1
         self._plain_ns = 0
-        self._first: tuple[list[Any], ...] = ([], [], [])
+        self._first: tuple[list[Any], ...] = ([], [], [], [])
         self._block_steps = 1
         self._block_began: tuple[int, int] = (0, 0)
         self._began = self.clock.now()
@@ -108,10 +138,15 @@ class Observer:
             yield
             return
         before = self.clock.now()
-        with record_function(f"{PART}data") if self.state == "traced" else _nothing():
+        with fast_range(f"{PART}data") if self.state == "traced" else _nothing():
             yield
-        spent = self.clock.now().since(before)
-        self._input = Moment(*(a + b for a, b in zip(self._input, spent)))
+        self.waited_for_input(before)
+
+    def waited_for_input(self, since: Moment) -> None:
+        self._input = _sum(self._input, self.clock.now().since(since))
+
+    def waited_for_ranks(self, since: Moment) -> None:
+        self._ranks = _sum(self._ranks, self.clock.now().since(since))
 
     def end_step(self, *, ordinary: bool = True) -> None:
         """Note the end of a step and get ready for the next one.
@@ -129,7 +164,7 @@ class Observer:
             getattr(self, f"_after_{self.state}")(spent)
         else:
             self._open_block()
-        self._input = Moment(0, 0, 0)
+        self._input = self._ranks = _ZERO
         self.bookkeeping_ns += perf_counter_ns() - now.wall
         self._began = self.clock.now()
 
@@ -148,8 +183,12 @@ class Observer:
         if self.others is None:
             self.others = self.other_work.share()
         if len(self.plain) <= FEW_PLAIN:
-            late: tuple[list[Any], ...] = (self.plain, self.plain_input, self.blocks)
-            self.plain, self.plain_input, self.blocks = (before + after for before, after in zip(self._first, late))
+            late: tuple[list[Any], ...] = (self.plain, self.plain_input, self.plain_ranks, self.blocks)
+            joined = (before + after for before, after in zip(self._first, late))
+            self.plain, self.plain_input, self.plain_ranks, self.blocks = joined
+        if self._spans:
+            listen(self._heard)
+            self._spans = False
         self.state = "done"
         self._stack.close()
 
@@ -172,7 +211,8 @@ class Observer:
     # The states, in order
 
     def _after_warm(self, spent: Moment) -> None:
-        if self._in_state < (FEW_WARM_UPS if self.hurries else WARM_UPS):
+        usual = FEW_WARM_UPS if self.hurries else WARM_UPS
+        if self._in_state < (self.counts.warm if self.counts else usual):
             return
         self.threads = torch.get_num_threads()
         self.cuda = _cuda_used()
@@ -183,6 +223,7 @@ class Observer:
     def _after_plain(self, spent: Moment) -> None:
         self.plain.append(spent)
         self.plain_input.append(self._input)
+        self.plain_ranks.append(self._ranks)
         count = len(self.plain)
         if not self.cuda:
             self._plain_ns += spent.wall
@@ -194,7 +235,8 @@ class Observer:
         enough = count >= FEWEST_PLAIN and blocks and (seconds >= PLAIN_SECONDS or count >= self.most_plain)
         was_traced = self.counter is not None
         enough = enough or (count >= 3 and seconds > 10 * PLAIN_SECONDS)
-        if enough or (self.hurries and not was_traced and count >= FEW_PLAIN):
+        enough = enough or (self.hurries and not was_traced and count >= FEW_PLAIN)
+        if enough if self.counts is None else count >= self.counts.plain:
             self._close_block()
             self.others = self.other_work.share()
             if was_traced:
@@ -205,9 +247,11 @@ class Observer:
     def _after_traced(self, spent: Moment) -> None:
         self._step_range.__exit__(None, None, None)
         if self._in_state > self._unnamed:
-            self.traced.append(spent)
+            self.traced.append(spent.since(_sum(self._input, self._ranks)))
         seconds = sum(moment.wall for moment in self.traced) / 1e9
-        if len(self.traced) >= (FEW_TRACED if self.few else TRACED) or (self.traced and seconds > 4 * PLAIN_SECONDS):
+        enough = len(self.traced) >= (FEW_TRACED if self.few else TRACED)
+        enough = enough or (bool(self.traced) and seconds > 4 * PLAIN_SECONDS)
+        if enough if self.counts is None else len(self.traced) >= self.counts.traced:
             self._stop_trace()
             self._start_counting()
         else:
@@ -215,7 +259,9 @@ class Observer:
 
     def _after_counted(self, spent: Moment) -> None:
         assert self.counter is not None
-        if self._in_state >= (FEW_COUNTED if self.few else COUNTED) or (self._in_state >= 2 and spent.wall > 5e9):
+        enough = self._in_state >= (FEW_COUNTED if self.few else COUNTED)
+        enough = enough or (self._in_state >= 2 and spent.wall > 5e9)
+        if enough if self.counts is None else self._in_state >= self.counts.counted:
             self._stop_counting()
             if self.hurries:
                 self._plain_again()
@@ -241,8 +287,8 @@ class Observer:
 
     def _plain_again(self) -> None:
         """Time more steps, because few were timed before the trace."""
-        self._first = (self.plain, self.plain_input, self.blocks)
-        self.plain, self.plain_input, self.blocks, self._plain_ns = [], [], [], 0
+        self._first = (self.plain, self.plain_input, self.plain_ranks, self.blocks)
+        self.plain, self.plain_input, self.plain_ranks, self.blocks, self._plain_ns = [], [], [], [], 0
         self._enter("plain")
         self.other_work = OtherWork()
         self._open_block()
@@ -252,7 +298,7 @@ class Observer:
         if self.state in ("warm", "plain"):
             self.clock.close()
             self.clock, self._thread = ThreadClock(), get_ident()
-            self._input = Moment(0, 0, 0)
+            self._input = self._ranks = _ZERO
             self._began = self.clock.now()
 
     # Plain steps on a GPU
@@ -293,12 +339,14 @@ class Observer:
         self._unnamed = 1 + (self.buffered if waits and not self.hurries else 0)
         if self.model is not None:
             self._stack.enter_context(module_ranges(self.model))
+        hear_calls(recorded)
+        self._stack.callback(hear_calls, None)
         self._open_range()
 
     def _open_range(self) -> None:
         number = self._in_state - self._unnamed
         name = f"{STEP}#{number}" if number >= 0 else f"{STEP}.first"
-        self._step_range = record_function(name)
+        self._step_range = fast_range(name)
         self._step_range.__enter__()
 
     def _stop_trace(self) -> None:
@@ -324,11 +372,48 @@ class Observer:
             # A compiled function that met a dispatch mode would never run compiled again.
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
         self._stack.enter_context(self.counter)
+        hear_calls(self.counter.native)
+        self._stack.callback(hear_calls, None)
         self.counter.begin_step()
 
     def _stop_counting(self) -> None:
         self._stack.close()
         self._stack = ExitStack()
+
+
+class _Spans:
+    """Hears the spans of recperf's own steps."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._open: list[tuple[str, Any, Moment | None]] = []
+
+    @property
+    def inside(self) -> str:
+        """The innermost open span, which names the exchanges inside it."""
+        return self._open[-1][0] if self._open else ""
+
+    def enter(self, name: str) -> None:
+        waits = name == "data" or name.endswith(EXCHANGE)
+        scope = fast_range(PART + name) if self._observer.state == "traced" else None
+        if scope is not None:
+            scope.__enter__()
+        inside = any(since is not None for _, _, since in self._open)
+        self._open.append((name, scope, self._observer.clock.now() if waits and not inside else None))
+
+    def leave(self) -> None:
+        name, scope, since = self._open.pop()
+        if since is not None:
+            (self._observer.waited_for_input if name == "data" else self._observer.waited_for_ranks)(since)
+        if scope is not None:
+            scope.__exit__(None, None, None)
+
+
+_ZERO = Moment(0, 0, 0)
+
+
+def _sum(one: Moment, other: Moment) -> Moment:
+    return Moment(*(a + b for a, b in zip(one, other)))
 
 
 def _cuda_used() -> bool:
@@ -357,7 +442,7 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
 
     def enter(name: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
-            scope: Any = record_function(MODULE + name)
+            scope = fast_range(MODULE + name)
             scope.__enter__()
             open_ranges.append(scope)
 

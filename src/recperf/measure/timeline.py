@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .spans import EXCHANGE
 from .trace.nesting import NONE, Cover, Nesting, merged
-from .trace.read import Host
+from .trace.read import OWN_RANGES, Host
 from .trace.window import Window
 
 _NODE = "autograd::engine::evaluate_function"
@@ -52,8 +53,7 @@ class StepTimes:
     steps: int
     calls: list[Call] = field(default_factory=list)
     outside_us: float = 0.0
-    """Time of the steps' thread outside of operators and of waits for input."""
-    input_us: float = 0.0
+    """Time of the steps' thread outside of operators and of waits for input and for other ranks."""
     beside_us: float = 0.0
     """Part of `outside_us` in which other threads of the program ran operators."""
     events: int = 0
@@ -119,15 +119,17 @@ def _outside(
     event_us: float,
 ) -> None:
     """Time outside of operators, and which of it other threads used for operators."""
-    inputs = merged(nesting.inputs)
-    within = [(start, end) for start, end in inputs if window.holds(start)]
+    ranges = [event for event in nesting.events if event.kind == "range" and event.thread == nesting.thread]
+    exchanges = ((event.start, event.end) for event in ranges if event.name.endswith(EXCHANGE))
+    within = [(start, end) for start, end in merged([*nesting.inputs, *exchanges]) if window.holds(start)]
     covered = merged([*top, *within])
-    times.input_us = sum(end - start for start, end in within)
-    # Operators inside the loader belong to the wait for input.
+    # Operators inside the loader belong to the wait for input, those inside an exchange to the wait for ranks.
     spent = Cover(within)
     times.calls = [call for call in times.calls if not spent.of(call.event.start, call.event.end)]
     busy = sum(end - start for start, end in covered)
-    times.outside_us = max(0.0, window.host_us - busy - event_us * len(top))
+    # Recording a range takes as long as recording an operator; most of the ranges of a step are outside of operators.
+    recorded = len(top) + sum(event.name.startswith(OWN_RANGES) and window.holds(event.start) for event in ranges)
+    times.outside_us = max(0.0, window.host_us - busy - event_us * recorded)
     if not beside:
         return
     main = Cover(covered)

@@ -36,6 +36,8 @@ SILENT = {"gpu_user_annotation", "trace", "overhead", "cuda_sync", "cuda_profile
 """Categories of the profiler that repeat other events."""
 DEVICE = ("kernel", "copy", "set")
 STEP_OF_TORCH = "ProfilerStep"
+OWN_RANGES = "recperf."
+"""Begins the names of the ranges that recperf records."""
 MARK = "recperf.mark"
 """Ranges before the steps that end when all ranks have reached a barrier."""
 ABOUT = "recperf"
@@ -157,8 +159,8 @@ def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: floa
         trace.device.append(Device(kind, name, start, end, place, stream, correlation, external, size))
         return
     thread = intern(f"{event.get('pid')}/{event.get('tid')}")
-    if kind == "op" and name.startswith(STEP_OF_TORCH + "#"):
-        # Old versions of the profiler recorded steps as operators.
+    if kind == "op" and name.startswith((STEP_OF_TORCH + "#", OWN_RANGES)):
+        # Old versions of the profiler recorded steps as operators; ranges that cost little are recorded so too.
         kind = "range"
     shapes = _shapes(name, args, known) if kind in ("op", "range") else None
     sequence = _whole(args.get("Sequence number"))

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...measure.native_calls import operator
 from ..dropout.rule import NO_DROPOUT, Dropout
 from ..dropout.triton import arguments, factors, row_words
 from ..lookup.triton import segment_sum, tile
@@ -139,6 +140,7 @@ def cut(dim: int, tokens: int, rows: int, *, context: int, longest: int, partial
     return Cut(slots, tall, width, opening, blocks, triton.cdiv(rows, group), group)
 
 
+@operator("assemble_forward")
 def forward(
     context_BCD: Tensor,
     rows_UD: Tensor,
@@ -164,6 +166,7 @@ def forward(
     return out_TD
 
 
+@operator("assemble_backward")
 def backward(
     grad_TD: Tensor, plan: Plan, *, positions: int, scale: float, dropout: Dropout = NO_DROPOUT
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from ...errors import ArgumentError
+from ...measure.native_calls import operator
 from ..arguments import address, unknown_id
 from ..compile import F32, I64, POINTER, even_cuts, native_library, share, usable
 from ..hashing import require_rows, stream
@@ -45,6 +46,7 @@ def _threads(ids: int) -> int:
     return torch.get_num_threads() if ids >= SMALL else 1
 
 
+@operator("hash_rows")
 def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
     require_rows(rows)
     ids_V = ids_V.contiguous()
@@ -92,6 +94,13 @@ def _unknown(place: int, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F:
     return unknown_id("ids_V", place, int(ids_V[place]), rows)
 
 
+@operator(
+    "bag_sum",
+    rows=lambda table_RD, ids_V, offsets_B1, starts_F=None: (
+        table_RD,
+        checked_rows(ids_V, offsets_B1, table_RD.shape[0], starts_F),
+    ),
+)
 def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
     rows, dim = table_RD.shape
     table = address("table_RD", table_RD, torch.float32, (rows, dim))
@@ -111,6 +120,7 @@ def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tenso
 class Grouped:
     """The ids of a batch in order of their rows, and the bag each id belongs to."""
 
+    @operator("sort_rows")
     def __init__(self, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None = None) -> None:
         count = ids_V.numel()
         if count > MOST_IDS:
@@ -156,6 +166,11 @@ class Grouped:
         return int(torch.unique_consecutive(self.rows_V[self.order_V.long()]).numel())
 
 
+@operator(
+    "update_rows",
+    rows=lambda table_RD, state_R, grouped, *_, **__: (table_RD, torch.unique(grouped.rows_V)),
+    reads=lambda table_RD, state_R, grouped, gradient_BD, **_: (gradient_BD, grouped.rows_V, grouped.order_V),
+)
 def update(
     table_RD: Tensor,
     state_R: Tensor | None,
@@ -183,6 +198,7 @@ def update(
     share(work, grouped.cuts)
 
 
+@operator("squared_norm")
 def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
     dim, parts = gradient_BD.shape[1], []
     gradient = address("gradient_BD", gradient_BD, torch.float32, (grouped.bags, dim))

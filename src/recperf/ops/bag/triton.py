@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import ArgumentError
+from ...measure.native_calls import operator
 from ..arguments import ANY, require_tensor
 from ..faults import flag
 from ..hashing import rows_torch
@@ -32,6 +33,7 @@ LOOKED_AT = 32
 """Chunks that a warp searches for rows that continue in the next: most have none."""
 
 
+@operator("hash_rows")
 def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
     return rows_torch(ids_V, seed, rows)
 
@@ -118,6 +120,7 @@ SHORT = 6
 """Bags of fewer ids on average are summed several at once."""
 
 
+@operator("bag_sum", rows=lambda table_RD, ids_V, *_: (table_RD, ids_V))
 def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
     bags, (rows, dim) = _checked(table_RD, ids_V, offsets_B1, starts_F), table_RD.shape
     out = torch.empty(bags, dim, device=table_RD.device)
@@ -196,6 +199,7 @@ def _list_short_rows(
 class Grouped:
     """The ids of a batch in order of their rows, and the bag each id belongs to."""
 
+    @operator("sort_rows")
     def __init__(self, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None = None) -> None:
         self.ids_V, self.offsets_B1, self.rows, self.starts_F = ids_V, offsets_B1, rows, starts_F
         # Ids after the last bag and ids outside their table get a row number that no table has, which sorts last.
@@ -237,6 +241,11 @@ def chunk_size(width: int) -> tuple[int, int]:
     return (min(32, 2048 // width), 1) if width < 128 else (8, min(8, width // 128))
 
 
+@operator(
+    "update_rows",
+    rows=lambda table_RD, state_R, grouped, *_, **__: (table_RD, torch.unique(grouped.sorted_V)),
+    reads=lambda table_RD, state_R, grouped, gradient_BD, **_: (gradient_BD, grouped.sorted_V, grouped.bags_V),
+)
 def update(
     table_RD: Tensor,
     state_R: Tensor | None,
@@ -306,6 +315,7 @@ def _scatter(
     report(flag, strange, own + strange * 0)
 
 
+@operator("scatter_sgd", rows=lambda table_RD, ids_V, *_, **__: (table_RD, ids_V))
 def scatter_sgd(
     table_RD: Tensor,
     ids_V: Tensor,

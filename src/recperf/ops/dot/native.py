@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from ...errors import ArgumentError
+from ...measure.native_calls import operator
 from ..arguments import ANY, address, widened
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from . import reference
+from .reference import flops
 
 SMALL = 512
 """With fewer samples a second thread costs more than it saves."""
@@ -27,6 +29,7 @@ def _cuts(samples: int) -> list[int]:
     return even_cuts(samples, torch.get_num_threads() if samples >= SMALL else 1)
 
 
+@operator("dot_forward", flops=lambda dense_BD, sparse_FBD, **_: flops(sparse_FBD))
 def forward(
     dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool, width: int | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -45,6 +48,7 @@ def forward(
     return out_BW, (dense_BD, sparse_FBD)
 
 
+@operator("dot_backward", flops=lambda saved, *_, **__: 2 * flops(saved[1]))
 def backward(saved: tuple[Tensor, Tensor], gradient_BW: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor]:
     dense_BD, sparse_FBD = saved
     vectors, (features, samples, dim) = _addresses(dense_BD, sparse_FBD)

@@ -20,6 +20,12 @@ def pairs(vectors: int, diagonal: bool, device: torch.device) -> Tensor:
     return places
 
 
+def flops(sparse_FBD: Tensor) -> int:
+    """Of the products of all pairs of vectors."""
+    features, samples, dim = sparse_FBD.shape
+    return samples * dim * features * (features + 1)
+
+
 def forward(dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool, width: int | None = None) -> tuple[Tensor, Tensor]:
     """The dense vector, the dot products of all pairs, zeros up to `width`; and the tensors that `backward` needs."""
     stacked_BVD = _stacked(dense_BD, sparse_FBD)

@@ -10,6 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...measure.native_calls import operator
+from .reference import flops
+
 
 @triton.jit
 def _load_vectors(dense, sparse, sample, B, F, D, VECTORS: tl.constexpr, WIDTH: tl.constexpr):
@@ -78,6 +81,7 @@ def _backward(
     tl.store(to_sparse + place, gradient_VD, mask=wide & (vector > 0) & (vector <= F))
 
 
+@operator("dot_forward", flops=lambda dense_BD, sparse_FBD, **_: flops(sparse_FBD))
 def forward(
     dense_BD: Tensor, sparse_FBD: Tensor, *, diagonal: bool, width: int | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -94,6 +98,7 @@ def forward(
     return out, (dense_BD, sparse_FBD)
 
 
+@operator("dot_backward", flops=lambda saved, *_, **__: 2 * flops(saved[1]))
 def backward(saved: tuple[Tensor, Tensor], gradient_BW: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor]:
     dense_BD, sparse_FBD = saved
     features, batch, dim = sparse_FBD.shape

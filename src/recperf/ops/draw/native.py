@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from ...measure.native_calls import operator
 from ..arguments import address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from . import reference
@@ -49,6 +50,7 @@ library = native_library(__file__, _FUNCTIONS)
 """Returns the compiled library, or the reason why it cannot be used."""
 
 
+@operator("draw")
 def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
     """Fill the buffers with the batch whose number the tensor holds."""
     bags = plan.features * plan.samples

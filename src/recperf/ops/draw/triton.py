@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...measure.native_calls import operator
 from .plan import DENSE_SCALE, Buffers, Plan
 
 ELEMENTS = 1024
@@ -172,6 +173,7 @@ def _draw_samples(
     tl.store(labels + sample, label.to(tl.float32), mask=inside)
 
 
+@operator("draw")
 def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
     """Fill the buffers with the batch whose number the tensor holds; the host does not wait."""
     samples = plan.samples

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...measure.native_calls import operator
 from .rule import Dropout, signed
 
 ROWS, COLUMNS = 4, 512
@@ -74,6 +75,7 @@ def _forward(
     tl.store(out + row[:, None] * D + column[None, :], value, mask=inside)
 
 
+@operator("dropout")
 def forward(x_TD: Tensor, dropout: Dropout) -> Tensor:
     """The values that stay, scaled, and 0 elsewhere; the same function is the backward pass."""
     if dropout.rate == 0.0:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError, DataError
+from ...measure.native_calls import operator
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, native_library, usable
 from . import reference
@@ -52,6 +53,7 @@ library = native_library(__file__, _FUNCTIONS, {"fill": I64})
 """Returns the compiled library, or the reason why it cannot be used."""
 
 
+@operator("pick_history", reads=lambda *_: ())
 def pick(events: Events, begin_B: Positions, positions_B: Positions, rule: Rule) -> Picked:
     """Choose the events of each sample's history among begin <= position < anchor."""
     samples = len(positions_B)
@@ -70,6 +72,7 @@ def pick(events: Events, begin_B: Positions, positions_B: Positions, rule: Rule)
     return Picked(offsets_B1=offsets_B1, places_T=places[:total], actions_T=actions[:total])
 
 
+@operator("fill_history", reads=lambda *_: ())
 def fill(events: Events, begin_B: Positions, picked: Picked, room: Room) -> None:
     """Write the items, artists, albums and times of the picked events."""
     samples, total = len(begin_B), len(picked.places_T)

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from ...errors import ArgumentError
+from ...measure.native_calls import operator
 from ..arguments import address, require_offsets, widened
 from ..compile import I64, POINTER, native_library, share, usable
 from . import reference
-from .rule import Mask
+from .rule import Mask, flops
 
 SMALL = 1 << 20
 """With fewer multiplications a second thread costs more than it saves."""
@@ -110,6 +111,10 @@ def _better_by_torch(q: Tensor, mask: Mask) -> bool:
     return q.dtype == torch.float64 or mask.longest > LONG
 
 
+@operator(
+    "attention_forward",
+    flops=lambda q, k, v, offsets_B1, *_, last_only: flops(offsets_B1, k, v, last_only=last_only),
+)
 def _forward(q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, *, last_only: bool) -> Tensor:
     out = torch.empty(*q.shape[:2], v.shape[2])
     tensors = {"q": q, "k": k, "v": v, "out": out}
@@ -117,6 +122,10 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, *,
     return out.to(v.dtype)
 
 
+@operator(
+    "attention_backward",
+    flops=lambda grad, q, k, v, offsets_B1, *_, last_only: flops(offsets_B1, k, v, backward=True, last_only=last_only),
+)
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, into: Into | None, *, last_only: bool
 ) -> Into:

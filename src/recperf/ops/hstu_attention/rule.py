@@ -68,3 +68,11 @@ class Mask:
             place = min(place, tokens - targets - shift)
         oldest = place - self.window
         return (oldest + shift if oldest > 0 else 0), last
+
+
+def flops(offsets_B1: Tensor, k_THA: Tensor, v_THV: Tensor, *, backward: bool = False, last_only: bool = False) -> int:
+    """Of the attention of all rows; a token sees itself and what lies before it, or only the last one sees."""
+    lengths_B = offsets_B1.diff().double()
+    twice_pairs = float((2 * lengths_B if last_only else lengths_B.square()).sum())
+    heads, qk, width = k_THA.shape[1], k_THA.shape[2], v_THV.shape[2]
+    return round(twice_pairs * heads * (3 * qk + 2 * width if backward else qk + width))

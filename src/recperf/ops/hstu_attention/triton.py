@@ -19,11 +19,12 @@ import torch
 import triton
 from torch import Tensor
 
+from ...measure.native_calls import operator
 from . import reference
 from .kernels import attend, grad_keys, grad_queries
 from .kernels_last import attend_last, grad_last
 from .reference import Into
-from .rule import Mask
+from .rule import Mask, flops
 
 WIDEST = 256
 CACHED = 24 << 20
@@ -71,6 +72,7 @@ def last_keys(width: int) -> int:
     return max(16, 4096 // width)
 
 
+@operator("attention_forward", flops=lambda q, k, v, offsets_B1, *_, **__: flops(offsets_B1, k, v))
 def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
     if not _served(q_THA, v_THV):
         return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
@@ -90,6 +92,10 @@ def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mas
     return out_THV
 
 
+@operator(
+    "attention_backward",
+    flops=lambda grad, q, k, v, offsets_B1, *_, **__: flops(offsets_B1, k, v, backward=True),
+)
 def backward(
     grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
     *, into: Into | None = None, deterministic: bool | None = None,
@@ -132,6 +138,10 @@ def backward(
     return dq, dk, dv
 
 
+@operator(
+    "attention_last_forward",
+    flops=lambda q, k, v, offsets_B1, *_, **__: flops(offsets_B1, k, v, last_only=True),
+)
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
     """The output of `forward` for the last token of each row, from its queries alone. No row may be empty."""
     if not _served(q_BHA, v_THV):
@@ -148,6 +158,10 @@ def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor
     return parts_CBHV.sum(0).to(v.dtype)
 
 
+@operator(
+    "attention_last_backward",
+    flops=lambda grad, q, k, v, offsets_B1, *_, **__: flops(offsets_B1, k, v, backward=True, last_only=True),
+)
 def backward_last(
     grad_BHV: Tensor, q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
     *, into: Into | None = None,

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...measure.native_calls import operator
+
 PROGRAMS = 8192
 """Most programs of a backward pass: several times what a GPU runs at once, so that the last to finish matter little."""
 WIDEST = 4096
@@ -79,6 +81,7 @@ def _forward(
     tl.store(stats + T + row, spread, mask=row < T)
 
 
+@operator("layer_norm_forward")
 def forward(
     x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, *, swish: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -138,6 +141,7 @@ def _backward(
     tl.store(share + D, dbias, mask=column < D)
 
 
+@operator("layer_norm_backward")
 def backward(
     grad_TD: Tensor,
     x_TD: Tensor,

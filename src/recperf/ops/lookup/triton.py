@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...measure.native_calls import operator
 from ..arguments import ANY, require_tensor
 from ..bag.triton import on_device, report
 from ..bag.update_kernels import apply_update
@@ -54,6 +55,7 @@ def _require_places(name: str, rows: Tensor, shape: tuple[int, ...], device: tor
     require_tensor(name, rows.contiguous(), kind, shape, device)
 
 
+@operator("gather_rows", rows=lambda table_RD, rows_N: (table_RD, rows_N))
 def gather(table_RD: Tensor, rows_N: Tensor) -> Tensor:
     _require_places("rows_N", rows_N, (ANY,), table_RD.device)
     table_RD = table_RD if table_RD.stride(1) == 1 else table_RD.contiguous()
@@ -129,6 +131,7 @@ def _join_parts(
         tl.store(out + row * D + columns, opening + tl.sum(total, 0), mask=wide)
 
 
+@operator("segment_sum")
 def segment_sum(grad_ND: Tensor, order_N: Tensor, starts_U1: Tensor) -> Tensor:
     """Sum of `grad_ND[order_N[starts_U1[u]:starts_U1[u + 1]]]` for each u, in a fixed order; at least float32."""
     kind = torch.promote_types(grad_ND.dtype, torch.float32)
@@ -171,6 +174,11 @@ def _adagrad(
     apply_update(table, state, rates, key, row, grads, here, eps, 0.0, D, columns, wide, "row")
 
 
+@operator(
+    "update_rows",
+    rows=lambda table_RD, state_R, rows_U, *_, **__: (table_RD, rows_U),
+    reads=lambda table_RD, state_R, rows_U, grad_UD, **_: (rows_U, grad_UD),
+)
 def rowwise_adagrad_(
     table_RD: Tensor, state_R: Tensor, rows_U: Tensor, grad_UD: Tensor, *, rate: float | Tensor, eps: float
 ) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from ...measure.native_calls import operator
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from . import reference
@@ -21,6 +22,7 @@ library = native_library(__file__, {"relu_backward": [POINTER] * 3 + [I64] * 5})
 """Returns the compiled library, or the reason why it cannot be used."""
 
 
+@operator("relu_backward")
 def backward(gradient_BN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient before the ReLU, which overwrites `gradient_BN`, and that of the bias as stripes to be summed."""
     if gradient_BN.dtype != torch.float32:

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...measure.native_calls import operator
+
 STRIPE, ROWS, COLUMNS = 64, 16, 64
 """Samples whose bias gradients one program sums, and the tile it loads at a time."""
 
@@ -49,6 +51,7 @@ def outer_backward(gradient_B1: Tensor, weight_1N: Tensor, activation_BN: Tensor
     return _launched(gradient_B1.contiguous(), weight_1N.contiguous(), activation_BN.contiguous(), outer=True)
 
 
+@operator("relu_backward")
 def _launched(gradient: Tensor, factor: Tensor, activation_BN: Tensor, *, outer: bool) -> tuple[Tensor, Tensor]:
     batch, outputs = activation_BN.shape
     stripes = triton.cdiv(batch, STRIPE)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...measure.native_calls import operator
 from ..layer_norm import triton as norm
 from ..products import product, weight_gradient
 
@@ -63,6 +64,7 @@ def _column_sums(x, shares, T, F, stretch, x_stride, ROWS: tl.constexpr, COLUMNS
     tl.store(place, tl.sum(total, 0), mask=column < F)
 
 
+@operator("column_sums")
 def column_sums(x_TF: Tensor) -> Tensor:
     """Of every column, in float32 and in a fixed order."""
     x_TF = norm.dense_rows(x_TF)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...measure.native_calls import operator
 from ..dropout import Dropout
 from ..dropout import triton as dropping
 from ..dropout.triton import factors, row_words
@@ -56,6 +57,7 @@ def _gate(
     tl.store(stats + T + row, spread, mask=row < T)
 
 
+@operator("gate_forward")
 def gated(
     attention_TE: Tensor, u_TE: Tensor, norm_weight_E: Tensor, norm_bias_E: Tensor, eps: float, dropout: Dropout
 ) -> tuple[Tensor, Tensor]:
