@@ -46,6 +46,18 @@ _FUNCTION = re.compile(r"[A-Z_]\w*(?<!Backward\d)(?<!CompiledFxGraph)$")
 _KIND_OF = {f"aten::{name}": kind for kind, names in _KINDS.items() for name in names.split()}
 
 
+_KERNELS = {
+    "compute": r"gemm|nvjet|cutlass|xmma|wgmma|conv|flash|fmha|mma",
+    "latency": r"embedding|gather|scatter|index",
+    "bandwidth": r"elementwise|reduce|copy|fill|memset|softmax|norm|multi_tensor|adam|cat",
+}
+
+
+def limit_of_kernel(name: str) -> str:
+    """What usually limits a kernel of this name: all that is known about the kernels of a CUDA graph."""
+    return next((limit for limit, names in _KERNELS.items() if re.search(names, name, re.IGNORECASE)), "operator")
+
+
 def kind_of_call(name: str) -> str:
     """The kind of call whose measured cost stands for the cost of calling this operator.
 
@@ -122,6 +134,9 @@ def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float)
         limits["dispatch"] += ms
         return dict(limits), note
     limits["dispatch"] += dispatch
+    if operator.get("by_name") and not work:
+        limits[operator["by_name"]] += rest
+        return dict(limits), "kernels of a CUDA graph have no counted work: their names stand for it"
     if rest <= 0:
         return dict(limits), note
     memory = roofs["bandwidth"] + roofs["latency"] + roofs["cache"]

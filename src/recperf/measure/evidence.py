@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from .attribution import kind_of_call
+from .attribution import kind_of_call, limit_of_kernel
 from .counting import Work
 from .device_times import device_times
 from .observing import MODULE, Observer, all_threads
@@ -23,6 +23,7 @@ from .trace.record import PART, STEP, filtered_stderr
 from .trace.window import Window
 from .trace.work import flops, moved
 
+GRAPH = "CUDA graph"
 FUSED = ("CompiledFxGraph", "Torch-Compiled Region")
 _CALIBRATION = 400
 OUTLIER = 4.0
@@ -169,7 +170,7 @@ def _on_device(
         call.device_us += us
         call.kernels += kernels
     for name, (us, kernels) in device.graph.items():
-        extra.append(Call(name, "CUDA graph", 0.0, None, False, _NO_EVENT, us, kernels))
+        extra.append(Call(name, GRAPH, 0.0, None, False, _NO_EVENT, us, kernels))
     times.calls = [call for call in [*times.calls, *extra] if call.device_us > 0]
     for call in times.calls:
         call.us = call.device_us
@@ -296,6 +297,8 @@ def rows(times: StepTimes, works: list[Work], *, on_device: bool) -> list[dict[s
             "ms": sum(call.us for call in calls) / 1e3 / steps,
             "kernels": sum(call.kernels for call in calls) / steps,
         }
+        if part == GRAPH:
+            row["by_name"] = limit_of_kernel(name)
         for figure in COUNTED:
             row[figure] = sum(getattr(work, figure) for work in counted) / steps
         for fact in ("precision", "row_bytes", "table_rows"):

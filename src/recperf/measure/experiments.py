@@ -45,7 +45,7 @@ def confirm(
     has_batch: bool,
     attribution: dict[str, Any],
     observed: dict[str, Any],
-    seconds: float = SECONDS,
+    seconds: float | None = None,
 ) -> list[dict[str, Any]]:
     """Run the experiments that the step allows and return what each should have done and did."""
     plain = (lambda: step(batch)) if has_batch else step
@@ -56,7 +56,7 @@ def confirm(
     rows: list[dict[str, Any]] = []
     if has_batch and input_share >= 0.02:
         rows.append(_replay(plain, expected_s, input_share))
-    left = seconds
+    left = SECONDS if seconds is None else seconds
     for variant in variants:
         turns_s = 2 * TURNS * own_s * 2.5
         if turns_s > left:

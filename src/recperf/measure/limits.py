@@ -57,6 +57,9 @@ def decide(
     ordered = sorted(shares, key=lambda limit: -shares[limit])
     first, second = ordered[0], ordered[1]
     doubts = _doubts(shares, first, second, observed, ceilings)
+    by_name = sum(row["limits"].get(first, 0.0) for row in attribution["operators"] if row.get("by_name"))
+    if first != "dispatch" and by_name > 0.5 * sum(row["limits"].get(first, 0.0) for row in attribution["operators"]):
+        doubts.append("kernels of a CUDA graph have no counted work and are classed by their names")
     doubts += [
         f'the experiment "{row["name"]}" disagrees: expected {row["expected"]}, measured {row["measured"]}'
         for row in experiments or ()

@@ -170,7 +170,7 @@ class Observer:
 
     @property
     def done(self) -> bool:
-        return self.state == "done"
+        return self.state in ("done", "watching")
 
     def close(self) -> None:
         """End whatever is active; may be called at any time, also where the loop ended early."""
@@ -249,7 +249,7 @@ class Observer:
         if self._in_state > self._unnamed:
             self.traced.append(spent.since(_sum(self._input, self._ranks)))
         seconds = sum(moment.wall for moment in self.traced) / 1e9
-        enough = len(self.traced) >= (FEW_TRACED if self.few else TRACED)
+        enough = len(self.traced) >= (FEW_TRACED if self.few or self.light else TRACED)
         enough = enough or (bool(self.traced) and seconds > 4 * PLAIN_SECONDS)
         if enough if self.counts is None else len(self.traced) >= self.counts.traced:
             self._stop_trace()
@@ -263,12 +263,21 @@ class Observer:
         enough = enough or (self._in_state >= 2 and spent.wall > 5e9)
         if enough if self.counts is None else self._in_state >= self.counts.counted:
             self._stop_counting()
-            if self.hurries:
+            if self.light:
+                self._enter("watching")
+            elif self.hurries:
                 self._plain_again()
             else:
                 self._enter("done")
         else:
             self.counter.begin_step()
+
+    def _after_watching(self, spent: Moment) -> None:
+        """Clocks only, to the end of the loop; the latest steps count."""
+        self.plain.append(spent)
+        self.plain_input.append(self._input)
+        if len(self.plain) > 2 * MOST_PLAIN:
+            del self.plain[:MOST_PLAIN], self.plain_input[:MOST_PLAIN]
 
     def _after_done(self, spent: Moment) -> None:
         pass
@@ -337,7 +346,7 @@ class Observer:
         # pause do not wait as other steps do.
         waits = sum(moment.wall for moment in self.plain_input) > WAITS * sum(moment.wall for moment in self.plain)
         self._unnamed = 1 + (self.buffered if waits and not self.hurries else 0)
-        if self.model is not None:
+        if self.model is not None and not self.light:
             self._stack.enter_context(module_ranges(self.model))
         hear_calls(recorded)
         self._stack.callback(hear_calls, None)

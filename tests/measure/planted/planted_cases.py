@@ -32,8 +32,8 @@ class Planted:
     """The same where the step runs on a GPU; empty where it makes no sense there."""
     on_cpu: bool = True
     threads: int | None = None
-    slow: bool = False
-    """Whether the case is left out of the quick suite."""
+    quick: bool = False
+    """Whether `make test` runs the case; `make test-all` runs every one."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,23 @@ class Machine:
     def rand(self, *size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.rand(*size, device=self.device).to(dtype)
 
+    def close(self) -> None:
+        """Stop the threads and undo the settings of a case."""
+        for item in self.keep:
+            item() if callable(item) else item.close()
+        self.keep.clear()
+
 
 CASES: list[Planted] = []
 Built = tuple[Step, Iterable[Any] | None]
 
 
 def planted(
-    name: str, *expected: str, on_gpu: tuple[str, ...] | None = None, threads: int | None = None, slow: bool = False
+    name: str, *expected: str, on_gpu: tuple[str, ...] | None = None, threads: int | None = None, quick: bool = False
 ) -> Any:
     def add(build: Callable[[Machine], Built]) -> Callable[[Machine], Built]:
         same = () if threads else expected
-        CASES.append(Planted(name, build, expected, same if on_gpu is None else on_gpu, threads=threads, slow=slow))
+        CASES.append(Planted(name, build, expected, same if on_gpu is None else on_gpu, threads=threads, quick=quick))
         return build
 
     return add
@@ -157,7 +163,7 @@ def python_loop(seconds: float) -> None:
             total += value * value % 7
 
 
-@planted("slow Python collate", "input")
+@planted("slow Python collate", "input", quick=True)
 def collate(machine: Machine) -> Built:
     def slow(samples: list[torch.Tensor]) -> torch.Tensor:
         python_loop(0.01)
@@ -168,7 +174,7 @@ def collate(machine: Machine) -> Built:
     return (lambda batch: model(batch.to(machine.device)).sum().backward()), loader
 
 
-@planted("sleep in the update", "blocked")
+@planted("sleep in the update", "blocked", quick=True)
 def sleep_in_update(machine: Machine) -> Built:
     model = nn.Linear(64, 64).to(machine.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -202,7 +208,7 @@ def lock(machine: Machine) -> Built:
                 x + x
         time.sleep(0.001)
 
-    machine.keep.append(stop)
+    machine.keep.append(stop.set)
     return step, None
 
 
@@ -226,7 +232,7 @@ def uncached_file(machine: Machine) -> Built:
     return step, None
 
 
-@planted("a pure-Python loop", "python")
+@planted("a pure-Python loop", "python", quick=True)
 def pure_python(machine: Machine) -> Built:
     x = machine.rand(64, 64)
 
@@ -259,7 +265,7 @@ def mixture(part: float) -> Callable[[Machine], Built]:
     return build
 
 
-planted("3,000 operators 80 %, products 20 %", "dispatch", on_gpu=("launch",))(mixture(0.2))
+planted("3,000 operators 80 %, products 20 %", "dispatch", on_gpu=("launch",), quick=True)(mixture(0.2))
 planted("3,000 operators 50 %, products 50 %", "dispatch", "compute", on_gpu=("launch", "compute"))(mixture(0.5))
 planted("3,000 operators 20 %, products 80 %", "compute")(mixture(0.8))
 
@@ -275,7 +281,7 @@ def product_case(dtype: torch.dtype) -> Callable[[Machine], Built]:
 
 
 planted("products of 1,024 x 1,024, one thread", "compute", threads=1)(product_case(torch.float32))
-planted("products of 1,024 x 1,024", "compute")(product_case(torch.float32))
+planted("products of 1,024 x 1,024", "compute", quick=True)(product_case(torch.float32))
 planted("the same in float64", "compute")(product_case(torch.float64))
 planted("the same in bfloat16", "compute")(product_case(torch.bfloat16))
 
@@ -303,7 +309,7 @@ def cached_addition(machine: Machine) -> Built:
     return step, None
 
 
-@planted("AdamW over 20 M parameters", "bandwidth")
+@planted("AdamW over 20 M parameters", "bandwidth", quick=True)
 def adamw(machine: Machine) -> Built:
     weight = nn.Parameter(machine.rand(20_000_000))
     weight.grad = machine.rand(20_000_000)
@@ -341,7 +347,8 @@ def random_rows(row_bytes: int, knees: float) -> Callable[[Machine], Built]:
 for _bytes in (64, 1024):
     for _knees in (0.25, 1, 4, 16):
         _right = ("cache",) if _knees < 1 else ("cache", "latency") if _knees == 1 else ("latency",)
-        planted(f"random rows of {_bytes} B, table {_knees} x knee", *_right)(random_rows(_bytes, _knees))
+        _quick = _bytes == 64 and _knees in (0.25, 16)
+        planted(f"random rows of {_bytes} B, table {_knees} x knee", *_right, quick=_quick)(random_rows(_bytes, _knees))
 
 
 @planted("one large sort", "operator")
@@ -363,7 +370,7 @@ def sort_beside(machine: Machine) -> Built:
     return step, None
 
 
-@planted("one cumsum", "operator", on_gpu=())
+@planted("one cumsum", "operator", on_gpu=(), quick=True)
 def one_cumsum(machine: Machine) -> Built:
     x = machine.rand(8_000_000)
     return (lambda: torch.cumsum(x, 0)), None
@@ -402,7 +409,7 @@ def two_layers(machine: Machine) -> nn.Module:
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(machine.device)
 
 
-@planted("a compiled chain over 400 MB", "bandwidth", slow=True)
+@planted("a compiled chain over 400 MB", "bandwidth")
 def compiled_chain(machine: Machine) -> Built:
     x, out = machine.rand(100_000_000), machine.rand(100_000_000)
 
@@ -414,7 +421,7 @@ def compiled_chain(machine: Machine) -> Built:
     return (lambda: chain(x)), None
 
 
-@planted("a compiled model of large products", "compute", slow=True)
+@planted("a compiled model of large products", "compute")
 def compiled_model(machine: Machine) -> Built:
     model = two_layers(machine)
     fast = torch.compile(model)
@@ -423,7 +430,7 @@ def compiled_model(machine: Machine) -> Built:
     return (lambda: fast(x).sum().backward()), None
 
 
-@planted("a model in eval mode", "compute")
+@planted("a model in eval mode", "compute", quick=True)
 def eval_mode(machine: Machine) -> Built:
     model = two_layers(machine).eval()
     x = machine.rand(machine.width, machine.width)
@@ -444,7 +451,7 @@ def checkpointing(machine: Machine) -> Built:
     return (lambda: checkpoint(model, x, use_reentrant=False).sum().backward()), None
 
 
-@planted("two threads that share the work", "compute", threads=1)
+@planted("two threads that share the work", "compute", threads=1, quick=True)
 def two_threads(machine: Machine) -> Built:
     works = [products(machine, 512) for _ in range(2)]
 
@@ -474,7 +481,7 @@ def item(machine: Machine) -> Built:
     return step, None
 
 
-@planted_on_gpu("nonzero in the model", "sync")
+@planted_on_gpu("nonzero in the model", "sync", "launch")
 def nonzero(machine: Machine) -> Built:
     x = machine.rand(200_000) - 0.5
 
@@ -578,7 +585,7 @@ def graph_small(machine: Machine) -> Built:
     return captured(step), None
 
 
-@planted_on_gpu("a CUDA graph of large products", "compute", "operator")
+@planted_on_gpu("a CUDA graph of large products", "compute")
 def graph_large(machine: Machine) -> Built:
     a, b = machine.rand(8192, 8192, dtype=torch.bfloat16), machine.rand(8192, 8192, dtype=torch.bfloat16)
     out = torch.empty_like(a)

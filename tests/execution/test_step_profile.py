@@ -1,0 +1,200 @@
+"""The Python API: profile, Profiler, load and the report, on small steps with the ceilings of no particular machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+from torch import nn
+
+import recperf
+from recperf.errors import DataError, UsageError
+from recperf.measure import observing
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Few steps, and no measuring of the machine."""
+    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.02)
+    monkeypatch.setattr("recperf.execution.step_profile.machine_peaks.require", lambda threads, say: None)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1000, 16)
+        self.top = nn.Linear(16, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.top(self.table(ids).sum(1))
+
+
+def training() -> tuple[Net, torch.optim.Optimizer]:
+    model = Net()
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def batches(seconds: float = 0.0) -> Iterator[torch.Tensor]:
+    while True:
+        time.sleep(seconds)
+        yield torch.randint(0, 1000, (32, 4))
+
+
+def test_import_is_light() -> None:
+    code = "import time; t = time.perf_counter(); import recperf, sys; t = time.perf_counter() - t; " \
+        "assert 'torch' not in sys.modules; print(t)"  # fmt: skip
+    times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)]
+    assert min(times) < 0.05
+
+
+def test_profile_of_a_function(tmp_path: Path) -> None:
+    model, optimizer = training()
+
+    def step(ids: torch.Tensor) -> None:
+        with torch.profiler.record_function("my loss"):
+            loss = model(ids).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    report = recperf.profile(step, batches(0.004), model, confirm=True)
+    assert report.verdict.limit == "input"
+    assert report.verdict.share == report.shares["input"] > 0.5
+    assert sum(report.shares.values()) == pytest.approx(1.0)
+    assert "batch" in report.verdict.because[0]
+    names = {part["name"] for part in report.parts}
+    assert {"table", "top", "top (backward)", "my loss"} <= names
+    assert any(name.startswith("optimizer SGD") for name in names)
+    lookup = next(row for row in report.operators if row["name"] == "aten::embedding")
+    assert (lookup["rows"], lookup["row_bytes"], lookup["table_rows"]) == (128, 64, 1000)
+    replay = next(row for row in report.experiments if "memory" in row["name"])
+    assert replay["agrees"]
+
+    saved = recperf.load(report.save(tmp_path / "profile.json"))
+    assert saved.as_json() == report.as_json()
+    assert str(saved) == str(report)
+    for text in ("input", "What limits the step", "aten::embedding", "Experiments"):
+        assert text in str(report)
+    page = report.page(tmp_path / "profile.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "aten::embedding" in page
+    assert "iframe" in report._repr_html_()
+    assert "input" in repr(report)
+
+
+def test_a_step_without_batches() -> None:
+    x = torch.ones(8)
+    report = recperf.profile(lambda: x + x, confirm=False)
+    assert report.shares["input"] == 0
+    assert report.experiments == []
+    assert [row["name"] for row in report.operators] == ["aten::add"]
+
+
+def test_a_loop_that_stays_as_it_is() -> None:
+    model, optimizer = training()
+    with recperf.Profiler(model) as profiler:
+        for number, ids in enumerate(profiler.input(batches())):
+            model(ids).sum().backward()
+            optimizer.step()
+            profiler.step()
+            if number == 40:
+                break
+    assert profiler.report.as_json()["steps"]["seen"] == 41
+    assert profiler.report.as_json()["steps"]["traced"] == observing.TRACED
+    with pytest.raises(UsageError):
+        _ = recperf.Profiler().report
+
+
+def test_batches_that_end_early() -> None:
+    """Five batches of an iterator are too few to trace a step: the report says so and names nothing it cannot know."""
+    few = iter([torch.zeros(2, 2, dtype=torch.int64)] * 5)
+    report = recperf.profile(lambda batch: batch + 1, few)
+    assert report.verdict.limit == "unclear"
+    assert any("traced" in note for note in report.as_json()["notes"])
+
+
+def test_a_list_of_batches_starts_again() -> None:
+    report = recperf.profile(lambda batch: batch + 1, [torch.ones(2)] * 3, confirm=False)
+    assert report.as_json()["steps"]["counted"] == observing.COUNTED
+
+
+def test_an_error_in_the_step_is_passed_on() -> None:
+    def step() -> None:
+        raise ValueError("broken step")
+
+    with pytest.raises(ValueError, match="broken step"):
+        recperf.profile(step)
+    assert torch.ones(1).add(1).item() == 2
+
+
+def test_compiled_functions_stay_compiled() -> None:
+    """Counting runs them eagerly; afterwards they are compiled again."""
+    calls = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        def run(*arguments: torch.Tensor) -> object:
+            calls.append(1)
+            return module.forward(*arguments)
+
+        return run
+
+    fast = torch.compile(lambda x: x * 2 + 1, backend=backend)
+    x = torch.ones(16)
+    report = recperf.profile(lambda: fast(x), confirm=False)
+    assert any("mul" in row["name"] for row in report.operators)
+    before = len(calls)
+    fast(x)
+    assert len(calls) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{}", "not a profile of a step"), ('{"kind": "step profile", "schema": 99}', "schema 99"), ("[", "JSON")],
+)
+def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        recperf.load(path)
+
+
+@pytest.mark.parametrize("ms", [1, 10])
+def test_light_mode_costs_less_than_a_twentieth(ms: int) -> None:
+    """Steps that wait for a clock take their time whatever else happens, so what is left is the cost of measuring."""
+
+    def step() -> None:
+        until = time.perf_counter() + ms / 1e3
+        while time.perf_counter() < until:
+            pass
+
+    def took(count: int, profiler: recperf.Profiler | None) -> float:
+        times = []
+        for _ in range(count):
+            began = time.perf_counter()
+            if profiler is None:
+                step()
+            else:
+                with profiler.waiting_for_input():
+                    pass
+                step()
+                profiler.step()
+            times.append(time.perf_counter() - began)
+        return median(times)
+
+    with recperf.Profiler(light=True) as profiler:
+        took(30, profiler)
+        assert profiler.done
+        ratios = [took(20, profiler) / took(20, None) for _ in range(5)]
+    assert min(ratios) < 1.05
+    overhead = profiler.report.as_json()["overhead"]
+    assert overhead["share"] < 0.05
+    assert "Timing costs" in str(profiler.report)

@@ -1,0 +1,95 @@
+"""Planted causes through the public API, on the CPU of the moment.
+
+A wrong verdict never has a high confidence, whatever else the machine does. Where it was quiet, nine of ten are right.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from planted_cases import CASES, Machine, Planted
+
+import recperf
+from recperf.measure import experiments, observing, peaks
+from recperf.measure.ceilings import ceilings_of
+from recperf.measure.limits import QUIET
+
+CPU = [case for case in CASES if case.on_cpu]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
+    """Ceilings of this machine, measured once in a folder of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECPERF_HOME", str(tmp_path_factory.mktemp("home")))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(machine_threads())
+        peaks.require(machine_threads(), lambda text: None)
+        yield patch
+        torch.set_num_threads(threads)
+
+
+def machine_threads() -> int:
+    from recperf.machine import usable_cores
+
+    return usable_cores()
+
+
+def verdict_of(case: Planted, folder: Path) -> tuple[bool, recperf.Report]:
+    """Whether the verdict is one of the right ones, and the report."""
+    threads = case.threads or machine_threads()
+    torch.set_num_threads(threads)
+    ceilings = ceilings_of(peaks.require(threads, lambda text: None), threads=threads)
+    assert ceilings is not None
+    machine = Machine(ceilings.knee, folder=str(folder))
+    try:
+        step, batches = case.build(machine)
+        report = recperf.profile(step, batches, quiet=True)
+    finally:
+        machine.close()
+    return report.verdict.limit in case.expected, report
+
+
+def judge(cases: list[Planted], folder: Path) -> None:
+    wrong_but_sure, right, quiet = [], 0, 0
+    for case in cases:
+        correct, report = verdict_of(case, folder)
+        assert sum(report.shares.values()) == pytest.approx(1.0)
+        if not correct and report.verdict.confidence == "high":
+            wrong_but_sure.append((case.name, report.verdict.limit, report.shares))
+        others = report.as_json()["other_work"]
+        if others is None or others < QUIET:
+            quiet, right = quiet + 1, right + correct
+    assert not wrong_but_sure
+    assert right >= 0.9 * quiet - 1e-9 or quiet - right <= 1
+
+
+@pytest.mark.slow
+def test_causes_are_named(measured: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured.setattr(observing, "PLAIN_SECONDS", 0.25)
+    measured.setattr(experiments, "SECONDS", 1.0)
+    judge([case for case in CPU if case.quick], tmp_path)
+
+
+@pytest.mark.long
+def test_every_cause_is_named(measured: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    judge(CPU, tmp_path)
+
+
+@pytest.mark.long
+def test_beside_other_work_no_wrong_verdict_is_sure(measured: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(machine_threads())]
+    try:
+        for case in CPU:
+            correct, report = verdict_of(case, tmp_path)
+            assert correct or report.verdict.confidence != "high", (case.name, report.verdict)
+            assert report.verdict.confidence != "high", case.name
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()

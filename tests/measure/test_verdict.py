@@ -1,0 +1,207 @@
+"""The attribution and the decision on figures made up for the purpose, and that every threshold and ceiling matters.
+
+Each probe states a few figures near a threshold and what must follow. A threshold or a ceiling that is twice as large
+or half as large must make at least one probe fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from recperf.measure import attribution, limits
+from recperf.measure.attribution import attribute, classify
+from recperf.measure.ceilings import Ceilings
+from recperf.measure.limits import decide
+
+MIB = 1 << 20
+KINDS = (
+    *("elementwise", "elementwise_grad", "view", "product", "reduction", "index"),
+    *("embedding_bag", "allocate", "copy", "node"),
+)
+CEILINGS = Ceilings(
+    device="cpu",
+    threads=2,
+    flops={"float64": 5e10, "float32": 1e11, "bfloat16": 2e11},
+    read=2e10,
+    copy=2e10,
+    fresh=1e10,
+    first_touch=2e9,
+    cached=1e11,
+    knee=10 * MIB,
+    stream_knee=20 * MIB,
+    rows_memory=((64, 50.0), (1024, 200.0)),
+    rows_cache=((64, 10.0), (1024, 60.0)),
+    calls={**{kind: 1000.0 * place for place, kind in enumerate(KINDS, 1)}, "backward": 50_000.0},
+    kernel_ns=1000.0,
+    launch_ns=5000.0,
+)
+
+
+def row(ms: float, name: str = "aten::op", **figures: Any) -> dict[str, Any]:
+    empty = {"flops": 0, "bytes": 0, "beyond": 0, "fresh": 0, "rows": 0, "missed": 0, "row_bytes": 0, "precision": ""}
+    kind = attribution.kind_of_call(name)
+    return {"name": name, "part": None, "kind": kind, "calls": 1, "python_calls": 1, "ms": ms, **empty, **figures}
+
+
+def shares_of(*rows: dict[str, Any], ceilings: Ceilings | None = CEILINGS, **waits: float) -> dict[str, float]:
+    observed = {"waits": waits, "operators": list(rows), "inside": 0.5}
+    return dict(attribute(observed, ceilings)["shares"])
+
+
+def main_limit(*rows: dict[str, Any], ceilings: Ceilings = CEILINGS, **waits: float) -> str:
+    shares = shares_of(*rows, ceilings=ceilings, **waits)
+    return max(shares, key=lambda limit: shares[limit])
+
+
+def confidence(
+    shares: dict[str, float],
+    *,
+    spread: float = 0.0,
+    others: float = 0.0,
+    preempted: float = 0.0,
+    scale: float = 1.0,
+    experiments: list[dict[str, Any]] | None = None,
+) -> limits.Verdict:
+    observed = {
+        "step_ms": {"p20": 1 - spread, "p50": 1.0, "p80": 1 + spread},
+        "waits": {},
+        "operators": [],
+        "other_work": others,
+        "preempted": preempted,
+        "scale": scale,
+    }
+    every = dict.fromkeys(attribution.LIMITS, 0.0) | shares
+    return decide({"shares": every, "operators": []}, observed, CEILINGS, experiments)
+
+
+PROBES: dict[str, Callable[[Ceilings], bool]] = {
+    # Work at 40 % of a ceiling is explained by it, at 20 % it is not.
+    "near a roof": lambda c: main_limit(row(10.0, flops=4e8), ceilings=c) == "compute",
+    "far from a roof": lambda c: main_limit(row(10.0, flops=2e8), ceilings=c) == "operator",
+    "float64": lambda c: main_limit(row(10.0, flops=2e8, precision="float64"), ceilings=c) == "compute",
+    "float64, slow": lambda c: main_limit(row(10.0, flops=1e8, precision="float64"), ceilings=c) == "operator",
+    "bfloat16": lambda c: main_limit(row(10.0, flops=8e8, precision="bfloat16"), ceilings=c) == "compute",
+    "bfloat16, slow": lambda c: main_limit(row(10.0, flops=4e8, precision="bfloat16"), ceilings=c) == "operator",
+    "streaming": lambda c: main_limit(row(10.0, bytes=8e7, beyond=8e7), ceilings=c) == "bandwidth",
+    "slow streaming": lambda c: main_limit(row(10.0, bytes=4e7, beyond=4e7), ceilings=c) == "operator",
+    "new memory": lambda c: main_limit(row(10.0, bytes=8e6, beyond=8e6, fresh=8e6), ceilings=c) == "bandwidth",
+    "new memory, slow": lambda c: main_limit(row(10.0, bytes=4e6, beyond=4e6, fresh=4e6), ceilings=c) == "operator",
+    "cached": lambda c: main_limit(row(10.0, bytes=4e8), ceilings=c) == "cache",
+    "slow in the cache": lambda c: main_limit(row(10.0, bytes=2e8), ceilings=c) == "operator",
+    "random rows": lambda c: main_limit(row(10.0, rows=80_000, missed=80_000, row_bytes=64), ceilings=c) == "latency",
+    "slow rows": lambda c: main_limit(row(10.0, rows=40_000, missed=40_000, row_bytes=64), ceilings=c) == "operator",
+    "rows of a cache": lambda c: main_limit(row(10.0, rows=400_000, row_bytes=64), ceilings=c) == "cache",
+    "slow rows of a cache": lambda c: main_limit(row(10.0, rows=200_000, row_bytes=64), ceilings=c) == "operator",
+    # A ceiling that is exceeded by 1.3 times is believed, by 1.8 times it is not.
+    "above the ceiling": lambda c: "compute" in classify(row(10.0, flops=1.3e9), c, 0.5)[0],
+    "far above the ceiling": lambda c: "compute" not in classify(row(10.0, flops=1.8e9), c, 0.5)[0],
+    # A call of an operator that computes nothing may take some times the cost of the simplest one.
+    "only a call": lambda c: classify(row(0.003), c, 0.5)[0].keys() == {"dispatch", "_outside"},
+    "more than a call": lambda c: "operator" in classify(row(0.0065), c, 0.5)[0],
+    "small work": lambda c: classify(row(0.0039, bytes=20_000), c, 0.5)[0].keys() == {"dispatch", "_outside"},
+    "not so small work": lambda c: "cache" in classify(row(0.0039, bytes=40_000), c, 0.5)[0],
+    "kernels": lambda c: main_limit(row(1.0, kernels=300), ceilings=c) == "dispatch",
+    "long kernels": lambda c: main_limit(row(1.0, kernels=200), ceilings=c) == "operator",
+    "clear": lambda c: confidence({"compute": 0.35, "cache": 0.0}).limit == "compute",
+    "unclear": lambda c: confidence({"compute": 0.25, "cache": 0.0}).limit == "unclear",
+    "leads": lambda c: confidence({"compute": 0.6, "cache": 0.35}).confidence == "high",
+    "leads by too little": lambda c: confidence({"compute": 0.6, "cache": 0.45}).confidence == "medium",
+    "steps vary": lambda c: confidence({"compute": 0.6, "cache": 0.35}, spread=0.2).confidence == "medium",
+    "quiet": lambda c: confidence({"compute": 0.9}, others=0.1).confidence == "high",
+    "busy": lambda c: confidence({"compute": 0.9}, others=0.2).confidence == "medium",
+    "preempted": lambda c: confidence({"compute": 0.9}, preempted=0.2).confidence == "medium",
+    "same machine": lambda c: confidence({"compute": 0.9}, scale=1.4).confidence == "high",
+    "drifted": lambda c: confidence({"compute": 0.9}, scale=1.6).confidence == "medium",
+    "mentioned": lambda c: confidence({"compute": 0.85, "cache": 0.15}).second == "cache",
+    "not mentioned": lambda c: confidence({"compute": 0.93, "cache": 0.07}).second is None,
+}
+for place, kind in enumerate(KINDS, 1):
+    if kind == "elementwise_grad":
+        continue
+    # Half of a call's cost is inside the operator: twice its cost is a call and as much again.
+    PROBES[f"cost of {kind}"] = lambda c, kind=kind, place=place: (  # type: ignore[misc]
+        classify(row(place / 1e3 * 4.5, kind=kind, python_calls=0), c, 0.5)[0].get("dispatch")
+        == pytest.approx(place / 2e3)
+    )
+PROBES["cost with gradients"] = lambda c: (
+    classify(row(1.0, grad=True), c, 0.5)[0]["dispatch"] == pytest.approx(0.001)
+)  # elementwise 1,000 ns and 1,000 ns more for the graph, half of it inside
+
+
+def failures(ceilings: Ceilings = CEILINGS) -> list[str]:
+    return [name for name, holds in PROBES.items() if not holds(ceilings)]
+
+
+def test_every_probe_holds() -> None:
+    assert failures() == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        *((attribution, name) for name in ("EXPLAINED", "BELIEVED", "SMALL", "CALLS")),
+        *((limits, name) for name in ("CLEAR", "LEAD", "QUIET", "NOTICEABLE", "DRIFT")),
+    ],
+)
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_changed_threshold_is_noticed(module: Any, name: str, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, name, getattr(module, name) * factor)
+    assert failures()
+
+
+def changed_ceilings(factor: float) -> dict[str, Ceilings]:
+    """Every ceiling that an attribution uses, one at a time."""
+    changed = {
+        name: replace(CEILINGS, **{name: getattr(CEILINGS, name) * factor})
+        for name in ("copy", "first_touch", "cached", "kernel_ns")
+    }
+    for name in ("flops", "calls"):
+        table = getattr(CEILINGS, name)
+        for key in table:
+            if key != "backward":
+                changed[f"{name} {key}"] = replace(CEILINGS, **{name: {**table, key: table[key] * factor}})
+    for name in ("rows_memory", "rows_cache"):
+        rows = tuple((size, ns * factor) for size, ns in getattr(CEILINGS, name))
+        changed[name] = replace(CEILINGS, **{name: rows})
+    return changed
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_changed_ceiling_is_noticed(factor: float) -> None:
+    unnoticed = [name for name, ceilings in changed_ceilings(factor).items() if not failures(ceilings)]
+    assert unnoticed == []
+
+
+def test_shares_sum_to_one_and_waits_count() -> None:
+    shares = shares_of(row(4.0, flops=4e8), input=3.0, blocked=2.0, python=1.0)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["input"] == pytest.approx(0.3)
+    assert shares["blocked"] == pytest.approx(0.2)
+    assert shares["compute"] == pytest.approx(0.4, abs=0.001)
+
+
+def test_what_python_spends_on_calls_is_their_overhead() -> None:
+    """1,000 calls cost 1 ms, half of it outside of the operators, where it looks like Python."""
+    shares = shares_of(row(0.5, calls=1000, python_calls=1000), python=0.6)
+    assert shares["dispatch"] == pytest.approx(1.0 / 1.1)
+    assert shares["python"] == pytest.approx(0.1 / 1.1)
+
+
+def test_without_ceilings_operators_are_not_divided() -> None:
+    assert shares_of(row(1.0, flops=1e12), ceilings=None)["operator"] == 1.0
+
+
+def test_operators_that_ran_at_the_same_time_are_judged_by_their_own_time() -> None:
+    """Two threads, each at its ceiling, do twice the work of one in the same time."""
+    assert main_limit(row(10.0, flops=2e9, parallel=2.0)) == "compute"
+
+
+def test_a_disagreeing_experiment_lowers_the_confidence() -> None:
+    experiment = {"name": "half the threads", "expected": "2.00 times", "measured": "1.00 times", "agrees": False}
+    verdict = confidence({"compute": 0.9}, experiments=[experiment])
+    assert verdict.confidence == "medium"
+    assert "half the threads" in verdict.doubts[0]
