@@ -172,7 +172,8 @@ def diff_text(difference: TraceDiff, top: int) -> str:
     for kind, changes in difference.changes.items():
         clear = [change for change in changes if change.says not in ("within noise", "same")]
         noise = len(changes) - len(clear)
-        lines += ["", f"{kind}, the largest difference first"]
+        title = "kernels and copies" if kind == "kernels" else kind
+        lines += ["", f"{title}, the largest difference first"]
         if clear:
             lines += columns([head, *(_diff_row(change) for change in clear[:top])], left=(6,), shorten_first=True)
         lines += [f"  and {len(clear) - top} more; --top {len(clear)} shows all"] if len(clear) > top else []

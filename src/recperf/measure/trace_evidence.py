@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from platform import node
 from statistics import median
 from typing import Any
 
+from ..units import number
 from .attribution import EXPLAINED, attribute, kind_of_call
 from .ceilings import Ceilings, ceilings_of
 from .device_times import device_times
@@ -44,6 +46,8 @@ MAPS = 0.7
 """They were, if writing them took at least this part of what writing new memory costs."""
 FEW_STEPS = 4
 """From this many steps on, only the typical ones are divided among limits."""
+UNKNOWN_KINDS = 0.05
+"""Share of events that nothing is known about from which they may matter."""
 NOTICEABLE = 0.05
 """Findings about a smaller share of the step are not mentioned."""
 SLOW = " Far below the ceiling: look for page faults of newly allocated memory, denormal numbers, or too few threads."
@@ -64,11 +68,16 @@ def analyse_file(path: Path, peaks: Json | None = None, *, chosen: bool = False)
     facts = facts_of(trace)
     device = device_name(facts, window)
     ceilings = ceilings_of(peaks, device=device)
+    doubts = []
+    if ceilings and device == "cpu" and not chosen and facts["host"] != node():
+        doubts.append("the ceilings may be those of another machine than the one that recorded the trace")
+    if trace.ignored > UNKNOWN_KINDS * trace.events:
+        doubts.append("the trace has many events of unknown kinds, perhaps of a device that recperf does not know")
     return {
         **facts,
         **analyse_steps(trace, nesting, window),
         "limit": {
-            **limit_of(trace, nesting, window, ceilings),
+            **limit_of(trace, nesting, window, ceilings, doubts),
             "ceilings": whose(device, facts["host"], peaks, measured=ceilings is not None, chosen=chosen),
         },
     }
@@ -91,13 +100,15 @@ def whose(device: str, host: str | None, peaks: Json | None, *, measured: bool, 
     return text
 
 
-def limit_of(trace: Trace, nesting: Nesting, window: Window, ceilings: Ceilings | None) -> Json:
+def limit_of(
+    trace: Trace, nesting: Nesting, window: Window, ceilings: Ceilings | None, doubts: Iterable[str] = ()
+) -> Json:
     """What limits the steps of a trace: verdict, shares, operators with their limits, findings."""
     seen = observed(trace, nesting, window, ceilings)
     attribution = attribute(seen, ceilings)
     verdict = decide(attribution, seen, ceilings)
     return {
-        "verdict": _qualified(verdict, attribution, seen, ceilings).as_json(),
+        "verdict": _qualified(verdict, attribution, seen, ceilings, doubts).as_json(),
         "shares": attribution["shares"],
         "operators": attribution["operators"],
         "findings": findings(seen, ceilings),
@@ -280,16 +291,19 @@ def _is_wait(name: str) -> bool:
     return name.startswith("<built-in") and _WAITING.search(name) is not None
 
 
-def _qualified(verdict: Verdict, attribution: Json, seen: Json, ceilings: Ceilings | None) -> Verdict:
+def _qualified(
+    verdict: Verdict, attribution: Json, seen: Json, ceilings: Ceilings | None, more: Iterable[str]
+) -> Verdict:
     """What a trace alone cannot know lowers the confidence, or makes the verdict unclear."""
-    shares = attribution["shares"]
-    if ceilings is None and verdict.limit in NEEDS_CEILINGS:
-        inside = sum(shares[limit] for limit in NEEDS_CEILINGS)
+    if ceilings is None:
+        inside = attribution["shares"]["operator"]
         reason = f"Operators take {inside:.0%} of the step; dividing them among limits needs measured ceilings."
         others = [sentence for sentence in verdict.because if not sentence.startswith("Operators that no ceiling")]
-        return replace(verdict, limit=UNCLEAR, share=inside, confidence="low", because=[reason, *others], advice="")
+        if verdict.limit in NEEDS_CEILINGS:
+            return replace(verdict, limit=UNCLEAR, share=inside, confidence="low", because=[reason, *others], advice="")
+        verdict = replace(verdict, because=[*others, reason])
     unknown = sum(row["ms"] for row in seen["operators"] if not row["counted"])
-    doubts = list(verdict.doubts)
+    doubts = [*verdict.doubts, *more]
     if verdict.limit in ("operator", "dispatch") and unknown > 0.5 * sum(row["ms"] for row in seen["operators"]):
         doubts.append("the work of most operators is not known from the trace")
     if verdict.limit in ("python", "blocked") and any("cannot be told apart" in note for note in seen["notes"]):
@@ -316,7 +330,7 @@ def _passes(operators: list[Json], step: float, ceilings: Ceilings | None) -> li
         if ms / step >= NOTICEABLE:
             rate = moved / ms * 1e3
             far_below = ceilings is not None and rate < EXPLAINED * ceilings.copy
-            ceiling = f"; this machine copies at {ceilings.copy / 1e9:.3g} GB/s" if ceilings else ""
+            ceiling = f"; this machine copies at {number(ceilings.copy)}B/s" if ceilings else ""
             calls = sum(row["calls"] for row in rows)
             names = list(dict.fromkeys(row["name"].removeprefix("aten::") for row in rows))
             listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
@@ -331,7 +345,7 @@ def _passes(operators: list[Json], step: float, ceilings: Ceilings | None) -> li
                     "bytes_per_s": rate,
                     "ceiling_bytes_per_s": ceilings.copy if ceilings else None,
                     "sentence": f"{calls:,.0f} element-wise passes {place} ({listed}) take {ms:.3g} ms, "
-                    f"{ms / step:.0%} of the step, and move {moved / 1e9:.3g} GB at {rate / 1e9:.3g} GB/s{ceiling}.",
+                    f"{ms / step:.0%} of the step, and move {number(moved)}B at {number(rate)}B/s{ceiling}.",
                     "advice": f"Fuse them: {fuse} passes over the data once." + (SLOW if far_below else ""),
                 }
             )

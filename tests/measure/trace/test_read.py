@@ -59,13 +59,14 @@ def test_invalid_events_are_ignored(tmp_path: Path) -> None:
         {"ph": "X", "cat": "kernel", "name": "no time"},
         {"ph": "X", "cat": "kernel", "name": "nan", "ts": float("nan"), "dur": 1},
         {"ph": "X", "cat": "kernel", "name": "negative", "ts": 1, "dur": -1},
+        {"ph": "X", "cat": "kernel", "name": "huge", "ts": 10**400, "dur": 1},
         {"ph": "X", "cat": "something new", "name": "x", "ts": 1, "dur": 1},
         {"ph": "X", "cat": "kernel", "name": "words", "ts": 1, "dur": 1, "args": "none"},
         {"ph": "X", "cat": "cpu_op", "name": "list", "ts": 1, "dur": 1, "args": {"Input Dims": [[[2, 3], [4]], 5]}},
     ]
     trace = read(made.write(tmp_path / "t.json", odd))
     assert [work.name for work in trace.device] == ["words"]
-    assert (trace.events, trace.ignored) == (7, 4)
+    assert (trace.events, trace.ignored) == (8, 5)
     assert trace.host[0].shapes is not None
     assert trace.host[0].shapes.dims == ((), ())
 
@@ -82,6 +83,7 @@ def test_invalid_events_are_ignored(tmp_path: Path) -> None:
         (b'[{"ph": "X"}, {"ph": ', "ends in the middle, after 1 events"),
         (b'{"traceEvents": [{"ph" = 3}' + b" " * 100 + b"]}", "not valid JSON at character 2"),
         (b'{"traceEvents": [' + b"[" * 100_000, "not valid JSON"),
+        (b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}", "not valid JSON"),
         (gzip.compress(b'{"traceEvents": [{"ph": "X"}]}', mtime=0)[:-9], "ends in the middle, after"),
         (b"\x1f\x8b\x08\x00garbage-that-is-long-enough", "not intact gzip"),
     ],

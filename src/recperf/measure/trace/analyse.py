@@ -107,7 +107,7 @@ def facts_of(trace: Trace) -> dict[str, Any]:
         "bytes": trace.path.stat().st_size,
         "events": trace.events,
         "ignored": trace.ignored,
-        "torch": trace.header.get("torch_version"),
+        "torch": _plain(trace.header.get("torch_version")),
         "cuda": _version(trace.header.get("cuda_runtime_version")),
         "devices": _devices(trace.header.get("deviceProperties")),
         "ranks": _ranks(trace.header.get("distributedInfo")),
@@ -127,7 +127,12 @@ def _devices(properties: Any) -> list[str]:
 def _ranks(distributed: Any) -> dict[str, Any] | None:
     if not isinstance(distributed, dict) or "rank" not in distributed:
         return None
-    return {name: distributed.get(name) for name in ("rank", "world_size", "backend")}
+    return {name: _plain(distributed.get(name)) for name in ("rank", "world_size", "backend")}
+
+
+def _plain(value: Any) -> str | int | None:
+    """A text or an integer of the header; anything else is damage."""
+    return value if isinstance(value, str | int) else None
 
 
 def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:

@@ -131,7 +131,8 @@ class Scan:
                 if not self._more():
                     raise self._truncated() from error
                 continue
-            except RecursionError as error:
+            except (RecursionError, ValueError) as error:
+                # Python refuses integers of thousands of digits.
                 raise self._malformed() from error
             if end > len(self._text) - _LONGEST_TOKEN and not isinstance(value, dict | list) and self._more():
                 continue

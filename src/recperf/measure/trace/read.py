@@ -5,7 +5,6 @@ Times are microseconds as in the file. Events of unknown kinds are counted and i
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -46,6 +45,7 @@ MERGED = "merged"
 """Field in that which lists the ranks of a merged trace."""
 
 
+LARGEST_NUMBER = 1 << 62
 ELEMENT_BYTES = {
     name: size
     for size, names in {
@@ -203,13 +203,15 @@ def _message_bytes(args: dict[str, Any]) -> int:
 def _number(value: Any) -> float | None:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    # A damaged number must not make sums overflow; NaN is not smaller than anything.
+    return number if abs(number) < LARGEST_NUMBER else None
 
 
 def _whole(value: Any) -> int | None:
     try:
-        return int(value)
+        number = int(value)
     except (TypeError, ValueError, OverflowError):
         return None
+    return number if abs(number) < LARGEST_NUMBER else None

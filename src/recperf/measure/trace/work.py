@@ -6,6 +6,7 @@ Shapes: M, K, N are rows, inner size and columns of a product; B its batch.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from .read import ELEMENT_BYTES, Shapes
 
 LISTED_BYTES = 4
 """Bytes of an element in a list of tensors, whose types a trace does not name: parameters are float32 by default."""
+CACHED = 1 << 14
+"""Operators of equal names and sizes whose work is remembered: a trace repeats its steps."""
 LARGEST = 10**18
 """More work than this in one call is damage."""
 _KINDS = {
@@ -53,6 +56,7 @@ class Rows(NamedTuple):
     table_rows: int
 
 
+@lru_cache(maxsize=CACHED)
 def flops(name: str, shapes: Shapes | None) -> int | None:
     """Multiplications and additions of matrix products, convolutions, attention and recurrent layers."""
     if shapes is None:
@@ -79,6 +83,7 @@ def moved(name: str, shapes: Shapes | None) -> int | None:
     return None if sizes is None else _sane(sum(sizes))
 
 
+@lru_cache(maxsize=CACHED)
 def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
     """(bytes read, bytes written)."""
     if shapes is None or not name.startswith("aten::"):
@@ -116,6 +121,7 @@ def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
     return (read, 0) if kind == "reducing" else None
 
 
+@lru_cache(maxsize=CACHED)
 def random_rows(name: str, shapes: Shapes | None) -> Rows | None:
     """The rows of a table that an operator reads or writes in any order."""
     if shapes is None or len(shapes.dims) < 2:
