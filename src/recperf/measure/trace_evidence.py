@@ -139,8 +139,6 @@ def observed(trace: Trace, nesting: Nesting, window: Window, ceilings: Ceilings 
         notes.append("the trace has no sizes; record_shapes=True gives the work of operators")
     if not trace.python and not window.work:
         notes.append("python and blocked cannot be told apart without stacks; with_stack=True records them")
-    if ceilings is None:
-        notes.append("without ceilings the time of operators is not divided: all of it is under operator")
     return result
 
 

@@ -6,6 +6,7 @@ import base64
 import gzip
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def _sections(analysis: Analysis, top: int, viewer: Viewer | None) -> list[Secti
     listed: tuple[tuple[str, str, str, Callable[[], list[Block]]], ...] = (
         ("ranks", "Ranks", "ranks_compared", lambda: _ranks(analysis["ranks_compared"])),
         ("limits", "What limits the step", "limit", lambda: _limit(analysis["limit"])),
-        ("shares", "Where the time goes", "limit", lambda: step_sections.share_blocks(analysis["limit"])),
+        ("shares", "Where the time goes", "limit", lambda: _shares(analysis["limit"])),
         ("parts", "Regions", "parts", lambda: _parts(analysis, top)),
         ("modules", "Modules", "modules", lambda: _modules(analysis, top)),
         ("operators", "Operators", "operator_table", lambda: device.operators(analysis, top, _last)),
@@ -124,8 +125,9 @@ def _tiles(analysis: Analysis) -> list[Tile]:
     step, verdict = analysis["limit"]["step_ms"], analysis["limit"]["verdict"]
     tiles = [
         Tile("step", fmt.time(step["p50"]), f"p20 – p80: {fmt.spread(step)}, {window['steps']:,} traced steps"),
-        Tile(verdict["limit"], fmt.percent(verdict["share"], 0), f"{verdict['confidence']} confidence"),
     ]
+    if verdict["limit"] != "unclear":
+        tiles.append(Tile(verdict["limit"], fmt.percent(verdict["share"], 0), f"{verdict['confidence']} confidence"))
     rows = [row for row in analysis["parts"] if row["name"] != OTHER]
     if rows and window["host_ms"]:
         largest = max(rows, key=lambda row: row["host_ms"])
@@ -164,6 +166,15 @@ def _limit(limit: Analysis) -> list[Block]:
         blocks.append(Text(f"{finding['sentence']} {finding['advice']}"))
     notes = [limit["ceilings"], *limit["notes"]]
     return [*blocks, *(Text(f"{note[0].upper()}{note[1:]}.", "note") for note in notes)]
+
+
+def _shares(limit: Analysis) -> list[Block]:
+    figure, table = step_sections.share_blocks(limit)
+    if isinstance(table, Table) and limit["ceilings"].startswith("no ceilings"):
+        undivided = Cell("the time of operators; without ceilings it is not divided")
+        rows = [(*row[:-1], undivided) if row[0].text == "operator" else row for row in table.rows]
+        table = replace(table, rows=rows)
+    return [figure, table]
 
 
 def _tree_name(name: str) -> Cell:
