@@ -276,8 +276,9 @@ class Observer:
         """Clocks only, to the end of the loop; the latest steps count."""
         self.plain.append(spent)
         self.plain_input.append(self._input)
+        self.plain_ranks.append(self._ranks)
         if len(self.plain) > 2 * MOST_PLAIN:
-            del self.plain[:MOST_PLAIN], self.plain_input[:MOST_PLAIN]
+            del self.plain[:MOST_PLAIN], self.plain_input[:MOST_PLAIN], self.plain_ranks[:MOST_PLAIN]
 
     def _after_done(self, spent: Moment) -> None:
         pass
