@@ -72,7 +72,7 @@ def test_profile_of_a_function(tmp_path: Path) -> None:
     assert sum(report.shares.values()) == pytest.approx(1.0)
     assert "batch" in report.verdict.because[0]
     names = {part["name"] for part in report.parts}
-    assert {"table", "top", "top (backward)", "my loss"} <= names
+    assert {"table", "top", "top, backward", "my loss"} <= names
     assert any(name.startswith("optimizer SGD") for name in names)
     lookup = next(row for row in report.operators if row["name"] == "aten::embedding")
     assert (lookup["rows"], lookup["row_bytes"], lookup["table_rows"]) == (128, 64, 1000)

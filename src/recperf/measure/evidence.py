@@ -215,7 +215,7 @@ class Parts:
             sequence = self.nesting.events[node].sequence
             forward = self._forward.get(sequence) if sequence is not None else None
             if forward is not None:
-                return f"{forward} (backward)"
+                return f"{forward}, backward"
         return self._names[index]
 
     def _node(self, index: int) -> int:

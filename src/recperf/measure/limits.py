@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -122,17 +123,16 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
     """A clause with the operator that matters most and its rate."""
     if limit in ("input", "blocked", "python", "launch", "sync", "transfer"):
         step = observed["step_ms"]["p50"]
-        return f": {attribution['shares'][limit] * step:.3g} ms of {step:.3g} ms"
+        return f": {_ms(attribution['shares'][limit] * step)} of {_ms(step)}"
     rows = [row for row in attribution["operators"] if row["limits"].get(limit)]
     if not rows:
         return ""
     if limit == "dispatch":
         calls = sum(row["calls"] for row in attribution["operators"])
         return f": {calls:,.0f} operator calls"
-    row = max(rows, key=lambda row: row["limits"][limit])
+    row, share = _busiest(rows, limit)
     seconds = row["ms"] / 1e3
-    name, share = row["name"], row["limits"][limit] / max(1e-12, sum(r["limits"][limit] for r in rows))
-    text = f", {share:.0%} of it in {name}"
+    text = f", {share:.0%} of it in {row['name']}"
     if ceilings is None or not seconds:
         return text
     if limit == "compute" and row["flops"]:
@@ -150,8 +150,29 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
             f"{row['ms'] * 1e6 / row['rows']:.0f} ns a row (memory: {ceilings.row_ns(row['row_bytes']):.0f})"
         )
     elif limit == "operator":
-        text += f" ({row['ms']:.3g} ms, far below every ceiling)"
+        text += f" ({_ms(row['ms'])}, far below every ceiling)"
     return text
+
+
+def _busiest(rows: list[dict[str, Any]], limit: str) -> tuple[dict[str, Any], float]:
+    """The operator with most of a limit's time, over all of its rows that this limit explains, and its share."""
+    by_name: defaultdict[str, float] = defaultdict(float)
+    for row in rows:
+        by_name[row["name"]] += row["limits"][limit]
+    name = max(by_name, key=lambda name: by_name[name])
+    same = [row for row in rows if row["name"] == name and row["limits"][limit] >= 0.5 * row["ms"]]
+    same = same or [max((row for row in rows if row["name"] == name), key=lambda row: row["limits"][limit])]
+    largest = max(same, key=lambda row: row["ms"])
+    alike = [row for row in same if all(row[fact] == largest[fact] for fact in ("precision", "row_bytes"))]
+    summed = {key: sum(row[key] for row in alike) for key in ("ms", "calls", "flops", "bytes", "rows", "missed")}
+    return {**largest, **summed}, by_name[name] / max(1e-12, sum(by_name.values()))
+
+
+def _ms(value: float) -> str:
+    """A time with three digits."""
+    if value >= 1000:
+        return f"{value / 1e3:.3g} s"
+    return f"{value:.3g} ms" if value >= 1 else f"{value * 1e3:.3g} us"
 
 
 def _threads(ceilings: Ceilings) -> str:
