@@ -73,7 +73,8 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
     assert profile["operator_table"]["rows"]
     for name in TABLES[1:]:
         assert profile[name] == {"missing": "no device in this trace"}
-    assert [fix["status"] for fix in profile["fixes"]] == ["suggested"] * len(profile["fixes"])
+    # How busy this machine is decides which.
+    assert {fix["status"] for fix in profile["fixes"]} <= {"suggested", "not judged"}
     assert profile["precision"] == "float32"
     assert profile["trust"]["seed"] == 42
 
@@ -234,11 +235,11 @@ def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypa
     fixes = read()["fixes"]
     assert {"embedding", "interaction", "optimizer"} <= {fix["name"] for fix in fixes}
     assert fixes[-1]["name"] == "all together"
-    assert {fix["status"] for fix in fixes} == {"tried"}
+    assert {fix["status"] for fix in fixes} <= {"tried", "not judged"}
     assert "note: trying --fast.embedding fused\n" in out
     ranked = "\n".join(layout.sections(report(out))["Fixes ranked"])
-    assert ranked.count("tried") == len(fixes)
-    assert re.search(r"every fix that was faster .* x .* x +yes", ranked)
+    assert all(fix["measured_ms"] for fix in fixes)
+    assert re.search(r"every fix that was faster .*yes", ranked)
 
 
 def test_a_profile_is_not_taken_for_a_run(call: Call) -> None:

@@ -9,14 +9,28 @@ from typing import Any
 import pytest
 
 import recperf.models.config  # noqa: F401  declares the spans of the synthetic steps
-from recperf.measure.fixes import KERNEL_MS, LEAST, Facts, Part, facts, on_a_cpu, predict, ranked
+from recperf.measure import fixes as module
+from recperf.measure.fixes import (
+    Facts,
+    Part,
+    doubt,
+    drifted,
+    facts,
+    on_a_cpu,
+    plain_ms,
+    predict,
+    prediction,
+    ranked,
+    scaled,
+    too_busy,
+)
 
 GPU: dict[str, Any] = {
     "l2_bytes": 50 << 20,
     "copy": {"p50": 4e12},
     "gemm": {"float32": {"p50": 5e13}, "tf32": {"p50": 4e14}, "bfloat16": {"p50": 7e14}},
     "gather": {"dram": {"rows": []}},
-    "launch": {"queue": {"p50": 4000.0}, "round_trip": {"p50": 20_000.0}},
+    "launch": {"queue": {"p50": 4000.0}, "round_trip": {"p50": 20_000.0}, "kernel": {"p50": 2500.0}},
     "transfer": {"host_to_device_pageable": {"p50": 1e10}, "host_to_device_pinned": {"p50": 5e10}},
 }
 PEAKS: dict[str, Any] = {
@@ -34,7 +48,7 @@ EAGER = {
     "top": (0.2, 0.12, 6), "bottom_backward": (0.2, 0.09, 8), "top_backward": (0.3, 0.18, 12),
     "dense_update": (0.3, 0.02, 16),
 }  # fmt: skip
-INPUT = 1.0
+INPUT, KERNEL_MS = 1.0, 0.0025
 ALONE = ("input", "pinned", "graph", "precision", "bfloat16", "embedding", "interaction", "mlp", "optimizer")
 
 
@@ -43,10 +57,7 @@ def made(
 ) -> Facts:
     by_name = {name: Part(*figures) for name, figures in (parts or EAGER).items()}
     costs = {name: {"flops": 1e9 if "bottom" in name or "top" in name else 0.0, "bytes": 4e6} for name in by_name}
-    step = input_ms + max(sum(p.host_ms for p in by_name.values()), sum(p.device_ms for p in by_name.values()))
-    whole = Facts(
-        step_ms=step, input_ms=input_ms, parts=by_name, costs=costs, gpu=GPU, precision="float32", batch_bytes=4e6
-    )
+    whole = Facts(input_ms=input_ms, parts=by_name, costs=costs, gpu=GPU, precision="float32", batch_bytes=4e6)
     return replace(whole, **change)
 
 
@@ -102,17 +113,22 @@ def test_all_fixes_together_are_never_slower_than_some(slow: float, count: int) 
         assert together <= predict(step, some) * 1.001, some
 
 
-def profile(device: str = "H", *, data: float = 1.0, plain: float = 4.9) -> dict[str, Any]:
+def profile(device: str = "H", *, data: float = 1.0, plain: float = 4.9, spread: float = 0.0) -> dict[str, Any]:
+    """Clocked steps of 4.9 ms, beside plain ones."""
     parts = {"data": data, **{name: host for name, (host, _, _) in EAGER.items()}}
     return {
         "device": device,
         "threads": 1,
-        "overhead": {"plain_ms": plain},
+        "overhead": {"plain_ms": plain, "plain": around(plain, spread)},
         "components": [
-            {"name": name, "ms": {"p50": ms}, "flops": 2e7 if "top" in name else 0, "bytes": 1e6}
+            {"name": name, "ms": around(ms, spread), "flops": 2e7 if "top" in name else 0, "bytes": 1e6}
             for name, ms in parts.items()
         ],
     }
+
+
+def around(middle: float, spread: float) -> dict[str, float]:
+    return {"p20": middle * (1 - spread), "p50": middle, "p80": middle * (1 + spread)}
 
 
 def traced(times: float = 1.0) -> list[dict[str, Any]]:
@@ -123,18 +139,27 @@ def traced(times: float = 1.0) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_traced_host_is_scaled_back_to_the_untraced_step() -> None:
+@pytest.mark.parametrize("plain", [2.45, 4.9, 9.8])
+@pytest.mark.parametrize("times", [0.1, 0.5, 1.0, 3.0])
+def test_parts_are_scaled_to_the_plain_step(times: float, plain: float) -> None:
+    """However much slower or faster clocked and traced steps were: without a fix the prediction is the plain step."""
+    assert sum(scaled(profile("cpu", plain=plain), ()).values()) == pytest.approx(plain)
+    assert on_a_cpu(profile("cpu", plain=plain), ["unheard of"], PEAKS, 2) == pytest.approx(plain)
+    step = facts(profile(plain=plain), traced(times), PEAKS)
+    assert step is not None
+    assert predict(step, []) == pytest.approx(plain)
+    assert step.input_ms == pytest.approx(plain / 4.9)
+    assert step.batch_bytes == 1e6
+    assert "data" not in step.parts
+    host = sum(part.host_ms for part in step.parts.values())
+    assert step.parts["embedding"].host_ms == pytest.approx(host * 0.6 / 3.9)
+
+
+def test_tracing_slows_the_host_and_not_the_kernels() -> None:
     step = facts(profile(), traced(times=3.0), PEAKS)
     assert step is not None
-    assert step.host_ms == pytest.approx(3.9)
-    assert step.device_ms == pytest.approx(0.75)
-    assert step.parts["embedding"].host_ms == pytest.approx(0.6)
-    assert "data" not in step.parts
-    assert step.batch_bytes == 1e6
-    assert predict(step, []) == pytest.approx(4.9)
-    quick = facts(profile(), traced(times=0.5), PEAKS)
-    assert quick is not None
-    assert quick.host_ms == pytest.approx(1.95)
+    assert sum(part.host_ms for part in step.parts.values()) == pytest.approx(3.9)
+    assert sum(part.device_ms for part in step.parts.values()) == pytest.approx(0.75)
 
 
 def test_a_device_without_ceilings_has_no_facts() -> None:
@@ -148,10 +173,11 @@ def test_fixes_are_sorted_by_gain_including_those_they_imply() -> None:
     fixes = [AnyFix("optimizer"), AnyFix("graph", ("embedding",)), AnyFix("embedding"), AnyFix("interaction")]
     rows = ranked(fixes, profile(), traced(), PEAKS, 2)
     assert [fix.name for fix, _ in rows] == ["graph", "embedding", "interaction", "optimizer"]
-    assert [ms for _, ms in rows] == sorted(ms for _, ms in rows)
+    assert [row.ms for _, row in rows] == sorted(row.ms for _, row in rows)
     step = facts(profile(), traced(), PEAKS)
     assert step is not None
-    assert rows[0][1] == predict(step, ["graph", "embedding"])
+    assert rows[0][1].ms == predict(step, ["graph", "embedding"])
+    assert rows[0][1].gain == pytest.approx(4.9 / rows[0][1].ms)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -162,43 +188,126 @@ def test_equal_gains_are_sorted_by_the_gain_with_a_graph(reverse: bool) -> None:
         part["flops"] = 4e9 if "top" in part["name"] or "bottom" in part["name"] else 0
     fixes = [AnyFix("precision"), AnyFix("bfloat16")]
     rows = ranked(fixes[::-1] if reverse else fixes, costly, traced(), PEAKS, 2)
-    assert rows[0][1] == rows[1][1]
+    assert rows[0][1].ms == rows[1][1].ms
     assert [fix.name for fix, _ in rows] == ["bfloat16", "precision"]
 
 
 def test_threads_speed_up_parts_with_arithmetic() -> None:
     cpu = profile("cpu")
-    assert on_a_cpu(cpu, "threads", PEAKS, 2) == pytest.approx(4.9 - (0.2 + 0.3) / 2)
-    assert on_a_cpu(cpu, "threads", PEAKS, 4) == pytest.approx(4.9 - (0.2 + 0.3) * 3 / 4)
-    assert on_a_cpu({**cpu, "threads": 2}, "threads", PEAKS, 2) == pytest.approx(4.9)
+    assert on_a_cpu(cpu, ["threads"], PEAKS, 2) == pytest.approx(4.9 - (0.2 + 0.3) / 2)
+    assert on_a_cpu(cpu, ["threads"], PEAKS, 4) == pytest.approx(4.9 - (0.2 + 0.3) * 3 / 4)
+    assert on_a_cpu({**cpu, "threads": 2}, ["threads"], PEAKS, 2) == pytest.approx(4.9)
+    # At half the plain step the same parts have half to gain.
+    assert on_a_cpu(profile("cpu", plain=2.45), ["threads"], PEAKS, 2) == pytest.approx(2.45 - 0.25 / 2)
 
 
-def test_onednn_takes_products_to_the_ceiling() -> None:
-    cpu = profile("cpu")
-    # 40 MFLOP at 100 GFLOP/s are 0.4 ms of the 0.8 the products take.
-    assert on_a_cpu(cpu, "onednn", PEAKS, 2) == pytest.approx(4.9 - 0.4)
-    assert on_a_cpu(cpu, "onednn", None, 2) == 4.9
+def test_onednn_takes_products_to_the_ceiling_of_their_number_of_threads() -> None:
+    # 20 MFLOP at 100 GFLOP/s are 0.2 ms, which top takes and top_backward exceeds by 0.1; bottom counts none.
+    assert on_a_cpu(profile("cpu"), ["onednn"], PEAKS, 2) == pytest.approx(4.9 - 0.1)
+    doubled = {**PEAKS, "other_threads": {"1": {"gemm": {"float32": {"p50": 2e11}}, "copy": {"p50": 5e10}}}}
+    assert on_a_cpu(profile("cpu"), ["onednn"], doubled, 2) == pytest.approx(4.9 - 0.3)
 
 
 def test_fused_tables_reach_half_of_the_copy_bandwidth() -> None:
     # 1 MB at 25 GB/s is 0.04 ms, three times.
-    assert on_a_cpu(profile("cpu"), "embedding", PEAKS, 2) == pytest.approx(4.9 - 2.0 + 3 * 0.04)
-    assert on_a_cpu(profile("cpu"), "unheard of", PEAKS, 2) == 4.9
-
-
-def test_a_prediction_is_never_zero() -> None:
-    assert on_a_cpu(profile("cpu", plain=1.0), "embedding", PEAKS, 2) == pytest.approx(LEAST)
+    assert on_a_cpu(profile("cpu"), ["embedding"], PEAKS, 2) == pytest.approx(4.9 - 2.0 + 3 * 0.04)
 
 
 def test_a_part_is_never_faster_than_its_arithmetic() -> None:
     """100 ms of products whose FLOPs alone take 90 cannot be fixed by more than 10, however few bytes they move."""
-    peaks = {
-        "machine": {"caches": {}},
-        "gemm": {"float32": {"p50": 1e9}},
-        "copy": {"p50": 1e12},
-        "calls": {"elementwise": {"p50": 1.0}},
-        "gather": {"dram": {"rows": []}},
-    }
-    part = {"name": "top", "ms": {"p20": 100.0, "p50": 100.0, "p80": 100.0}, "flops": 9e7, "bytes": 1e3, "share": 1.0}
-    profile = {"device": "cpu", "threads": 2, "overhead": {"plain_ms": 100.0}, "components": [part]}
-    assert on_a_cpu(profile, "mlp", peaks, 2) == pytest.approx(90.0)
+    peaks = {"gemm": {"float32": {"p50": 1e9}}, "copy": {"p50": 1e12}, "calls": {"elementwise": {"p50": 1.0}}}
+    part = {"name": "top", "ms": around(100.0, 0.0), "flops": 9e7, "bytes": 1e3}
+    alone = {"device": "cpu", "threads": 2, "overhead": {"plain_ms": 100.0}, "components": [part]}
+    assert on_a_cpu(alone, ["mlp"], peaks, 2) == pytest.approx(90.0)
+    assert on_a_cpu(alone, ["mlp", "onednn"], peaks, 2) == pytest.approx(90.0)
+
+
+REACHES = {"embedding": ("embedding", "sparse_update"), "interaction": ("interaction",), "mlp": ("bottom", "top"),
+           "onednn": ("bottom", "top"), "optimizer": ("dense_update",), "threads": ("top",)}  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", [0.1, 4.9, 500.0])
+@pytest.mark.parametrize("names", [[name] for name in REACHES] + [["mlp", "onednn", "threads"], list(REACHES)])
+def test_no_gain_exceeds_that_of_removing_the_parts(names: list[str], plain: float) -> None:
+    """Whatever the ceilings are, and in the best case too, with its larger share of those parts."""
+    boundless = {"gemm": {"float32": {"p50": 1e30}}, "copy": {"p50": 1e30}, "calls": {"elementwise": {"p50": 1e-9}}}
+    starts = tuple(start for name in names for start in REACHES[name])
+    for spread in (0.0, 0.3):
+        cpu = profile("cpu", plain=plain, spread=spread)
+        times = {part["name"]: part["ms"] for part in cpu["components"]}
+        removed = [name for name in times if name.startswith(starts)]
+        result = prediction(cpu, names, None, boundless, 1000)
+        assert result is not None
+        share = sum(times[name]["p50"] for name in removed) / 4.9
+        assert result.gain <= 1 / (1 - share) * (1 + 1e-9)
+        most = sum(times[name]["p80"] for name in removed)
+        rest = sum(times[name]["p20"] for name in times if name not in removed)
+        assert result.high <= (most + rest) / rest * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("fix", ALONE)
+@pytest.mark.parametrize("times", [0.2, 3.0])
+def test_no_gain_on_a_gpu_exceeds_that_of_removing_the_parts(fix: str, times: float) -> None:
+    step = facts(profile(), traced(times), PEAKS)
+    assert step is not None
+    device = sum(part.device_ms for part in step.parts.values())
+    reached = REACHES.get({"precision": "mlp", "bfloat16": "mlp"}.get(fix, fix), ())
+    rest = [part for name, part in step.parts.items() if not name.startswith(reached or ("none",))]
+    least = step.input_ms + max(sum(part.host_ms for part in rest), sum(part.device_ms for part in rest))
+    least = {"graph": step.input_ms + device, "input": 4.9 - 1.0, "pinned": 4.9 - 1.0}.get(fix, least)
+    assert predict(step, [fix]) >= least * (1 - 1e-9)
+
+
+def test_a_range_covers_the_exact_gain() -> None:
+    """Tables of 2 ms beside 2 ms, both within 10 %, which fused take their bytes at some share of the copy rate."""
+    rows = [("embedding", 2.0), ("top", 2.0)]
+    cpu = profile("cpu", plain=4.0, spread=0.1)
+    cpu["components"] = [{"name": n, "ms": around(ms, 0.1), "flops": 0, "bytes": 1e6} for n, ms in rows]
+    result = prediction(cpu, ["embedding"], None, PEAKS, 2)
+    assert result is not None
+    assert result.gain == pytest.approx(4.0 / 2.04)
+    for tables in (1.8, 2.0, 2.2):
+        for rest in (1.8, 2.0, 2.2):
+            for reached in (0.25, 0.5, 1.0):
+                exact = (tables + rest) / (rest + 0.02 / reached)
+                assert result.low - 1e-9 <= exact <= result.high + 1e-9
+    # Best: 2.2 of 4 parts at a step of 4.4, and the whole ceiling; worst: 1.8 of 4 at 3.6, and a quarter of it.
+    assert result.high == pytest.approx(4.4 / (4.4 * 1.8 / 4.0 + 0.02))
+    assert result.low == pytest.approx(3.6 / (3.6 * 2.2 / 4.0 + 0.08))
+
+
+@pytest.mark.parametrize("fix", ALONE)
+def test_a_range_on_a_gpu_holds_its_middle_and_grows_with_the_spread(fix: str) -> None:
+    steady, noisy = (prediction(profile(spread=spread), [fix], traced(), PEAKS, 2) for spread in (0.0, 0.2))
+    assert steady is not None
+    assert noisy is not None
+    assert noisy.gain == pytest.approx(steady.gain)
+    assert noisy.low <= steady.low <= steady.gain <= steady.high <= noisy.high
+
+
+def test_a_noisy_machine_is_refused() -> None:
+    """Parts from slow steps, compared with fast plain ones, made a gain of 20; 0.89 was measured."""
+    noisy = profile("cpu", plain=0.5)
+    assert sum(part["ms"]["p50"] for part in noisy["components"]) - 2.0 > 0.5
+    assert doubt(noisy, 0.0) == "machine drifted, parts sum to 4.9 ms beside plain steps of 0.5 ms"
+    assert doubt(profile("cpu", plain=50.0), None) is not None
+    assert doubt(profile("cpu", plain=4.5), 0.6) == "machine too busy, other work took 60 % of the cores"
+    assert doubt(profile("cpu", plain=4.5), 0.15) is None
+    # Measured in the same minute the same parts give what removing them gives at most.
+    tables = prediction(noisy, ["embedding"], None, PEAKS, 2)
+    assert tables is not None
+    assert tables.gain <= 4.9 / 2.9
+
+
+def test_drift_is_more_than_the_spread_and_more_than_a_seventh() -> None:
+    assert drifted(around(4.0, 0.0), around(2.0, 0.0)) == (
+        "machine drifted, a step without any fix took 4 ms and later 2 ms"
+    )
+    assert drifted(around(2.0, 0.0), around(4.0, 0.0)) is not None
+    # A change of 3 ms within half-spreads of 1.2 and 2.1 ms; and one of 14 % of steps that hardly vary.
+    assert drifted(around(4.0, 0.3), around(7.0, 0.3)) is None
+    assert drifted(around(4.0, 0.01), around(4.56, 0.01)) is None
+    assert drifted(around(4.0, 0.01), around(4.64, 0.01)) is not None
+    assert too_busy(None) is None
+    assert too_busy(module.OTHERS + 0.01) is not None
+    assert plain_ms(profile(plain=2.0, spread=0.5), 1) == 3.0

@@ -128,10 +128,21 @@ def test_idle_causes_and_synchronisations() -> None:
 
 def test_fixes_with_predicted_and_measured_gain() -> None:
     lines = sections(text(profiles.eager()))["Fixes ranked"]
-    assert re.search(r"CUDA graph +1.30 ms +3.77 x +1.50 ms +3.27 x +1.15 x +yes \(3.0e-06\) +tried", lines[1])
+    gains = r"3.77x \(3.39x to 4.52x\) +1.50 ms +3.27x \(3.10x to 3.59x\)"
+    assert re.search(rf"whole step as.*ph +{gains} +yes \(3.0e-06\) +tried", lines[1])
     assert re.search(r"bf16 products .* no \(2.0e-02\) +rejected", lines[3])
-    assert re.search(r"pinned input +4.70 ms +1.04 x +– +– +– +– +suggested", lines[4])
+    assert re.search(r"pinned input +1.04x \(0.94x to 1.25x\) +– +– +– +suggested", lines[4])
     assert any("--fast.bf16 on" in line for line in lines)
+
+
+def test_a_fix_that_is_not_judged_says_why() -> None:
+    lines = sections(text(profiles.cpu()))["Fixes ranked"]
+    busy = "Gain not judged: machine too busy, other work took 60 % of the cores."
+    assert lines[0] == f"  WARNING: 1 of 2 fixes are not judged. {busy}"
+    assert any(re.search(r"fused products +– +[\d.]+ ms +– +yes \(3.0e-06\) +not judged", line) for line in lines)
+    page = html(profiles.cpu(), None, None)
+    assert page.count(busy) == 2
+    assert "fused products: predicted –, measured –" in page
 
 
 def test_control_characters_and_markup_stay_text(eager: str) -> None:
@@ -172,7 +183,7 @@ def test_figures_are_described_in_words(eager: str) -> None:
     labels = " ".join(re.findall(r'aria-label="([^"]*)"', eager))
     assert "Share of each part in a step of 4.90 ms: data 18.4%" in labels
     assert "The device in a step: busy 1.02 ms, input wait 820 µs, host wait 2.40 ms" in labels
-    assert "whole step as a CUDA graph: predicted 3.77 x, measured 3.27 x" in labels
+    assert "whole step as a CUDA graph: predicted 3.77x (3.39x to 4.52x), measured 3.27x" in labels
     assert "top 21.0 TFLOP/s at 210 FLOP/B" in labels
     assert "embedding 14.3 GB/s" in labels
 

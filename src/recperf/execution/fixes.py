@@ -6,14 +6,17 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator
-from time import perf_counter
+from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 
 from ..config import from_json, to_json
 from ..measure import fixes as predictions
-from ..measure.profile import endless
+from ..measure.fixes import Prediction
+from ..measure.peaks.other_work import OtherWork
+from ..measure.profile import endless, spread
 from ..train.device import applied
 from ..train.loop import Recipe, take_step
 from .workload import Fix, Workload
@@ -22,36 +25,54 @@ EPOCHS_LATER = 4000
 """Epochs after training whose batches nothing else in a profile uses."""
 COMPARED = 5
 """Steps whose losses show whether a fix changes the numbers."""
-DRIFT = 1.15
-"""Ratio of the steps before and after a fix above which its gain is uncertain."""
+ROUND_NS = 200e6
+"""Time of a round of steps."""
 WORTH = 1.0
 """Measured gain below which a fix on a CPU is left out of the combination."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    step: dict[str, float]
+    """p20, p50 and p80 of several rounds, in ms per step."""
+    single: dict[str, float]
+    """The same of steps that each wait for the device, as the plain steps of a profile do."""
+    losses: list[float]
+    """The first ones from initial weights."""
+    others: float | None
+    """Share of the cores that other work took meanwhile."""
+
+
 def suggest(
-    fixes: tuple[Fix, ...], profile: dict[str, Any], parts: list[dict[str, Any]] | None, peaks: dict[str, Any] | None
-) -> list[tuple[Fix, float]]:
-    """Rank fixes by their predicted gain, and add their rows to the profile."""
+    fixes: tuple[Fix, ...],
+    profile: dict[str, Any],
+    parts: list[dict[str, Any]] | None,
+    peaks: dict[str, Any] | None,
+    doubt: str | None,
+) -> list[Fix]:
+    """Rank fixes by their predicted gain, and add their rows to the profile; `doubt`: why no gain is predicted."""
     ranked = predictions.ranked(fixes, profile, parts, peaks, os.cpu_count() or 1)
-    profile["fixes"] = [_row(fix, predicted, profile) for fix, predicted in ranked]
-    return ranked
+    profile["fixes"] = [_row(fix, prediction, doubt) for fix, prediction in ranked]
+    return [fix for fix, _ in ranked]
 
 
-def _row(fix: Fix, predicted: float, profile: dict[str, Any]) -> dict[str, Any]:
-    step = profile["overhead"]["plain_ms"]
+def _row(fix: Fix, prediction: Prediction | None, doubt: str | None) -> dict[str, Any]:
+    prediction = None if doubt else prediction
     return {
         "name": fix.name,
         "title": fix.title,
         "switch": fix.switch,
         "why": WHY.get(fix.name, fix.title),
-        "predicted_ms": predicted,
-        "predicted_gain": step / predicted,
+        "predicted_ms": prediction and prediction.ms,
+        "predicted_gain": prediction and prediction.gain,
+        "predicted_range": prediction and [prediction.low, prediction.high],
         "measured_ms": None,
         "measured_gain": None,
+        "measured_range": None,
         "same_numbers": None,
         "largest_difference": None,
-        "status": "suggested",
-        "note": None,
+        "status": "suggested" if prediction else "not judged",
+        "note": doubt and f"Not predicted: {doubt}",
     }
 
 
@@ -74,27 +95,29 @@ def try_fixes(
     workload: Workload,
     config: Any,
     profile: dict[str, Any],
-    ranked: list[tuple[Fix, float]],
-    peaks: dict[str, Any] | None,
+    fixes: list[Fix],
+    peaks: dict[str, Any],
     parts: list[dict[str, Any]] | None,
+    doubt: str | None,
     say: Callable[[str], None],
 ) -> None:
     """Measure each fix alone, then all together that kept the numbers, and write the gains into the profile's rows.
 
-    Gains are predicted again from the step time without a clock, which the fixes are measured against too.
+    Gains are predicted again for the step that the fixes are measured against, unless it is not the profile's any more.
     """
     say("trying fixes: measuring the step without any")
-    base, losses = _measure(workload, config)
-    unclocked = {**profile, "overhead": {**profile["overhead"], "plain_ms": base}}
-    ranked = suggest(tuple(fix for fix, _ in ranked), unclocked, parts, peaks)
-    profile["fixes"] = unclocked["fixes"]
+    base = before = _measure(workload, config)
+    plain = profile["overhead"]["plain"]
+    doubt = doubt or predictions.too_busy(base.others) or predictions.drifted(plain, base.single)
+    unclocked = {**profile, "overhead": {"plain_ms": base.step["p50"], "plain": base.step}}
+    fixes = suggest(tuple(fixes), unclocked, parts, peaks, doubt)
+    rows = profile["fixes"] = unclocked["fixes"]
     accepted: list[Fix] = []
-    before = base
-    for (fix, _), row in zip(ranked, profile["fixes"]):
+    for fix, row in zip(fixes, list(rows)):
         say(f"trying {fix.switch}")
-        same, before = _try_fix(workload, config, fix, row, before, losses)
+        same, before = _try_fix(workload, config, fix, row, before, base.losses)
         # On a GPU a faster kernel may show only once launches no longer limit the step; on a CPU nothing hides it.
-        if same and (profile["device"] != "cpu" or row["measured_gain"] >= WORTH):
+        if same and (profile["device"] != "cpu" or (row["measured_gain"] or 0.0) >= WORTH):
             accepted.append(fix)
     combined = _compatible(accepted)
     if len(combined) < 2:
@@ -107,9 +130,10 @@ def try_fixes(
         config=_merge(config, combined),
         tolerance=sum(fix.tolerance for fix in combined),
     )
-    row = _row(whole, _predict_together(combined, unclocked, parts, peaks), unclocked)
-    profile["fixes"].append(row)
-    _try_fix(workload, config, whole, row, before, losses)
+    names = [name for fix in combined for name in (fix.name, *fix.implies)]
+    row = _row(whole, predictions.prediction(unclocked, names, parts, peaks, os.cpu_count() or 1), doubt)
+    rows.append(row)
+    _try_fix(workload, config, whole, row, before, base.losses)
 
 
 def _compatible(fixes: list[Fix]) -> list[Fix]:
@@ -118,18 +142,6 @@ def _compatible(fixes: list[Fix]) -> list[Fix]:
     for fix in fixes:
         by_switch.setdefault(fix.switch.split()[0], fix)
     return list(by_switch.values())
-
-
-def _predict_together(
-    fixes: list[Fix], profile: dict[str, Any], parts: list[dict[str, Any]] | None, peaks: dict[str, Any] | None
-) -> float:
-    """Predicted step time in ms with all fixes."""
-    facts = predictions.facts(profile, parts, peaks) if parts is not None and peaks is not None else None
-    if facts is not None:
-        return predictions.predict(facts, [name for fix in fixes for name in (fix.name, *fix.implies)])
-    base, names = profile["overhead"]["plain_ms"], {fix.name for fix in fixes}
-    saved = sum(base - row["predicted_ms"] for row in profile["fixes"] if row["name"] in names)
-    return float(max(predictions.LEAST * base, base - saved))
 
 
 def _switches(fixes: list[Fix]) -> str:
@@ -153,34 +165,43 @@ def _merge(config: Any, fixes: list[Fix]) -> Any:
 
 
 def _try_fix(
-    workload: Workload, config: Any, fix: Fix, row: dict[str, Any], before: float, losses: list[float]
-) -> tuple[bool, float]:
+    workload: Workload, config: Any, fix: Fix, row: dict[str, Any], before: Measured, losses: list[float]
+) -> tuple[bool, Measured]:
     """Measure a fix into its row, with the step without it before and after, so that drift is not taken for a gain.
 
-    Returns whether the losses stayed the same, and the step time without the fix measured last.
+    Returns whether the losses stayed the same, and the last measurement without the fix.
     """
     try:
-        step, fixed_losses = _measure(workload, fix.config)
+        fixed = _measure(workload, fix.config)
     except Exception as error:  # A fix that does not run here is a result, not a failure of the profile.
         row |= {"status": "not applicable", "note": f"{type(error).__name__}: {error}".splitlines()[0]}
         return False, before
-    after, _ = _measure(workload, config)
-    note, difference = None, _difference(losses, fixed_losses)
+    after = _measure(workload, config)
+    difference = _difference(losses, fixed.losses)
     same = difference is not None and difference <= fix.tolerance
-    if difference is None:
-        note = "a loss is NaN or infinite"
-    elif not same:
-        note = f"a loss differs by {difference:.2g}, more than rounding explains ({fix.tolerance:g})"
-    elif max(before, after) > DRIFT * min(before, after):
-        note = f"uncertain: without the fix a step took {before:.3g} ms before and {after:.3g} ms after"
     row |= {
-        "measured_ms": step,
-        "measured_gain": (before + after) / 2 / step,
+        "measured_ms": fixed.step["p50"],
         "same_numbers": same,
         "largest_difference": difference,
         "status": "tried" if same else "rejected",
-        "note": note,
     }
+    busiest = max((one.others for one in (before, fixed, after) if one.others is not None), default=None)
+    doubt = predictions.too_busy(busiest) or predictions.drifted(before.step, after.step)
+    notes = [row["note"]] if row["note"] else []
+    if difference is None:
+        notes.append("A loss is NaN or infinite")
+    elif not same:
+        notes.append(f"A loss differs by {difference:.2g}, more than rounding explains ({fix.tolerance:g})")
+    if doubt:
+        notes.append(f"Gain not judged: {doubt}")
+        row["status"] = "not judged" if same else "rejected"
+    else:
+        row["measured_gain"] = (before.step["p50"] + after.step["p50"]) / 2 / fixed.step["p50"]
+        row["measured_range"] = [
+            min(before.step["p20"], after.step["p20"]) / fixed.step["p80"],
+            max(before.step["p80"], after.step["p80"]) / fixed.step["p20"],
+        ]
+    row["note"] = ". ".join(notes) or None
     return same, after
 
 
@@ -191,34 +212,36 @@ def _difference(losses: list[float], fixed_losses: list[float]) -> float | None:
     return max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, fixed_losses))
 
 
-def _measure(workload: Workload, config: Any) -> tuple[float, list[float]]:
-    """The median step time in ms without a clock, and the first losses from initial weights."""
+def _measure(workload: Workload, config: Any) -> Measured:
+    """Measure the step of a config, from initial weights and without a clock."""
+    others = OtherWork()
     prepared = workload.prepare(config)
     with applied(prepared.settings):
         trial = prepared.trial(config.seed)
         recipe, sync = trial.recipe, prepared.settings.sync or (lambda: None)
         first = recipe.order.batches(0)
         losses = [float(take_step(recipe, first, step)[0]) for step in range(min(COMPARED, len(recipe.order)))]
-        rounds = _rounds(recipe, sync)
+        single, rounds = _times(recipe, sync)
     del trial, recipe
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return sorted(rounds)[len(rounds) // 2], losses
+    return Measured(step=spread(rounds), single=spread(single), losses=losses, others=others.share())
 
 
-def _rounds(recipe: Recipe, sync: Callable[[], None]) -> list[float]:
-    """Step time in ms of several rounds; a GPU is synchronised only at the end of a round."""
+def _times(recipe: Recipe, sync: Callable[[], None]) -> tuple[list[int], list[int]]:
+    """ns of single steps, and ns per step of rounds, at whose ends only a GPU is synchronised."""
     batches: Iterator[Any] = endless(recipe.order, recipe.epochs + EPOCHS_LATER)
 
-    def several(count: int) -> float:
+    def several(count: int) -> int:
         sync()
-        began = perf_counter()
+        began = perf_counter_ns()
         for _ in range(count):
             take_step(recipe, batches, recipe.steps - 1)
         sync()
-        return (perf_counter() - began) / count * 1e3
+        return (perf_counter_ns() - began) // count
 
-    each = several(3)
-    count = max(1, min(50, round(200 / each)))
-    return [several(count) for _ in range(5 if each < 200 else 3)]
+    several(1)
+    single = [several(1) for _ in range(5)]
+    count = min(50, round(ROUND_NS / sorted(single)[2]))
+    return single, [several(count) for _ in range(5)] if count > 1 else single

@@ -17,7 +17,7 @@ import torch
 
 from ..distributed.ranks import current
 from ..errors import DataError
-from ..measure import sections
+from ..measure import fixes, sections
 from ..measure.explain import verdict
 from ..measure.peaks.other_work import OtherWork
 from ..measure.profile import endless
@@ -93,9 +93,10 @@ def profile(
     }
     del trial
     if world.choose(True, several=False):
-        ranked = suggest(prepared.fixes(), result, parts, peaks)
-        if options.try_fixes and ranked:
-            try_fixes(workload, config, result, ranked, peaks, parts, say)
+        doubt = fixes.doubt(result, _share_of_others(other_work))
+        ranked = suggest(prepared.fixes(), result, parts, peaks, doubt)
+        if options.try_fixes and ranked and peaks is not None:
+            try_fixes(workload, config, result, ranked, peaks, parts, doubt, say)
     else:
         result["fixes"] = {"missing": SINGLE_PROCESS}
     result["trust"] = _trust(result, config, cost, other_work)

@@ -1,25 +1,39 @@
-"""Predicts the gain of a fix from a profile, before it is tried. Torch-free.
+"""Predicts the gain of a fix from a profile, before it is tried, or says why it cannot be predicted. Torch-free.
 
-A step of an eager program takes the time of its input plus the longer of two: the host launching and the device
-executing. A CUDA graph leaves only the device time. The time of a fused kernel follows from its counted bytes or
-FLOPs at a share of the measured ceilings, and is at least that of an empty kernel.
+Parts come from clocked or traced steps, which are slower than plain ones: they are scaled so that they sum to the plain
+step. On a CPU a step takes the sum of its parts. On a GPU a step of an eager program takes the time of its input plus
+the longer of two: the host launching and the device executing; a CUDA graph leaves only the device time. The time of a
+fused kernel follows from its counted bytes or FLOPs at a share of the measured ceilings, and is at least that of an
+empty kernel.
+
+A prediction has three cases. 0: every figure at its median. 1, the best case for the fix: the step and the parts that
+the fix affects at p80, other parts at p20, rates at p80 and the whole ceiling reached. -1: the reverse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .ceilings import ceilings
 from .spans import kind_of, phase_of
 
-KERNEL_MS = 0.0025
-"""Time of a small kernel inside a graph, including the gap after it."""
+PERCENTILES = ("p50", "p80", "p20")
+"""By case: 0, 1 and -1."""
+OF_COPY = 0.5
+"""Share of the copy bandwidth that a fused operator reaches on a CPU."""
 OF_MEMORY, OF_PRODUCTS = 0.6, 0.35
 """Shares of the ceilings that kernels reach on streams of a few MB and products of a few GFLOP."""
-LEAST = 0.05
-"""Smallest share of a CPU step that a fix is predicted to leave."""
+MUCH_ARITHMETIC = 1e7
+"""FLOPs above which a part gains from more threads."""
+OTHERS = 0.15
+"""Share of the cores used by other work above which no gain is judged."""
+DRIFT = 0.15
+"""Relative change of the plain step above which the machine may have drifted."""
+UNLIKE = 2.0
+"""Ratio of clocked to plain steps, or its inverse, above which parts do not describe the plain step: less than half of
+what was measured is in it."""
 DRAW_KERNELS = 5
 """Kernels that draw a batch on the device."""
 FUSED_KERNELS = {
@@ -50,6 +64,16 @@ class Named(Protocol):
 
 
 @dataclass(frozen=True)
+class Prediction:
+    ms: float
+    """Of a step with the fix."""
+    gain: float
+    low: float
+    high: float
+    """The gain in the worst and in the best case."""
+
+
+@dataclass(frozen=True)
 class Part:
     host_ms: float
     device_ms: float
@@ -58,9 +82,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a step that the prediction uses."""
+    """The facts about a step on a GPU that a prediction uses, in one case."""
 
-    step_ms: float
     input_ms: float
     parts: dict[str, Part]
     costs: dict[str, dict[str, Any]]
@@ -68,136 +91,233 @@ class Facts:
     """Ceilings of the device."""
     precision: str
     batch_bytes: float
-
-    @property
-    def host_ms(self) -> float:
-        return sum(part.host_ms for part in self.parts.values())
-
-    @property
-    def device_ms(self) -> float:
-        return sum(part.device_ms for part in self.parts.values())
+    case: int = 0
 
     @property
     def launch_ms(self) -> float:
         """Host time per kernel."""
-        return self.host_ms / max(1.0, sum(part.kernels for part in self.parts.values()))
+        kernels = sum(part.kernels for part in self.parts.values())
+        return sum(part.host_ms for part in self.parts.values()) / max(1.0, kernels)
+
+    @property
+    def kernel_ms(self) -> float:
+        """Time of a small kernel inside a graph, including the gap after it."""
+        return self.latency_ms("kernel")
+
+    def latency_ms(self, name: str) -> float:
+        return _at(self.gpu["launch"][name], -self.case) / 1e6
+
+    def memory_ms(self, moved: float) -> float:
+        """Time to stream that many bytes."""
+        return moved / (OF_MEMORY ** (1 - self.case) * _at(self.gpu["copy"], self.case)) * 1e3
+
+    def products_ms(self, flops: float, precision: str) -> float:
+        return flops / (OF_PRODUCTS ** (1 - self.case) * _at(self.gpu["gemm"][precision], self.case)) * 1e3
 
 
-def facts(profile: dict[str, Any], parts: list[dict[str, Any]], peaks: dict[str, Any]) -> Facts | None:
+def too_busy(others: float | None) -> str | None:
+    """Why nothing is judged beside so much other work, a share of the cores; None where it may be."""
+    if others is None or others <= OTHERS:
+        return None
+    return f"machine too busy, other work took {100 * others:.0f} % of the cores"
+
+
+def drifted(before: dict[str, float], after: dict[str, float]) -> str | None:
+    """Why two measurements (p20, p50, p80) of the same plain step cannot be compared; None where they can.
+
+    The medians must differ by more than the spread of both explains, and by more than `DRIFT`.
+    """
+    first, second = before["p50"], after["p50"]
+    spread = sum(figure["p80"] - figure["p20"] for figure in (before, after)) / 2
+    if abs(first - second) <= max(spread, DRIFT * min(first, second)):
+        return None
+    return f"machine drifted, a step without any fix took {first:.3g} ms and later {second:.3g} ms"
+
+
+def doubt(profile: dict[str, Any], others: float | None) -> str | None:
+    """Why no gain is predicted from this profile, taken beside that share of other work; None where one is."""
+    plain, clocked = plain_ms(profile), sum(part["ms"]["p50"] for part in profile["components"])
+    # On a GPU clocked steps may wait for the device and parts come from a trace: only their shares are used.
+    unlike = profile["device"] == "cpu" and not plain / UNLIKE <= clocked <= plain * UNLIKE
+    drift = f"machine drifted, parts sum to {clocked:.3g} ms beside plain steps of {plain:.3g} ms"
+    return too_busy(others) or (drift if unlike else None)
+
+
+def _at(figure: dict[str, Any], case: int) -> float:
+    return float(figure.get(PERCENTILES[case], figure["p50"]))
+
+
+def plain_ms(profile: dict[str, Any], case: int = 0) -> float:
+    """The step without any clock."""
+    overhead = profile["overhead"]
+    return _at(overhead.get("plain") or {"p50": overhead["plain_ms"]}, case)
+
+
+def scaled(profile: dict[str, Any], affected: Collection[str], case: int = 0) -> dict[str, float]:
+    """ms of each part of the budget, such that all sum to the plain step."""
+    parts = {part["name"]: part["ms"] for part in profile["components"]}
+    times = {name: _at(ms, case if name in affected else -case) for name, ms in parts.items()}
+    scale = plain_ms(profile, case) / sum(times.values())
+    return {name: ms * scale for name, ms in times.items()}
+
+
+def facts(
+    profile: dict[str, Any],
+    parts: list[dict[str, Any]],
+    peaks: dict[str, Any],
+    names: Collection[str] = (),
+    case: int = 0,
+) -> Facts | None:
     """From the budget (untraced times) and the parts of the trace (launches); None without ceilings of the device."""
     gpu = (peaks.get("gpu") or {}).get(profile["device"])
     if gpu is None:
         return None
     budget = {part["name"]: part for part in profile["components"]}
-    input_ms = budget["data"]["ms"]["p50"] if "data" in budget else 0.0
     traced = {part["name"]: part for part in parts if part["name"] != "data"}
-    host = sum(part["host_ms"] for part in traced.values())
-    # Tracing slows the host down: scale its parts to the time of the untraced step without input.
-    rest = max(0.0, profile["overhead"]["plain_ms"] - input_ms)
-    scale = min(1.0, rest / host) if host else 0.0
+    affected = {part for name in names for part in _affected(name, {**budget, **traced})}
+    input_ms = scaled(profile, affected, case).get("data", 0.0)
+    rest = plain_ms(profile, case) - input_ms
+    host = {
+        name: part["host_ms"] * _relative(budget.get(name), case if name in affected else -case)
+        for name, part in traced.items()
+    }
+    # Tracing slows the host down, not the kernels. What neither explains is spread over all parts.
+    untraced = min(1.0, rest / max(sum(host.values()), 1e-9))
+    longest = max(sum(host.values()) * untraced, sum(part["device_ms"] for part in traced.values()))
+    scale = rest / longest if longest else 0.0
     return Facts(
-        step_ms=profile["overhead"]["plain_ms"],
         input_ms=input_ms,
         parts={
-            name: Part(part["host_ms"] * scale, part["device_ms"], part["kernels"]) for name, part in traced.items()
+            name: Part(host[name] * untraced * scale, part["device_ms"] * scale, part["kernels"])
+            for name, part in traced.items()
         },
         costs=budget,
         gpu=gpu,
         precision=profile.get("precision") or "float32",
         batch_bytes=float((budget.get("data") or {}).get("bytes") or 0),
+        case=case,
     )
 
 
+def _relative(part: dict[str, Any] | None, case: int) -> float:
+    """A part in this case relative to its median."""
+    return _at(part["ms"], case) / part["ms"]["p50"] if part and part["ms"]["p50"] else 1.0
+
+
 def predict(step: Facts, names: Sequence[str]) -> float:
-    """ms per step with these fixes."""
+    """ms per step with these fixes, on a GPU."""
     parts = dict(step.parts)
     precision = "bfloat16" if "bfloat16" in names else "tf32" if "precision" in names else step.precision
     for name in names:
-        for part in _affected(name, parts):
+        for part in set(_affected(name, parts)) & parts.keys():
             parts[part] = _changed(step, name, part, parts[part], precision)
     input_ms, drawn_ms = step.input_ms, 0.0
-    launch = step.gpu["launch"]
     if "input" in names:
-        drawn_ms = DRAW_KERNELS * KERNEL_MS + step.batch_bytes / (OF_MEMORY * step.gpu["copy"]["p50"]) * 1e3
+        drawn_ms = DRAW_KERNELS * step.kernel_ms + step.memory_ms(step.batch_bytes)
         # Outside a graph a drawn batch is cut to its number of ids, which waits for the device.
-        outside = 20 * launch["queue"]["p50"] / 1e6 + launch["round_trip"]["p50"] / 1e6
+        outside = 20 * step.latency_ms("queue") + step.latency_ms("round_trip")
         input_ms = 0.0 if "graph" in names else outside
     elif "pinned" in names:
-        slow, fast = (step.gpu["transfer"][f"host_to_device_{kind}"]["p50"] for kind in ("pageable", "pinned"))
+        slow, fast = (_at(step.gpu["transfer"][f"host_to_device_{kind}"], 0) for kind in ("pageable", "pinned"))
         input_ms = max(0.0, input_ms - step.batch_bytes * (1 / slow - 1 / fast) * 1e3)
     device = sum(part.device_ms for part in parts.values())
     if "graph" in names:
-        work = sum(max(part.device_ms, part.kernels * KERNEL_MS) for part in parts.values())
-        return float(input_ms + drawn_ms + work + launch["queue"]["p50"] / 1e6)
-    return float(input_ms + max(sum(part.host_ms for part in parts.values()), device + drawn_ms))
+        work = sum(max(part.device_ms, part.kernels * step.kernel_ms) for part in parts.values())
+        return input_ms + drawn_ms + work + step.latency_ms("queue")
+    return input_ms + max(sum(part.host_ms for part in parts.values()), device + drawn_ms)
 
 
 def _affected(fix: str, parts: Iterable[str]) -> list[str]:
     """The parts that a fix makes faster."""
+    if fix in ("input", "pinned"):
+        return ["data"]
     return [part for part in parts if fix in KINDS and kind_of(part) == KINDS[fix]]
 
 
 def _changed(step: Facts, fix: str, name: str, part: Part, precision: str) -> Part:
     """A part with a fix applied."""
     cost = step.costs.get(name) or {}
-    moved, flops = cost.get("bytes") or 0, cost.get("flops") or 0
-    memory_ms = moved / (OF_MEMORY * step.gpu["copy"]["p50"]) * 1e3
     if fix in ("precision", "bfloat16"):
-        products_ms = flops / (OF_PRODUCTS * step.gpu["gemm"][precision]["p50"]) * 1e3
-        return Part(part.host_ms, min(part.device_ms, max(products_ms, part.kernels * KERNEL_MS)), part.kernels)
+        least = max(step.products_ms(cost.get("flops") or 0, precision), part.kernels * step.kernel_ms)
+        return Part(part.host_ms, min(part.device_ms, least), part.kernels)
     if fix == "mlp":
         # Separate kernels for bias, ReLU and the bias gradient disappear; the products remain.
         kernels = part.kernels * 0.7
-        saved = (part.kernels - kernels) * KERNEL_MS
+        saved = (part.kernels - kernels) * step.kernel_ms
         return Part(part.host_ms * 0.7, max(part.device_ms * 0.5, part.device_ms - saved), kernels)
     kernels = min(part.kernels, FUSED_KERNELS.get((kind_of(name), phase_of(name)), 2))
-    device = min(part.device_ms, max(memory_ms, kernels * KERNEL_MS))
+    device = min(part.device_ms, max(step.memory_ms(cost.get("bytes") or 0), kernels * step.kernel_ms))
     return Part(min(part.host_ms, kernels * step.launch_ms), device, kernels)
 
 
-def on_a_cpu(profile: dict[str, Any], name: str, peaks: dict[str, Any] | None, cores: int) -> float:
-    """ms per step with a fix, on a CPU."""
-    # Parts come from clocked steps, the step from plain ones: a part may seem longer than its step.
-    step = float(profile["overhead"]["plain_ms"])
-    return max(LEAST * step, _on_a_cpu(profile, step, name, peaks, cores))
+def on_a_cpu(
+    profile: dict[str, Any], names: Collection[str], peaks: dict[str, Any], cores: int, case: int = 0
+) -> float:
+    """ms per step with these fixes, on a CPU. Of several that affect one part, the fastest counts."""
+    parts = {part["name"]: part for part in profile["components"]}
+    costly = [name for name, part in parts.items() if (part["flops"] or 0) > MUCH_ARITHMETIC]
+    affected = {fix: costly if fix == "threads" else _affected(fix, parts) for fix in names}
+    before = scaled(profile, {part for reached in affected.values() for part in reached}, case)
+    after = dict(before)
+    for fix, reached in affected.items():
+        for name in reached:
+            shared = before[name] * profile["threads"] / cores
+            least = shared if fix == "threads" else _least_on_a_cpu(fix, parts[name], profile, peaks, case)
+            after[name] = min(after[name], least)
+    return sum(after.values())
 
 
-def _on_a_cpu(profile: dict[str, Any], step: float, name: str, peaks: dict[str, Any] | None, cores: int) -> float:
-    budget = {part["name"]: part for part in profile["components"]}
-    limits = ceilings(profile, peaks)
-    if name == "threads":
-        # Only parts with much arithmetic gain from more threads.
-        shared: float = sum(part["ms"]["p50"] for part in budget.values() if (part["flops"] or 0) > 1e7)
-        return step - float(shared * (1 - profile["threads"] / cores))
-    if name == "onednn" and limits is not None:
-        products = [budget[part] for part in _affected(name, budget)]
-        best = sum((part["flops"] or 0) / limits.flops_per_s * 1e3 for part in products)
-        return step - float(max(0.0, sum(part["ms"]["p50"] for part in products) - best))
-    if name in KINDS and limits is not None:
-        gained = 0.0
-        for part in _affected(name, budget):
-            # A part cannot go below its bytes at half the copy bandwidth or its FLOPs at the rate of products.
-            moved, flops = budget[part]["bytes"] or 0, budget[part]["flops"] or 0
-            least = max(moved / (0.5 * limits.bytes_per_s), flops / limits.flops_per_s) * 1e3
-            gained += max(0.0, budget[part]["ms"]["p50"] - least)
-        return step - gained
-    return step
+def _least_on_a_cpu(fix: str, part: dict[str, Any], profile: dict[str, Any], peaks: dict[str, Any], case: int) -> float:
+    """ms of a part at the ceilings of its number of threads; at least one call of an operator.
+
+    Infinite where no work was counted that could say how fast it may become.
+    """
+    rates = (peaks.get("other_threads") or {}).get(str(profile["threads"]), peaks)
+    products = rates["gemm"].get(profile.get("precision") or "float32", rates["gemm"]["float32"])
+    arithmetic = (part["flops"] or 0) / _at(products, case)
+    moving = (part["bytes"] or 0) / (OF_COPY ** (1 - case) * _at(rates["copy"], case)) if fix != "onednn" else 0.0
+    call = _at(peaks["calls"]["elementwise"], -case) / 1e9
+    return max(arithmetic, moving, call) * 1e3 if arithmetic or moving else math.inf
+
+
+def prediction(
+    profile: dict[str, Any],
+    names: Sequence[str],
+    parts: list[dict[str, Any]] | None,
+    peaks: dict[str, Any],
+    cores: int,
+) -> Prediction | None:
+    """The step with these fixes; None on a GPU without a trace (`parts`) or without ceilings of the device."""
+    times = []
+    for case in (0, 1, -1):
+        if profile["device"] == "cpu":
+            times.append(on_a_cpu(profile, names, peaks, cores, case))
+            continue
+        step = facts(profile, parts, peaks, names, case) if parts is not None else None
+        if step is None:
+            return None
+        times.append(predict(step, names))
+    gains = [plain_ms(profile, case) / times[case] for case in (0, 1, -1)]
+    return Prediction(times[0], gains[0], min(gains), max(gains))
 
 
 def ranked(
-    fixes: Sequence[Named], profile: dict[str, Any], parts: list[dict[str, Any]] | None, peaks: dict[str, Any] | None,
+    fixes: Sequence[Named],
+    profile: dict[str, Any],
+    parts: list[dict[str, Any]] | None,
+    peaks: dict[str, Any] | None,
     cores: int,
-) -> list[tuple[Any, float]]:  # fmt: skip
-    """Each fix with its predicted step time, the largest gain first; empty without ceilings."""
+) -> list[tuple[Any, Prediction]]:
+    """Each fix with its prediction, the largest gain first; empty without ceilings."""
     if peaks is None:
         return []
-    step = facts(profile, parts, peaks) if parts is not None and profile["device"] != "cpu" else None
-    rows: list[tuple[Any, float, float]] = []
+    rows: list[tuple[Any, Prediction, Prediction]] = []
     for fix in fixes:
-        if step is not None:
-            names = [fix.name, *fix.implies]
-            # Where launch overhead hides the gain of a fix, the prediction with a graph breaks the tie.
-            rows.append((fix, predict(step, names), predict(step, [*names, "graph"])))
-        elif profile["device"] == "cpu":
-            rows.append((fix, on_a_cpu(profile, fix.name, peaks, cores), 0.0))
-    return [(fix, ms) for fix, ms, _ in sorted(rows, key=lambda row: (round(row[1], 3), row[2]))]
+        names = [fix.name, *fix.implies]
+        alone = prediction(profile, names, parts, peaks, cores)
+        # Where launch overhead hides the gain of a fix, the prediction with a graph breaks the tie.
+        beside_graph = prediction(profile, [*names, "graph"], parts, peaks, cores)
+        if alone is not None and beside_graph is not None:
+            rows.append((fix, alone, beside_graph))
+    rows.sort(key=lambda row: (round(row[1].ms, 3), row[2].ms))
+    return [(fix, alone) for fix, alone, _ in rows]

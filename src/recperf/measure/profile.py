@@ -205,10 +205,10 @@ def spread(nanoseconds: list[int]) -> dict[str, float]:
     return {"p20": p20, "p50": p50, "p80": p80}
 
 
-def overhead(clocked: list[int], plain: list[int]) -> dict[str, float]:
+def overhead(clocked: list[int], plain: list[int]) -> dict[str, Any]:
     """The cost of measuring: clocked steps relative to the plain ones in between."""
-    on, off = spread(clocked)["p50"], spread(plain)["p50"]
-    return {"plain_ms": off, "clocked_ms": on, "share": on / off - 1}
+    on, off = spread(clocked)["p50"], spread(plain)
+    return {"plain_ms": off["p50"], "clocked_ms": on, "share": on / off["p50"] - 1, "plain": off}
 
 
 def components(clocked: list[tuple[int, dict[str, int]]], costs: dict[str, Cost]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from ... import units
@@ -103,8 +104,11 @@ def percent(share: float | None, digits: int | None = None) -> str:
     return f"{share:.{digits}%}"
 
 
-def gain(ratio: float | None) -> str:
-    return NONE if ratio is None else f"{ratio:.2f} x"
+def gain(ratio: float | None, range_: Sequence[float] | None = None) -> str:
+    """How many times faster, with its range where that is known."""
+    if ratio is None:
+        return NONE
+    return f"{ratio:.2f}x" + (f" ({range_[0]:.2f}x to {range_[1]:.2f}x)" if range_ else "")
 
 
 def yes_or_no(value: bool | None) -> str:

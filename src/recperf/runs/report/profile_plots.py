@@ -51,6 +51,8 @@ class Gain:
     predicted: float | None
     measured: float | None
     rejected: bool = False
+    predicted_range: Sequence[float] | None = None
+    measured_range: Sequence[float] | None = None
 
 
 def gains(width: int, rows: Sequence[Gain]) -> Sheet:
@@ -59,7 +61,8 @@ def gains(width: int, rows: Sequence[Gain]) -> Sheet:
     names = 18 + CHARACTER * max(len(row.label) for row in rows) if width > 600 else 20.0
     sheet = Sheet(width, each * len(rows) + foot)
     axes = sheet.axes(names, 0, 12, foot)
-    longest = max(value for row in rows for value in (row.predicted, row.measured, 1.0) if value)
+    ends = [end for row in rows for end in (*(row.predicted_range or ()), *(row.measured_range or ()))]
+    longest = max(value for row in rows for value in (row.predicted, row.measured, 1.0, *ends) if value)
     # Room on the right for the longest label beside its bar.
     axes.set_xlim(0, longest * (1 + 118 / max(60.0, width - names - 130)))
     axes.set_ylim(each * len(rows), 0)
@@ -67,20 +70,22 @@ def gains(width: int, rows: Sequence[Gain]) -> Sheet:
         top = each * index + head
         sheet.text(0, top + 21 if width > 600 else top - 7, row.label, color="ink", va="center")
         axes.plot([1, 1], [top + 2, top + 40], color=tone("muted"), lw=1, ls=(0, (4, 3)), zorder=3)
-        _bar(axes, top + 12, row.predicted, "other", "predicted")
+        _bar(axes, top + 12, row.predicted, "other", "predicted", row.predicted_range)
         label = "measured, rejected" if row.rejected else "measured"
-        _bar(axes, top + 30, row.measured, "bad" if row.rejected else "accent", label)
+        _bar(axes, top + 30, row.measured, "bad" if row.rejected else "accent", label, row.measured_range)
     marked = round_steps(0, longest, 6)
-    ticks(axes, "x", marked, lambda value: f"{evenly(marked)(value)} x")
+    ticks(axes, "x", marked, lambda value: f"{evenly(marked)(value)}x")
     return sheet
 
 
-def _bar(axes: Axes, y: float, value: float | None, colour: str, label: str) -> None:
-    text = f"{value:.2f} x {label}" if value else f"not {label}"
+def _bar(axes: Axes, y: float, value: float | None, colour: str, label: str, range_: Sequence[float] | None) -> None:
+    text = f"{value:.2f}x {label}" if value else f"not {label}"
     if value:
         axes.barh(y, value, height=15, color=tone(colour))
+        if range_:
+            axes.plot(range_, [y, y], color=tone("ink"), lw=1.5, solid_capstyle="butt", zorder=4)
     axes.annotate(
-        text, (value or 0, y), (6, 0), textcoords="offset points", va="center", fontsize=10.5,
+        text, (max(value or 0, *(range_ or (0,))), y), (6, 0), textcoords="offset points", va="center", fontsize=10.5,
         color=tone("ink" if value else "muted"),
     )  # fmt: skip
 

@@ -86,30 +86,31 @@ def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
             fix.get("predicted_gain"),
             fix.get("measured_gain"),
             fix["status"] == "rejected",
+            fix.get("predicted_range"),
+            fix.get("measured_range"),
         )
         for fix in fixes
     ]
     listed = "; ".join(
-        f"{bar.label}: predicted {fmt.gain(bar.predicted)}, measured {fmt.gain(bar.measured)}" for bar in bars
+        f"{bar.label}: predicted {fmt.gain(bar.predicted, bar.predicted_range)},"
+        f" measured {fmt.gain(bar.measured, bar.measured_range)}"
+        for bar in bars
     )
     figure = Figure(
         "profile-fixes",
         f"The gain of each fix. {listed}",
-        "How many times faster the step becomes; dashed: the step as it is now.",
+        "How many times faster the step becomes; lines: ranges; dashed: the step as it is now.",
         lambda width: profile_plots.gains(width, bars),
     )
     rows, reasons = [], []
     for fix in fixes:
-        predicted, measured = fix.get("predicted_ms"), fix.get("measured_ms")
-        tone = {"tried": "good", "rejected": "bad"}.get(fix["status"], "muted")
+        tone = {"tried": "good", "rejected": "bad", "not judged": "bad"}.get(fix["status"], "muted")
         rows.append(
             cells(
                 Cell(fix["title"], width=34),
-                fmt.time(predicted),
-                fmt.gain(fix.get("predicted_gain")),
-                fmt.time(measured),
-                fmt.gain(fix.get("measured_gain")),
-                fmt.gain(measured / predicted if measured and predicted else None),
+                fmt.gain(fix.get("predicted_gain"), fix.get("predicted_range")),
+                fmt.time(fix.get("measured_ms")),
+                fmt.gain(fix.get("measured_gain"), fix.get("measured_range")),
                 _same_numbers(fix),
                 Cell(fix["status"], tone),
             )
@@ -117,9 +118,12 @@ def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
         why = ". ".join(str(fix[name]).rstrip(".") for name in ("why", "note") if fix.get(name))
         switch = Cell(fix.get("switch") or NONE, "code")
         reasons.append(cells(Cell(fix["title"], width=34), switch, f"{why}." if why else ""))
-    head = ("fix", "predicted", "gain", "measured", "gain", "meas. / pred.", "same numbers", "status")
-    note = "Times of a step. Same numbers: whether the fix computes the same results, with the largest difference."
-    return [figure, Table(head, rows, note, left=(7,)), Table(("fix", "switch", "why"), reasons, left=(1, 2))]
+    head = ("fix", "predicted gain", "step", "measured gain", "same numbers", "status")
+    note = "Gains with their ranges; step: the measured time with the fix. Same numbers: with the largest difference."
+    tables = [Table(head, rows, note, left=(5,)), Table(("fix", "switch", "why"), reasons, left=(1, 2))]
+    doubts = [fix["note"] for fix in fixes if fix["status"] == "not judged"]
+    warning = [Text(f"{len(doubts)} of {len(fixes)} fixes are not judged. {doubts[0]}.", "warning")] if doubts else []
+    return [*warning, figure, *tables]
 
 
 def _same_numbers(fix: dict[str, Any]) -> str:
