@@ -24,7 +24,8 @@ from .trace.window import Window
 from .trace.work import flops, moved
 
 GRAPH = "CUDA graph"
-FUSED = ("CompiledFxGraph", "Torch-Compiled Region")
+FUSED = ("CompiledFxGraph", "Torch-Compiled Region", "triton_")
+"""Parts of the names under which the work of fused operators appears."""
 _CALIBRATION = 400
 OUTLIER = 4.0
 """A call that took this many times the median of its like was interrupted."""
