@@ -17,7 +17,7 @@ COMMANDS = {
     "run": "train a workload and write its result",
     "checkpoint": "list, verify or prune the checkpoints of a run",
     "report": "write the HTML page of a run, or of several runs compared",
-    "profile": "measure what limits a workload, and predict and try fixes",
+    "profile": "measure what limits a workload or a program of yours, and predict and try fixes",
     "diff": "compare two profiles; --gate exits with 5 on a regression",
     "trace": "analyse or compare torch.profiler traces of any program, or merge those of ranks",
     "compare": "compare quality, speed and config of runs",
@@ -48,7 +48,8 @@ Start with: recperf run"""
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    as_json = "--json" in arguments
+    # What follows -- is for a program of the user.
+    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
         return dispatch(arguments)
     except RecperfError as error:

@@ -1,4 +1,4 @@
-"""recperf profile WORKLOAD"""
+"""recperf profile WORKLOAD, recperf profile --script PROGRAM"""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ..errors import MachineError, RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
 from ..runs.record import PROFILE_MARK, Run
+from . import profile_script
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_error, print_json
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from ..execution.profiling import ProfileOptions
 
 DESCRIPTION = """Explain what limits a workload (default: dlrm). Measures a window of steady steps after a warm-up, then
-ranks possible fixes by predicted gain. docs/profiling.md explains the figures."""
+ranks possible fixes by predicted gain. docs/profiling.md explains the figures. recperf profile --script train.py -- ITS
+ARGUMENTS does so for a program of your own; recperf profile --script --help lists its options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ class Options(WorkloadOptions[C]):
 
 
 def command(arguments: list[str]) -> int:
+    if profile_script.is_for_script(arguments):
+        return profile_script.command(arguments)
     world = enter(Ranks.from_environment())
     if world.size == 1:
         return run_profile(arguments, world)

@@ -66,8 +66,14 @@ class Profiler:
 
     def __enter__(self) -> Profiler:
         self._peaks = self._ceilings_of_machine(torch.get_num_threads())
-        self._observer = Observer(knees=self._knees, model=self._model, light=self._light)
+        self.restart()
         return self
+
+    def restart(self) -> None:
+        """Forget what was observed so far."""
+        if self._observer is not None:
+            self._observer.close()
+        self._observer = Observer(knees=self._knees, model=self._model, light=self._light)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,0 +1,131 @@
+"""recperf profile --script PROGRAM -- ITS ARGUMENTS"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from ..errors import MachineError
+from ..files import require_writable, write_atomic, writing
+from ..runs.record import PROFILE_MARK
+from .parse import OutputOptions, parse
+from .terminal import Terminal, print_error, print_json
+
+if TYPE_CHECKING:
+    from ..runs.step_report import Report
+
+DESCRIPTION = """Explain what limits the steps of a Python program that is not changed. What follows -- are its own
+arguments. The end of an optimizer's step is the end of a step, iterating a torch DataLoader is a wait for input. The
+program is stopped after enough steps. docs/your-model.md explains it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(OutputOptions):
+    script: Path
+    """The program, as in python PROGRAM."""
+    step_function: Annotated[str | None, tyro.conf.arg(metavar="MODULE:NAME")] = None
+    """The return of this function ends a step, for a program whose optimizers do not tell, such as
+    __main__:train_step or package.module:Trainer.step."""
+    input_function: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODULE:NAME ...")] = ()
+    """Functions that return or yield the batches of a program that does not use a torch DataLoader."""
+    to_the_end: bool = False
+    """Let the program run until it ends by itself."""
+    output: Path | None = None
+    """File for the profile (JSON)."""
+    page: Path | None = None
+    """File for the page (HTML). Default, without --output too: profile.json and profile.html in
+    runs/script-profile-<time>-<id>."""
+    peaks: bool = True
+    """Compare with the ceilings of this machine; they are measured first (some seconds) if none are stored."""
+
+
+def is_for_script(arguments: list[str]) -> bool:
+    return any(argument.partition("=")[0] == "--script" for argument in own_arguments(arguments))
+
+
+def own_arguments(arguments: list[str]) -> list[str]:
+    """Those before `--`; the program's own follow."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def command(arguments: list[str]) -> int:
+    ours = own_arguments(arguments)
+    options = parse(Options, ours, prog="recperf profile --script", description=DESCRIPTION)
+    output, page = _files(options)
+    from ..execution.script import Program, profile_program
+
+    program = Program(
+        options.script,
+        tuple(arguments[len(ours) + 1 :]),
+        options.step_function,
+        options.input_function,
+        options.to_the_end,
+    )
+    with _stdout_to_stderr() if options.json else nullcontext():
+        outcome = profile_program(program, quiet=options.quiet, peaks=options.peaks)
+    if outcome.report is None:
+        assert outcome.missing is not None
+        print_error(outcome.missing, as_json=options.json)
+        return outcome.code or outcome.missing.exit_code
+    _show(outcome.report, output, page, options)
+    return outcome.code
+
+
+def _files(options: Options) -> tuple[Path | None, Path | None]:
+    """Where the profile and the page go; absolute, because the program may change its folder."""
+    output, page = options.output, options.page
+    if output is None and page is None:
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        folder = Path("runs") / f"script-profile-{stamp}-{secrets.token_hex(3)}"
+        output, page = folder / "profile.json", folder / "profile.html"
+    for path in (output, page):
+        if path is not None and path.parent.exists():
+            require_writable(path.parent)
+    return output and output.absolute(), page and page.absolute()
+
+
+def _show(report: Report, output: Path | None, page: Path | None, options: Options) -> None:
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    terminal.say(str(report))
+    for path in (output, page):
+        if path is not None:
+            with writing(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+    if output is not None and options.output is None:
+        write_atomic(output.parent / PROFILE_MARK, b"")
+    if output is not None:
+        terminal.say(f"\n  profile  {_short(report.save(output))}")
+    try:
+        if page is not None:
+            terminal.say(f"  page     {_short(report.page(page))}")
+    except MachineError as error:
+        terminal.notice(f"no page: {error.what}; {error.fix}")
+    if options.json:
+        print_json(report.as_json())
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send what the program and its child processes print to stderr: stdout is for one JSON object."""
+    sys.stdout.flush()
+    before = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(before, 1)
+        os.close(before)

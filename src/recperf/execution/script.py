@@ -1,0 +1,229 @@
+"""Profiles a program that is not changed: it runs as __main__ in this process, and hooks tell its steps and waits.
+
+The end of an optimizer's step is the end of a step, and iterating a torch DataLoader is a wait for input. Functions of
+the program can be named for both.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import gc
+import os
+import sys
+import tokenize
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import MachineError, UsageError
+from ..runs.step_report import Report
+from .program_hooks import Hooks, ProgramStopped, patched_function
+from .step_profile import Profiler
+
+_MARK = "__recperf_{}__"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Python program as it would be started."""
+
+    script: Path
+    arguments: tuple[str, ...] = ()
+    step_function: str | None = None
+    """`module:function` whose return ends a step, instead of an optimizer's step."""
+    input_functions: tuple[str, ...] = ()
+    """`module:function` that return or yield batches."""
+    to_the_end: bool = False
+    """Let the program end by itself after enough steps were seen."""
+
+
+@dataclass
+class Outcome:
+    """How the program ended and what was seen of it."""
+
+    report: Report | None = None
+    code: int = 0
+    """Exit code of the program; 0 if it was stopped."""
+    stopped: bool = False
+    missing: MachineError | None = None
+    """Why there is no report."""
+    notes: list[str] = field(default_factory=list)
+
+
+def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> Outcome:
+    """Run the program until it is clear what limits its steps; its own errors are printed as Python prints them."""
+    _require_one_process()
+    code, wrapped = _compiled(program)
+    profiler = Profiler(quiet=quiet, peaks=peaks)
+    outcome = Outcome()
+    with _closed(profiler):
+        hooks = Hooks(profiler, to_the_end=program.to_the_end, ends_by_optimizer=program.step_function is None)
+        with hooks, _as_main(program) as module:
+            for name in wrapped:
+                module.__dict__[_MARK.format(name)] = hooks.steps if name == "step" else hooks.inputs
+            outcome.code, outcome.stopped = _run(program, code, module, hooks)
+        del module
+        # Iterators of loaders that are not referenced any more end their worker processes.
+        gc.collect()
+    _conclude(program, profiler, hooks, outcome)
+    return outcome
+
+
+@contextmanager
+def _closed(profiler: Profiler) -> Iterator[None]:
+    """The profiler observes inside, also where the program fails; no report is built."""
+    profiler.__enter__()
+    try:
+        yield
+    finally:
+        profiler.observer.close()
+
+
+def _require_one_process() -> None:
+    size = int(os.environ.get("WORLD_SIZE") or 1)
+    if size > 1:
+        raise UsageError(
+            f"the program would run as one of {size} processes, which do not stop at the same step",
+            fix="profile it as one process, or record a torch.profiler trace per rank for recperf trace info FOLDER",
+        )
+
+
+def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outcome) -> None:
+    seen, observer = hooks.steps_seen, profiler.observer
+    ends = f"calls of {program.step_function}" if program.step_function else "steps of a torch optimizer"
+    if not observer.plain:
+        outcome.missing = MachineError(
+            f"{'only ' if seen else 'no '}{seen or ''}{' ' if seen else ''}{ends} were seen in this process; "
+            "about 8 are needed",
+            where={"script": program.script},
+            fix="a longer run"
+            if seen
+            else "--step-function module:name names the function that is one step of the program",
+        )
+        return
+    report = profiler.build()
+    content = report.as_json()
+    content["program"] = {"script": str(program.script), "arguments": list(program.arguments)}
+    content["notes"] += hooks.notes()
+    if outcome.stopped:
+        content["notes"].append(f"the program was stopped after {seen:,} steps; --to-the-end lets it run")
+    content["notes"].append("no experiments: the step of a program cannot be repeated from outside")
+    outcome.report = report
+
+
+def _run(program: Program, code: Any, module: ModuleType, hooks: Hooks) -> tuple[int, bool]:
+    """The program's exit code, and whether it was stopped."""
+    try:
+        for name, wrap in (
+            (program.step_function, hooks.steps),
+            *((name, hooks.inputs) for name in program.input_functions),
+        ):
+            if name and not name.startswith("__main__:"):
+                hooks.enter_context(patched_function(name, wrap))
+        exec(code, module.__dict__)
+    except ProgramStopped:
+        return 0, True
+    except SystemExit as exit:
+        if exit.code is None or isinstance(exit.code, int):
+            return exit.code or 0, hooks.stops > 0
+        print(exit.code, file=sys.stderr)
+        return 1, False
+    except UsageError:
+        raise
+    except BaseException as error:
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_code.co_filename != str(program.script):
+            own = own.tb_next
+        traceback.print_exception(type(error), error, own or error.__traceback__)
+        return (130 if isinstance(error, KeyboardInterrupt) else 1), False
+    return 0, False
+
+
+@contextmanager
+def _as_main(program: Program) -> Iterator[ModuleType]:
+    """What Python sets up before it runs a script."""
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __file__=str(program.script), __builtins__=builtins, __spec__=None, __package__=None, __cached__=None
+    )
+    before = sys.modules["__main__"], sys.argv, sys.path[:]
+    sys.modules["__main__"] = module
+    sys.argv = [str(program.script), *program.arguments]
+    sys.path.insert(0, str(program.script.resolve().parent))
+    try:
+        yield module
+    finally:
+        sys.modules["__main__"], sys.argv, sys.path[:] = before
+
+
+def _compiled(program: Program) -> tuple[Any, list[str]]:
+    """The program's code, in which functions of __main__ that were named pass through a hook."""
+    try:
+        with tokenize.open(program.script) as file:
+            source = file.read()
+        tree = ast.parse(source, str(program.script))
+    except OSError as error:
+        raise UsageError(f"cannot read the program: {error.strerror}", where={"script": program.script}) from None
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UsageError(f"the program is not valid Python: {error}", where={"script": program.script}) from None
+    wrapped = []
+    names = [("step", program.step_function), *(("input", name) for name in program.input_functions)]
+    for kind, name in names:
+        if name is None:
+            continue
+        module, _, function = name.partition(":")
+        if not module or not function:
+            raise UsageError(f"--{kind}-function is {name!r}; it must be module:function, or __main__:function")
+        if module == "__main__":
+            change = _PassThrough(function, _MARK.format(kind))
+            tree = change.visit(tree)
+            if not change.count:
+                raise UsageError(f"the program defines no {function!r}", where={"script": program.script})
+            wrapped.append(kind)
+    tree = ast.fix_missing_locations(tree)
+    return compile(tree, str(program.script), "exec", dont_inherit=True), wrapped
+
+
+class _PassThrough(ast.NodeTransformer):
+    """Lets a function of a module, or a method of a class, pass through a hook where it is defined."""
+
+    def __init__(self, function: str, hook: str) -> None:
+        self._path, self._hook = function.split("."), hook
+        self._inside: list[str] = []
+        self.count = 0
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        if self._path[: len(self._inside) + 1] == [*self._inside, node.name]:
+            self._inside.append(node.name)
+            self.generic_visit(node)
+            self._inside.pop()
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if self._path == [*self._inside, node.name]:
+            self.count += 1
+            kinds = [isinstance(item, ast.Name) and item.id in ("staticmethod", "classmethod") for item in
+                     node.decorator_list]  # fmt: skip
+            place = len(kinds) - kinds[::-1].index(True) if True in kinds else 0
+            node.decorator_list.insert(place, ast.copy_location(ast.Name(self._hook, ast.Load()), node))
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        return self._after(node, [target.id for target in node.targets if isinstance(target, ast.Name)])
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
+        return self._after(node, [alias.asname or alias.name for alias in node.names])
+
+    def _after(self, node: ast.stmt, names: list[str]) -> Any:
+        """The statement, and where it binds the name, another one that binds what the hook returns."""
+        if self._inside or len(self._path) > 1 or self._path[0] not in names:
+            return node
+        self.count += 1
+        name = self._path[0]
+        call = ast.Call(ast.Name(self._hook, ast.Load()), [ast.Name(name, ast.Load())], [])
+        return [node, ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], call), node)]
