@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,7 +59,8 @@ def own_arguments(arguments: list[str]) -> list[str]:
 
 def command(arguments: list[str]) -> int:
     ours = own_arguments(arguments)
-    options = parse(Options, ours, prog="recperf profile --script", description=DESCRIPTION)
+    shown = ["--help"] if {"-h", "--help"} & set(ours) else ours
+    options = parse(Options, shown, prog="recperf profile --script", description=DESCRIPTION)
     output, page = _files(options)
     from ..execution.script import Program, profile_program
 
@@ -124,7 +125,8 @@ def _stdout_to_stderr() -> Iterator[None]:
     before = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         sys.stdout.flush()
         os.dup2(before, 1)

@@ -9,6 +9,7 @@ import gc
 import inspect
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -64,12 +65,13 @@ class Hooks(ExitStack):
         self.ended_by = ""
         self._by_optimizer = ends_by_optimizer
         self._cycle = Cycle()
-        self._process, self._thread = os.getpid(), get_ident()
+        self._process = os.getpid()
         self._inside = local()
         self._loaders: dict[int, Loader] = {}
         self._delivered: set[int] = set()
         self._input_calls = self._left_out = 0
-        self._elsewhere = False
+        self._step_thread = get_ident()
+        self._input_threads: set[int] = set()
         self._model: nn.Module | None = None
 
     def __enter__(self) -> Hooks:
@@ -78,6 +80,7 @@ class Hooks(ExitStack):
         self.enter_context(_patched(torch.amp.GradScaler, "step", self._scaler_step))
         self.enter_context(_patched(_BaseDataLoaderIter, "__next__", self._next_batch))
         self.enter_context(_patched(DataLoader, "__iter__", self._new_iterator))
+        self.enter_context(_patched(threading, "excepthook", _unless_stopped))
         return self
 
     # Ends of steps
@@ -149,6 +152,7 @@ class Hooks(ExitStack):
 
     def _end_step(self) -> None:
         self.steps_seen += 1
+        self._step_thread = get_ident()
         observer = self.profiler.observer
         if not observer.done:
             ordinary = self._ordinary()
@@ -237,7 +241,7 @@ class Hooks(ExitStack):
         if getattr(self._inside, "input", False) or self.profiler.done:
             yield
             return
-        self._elsewhere = self._elsewhere or get_ident() != self._thread
+        self._input_threads.add(get_ident())
         self._inside.input = True
         try:
             with self.profiler.waiting_for_input():
@@ -258,10 +262,10 @@ class Hooks(ExitStack):
         """Tell the observer how many steps there will be and how many batches may be ready."""
         observer = self.profiler.observer
         observer.expected = None
-        loader = max(self._loaders.values(), key=lambda loader: loader.batches, default=None)
-        if loader is None or not loader.batches:
+        loader = max(self._loaders.values(), key=lambda loader: loader.steps, default=None)
+        if loader is None or not loader.steps:
             return
-        per_step = max(1.0, loader.batches / self.steps_seen)
+        per_step = loader.batches / loader.steps
         observer.buffered = min(MOST_BUFFERED, round(loader.prefetched / per_step))
         if loader.length is not None:
             observer.expected = int(loader.length / per_step)
@@ -275,11 +279,15 @@ class Hooks(ExitStack):
         """What was seen and what could not be."""
         notes = [f"a step ends with {self.ended_by}"]
         if self._left_out:
-            notes.append(f"{self._left_out:,} steps also used another DataLoader, as an evaluation does: not timed")
+            notes.append(
+                f"steps not timed, because they used another DataLoader as an evaluation does: {self._left_out}"
+            )
         workers = max((loader.workers for loader in self._loaders.values() if loader.batches), default=0)
+        if self.stops > 1:
+            notes.append("the program caught the exception that stops it, and ran to its end")
         if workers:
             notes.append(f"batches come from {workers} worker processes, whose own time is not divided further")
-        if self._elsewhere:
+        if self._input_threads - {self._step_thread}:
             notes.append("batches are prepared in another thread: waiting for them is seen as blocked time")
         if not any(loader.batches for loader in self._loaders.values()) and not self._input_calls:
             notes.append(
@@ -333,8 +341,10 @@ def patched_function(name: str, wrap: Wrap) -> Iterator[None]:
         for part in outer:
             owner = getattr(owner, part)
         found = inspect.getattr_static(owner, attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"cannot hook {name}: {error}") from None
+    except ImportError as error:
+        raise UsageError(f"cannot import {module}: {error}") from None
+    except AttributeError:
+        raise UsageError(f"{module} has no {path!r}") from None
     if isinstance(found, (staticmethod, classmethod)):
         replaced: Any = type(found)(wrap(found.__func__))
     else:
@@ -355,6 +365,11 @@ def _patched(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original) if own else delattr(owner, name)
+
+
+def _unless_stopped(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A thread of the program that is stopped ends without a traceback."""
+    return lambda failure: None if issubclass(failure.exc_type, ProgramStopped) else hook(failure)
 
 
 def _compiles() -> bool:

@@ -141,7 +141,7 @@ def _run(program: Program, code: Any, module: ModuleType, hooks: Hooks) -> tuple
             own = own.tb_next
         traceback.print_exception(type(error), error, own or error.__traceback__)
         return (130 if isinstance(error, KeyboardInterrupt) else 1), False
-    return 0, False
+    return 0, hooks.stops == 1
 
 
 @contextmanager

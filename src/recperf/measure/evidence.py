@@ -26,6 +26,8 @@ from .trace.work import flops, moved
 GRAPH = "CUDA graph"
 FUSED = ("CompiledFxGraph", "Torch-Compiled Region", "triton_")
 """Parts of the names under which the work of fused operators appears."""
+LOADER = "enumerate(DataLoader)"
+"""The region that torch records around the next batch."""
 _CALIBRATION = 400
 OUTLIER = 4.0
 """A call that took this many times the median of its like was interrupted."""
@@ -207,7 +209,7 @@ class Parts:
         for index, event in enumerate(nesting.events):
             if event.kind == "op" and event.sequence is not None and not _is_node(event.name):
                 name = self._names[index]
-                if name is not None and self._node(index) == NONE:
+                if name not in (None, "data") and not name.startswith(LOADER) and self._node(index) == NONE:
                     self._forward[event.sequence] = name
 
     def of(self, index: int) -> str | None:

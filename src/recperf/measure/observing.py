@@ -331,18 +331,17 @@ class Observer:
     # Traced steps
 
     def _start_trace(self) -> None:
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            self.notes.append("the loop runs under torch.profiler already, so recperf did not trace it")
+            self._enter("done")
+            return
         self._enter("traced")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
         self._profiler = torch_profile(
             activities=activities, record_shapes=True, experimental_config=all_threads(), acc_events=True
         )
-        try:
-            with filtered_stderr():
-                self._profiler.start()
-        except RuntimeError as error:
-            self.notes.append(f"torch.profiler does not start: {str(error).splitlines()[0]}")
-            self._enter("done")
-            return
+        with filtered_stderr():
+            self._profiler.start()
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
         # pause do not wait as other steps do.
         waits = sum(moment.wall for moment in self.plain_input) > WAITS * sum(moment.wall for moment in self.plain)

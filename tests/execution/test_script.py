@@ -1,0 +1,319 @@
+"""recperf profile --script on small imitations of the loops that people write; times are short, ceilings not used."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.cli import main
+from recperf.errors import UsageError
+from recperf.execution.program_hooks import Cycle
+from recperf.execution.script import Outcome, Program, profile_program
+from recperf.measure import observing
+
+START = """
+import sys, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self):
+        return 640
+    def __getitem__(self, index):
+        return torch.full((8,), index / 640)
+
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+"""
+PLAIN = """
+for x in DataLoader(Rows(), 4):
+    model(x).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+Profile = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
+    monkeypatch.setattr(observing, "LONG", 100)
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    """Profile a program; the class of the optimizer is restored afterwards."""
+
+    def call(loop: str, *arguments: str, **options: Any) -> Outcome:
+        script = tmp_path / "train.py"
+        main = 'if __name__ == "__main__":\n' + indent(dedent(loop).strip(), "    ") + "\n"
+        script.write_text(START + (dedent(loop) if options.pop("plainly", False) else main))
+        step = torch.optim.SGD.step
+        outcome = profile_program(Program(script, arguments, **options), quiet=True, peaks=False)
+        assert torch.optim.SGD.step is step or not hasattr(torch.optim.SGD.step, "recperf")
+        assert sys.modules["__main__"].__dict__.get("Rows") is None
+        return outcome
+
+    return call
+
+
+def content(outcome: Outcome) -> dict[str, Any]:
+    assert outcome.report is not None, outcome.missing
+    return outcome.report.as_json()
+
+
+LOOPS = {
+    "plain": (PLAIN, "SGD"),
+    "gradient accumulation": (
+        """
+        for index, x in enumerate(DataLoader(Rows(), 2)):
+            model(x).mean().backward()
+            if index % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        "SGD",
+    ),
+    "two optimizers": (
+        """
+        other = torch.optim.Adam(model.parameters())
+        for x in DataLoader(Rows(), 4):
+            model(x).mean().backward()
+            optimizer.step()
+            other.step()
+        """,
+        "SGD",
+    ),
+    "one optimizer steps more often": (
+        """
+        other = torch.optim.Adam(model.parameters())
+        for index, x in enumerate(DataLoader(Rows(), 2)):
+            model(x).mean().backward()
+            optimizer.step()
+            if index % 3 == 2:
+                other.step()
+        """,
+        "Adam",
+    ),
+    "a scaler that leaves out steps": (
+        """
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        for index, x in enumerate(DataLoader(Rows(), 4)):
+            scaler.scale(model(x).mean() * (float("inf") if index % 2 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
+        "SGD",
+    ),
+    "a closure, as Lightning has it, after a check of the validation": (
+        """
+        class Wrapped(torch.optim.SGD):
+            def step(self, closure=None):
+                return super().step(closure)
+        validation, optimizer = DataLoader(Rows(), 320), Wrapped(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        for x in validation:
+            model(x)
+        def closure():
+            optimizer.zero_grad()
+            loss = model(x).mean()
+            loss.backward()
+            return loss
+        for x in DataLoader(Rows(), 4):
+            optimizer.step(closure=closure)
+            scheduler.step()
+        """,
+        "Wrapped",
+    ),
+    "a loader in a loader and a wrapped optimizer, as Hugging Face's": (
+        """
+        class Shard(DataLoader):
+            def __iter__(self):
+                ahead = None
+                for batch in super().__iter__():
+                    if ahead is not None:
+                        yield ahead
+                    ahead = batch
+        class Accelerated(torch.optim.Optimizer):
+            def __init__(self, optimizer):
+                self.optimizer = optimizer
+            def step(self, closure=None):
+                self.optimizer.step(closure)
+        optimizer = Accelerated(optimizer)
+        for x in Shard(Rows(), 4):
+            model(x).mean().backward()
+            optimizer.step()
+        """,
+        "SGD",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_that_people_write(profile: Profile, name: str) -> None:
+    loop, optimizer = LOOPS[name]
+    outcome = profile(loop)
+    seen = content(outcome)
+    assert outcome.stopped
+    assert outcome.code == 0
+    assert seen["notes"][0] == f"a step ends with the step of {optimizer}"
+    assert sum(seen["shares"].values()) == pytest.approx(1)
+    assert 0 < seen["shares"]["input"] < 1
+    assert seen["steps"]["traced"] == 4
+    assert seen["steps"]["counted"] == 3
+    # Every step has the same operators: its ends are where the period is.
+    calls = {"one optimizer steps more often": 3, "gradient accumulation": 4}.get(name, 1)
+    products = [row for row in seen["operators"] if row["name"] == "aten::addmm"]
+    assert sum(row["calls"] for row in products) == 2 * calls
+    assert {row["part"] for row in products} == {"0", "2"}
+
+
+def test_batches_from_worker_processes(profile: Profile) -> None:
+    outcome = profile(PLAIN.replace("4)", "4, num_workers=1)"))
+    notes = content(outcome)["notes"]
+    assert "batches come from 1 worker processes, whose own time is not divided further" in notes
+    assert not torch.multiprocessing.active_children()
+
+
+def test_a_collate_that_makes_random_data_is_input(profile: Profile) -> None:
+    # As in Meta's DLRM program, whose loader makes each batch when it is asked for.
+    loop = """
+    def collate(rows):
+        bags = [[time.perf_counter() for _ in range(200)] for _ in range(40)]
+        return torch.tensor([bag[0] for bag in bags[:32]]).view(4, 8)
+    for x in DataLoader(Rows(), 4, collate_fn=collate):
+        model(x).mean().backward()
+        optimizer.step()
+    """
+    seen = content(profile(loop))
+    assert seen["verdict"]["limit"] == "input"
+
+
+def test_steps_with_an_evaluation_are_not_timed(profile: Profile) -> None:
+    loop = """
+    evaluation = DataLoader(Rows(), 64)
+    for index, x in enumerate(DataLoader(Rows(), 4)):
+        if index == 6:
+            for y in evaluation:
+                time.sleep(0.01)
+        model(x).mean().backward()
+        optimizer.step()
+    """
+    seen = content(profile(loop, to_the_end=True))
+    assert seen["step_ms"]["p80"] < 100
+    assert "steps not timed, because they used another DataLoader as an evaluation does: 1" in seen["notes"]
+
+
+def test_few_steps_are_enough(profile: Profile) -> None:
+    seen = content(profile(PLAIN.replace("4)", "80)")))
+    assert seen["steps"] == {"seen": 8, "plain": 2, "traced": 1, "counted": 2}
+    assert seen["operators"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"step_function": "__main__:update", "input_functions": ("__main__:batches",)},
+        {"step_function": "__main__:Trainer.update"},
+        {"step_function": "steps_of_theirs:update"},
+    ],
+)
+def test_functions_of_the_program(
+    profile: Profile, tmp_path: Path, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "steps_of_theirs", raising=False)
+    (tmp_path / "steps_of_theirs.py").write_text("def update(call, x):\n    call(x)\n")
+    loop = """
+    from steps_of_theirs import update as theirs
+    def batches():
+        for _ in range(60):
+            time.sleep(0.001)
+            yield torch.rand(4, 8)
+    class Trainer:
+        @staticmethod
+        def update(x):
+            model(x).mean().backward()
+    def update(x):
+        theirs(Trainer.update, x)
+    for x in batches():
+        update(x)
+    """
+    seen = content(profile(loop, plainly=True, **names))
+    assert seen["notes"][0] == "a step ends with the return of update"
+    if "input_functions" in names:
+        assert seen["verdict"]["limit"] == "input"
+    else:
+        assert "no torch DataLoader was iterated" in seen["notes"][1]
+        assert seen["shares"]["input"] == 0
+
+
+def test_what_cannot_be_hooked_is_refused(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, message in {
+        "__main__:absent": "the program defines no 'absent'",
+        "update": "--step-function is 'update'; it must be module:function, or __main__:function",
+        "json:absent": "json has no 'absent'",
+        "absent_module:x": "cannot import absent_module: No module named 'absent_module'",
+    }.items():
+        with pytest.raises(UsageError) as caught:
+            profile(PLAIN, step_function=name)
+        assert caught.value.what == message
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="one of 2 processes"):
+        profile(PLAIN)
+
+
+def test_how_the_program_ends(profile: Profile, capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = profile("sys.exit(int(sys.argv[1]))", "7")
+    assert (outcome.code, outcome.report) == (7, None)
+    assert outcome.missing is not None
+    assert outcome.missing.what.startswith("no steps of a torch optimizer were seen")
+    assert "--step-function" in str(outcome.missing.fix)
+    outcome = profile(PLAIN + '    if x[0, 0] > 0.04: raise ValueError("planned")\n')
+    assert outcome.code == 1
+    assert content(outcome)["steps"]["seen"] == 8
+    err = capfd.readouterr().err
+    assert err.count("Traceback") == 1
+    assert "train.py" in err.splitlines()[1]
+    assert err.endswith("ValueError: planned\n")
+    outcome = profile(f"try:\n{indent(PLAIN, '    ')}\nfinally:\n    print('left')", to_the_end=False)
+    assert outcome.stopped
+    assert capfd.readouterr().out == "left\n"
+
+
+def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(START + "print('theirs', sys.argv[1:])" + PLAIN)
+    assert main(["profile", "--script", "train.py", "--json", "--no-peaks", "--", "--json", "3"]) == 0
+    printed = capfd.readouterr()
+    profile = json.loads(printed.out)
+    assert "theirs ['--json', '3']" in printed.err
+    assert profile["program"] == {"script": "train.py", "arguments": ["--json", "3"]}
+    (saved,) = Path("runs").glob("script-profile-*/profile.json")
+    assert json.loads(saved.read_text()) == profile
+    assert saved.with_name("profile.html").exists()
+    files = ["--output", "a.json", "--page", "b.html"]
+    assert main(["profile", "--script=train.py", "--no-peaks", "--quiet", *files]) == 0
+    assert Path("a.json").exists()
+    assert Path("b.html").exists()
+    assert len(list(Path("runs").iterdir())) == 1
+    assert main(["check", "--all", "runs"]) == 0
+
+
+def test_which_optimizer_ends_a_step() -> None:
+    def ends(order: str) -> str:
+        cycle = Cycle()
+        return " ".join(letter for letter in order if cycle.ends(ord(letter)))
+
+    assert ends("abcabcabc") == "a a a"
+    assert ends("aabaabaab") == "a a b b b"
+    # Another one begins to step as well, or the first does not step any more.
+    assert ends("aaa" + "ab" * 3) == "a a a a b b b"
+    assert ends("aa" + "b" * 12) == "a a b b b b b b b b b b b b"
