@@ -226,7 +226,7 @@ def eager() -> dict[str, Any]:
         fixes=[fix("graph", "whole step as a CUDA graph", 1.3, wall, 1.5),
                fix("embedding", "fused tables", 3.4, wall, 3.9),
                fix("bf16", "bf16 products", 4.5, wall, 4.6, same_numbers=False, largest_difference=0.02,
-                   status="rejected", note="numbers differ beyond 1e-3"),
+                   status="rejected", note="Numbers differ beyond 1e-3"),
                fix("pin", "pinned input", 4.7, wall), fix("all", "all together", 0.9, wall, 1.0)],
         stalls={
             "kernels": [

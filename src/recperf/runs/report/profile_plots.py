@@ -50,7 +50,7 @@ class Gain:
     label: str
     predicted: float | None
     measured: float | None
-    rejected: bool = False
+    status: str = "suggested"
     predicted_range: Sequence[float] | None = None
     measured_range: Sequence[float] | None = None
 
@@ -71,8 +71,9 @@ def gains(width: int, rows: Sequence[Gain]) -> Sheet:
         sheet.text(0, top + 21 if width > 600 else top - 7, row.label, color="ink", va="center")
         axes.plot([1, 1], [top + 2, top + 40], color=tone("muted"), lw=1, ls=(0, (4, 3)), zorder=3)
         _bar(axes, top + 12, row.predicted, "other", "predicted", row.predicted_range)
-        label = "measured, rejected" if row.rejected else "measured"
-        _bar(axes, top + 30, row.measured, "bad" if row.rejected else "accent", label, row.measured_range)
+        label = {"rejected": "measured, rejected", "not judged": "judged"}.get(row.status, "measured")
+        colour = "bad" if row.status == "rejected" else "accent"
+        _bar(axes, top + 30, row.measured, colour, label, row.measured_range)
     marked = round_steps(0, longest, 6)
     ticks(axes, "x", marked, lambda value: f"{evenly(marked)(value)}x")
     return sheet

@@ -85,7 +85,7 @@ def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
             fmt.short(fix["title"], 34),
             fix.get("predicted_gain"),
             fix.get("measured_gain"),
-            fix["status"] == "rejected",
+            fix["status"],
             fix.get("predicted_range"),
             fix.get("measured_range"),
         )
@@ -107,7 +107,7 @@ def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
         tone = {"tried": "good", "rejected": "bad", "not judged": "bad"}.get(fix["status"], "muted")
         rows.append(
             cells(
-                Cell(fix["title"], width=34),
+                Cell(fix["title"], width=28),
                 fmt.gain(fix.get("predicted_gain"), fix.get("predicted_range")),
                 fmt.time(fix.get("measured_ms")),
                 fmt.gain(fix.get("measured_gain"), fix.get("measured_range")),
@@ -117,9 +117,9 @@ def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
         )
         why = ". ".join(str(fix[name]).rstrip(".") for name in ("why", "note") if fix.get(name))
         switch = Cell(fix.get("switch") or NONE, "code")
-        reasons.append(cells(Cell(fix["title"], width=34), switch, f"{why}." if why else ""))
-    head = ("fix", "predicted gain", "step", "measured gain", "same numbers", "status")
-    note = "Gains with their ranges; step: the measured time with the fix. Same numbers: with the largest difference."
+        reasons.append(cells(Cell(fix["title"], width=28), switch, f"{why}." if why else ""))
+    head = ("fix", "predicted gain", "step", "measured gain", "same", "status")
+    note = "Gains with their ranges; step: measured with the fix; same: whether it computes the same numbers."
     tables = [Table(head, rows, note, left=(5,)), Table(("fix", "switch", "why"), reasons, left=(1, 2))]
     doubts = [fix["note"] for fix in fixes if fix["status"] == "not judged"]
     warning = [Text(f"{len(doubts)} of {len(fixes)} fixes are not judged. {doubts[0]}.", "warning")] if doubts else []
@@ -127,10 +127,8 @@ def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
 
 
 def _same_numbers(fix: dict[str, Any]) -> str:
-    if fix.get("same_numbers") is None:
-        return NONE
-    difference = fix.get("largest_difference")
-    return fmt.yes_or_no(fix["same_numbers"]) + (f" ({difference:.1e})" if difference else "")
+    same, difference = fix.get("same_numbers"), fix.get("largest_difference")
+    return fmt.yes_or_no(same) + (f" ({difference:.1e})" if difference and not same else "")
 
 
 def _trust(profile: Profile, machine: Profile) -> list[Block]:
