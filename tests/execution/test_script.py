@@ -304,7 +304,6 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypa
     assert Path("a.json").exists()
     assert Path("b.html").exists()
     assert len(list(Path("runs").iterdir())) == 1
-    assert main(["check", "--all", "runs"]) == 0
 
 
 def test_which_optimizer_ends_a_step() -> None:
