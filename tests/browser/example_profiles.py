@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from example_runs import limits
+
 HOSTILE = "void <script>alert('kernel')</script>\x1b[31m" + "x" * 300
 CUTLASS = (
     "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4>"
@@ -46,7 +48,7 @@ def base(parts: dict[str, float], device: str) -> dict[str, Any]:
     """What every profile has, a run's own one too."""
     wall = sum(parts.values())
     return {
-        "schema": 1,
+        "schema": 2,
         "device": device,
         "steps": 48,
         "warmup": 12,
@@ -63,13 +65,8 @@ def base(parts: dict[str, float], device: str) -> dict[str, Any]:
         ],
         "ids": {"lookups": 20480.0, "unique_rows": 9.0, "row_bytes": 256, "working_set_bytes": 2304,
                 "touched_bytes": 2304},
-        "regime": {"name": "dispatch-bound", "sentence": "Operator overhead dominates.",
-                   "evidence": [evidence("share of the step that waits for data", 0.2, "below 0.5", "no")]},
+        **limits(device, spread(wall)),
     }  # fmt: skip
-
-
-def evidence(what: str, value: float | str | None, threshold: str, says: str, unit: str = "") -> dict[str, Any]:
-    return {"what": what, "value": value, "unit": unit, "threshold": threshold, "says": says}
 
 
 def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **sections: Any) -> dict[str, Any]:
@@ -82,18 +79,7 @@ def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **se
         "preset": "experiment",
         "mode": "full",
         "switches": {"graph": "off: asked for", "tf32": "on: a CUDA device"},
-        "verdict": {
-            "name": verdict,
-            "sentence": sentence,
-            "confidence": "high",
-            "why_confidence": "three readings agree and none speaks against it",
-            "evidence": [
-                evidence("share of the step during which the device waits for the host", 0.71, "at least 0.5", verdict),
-                evidence("kernels that last less than 10 µs", 212, "at least 50", verdict, "a step"),
-                evidence("waits for other ranks", None, "below 0.5", "says nothing"),
-            ],
-            "second": "making batches takes 18 % of the step",
-        },
+        **limits(device, spread(wall), verdict, sentence),
         "embeddings": embeddings([("t0", 4, 9000.0, 4.0), ("t1", 3, 7000.0, 3.0), ("t2", 2, 4480.0, 2.0)]),
         "communication": {"missing": "one rank"},
         "fixes": [],
@@ -186,7 +172,7 @@ def cpu() -> dict[str, Any]:
     wall = sum(CPU.values())
     gone = {"missing": "no device in this trace"}
     return full(
-        CPU, "cpu", "compute-bound", "Arithmetic dominates: the counted FLOPs alone take 78 % of the step.",
+        CPU, "cpu", "compute", "Arithmetic dominates: the counted FLOPs alone take 78 % of the step.",
         operator_table={"rows": [operator("aten::mm", 8, 280.0, None, "[2048, 1024] [1024, 1024]", flops=2.5e10),
                                  operator("aten::addmm", 6, 150.0, None, flops=9.7e9)], "steps": 8},
         kernels=gone, idle=gone, transfers=gone,
@@ -211,7 +197,7 @@ def eager() -> dict[str, Any]:
             operator(HOSTILE, 1, 0.1, 0.1)]  # fmt: skip
     rows += [operator(f"aten::op_{index}", 4, 0.05, 0.01) for index in range(15)]
     return full(
-        EAGER, "NVIDIA H200", "launch-bound", "The device waits for launches: it works 21 % of the step.",
+        EAGER, "NVIDIA H200", "launch", "The device waits for launches: it works 21 % of the step.",
         operator_table={"rows": rows, "steps": 8},
         kernels={"rows": [kernel(*one, busy=busy) for one in names], "count": sum(n[1] for n in names), "busy_ms": busy,
                  "small": {"count": 140, "share_of_count": 0.92, "total_ms": 0.31}, "steps": 8},
@@ -246,7 +232,7 @@ def graph() -> dict[str, Any]:
     busy = sum(count * mean / 1e3 for _, count, mean in names)
     causes = {"input wait": 0.0, "host wait": 0.01, "kernel gap": wall - busy - 0.01, "sync": 0.0}
     return full(
-        GRAPH, "NVIDIA H200", "compute-bound", "Arithmetic dominates.",
+        GRAPH, "NVIDIA H200", "compute", "Arithmetic dominates.",
         switches={"graph": "on: a CUDA device, shapes fixed", "tf32": "on: a CUDA device"},
         operator_table={"missing": "a graph replays kernels without operators"},
         kernels={"rows": [kernel(*one, busy=busy, delay=None) for one in names], "count": 20, "busy_ms": busy,

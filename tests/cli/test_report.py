@@ -35,7 +35,7 @@ def test_compare_in_words(call, tmp_path: Path) -> None:
         "WARNING: Synthetic data",
         "one seed: may be chance",
         "embedding, backward",
-        "dispatch-bound",
+        "dispatch",
         "page: page.html",
     ):
         assert expected in out
@@ -51,7 +51,7 @@ def test_compare_as_json(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert code == 0
     comparison = json.loads(out)
     assert [run["name"] for run in comparison["runs"]] == ["one (1)", "two", "one (2)"]
-    assert comparison["regime"] == ["dispatch-bound", None, "dispatch-bound"]
+    assert comparison["limit"] == ["dispatch", None, "dispatch"]
     assert comparison["report"] == "page.html"
     assert "page: page.html" in err
 

@@ -47,7 +47,8 @@ def test_the_slow_rank_is_named_and_waiting_for_it_is_late() -> None:
     assert parts["embedding_exchange"]["phase"] == "communication"
     assert sum(part["share"] for part in first["components"]) == pytest.approx(1.0)
     assert first["steps"] == 5
-    assert "Rank 1 of 2 is the slowest: " in first["regime"]["sentence"]
+    assert "Rank 1 of 2 is the slowest: " in first["verdict"]["because"][-1]
+    assert sum(first["shares"].values()) == pytest.approx(1.0)
 
 
 def taken(folder: Path, verb: str, *more: str, **how: Any) -> Path:

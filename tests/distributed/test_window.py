@@ -14,7 +14,7 @@ from rank_pool import needs_torchrec, run_ranks
 
 from recperf.distributed.waits import Clock, Wait
 from recperf.distributed.window import APART, QUEUED, RankReadings, ceiling_shares, summarize
-from recperf.measure.explain import explain, ranks_sentence
+from recperf.measure.limits import ranks_sentence, verdict_of
 from recperf.measure.profile import BLOCK, Reading, Window
 
 MS = 1_000_000
@@ -92,17 +92,22 @@ def profile(ranks: list[RankReadings], share: float) -> dict[str, Any]:
         "step_ms": {"p20": 39.0, "p50": 40.0, "p80": 41.0},
         "ids": {"lookups": 0, "row_bytes": 64, "touched_bytes": 0},
         "communication": summarize(ranks),
+        "observed": {
+            "step_ms": {"p20": 39.0, "p50": 40.0, "p80": 41.0},
+            "waits": {"input": 40 * (1 - share), "communication": 40 * share},
+            "operators": [],
+            "other_work": 0.0,
+        },
     }
 
 
 def test_the_verdict_names_the_slowest_rank_and_the_exposed_communication() -> None:
-    found = explain(profile([rank(5.0), rank(25.0)], 0.125), None)
-    assert found["name"] == "input-bound"
-    assert (
-        "Rank 1 of 2 is the slowest: its own work takes 35 ms per step, that of the others 15 ms." in found["sentence"]
-    )
-    assert "ranks wait in collectives for 38% of a step, 15 ms: 10 ms for a late rank" in found["sentence"]
-    assert explain(profile([rank(5.0), rank(5.0)], 0.6), None)["name"] == "communication-bound"
+    verdict = verdict_of(profile([rank(5.0), rank(25.0)], 0.125), None)["verdict"]
+    assert verdict["limit"] == "input"
+    sentence = verdict["because"][-1]
+    assert "Rank 1 of 2 is the slowest: its own work takes 35 ms per step, that of the others 15 ms." in sentence
+    assert "ranks wait in collectives for 38% of a step, 15 ms: 10 ms for a late rank" in sentence
+    assert verdict_of(profile([rank(5.0), rank(5.0)], 0.6), None)["verdict"]["limit"] == "communication"
     assert "by less than 5%" in ranks_sentence(profile([rank(5.0), rank(5.1)], 0.6))
     assert ranks_sentence({"communication": {"missing": "one rank"}}) == ""
 

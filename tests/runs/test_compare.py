@@ -30,18 +30,18 @@ def test_two_runs(tmp_path: Path) -> None:
     one = examples.make_run(tmp_path / "one")
     two = examples.make_run(tmp_path / "two", auc=0.83, config={"train": {"epochs": 9, "batch_size": 256}})
     examples.change(two, "result.json", "performance.step_ms", {"p20": 2.2, "p50": 2.24, "p80": 2.3})
-    examples.change(two, "profile.json", "regime.name", "latency-bound")
+    examples.change(two, "profile.json", "verdict.limit", "latency")
     found = compare([read(one), read(two)])
     assert rows(found.config)["train.epochs"].values == (4, 9)
     assert rows(found.config)["train.learning_rate"].values == (0.005, None)
     assert rows(found.quality)["auc"].values == (0.8212, 0.83)
     assert rows(found.quality)["auc"].remark == "one seed: may be chance"
     assert rows(found.speed)["step ms, p50"].remark == "2.00 x the first"
-    assert found.regime.values == ("dispatch-bound", "latency-bound")
+    assert found.limit.values == ("dispatch", "latency")
     assert found.profiled
     assert found.budget[0].name == "data"
     assert found.budget[-1].name == "other"
-    said = "2 config fields differ; AUC 0.8212 → 0.8300; step 1.12 → 2.24 ms; dispatch-bound → latency-bound."
+    said = "2 config fields differ; AUC 0.8212 → 0.8300; step 1.12 → 2.24 ms; dispatch → latency."
     assert summary(found) == said
     assert json.loads(json.dumps(found.as_json(), allow_nan=False))["config"]["train.epochs"] == [4, 9]
 
@@ -91,11 +91,11 @@ def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
         assert words in notes
     assert "Different devices" in notes
     assert "Not every run was profiled" in notes
-    assert compare([read(one), read(two)]).regime.values == ("dispatch-bound", None)
+    assert compare([read(one), read(two)]).limit.values == ("dispatch", None)
 
 
 def test_three_runs_share_one_table(tmp_path: Path) -> None:
     runs = [read(examples.make_run(tmp_path / name, seeds=2)) for name in ("a", "b", "c")]
     found = compare(runs)
-    assert all(len(row.values) == 3 for row in [*found.quality, *found.speed, *found.budget, found.regime])
+    assert all(len(row.values) == 3 for row in [*found.quality, *found.speed, *found.budget, found.limit])
     assert " / " in summary(found)

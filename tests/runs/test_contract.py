@@ -28,17 +28,18 @@ QUICK = [
 
 
 def derive(profile: dict[str, Any], peaks: dict[str, Any]) -> dict[str, Any]:
-    assert "regime" not in profile
-    shares = {part["name"]: part["share"] for part in profile["components"]}
-    return {"name": "bandwidth-bound" if shares["embedding"] * peaks["copy"]["p50"] > 5 else "dispatch-bound"}
+    assert not {"verdict", "shares"} & profile.keys()
+    waits, copy = profile["observed"]["waits"], peaks["copy"]["p50"]
+    shares = {"python": waits["python"], "input": waits["input"], "compute": copy / 100}
+    return {"verdict": {"limit": max(shares, key=lambda name: shares[name]), "share": 0.6}, "shares": shares}
 
 
 CLAIMS = (
     contract.quality_target(),
     contract.budget_sums(),
     contract.known_machine(),
-    measured_claims.regime_is_not("bandwidth-bound", derive),
-    measured_claims.regime_is("dispatch-bound", "compute-bound", derive=derive),
+    measured_claims.limits_lead("python", "input", derive=derive),
+    measured_claims.limit_is("python", "compute", derive=derive),
     measured_claims.rate_below("embedding", 1e9),
     measured_claims.share_of_forward_at_least("embedding", 0.6, with_=("hash",)),
     measured_claims.pair_ratio_at_least("embedding", 3),
@@ -57,7 +58,7 @@ def a_profile(embedding_ms: float) -> dict[str, Any]:
     parts = [component("embedding", "forward", embedding_ms, 0.3), component("hash", "forward", 0.1, 0.05)]
     parts += [component("top", "forward", 0.2, 0.1), component("backward", "backward", 0.5, 0.4)]
     return {
-        "schema": 1,
+        "schema": 2,
         "device": "cpu",
         "steps": 64,
         "warmup": 16,
@@ -66,7 +67,24 @@ def a_profile(embedding_ms: float) -> dict[str, Any]:
         "overhead": {"plain_ms": 1.0, "clocked_ms": 1.01, "share": 0.01},
         "components": parts,
         "ids": {"lookups": 768, "unique_rows": 700, "row_bytes": 32, "working_set_bytes": 1, "touched_bytes": 1},
-        "regime": {"name": "dispatch-bound", "sentence": "calls", "evidence": []},
+        "observed": {
+            "device": "cpu",
+            "threads": 1,
+            "step_ms": {"p20": 1.4, "p50": 1.5, "p80": 1.7},
+            "operators": [],
+            "waits": {"python": 0.6, "input": 0.3},
+        },
+        "shares": {"python": 0.6, "input": 0.3, "compute": 0.1},
+        "experiments": [],
+        "verdict": {
+            "limit": "python",
+            "share": 0.6,
+            "confidence": "high",
+            "because": [],
+            "doubts": [],
+            "second": None,
+            "advice": "",
+        },
     }
 
 
@@ -148,8 +166,8 @@ def test_every_flipped_byte_is_noticed(folder: Path, name: str) -> None:
         ("baselines.json", {"quality"}),
         ("progress.json", {"own", "budget"}),
         ("trial-43.json", {"own", "quality", "loss"}),
-        ("profile.json", {"rate of embedding", "share of embedding", "regime: not bandwidth-bound"}),
-        ("peaks.json", {"regime: not bandwidth-bound"}),
+        ("profile.json", {"rate of embedding", "share of embedding", "limit: python with input"}),
+        ("peaks.json", {"limit: python with input"}),
         ("pair.json", {"cold over hot: embedding", "cold over hot: step"}),
     ],
 )
@@ -193,15 +211,27 @@ def foreign(machine: dict[str, Any]) -> None:
         ("config.json", lambda c: c["config"].update(seed=41), "own", "of seed 43, which the config does not"),
         (
             "profile.json",
-            lambda p: p["regime"].update(name="compute-bound"),
-            "regime: not bandwidth-bound",
-            "states 'compute-bound', its measurements give 'dispatch-bound'",
+            lambda p: p["verdict"].update(limit="compute"),
+            "limit: python with input",
+            "states 'compute', its measurements give 'python'",
         ),
         (
             "profile.json",
-            lambda p: p["components"][0].update(share=0.9),
-            "regime: dispatch-bound or compute-bound",
-            "bandwidth-bound",
+            lambda p: p["shares"].update(python=0.7),
+            "limit: python with input",
+            "states a share of 0.7000 for python, its measurements give 0.6000",
+        ),
+        (
+            "peaks.json",
+            lambda p: p["copy"].update(p50=95.0),
+            "limit: python with input",
+            "python with input 90% of the step, compute 95%",
+        ),
+        (
+            "profile.json",
+            lambda p: p["observed"]["waits"].update(input=0.9),
+            "limit: python or compute",
+            "input, 60% of the step",
         ),
         ("profile.json", lambda p: p["components"][0].update(bytes=10**9), "rate of embedding", "GB/s (below 1)"),
         (

@@ -177,7 +177,7 @@ def _with(path: str, value: Any) -> str:
         (_with("step_ms.p50", float("nan")), "is not JSON"),
         ("[]", "not a file that recperf wrote"),
         ('{"traceEvents": []}', "not a file that recperf wrote"),
-        (_with("schema", 9), "profile.json has schema 9; this recperf reads 1"),
+        (_with("schema", 9), "profile.json has schema 9; this recperf reads 2"),
         (_with("step_ms.p50", ...), "is not a profile: step_ms.p50 is missing"),
         (_with("step_ms.p50", "1"), "step_ms.p50 should be a number, is '1'"),
         (_with("step_ms.p80", 10**400), "step_ms.p80 should be a number, is a number of many digits"),

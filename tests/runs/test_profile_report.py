@@ -66,15 +66,15 @@ def test_text_and_page_hold_the_same_cells(eager: str) -> None:
     assert [number for number in numbers if number not in page] == []
 
 
-def test_verdict_with_confidence_evidence_and_second_limit() -> None:
+def test_verdict_with_confidence_shares_experiments_and_operators() -> None:
     printed = text(profiles.eager())
-    assert printed.splitlines()[1].startswith("  launch-bound: The device waits for launches")
+    assert printed.splitlines()[1].startswith("  launch (high confidence): The device waits for launches")
     verdict = "\n".join(sections(printed)["Verdict"])
-    assert "Confidence: high, because three readings agree" in verdict
-    assert "Second limit: making batches takes 18 % of the step" in verdict
-    assert re.search(r"less than 10 µs +212 a step +at least 50 +launch-bound", verdict)
-    assert re.search(r"other ranks +not measured +below 0.5", verdict)
-    assert text(profiles.budget()).splitlines()[1] == "  Unclear."
+    assert "What usually helps: Larger operators." in verdict
+    assert re.search(r"launch +60% +2.94 ms +the device is idle", verdict)
+    assert re.search(r"half the batch +0.90 to 0.98 +0.95 times +agrees", verdict)
+    assert re.search(r"aten::addmm +top +83", verdict)
+    assert text(profiles.budget()).splitlines()[1] == "  unclear (high confidence): Unclear."
 
 
 def test_the_budget_sums_to_the_step_or_warns() -> None:
@@ -147,7 +147,7 @@ def test_a_fix_that_is_not_judged_says_why() -> None:
 
 def test_control_characters_and_markup_stay_text(eager: str) -> None:
     hostile = profiles.eager()
-    hostile["verdict"]["sentence"] = "wait\x1b[2J\nfor it"
+    hostile["verdict"]["because"] = ["wait\x1b[2J\nfor it"]
     hostile["workload"] = "dl\x07rm"
     printed = text(hostile)
     assert "\x1b" not in printed
@@ -179,7 +179,7 @@ def test_long_names_are_cut_with_the_whole_name_in_a_title() -> None:
 
 
 def test_figures_are_described_in_words(eager: str) -> None:
-    assert eager.count('class="figure"') == 2 * 6
+    assert eager.count('class="figure"') == 2 * 7
     labels = " ".join(re.findall(r'aria-label="([^"]*)"', eager))
     assert "Share of each part in a step of 4.90 ms: data 18.4%" in labels
     assert "The device in a step: busy 1.02 ms, input wait 820 µs, host wait 2.40 ms" in labels
@@ -192,7 +192,7 @@ def test_no_roofline_without_ceilings() -> None:
     no_ceilings = profiles.eager()
     for row in no_ceilings["roofline"]:
         row |= {"ceiling_flops_per_s": None, "ceiling_bytes_per_s": None, "share_of_roof": None}
-    assert html(no_ceilings, None, None).count('class="figure"') == 2 * 4
+    assert html(no_ceilings, None, None).count('class="figure"') == 2 * 5
 
 
 def test_empty_tables_and_zero_times_do_not_stop_the_report() -> None:
@@ -231,7 +231,6 @@ def test_writing_a_page_is_repeatable_and_leaves_the_profile_alone(tmp_path: Pat
         (fmt.component, "embedding_backward", "embedding, backward"),
         (fmt.component, "backward", "backward"),
         (fmt.setting, [944, None, True], "944 none yes"),
-        (fmt.evidence_value, None, "not measured"),
         (roofs.power_of_ten, 14, "100 T"),
         (fmt.short, "void at::native::reduce_kernel<512>(int, float*)", "reduce_kernel<512>"),
         (fmt.short, "void (anonymous namespace)::softmax(float*)", "softmax"),
@@ -264,7 +263,7 @@ def _described() -> set[str]:
 
 def _fields(value: Any, head: str = "") -> set[str]:
     """The fields of a profile that hold a value; keys that are names of things count as one."""
-    if head in ("switches", "idle.causes", "trust.profiling", "trust.versions"):
+    if head in ("switches", "shares", "observed.waits", "idle.causes", "trust.profiling", "trust.versions"):
         return {f"{head}.*"}
     if isinstance(value, dict) and "missing" not in value and not head.endswith(".reasons"):
         return set().union(*(_fields(item, f"{head}.{key}".lstrip(".")) for key, item in value.items()))

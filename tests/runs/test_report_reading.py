@@ -22,7 +22,7 @@ from recperf.runs.report.reading import read
         ("profile.json", "schema", 9, "profile.json has schema 9"),
         ("profile.json", "components.0.share", 0.9, "the shares of components do not sum to 1"),
         ("profile.json", "components.0.ms", {}, "profile.json does not fit its description"),
-        ("profile.json", "regime.evidence", None, "profile.json does not fit its description"),
+        ("profile.json", "verdict.because", None, "profile.json does not fit its description"),
         ("pair.json", "cold.components.0.share", -1, "the shares of cold.components do not sum to 1"),
         ("pair.json", "verdict", 3, "pair.json does not fit its description"),
         ("peaks.json", "copy", None, "peaks.json is damaged: copy is not measured"),

@@ -18,7 +18,7 @@ from .parse import JsonOption, parse
 from .report import write
 from .terminal import print_json
 
-DESCRIPTION = """Show what changed between runs: config, quality, step time, step budget, regime. The others are
+DESCRIPTION = """Show what changed between runs: config, quality, step time, step budget, limit. The others are
 compared with the first."""
 
 

@@ -19,12 +19,11 @@ def command(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say(f"{choice.workload.name}: the same model with hot and cold ids")
     from ..execution.measuring import measure_pair
-    from ..measure import peaks
     from ..train.device import applied
 
     prepared = choice.workload.prepare(options.values)
     with applied(prepared.settings):
-        pair = measure_pair(prepared, prepared.trial(options.values.seed), peaks.load())
+        pair = measure_pair(prepared, prepared.trial(options.values.seed))
     if pair is None:
         raise UsageError(
             f"{choice.workload.name} with these ids has no hot and cold variant", fix="recperf pair micro-dlrm-dram"

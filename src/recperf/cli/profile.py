@@ -45,6 +45,9 @@ class Options(WorkloadOptions[C]):
     """Maximum trace size in MB; the trace is cut at step boundaries."""
     stalls: bool = False
     """Also sample the stall reasons of the heaviest kernels with Nsight Compute, in a separate process."""
+    confirm: bool | None = None
+    """Run experiments that confirm the verdict, such as half the batch or half the threads: always, never, or where
+    they take under 10 s."""
     steps: int = 48
     """Maximum number of steps to measure; fewer if steps take long."""
     run_dir: Path | None = None
@@ -154,6 +157,7 @@ def join(choice: Choice, config: Any, options: Options[Any], world: Ranks) -> No
 
 def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions:
     from ..execution.profiling import ProfileOptions
+    from ..measure.experiments import SECONDS
 
     trace = None
     if options.trace:
@@ -167,6 +171,7 @@ def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions
         trace=trace,
         trace_mb=options.trace_mb,
         steps=options.steps,
+        confirm={None: SECONDS, True: 600.0, False: 0.0}[options.confirm],
         run=folder.resolve().name,
     )
 
@@ -188,10 +193,10 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
 
         peaks = stored_or_measured(terminal) if options.peaks else None
         run.write("machine.json", machine_facts())
-        if peaks is not None:
-            run.write("peaks.json", peaks)
         world.broadcast(folder.resolve())
         measured = profile(choice.workload, config, peaks, request(options, folder, world), terminal.notice)
+        if peaks is not None:
+            run.write("peaks.json", peaks)
         measured["preset"] = choice.preset
         if options.stalls:
             measured["stalls"] = stalls(measured, folder, terminal)

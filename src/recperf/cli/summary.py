@@ -7,6 +7,7 @@ from typing import Any
 
 from ..runs.report.formats import component, count, percent, spread, time
 from ..runs.report.sections import quality_table, target_sentence
+from ..runs.report.step_sections import headline
 from ..runs.report.text import render_block
 
 
@@ -25,7 +26,7 @@ def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None
     lines += [*render_block(quality_table(result)), f"  {target_sentence(result)}", ""]
     lines += _performance(result["performance"])
     if profile:
-        lines.append(f"  limit   {_limit(profile['regime'])}")
+        lines += _limit(profile)
     return "\n".join([*lines, f"  run     {folder}"])
 
 
@@ -37,10 +38,15 @@ def _skipped(data: dict[str, Any]) -> list[str]:
     return [f"skipped lines of the log: {sum(reasons.values()):,} ({listed})"]
 
 
-def _limit(regime: dict[str, Any]) -> str:
-    """The verdict, after its name unless it is unclear: that sentence says so itself."""
-    name = "" if regime["name"] == "unclear" else f"{regime['name']}: "
-    return name + str(regime["sentence"])
+def _limit(profile: dict[str, Any]) -> list[str]:
+    """The verdict with its sentences, and every experiment."""
+    verdict = profile["verdict"]
+    lines = [f"  limit   {headline(verdict)}"]
+    lines += [f"          {sentence}" for sentence in verdict["because"][1:]]
+    for row in profile["experiments"]:
+        says = {True: "agrees", False: "disagrees", None: "not run"}[row["agrees"]]
+        lines.append(f"          {row['name']}: expected {row['expected']}, measured {row['measured']} ({says})")
+    return lines
 
 
 def _performance(performance: dict[str, Any]) -> list[str]:

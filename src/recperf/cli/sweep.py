@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, write_json, writing
-from ..measure.explain import part_ms
+from ..measure.sections import part_ms
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
 
@@ -86,7 +86,7 @@ def widths(value: str) -> list[str]:
 
 def as_text(result: dict[str, Any]) -> str:
     names = list(result["rows"][0]["settings"])
-    rows = [[*names, "step ms", "p20 to p80", "embedding ms", "p20 to p80", "regime"]]
+    rows = [[*names, "step ms", "p20 to p80", "embedding ms", "p20 to p80", "limit"]]
     for row in result["rows"]:
         step, embedding = part_ms(row["profile"], "step"), part_ms(row["profile"], "embedding")
         cells = [
@@ -94,7 +94,7 @@ def as_text(result: dict[str, Any]) -> str:
             for m in (step, embedding)
             for i in (0, 1)
         ]
-        rows.append([*(row["settings"][name] for name in names), *cells, row["profile"]["regime"]["name"]])
+        rows.append([*(row["settings"][name] for name in names), *cells, row["profile"]["verdict"]["limit"]])
     lines = ["", table(rows), ""]
     for fit in result["fits"]:
         lines.append(f"  {fit['part']} against {fit['field']}: {fit['slope_ms']:.3g} ms per unit, r2 {fit['r2']:.3f}")

@@ -13,7 +13,7 @@ import torch
 from ..distributed.ranks import Ranks, current
 from ..errors import ConfigError, DataError
 from ..machine import machine_facts
-from ..measure.explain import read
+from ..measure.ceilings import ceilings_of_profile
 from ..runs.provenance import checkout, packages
 from ..runs.record import Run, now
 from ..runs.result import SCHEMA, Baselines, Data, checked
@@ -198,7 +198,11 @@ def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
 
 def mfu(profile: dict[str, Any] | None, peaks: dict[str, Any] | None) -> float | None:
     """Counted FLOPs of the measured steps, as a share of the machine's fastest matrix product."""
-    return read(profile, peaks)["compute"] if profile and peaks else None
+    ceilings = ceilings_of_profile(profile, peaks) if profile else None
+    if profile is None or ceilings is None:
+        return None
+    flops = sum(part["flops"] or 0 for part in profile["components"])
+    return float(flops / ceilings.product(profile.get("precision")) / (profile["step_ms"]["p50"] / 1e3))
 
 
 def quality(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from ..distributed.ranks import current
-from ..measure.explain import explain, part_ms
+from ..errors import MachineError
+from ..measure.limits import verdict_of
+from ..measure.peaks import add_threads, has_threads, save
 from ..measure.profile import ClockedStep, Reading, Window
+from ..measure.sections import part_ms
 from ..runs.record import Run
 from ..train.loop import Recipe, take_step
+from .observing import experiments, observe
 from .workload import Prepared, Trial
 
 if TYPE_CHECKING:
@@ -23,18 +29,34 @@ class Notices(Protocol):
 def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any] | None, report: Notices) -> None:
     """Write profile.json, the ceilings of the machine, and pair.json where the workload has a matched pair."""
     if peaks is not None:
+        require_threads(peaks, report.notice)
         run.write("peaks.json", peaks)
-    pair = measure_pair(prepared, trial, peaks)
+    pair = measure_pair(prepared, trial)
     if pair is not None:
         run.write("pair.json", pair)
-    profile = measure_window(prepared, trial, trial.recipe, peaks)
+    profile = measure_window(prepared, trial, trial.recipe, peaks, pair=pair, confirm=CONFIRM_SECONDS)
     cost = profile["overhead"]["share"]
     overhead = f"{cost:.1%}" if cost > 0 else "less than the spread of the steps"
     report.notice(f"measured the parts of {profile['steps']} more steps; measurement overhead: {overhead}")
     run.write("profile.json", profile)
 
 
+def require_threads(peaks: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Measure and store the ceilings for the current number of threads where they are missing."""
+    threads = torch.get_num_threads()
+    if current().choose(has_threads(peaks, threads), several=True):
+        return
+    say(f"measuring the ceilings for {threads} threads quickly, once")
+    add_threads(peaks, threads)
+    try:
+        save(peaks)
+    except MachineError as error:
+        say(f"the ceilings are not stored: {error.what}")
+
+
 STEPS = 48
+CONFIRM_SECONDS = 2.0
+"""Time limit of the experiments at the end of a run."""
 SECONDS = 12.0
 """Time limit of a window: long steps are measured fewer times."""
 ROUNDS, STEPS_PER_ROUND = 6, 4
@@ -43,17 +65,28 @@ PAIR_EPOCHS = 1000
 
 
 def measure_window(
-    prepared: Prepared, trial: Trial, recipe: Recipe, peaks: dict[str, Any] | None, *, steps: int = STEPS
+    prepared: Prepared,
+    trial: Trial,
+    recipe: Recipe,
+    peaks: dict[str, Any] | None,
+    *,
+    steps: int = STEPS,
+    pair: dict[str, Any] | None = None,
+    confirm: float = 0.0,
 ) -> dict[str, Any]:
     """Measure steps after training, on batches that training did not use. They change the weights but no result.
 
-    All ranks measure the same steps, and each gets the joined profile.
+    All ranks measure the same steps, and each gets the joined profile. `confirm` is the time limit of experiments; a
+    measured pair is one of them.
     """
     ranks = current().window()
     window = open_window(prepared, trial, recipe, ranks)
     steps = window.warm_up(steps, seconds=SECONDS)
     window.take(steps)
-    return close_window(window, prepared, peaks, ranks)
+    profile = close_window(window, prepared, ranks)
+    observe(profile, recipe, peaks, ranks)
+    profile["experiments"] = experiments(profile, recipe, peaks, pair, confirm)
+    return profile | verdict_of(profile, peaks)
 
 
 def open_window(
@@ -94,19 +127,15 @@ def _clocked_step(recipe: Recipe, ranks: SharedWindow | SingleWindow) -> Clocked
     return clocked
 
 
-def close_window(
-    window: Window, prepared: Prepared, peaks: dict[str, Any] | None, ranks: SharedWindow | SingleWindow
-) -> dict[str, Any]:
+def close_window(window: Window, prepared: Prepared, ranks: SharedWindow | SingleWindow) -> dict[str, Any]:
     row_bytes, all_bytes = prepared.table_bytes()
     device = prepared.settings.device_name
     profile = window.result(device=device, row_bytes=row_bytes, working_set_bytes=all_bytes)
     profile["precision"] = prepared.settings.precision
-    profile = ranks.join(profile, window.clocked, window.plain, queued=prepared.settings.sync is not None)
-    profile["regime"] = explain(profile, peaks)
-    return profile
+    return ranks.join(profile, window.clocked, window.plain, queued=prepared.settings.sync is not None)
 
 
-def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None) -> dict[str, Any] | None:
+def measure_pair(prepared: Prepared, trial: Trial) -> dict[str, Any] | None:
     """Measure one model with ids whose rows fit a cache (hot) and with ids from the whole table (cold).
 
     Shapes are equal, so the ratio shows the cost of memory. The two take turns, so that other work on the machine
@@ -122,7 +151,7 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None)
         for window in windows.values():
             window.warm(2)
             window.take(STEPS_PER_ROUND)
-    arms = {name: close_window(window, prepared, peaks, ranks) for name, window in windows.items()}
+    arms = {name: close_window(window, prepared, ranks) for name, window in windows.items()}
     ratio = {
         part: part_ms(arms["cold"], part)["p50"] / part_ms(arms["hot"], part)["p50"] for part in ("embedding", "step")
     }

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..distributed.ranks import current
-from ..measure.ceilings import ceilings_of
-from ..measure.evidence import compact, observed
+from ..measure.attribution import attribute
+from ..measure.ceilings import ceilings_of, ceilings_of_profile
+from ..measure.counting import Work
+from ..measure.evidence import compact, kernel_works, observed
+from ..measure.experiments import confirm, hot_ids
 from ..measure.limits import verdict_of
 from ..measure.observing import Counts, Observer
 from ..measure.profile import endless
+from ..train.graph import GraphStep
 from ..train.loop import Recipe, take_step
 from .step_profile import UNKNOWN_KNEE
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 SECONDS = 0.8
 """Time of all observed steps together, without what tracing and counting add; long steps take longer."""
+EAGER = Counts(warm=1, plain=1, traced=1, counted=2)
+"""Steps of a CUDA graph that are taken without it, to know the work of its kernels."""
 LATER = 5000
 """Epochs after training whose batches nothing else in a profile uses."""
 
@@ -37,29 +43,68 @@ def observe(
     """
     communication = profile.get("communication") or {}
     counts = Counts.within(profile["overhead"]["plain_ms"], SECONDS)
-    figures = _figures(recipe, counts, peaks, ranks, communication.get("sharing", 1))
+    sharing = communication.get("sharing", 1)
+    works: dict[str, Work] = {}
+    notes = []
+    if isinstance(recipe.whole_step, GraphStep):
+        try:
+            works = kernel_works(_observed(recipe, EAGER, peaks, ranks, sharing, eager=True))
+        except Exception as error:  # Without it, kernels of the graph have no counted work.
+            notes.append(f"the step without its graph could not be observed: {type(error).__name__}: {error}")
+    figures = compact(observed(_observed(recipe, counts, peaks, ranks, sharing), works))
+    figures["notes"] += notes
     profile["observed"] = current().broadcast(figures, communication.get("slowest", 0))
     profile |= verdict_of(profile, peaks)
 
 
-def _figures(
+def _observed(
     recipe: Recipe,
     counts: Counts,
     peaks: dict[str, Any] | None,
     ranks: SharedWindow | SingleWindow,
     sharing: int,
-) -> dict[str, Any]:
+    *,
+    eager: bool = False,
+) -> Observer:
     def knees(device: str) -> tuple[int, int]:
         ceilings = ceilings_of(peaks, device=device, threads=torch.get_num_threads(), ranks=sharing)
         return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
 
     batches = endless(recipe.order, recipe.epochs + LATER)
+    whole, rate = recipe.whole_step, recipe.learning_rate(recipe.steps - 1)
     observer = Observer(knees=knees, counts=counts, spans=True)
     try:
         with ranks.watch() if ranks.watch else nullcontext():
             while not observer.done:
-                take_step(recipe, batches, recipe.steps - 1)
+                if eager and isinstance(whole, GraphStep):
+                    whole.eager(batches, rate)
+                else:
+                    take_step(recipe, batches, recipe.steps - 1)
                 observer.end_step()
     finally:
         observer.close()
-    return compact(observed(observer))
+    return observer
+
+
+def experiments(
+    profile: dict[str, Any],
+    recipe: Recipe,
+    peaks: dict[str, Any] | None,
+    pair: dict[str, Any] | None,
+    seconds: float,
+) -> list[dict[str, Any]]:
+    """Experiments that confirm the verdict: those that a step of a workload allows, and its matched pair."""
+    attribution = attribute(profile["observed"], ceilings_of_profile(profile, peaks))
+    rows = []
+    if pair is not None:
+        hot, cold = (pair[name]["step_ms"]["p50"] for name in ("hot", "cold"))
+        rows.append(hot_ids(hot, cold, attribution["shares"]["latency"]))
+    alone = current().choose(True, several=False)
+    if not seconds or not alone or recipe.whole_step is not None or not profile["observed"]["operators"]:
+        return rows
+    batch = next(endless(recipe.order, recipe.epochs + LATER + 1000))
+
+    def step(batch: Any) -> object:
+        return take_step(recipe, iter([batch]), recipe.steps - 1)
+
+    return rows + confirm(step, batch, True, attribution, profile["observed"], seconds)

@@ -18,7 +18,7 @@ import torch
 from ..distributed.ranks import current
 from ..errors import DataError
 from ..measure import fixes, sections
-from ..measure.explain import verdict
+from ..measure.experiments import SECONDS
 from ..measure.peaks.other_work import OtherWork
 from ..measure.profile import endless
 from ..measure.trace.analyse import analyse
@@ -28,7 +28,7 @@ from ..measure.trace.record import record
 from ..train.device import applied
 from ..train.loop import take_step
 from .fixes import suggest, try_fixes
-from .measuring import STEPS, measure_window
+from .measuring import STEPS, measure_pair, measure_window, require_threads
 from .workload import Prepared, Trial, Workload
 
 TRACED = 8
@@ -49,6 +49,8 @@ class ProfileOptions:
     """Where to save the trace of this rank."""
     trace_mb: float = 50.0
     steps: int = STEPS
+    confirm: float = SECONDS
+    """Time limit in seconds of the experiments that confirm the verdict; 0: none."""
     run: str = ""
     """Identifies the traces of the ranks of this profile."""
 
@@ -66,8 +68,13 @@ def profile(
     world.require_same_data(prepared.data["digest"])
     with applied(prepared.settings):
         trial = prepared.trial(config.seed)
+        if peaks is not None:
+            require_threads(peaks, say)
+        pair = measure_pair(prepared, trial) if options.confirm else None
         say(f"measuring the parts of up to {options.steps} steps")
-        result = measure_window(prepared, trial, trial.recipe, peaks, steps=options.steps)
+        result = measure_window(
+            prepared, trial, trial.recipe, peaks, steps=options.steps, pair=pair, confirm=options.confirm
+        )
         slowest = result.get("communication", {}).get("slowest", 0)
         missing = {"missing": BUDGET_MODE}
         traced: dict[str, Any] = dict.fromkeys(("operator_table", "kernels", "idle", "transfers"), missing)
@@ -84,7 +91,6 @@ def profile(
         "preset": None,
         "mode": "full" if options.full else "budget",
         "switches": dict(prepared.settings.reasons),
-        "verdict": verdict(result, peaks),
         "roofline": sections.roofline(result, peaks),
         "embeddings": sections.embeddings(result, peaks, tables, touched),
         "communication": result.get("communication") or {"missing": "one rank"},

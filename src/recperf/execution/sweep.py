@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import to_json
 from ..machine import machine_facts
-from ..measure.explain import part_ms
+from ..measure.sections import part_ms
 from ..train.device import applied
 from .measuring import measure_window
 from .workload import Workload

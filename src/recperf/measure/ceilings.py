@@ -47,6 +47,10 @@ class Ceilings:
         """ns of a random row of this size."""
         return _interpolated(self.rows_cache if cached else self.rows_memory, row_bytes)
 
+    def product(self, precision: str | None) -> float:
+        """FLOP/s of matrix products in this precision; in float32 where it was not measured."""
+        return self.flops.get(precision or "float32") or self.flops["float32"]
+
     def shared(self, ranks: int) -> Ceilings:
         """The part of one of several ranks that use the processor at the same time."""
         if ranks == 1:
@@ -116,34 +120,6 @@ def _medians(figures: dict[str, Any]) -> dict[str, float]:
 
 def _rows(table: dict[str, Any]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((int(row["row_bytes"]), float(row["ns"]["p50"])) for row in table["rows"]))
-
-
-@dataclass(frozen=True)
-class ProfileCeilings:
-    """What the older sections of a profile compare with."""
-
-    flops_per_s: float
-    """Matrix products in the precision of the profile."""
-    bytes_per_s: float
-    """Copy bandwidth, reads plus writes."""
-    operator_ns: float
-    """Time to call (on a GPU: to queue) an operator that does nothing."""
-    rows: list[dict[str, Any]]
-    """Time of random rows from memory, by row size."""
-    last_level: int
-    """Bytes of the largest cache; 0 where unknown."""
-
-
-def ceilings(profile: dict[str, Any], peaks: dict[str, Any] | None) -> ProfileCeilings | None:
-    """The ceilings of the profile's device; None where they were not measured."""
-    device = device_peaks(profile, peaks)
-    if peaks is None or device is None:
-        return None
-    product, copy, rows = product_flops(profile, device), device["copy"]["p50"], device["gather"]["dram"]["rows"]
-    if profile.get("device", "cpu") != "cpu":
-        return ProfileCeilings(product, copy, device["launch"]["queue"]["p50"], rows, device["l2_bytes"])
-    last_level = max(peaks["machine"]["caches"].values(), default=0) // ranks_sharing(profile)
-    return ProfileCeilings(product, copy, device["calls"]["elementwise"]["p50"], rows, last_level)
 
 
 def ranks_sharing(profile: dict[str, Any]) -> int:

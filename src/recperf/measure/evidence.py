@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import lru_cache
 from statistics import median
 from time import perf_counter_ns
@@ -65,8 +66,11 @@ def event_cost() -> tuple[float, float]:
     return max(0.0, traced - plain), min(0.95, max(0.3, inside / plain))
 
 
-def observed(observer: Observer) -> dict[str, Any]:
-    """The figures of a step, in ms; see attribution.py for how they are divided."""
+def observed(observer: Observer, kernels: dict[str, Work] | None = None) -> dict[str, Any]:
+    """The figures of a step, in ms; see attribution.py for how they are divided.
+
+    `kernels` is the work of a launch by the name of the kernel, for kernels of CUDA graphs, which no operator launched.
+    """
     plain, inputs = observer.plain, observer.plain_input
     count = max(1, len(plain))
     walls = [(moment.wall - moment.waiting) / 1e6 for moment in plain]
@@ -100,11 +104,11 @@ def observed(observer: Observer) -> dict[str, Any]:
     window = Window(observer.trace, nesting)
     parts = Parts(nesting)
     times = step_times(nesting, window, works, parts.of, cost_us)
-    _clip(times)
+    clipped_ms = _clip(times) / 1e3 / times.steps
     if window.work:
-        _on_device(result, observer, nesting, window, times, off_ms)
+        _on_device(result, observer, nesting, window, times, off_ms, kernels or {})
     else:
-        _on_host(result, observer, times, works, step_ms - input_ms - ranks_ms, off_ms)
+        _on_host(result, observer, times, works, step_ms - input_ms - ranks_ms, off_ms, clipped_ms)
     result["operators"] = rows(times, works, on_device=bool(window.work))
     result["parts"] = part_rows(result["operators"])
     return result
@@ -117,6 +121,7 @@ def _on_host(
     works: list[Work],
     own_ms: float,
     off_ms: float,
+    clipped_ms: float,
 ) -> None:
     """Scale the traced times to the plain steps, which no profiler slowed; `own_ms` is a step without waits for input
     and for other ranks."""
@@ -126,7 +131,9 @@ def _on_host(
     blocked = max(0.0, off_ms - in_operators - beside)
     traced_off = sum(moment.off for moment in observer.traced) / len(observer.traced) / 1e6
     outside = times.outside_us / 1e3 / times.steps
-    python = max(0.0, outside - max(0.0, traced_off - in_operators - beside))
+    # Other work had the thread's core meanwhile, as far as that did not happen inside operators.
+    preempted = sum(moment.waiting for moment in observer.traced) / len(observer.traced) / 1e6
+    python = max(0.0, outside - max(0.0, traced_off - in_operators - beside) - max(0.0, preempted - clipped_ms))
     inside = sum(call.us for call in times.calls) / 1e3 / times.steps
     rest = max(0.0, own_ms - blocked)
     scale = rest / (python + inside) if python + inside > 0 else 0.0
@@ -137,7 +144,13 @@ def _on_host(
 
 
 def _on_device(
-    result: dict[str, Any], observer: Observer, nesting: Nesting, window: Window, times: StepTimes, off_ms: float
+    result: dict[str, Any],
+    observer: Observer,
+    nesting: Nesting,
+    window: Window,
+    times: StepTimes,
+    off_ms: float,
+    graph_works: dict[str, Work],
 ) -> None:
     """Device times are those of the trace; idle times are scaled to the plain steps, whose host was not slowed."""
     device = device_times(nesting, window)
@@ -173,7 +186,8 @@ def _on_device(
         call.device_us += us
         call.kernels += kernels
     for name, (us, kernels) in device.graph.items():
-        extra.append(Call(name, GRAPH, 0.0, None, False, _NO_EVENT, us, kernels))
+        work = _times(graph_works[name], kernels) if name in graph_works else None
+        extra.append(Call(name, GRAPH, 0.0, work, False, _NO_EVENT, us, kernels))
     times.calls = [call for call in [*times.calls, *extra] if call.device_us > 0]
     for call in times.calls:
         call.us = call.device_us
@@ -250,13 +264,55 @@ def region_name(name: str) -> str:
     return name
 
 
-def _clip(times: StepTimes) -> None:
-    """Cut calls that took many times as long as others of the same work: other work had their core meanwhile."""
+def _clip(times: StepTimes) -> float:
+    """Cut calls that took many times as long as others of the same work: other work had their core meanwhile. Returns
+    the us that were cut."""
+    cut = 0.0
     for members in _groups(times, {}).values():
         if len(members) >= 3:
             most = OUTLIER * median(call.us for call, _ in members)
             for call, _ in members:
+                cut += max(0.0, call.us - most)
                 call.us = min(call.us, most)
+    return cut
+
+
+def kernel_works(observer: Observer) -> dict[str, Work]:
+    """The mean work of a launch by the name of the kernel; the work of an operator is divided among its kernels by
+    their time."""
+    if observer.trace is None or observer.counter is None:
+        return {}
+    nesting = Nesting(observer.trace, steps_name=STEP, parts_prefix=PART)
+    window = Window(observer.trace, nesting)
+    times = step_times(nesting, window, observer.counter.result(), Parts(nesting).of, 0.0)
+    owners = _owners(nesting, {id(call.event): call for call in times.calls})
+    launched: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
+    calls: dict[int, Call] = {}
+    for work in window.activity:
+        call = owners(nesting.above(nesting.origin(work), "op")) if work.kind == "kernel" else None
+        if call is not None:
+            calls[id(call)] = call
+            launched[id(call)].append((work.name, work.end - work.start))
+    sums: defaultdict[str, list[Any]] = defaultdict(list)
+    for key, names in launched.items():
+        whole = sum(us for _, us in names) or 1.0
+        for name, us in names:
+            sums[name].append((calls[key].work, us / whole))
+    return {name: _mean_work(name, shares) for name, shares in sums.items()}
+
+
+def _mean_work(name: str, shares: list[Any]) -> Work:
+    mean = Work(name)
+    counted = [(work, share) for work, share in shares if work is not None]
+    for figure in COUNTED:
+        setattr(mean, figure, round(sum(getattr(work, figure) * share for work, share in counted) / len(shares)))
+    for fact in ("precision", "row_bytes", "table_rows"):
+        setattr(mean, fact, max((getattr(work, fact) for work, _ in counted), default=getattr(mean, fact)))
+    return mean
+
+
+def _times(work: Work, count: int) -> Work:
+    return replace(work, **{figure: count * getattr(work, figure) for figure in COUNTED})
 
 
 def compact(figures: dict[str, Any], most: int = MOST_ROWS) -> dict[str, Any]:
@@ -267,7 +323,7 @@ def compact(figures: dict[str, Any], most: int = MOST_ROWS) -> dict[str, Any]:
         rest[row["kind"], bool(row["kernels"]), bool(row["rows"]), row["precision"], row["row_bytes"]].append(row)
     joined = [{**group[0], **_joined(group)} for group in rest.values()]
     kept = [{name: value for name, value in row.items() if value} for row in (*operators[:most], *joined)]
-    names = ("name", "part", "kind", "calls", "python_calls", "ms", *COUNTED)
+    names = ("calls", "python_calls", "ms", "precision", "row_bytes", *COUNTED)
     return {**figures, "operators": [{**dict.fromkeys(names, 0), "part": None, **row} for row in kept]}
 
 

@@ -96,6 +96,12 @@ def _variants(
         grows = max(0.0, 1 - fixed)
         # What stays cached with half of the batch may not with all of it, and large products use a device better.
         yield Variant("twice the batch", lambda: step(doubled), 1 + 0.5 * grows, 1 + 1.5 * grows + own["cache"])
+    halved = _halved(batch) if has_batch else None
+    if halved is not None:
+        fixed = sum(own[limit] for limit in FIXED) + _optimizer_share(attribution, observed)
+        falls = max(0.0, 1 - fixed) / 2
+        low = max(0.0, 1 - 1.5 * falls - own["cache"] / 2)
+        yield Variant("half the batch", lambda: step(halved), low, 1 - 0.5 * falls)
     threads = torch.get_num_threads()
     if on_cpu and threads > 1:
         sure, open_ = own["compute"] + own["latency"], own["bandwidth"] + own["cache"] + own["operator"]
@@ -105,7 +111,7 @@ def _variants(
             "half the threads", plain, 1 + 0.5 * sure * factor, 1 + (sure + open_) * factor * 1.2,
             lambda: _threads(threads // 2),
         )  # fmt: skip
-    if own["latency"] >= 0.2:
+    if own["latency"] * _of_lookups(attribution) >= 0.2:
         plain = (lambda: step(batch)) if has_batch else step
         yield Variant("ids of a few hot rows", plain, 0.0, 1 - 0.3 * own["latency"], _HotIds)
     # A step that waits for the device cannot be captured.
@@ -163,9 +169,30 @@ def _optimizer_share(attribution: dict[str, Any], observed: dict[str, Any]) -> f
     own = sum(
         sum(ms for limit, ms in row["limits"].items() if limit not in FIXED)
         for row in attribution["operators"]
-        if (row["part"] or "").startswith(("optimizer", "update"))
+        if (row["part"] or "").startswith(("optimizer", "update", "dense_update"))
     )
     return float(own / max(1e-9, observed["step_ms"]["p50"] - observed["waits"].get("input", 0.0)))
+
+
+def _of_lookups(attribution: dict[str, Any]) -> float:
+    """The part of the latency that is in operators whose ids can be replaced."""
+    latency = {id(row): row["limits"].get("latency", 0.0) for row in attribution["operators"]}
+    known = sum(latency[id(row)] for row in attribution["operators"] if row_arguments(row["name"]) is not None)
+    return float(known / max(1e-12, sum(latency.values())))
+
+
+def hot_ids(hot_ms: float, cold_ms: float, latency: float) -> dict[str, Any]:
+    """The experiment of a matched pair: with ids whose rows stay in a cache, latency must vanish."""
+    ratio, high = hot_ms / cold_ms, 1 - 0.3 * latency
+    expected = f"at most {high:.2f} times the step: random rows from memory ({latency:.0%}) vanish"
+    return _row("ids of a few hot rows", expected, f"{ratio:.2f} times", ratio <= high + TOLERANCE)
+
+
+def _halved(batch: Any) -> Any | None:
+    """The first half of a batch that knows how to be cut."""
+    if not hasattr(batch, "slice") or not hasattr(batch, "__len__") or len(batch) < 2:
+        return None
+    return batch.slice(0, len(batch) // 2)
 
 
 def _doubled(batch: Any) -> Any | None:

@@ -86,8 +86,29 @@ def verdict_of(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[st
     """`shares` and `verdict` of a profile of a workload, from what was observed; the same for anyone who has both."""
     observed, ceilings = profile["observed"], ceilings_of_profile(profile, peaks)
     attribution = attribute(observed, ceilings)
-    verdict = decide(attribution, observed, ceilings, profile.get("experiments"))
-    return {"shares": attribution["shares"], "verdict": verdict.as_json()}
+    verdict = decide(attribution, observed, ceilings, profile.get("experiments")).as_json()
+    verdict["because"] += filter(None, [ranks_sentence(profile)])
+    return {"shares": attribution["shares"], "verdict": verdict}
+
+
+def ranks_sentence(profile: dict[str, Any]) -> str:
+    """The slowest rank and what waiting costs; empty for a single rank."""
+    communication = profile.get("communication") or {}
+    if "each" not in communication:
+        return ""
+    own = {row["rank"]: row["own_ms"] for row in communication["each"]}
+    slowest = own.pop(communication["slowest"])
+    others = sum(own.values()) / len(own)
+    margin = ", by less than 5%" if slowest < 1.05 * others else ""
+    split = ""
+    if communication["late_ms"] is not None:
+        late, moving = communication["late_ms"], communication["moving_ms"]
+        split = f": {late:.3g} ms for a late rank, {moving:.3g} ms for data transfer"
+    return (
+        f"Rank {communication['slowest']} of {communication['ranks']} is the slowest{margin}: its own work takes "
+        f"{slowest:.3g} ms per step, that of the others {others:.3g} ms. Exposed communication: ranks wait in "
+        f"collectives for {communication['exposed_share']:.0%} of a step, {communication['exposed_ms']:.3g} ms{split}."
+    )
 
 
 def _doubts(

@@ -15,7 +15,7 @@ from .cost import Cost
 from .device_clock import step_clock
 from .spans import OTHER, phase_of
 
-SCHEMA = 1
+SCHEMA = 2
 FEWEST = 5
 """Minimum number of steps in a window."""
 BLOCK = 4

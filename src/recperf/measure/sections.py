@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .ceilings import ProfileCeilings, ceilings
+from .ceilings import ceilings_of_profile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -12,19 +12,20 @@ if TYPE_CHECKING:
 
 def roofline(profile: dict[str, Any], peaks: dict[str, Any] | None) -> list[dict[str, Any]] | dict[str, str]:
     """Each part with counted work, relative to the measured ceilings of the device."""
-    limits = ceilings(profile, peaks)
-    if limits is None:
+    ceilings = ceilings_of_profile(profile, peaks)
+    if ceilings is None:
         return {"missing": "the ceilings of this device were not measured; run recperf peaks"}
-    rows = [_point(part, limits) for part in profile["components"] if part["flops"] or part["bytes"]]
+    product = ceilings.product(profile.get("precision"))
+    rows = [_point(part, product, ceilings.copy) for part in profile["components"] if part["flops"] or part["bytes"]]
     return [row for row in rows if row is not None] or {"missing": "no part with counted work was timed"}
 
 
-def _point(part: dict[str, Any], limits: ProfileCeilings) -> dict[str, Any] | None:
+def _point(part: dict[str, Any], product: float, copy: float) -> dict[str, Any] | None:
     seconds = part["ms"]["p50"] / 1e3
     if seconds <= 0:
         return None
     flops, moved = part["flops"] or 0, part["bytes"] or 0
-    compute, memory = flops / limits.flops_per_s / seconds, moved / limits.bytes_per_s / seconds
+    compute, memory = flops / product / seconds, moved / copy / seconds
     roof = max(compute, memory)
     bound = "neither" if roof < 0.5 else "compute" if compute >= memory else "memory"
     return {
@@ -34,8 +35,8 @@ def _point(part: dict[str, Any], limits: ProfileCeilings) -> dict[str, Any] | No
         "intensity": flops / moved if moved else None,
         "flops_per_s": flops / seconds,
         "bytes_per_s": moved / seconds,
-        "ceiling_flops_per_s": limits.flops_per_s,
-        "ceiling_bytes_per_s": limits.bytes_per_s,
+        "ceiling_flops_per_s": product,
+        "ceiling_bytes_per_s": copy,
         "share_of_roof": roof,
         "bound": bound,
     }
@@ -106,8 +107,15 @@ def _rates(profile: dict[str, Any]) -> dict[str, float | None]:
 
 
 def _cached(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any]:
-    limits, touched = ceilings(profile, peaks), profile["ids"]["touched_bytes"]
-    if limits is None or not limits.last_level:
-        return {"fits": None, "why": "the size of the last-level cache is not known"}
-    times = touched / limits.last_level
-    return {"fits": times < 1, "why": f"the touched rows are {times:.2g} times the last-level cache"}
+    ceilings, touched = ceilings_of_profile(profile, peaks), profile["ids"]["touched_bytes"]
+    if ceilings is None:
+        return {"fits": None, "why": "the caches of this device were not measured; run recperf peaks"}
+    times = touched / ceilings.knee
+    return {"fits": times < 1, "why": f"the touched rows are {times:.2g} times what the caches hold"}
+
+
+def part_ms(profile: dict[str, Any], name: str) -> dict[str, float]:
+    """p20, p50 and p80 of a part of the step, or of the whole "step"."""
+    if name == "step":
+        return dict(profile["step_ms"])
+    return dict(next(part["ms"] for part in profile["components"] if part["name"] == name))

@@ -87,7 +87,7 @@ class Evidence:
 
     @property
     def profile(self) -> Profile:
-        return self.file("profile.json", Profile, schema=1)
+        return self.file("profile.json", Profile, schema=2)
 
     @property
     def pair(self) -> Pair:

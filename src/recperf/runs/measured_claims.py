@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from .contract import MEASURED_SAME, Claim, Derive, Finding, derived_from, finding, foreign_peaks, own_fingerprint
 from .evidence import Evidence, NoEvidence
@@ -13,30 +14,58 @@ WORK_SAME = 0.01
 """Largest relative difference of the counted work of the two halves of a pair."""
 
 
-def regime_is_not(name: str, derive: Derive) -> Claim:
-    return _regime(f"not {name}", lambda regime: regime != name, derive)
+def limit_is(*names: str, derive: Derive) -> Claim:
+    """The verdict is one of these limits."""
+    expected = " or ".join(names)
+
+    def judged(verdict: Mapping[str, Any], shares: Mapping[str, float]) -> tuple[bool, str]:
+        return verdict["limit"] in names, f"{verdict['limit']}, {verdict['share']:.0%} of the step"
+
+    return _limit(f"limit: {expected}", f"{expected} limits training", judged, derive)
 
 
-def regime_is(*names: str, derive: Derive) -> Claim:
-    return _regime(" or ".join(names), lambda regime: regime in names, derive)
+def limits_lead(*names: str, derive: Derive) -> Claim:
+    """These limits together have a larger share than any other."""
+    together = " with ".join(names)
+
+    def judged(verdict: Mapping[str, Any], shares: Mapping[str, float]) -> tuple[bool, str]:
+        own = sum(shares[name] for name in names)
+        others = {name: share for name, share in shares.items() if name not in names}
+        second = max(others, key=lambda name: others[name])
+        return own > others[second], f"{together} {own:.0%} of the step, {second} {others[second]:.0%}"
+
+    return _limit(f"limit: {together}", f"{together} takes the largest share of a step", judged, derive)
 
 
-def _regime(expected: str, fits: Callable[[str], bool], derive: Derive) -> Claim:
+Judge = Callable[[Mapping[str, Any], Mapping[str, float]], tuple[bool, str]]
+
+
+def _limit(name: str, text: str, judged: Judge, derive: Derive) -> Claim:
     def holds(evidence: Evidence) -> Finding:
-        if evidence.profile.regime is None:
-            raise NoEvidence("profile.json names no regime")
-        stated = evidence.profile.regime.name
-        # The stated regime is left out: the name must follow from the measurements alone.
-        profile = {name: part for name, part in evidence.raw("profile.json").items() if name != "regime"}
-        derived = derived_from(derive, {"profile.json": profile, "peaks.json": evidence.peaks}).get("name")
+        stated = evidence.profile
+        if stated.verdict is None:
+            raise NoEvidence("profile.json has no verdict")
+        # The stated verdict is left out: it must follow from the measurements alone.
+        profile = {
+            name: part for name, part in evidence.raw("profile.json").items() if name not in ("verdict", "shares")
+        }
+        derived = derived_from(derive, {"profile.json": profile, "peaks.json": evidence.peaks})
+        verdict, shares = derived["verdict"], derived["shares"]
         objections = foreign_peaks(evidence, own_fingerprint("machine.json", evidence.raw("machine.json"))[0])
-        if stated != derived:
-            objections.append(f"profile.json states {stated!r}, its measurements give {derived!r}")
-        if not fits(str(derived)):
-            objections.append(str(derived))
-        return finding(objections, str(derived))
+        if stated.verdict.limit != verdict["limit"]:
+            objections.append(
+                f"profile.json states {stated.verdict.limit!r}, its measurements give {verdict['limit']!r}"
+            )
+        for limit, share in shares.items():
+            if not math.isclose(stated.shares.get(limit, 0.0), share, abs_tol=MEASURED_SAME):
+                objections.append(
+                    f"profile.json states a share of {stated.shares.get(limit, 0.0):.4f} for {limit}, its measurements "
+                    f"give {share:.4f}"
+                )
+        fits, shown = judged(verdict, shares)
+        return finding(objections if fits else [*objections, shown], shown)
 
-    return Claim(name=f"regime: {expected}", text=f"training is {expected}", holds=holds)
+    return Claim(name=name, text=text, holds=holds)
 
 
 def _component(place: str, components: list[Component], name: str) -> Component:

@@ -20,7 +20,7 @@ from .report.formats import percent, printable
 from .report.profile_facts import why_missing
 from .schemas import ComparedProfile, Kernels, Machine, require_schema
 
-SCHEMA = 1
+SCHEMA = 2
 GATED_SHARE = 0.05
 """A part smaller than this in both profiles is not held to the gate."""
 LARGEST_MS = 1e12

@@ -73,18 +73,48 @@ class Overhead(Struct):
     share: Number
 
 
-class EvidenceItem(Struct):
-    what: str
-    value: float | str | None
-    unit: str | None
-    threshold: str | None
-    says: str | None
+class Verdict(Struct):
+    limit: str
+    share: Number
+    confidence: str
+    because: list[str]
+    doubts: list[str]
+    second: str | None
+    advice: str
 
 
-class Regime(Struct):
+class Experiment(Struct):
     name: str
-    sentence: str
-    evidence: list[EvidenceItem]
+    expected: str
+    measured: str
+    agrees: bool | None
+
+
+class Operator(Struct):
+    """An operator of an observed step; what is left out is 0."""
+
+    name: str
+    part: str | None
+    kind: str
+    calls: Number
+    python_calls: Number
+    ms: Number
+    precision: str | int | None
+    row_bytes: Number | None
+    flops: Number
+    bytes: Number
+    rows: Number
+    missed: Number
+
+
+class Observed(Struct):
+    """The figures of a step that the verdict follows from."""
+
+    device: str
+    threads: int
+    step_ms: Percentiles
+    waits: dict[str, Number]
+    operators: list[Operator]
 
 
 class Timed(Struct):
@@ -109,7 +139,10 @@ class Profile(ComparedProfile):
     warmup: int
     overhead: Overhead | None
     ids: Ids | None
-    regime: Regime | None
+    verdict: Verdict | None
+    shares: dict[str, Number]
+    experiments: list[Experiment]
+    observed: Observed
 
 
 class RankRow(Rank):

@@ -149,6 +149,16 @@ class GraphStep:
         parts["other"] = parts.get("other", 0) + max(0, wall - whole - around.get("data", 0))
         return sum(parts.values()), parts
 
+    def eager(self, batches: Iterator[Any], rate: float) -> None:
+        """One step whose kernels are launched one by one, as they are before a graph is captured."""
+        with span("data"):
+            uneven = self.feed.load(batches)
+        if uneven is not None:
+            self._without_graph(uneven, rate)
+            return
+        self._set_rate(rate)
+        self._step()
+
     def _without_graph(self, batch: ClickBatch, rate: float) -> tuple[Tensor, int]:
         """A step on a batch of another size than the graph's, as the last one of a file may be."""
         loss = self.model.loss(batch)
@@ -157,13 +167,16 @@ class GraphStep:
         return loss.detach(), len(batch)
 
     def _replay(self, graph: torch.cuda.CUDAGraph, rate: float) -> tuple[Tensor, int]:
-        if rate != self._rate:
-            self.rate_1.fill_(rate)
-            self._rate = rate
+        self._set_rate(rate)
         graph.replay()
         place = self._steps % LOSSES
         self._steps += 1
         return self.losses[place], len(self.feed.batch)
+
+    def _set_rate(self, rate: float) -> None:
+        if rate != self._rate:
+            self.rate_1.fill_(rate)
+            self._rate = rate
 
     def _step(self) -> None:
         with span("data"):

@@ -1,4 +1,4 @@
-"""Compares runs: config, quality, step time, step budget, regime."""
+"""Compares runs: config, quality, step time, step budget, limit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Comparison:
     """Shares of a step."""
     profiled: bool = False
     """Whether the shares come from profiles, not from spans timed during training."""
-    regime: Row = Row("regime", ())
+    limit: Row = Row("limit", ())
 
     def as_json(self) -> dict[str, Any]:
         def by_name(rows: list[Row]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Comparison:
             "quality": by_name(self.quality),
             "speed": by_name(self.speed),
             "budget": {"from": "profile" if self.profiled else "training", "shares": by_name(self.budget)},
-            "regime": list(self.regime.values),
+            "limit": list(self.limit.values),
         }
 
 
@@ -77,7 +77,7 @@ def compare(runs: Sequence[Reading]) -> Comparison:
         speed=speed(runs),
         budget=budget(runs, profiled=profiled),
         profiled=profiled,
-        regime=Row("regime", tuple(_regime(run) for run in runs)),
+        limit=Row("limit", tuple(_limit(run) for run in runs)),
     )
 
 
@@ -93,8 +93,8 @@ def summary(comparison: Comparison) -> str:
     step = comparison.speed[0].values
     if None not in step:
         facts.append("step " + arrow.join(f"{value:.3g}" for value in step) + " ms")
-    if any(comparison.regime.values):
-        facts.append(arrow.join(value or "not measured" for value in comparison.regime.values))
+    if any(comparison.limit.values):
+        facts.append(arrow.join(value or "not measured" for value in comparison.limit.values))
     text = "; ".join(facts)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -192,8 +192,8 @@ def budget(runs: Sequence[Reading], *, profiled: bool) -> list[Row]:
     return [Row(name, tuple(one.get(name) for one in shares)) for name in names]
 
 
-def _regime(run: Reading) -> str | None:
-    return run.profile["regime"]["name"] if run.profile and run.profile["regime"] else None
+def _limit(run: Reading) -> str | None:
+    return run.profile["verdict"]["limit"] if run.profile and run.profile["verdict"] else None
 
 
 def _union(groups: Iterable[dict[str, Any]]) -> list[str]:

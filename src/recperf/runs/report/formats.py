@@ -115,14 +115,6 @@ def yes_or_no(value: bool | None) -> str:
     return NONE if value is None else "yes" if value else "no"
 
 
-def evidence_value(value: Any, unit: Any = None) -> str:
-    """A measured value with its unit, or that it is missing."""
-    if value is None:
-        return NOT_MEASURED
-    text = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else number(float(value))
-    return printable(f"{text} {unit}" if unit and unit != NOT_MEASURED else text)
-
-
 def setting(value: Any) -> str:
     """A config's value as it is typed on the command line."""
     if value is None:

@@ -1,4 +1,4 @@
-"""The sections that explain what limits a run: roofline, cache curve, hot and cold ids, evidence of the regime."""
+"""The sections that explain what limits a run: roofline, cache curve, hot and cold ids, what limits a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import curves, plots, ranks, roofs
 from . import formats as fmt
 from .blocks import Block, Cell, Figure, Missing, Section, Table, Text, cells
 from .formats import NONE, NOT_MEASURED, component, count, percent, size
-from .profile_facts import evidence_table, from_profile, keyed
+from .profile_facts import from_profile, keyed, limit_blocks
 from .reading import Reading
 
 LOOKUPS = ("embedding", "sparse_update")
@@ -277,6 +277,6 @@ def between_ranks(run: Reading, key: str) -> list[Section]:
 
 
 def evidence(run: Reading) -> Section:
-    regime = run.profile["regime"] if run.profile else None
-    missing = Missing("What limits this run", run.profile_command)
-    return Section("evidence", "The evidence", evidence_table(regime) if regime else [missing])
+    if not run.profile or not run.profile["verdict"]:
+        return Section("evidence", "The evidence", [Missing("What limits this run", run.profile_command)])
+    return Section("evidence", "What limits a step", limit_blocks(run.profile, run.peaks))

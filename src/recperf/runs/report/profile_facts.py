@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ...measure.attribution import attribute
+from ...measure.ceilings import ceilings_of_profile
 from ...measure.spans import PHASES, phase_of
 from . import formats as fmt
-from .blocks import Block, Cell, Table, cells
-from .formats import NONE, component
+from . import step_sections
+from .blocks import Block, Cell
+from .formats import component
 from .svg import family
 
 Profile = dict[str, Any]
@@ -29,25 +32,15 @@ def why_missing(profile: Profile, key: str) -> str | None:
     return None
 
 
-def verdict_of(profile: Profile) -> dict[str, Any] | None:
-    """The verdict; the profile that a run takes of itself has the regime instead, without a confidence."""
-    verdict = profile.get("verdict") or profile.get("regime")
-    return dict(verdict) if verdict else None
-
-
-def evidence_table(verdict: dict[str, Any]) -> list[Block]:
-    """The measured values behind a verdict, each with its threshold."""
-    rows = [
-        cells(
-            item["what"],
-            fmt.evidence_value(item["value"], item.get("unit")),
-            item.get("threshold") or NONE,
-            Cell(item.get("says") or NONE, "strong"),
-        )
-        for item in verdict.get("evidence") or []
+def limit_blocks(profile: Profile, peaks: Profile | None) -> list[Block]:
+    """What limits the step of a workload: sentences, shares, experiments, and operators with their limits."""
+    operators = attribute(profile["observed"], ceilings_of_profile(profile, peaks))["operators"]
+    return [
+        *step_sections.limit_blocks(profile),
+        *step_sections.share_blocks({**profile, "step_ms": profile["observed"]["step_ms"]}),
+        *step_sections.experiment_blocks(profile["experiments"]),
+        *step_sections.operator_blocks(operators),
     ]
-    note = f"Verdict: {verdict['name']}. A value on the other side of its threshold would change the result."
-    return [Table(("evidence", "measured", "threshold", "result"), rows, note, left=(2, 3))] if rows else []
 
 
 def keyed(name: str, text: str = "") -> Cell:

@@ -8,13 +8,12 @@ from typing import Any
 from . import formats as fmt
 from . import page, ranks
 from .blocks import Badge, Report, Tile
-from .profile_facts import verdict_of, why_missing
+from .profile_facts import why_missing
 from .profile_sections import sections
+from .step_sections import CONFIDENCE, headline
 from .text import render
 
 Profile = dict[str, Any]
-
-CONFIDENCE = {"high": "good", "medium": "plain", "low": "warning"}
 
 
 def text(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> str:
@@ -35,7 +34,7 @@ def write_page(profile: Profile, peaks: Profile | None, machine: Profile | None,
 def report(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> Report:
     # Every text of the report comes from these, so one pass here keeps control characters out of all of it.
     profile, peaks, machine = (fmt.all_printable(value) for value in (profile, peaks, machine))
-    verdict = verdict_of(profile)
+    verdict = profile.get("verdict")
     versions = (profile.get("trust") or {}).get("versions") or {}
     subtitle = [
         profile["device"],
@@ -48,7 +47,7 @@ def report(profile: Profile, peaks: Profile | None = None, machine: Profile | No
         title=profile.get("workload") or "profile",
         name=profile.get("preset") or "",
         subtitle=" · ".join(subtitle),
-        verdict=_sentence(verdict) if verdict else "What limits this step was not measured.",
+        verdict=headline(verdict) if verdict else "What limits this step was not measured.",
         measured=verdict is not None,
         badges=_badges(verdict),
         tiles=_tiles(profile),
@@ -56,18 +55,11 @@ def report(profile: Profile, peaks: Profile | None = None, machine: Profile | No
     )
 
 
-def _sentence(verdict: dict[str, Any]) -> str:
-    """The verdict's sentence, after its name unless the sentence starts with it."""
-    name, sentence = str(verdict["name"]), str(verdict["sentence"])
-    return sentence if sentence.lower().startswith(name.lower()) else f"{name}: {sentence}"
-
-
 def _badges(verdict: dict[str, Any] | None) -> list[Badge]:
     if not verdict:
         return []
-    badges = [Badge(verdict["name"], "plain")]
-    if verdict.get("confidence"):
-        badges.append(Badge(f"{verdict['confidence']} confidence", CONFIDENCE.get(verdict["confidence"], "plain")))
+    badges = [Badge(verdict["limit"], "plain")]
+    badges.append(Badge(f"{verdict['confidence']} confidence", CONFIDENCE.get(verdict["confidence"], "plain")))
     return badges
 
 

@@ -11,7 +11,7 @@ from . import plots, profile_plots, ranks
 from . import profile_device as device
 from .blocks import Block, Cell, Figure, Section, Table, Text, cells, definitions
 from .formats import NONE
-from .profile_facts import Profile, evidence_table, from_profile, keyed, verdict_of, why_missing
+from .profile_facts import Profile, from_profile, keyed, limit_blocks, why_missing
 
 BUSY_MACHINE = 0.1
 """Share of the cores used by other processes above which measured times deserve a warning."""
@@ -20,7 +20,7 @@ BUSY_MACHINE = 0.1
 def sections(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> list[Section]:
     """Every section in its order."""
     listed: tuple[tuple[str, str, str, Callable[[], list[Block]]], ...] = (
-        ("evidence", "Verdict", "", lambda: _verdict(profile)),
+        ("evidence", "Verdict", "", lambda: _verdict(profile, peaks)),
         ("budget", "Step budget", "", lambda: _budget(profile)),
         ("operators", "Operators", "operator_table", lambda: device.operators(profile)),
         ("kernels", "Kernels", "kernels", lambda: device.kernels(profile)),
@@ -39,17 +39,10 @@ def sections(profile: Profile, peaks: Profile | None = None, machine: Profile | 
     return built
 
 
-def _verdict(profile: Profile) -> list[Block]:
-    verdict = verdict_of(profile)
-    if not verdict:
-        return [Text("Not measured: the profile names no regime.", "missing")]
-    blocks: list[Block] = []
-    if verdict.get("confidence"):
-        why = f", because {verdict['why_confidence']}" if verdict.get("why_confidence") else ""
-        blocks.append(Text(f"Confidence: {verdict['confidence']}{why}.", "lead"))
-    if verdict.get("second"):
-        blocks.append(Text(f"Second limit: {verdict['second']}."))
-    return [*blocks, *evidence_table(verdict)]
+def _verdict(profile: Profile, peaks: Profile | None) -> list[Block]:
+    if not profile.get("verdict"):
+        return [Text("Not measured: the profile has no verdict.", "missing")]
+    return limit_blocks(profile, peaks)
 
 
 def _budget(profile: Profile) -> list[Block]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...measure.explain import ranks_sentence
+from ...measure.limits import ranks_sentence
 from . import formats as fmt
 from . import plots
 from .blocks import Block, Cell, Figure, Table, Text, cells

@@ -21,7 +21,7 @@ from ..result import SCHEMA, Result
 from ..schemas import Communication, Machine, Pair, Profile, require_schema
 from .profile_facts import StepPart, from_profile, from_training
 
-PROFILE_SCHEMA = 1
+PROFILE_SCHEMA, PAIR_SCHEMA = 2, 1
 MISFIT = "does not fit its description"
 
 
@@ -145,7 +145,7 @@ def _profile(path: Path) -> dict[str, Any] | None:
 def _pair(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    pair = _validated(path, Pair, PROFILE_SCHEMA)
+    pair = _validated(path, Pair, PAIR_SCHEMA)
     for arm in ("hot", "cold"):
         _require_shares(path, pair[arm], f"{arm}.components")
     return pair

@@ -13,6 +13,7 @@ from .compare import Comparison, Row, compare, summary
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
 from .profile_facts import keyed
 from .reading import Reading, read, step_parts
+from .step_sections import headline
 
 
 def write(folders: list[Path], out: Path) -> Path:
@@ -42,7 +43,7 @@ def _names(runs: list[Reading]) -> str:
 
 def report(run: Reading, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
-    regime = run.profile["regime"] if run.profile else None
+    verdict = run.profile["verdict"] if run.profile else None
     performance = run.result["performance"]
     first = [sections.quality(run, key), sections.budget(run, key)]
     rest = [sections.reproduce(run)]
@@ -55,9 +56,9 @@ def report(run: Reading, key: str, *, short: bool = False) -> Report:
         title=run.workload,
         name=run.name,
         subtitle=" · ".join([run.result["data"]["name"], performance["device"], run.machine.get("cpu") or "unknown"]),
-        verdict=regime["sentence"] if regime else "What limits this run was not measured.",
-        measured=bool(regime),
-        command="" if regime else run.profile_command,
+        verdict=headline(verdict) if verdict else "What limits this run was not measured.",
+        measured=bool(verdict),
+        command="" if verdict else run.profile_command,
         badges=_badges(run),
         tiles=_tiles(run),
         sections=[*first, *rest],
@@ -71,8 +72,8 @@ def _badges(run: Reading) -> list[Badge]:
     if sections.target_text(run.result):
         met = run.result["quality"]["met"]
         badges.append(Badge("target met", "good") if met else Badge("target missed", "bad"))
-    if run.profile and run.profile["regime"]:
-        badges.append(Badge(run.profile["regime"]["name"], "plain"))
+    if run.profile and run.profile["verdict"]:
+        badges.append(Badge(run.profile["verdict"]["limit"], "plain"))
     if run.result["provenance"]["dirty"]:
         badges.append(Badge("uncommitted changes", "warning"))
     return badges
@@ -109,10 +110,10 @@ def comparison_sections(comparison: Comparison, parts: list[list[Any]] | None = 
         changed.append(Table(head, rows, "Only fields that differ.", left=every))
     else:
         changed.append(Text("The configs are the same.", "lead"))
-    values = (Cell(value or NOT_MEASURED, "strong" if value else "muted") for value in comparison.regime.values)
+    values = (Cell(value or NOT_MEASURED, "strong" if value else "muted") for value in comparison.limit.values)
     return [
         Section("changed", "What changed", changed),
-        Section("regimes", "Regime", [Table(head, [(Cell("regime"), *values)], left=every)]),
+        Section("limits", "What limits a step", [Table(head, [(Cell("limit"), *values)], left=every)]),
         Section("qualities", "Quality", [_measured(comparison.quality, head, _score, metric)]),
         Section("speeds", "Speed", [_measured(comparison.speed, head, _number, str)]),
         Section("budgets", "Where a step spends its time", _budgets(comparison, parts, head)),

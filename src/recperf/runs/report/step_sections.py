@@ -78,7 +78,7 @@ def limit_blocks(profile: Json) -> list[Block]:
 
 def share_blocks(profile: Json) -> list[Block]:
     """The shares as a bar and a table; they sum to the step."""
-    shares = {limit: share for limit, share in profile["shares"].items() if share >= 0.001}
+    shares = {limit: share for limit, share in profile["shares"].items() if limit in TEXTS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
     whole = profile["step_ms"]["p50"]
     slices = [profile_plots.Slice(limit, shares[limit] * whole, TONES[limit]) for limit in ordered]

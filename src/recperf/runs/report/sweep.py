@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...measure.explain import part_ms
+from ...measure.sections import part_ms
 from .svg import require_matplotlib, svg_text
 
 

@@ -9,11 +9,11 @@ from ...data.config import DramDataConfig
 from ...execution.workload import Estimate, TrialsConfig, Workload
 from ...machine import available_bytes, caches
 from ...measure.cost import FLOAT
-from ...measure.explain import explain
+from ...measure.limits import verdict_of
 from ...models.config import HashedDLRMConfig
 from ...models.cost import hashed_dlrm_memory, hashed_dlrm_step
 from ...runs.contract import Claim, budget_sums, known_machine, loss_falls, quality_target
-from ...runs.measured_claims import pair_ratio_at_least, regime_is, share_of_forward_at_least
+from ...runs.measured_claims import limit_is, pair_ratio_at_least, share_of_forward_at_least
 from ...train.config import SparseTrainConfig
 from ..click_plan import planned_clicks
 
@@ -110,7 +110,7 @@ def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
         *common,
         share_of_forward_at_least("embedding", SHARE_OF_FORWARD, with_=("hash",)),
         pair_ratio_at_least("embedding", COLD_OVER_HOT),
-        regime_is("latency-bound", derive=explain),
+        limit_is("latency", derive=verdict_of),
     )
 
 
