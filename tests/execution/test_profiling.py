@@ -264,7 +264,7 @@ def test_parts_of_another_minute_predict_nothing(
     profile: dict[str, Any] = {"device": "cpu", "threads": 1, "components": parts}
     profile["overhead"] = {"plain_ms": 100.0, "plain": plain}
     monkeypatch.setattr(fixes_module, "_measure", lambda *_: measured(step, [1.0], others=others))
-    fixes_module.try_fixes(DLRM, None, profile, [made("mlp", None)], peaks, None, None, lambda text: None)
+    fixes_module.try_fixes(DLRM, None, profile, [made("onednn", None)], peaks, None, None, lambda text: None)
     (row,) = profile["fixes"]
     if reason is None:
         assert (row["status"], row["note"]) == ("tried", None)

@@ -12,7 +12,6 @@ the fix affects at p80, other parts at p20, rates at p80 and the whole ceiling r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -262,22 +261,31 @@ def on_a_cpu(
     for fix, reached in affected.items():
         for name in reached:
             shared = before[name] * profile["threads"] / cores
-            least = shared if fix == "threads" else _least_on_a_cpu(fix, parts[name], profile, peaks, case)
-            after[name] = min(after[name], least)
+            fixed = shared if fix == "threads" else _part_on_a_cpu(fix, before[name], parts[name], profile, peaks, case)
+            after[name] = min(after[name], fixed)
     return sum(after.values())
 
 
-def _least_on_a_cpu(fix: str, part: dict[str, Any], profile: dict[str, Any], peaks: dict[str, Any], case: int) -> float:
-    """ms of a part at the ceilings of its number of threads; at least one call of an operator.
+def _part_on_a_cpu(
+    fix: str, ms: float, part: dict[str, Any], profile: dict[str, Any], peaks: dict[str, Any], case: int
+) -> float:
+    """ms of a part with a fix: at the ceilings of its number of threads, and at least one call of an operator.
 
-    Infinite where no work was counted that could say how fast it may become.
+    Where no work was counted, nothing says how fast it may become.
     """
     rates = (peaks.get("other_threads") or {}).get(str(profile["threads"]), peaks)
     products = rates["gemm"].get(profile.get("precision") or "float32", rates["gemm"]["float32"])
-    arithmetic = (part["flops"] or 0) / _at(products, case)
-    moving = (part["bytes"] or 0) / (OF_COPY ** (1 - case) * _at(rates["copy"], case)) if fix != "onednn" else 0.0
-    call = _at(peaks["calls"]["elementwise"], -case) / 1e9
-    return max(arithmetic, moving, call) * 1e3 if arithmetic or moving else math.inf
+    arithmetic_ms = (part["flops"] or 0) / _at(products, case) * 1e3
+    least = max(arithmetic_ms, _at(peaks["calls"]["elementwise"], -case) / 1e6)
+    moved = part["bytes"] or 0
+    if fix == "onednn":
+        return least if arithmetic_ms else ms
+    if fix == "mlp":
+        # The products remain. Passes for ReLU and bias gradients move about what the products do; the slower, the more
+        # is saved.
+        return max(least, ms - moved / (OF_COPY ** (1 + case) * _at(rates["copy"], -case)) * 1e3)
+    moving_ms = moved / (OF_COPY ** (1 - case) * _at(rates["copy"], case)) * 1e3
+    return max(least, moving_ms) if arithmetic_ms or moved else ms
 
 
 def prediction(
