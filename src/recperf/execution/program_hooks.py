@@ -29,7 +29,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UsageError
 from ..measure.observing import LONG
-from .step_profile import Profiler
+from .step_profile import Profiler, length, prefetched
 
 RARE = 8
 """An optimizer that steps once in up to so many steps of another one ends the steps of the loop."""
@@ -185,12 +185,7 @@ class Hooks(ExitStack):
         def iterate(loader: Any) -> Any:
             if self._is_worker():
                 return original(loader)
-            try:
-                length: int | None = len(loader)
-            except TypeError:
-                length = None
-            prefetched = loader.num_workers * (loader.prefetch_factor or 0)
-            self._loaders.setdefault(id(loader.dataset), Loader(length, loader.num_workers, prefetched))
+            self._loaders.setdefault(id(loader.dataset), Loader(length(loader), loader.num_workers, prefetched(loader)))
             # Worker processes must not inherit the counting of operators.
             with self._waiting(), _disable_current_modes():
                 return original(loader)

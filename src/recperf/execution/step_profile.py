@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from time import perf_counter
 from types import TracebackType
@@ -85,8 +85,10 @@ class Profiler:
 
     def input(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Pass the batches on; the time until each arrives is a wait for input."""
-        if not self._driven:
-            self.observer.expected = len(batches) if isinstance(batches, Sized) else None
+        if self.observer.state == "warm":
+            self.observer.buffered = prefetched(batches)
+            if not self._driven:
+                self.observer.expected = length(batches)
         iterator = iter(batches)
         while True:
             with self.waiting_for_input():
@@ -207,6 +209,19 @@ def profile(
             if profiler.done:
                 break
     return profiler.report
+
+
+def length(batches: Any) -> int | None:
+    try:
+        return len(batches)
+    except TypeError:
+        # No length, or that of a DataLoader over a stream.
+        return None
+
+
+def prefetched(batches: Any) -> int:
+    """Batches that the worker processes of a DataLoader may have ready."""
+    return (getattr(batches, "num_workers", None) or 0) * (getattr(batches, "prefetch_factor", None) or 0)
 
 
 def _takes_argument(step: Callable[..., object]) -> bool:

@@ -1,0 +1,58 @@
+"""The examples of docs/your-model.md run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recperf
+from recperf.cli import main
+from recperf.execution import step_profile
+from recperf.measure import observing
+
+PAGE = (Path(__file__).parents[2] / "docs" / "your-model.md").read_text(encoding="utf-8")
+PROGRAM = """
+def batches():
+    yield from loader
+
+for batch in batches():
+    step(batch)
+"""
+
+
+def blocks(language: str) -> list[str]:
+    every = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    return [text for kind, text in every if kind == language]
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
+    monkeypatch.setattr(step_profile.machine_peaks, "require", lambda threads, say: None)
+    monkeypatch.setattr(step_profile, "run_experiments", lambda *arguments: [])
+
+
+def test_the_python_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for source in blocks("python"):
+        exec(source, names)
+    report = names["report"]
+    assert sum(report.shares.values()) == pytest.approx(1)
+    assert {part["name"] for part in report.parts} >= {"0", "2", "optimizer Adam.step"}
+    assert names["same"].as_json() == report.as_json()
+    assert Path("profile.html").exists()
+    assert report.verdict.limit in capsys.readouterr().out
+    assert set(recperf.__all__) >= {"profile", "Profiler", "load"}
+
+
+def test_the_commands() -> None:
+    Path("train.py").write_text(blocks("python")[0].partition("report =")[0] + PROGRAM)
+    for line in blocks("")[0].splitlines():
+        assert main(shlex.split(line)[1:]) == 0
+    assert Path("profile.html").exists()
+    assert len(list(Path("runs").glob("script-profile-*/profile.json"))) == 2
