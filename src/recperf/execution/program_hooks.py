@@ -5,23 +5,27 @@ They do nothing in worker processes, which inherit them, and in code that torch.
 
 from __future__ import annotations
 
-import gc
 import inspect
 import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from threading import get_ident, local
 from types import GeneratorType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
@@ -73,6 +77,8 @@ class Hooks(ExitStack):
         self._step_thread = get_ident()
         self._input_threads: set[int] = set()
         self._model: nn.Module | None = None
+        self._modules: WeakSet[nn.Module] = WeakSet()
+        """Those that the program made."""
 
     def __enter__(self) -> Hooks:
         super().__enter__()
@@ -80,6 +86,8 @@ class Hooks(ExitStack):
         self.enter_context(_patched(torch.amp.GradScaler, "step", self._scaler_step))
         self.enter_context(_patched(_BaseDataLoaderIter, "__next__", self._next_batch))
         self.enter_context(_patched(DataLoader, "__iter__", self._new_iterator))
+        for register in (register_module_module_registration_hook, register_module_parameter_registration_hook):
+            self.callback(register(lambda module, name, item: self._modules.add(module)).remove)
         self.enter_context(_patched(threading, "excepthook", _unless_stopped))
         return self
 
@@ -170,12 +178,10 @@ class Hooks(ExitStack):
         if self.steps_seen < 1 or self.profiler.done or _compiles():
             return None
         parameters = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-        # isinstance would ask lazy objects for their class, which may import something.
-        modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
+        modules = list(self._modules)
         inner = {id(child) for module in modules for child in module._modules.values()}
-        holds = {id(m): sum(id(p) in parameters for p in m.parameters()) for m in modules if id(m) not in inner}
-        roots = [module for module in modules if holds.get(id(module))]
-        best = max(roots, key=lambda module: holds[id(module)], default=None)
+        roots = [module for module in modules if id(module) not in inner]
+        best = max(roots, key=lambda module: sum(id(p) in parameters for p in module.parameters()), default=None)
         return None if isinstance(best, nn.DataParallel) else best
 
     # Waits for input
@@ -187,7 +193,8 @@ class Hooks(ExitStack):
                 return original(loader)
             self._loaders.setdefault(id(loader.dataset), Loader(length(loader), loader.num_workers, prefetched(loader)))
             # Worker processes must not inherit the counting of operators.
-            with self._waiting(), _disable_current_modes():
+            counts = self.profiler.observer.state == "counted"
+            with self._waiting(), _disable_current_modes() if counts else nullcontext():
                 return original(loader)
 
         return iterate

@@ -16,9 +16,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import active_children
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from ..errors import MachineError, UsageError
 from ..runs.step_report import Report
@@ -68,8 +71,9 @@ def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True
                 module.__dict__[_MARK.format(name)] = hooks.steps if name == "step" else hooks.inputs
             outcome.code, outcome.stopped = _run(program, code, module, hooks)
         del module
-        # Iterators of loaders that are not referenced any more end their worker processes.
-        gc.collect()
+        if active_children():
+            # Iterators of loaders that are not referenced any more end their worker processes.
+            gc.collect()
     _conclude(program, profiler, hooks, outcome)
     return outcome
 
@@ -152,6 +156,7 @@ def _as_main(program: Program) -> Iterator[ModuleType]:
         __file__=str(program.script), __builtins__=builtins, __spec__=None, __package__=None, __cached__=None
     )
     before = sys.modules["__main__"], sys.argv, sys.path[:]
+    device, dtype = torch.get_default_device(), torch.get_default_dtype()
     sys.modules["__main__"] = module
     sys.argv = [str(program.script), *program.arguments]
     sys.path.insert(0, str(program.script.resolve().parent))
@@ -159,6 +164,10 @@ def _as_main(program: Program) -> Iterator[ModuleType]:
         yield module
     finally:
         sys.modules["__main__"], sys.argv, sys.path[:] = before
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
 
 
 def _compiled(program: Program) -> tuple[Any, list[str]]:

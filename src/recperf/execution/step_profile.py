@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from ..errors import UsageError
 from ..machine import machine_facts
@@ -212,10 +213,13 @@ def profile(
 
 
 def length(batches: Any) -> int | None:
+    """The number of batches, where it is known."""
+    if isinstance(getattr(batches, "dataset", None), IterableDataset):
+        # Its DataLoader would remember that it was asked, and warn about further batches.
+        return None
     try:
         return len(batches)
-    except TypeError:
-        # No length, or that of a DataLoader over a stream.
+    except (TypeError, NotImplementedError):
         return None
 
 
