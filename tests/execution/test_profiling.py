@@ -197,7 +197,7 @@ def test_a_profile_without_ceilings_guesses_no_fixes() -> None:
     profile = profiling.profile(DLRM, tiny(), None, BUDGET, lambda text: None)
     assert profile["fixes"] == []
     assert "missing" in profile["roofline"]
-    assert profile["verdict"]["confidence"] == "low"
+    assert profile["verdict"]["confidence"] != "high"
     assert any(text.startswith("roofline: the ceilings") for text in profile["trust"]["not_measured"])
 
 

@@ -7,7 +7,7 @@ fused kernel follows from its counted bytes or FLOPs at a share of the measured 
 empty kernel.
 
 A prediction has three cases. 0: every figure at its median. 1, the best case for the fix: the step and the parts that
-the fix affects at p80, other parts at p20, rates at p80 and the whole ceiling reached. -1: the reverse.
+the fix affects at p80, other parts at p20, rates at p80 and the whole ceiling reached. -1, the worst: the reverse.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from .spans import kind_of, phase_of
 
 PERCENTILES = ("p50", "p80", "p20")
 """By case: 0, 1 and -1."""
-OF_COPY = 0.5
-"""Share of the copy bandwidth that a fused operator reaches on a CPU."""
+OF_CPU = 0.5
+"""On a CPU: share of a ceiling that operators reach, except in the best case, where they reach all of it; and share of
+its saving that a fix has in the worst case."""
 OF_MEMORY, OF_PRODUCTS = 0.6, 0.35
 """Shares of the ceilings that kernels reach on streams of a few MB and products of a few GFLOP."""
 MUCH_ARITHMETIC = 1e7
@@ -262,6 +263,8 @@ def on_a_cpu(
         for name in reached:
             shared = before[name] * profile["threads"] / cores
             fixed = shared if fix == "threads" else _part_on_a_cpu(fix, before[name], parts[name], profile, peaks, case)
+            if case < 0:
+                fixed = before[name] - OF_CPU * (before[name] - fixed)
             after[name] = min(after[name], fixed)
     return sum(after.values())
 
@@ -275,16 +278,18 @@ def _part_on_a_cpu(
     """
     rates = (peaks.get("other_threads") or {}).get(str(profile["threads"]), peaks)
     products = rates["gemm"].get(profile.get("precision") or "float32", rates["gemm"]["float32"])
+    reached = 1.0 if case > 0 else OF_CPU
     arithmetic_ms = (part["flops"] or 0) / _at(products, case) * 1e3
     least = max(arithmetic_ms, _at(peaks["calls"]["elementwise"], -case) / 1e6)
     moved = part["bytes"] or 0
     if fix == "onednn":
-        return least if arithmetic_ms else ms
+        return max(least, arithmetic_ms / reached) if arithmetic_ms else ms
     if fix == "mlp":
         # The products remain. Passes for ReLU and bias gradients move about what the products do; the slower, the more
         # is saved.
-        return max(least, ms - moved / (OF_COPY ** (1 + case) * _at(rates["copy"], -case)) * 1e3)
-    moving_ms = moved / (OF_COPY ** (1 - case) * _at(rates["copy"], case)) * 1e3
+        passes_ms = moved / (OF_CPU**2 / reached * _at(rates["copy"], -case)) * 1e3
+        return max(least, ms - passes_ms)
+    moving_ms = moved / (reached * _at(rates["copy"], case)) * 1e3
     return max(least, moving_ms) if arithmetic_ms or moved else ms
 
 
