@@ -149,6 +149,10 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
     if not rows:
         return ""
     if limit == "dispatch":
+        kernels = sum(row.get("kernels") or 0 for row in attribution["operators"])
+        if kernels and ceilings is not None:
+            floor = ceilings.kernel_ns / 1e3
+            return f": {kernels:,.0f} kernels, each of which costs at least {floor:.1f} us whatever it computes"
         calls = sum(row["calls"] for row in attribution["operators"])
         return f": {calls:,.0f} operator calls"
     row, share = _busiest(rows, limit)
