@@ -135,6 +135,7 @@ def test_confidence_follows_margin_spread_other_work_and_experiments() -> None:
     assert verdict_of(0.45, 0.30).confidence == "medium"
     assert verdict_of(0.7, 0.1, other_work=0.2).confidence == "medium"
     assert verdict_of(0.7, 0.1, preempted=0.2).confidence == "medium"
+    assert verdict_of(0.7, 0.1, crowded=0.2).confidence == "medium"
     assert verdict_of(0.7, 0.1, scale=0.5).confidence == "medium"
     assert verdict_of(0.45, 0.30, other_work=0.2).confidence == "low"
     assert verdict_of(0.5, 0.2, step_ms={"p20": 5.0, "p50": 10.0, "p80": 15.0}).confidence == "medium"

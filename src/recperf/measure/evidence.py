@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache
@@ -125,6 +126,8 @@ def _on_host(
 ) -> None:
     """Scale the traced times to the plain steps, which no profiler slowed; `own_ms` is a step without waits for input
     and for other ranks."""
+    crowd = observer.threads / (os.cpu_count() or 1) + observer.workers - 1
+    result["crowded"] = min(observer.workers, max(0.0, crowd))
     in_operators = sum(work.off_ns for work in works) / 1e6
     beside = times.beside_us / 1e3 / times.steps
     # A thread that waits inside an operator waits for the operator's own threads.

@@ -125,6 +125,8 @@ def _doubts(
     others = observed.get("other_work")
     if others is not None and others >= QUIET:
         doubts.append(f"other work used {others:.0%} of the cores")
+    elif observed.get("crowded", 0.0) >= QUIET:
+        doubts.append(f"worker processes used {observed['crowded']:.0%} of the cores, which operators need as well")
     elif observed.get("preempted", 0.0) >= QUIET:
         doubts.append(f"the thread of the step waited for a core for {observed['preempted']:.0%} of the time")
     if ceilings is None and observed["operators"]:

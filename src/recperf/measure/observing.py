@@ -114,6 +114,8 @@ class Observer:
         self.batch_size: int | None = None
         self.other_work = OtherWork()
         self.others: float | None = None
+        self.workers = 0.0
+        """Share of the cores that worker processes of the loop used."""
         self.bookkeeping_ns = 0
         self._input = self._ranks = _ZERO
         self._heard = listen(_Spans(self)) if spans else None
@@ -181,7 +183,7 @@ class Observer:
         if self.state == "plain":
             self._close_block()
         if self.others is None:
-            self.others = self.other_work.share()
+            self._end_others()
         if len(self.plain) <= FEW_PLAIN:
             late: tuple[list[Any], ...] = (self.plain, self.plain_input, self.plain_ranks, self.blocks)
             joined = (before + after for before, after in zip(self._first, late))
@@ -238,7 +240,7 @@ class Observer:
         enough = enough or (self.hurries and not was_traced and count >= FEW_PLAIN)
         if enough if self.counts is None else count >= self.counts.plain:
             self._close_block()
-            self.others = self.other_work.share()
+            self._end_others()
             if was_traced:
                 self._enter("done")
             else:
@@ -282,6 +284,9 @@ class Observer:
 
     def _after_done(self, spent: Moment) -> None:
         pass
+
+    def _end_others(self) -> None:
+        self.others, self.workers = self.other_work.share(), self.other_work.workers()
 
     def _enter(self, state: str) -> None:
         self.state, self._in_state = state, 0

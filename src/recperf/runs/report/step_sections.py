@@ -22,8 +22,8 @@ TONES = {
 """The colour of each limit, from the palette of parts."""
 
 
-def report_of(profile: Json, title: str = "step") -> Report:
-    """The report of a profiled step."""
+def report_of(profile: Json) -> Report:
+    """The report of a profiled step, named after its program."""
     profile = fmt.all_printable(profile)
     verdict, step = profile["verdict"], profile["step_ms"]
     machine = profile.get("machine") or {}
@@ -32,7 +32,7 @@ def report_of(profile: Json, title: str = "step") -> Report:
     subtitle += [f"torch {machine['torch']}"] if machine.get("torch") else []
     return Report(
         key="step",
-        title=title,
+        title=(profile.get("program") or {}).get("script", "step"),
         name="",
         subtitle=" · ".join(subtitle),
         verdict=headline(verdict),
