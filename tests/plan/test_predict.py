@@ -65,6 +65,10 @@ def test_exposed_parts_are_the_step() -> None:
     assert plan.seconds == sum(plan.exposed.values())
     assert plan.samples_per_s == pytest.approx(16 * 64 / plan.seconds)
     assert all(plan.exposed[name] <= seconds for name, seconds in plan.parts.items())
+    assert sum(plan.shares.values()) == pytest.approx(1.0)
+    moved = sum(plan.exposed[name] for name in PARTS if "all-" in name)
+    assert plan.shares["communication"] == pytest.approx(moved / plan.seconds)
+    assert plan.shares["compute"] > plan.shares["bandwidth"] > 0
 
 
 def test_overlapped_parts_are_not_exposed() -> None:

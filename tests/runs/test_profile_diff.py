@@ -75,6 +75,15 @@ def test_a_part_that_took_no_time_before_exceeds_every_gate() -> None:
     assert json.dumps(difference.as_json(), allow_nan=False)
 
 
+def test_limits_and_their_shares_are_compared() -> None:
+    old, new = profiles.eager(), profiles.eager()
+    new["verdict"]["limit"], new["shares"] = "compute", {"compute": 0.7, "python": 0.3, "input": 0.005}
+    difference = diff(LoadedProfile(Path("a"), old), LoadedProfile(Path("b"), new))
+    assert difference.limits == ("launch", "compute")
+    assert list(difference.shares) == ["compute", "launch", "python", "input"]
+    assert difference.shares["python"] == (0.2, 0.3)
+
+
 def test_new_and_gone_parts_and_kernels_are_listed() -> None:
     difference = diff(loaded(profiles.eager()), loaded(profiles.graph(), "b"))
     assert changes(difference)["data"].says == "gone"

@@ -10,7 +10,7 @@ import tyro
 
 from ..errors import GateFailed, UsageError
 from ..runs.profile_diff import Change, Diff, Kernel, change_text, diff, load, parse_gate
-from ..runs.report.formats import NONE, component, count, short, spread, time
+from ..runs.report.formats import NONE, component, count, percent, short, spread, time
 from ..runs.report.text import columns
 from .parse import JsonOption, parse
 from .terminal import conclude
@@ -69,8 +69,19 @@ def as_text(difference: Diff) -> str:
     rows.append(_row("step", difference.step))
     rows += [_row(component(change.name), change) for change in difference.components]
     lines += ["", "step and parts, the largest change first", *columns(rows, left=(6,))]
+    lines += _limits(difference)
     lines += ["", "kernels", *_kernels(difference)]
     return "\n".join(lines)
+
+
+def _limits(difference: Diff) -> list[str]:
+    if not difference.shares:
+        return []
+    old, new = (limit or "unclear" for limit in difference.limits)
+    named = f"{old} in both" if old == new else f"{old}, then {new}"
+    rows = [["", "before", "after"]]
+    rows += [[limit, percent(before), percent(after)] for limit, (before, after) in difference.shares.items()]
+    return ["", f"what limits the step: {named}", *columns(rows)]
 
 
 def _row(name: str, change: Change) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..measure.limits import TEXTS
 from ..plan.predict import PARTS
 from ..units import number, size
 from .terminal import table
@@ -54,6 +55,7 @@ def _details(point: dict[str, Any], currency: str | None) -> list[str]:
         "",
         "one step",
         table(_parts(point)),
+        f"  {_limit(point)}",
         "",
         f"memory: {_verdict(point['memory'])}",
         table(_memory(point["memory"])),
@@ -91,6 +93,12 @@ def _parts(point: dict[str, Any]) -> list[list[str]]:
         left = point["exposed"][name]
         rows.append([name, _time(seconds), _time(left), f"{left / point['seconds']:.1%}", PARTS[name]])
     return rows
+
+
+def _limit(point: dict[str, Any]) -> str:
+    """What limits the step: the largest share, in the words of a profile."""
+    limit = point["limit"]
+    return f"{limit}: " + TEXTS[limit]["sentence"].format(share=f"{point['shares'][limit]:.0%}", detail="")
 
 
 def _memory(memory: dict[str, Any]) -> list[list[str]]:

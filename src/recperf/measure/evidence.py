@@ -325,9 +325,7 @@ def compact(figures: dict[str, Any], most: int = MOST_ROWS) -> dict[str, Any]:
     for row in operators[most:]:
         rest[row["kind"], bool(row["kernels"]), bool(row["rows"]), row["precision"], row["row_bytes"]].append(row)
     joined = [{**group[0], **_joined(group)} for group in rest.values()]
-    kept = [{name: value for name, value in row.items() if value} for row in (*operators[:most], *joined)]
-    names = ("calls", "python_calls", "ms", "precision", "row_bytes", *COUNTED)
-    return {**figures, "operators": [{**dict.fromkeys(names, 0), "part": None, **row} for row in kept]}
+    return {**figures, "operators": [*operators[:most], *joined]}
 
 
 def _joined(group: list[dict[str, Any]]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def confirm(
     own_s = expected_s * (1 - input_share)
     variants = list(_variants(step, batch, has_batch, attribution, observed))
     rows: list[dict[str, Any]] = []
-    if has_batch and input_share >= 0.02:
+    if has_batch and input_share >= TOLERANCE / 2:
         rows.append(_replay(plain, expected_s, input_share))
     left = SECONDS if seconds is None else seconds
     for variant in variants:

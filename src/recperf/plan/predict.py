@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..config import require, within
+from ..measure.attribution import LIMITS
 from ..measure.cost import FLOAT, INDEX, Cost
 from ..measure.spans import phase_of
 from . import network as collectives
@@ -52,6 +53,8 @@ class Prediction:
     skew: Skew
     work: Work
     origins: dict[str, str]
+    shares: dict[str, float]
+    """Share of the step by limit, with the names that profiles use; they sum to 1."""
 
     @property
     def global_batch(self) -> int:
@@ -96,11 +99,13 @@ def predict(
     share = device.share(on_node)
     slowed = network.slowed(device.ranks_per_core(on_node)) if device.cores else network
     parts = _seconds(work, placed, skew, batch, share, slowed, parallelism)
+    left = exposed(parts, parallelism)
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
         parts=parts,
-        exposed=exposed(parts, parallelism),
+        exposed=left,
+        shares=limit_shares(work, share, batch, left),
         memory=memory_of(work, placed, skew, batch, share, parallelism),
         placed=tuple(placed),
         skew=skew,
@@ -123,15 +128,42 @@ def exposed(parts: Mapping[str, float], parallelism: Parallelism) -> dict[str, f
     return left
 
 
+def limit_shares(work: Work, device: Device, batch: int, left: Mapping[str, float]) -> dict[str, float]:
+    """Share of the step by limit: each part of the work belongs to the ceiling that its time follows from."""
+    calls = device.calls
+    fixed = {"input": calls.input, "lookup": calls.lookup, "dense forward": calls.forward}
+    fixed |= {"dense backward": calls.backward, "dense update": calls.update}
+    seconds = dict.fromkeys(LIMITS, 0.0)
+    for name, time in left.items():
+        called = min(time, fixed.get(name, 0.0))
+        seconds["dispatch"] += called
+        if name == "input":
+            seconds["input" if device.cores else "transfer"] += time - called
+        elif name in ("lookup", "table update"):
+            seconds["bandwidth"] += time - called
+        elif not name.startswith("dense"):
+            seconds["communication"] += time
+    for name, cost in work.parts(batch).items():
+        flops, moved = _roof_seconds(name, cost, work, device)
+        seconds["compute" if flops >= moved else "bandwidth"] += max(flops, moved)
+    whole = sum(seconds.values()) or 1.0
+    return {limit: time / whole for limit, time in seconds.items()}
+
+
 def dense_seconds(work: Work, device: Device, batch: int) -> dict[str, float]:
     """Seconds of each dense part: its FLOPs or its bytes, whichever take longer."""
     return {name: part_seconds(name, cost, work, device) for name, cost in work.parts(batch).items()}
 
 
 def part_seconds(name: str, cost: Cost, work: Work, device: Device) -> float:
+    return max(_roof_seconds(name, cost, work, device))
+
+
+def _roof_seconds(name: str, cost: Cost, work: Work, device: Device) -> tuple[float, float]:
+    """Seconds of the FLOPs and of the bytes of a part."""
     share = device.efficiency.attention if name.startswith("attention") else device.efficiency.products
     flops = cost.flops / (share * device.flops.of(work.precision))
-    return max(flops, cost.bytes / (device.efficiency.bytes * device.bytes_per_s))
+    return flops, cost.bytes / (device.efficiency.bytes * device.bytes_per_s)
 
 
 def _seconds(

@@ -86,6 +86,8 @@ def _step(plan: Prediction, parallelism: Parallelism) -> dict[str, Any]:
         "samples_per_s": plan.samples_per_s,
         "parts": plan.parts,
         "exposed": plan.exposed,
+        "limit": max(plan.shares, key=lambda limit: plan.shares[limit]),
+        "shares": plan.shares,
         "memory": {
             "verdict": memory.verdict,
             "fullest_rank": rank,

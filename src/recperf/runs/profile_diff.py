@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import jsonfile
 from ..errors import DataError, UsageError
+from ..measure.limits import TEXTS
 from .record import read_config
 from .report.compare import changed_fields
 from .report.formats import percent, printable
@@ -23,6 +24,8 @@ from .schemas import ComparedProfile, Kernels, Machine, require_schema
 SCHEMA = 2
 GATED_SHARE = 0.05
 """A part smaller than this in both profiles is not held to the gate."""
+NOTICED_SHARE = 0.01
+"""A limit whose share is smaller in both profiles is not shown."""
 LARGEST_MS = 1e12
 """No step takes decades; a larger number means damage."""
 FEW_STEPS = 8
@@ -117,6 +120,10 @@ class Diff:
     kernels: list[Kernel] = field(default_factory=list)
     no_kernels: str | None = None
     """Why kernels are not compared."""
+    limits: tuple[str | None, str | None] = (None, None)
+    """What limits the step in each profile."""
+    shares: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Share of the step by limit in both, the largest first."""
 
     def regressions(self, gate: float) -> list[Change]:
         return [change for change in (self.step, *self.components) if change.beyond(gate)]
@@ -127,6 +134,8 @@ class Diff:
             "warnings": self.warnings,
             "notes": self.notes,
             "step": self.step.as_json(),
+            "limit": dict(zip(("old", "new"), self.limits)),
+            "shares": {limit: dict(zip(("old", "new"), both)) for limit, both in self.shares.items()},
             "components": [change.as_json() for change in self.components],
             "kernels": {"missing": self.no_kernels} if self.no_kernels else [k.as_json() for k in self.kernels],
         }
@@ -193,7 +202,20 @@ def diff(old: LoadedProfile, new: LoadedProfile) -> Diff:
         components=components(old.profile, new.profile),
         kernels=[] if lacking else kernels(old.profile, new.profile),
         no_kernels=lacking,
+        limits=(_text(_part(old, "verdict").get("limit")), _text(_part(new, "verdict").get("limit"))),
+        shares=shares(_part(old, "shares"), _part(new, "shares")),
     )
+
+
+def shares(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """The shares by limit in both profiles, without those under 1 % in both."""
+    both = {limit: (_share(old.get(limit)), _share(new.get(limit))) for limit in TEXTS} if old and new else {}
+    large = [limit for limit, values in both.items() if max(values) >= NOTICED_SHARE]
+    return {limit: both[limit] for limit in sorted(large, key=lambda limit: -max(both[limit]))}
+
+
+def _share(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def warnings(old: LoadedProfile, new: LoadedProfile) -> list[str]:

@@ -99,7 +99,7 @@ class Operator(Struct):
     calls: Number
     python_calls: Number
     ms: Number
-    precision: str | int | None
+    precision: str | None
     row_bytes: Number | None
     flops: Number
     bytes: Number
