@@ -44,7 +44,6 @@ Profile = Callable[..., Outcome]
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
-    monkeypatch.setattr(observing, "LONG", 100)
 
 
 @pytest.fixture

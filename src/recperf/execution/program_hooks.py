@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UsageError
-from ..measure.observing import LONG
+from ..measure.observing import ENDLESS
 from .step_profile import Profiler, length, prefetched
 
 RARE = 8
@@ -272,7 +272,7 @@ class Hooks(ExitStack):
         if loader.length is not None:
             observer.expected = int(loader.length / per_step)
         elif loader.workers:
-            observer.expected = LONG
+            observer.expected = ENDLESS
 
     def _is_worker(self) -> bool:
         return os.getpid() != self._process

@@ -38,8 +38,9 @@ FEW_WARM_UPS, FEW_PLAIN, FEW_TRACED, FEW_COUNTED = 2, 2, 1, 2
 """The same where the loop may end soon: eight steps are enough to see something of everything."""
 FEW = 12
 """A loop of so few steps leaves no time for more than that."""
-LONG = MOST_PLAIN + 50
-"""A loop of so many steps is long enough for the usual order."""
+LONG = 60
+"""A loop of so many steps is long enough for the usual order, with a third of them timed."""
+ENDLESS = 1 << 30
 WAITS = 0.05
 """Share of a step from which waiting for input matters."""
 BLOCK_NS = 10_000_000
@@ -88,7 +89,7 @@ class Observer:
     ):
         self.knees, self.model, self.light = knees, model, light
         self.most_plain, self.counts = plain or MOST_PLAIN, counts
-        self.expected: int | None = LONG
+        self.expected: int | None = ENDLESS
         """Steps that the loop has, as far as known. Where they may be few, tracing and counting come early."""
         self.buffered = 0
         """Steps whose batches the loader may have ready after a pause."""
@@ -237,6 +238,8 @@ class Observer:
         enough = count >= FEWEST_PLAIN and blocks and (seconds >= PLAIN_SECONDS or count >= self.most_plain)
         was_traced = self.counter is not None
         enough = enough or (count >= 3 and seconds > 10 * PLAIN_SECONDS)
+        if self.expected is not None and not was_traced:
+            enough = enough or count >= max(FEWEST_PLAIN, self.expected // 3)
         enough = enough or (self.hurries and not was_traced and count >= FEW_PLAIN)
         if enough if self.counts is None else count >= self.counts.plain:
             self._close_block()
