@@ -97,7 +97,7 @@ def limits(device: str, step_ms: dict[str, Any], limit: str = "dispatch", senten
     observed = {
         "device": device, "threads": 2, "step_ms": {name: step_ms[name] for name in ("p20", "p50", "p80")},
         "steps": {"seen": 40, "plain": 30, "traced": 4, "counted": 3}, "other_work": 0.02, "notes": [],
-        "preempted": 0.0, "overhead": {"ns": 9000.0, "share": 0.002}, "inside": 0.6, "scale": 0.98,
+        "preempted": 0.0, "overhead": {"ns": 9000.0, "share": 0.002}, "inside": 0.6, "scale": 0.98, "crowded": 0.0,
         "parts": [{"name": "top", "ms": 0.7 * step_ms["p50"], "share_of_operators": 1.0}],
         "waits": {"input": 0.05 * step_ms["p50"], "python": 0.25 * step_ms["p50"]}, "operators": [operator],
     }  # fmt: skip

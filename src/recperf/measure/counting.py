@@ -51,6 +51,8 @@ _WRITES_ROWS = {
 """The same for operators that update rows; -1: the table is the result."""
 _ONLY_WRITTEN = {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"}
 """In-place operators that do not read what they overwrite."""
+_FUSED_PRODUCT = "aten::_addmm_activation"
+"""A product with bias and activation, which torch's counter leaves out."""
 _CPU_ATTENTION = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": 1.0,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 2.5,
@@ -317,8 +319,10 @@ def _random_rows(name: str, args: Any, result: Any) -> tuple[Tensor, Tensor] | N
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any, inputs: list[Tensor]) -> tuple[int, str]:
-    count = flop_registry.get(func._overloadpacket)
     name = func._schema.name
+    count = flop_registry.get(torch.ops.aten.addmm if name == _FUSED_PRODUCT else func._overloadpacket)
+    if name == _FUSED_PRODUCT:
+        kwargs = {}
     try:
         if count is not None:
             flops = int(count(*args, **kwargs, out_val=result))

@@ -134,10 +134,11 @@ def _on_host(
     blocked = max(0.0, off_ms - in_operators - beside)
     traced_off = sum(moment.off for moment in observer.traced) / len(observer.traced) / 1e6
     outside = times.outside_us / 1e3 / times.steps
-    # Other work had the thread's core meanwhile, as far as that did not happen inside operators.
-    preempted = sum(moment.waiting for moment in observer.traced) / len(observer.traced) / 1e6
-    python = max(0.0, outside - max(0.0, traced_off - in_operators - beside) - max(0.0, preempted - clipped_ms))
+    python = max(0.0, outside - max(0.0, traced_off - in_operators - beside))
     inside = sum(call.us for call in times.calls) / 1e3 / times.steps
+    # Other work took the thread's core at moments that do not depend on what it ran.
+    waiting = sum(moment.waiting for moment in observer.traced) / max(1, sum(moment.wall for moment in observer.traced))
+    python *= 1 - min(waiting, clipped_ms / max(1e-9, inside + clipped_ms))
     rest = max(0.0, own_ms - blocked)
     scale = rest / (python + inside) if python + inside > 0 else 0.0
     for call in times.calls:
