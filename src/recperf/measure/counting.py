@@ -115,7 +115,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._inside:
             return func(*args, **kwargs)
-        if func._overloadpacket not in flop_registry:
+        if func._overloadpacket not in flop_registry and torch.is_inference_mode_enabled():
             # An operator that only calls others, which inference mode does not take apart, is counted by those.
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -124,7 +124,11 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result, off_ns, faults = _timed(lambda: func(*args, **kwargs))
         if self.steps:
             with torch._C._DisableTorchDispatch():
-                work = self._count(func, args, kwargs, result, faults)
+                try:
+                    work = self._count(func, args, kwargs, result, faults)
+                except Exception:
+                    # Tensors of a kind that has no sizes or addresses must not end the program.
+                    work = Work(func._schema.name)
             work.off_ns = off_ns
             self.steps[-1].append(work)
         return result
