@@ -18,7 +18,7 @@ from importlib import import_module
 from threading import get_ident, local
 from types import GeneratorType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -77,8 +77,8 @@ class Hooks(ExitStack):
         self._step_thread = get_ident()
         self._input_threads: set[int] = set()
         self._model: nn.Module | None = None
-        self._modules: WeakSet[nn.Module] = WeakSet()
-        """Those that the program made."""
+        self._modules: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+        """Those that the program made; some cannot be hashed."""
 
     def __enter__(self) -> Hooks:
         super().__enter__()
@@ -87,7 +87,7 @@ class Hooks(ExitStack):
         self.enter_context(_patched(_BaseDataLoaderIter, "__next__", self._next_batch))
         self.enter_context(_patched(DataLoader, "__iter__", self._new_iterator))
         for register in (register_module_module_registration_hook, register_module_parameter_registration_hook):
-            self.callback(register(lambda module, name, item: self._modules.add(module)).remove)
+            self.callback(register(self._note_module).remove)
         self.enter_context(_patched(threading, "excepthook", _unless_stopped))
         return self
 
@@ -173,12 +173,15 @@ class Hooks(ExitStack):
             self.stops += 1
             raise ProgramStopped
 
+    def _note_module(self, module: nn.Module, name: str, item: Any) -> None:
+        self._modules[id(module)] = module
+
     def _find_model(self, optimizer: Optimizer) -> nn.Module | None:
         """The module that holds the optimizer's parameters, once the first steps ran."""
         if self.steps_seen < 1 or self.profiler.done or _compiles():
             return None
         parameters = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-        modules = list(self._modules)
+        modules = list(self._modules.values())
         inner = {id(child) for module in modules for child in module._modules.values()}
         roots = [module for module in modules if id(module) not in inner]
         best = max(roots, key=lambda module: sum(id(p) in parameters for p in module.parameters()), default=None)
