@@ -324,7 +324,8 @@ def compact(figures: dict[str, Any], most: int = MOST_ROWS) -> dict[str, Any]:
     operators = figures["operators"]
     rest: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in operators[most:]:
-        rest[row["kind"], bool(row["kernels"]), bool(row["rows"]), row["precision"], row["row_bytes"]].append(row)
+        kind = row["kind"], bool(row["kernels"]), row.get("by_name"), bool(row.get("communication"))
+        rest[*kind, row["precision"], row["row_bytes"]].append(row)
     joined = [{**group[0], **_joined(group)} for group in rest.values()]
     return {**figures, "operators": [*operators[:most], *joined]}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class Counts:
     def within(cls, step_ms: float, seconds: float) -> Counts:
         """So many that small steps take about this time together; long steps are observed the fewest times."""
         fitting = max(1, int(seconds * 1e3 / max(step_ms, 1e-3)))
-        return cls(1, max(2, min(MOST_PLAIN, fitting // 2)), max(1, min(TRACED, fitting // 2)), 2 + (fitting >= 8))
+        return cls(1, max(2, min(MOST_PLAIN, fitting // 2)), max(1, min(TRACED, fitting // 3)), 2 + (fitting >= 16))
 
 
 class Observer:
@@ -345,10 +346,10 @@ class Observer:
             return
         self._enter("traced")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
-        self._profiler = torch_profile(
-            activities=activities, record_shapes=True, experimental_config=all_threads(), acc_events=True
-        )
-        with filtered_stderr():
+        # With acc_events it would not warn, but build an object for every event when it stops.
+        self._profiler = torch_profile(activities=activities, record_shapes=True, experimental_config=all_threads())
+        with filtered_stderr(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             self._profiler.start()
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
         # pause do not wait as other steps do.
