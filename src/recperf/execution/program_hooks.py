@@ -167,7 +167,7 @@ class Hooks(ExitStack):
             if observer.state == "warm":
                 self._expect()
                 observer.model = self._model
-            self._left_out += not ordinary and observer.state == "plain"
+            self._left_out += not ordinary and observer.state != "warm"
             observer.end_step(ordinary=ordinary)
         if observer.done and not self.to_the_end and self.stops < MOST_STOPS:
             self.stops += 1
@@ -285,7 +285,7 @@ class Hooks(ExitStack):
         notes = [f"a step ends with {self.ended_by}"]
         if self._left_out:
             notes.append(
-                f"steps not timed, because they used another DataLoader as an evaluation does: {self._left_out}"
+                f"steps left out, because they used another DataLoader as an evaluation does: {self._left_out}"
             )
         workers = max((loader.workers for loader in self._loaders.values() if loader.batches), default=0)
         if self.stops > 1:

@@ -28,6 +28,7 @@ from .counting import Counter
 from .native_calls import fast_range, hear_calls, recorded
 from .peaks.other_work import OtherWork
 from .spans import EXCHANGE, listen
+from .trace.nesting import find_steps
 from .trace.read import Trace, read
 from .trace.record import PART, STEP, filtered_stderr
 
@@ -127,6 +128,7 @@ class Observer:
         self._step_range: Any = None
         self._in_state = 0
         self._unnamed = 1
+        self._left_out = False
         self._plain_ns = 0
         self._first: tuple[list[Any], ...] = ([], [], [], [])
         self._block_steps = 1
@@ -155,7 +157,7 @@ class Observer:
     def end_step(self, *, ordinary: bool = True) -> None:
         """Note the end of a step and get ready for the next one.
 
-        A step in which the loop also did something else, such as an evaluation, is not `ordinary` and not timed.
+        A step in which the loop also did something else, such as an evaluation, is not `ordinary` and left out.
         """
         if get_ident() != self._thread:
             self._follow_thread()
@@ -163,11 +165,9 @@ class Observer:
         now = self.clock.now()
         spent = now.since(self._began)
         self.seen += 1
-        if ordinary or self.state != "plain":
+        if ordinary or not self._leave_out():
             self._in_state += 1
             getattr(self, f"_after_{self.state}")(spent)
-        else:
-            self._open_block()
         self._input = self._ranks = _ZERO
         self.bookkeeping_ns += perf_counter_ns() - now.wall
         self._began = self.clock.now()
@@ -304,6 +304,24 @@ class Observer:
         """Whether the loop may end before the usual order of states is through."""
         return self.expected is None or self.expected < LONG
 
+    def _leave_out(self) -> bool:
+        """Forget the latest step, if possible; of traced steps also those before, so that the others follow each
+        other."""
+        if self.state == "plain":
+            self._open_block()
+        elif self.state == "traced" and self._in_state <= self._unnamed + 2 * TRACED:
+            self._in_state += 1
+            self.traced.clear()
+            self._left_out = True
+            self._step_range.__exit__(None, None, None)
+            self._open_range()
+        elif self.state == "counted" and self.counter is not None:
+            self.counter.steps.pop()
+            self.counter.begin_step()
+        else:
+            return False
+        return True
+
     def _plain_again(self) -> None:
         """Time more steps, because few were timed before the trace."""
         self._first = (self.plain, self.plain_input, self.plain_ranks, self.blocks)
@@ -379,6 +397,9 @@ class Observer:
             self._profiler.export_chrome_trace(str(path))
             self.trace = read(path)
         self._profiler = None
+        if self._left_out and self.traced:
+            unused = {id(step) for step in find_steps(self.trace.host, STEP)[: -len(self.traced)]}
+            self.trace.host = [event for event in self.trace.host if id(event) not in unused]
 
     # Counted steps
 
