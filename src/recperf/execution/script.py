@@ -15,7 +15,7 @@ import tokenize
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import active_children
 from pathlib import Path
 from types import ModuleType
@@ -55,7 +55,6 @@ class Outcome:
     stopped: bool = False
     missing: MachineError | None = None
     """Why there is no report."""
-    notes: list[str] = field(default_factory=list)
 
 
 def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> Outcome:
@@ -101,9 +100,9 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outco
     seen, observer = hooks.steps_seen, profiler.observer
     ends = f"calls of {program.step_function}" if program.step_function else "steps of a torch optimizer"
     if not observer.plain:
+        count = f"only {seen}" if seen else "no"
         outcome.missing = MachineError(
-            f"{'only ' if seen else 'no '}{seen or ''}{' ' if seen else ''}{ends} were seen in this process; "
-            "about 8 are needed",
+            f"{count} {ends} were seen in this process; about 8 are needed",
             where={"script": program.script},
             fix="a longer run"
             if seen
