@@ -112,7 +112,7 @@ def report_failure(error: RecperfError, options: Options[Any]) -> None:
 def show(profile: dict[str, Any], folder: Path, options: Options[Any], terminal: Terminal) -> None:
     from ..runs.report.profile_report import text
 
-    terminal.say(text(profile))
+    terminal.say(text(profile, stored_peaks(folder)))
     terminal.say(f"\n  profile  {folder / 'profile.json'}")
     if options.trace and current().size > 1:
         terminal.say(f"  traces   recperf trace merge {folder} combines them")
@@ -224,15 +224,19 @@ def stalls(profile: dict[str, Any], folder: Path, terminal: Terminal) -> dict[st
     return sample(stall_command(folder / "config.json"), names)
 
 
+def stored_peaks(folder: Path) -> dict[str, Any] | None:
+    path = folder / "peaks.json"
+    return read_json(path) if path.exists() else None
+
+
 def write_page(profile: dict[str, Any], folder: Path, terminal: Terminal) -> None:
     """Write the page; if that fails the profile itself is still valid."""
     from ..runs.report.profile_report import write_page as write_profile
 
-    peaks = folder / "peaks.json"
     try:
         page = write_profile(
             profile,
-            read_json(peaks) if peaks.exists() else None,
+            stored_peaks(folder),
             read_json(folder / "machine.json"),
             folder / "profile.html",
         )
