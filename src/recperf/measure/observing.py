@@ -27,7 +27,7 @@ from .clocks import Moment, ThreadClock
 from .counting import Counter
 from .native_calls import fast_range, hear_calls, recorded
 from .peaks.other_work import OtherWork
-from .spans import EXCHANGE, listen
+from .spans import is_wait, listen
 from .trace.nesting import find_steps
 from .trace.read import Trace, read
 from .trace.record import PART, STEP, filtered_stderr
@@ -121,8 +121,8 @@ class Observer:
         """Share of the cores that worker processes of the loop used."""
         self.bookkeeping_ns = 0
         self._input = self._ranks = _ZERO
-        self._heard = listen(_Spans(self)) if spans else None
-        self._spans = spans
+        self._spans = _Spans(self) if spans else None
+        self._heard = listen(self._spans, only_waits=True) if spans else None
         self._stack = ExitStack()
         self._profiler: Any = None
         self._step_range: Any = None
@@ -192,7 +192,7 @@ class Observer:
             self.plain, self.plain_input, self.plain_ranks, self.blocks = joined
         if self._spans:
             listen(self._heard)
-            self._spans = False
+            self._spans = None
         self.state = "done"
         self._stack.close()
 
@@ -375,6 +375,8 @@ class Observer:
         self._unnamed = 1 + (self.buffered if waits and not self.hurries else 0)
         if self.model is not None and not self.light:
             self._stack.enter_context(module_ranges(self.model))
+        if self._spans:
+            listen(self._spans)
         hear_calls(recorded)
         self._stack.callback(hear_calls, None)
         self._open_range()
@@ -426,6 +428,7 @@ class _Spans:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._open: list[tuple[str, Any, Moment | None]] = []
+        self._waiting = False
 
     @property
     def inside(self) -> str:
@@ -433,16 +436,18 @@ class _Spans:
         return self._open[-1][0] if self._open else ""
 
     def enter(self, name: str) -> None:
-        waits = name == "data" or name.endswith(EXCHANGE)
-        scope = fast_range(PART + name) if self._observer.state == "traced" else None
-        if scope is not None:
+        scope = since = None
+        if self._observer.state == "traced":
+            scope = fast_range(PART + name)
             scope.__enter__()
-        inside = any(since is not None for _, _, since in self._open)
-        self._open.append((name, scope, self._observer.clock.now() if waits and not inside else None))
+        if not self._waiting and is_wait(name):
+            self._waiting, since = True, self._observer.clock.now()
+        self._open.append((name, scope, since))
 
     def leave(self) -> None:
         name, scope, since = self._open.pop()
         if since is not None:
+            self._waiting = False
             (self._observer.waited_for_input if name == "data" else self._observer.waited_for_ranks)(since)
         if scope is not None:
             scope.__exit__(None, None, None)

@@ -133,20 +133,26 @@ _listener: Listener | None = None
 """Hears spans: the process listener, the current listener, or both."""
 _process_listener: Listener | None = None
 _current: Listener | None = None
+_waits_for_current = _only_waits = False
 
 
 def span(name: str) -> nullcontext[None] | _On:
     """A context manager that tells the listener, if there is one, when the named work begins and ends."""
-    if _listener is None:
+    if _listener is None or (_only_waits and not is_wait(name)):
         return _OFF
     declared(name)
     return _On(_listener, name)
 
 
-def listen(listener: Listener | None) -> Listener | None:
-    """Set the current listener (None: no one) and return the one before."""
-    global _current
-    before, _current = _current, listener
+def is_wait(name: str) -> bool:
+    """Whether a span is a wait for input or for other ranks."""
+    return name == "data" or name.endswith(EXCHANGE)
+
+
+def listen(listener: Listener | None, *, only_waits: bool = False) -> Listener | None:
+    """Set the current listener (None: no one) and return the one before. `only_waits`: it hears no other spans."""
+    global _current, _waits_for_current
+    before, _current, _waits_for_current = _current, listener, only_waits
     _combine()
     return before
 
@@ -159,7 +165,8 @@ def follow(listener: Listener | None) -> None:
 
 
 def _combine() -> None:
-    global _listener
+    global _listener, _only_waits
+    _only_waits = _waits_for_current and _process_listener is None
     both = _Both(_process_listener, _current) if _process_listener and _current else None
     _listener = both or _process_listener or _current
 
