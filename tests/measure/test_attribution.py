@@ -47,6 +47,8 @@ STREAM = {"bytes": 1e8, "beyond": 1e8}
         (operator("aten::add", **STREAM), "bandwidth"),
         (operator("aten::embedding", missed=100_000, **ROWS), "latency"),
         (operator("aten::embedding", ms=1.0, **ROWS), "cache"),
+        (operator("aten::embedding", ms=5.0, missed=100_000, **ROWS), "latency"),  # prefetched
+        (operator("aten::embedding", ms=1.4, missed=100_000, **ROWS), "cache"),
         (operator("aten::add", ms=1.0, bytes=1e8), "cache"),
         (operator("aten::add", ms=0.004), "dispatch"),
         (operator("aten::sort", bytes=1e6), "operator"),

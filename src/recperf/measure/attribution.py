@@ -181,6 +181,10 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
         # Faster than memory: the data was in a cache after all.
         notes.append(f"its bytes would take {roofs['bandwidth'] / max(rest, 1e-9):.1f} times as long from memory")
         roofs["bandwidth"], roofs["cache"] = 0.0, roofs["cache"] + beyond / ceilings.cached * 1e3
+    cached = missed * ceilings.row_ns(row_bytes, cached=True) / 1e6 if missed else 0.0
+    if BELIEVED * rest < roofs["latency"] <= BELIEVED**2 * rest and rest > BELIEVED * cached:
+        # Too slow for a cache, and somewhat faster than the ceiling: a lookup that prefetches rows from memory.
+        roofs["latency"] = rest
     if roofs["latency"] > BELIEVED * rest:
         notes.append(f"its rows would take {roofs['latency'] / max(rest, 1e-9):.1f} times as long from memory")
         roofs["latency"] = 0.0
