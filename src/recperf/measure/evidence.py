@@ -11,16 +11,16 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity
-from torch.profiler import profile as torch_profile
 
 from .attribution import kind_of_call, limit_of_kernel
 from .counting import Work
 from .device_times import device_times
-from .observing import MODULE, Observer, all_threads
+from .observing import Observer
+from .step_parts import Parts, part_rows
+from .step_ranges import new_profiler, start
 from .timeline import Call, StepTimes, step_times
 from .trace.nesting import NONE, Nesting
-from .trace.read import STEP_OF_TORCH, Host
+from .trace.read import Host
 from .trace.record import PART, STEP, filtered_stderr
 from .trace.window import Window
 from .trace.work import flops, moved
@@ -28,8 +28,6 @@ from .trace.work import flops, moved
 GRAPH = "CUDA graph"
 FUSED = ("CompiledFxGraph", "Torch-Compiled Region", "triton_")
 """Parts of the names under which the work of fused operators appears."""
-LOADER = "enumerate(DataLoader)"
-"""The region that torch records around the next batch."""
 _CALIBRATION = 400
 OUTLIER = 4.0
 """A call that took this many times the median of its like was interrupted."""
@@ -52,11 +50,8 @@ def event_cost() -> tuple[float, float]:
 
     calls()
     plain = min(calls() for _ in range(5))
-    profiler = torch_profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True, experimental_config=all_threads(), acc_events=True
-    )
-    with filtered_stderr():
-        profiler.start()
+    profiler = new_profiler(cuda=False)
+    start(profiler)
     calls()
     traced = min(calls() for _ in range(3))
     with filtered_stderr():
@@ -214,60 +209,6 @@ def _owners(nesting: Nesting, by_event: dict[int, Call]) -> Any:
     return owner
 
 
-class Parts:
-    """The part of the program that every event belongs to: a span, a named region or a module.
-
-    A node of the backward pass belongs to the part whose forward pass created it.
-    """
-
-    def __init__(self, nesting: Nesting) -> None:
-        self.nesting = nesting
-        self._names = [self._range(index) for index in range(len(nesting.events))]
-        self._forward: dict[int, str] = {}
-        for index, event in enumerate(nesting.events):
-            if event.kind == "op" and event.sequence is not None and not _is_node(event.name):
-                name = self._names[index]
-                if name not in (None, "data") and not name.startswith(LOADER) and self._node(index) == NONE:
-                    self._forward[event.sequence] = name
-
-    def of(self, index: int) -> str | None:
-        node = self._node(index)
-        if node != NONE:
-            sequence = self.nesting.events[node].sequence
-            forward = self._forward.get(sequence) if sequence is not None else None
-            if forward is not None:
-                return f"{forward}, backward"
-        return self._names[index]
-
-    def _node(self, index: int) -> int:
-        while index != NONE and not _is_node(self.nesting.events[index].name):
-            index = self.nesting.parent[index]
-        return index
-
-    def _range(self, index: int) -> str | None:
-        while index != NONE:
-            event = self.nesting.events[index]
-            if event.kind == "range" and not event.name.startswith((STEP, STEP_OF_TORCH)):
-                return region_name(event.name)
-            index = self.nesting.parent[index]
-        return None
-
-
-def _is_node(name: str) -> bool:
-    return name.startswith("autograd::engine::evaluate_function")
-
-
-def region_name(name: str) -> str:
-    """The name of a region as its author knows it."""
-    for prefix in (PART, MODULE, "Optimizer.step#", "Optimizer.zero_grad#"):
-        if name.startswith(prefix):
-            short = name.removeprefix(prefix)
-            return {"Optimizer.step#": f"optimizer {short}", "Optimizer.zero_grad#": f"optimizer {short}"}.get(
-                prefix, short
-            )
-    return name
-
-
 def _clip(times: StepTimes) -> float:
     """Cut calls that took many times as long as others of the same work: other work had their core meanwhile. Returns
     the us that were cut."""
@@ -413,16 +354,6 @@ def _from_shapes(event: Host) -> Work | None:
 
 def _magnitude(value: float) -> int:
     return int(value).bit_length()
-
-
-def part_rows(operators: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Time of each part, largest first."""
-    parts: defaultdict[str, float] = defaultdict(float)
-    for row in operators:
-        parts[row["part"] or "(no part)"] += row["ms"]
-    whole = sum(parts.values()) or 1.0
-    ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return [{"name": name, "ms": ms, "share_of_operators": ms / whole} for name, ms in ordered]
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,14 +19,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity
-from torch.profiler import profile as torch_profile
 
 from .clocks import Moment, ThreadClock
 from .counting import Counter
 from .native_calls import fast_range, hear_calls, recorded
 from .peaks.other_work import OtherWork
-from .spans import is_wait, listen
+from .spans import listen
+from .step_ranges import SpanRanges, module_ranges, new_profiler, start
 from .trace.nesting import find_steps
 from .trace.read import Trace, read
 from .trace.record import PART, STEP, filtered_stderr
@@ -47,9 +45,6 @@ WAITS = 0.05
 """Share of a step from which waiting for input matters."""
 BLOCK_NS = 10_000_000
 """GPU: ns of steps between two synchronised moments."""
-MOST_EVENTS = 200_000
-"""Events of a trace after which no further step is traced."""
-MODULE = "recperf.module."
 
 
 Knees = Callable[[str], tuple[int, int]]
@@ -111,17 +106,14 @@ class Observer:
         self.traced: list[Moment] = []
         """Traced steps without waits for input and for other ranks."""
         self.counter: Counter | None = None
-        self.counting_failed = ""
         self.trace: Trace | None = None
         self.threads = torch.get_num_threads()
-        self.batch_size: int | None = None
         self.other_work = OtherWork()
         self.others: float | None = None
         self.workers = 0.0
         """Share of the cores that worker processes of the loop used."""
-        self.bookkeeping_ns = 0
         self._input = self._ranks = _ZERO
-        self._spans = _Spans(self) if spans else None
+        self._spans = SpanRanges(self) if spans else None
         self._heard = listen(self._spans, only_waits=True) if spans else None
         self._stack = ExitStack()
         self._profiler: Any = None
@@ -169,7 +161,6 @@ class Observer:
             self._in_state += 1
             getattr(self, f"_after_{self.state}")(spent)
         self._input = self._ranks = _ZERO
-        self.bookkeeping_ns += perf_counter_ns() - now.wall
         self._began = self.clock.now()
 
     @property
@@ -178,7 +169,7 @@ class Observer:
 
     def close(self) -> None:
         """End whatever is active; may be called at any time, also where the loop ended early."""
-        if self.state in ("traced", "traced first"):
+        if self.state == "traced":
             self._stop_trace()
         if self.state == "counted":
             self._stop_counting()
@@ -363,12 +354,8 @@ class Observer:
             self._enter("done")
             return
         self._enter("traced")
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
-        # With acc_events it would not warn, but build an object for every event when it stops.
-        self._profiler = torch_profile(activities=activities, record_shapes=True, experimental_config=all_threads())
-        with filtered_stderr(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._profiler.start()
+        self._profiler = new_profiler(cuda=self.cuda)
+        start(self._profiler)
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
         # pause do not wait as other steps do.
         waits = sum(moment.wall for moment in self.plain_input) > WAITS * sum(moment.wall for moment in self.plain)
@@ -422,37 +409,6 @@ class Observer:
         self._stack = ExitStack()
 
 
-class _Spans:
-    """Hears the spans of recperf's own steps."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._open: list[tuple[str, Any, Moment | None]] = []
-        self._waiting = False
-
-    @property
-    def inside(self) -> str:
-        """The innermost open span, which names the exchanges inside it."""
-        return self._open[-1][0] if self._open else ""
-
-    def enter(self, name: str) -> None:
-        scope = since = None
-        if self._observer.state == "traced":
-            scope = fast_range(PART + name)
-            scope.__enter__()
-        if not self._waiting and is_wait(name):
-            self._waiting, since = True, self._observer.clock.now()
-        self._open.append((name, scope, since))
-
-    def leave(self) -> None:
-        name, scope, since = self._open.pop()
-        if since is not None:
-            self._waiting = False
-            (self._observer.waited_for_input if name == "data" else self._observer.waited_for_ranks)(since)
-        if scope is not None:
-            scope.__exit__(None, None, None)
-
-
 _ZERO = Moment(0, 0, 0)
 
 
@@ -467,41 +423,3 @@ def _cuda_used() -> bool:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
-
-
-def all_threads() -> Any:
-    """Lets torch.profiler record the operators of every thread, where this version of torch can."""
-    from torch._C._profiler import _ExperimentalConfig
-
-    try:
-        return _ExperimentalConfig(profile_all_threads=True)
-    except TypeError:
-        return None
-
-
-@contextmanager
-def module_ranges(model: nn.Module) -> Iterator[None]:
-    """Record the forward pass of every module of the model as a named range."""
-    open_ranges: list[Any] = []
-
-    def enter(name: str) -> Any:
-        def hook(module: nn.Module, args: Any) -> None:
-            scope = fast_range(MODULE + name)
-            scope.__enter__()
-            open_ranges.append(scope)
-
-        return hook
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        open_ranges.pop().__exit__(None, None, None)
-
-    handles = []
-    for name, module in model.named_modules():
-        if name and not isinstance(module, (nn.ModuleList, nn.ModuleDict, torch.jit.ScriptModule)):
-            handles.append(module.register_forward_pre_hook(enter(name)))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
