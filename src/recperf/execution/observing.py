@@ -51,10 +51,24 @@ def observe(
             works = kernel_works(_observed(recipe, EAGER, peaks, ranks, sharing, eager=True))
         except Exception as error:  # Without it, kernels of the graph have no counted work.
             notes.append(f"the step without its graph could not be observed: {type(error).__name__}: {error}")
-    figures = compact(observed(_observed(recipe, counts, peaks, ranks, sharing), works))
+    try:
+        figures = compact(observed(_observed(recipe, counts, peaks, ranks, sharing), works))
+    except Exception as error:
+        # What was trained must not be lost because the steps after it cannot be observed; ranks would wait forever.
+        if not current().choose(True, several=False):
+            raise
+        figures = _unobserved(profile, f"the steps could not be observed: {type(error).__name__}: {error}")
     figures["notes"] += notes
     profile["observed"] = current().broadcast(figures, communication.get("slowest", 0))
     profile |= verdict_of(profile, peaks)
+
+
+def _unobserved(profile: dict[str, Any], why: str) -> dict[str, Any]:
+    step = profile["step_ms"]
+    names = ("device", "threads", "step_ms")
+    steps = {"seen": 0, "plain": 0, "traced": 0}
+    empty: dict[str, Any] = {"operators": [], "parts": [], "other_work": None, "steps": steps}
+    return {**{name: profile[name] for name in names}, **empty, "waits": {"unknown": step["p50"]}, "notes": [why]}
 
 
 def _observed(

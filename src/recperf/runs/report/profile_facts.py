@@ -11,7 +11,7 @@ from ...measure.ceilings import ceilings_of_profile
 from ...measure.spans import PHASES, phase_of
 from . import formats as fmt
 from . import step_sections
-from .blocks import Block, Cell
+from .blocks import Block, Cell, Text
 from .formats import component
 from .svg import family
 
@@ -40,6 +40,7 @@ def limit_blocks(profile: Profile, peaks: Profile | None) -> list[Block]:
         *step_sections.share_blocks({**profile, "step_ms": profile["observed"]["step_ms"]}),
         *step_sections.experiment_blocks(profile["experiments"]),
         *step_sections.operator_blocks(operators),
+        *(Text(f"{note[0].upper()}{note[1:]}.", "note") for note in profile["observed"].get("notes") or () if note),
     ]
 
 

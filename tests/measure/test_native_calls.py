@@ -1,0 +1,66 @@
+"""Functions in C and Triton as operators: counted, recorded, and unchanged when nothing listens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recperf.measure.counting import Counter, Work
+from recperf.measure.native_calls import NativeCall, hear_calls, operator
+
+TABLE, IDS = torch.arange(4096.0).view(64, 64), torch.tensor([3, 7, 3, 9])
+
+
+@operator("pick", rows=lambda table, ids: (table, ids), flops=lambda table, ids: 10 * ids.numel())
+def pick(table: Tensor, ids: Tensor) -> Tensor:
+    return table.index_select(0, ids) + 1
+
+
+def counted(knee: int) -> list[Work]:
+    counter = Counter(knee, knee)
+    with counter:
+        hear_calls(counter.native)
+        try:
+            for _ in range(2):
+                counter.begin_step()
+                pick(TABLE, IDS)
+                torch.ones(8).add_(1)
+        finally:
+            hear_calls(None)
+    return counter.result()
+
+
+def test_a_call_is_one_operator_with_its_own_work() -> None:
+    works = counted(knee=1 << 20)
+    names = [work.name for work in works]
+    assert names[0] == "recperf::pick"
+    assert "aten::index_select" not in names, "operators inside belong to it"
+    assert "aten::add_" in names
+    work = works[0]
+    assert (work.flops, work.precision) == (40, "float32")
+    assert (work.rows, work.distinct, work.row_bytes, work.missed) == (4, 3, 256, 0)
+    # The rows, the ids and the result.
+    assert work.bytes == 4 * 256 + 4 * 8 + 4 * 256
+    assert counted(knee=512)[0].missed == 3
+
+
+def test_without_a_listener_nothing_is_described() -> None:
+    def fails(*_: Any) -> int:
+        raise AssertionError("described although nothing counts")
+
+    plain = operator("plain", rows=fails, flops=fails)(lambda x: x + 1)
+    assert plain(2) == 3
+    heard: list[str] = []
+
+    def listener(call: NativeCall) -> Any:
+        heard.append(call.name)
+        return call.run()
+
+    hear_calls(listener)
+    try:
+        assert plain(2) == 3
+    finally:
+        hear_calls(None)
+    assert heard == ["recperf::plain"]
