@@ -109,7 +109,7 @@ def test_a_ceiling_that_cannot_apply_is_not_believed() -> None:
     row = operator("aten::mm", ms=1.0, flops=1e9)
     divided, note = classify(row, CEILINGS, INSIDE)
     assert "compute" not in divided
-    assert "the ceiling does not apply: the counted FLOPs would take 10" in note
+    assert "the ceiling does not apply: its arithmetic would take 10" in note
 
 
 def test_shares_sum_to_one_and_calls_from_python_are_dispatch() -> None:

@@ -17,7 +17,7 @@ from recperf.measure.ceilings import ceilings_of
 from recperf.measure.peaks import cpu, sampling
 from recperf.measure.peaks.sampling import FULL, MIB, TINY, Sampler, at_least, better, figure, knee_of, noisy
 
-RATES = ("gemm", "copy", "read", "fresh", "first_touch", "cached", "gather")
+RATES = ("gemm", "copy", "read", "fresh", "first_touch", "cached", "special", "gather")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_every_figure_is_positive_ordered_and_has_a_unit(measured: dict[str, Any
     for one in result:
         assert 0 < one["p20"] <= one["p50"] <= one["p80"]
         assert one["n"] >= 3
-        assert one["unit"].startswith(("ns", "B/s", "FLOP/s"))
+        assert one["unit"].startswith(("ns", "B/s", "FLOP/s", "/s"))
     assert peaks.faults(measured) == []
 
 

@@ -31,6 +31,7 @@ CEILINGS = Ceilings(
     fresh=1e10,
     first_touch=2e9,
     cached=1e11,
+    special=1e9,
     knee=10 * MIB,
     stream_knee=20 * MIB,
     rows_memory=((64, 50.0), (1024, 200.0)),
@@ -96,6 +97,8 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
     "slow rows": lambda c: main_limit(row(10.0, rows=40_000, missed=40_000, row_bytes=64), ceilings=c) == "operator",
     "rows of a cache": lambda c: main_limit(row(10.0, rows=400_000, row_bytes=64), ceilings=c) == "cache",
     "slow rows of a cache": lambda c: main_limit(row(10.0, rows=200_000, row_bytes=64), ceilings=c) == "operator",
+    "functions such as exp": lambda c: main_limit(row(10.0, special=4e6), ceilings=c) == "compute",
+    "slow functions": lambda c: main_limit(row(10.0, special=2e6), ceilings=c) == "operator",
     # A ceiling that is exceeded by 1.3 times is believed, by 1.8 times it is not.
     "above the ceiling": lambda c: "compute" in classify(row(10.0, flops=1.3e9), c, 0.5)[0],
     "far above the ceiling": lambda c: "compute" not in classify(row(10.0, flops=1.8e9), c, 0.5)[0],
@@ -157,7 +160,7 @@ def changed_ceilings(factor: float) -> dict[str, Ceilings]:
     """Every ceiling that an attribution uses, one at a time."""
     changed = {
         name: replace(CEILINGS, **{name: getattr(CEILINGS, name) * factor})
-        for name in ("copy", "first_touch", "cached", "kernel_ns")
+        for name in ("copy", "first_touch", "cached", "special", "kernel_ns")
     }
     for name in ("flops", "calls"):
         table = getattr(CEILINGS, name)

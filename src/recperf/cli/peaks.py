@@ -22,6 +22,7 @@ STREAMS = {
     "fresh": "new tensor of",
     "first_touch": "new pages of",
     "cached": "cached addition of",
+    "special": "functions such as exp on",
 }
 """Figures in bytes per second, and how they are shown."""
 
@@ -114,7 +115,9 @@ def _other_threads(others: dict[str, Any]) -> list[str]:
         return []
     names = sorted(others, key=int)
     rows = [["median by threads", *names]]
-    parts = [{**others[name]["gemm"], **{key: others[name][key] for key in STREAMS}} for name in names]
+    parts = [
+        {**others[name]["gemm"], **{key: others[name][key] for key in STREAMS if key in others[name]}} for name in names
+    ]
     for key in parts[0]:
         label = STREAMS.get(key, f"product of {key}").removesuffix(" of")
         rows.append([label, *(_value(part[key]["p50"], part[key]["unit"]) if key in part else "" for part in parts)])

@@ -155,6 +155,7 @@ def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float)
 def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[dict[str, float], str]:
     """Time in ms that the operator's work takes at each ceiling, without those that cannot apply."""
     flops, precision = operator.get("flops") or 0, operator.get("precision") or "float32"
+    special = operator.get("special") or 0
     rate = ceilings.flops.get(precision) or ceilings.flops["float32"]
     rows, row_bytes, missed = operator.get("rows") or 0, operator.get("row_bytes") or 0, operator.get("missed") or 0
     moved, beyond, fresh = (operator.get(name) or 0 for name in ("bytes", "beyond", "fresh"))
@@ -162,7 +163,7 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
     beyond = min(beyond, streamed)
     fresh = min(fresh, beyond)
     roofs = {
-        "compute": flops / rate * 1e3,
+        "compute": (flops / rate + (special / ceilings.special if ceilings.special else 0.0)) * 1e3,
         "bandwidth": ((beyond - fresh) / ceilings.copy + fresh / ceilings.first_touch) * 1e3,
         "latency": missed * ceilings.row_ns(row_bytes) / 1e6 if missed else 0.0,
         "cache": (streamed - beyond) / ceilings.cached * 1e3,
@@ -174,8 +175,8 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
         # A compiler needs at most the bytes of the operators it fused, and they are all that is known.
         roofs["bandwidth"] = min(roofs["bandwidth"], rest)
         return roofs, ""
-    if roofs["compute"] > BELIEVED * rest and flops:
-        notes.append(f"the counted FLOPs would take {roofs['compute'] / max(rest, 1e-9):.1f} times as long as measured")
+    if roofs["compute"] > BELIEVED * rest and (flops or special):
+        notes.append(f"its arithmetic would take {roofs['compute'] / max(rest, 1e-9):.1f} times as long as measured")
         roofs["compute"] = 0.0
     if roofs["bandwidth"] > BELIEVED * rest:
         # Faster than memory: the data was in a cache after all.

@@ -36,6 +36,8 @@ class Ceilings:
     """ns of a call that computes nothing to speak of, by kind of operator; see docs/peaks.md."""
     first_touch: float
     """B/s of the first write to pages from the operating system, each of which is a page fault; on a GPU as `fresh`."""
+    special: float = 0.0
+    """Evaluations per second of functions such as exp on data in the cache; 0 where they were not measured."""
     kernel_ns: float = 0.0
     """GPU: from the start of an empty kernel of a CUDA graph to the start of the next one."""
     launch_ns: float = 0.0
@@ -62,6 +64,7 @@ class Ceilings:
             copy=self.copy / ranks,
             fresh=self.fresh / ranks,
             cached=self.cached / ranks,
+            special=self.special / ranks,
             knee=self.knee // ranks,
             stream_knee=self.stream_knee // ranks,
             first_touch=self.first_touch / ranks,
@@ -108,6 +111,7 @@ def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[s
         rows_memory=_rows(figures["gather"]["dram"]),
         rows_cache=_rows(figures["gather"]["cache"]),
         calls=_medians(common["calls"]),
+        special=float(figures["special"]["p50"]) if "special" in figures else 0.0,
         kernel_ns=float(launch["kernel"]["p50"]) if launch else 0.0,
         launch_ns=float(launch["queue"]["p50"]) if launch else 0.0,
         transfers=_medians(common.get("transfer") or {}),

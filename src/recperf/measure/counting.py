@@ -53,6 +53,26 @@ _ONLY_WRITTEN = {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "b
 """In-place operators that do not read what they overwrite."""
 _FUSED_PRODUCT = "aten::_addmm_activation"
 """A product with bias and activation, which torch's counter leaves out."""
+_SPECIAL = {
+    *(
+        "exp",
+        "log",
+        "log1p",
+        "expm1",
+        "sigmoid",
+        "tanh",
+        "gelu",
+        "silu",
+        "softplus",
+        "erf",
+        "sin",
+        "cos",
+        "pow",
+        "mish",
+    ),
+    *("_softmax", "_log_softmax", "elu", "log_sigmoid", "log_sigmoid_forward", "binary_cross_entropy_with_logits"),
+}
+"""Operators that evaluate such a function for every element."""
 _CPU_ATTENTION = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": 1.0,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 2.5,
@@ -68,6 +88,8 @@ class Work:
     flops: int = 0
     precision: str = ""
     """Precision of the product: float32, tf32, bfloat16, ..."""
+    special: int = 0
+    """Evaluations of functions such as exp, which cost many FLOPs that nobody counts."""
     bytes: int = 0
     """Bytes read and written; of a table only the rows that are used."""
     beyond: int = 0
@@ -143,12 +165,12 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 rows = call.of(call.rows)
                 reads = call.of(call.reads)
                 inputs = list(_tensors((call.args, call.kwargs.values()) if reads is None else reads))
-                flops = call.of(call.flops) or 0
+                flops, special = call.of(call.flops) or 0, call.of(call.special) or 0
             result, off_ns, faults = _timed(call.run)
         finally:
             self._inside = False
         with torch._C._DisableTorchDispatch():
-            work = Work(call.name, flops=flops, precision=_precision(inputs), off_ns=off_ns)
+            work = Work(call.name, flops=flops, special=special, precision=_precision(inputs), off_ns=off_ns)
             if rows is not None:
                 self._count_rows(work, *rows)
             known: set[int] = {id(rows[0])} if rows is not None else set()
@@ -166,6 +188,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         work = Work(func._schema.name)
         inputs, outputs = list(_tensors((args, kwargs.values()))), list(_tensors(result))
         work.flops, work.precision = _flops(func, args, kwargs, result, inputs)
+        if _base(work.name).removesuffix("_").removesuffix("_backward") in _SPECIAL:
+            work.special = max((tensor.numel() for tensor in outputs), default=0)
         if _is_view(func, inputs, outputs):
             return work
         rows = _random_rows(work.name, args, result)

@@ -33,7 +33,7 @@ OUTLIER = 4.0
 """A call that took this many times the median of its like was interrupted."""
 MOST_ROWS = 60
 """Operators of a stored profile; the rest are joined."""
-COUNTED = ("flops", "bytes", "beyond", "fresh", "rows", "missed", "distinct")
+COUNTED = ("flops", "special", "bytes", "beyond", "fresh", "rows", "missed", "distinct")
 """The counted work of an operator."""
 
 
@@ -337,7 +337,7 @@ def _fused(times: StepTimes, works: list[Work]) -> dict[int, Work]:
     for call in regions:
         share = call.us / whole * times.steps
         work = Work(call.name)
-        for figure in ("flops", "bytes", "beyond", "rows", "missed"):
+        for figure in ("flops", "special", "bytes", "beyond", "rows", "missed"):
             setattr(work, figure, round(share * sum(getattr(item, figure) for item in hidden)))
         work.row_bytes = max((item.row_bytes for item in hidden), default=0)
         result[id(call)] = work

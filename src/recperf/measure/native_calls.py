@@ -32,6 +32,8 @@ class NativeCall:
     reads: Callable[..., Any] | None
     """Tensors that it reads or updates in place; None: all of its arguments."""
     flops: Callable[..., int] | None
+    special: Callable[..., int] | None
+    """Evaluations of functions such as exp."""
 
     def run(self) -> Any:
         return self.function(*self.args, **self.kwargs)
@@ -55,15 +57,16 @@ def operator(
     rows: Callable[..., Any] | None = None,
     reads: Callable[..., Any] | None = None,
     flops: Callable[..., int] | None = None,
+    special: Callable[..., int] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function an operator. `rows`, `reads` and `flops` take its arguments; they are called only to count."""
+    """Make a function an operator. The other parameters are functions of its arguments, called only to count."""
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             if _listener is None:
                 return function(*args, **kwargs)
-            result: R = _listener(NativeCall(PREFIX + name, function, args, kwargs, rows, reads, flops))
+            result: R = _listener(NativeCall(PREFIX + name, function, args, kwargs, rows, reads, flops, special))
             return result
 
         return called

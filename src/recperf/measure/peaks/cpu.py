@@ -75,8 +75,20 @@ def measure(sampler: Sampler, facts: dict[str, Any], others: Iterable[int], say:
     figures["other_threads"] = {
         str(threads): other_rates(sampler.effort, beyond, figures["knee"]["bytes"], threads, say) for threads in others
     }
-    order = ("gemm", "copy", "read", "fresh", "first_touch", "cached", "gather", "knee", "calls", "other_threads")
-    return {name: figures[name] for name in order}
+    order = (
+        "gemm",
+        "copy",
+        "read",
+        "fresh",
+        "first_touch",
+        "cached",
+        "special",
+        "gather",
+        "knee",
+        "calls",
+        "other_threads",
+    )
+    return {name: figures[name] for name in (*order, "other_threads")}
 
 
 def measure_threads(effort: Effort, facts: dict[str, Any], knee: int, threads: int, note: Say) -> dict[str, Any]:
@@ -108,6 +120,7 @@ def rates(
         "first_touch": first_touch(sampler, min(NEW_PAGES, size)),
     }
     figures["cached"] = cached(sampler, beyond[: bounded(knee // 4, size) // 4])
+    figures["special"] = special(sampler, beyond[: bounded(knee // 4, size) // 4])
     rng = np.random.default_rng(0)
     figures["gather"] = {}
     for name, source in (("cache", beyond[: bounded(knee // 4, size) // 4]), ("dram", beyond)):
@@ -252,6 +265,14 @@ def cached(sampler: Sampler, buffer: Tensor) -> Figure:
     half = buffer.numel() // 2
     ns = additions(sampler, buffer, ADDITIONS)
     return rate(3 * half * 4, ns, "B/s", counted="2 reads + write", buffer_bytes=2 * half * 4, method="Tensor.add_")
+
+
+def special(sampler: Sampler, buffer: Tensor) -> Figure:
+    """Evaluations of the logistic function, the usual one that products do not contain, on tensors in the cache."""
+    half = buffer.numel() // 2
+    source, target = buffer[:half], torch.empty(half)
+    ns = sampler.readings(timed_alone(lambda: torch.sigmoid(source, out=target)))
+    return rate(half, ns, "/s", counted="evaluations", buffer_bytes=2 * half * 4, method="torch.sigmoid")
 
 
 def additions(sampler: Sampler, buffer: Tensor, calls: int) -> list[float]:

@@ -20,7 +20,7 @@ from ...measure.native_calls import operator
 from ..arguments import address, require_offsets, widened
 from ..compile import I64, POINTER, native_library, share, usable
 from . import reference
-from .rule import Mask, flops
+from .rule import Mask, activations, flops
 
 SMALL = 1 << 20
 """With fewer multiplications a second thread costs more than it saves."""
@@ -114,6 +114,7 @@ def _better_by_torch(q: Tensor, mask: Mask) -> bool:
 @operator(
     "attention_forward",
     flops=lambda q, k, v, offsets_B1, *_, last_only: flops(offsets_B1, k, v, last_only=last_only),
+    special=lambda q, k, v, offsets_B1, *_, last_only: activations(offsets_B1, k, last_only=last_only),
 )
 def _forward(q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, *, last_only: bool) -> Tensor:
     out = torch.empty(*q.shape[:2], v.shape[2])
@@ -125,6 +126,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, *,
 @operator(
     "attention_backward",
     flops=lambda grad, q, k, v, offsets_B1, *_, last_only: flops(offsets_B1, k, v, backward=True, last_only=last_only),
+    special=lambda grad, q, k, v, offsets_B1, *_, last_only: activations(offsets_B1, k, last_only=last_only),
 )
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, into: Into | None, *, last_only: bool

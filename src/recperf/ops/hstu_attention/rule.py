@@ -70,6 +70,13 @@ class Mask:
         return (oldest + shift if oldest > 0 else 0), last
 
 
+def activations(offsets_B1: Tensor, k_THA: Tensor, *, last_only: bool = False) -> int:
+    """Evaluations of SiLU: one for every pair of tokens that see each other, and head."""
+    lengths_B = offsets_B1.diff().double()
+    pairs = float((lengths_B if last_only else lengths_B.square() / 2).sum())
+    return round(pairs * k_THA.shape[1])
+
+
 def flops(offsets_B1: Tensor, k_THA: Tensor, v_THV: Tensor, *, backward: bool = False, last_only: bool = False) -> int:
     """Of the attention of all rows; a token sees itself and what lies before it, or only the last one sees."""
     lengths_B = offsets_B1.diff().double()
