@@ -45,9 +45,11 @@ class Options(WorkloadOptions[C]):
     """Maximum trace size in MB; the trace is cut at step boundaries."""
     stalls: bool = False
     """Also sample the stall reasons of the heaviest kernels with Nsight Compute, in a separate process."""
-    confirm: bool | None = None
-    """Run experiments that confirm the verdict, such as half the batch or half the threads: always, never, or where
-    they take under 10 s."""
+    confirm: bool = True
+    """Run experiments that confirm the verdict, such as half the batch or half the threads, while they take under
+    --confirm-seconds."""
+    confirm_seconds: float = 10.0
+    """Time limit of all experiments together."""
     steps: int = 48
     """Maximum number of steps to measure; fewer if steps take long."""
     run_dir: Path | None = None
@@ -157,7 +159,6 @@ def join(choice: Choice, config: Any, options: Options[Any], world: Ranks) -> No
 
 def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions:
     from ..execution.profiling import ProfileOptions
-    from ..measure.experiments import SECONDS
 
     trace = None
     if options.trace:
@@ -171,7 +172,7 @@ def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions
         trace=trace,
         trace_mb=options.trace_mb,
         steps=options.steps,
-        confirm={None: SECONDS, True: 600.0, False: 0.0}[options.confirm],
+        confirm=options.confirm_seconds if options.confirm else 0.0,
         run=folder.resolve().name,
     )
 
