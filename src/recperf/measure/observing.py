@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
@@ -106,7 +108,8 @@ class Observer:
         self.traced: list[Moment] = []
         """Traced steps without waits for input and for other ranks."""
         self.counter: Counter | None = None
-        self.trace: Trace | None = None
+        self._trace: bytes | None = None
+        self._on_device = False
         self.threads = torch.get_num_threads()
         self.other_work = OtherWork()
         self.others: float | None = None
@@ -384,18 +387,30 @@ class Observer:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             self._profiler.export_chrome_trace(str(path))
-            self.trace = read(path)
+            content = path.read_bytes()
+        self._on_device = b'"cat": "kernel"' in content
+        self._trace = zlib.compress(content, level=1)
         self._profiler = None
+
+    @cached_property
+    def trace(self) -> Trace | None:
+        """The trace of the steps. It is read when it is needed: as objects it would slow the collector of the loop."""
+        if self._trace is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            path.write_bytes(zlib.decompress(self._trace))
+            trace = read(path)
         if self._left_out and self.traced:
-            unused = {id(step) for step in find_steps(self.trace.host, STEP)[: -len(self.traced)]}
-            self.trace.host = [event for event in self.trace.host if id(event) not in unused]
+            unused = {id(step) for step in find_steps(trace.host, STEP)[: -len(self.traced)]}
+            trace.host = [event for event in trace.host if id(event) not in unused]
+        return trace
 
     # Counted steps
 
     def _start_counting(self) -> None:
         self._enter("counted")
-        on_device = self.trace is not None and bool(self.trace.device)
-        self.counter = Counter(*self.knees(torch.cuda.get_device_name() if on_device else "cpu"))
+        self.counter = Counter(*self.knees(torch.cuda.get_device_name() if self._on_device else "cpu"))
         if "torch._dynamo" in sys.modules:
             # A compiled function that met a dispatch mode would never run compiled again.
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
