@@ -91,7 +91,7 @@ def limits(device: str, step_ms: dict[str, Any], limit: str = "dispatch", senten
     operator = {
         "name": "aten::addmm", "part": "top", "kind": "product", "calls": 83.0, "python_calls": 83.0,
         "ms": 0.7 * step_ms["p50"], "precision": "float32", "row_bytes": 0, "flops": 1e6, "bytes": 1e5, "beyond": 0,
-        "fresh": 0, "rows": 0, "missed": 0, "distinct": 0, "table_rows": 0, "kernels": 0, "parallel": 1.0,
+        "fresh": 0, "special": 0, "rows": 0, "missed": 0, "distinct": 0, "table_rows": 0, "kernels": 0, "parallel": 1.0,
         "counted": True,
     }  # fmt: skip
     observed = {

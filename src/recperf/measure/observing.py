@@ -205,10 +205,8 @@ class Observer:
     def cost_per_step(self) -> float:
         """ns that timing one step and one wait for input costs, measured on an observer of its own."""
         probe = Observer(knees=self.knees, plain=1 << 30)
-        probe.cuda = False
-        for _ in range(WARM_UPS):
-            probe.end_step()
-        count = 200
+        probe.cuda, probe.state = False, "watching" if self.light else "plain"
+        count = 25 * WATCHED
         began = perf_counter_ns()
         for _ in range(count):
             with probe.waiting_for_input():
@@ -216,7 +214,7 @@ class Observer:
             probe.end_step()
         spent = (perf_counter_ns() - began) / count
         probe.clock.close()
-        return spent / WATCHED if self.light else spent
+        return spent
 
     # The states, in order
 
