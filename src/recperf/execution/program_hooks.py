@@ -345,20 +345,20 @@ def patched_function(name: str, wrap: Wrap) -> Iterator[None]:
         *outer, attribute = path.split(".")
         for part in outer:
             owner = getattr(owner, part)
-        found = inspect.getattr_static(owner, attribute)
+        original = inspect.getattr_static(owner, attribute)
     except ImportError as error:
         raise UsageError(f"cannot import {module}: {error}") from None
     except AttributeError:
         raise UsageError(f"{module} has no {path!r}") from None
-    if isinstance(found, (staticmethod, classmethod)):
-        replaced: Any = type(found)(wrap(found.__func__))
+    if isinstance(original, (staticmethod, classmethod)):
+        replaced: Any = type(original)(wrap(original.__func__))
     else:
-        replaced = wrap(found)
+        replaced = wrap(original)
     setattr(owner, attribute, replaced)
     try:
         yield
     finally:
-        setattr(owner, attribute, found)
+        setattr(owner, attribute, original)
 
 
 @contextmanager

@@ -79,24 +79,31 @@ def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, 
     for limit, ms in observed["waits"].items():
         # Where no step was traced, what the thread computed is not known.
         times["operator" if limit == "unknown" else limit] += ms
-    python = observed["waits"].get("python", 0.0)
+    inside = observed.get("inside") or INSIDE
     rows = []
     for operator in observed["operators"]:
-        limits, note = classify(operator, ceilings, observed.get("inside") or INSIDE)
-        on_host = limits.pop("_outside", 0.0)
-        moved = min(on_host, python)
-        python -= moved
-        times["python"] -= moved
-        times["dispatch"] += moved
+        # Python's way to an operator looks like Python code, but is part of what calling it costs.
+        outside = min(times["python"], _python_ms(operator, ceilings, inside))
+        times["python"] -= outside
+        times["dispatch"] += outside
+        limits, note = classify(operator, ceilings, inside)
         for limit, ms in limits.items():
             times[limit] += ms
         rows.append({**operator, "limits": limits, "note": note})
     whole = sum(times.values())
-    shares = {limit: max(0.0, times[limit]) / whole if whole > 0 else 0.0 for limit in LIMITS}
-    total = sum(shares.values())
-    if total > 0:
-        shares = {limit: share / total for limit, share in shares.items()}
-    return {"shares": shares, "operators": rows}
+    return {"shares": {limit: times[limit] / whole if whole > 0 else 0.0 for limit in LIMITS}, "operators": rows}
+
+
+def _call_ns(operator: dict[str, Any], ceilings: Ceilings) -> float:
+    """What calling the operator once costs, from Python and inside it."""
+    return ceilings.calls.get(operator["kind"]) or ceilings.calls["elementwise"]
+
+
+def _python_ms(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> float:
+    """The part of its calls' cost that is outside of the operator."""
+    if ceilings is None or operator.get("kernels") or operator["kind"] == "function":
+        return 0.0
+    return float(operator["python_calls"] * (1 - inside) * _call_ns(operator, ceilings) / 1e6)
 
 
 def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> tuple[dict[str, float], str]:
@@ -111,22 +118,15 @@ def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float)
         return {"communication": ms}, ""
     if ceilings is None:
         return {"operator": ms}, ""
-    calls = operator["calls"]
-    device = bool(operator.get("kernels"))
     limits: defaultdict[str, float] = defaultdict(float)
-    if device:
+    if operator.get("kernels"):
         call_ms = operator["kernels"] * ceilings.kernel_ns / 1e6
         dispatch = min(ms, call_ms)
     else:
-        kind = operator["kind"]
-        cost = ceilings.calls.get(kind) or ceilings.calls["elementwise"]
-        if kind in ("elementwise", "product", "index", "reduction") and operator.get("grad"):
-            cost += max(0.0, ceilings.calls["elementwise_grad"] - ceilings.calls["elementwise"])
-        call_ms = calls * cost / 1e6
+        call_ms = operator["calls"] * _call_ns(operator, ceilings) / 1e6
         dispatch = min(ms, inside * call_ms)
-        if kind == "function":
+        if operator["kind"] == "function":
             return {"dispatch": dispatch, "python": ms - dispatch}, ""
-        limits["_outside"] = operator["python_calls"] * (1 - inside) * cost / 1e6
     roofs, note = _roofs(operator, ceilings, ms - dispatch)
     work = max(roofs["compute"], roofs["bandwidth"] + roofs["latency"] + roofs["cache"])
     rest = ms - dispatch
@@ -178,18 +178,20 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
     if roofs["compute"] > BELIEVED * rest and (flops or special):
         notes.append(f"its arithmetic would take {roofs['compute'] / max(rest, 1e-9):.1f} times as long as measured")
         roofs["compute"] = 0.0
-    if roofs["bandwidth"] > BELIEVED * rest:
-        # Faster than memory: the data was in a cache after all.
-        notes.append(f"its bytes would take {roofs['bandwidth'] / max(rest, 1e-9):.1f} times as long from memory")
-        roofs["bandwidth"], roofs["cache"] = 0.0, roofs["cache"] + beyond / ceilings.cached * 1e3
-    cached = missed * ceilings.row_ns(row_bytes, cached=True) / 1e6 if missed else 0.0
-    if BELIEVED * rest < roofs["latency"] <= BELIEVED**2 * rest and rest > BELIEVED * cached:
-        # Too slow for a cache, and somewhat faster than the ceiling: a lookup that prefetches rows from memory.
-        roofs["latency"] = rest
-    if roofs["latency"] > BELIEVED * rest:
-        notes.append(f"its rows would take {roofs['latency'] / max(rest, 1e-9):.1f} times as long from memory")
-        roofs["latency"] = 0.0
-        roofs["cache"] += missed * ceilings.row_ns(row_bytes, cached=True) / 1e6
+    in_cache = {
+        "bandwidth": beyond / ceilings.cached * 1e3,
+        "latency": missed * ceilings.row_ns(row_bytes, cached=True) / 1e6 if missed else 0.0,
+    }
+    for limit, what in (("bandwidth", "bytes"), ("latency", "rows")):
+        if roofs[limit] <= BELIEVED * rest:
+            continue
+        # Faster than the ceiling of memory: from a cache if the time is nearer to that, else prefetched.
+        if rest**2 > roofs[limit] * in_cache[limit]:
+            roofs[limit] = rest
+        else:
+            notes.append(f"its {what} would take {roofs[limit] / max(rest, 1e-9):.1f} times as long from memory")
+            roofs["cache"] += in_cache[limit]
+            roofs[limit] = 0.0
     if roofs["cache"] > BELIEVED * rest and rest > 0:
         roofs["cache"] = rest
     return roofs, "; ".join(notes) and "the ceiling does not apply: " + "; ".join(notes)

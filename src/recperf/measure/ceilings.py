@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -15,13 +15,8 @@ class Ceilings:
     threads: int
     flops: dict[str, float]
     """FLOP/s of matrix products by precision: float64, float32, tf32, bfloat16, float16, where they were measured."""
-    read: float
-    """B/s of streaming reads from memory beyond the caches."""
     copy: float
     """B/s of copies there, read plus write."""
-    fresh: float
-    """B/s of allocating a large tensor and writing it, again and again; page faults included where the allocator causes
-    them."""
     cached: float
     """B/s of an addition, reads plus write, whose tensors stay in the cache."""
     knee: int
@@ -40,10 +35,6 @@ class Ceilings:
     """Evaluations per second of functions such as exp on data in the cache; 0 where they were not measured."""
     kernel_ns: float = 0.0
     """GPU: from the start of an empty kernel of a CUDA graph to the start of the next one."""
-    launch_ns: float = 0.0
-    """GPU: host time to queue one kernel."""
-    transfers: dict[str, float] = field(default_factory=dict)
-    """GPU: B/s by direction and kind of host memory, such as "host_to_device_pinned"."""
 
     def row_ns(self, row_bytes: int, *, cached: bool = False) -> float:
         """ns of a random row of this size."""
@@ -60,9 +51,7 @@ class Ceilings:
         return replace(
             self,
             flops={name: rate / ranks for name, rate in self.flops.items()},
-            read=self.read / ranks,
             copy=self.copy / ranks,
-            fresh=self.fresh / ranks,
             cached=self.cached / ranks,
             special=self.special / ranks,
             knee=self.knee // ranks,
@@ -104,7 +93,7 @@ def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[s
         device=device,
         threads=threads,
         flops=_medians(figures["gemm"]),
-        **{name: float(figures[name]["p50"]) for name in ("read", "copy", "fresh", "cached")},
+        **{name: float(figures[name]["p50"]) for name in ("copy", "cached")},
         knee=int(common["knee"]["bytes"]),
         stream_knee=int(common["knee"]["stream"]["bytes"] if "stream" in common["knee"] else common["knee"]["bytes"]),
         first_touch=float(figures.get("first_touch", figures["fresh"])["p50"]),
@@ -113,8 +102,6 @@ def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[s
         calls=_medians(common["calls"]),
         special=float(figures["special"]["p50"]) if "special" in figures else 0.0,
         kernel_ns=float(launch["kernel"]["p50"]) if launch else 0.0,
-        launch_ns=float(launch["queue"]["p50"]) if launch else 0.0,
-        transfers=_medians(common.get("transfer") or {}),
     )
 
 

@@ -148,7 +148,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with torch._C._DisableTorchDispatch():
                 try:
                     work = self._count(func, args, kwargs, result, faults)
-                except Exception:
+                except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
                     # Tensors of a kind that has no sizes or addresses must not end the program.
                     work = Work(func._schema.name)
             work.off_ns = off_ns
@@ -190,7 +190,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         work.flops, work.precision = _flops(func, args, kwargs, result, inputs)
         if _base(work.name).removesuffix("_").removesuffix("_backward") in _SPECIAL:
             work.special = max((tensor.numel() for tensor in outputs), default=0)
-        if _is_view(func, inputs, outputs):
+        if _is_view(func, outputs):
             return work
         rows = _random_rows(work.name, args, result)
         if rows is not None:
@@ -400,7 +400,7 @@ def _address(tensor: Tensor) -> int:
         return id(tensor)
 
 
-def _is_view(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+def _is_view(func: Any, outputs: list[Tensor]) -> bool:
     """Whether the operator returns another view of an input without touching its data."""
     aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
     if not outputs or not aliases or any(alias.is_write for alias in aliases):

@@ -105,7 +105,7 @@ def observed(observer: Observer, kernels: dict[str, Work] | None = None) -> dict
         _on_device(result, observer, nesting, window, times, off_ms, kernels or {})
     else:
         _on_host(result, observer, times, works, step_ms - input_ms - ranks_ms, off_ms, clipped_ms)
-    result["operators"] = rows(times, works, on_device=bool(window.work))
+    result["operators"] = rows(times, works)
     result["parts"] = part_rows(result["operators"])
     return result
 
@@ -283,7 +283,7 @@ def _joined(group: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def rows(times: StepTimes, works: list[Work], *, on_device: bool) -> list[dict[str, Any]]:
+def rows(times: StepTimes, works: list[Work]) -> list[dict[str, Any]]:
     """Operators per step, those of equal name, part and size of work together."""
     fused = _fused(times, works)
     steps = times.steps

@@ -7,7 +7,7 @@ allow a variant is left alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .counting import row_arguments
+from .peaks.cpu import using_threads
 
 SECONDS = 10.0
 """All experiments together may take this long unless more is allowed."""
@@ -109,7 +110,7 @@ def _variants(
         plain = (lambda: step(batch)) if has_batch else step
         yield Variant(
             "half the threads", plain, 1 + 0.5 * sure * factor, 1 + (sure + open_) * factor * 1.2,
-            lambda: _threads(threads // 2),
+            lambda: using_threads(threads // 2),
         )  # fmt: skip
     if own["latency"] * _of_lookups(attribution) >= 0.2:
         plain = (lambda: step(batch)) if has_batch else step
@@ -224,16 +225,6 @@ def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_map(item, change) for item in value)
     return value
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _HotIds(TorchDispatchMode):  # type: ignore[no-untyped-call]

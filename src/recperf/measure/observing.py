@@ -404,7 +404,7 @@ class Observer:
 
     @cached_property
     def trace(self) -> Trace | None:
-        """The trace of the steps. It is read when it is needed: as objects it would slow the collector of the loop."""
+        """The trace of the steps, read when the report is built, so that the loop does not pause for it."""
         if self._trace is None:
             return None
         with tempfile.TemporaryDirectory() as folder:

@@ -138,7 +138,7 @@ def observed(trace: Trace, nesting: Nesting, window: Window, ceilings: Ceilings 
     if not any(nesting.events[i].shapes for i in own) and own:
         notes.append("the trace has no sizes; record_shapes=True gives the work of operators")
     if not trace.python and not window.work:
-        notes.append("python and blocked cannot be told apart without stacks; with_stack=True records them")
+        notes.append("python and blocked cannot be distinguished without stacks; with_stack=True records them")
     return result
 
 
@@ -304,7 +304,7 @@ def _qualified(
     doubts = [*verdict.doubts, *more]
     if verdict.limit in ("operator", "dispatch") and unknown > 0.5 * sum(row["ms"] for row in seen["operators"]):
         doubts.append("the work of most operators is not known from the trace")
-    if verdict.limit in ("python", "blocked") and any("cannot be told apart" in note for note in seen["notes"]):
+    if verdict.limit in ("python", "blocked") and any("cannot be distinguished" in note for note in seen["notes"]):
         doubts.append("a trace without stacks does not tell Python code from waits outside of operators")
     confidence = verdict.confidence if doubts == verdict.doubts else ("medium", "low")[len(doubts) > 1]
     return replace(verdict, doubts=doubts, confidence=verdict.confidence if verdict.limit == UNCLEAR else confidence)

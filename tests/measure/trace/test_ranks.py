@@ -24,7 +24,7 @@ def write_rank(path: Path, rank: int, works: float, steps: int = 2, **header: ob
 
 
 def test_the_slowest_rank_and_who_waits_for_it(tmp_path: Path) -> None:
-    """Ranks are told by torch's header, by recperf's, and by the name of the file; other JSON is left alone."""
+    """Ranks are identified by torch's header, by recperf's, and by the name of the file; other JSON is left alone."""
     write_rank(tmp_path / "a.json", 0, 20.0, distributedInfo={"rank": 0, "world_size": 3})
     write_rank(tmp_path / "b.json.gz", 1, 80.0, recperf={"rank": 1, "ranks": 3})
     write_rank(tmp_path / "host_rank2.json", 2, 50.0)

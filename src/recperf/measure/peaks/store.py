@@ -76,7 +76,7 @@ def find() -> dict[str, Any] | None:
         try:
             peaks = read_file(path)
         except DataError:
-            # Whose file it is cannot be told; recperf peaks replaces that of this machine.
+            # It is not known whose file it is; recperf peaks replaces that of this machine.
             continue
         if all(peaks["machine"].get(name) == fact for name, fact in facts.items()):
             measured.append(peaks)

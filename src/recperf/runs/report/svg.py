@@ -42,7 +42,7 @@ SETTINGS = {
 
 
 def tone(name: str) -> str:
-    """The placeholder of a colour of the page."""
+    """A stand-in for a colour: the page replaces it by a variable of its style, which follows light and dark mode."""
     return f"#fe00{TONES.index(name):02x}"
 
 
