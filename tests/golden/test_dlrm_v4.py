@@ -54,7 +54,7 @@ def test_evaluation_gives_the_published_numbers(path: Path) -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", CASES[:1])
 def test_kernels_give_the_published_numbers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One case, by full layers and one for the candidate alone, because the interpreter takes its time. Tokens are put

@@ -9,75 +9,33 @@ from __future__ import annotations
 
 import resource
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import prod
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from .native_calls import NativeCall
+from .operators import (
+    address_of,
+    flops_of,
+    is_view,
+    overwrites,
+    precision_of,
+    random_rows,
+    size_of,
+    special_of,
+    tensors_in,
+    written_by,
+)
 
 PAGE = resource.getpagesize()
 MOST_IDS = 1 << 22
 """Ids of one call that are looked at; a longer list is counted by its first part."""
-_READS_ROWS = {
-    "aten::embedding": (0, 1),
-    "aten::index_select": (0, 2),
-    "aten::index": (0, 1),
-    "aten::gather": (0, 2),
-    "aten::take": (0, 1),
-    "aten::_embedding_bag": (0, 1),
-    "aten::_embedding_bag_forward_only": (0, 1),
-    "aten::embedding_bag": (0, 1),
-}
-"""Operators that read random rows: the positions of the table and of the ids among their arguments."""
-_WRITES_ROWS = {
-    "aten::index_add_": (0, 2),
-    "aten::index_add": (0, 2),
-    "aten::index_put_": (0, 1),
-    "aten::_index_put_impl_": (0, 1),
-    "aten::index_put": (0, 1),
-    "aten::index_copy_": (0, 2),
-    "aten::scatter_add_": (0, 2),
-    "aten::scatter_add": (0, 2),
-    "aten::scatter_": (0, 2),
-    "aten::embedding_dense_backward": (-1, 1),
-}
-"""The same for operators that update rows; -1: the table is the result."""
-_ONLY_WRITTEN = {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"}
-"""In-place operators that do not read what they overwrite."""
-_FUSED_PRODUCT = "aten::_addmm_activation"
-"""A product with bias and activation, which torch's counter leaves out."""
-_SPECIAL = {
-    *(
-        "exp",
-        "log",
-        "log1p",
-        "expm1",
-        "sigmoid",
-        "tanh",
-        "gelu",
-        "silu",
-        "softplus",
-        "erf",
-        "sin",
-        "cos",
-        "pow",
-        "mish",
-    ),
-    *("_softmax", "_log_softmax", "elu", "log_sigmoid", "log_sigmoid_forward", "binary_cross_entropy_with_logits"),
-}
-"""Operators that evaluate such a function for every element."""
-_CPU_ATTENTION = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": 1.0,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 2.5,
-}
-"""Attention on a CPU, which torch's counter leaves out, with its FLOPs relative to the forward pass."""
 
 
 @dataclass(slots=True)
@@ -164,58 +122,55 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with torch._C._DisableTorchDispatch():
                 rows = call.of(call.rows)
                 reads = call.of(call.reads)
-                inputs = list(_tensors((call.args, call.kwargs.values()) if reads is None else reads))
+                inputs = list(tensors_in((call.args, call.kwargs.values()) if reads is None else reads))
                 flops, special = call.of(call.flops) or 0, call.of(call.special) or 0
             result, off_ns, faults = _timed(call.run)
         finally:
             self._inside = False
         with torch._C._DisableTorchDispatch():
-            work = Work(call.name, flops=flops, special=special, precision=_precision(inputs), off_ns=off_ns)
+            work = Work(call.name, flops=flops, special=special, precision=precision_of(inputs), off_ns=off_ns)
             if rows is not None:
                 self._count_rows(work, *rows)
             known: set[int] = {id(rows[0])} if rows is not None else set()
-            outputs = list(_tensors(result))
+            outputs = list(tensors_in(result))
             for tensor in (*inputs, *outputs):
                 if id(tensor) not in known:
                     known.add(id(tensor))
                     self._touch(work, tensor, 1)
             if faults and not any(tensor.is_cuda for tensor in outputs):
-                work.fresh = min(faults * PAGE, sum(_size(tensor) for tensor in outputs))
+                work.fresh = min(faults * PAGE, sum(size_of(tensor) for tensor in outputs))
         self.steps[-1].append(work)
         return result
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any, faults: int) -> Work:
         work = Work(func._schema.name)
-        inputs, outputs = list(_tensors((args, kwargs.values()))), list(_tensors(result))
-        work.flops, work.precision = _flops(func, args, kwargs, result, inputs)
-        if _base(work.name).removesuffix("_").removesuffix("_backward") in _SPECIAL:
-            work.special = max((tensor.numel() for tensor in outputs), default=0)
-        if _is_view(func, outputs):
+        inputs, outputs = list(tensors_in((args, kwargs.values()))), list(tensors_in(result))
+        work.flops, work.precision = flops_of(func, args, kwargs, result, inputs)
+        work.special = special_of(work.name, outputs)
+        if is_view(func, outputs):
             return work
-        rows = _random_rows(work.name, args, result)
+        rows = random_rows(work.name, args, result)
         if rows is not None:
             self._count_rows(work, *rows)
         table = rows[0] if rows is not None else None
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
+        overwritten = overwrites(work.name)
         for tensor in inputs:
             if tensor is not table:
-                factor = (
-                    1 if id(tensor) in written and _base(work.name) in _ONLY_WRITTEN else 1 + (id(tensor) in written)
-                )
-                self._touch(work, tensor, factor)
+                self._touch(work, tensor, 2 if id(tensor) in written and not overwritten else 1)
         known = {id(tensor) for tensor in inputs}
         for tensor in outputs:
             if id(tensor) not in known and (tensor is not table or work.name.endswith("dense_backward")):
                 self._touch(work, tensor, 1)
         if faults and not any(tensor.is_cuda for tensor in outputs):
-            work.fresh = min(faults * PAGE, sum(_size(tensor) for tensor in outputs) or faults * PAGE)
+            work.fresh = min(faults * PAGE, sum(size_of(tensor) for tensor in outputs) or faults * PAGE)
         return work
 
     def _touch(self, work: Work, tensor: Tensor, factor: int) -> None:
-        size = _size(tensor)
+        size = size_of(tensor)
         if size:
             work.bytes += factor * size
-            if self._memory.touch(_address(tensor), size):
+            if self._memory.touch(address_of(tensor), size):
                 work.beyond += factor * size
 
     def _count_rows(self, work: Work, table: Tensor, ids: Tensor) -> None:
@@ -230,7 +185,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         flat = ids.detach().reshape(-1)[:MOST_IDS]
         distinct = torch.unique(flat.nonzero().reshape(-1) if flat.dtype == torch.bool else flat).cpu()
         work.distinct = round(distinct.numel() * (work.rows / min(work.rows, MOST_IDS)))
-        work.ids, work.position = (_address(table), distinct), self._memory.touched
+        work.ids, work.position = (address_of(table), distinct), self._memory.touched
         self._memory.touched += work.distinct * work.row_bytes
 
 
@@ -323,100 +278,3 @@ def _distinct(calls: list[Work]) -> int:
     """Bytes of the different rows of one table that some calls use."""
     ids = [work.ids[1] for work in calls if work.ids is not None]
     return torch.unique(torch.cat(ids)).numel() * calls[-1].row_bytes if ids else 0
-
-
-def row_arguments(name: str) -> int | None:
-    """The position of the ids among the arguments of an operator that accesses random rows."""
-    places = _READS_ROWS.get(name) or _WRITES_ROWS.get(name)
-    return None if places is None else places[1]
-
-
-def _random_rows(name: str, args: Any, result: Any) -> tuple[Tensor, Tensor] | None:
-    """The table and the ids of an operator that accesses random rows."""
-    places = _READS_ROWS.get(name) or _WRITES_ROWS.get(name)
-    if places is None or len(args) <= places[1]:
-        return None
-    table = result if places[0] < 0 else args[places[0]]
-    ids = args[places[1]]
-    if isinstance(ids, (list, tuple)):
-        present = [item for item in ids if isinstance(item, Tensor)]
-        ids = present[0] if len(present) == 1 else None
-    if not isinstance(table, Tensor) or not isinstance(ids, Tensor) or ids.dtype.is_floating_point:
-        return None
-    return table, ids
-
-
-def _flops(func: Any, args: Any, kwargs: Any, result: Any, inputs: list[Tensor]) -> tuple[int, str]:
-    name = func._schema.name
-    count = flop_registry.get(torch.ops.aten.addmm if name == _FUSED_PRODUCT else func._overloadpacket)
-    if name == _FUSED_PRODUCT:
-        kwargs = {}
-    try:
-        if count is not None:
-            flops = int(count(*args, **kwargs, out_val=result))
-        elif name in _CPU_ATTENTION:
-            first = 1 if "backward" in name else 0
-            query, key, value = (tensor.shape for tensor in inputs[first : first + 3])
-            flops = int(_CPU_ATTENTION[name] * sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
-        else:
-            return 0, ""
-    except (RuntimeError, TypeError, ValueError, AssertionError, IndexError):
-        return 0, ""
-    return flops, _precision(inputs)
-
-
-def _precision(inputs: list[Tensor]) -> str:
-    tensor = next((tensor for tensor in inputs if tensor.dtype.is_floating_point), None)
-    if tensor is None:
-        return "float32"
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name == "float32" and tensor.is_cuda and torch.backends.cuda.matmul.allow_tf32:
-        return "tf32"
-    return name
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)) or (
-        hasattr(values, "__iter__") and not isinstance(values, (str, bytes, dict))
-    ):
-        for value in values:
-            yield from _tensors(value)
-
-
-def _size(tensor: Tensor) -> int:
-    """Bytes of the different elements: expanded dimensions repeat them. 0 for sparse tensors, which have no strides."""
-    if tensor.layout != torch.strided:
-        return 0
-    sizes: Iterable[int] = (n for n, stride in zip(tensor.shape, tensor.stride()) if stride or n == 0)
-    return prod(sizes) * tensor.element_size()
-
-
-def _address(tensor: Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:
-        return id(tensor)
-
-
-def _is_view(func: Any, outputs: list[Tensor]) -> bool:
-    """Whether the operator returns another view of an input without touching its data."""
-    aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
-    if not outputs or not aliases or any(alias.is_write for alias in aliases):
-        return func._schema.name in ("aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty")
-    return True
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> set[int]:
-    """The identities of the tensors that the operator changes in place."""
-    written: set[int] = set()
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            written |= {id(tensor) for tensor in _tensors(value)}
-    return written
-
-
-def _base(name: str) -> str:
-    return name.rpartition("::")[2]

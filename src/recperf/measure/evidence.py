@@ -17,11 +17,11 @@ from .counting import Work
 from .device_times import device_times
 from .observing import Observer
 from .step_parts import Parts, part_rows
-from .step_ranges import new_profiler, start
+from .step_ranges import Recording
 from .timeline import Call, StepTimes, step_times
 from .trace.nesting import NONE, Nesting
 from .trace.read import Host
-from .trace.record import PART, STEP, filtered_stderr
+from .trace.record import PART, STEP
 from .trace.window import Window
 from .trace.work import flops, moved
 
@@ -50,14 +50,10 @@ def event_cost() -> tuple[float, float]:
 
     calls()
     plain = min(calls() for _ in range(5))
-    profiler = new_profiler(cuda=False)
-    start(profiler)
+    recording = Recording(cuda=False)
     calls()
     traced = min(calls() for _ in range(3))
-    with filtered_stderr():
-        profiler.stop()
-    results: Any = profiler.profiler
-    lengths = [event.duration_ns() / 1e3 for event in results.kineto_results.events()]
+    lengths = recording.durations_us()
     inside = median(lengths) if lengths else 0.65 * plain
     return max(0.0, traced - plain), min(0.95, max(0.3, inside / plain))
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .counting import row_arguments
+from .operators import row_arguments
 from .peaks.cpu import using_threads
 
 SECONDS = 10.0

@@ -8,13 +8,10 @@ nothing of it.
 from __future__ import annotations
 
 import sys
-import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -27,10 +24,9 @@ from .counting import Counter
 from .native_calls import fast_range, hear_calls, recorded
 from .peaks.other_work import OtherWork
 from .spans import listen
-from .step_ranges import SpanRanges, module_ranges, new_profiler, start
-from .trace.nesting import find_steps
-from .trace.read import Trace, read
-from .trace.record import PART, STEP, filtered_stderr
+from .step_ranges import Recording, SpanRanges, module_ranges
+from .trace.read import Trace
+from .trace.record import PART, STEP
 
 WARM_UPS = 3
 TRACED = 4
@@ -110,8 +106,7 @@ class Observer:
         self.traced: list[Moment] = []
         """Traced steps without waits for input and for other ranks."""
         self.counter: Counter | None = None
-        self._trace: bytes | None = None
-        self._on_device = False
+        self._recording: Recording | None = None
         self.threads = torch.get_num_threads()
         self.other_work = OtherWork()
         self.others: float | None = None
@@ -121,7 +116,6 @@ class Observer:
         self._spans = SpanRanges(self) if spans else None
         self._heard = listen(self._spans, only_waits=True) if spans else None
         self._stack = ExitStack()
-        self._profiler: Any = None
         self._step_range: Any = None
         self._in_state = 0
         self._unnamed = 1
@@ -367,8 +361,7 @@ class Observer:
             self._enter("done")
             return
         self._enter("traced")
-        self._profiler = new_profiler(cuda=self.cuda)
-        start(self._profiler)
+        self._recording = Recording(cuda=self.cuda)
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
         # pause do not wait as other steps do.
         waits = sum(moment.wall for moment in self.plain_input) > WAITS * sum(moment.wall for moment in self.plain)
@@ -390,37 +383,24 @@ class Observer:
     def _stop_trace(self) -> None:
         if self.cuda:
             torch.cuda.synchronize()
-        with filtered_stderr():
-            self._profiler.stop()
+        assert self._recording is not None
+        self._recording.stop()
         self._stack.close()
         self._stack = ExitStack()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            self._profiler.export_chrome_trace(str(path))
-            content = path.read_bytes()
-        self._on_device = b'"cat": "kernel"' in content
-        self._trace = zlib.compress(content, level=1)
-        self._profiler = None
 
     @cached_property
     def trace(self) -> Trace | None:
         """The trace of the steps, read when the report is built, so that the loop does not pause for it."""
-        if self._trace is None:
+        if self._recording is None:
             return None
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            path.write_bytes(zlib.decompress(self._trace))
-            trace = read(path)
-        if self._left_out and self.traced:
-            unused = {id(step) for step in find_steps(trace.host, STEP)[: -len(self.traced)]}
-            trace.host = [event for event in trace.host if id(event) not in unused]
-        return trace
+        return self._recording.trace(len(self.traced) if self._left_out else None)
 
     # Counted steps
 
     def _start_counting(self) -> None:
         self._enter("counted")
-        self.counter = Counter(*self.knees(torch.cuda.get_device_name() if self._on_device else "cpu"))
+        on_device = self._recording is not None and self._recording.on_device
+        self.counter = Counter(*self.knees(torch.cuda.get_device_name() if on_device else "cpu"))
         if "torch._dynamo" in sys.modules:
             # A compiled function that met a dispatch mode would never run compiled again.
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
