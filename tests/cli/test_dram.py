@@ -116,16 +116,81 @@ def test_the_ladder_checks_every_rung(call) -> None:
     assert {"dedup ids", "sorted ids", "bf16 rows", "huge pages"} <= {rung["name"] for rung in rungs}
     for rung in rungs:
         assert rung["equal"], rung
-        assert rung["predicted"] > 0
+        assert 0 < rung["predicted"]["low"] <= rung["predicted"]["high"]
         assert rung["measured"]["p20"] <= rung["measured"]["p50"] <= rung["measured"]["p80"]
     assert call("ladder", "micro-dlrm")[0] == 2
+
+
+def _made_readings(**changes: Any) -> Any:
+    from dataclasses import replace
+
+    from recperf.measure.ceilings import Ceilings
+    from recperf.workloads.micro_dlrm_dram.ladder import Readings
+
+    ceilings = Ceilings(
+        device="cpu", threads=2, flops={"float32": 1e11}, copy=2e10, cached=6e10, knee=4 << 20, stream_knee=8 << 20,
+        rows_memory=((64, 30.0), (512, 110.0), (1024, 150.0)), rows_cache=((64, 10.0), (512, 40.0), (1024, 60.0)),
+        calls={}, first_touch=2e9,
+    )  # fmt: skip
+    hot = {"plain": 70.0, "bf16": 90.0, "prefetched": 80.0, "update": 400.0}
+    readings = Readings(ceilings, tlb=1.2, lookup=300.0, hot=hot, ids={"unique": 150.0, "sort": 120.0}, add=500.0)
+    of_ceilings = {name: value for name, value in changes.items() if hasattr(ceilings, name)}
+    own = {name: value for name, value in changes.items() if name not in of_ceilings}
+    return replace(readings, ceilings=replace(ceilings, **of_ceilings), **own)
+
+
+def test_every_prediction_of_the_ladder_follows_the_readings() -> None:
+    from recperf.workloads.micro_dlrm_dram.ladder import RUNGS, Work
+
+    work = Work(lookups=98_304, unique=96_000, bags=3072, row_bytes=1024)
+    slower = {
+        "dedup ids": {"ids": {"unique": 1500.0, "sort": 120.0}},
+        "sorted ids": {"add": 5000.0},
+        "bf16 rows": {"hot": {"bf16": 900.0}},
+        "huge pages": {"lookup": 600.0},
+        "prefetched rows": {"hot": {"prefetched": 800.0}},
+        "prefetch and huge pages": {"rows_memory": ((64, 300.0), (512, 1100.0), (1024, 1500.0))},
+        "fused update": {"copy": 1e9},
+    }
+    for rung in RUNGS:
+        low, high = rung.predict(work, _made_readings())
+        assert 0 < low <= high
+        assert rung.predict(work, _made_readings(**slower[rung.name])) > (low, high), rung.name
+    # Copies that fit the cache are looked up faster than those that do not.
+    dedup = RUNGS[0]
+    assert dedup.predict(work, _made_readings(knee=1 << 30))[0] < dedup.predict(work, _made_readings())[0]
+
+
+@pytest.mark.parametrize(("share", "says"), [(0.02, "Prediction failed: dedup ids (predicted"), (0.4, "not judged")])
+def test_a_failed_prediction_is_named_in_its_line_and_in_the_conclusion(share: float, says: str) -> None:
+    from recperf.cli.ladder import as_text
+    from recperf.workloads.micro_dlrm_dram import ladder
+
+    work, plain = ladder.Work(lookups=98_304, unique=96_000, bags=3072, row_bytes=1024), [0.03] * 12
+    seconds = {"lookup": plain, "dedup ids": [1.0] * 12, "huge pages": [0.028] * 12}
+    rungs = [rung for rung in ladder.RUNGS if rung.name in seconds]
+    rows = ladder.judged([ladder.report(rung, work, _made_readings(), seconds, 0.0) for rung in rungs], share)
+    text = as_text(
+        {
+            "rungs": rows,
+            "conclusion": ladder.conclude(rows, share),
+            "plain_ms": {"lookup": 30.0, "update": 1.0},
+            "lookups": 1,
+            "unique": 1,
+            "row_bytes": 4,
+            "batches": 12,
+        }
+    )
+    assert says in text.splitlines()[-1]
+    assert ("FAILED" in text) == (share < 0.15)
+    assert "huge pages (" not in text
 
 
 def test_a_rung_with_wrong_numbers_fails_the_gate(call, monkeypatch: pytest.MonkeyPatch) -> None:
     from recperf.workloads.micro_dlrm_dram import ladder
 
     wrong = ladder.Rung(
-        "wrong", "adds one", "lookup", lambda s, _: 1.0, lambda s, r, o, g: ladder._lookup(s.table_RD, r, o) + 1
+        "wrong", "adds one", "lookup", lambda w, r: (1.0, 2.0), lambda s, r, o, g: ladder._lookup(s.table_RD, r, o) + 1
     )
     monkeypatch.setattr(ladder, "RUNGS", (wrong,))
     code, _, err = call("ladder", *SMALL)

@@ -9,8 +9,9 @@ from .options import WorkloadOptions, choose, read_options
 from .peaks import stored_or_measured
 from .terminal import Terminal, print_json, table
 
-DESCRIPTION = """Try optimisations of the table of micro-dlrm-dram, each against the plain implementation: predicted
-gain (from counted work and the ceilings of this machine), measured gain, and whether the results are equal."""
+DESCRIPTION = """Try optimisations of the table of micro-dlrm-dram, each against the plain implementation: the range
+of gains predicted from counted work and readings of this machine, the measured gain, and whether the results are equal.
+The conclusion names predictions that failed."""
 
 
 def command(arguments: list[str]) -> int:
@@ -44,7 +45,8 @@ def as_text(ladder: dict[str, Any]) -> str:
             [
                 rung["name"],
                 rung["against"],
-                f"{rung['predicted']:.2f} x",
+                f"{rung['predicted']['low']:.2f} to {rung['predicted']['high']:.2f} x"
+                + (" FAILED" if rung["as_predicted"] is False else ""),
                 f"{measured['p50']:.2f} x",
                 f"{measured['p20']:.2f} to {measured['p80']:.2f}",
                 f"{rung['difference']:.0e}" + ("" if rung["equal"] else " NOT EQUAL"),
@@ -55,7 +57,7 @@ def as_text(ladder: dict[str, Any]) -> str:
     head = (
         f"\nplain implementation: lookup {plain['lookup']:.1f} ms (torch's EmbeddingBag), update "
         f"{plain['update']:.1f} ms; "
-        f"{ladder['lookups']:,} lookups of {ladder['row_bytes']} B per batch, {ladder['unique_rows']:,} distinct; "
+        f"{ladder['lookups']:,} lookups of {ladder['row_bytes']} B per batch, {ladder['unique']:,} distinct; "
         f"{ladder['batches']} batches, without the first\n"
     )
-    return head + "\n" + table(rows)
+    return f"{head}\n{table(rows)}\n\n{ladder['conclusion']}"

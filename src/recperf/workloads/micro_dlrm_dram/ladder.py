@@ -7,7 +7,8 @@ Shapes: V ids, B bags, R rows, D width, U different rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +18,10 @@ from torch.nn import functional as F
 
 from ...data.batch import ClickBatch
 from ...execution.workload import require_memory
-from ...measure.ceilings import row_time
+from ...measure.ceilings import Ceilings, ceilings_of
+from ...measure.cost import FLOAT
+from ...measure.limits import QUIET
+from ...measure.peaks.other_work import OtherWork
 from ...models.tables import HashedTable, ask_for_huge_pages
 from ...ops.bag import native, reference
 from .build import PreparedDram
@@ -25,25 +29,73 @@ from .config import estimate
 
 BATCHES = 12
 SAMPLE = 4096
+REPEATS = 6
+"""Timings of a part of a rung; the first does not count."""
+Range = tuple[float, float]
 RATE, EPS = 0.01, 1e-8
 
 
 @dataclass(frozen=True)
+class Work:
+    """What one batch asks of the table."""
+
+    lookups: int
+    unique: int
+    bags: int
+    row_bytes: int
+
+
+@dataclass(frozen=True)
 class Setting:
-    """What the rungs work on: the table as any program would allocate it, and one batch's facts."""
+    """What the rungs work on: the table as any program would allocate it, and one batch's counts."""
 
     table_RD: Tensor
     huge_RD: Tensor
     half_RD: Tensor
     state_R: Tensor
-    lookups: int
-    unique: int
-    bags: int
-    peaks: dict[str, Any]
+    work: Work
 
-    @property
-    def row_bytes(self) -> int:
-        return self.table_RD.shape[1] * 4
+
+@dataclass(frozen=True)
+class Readings:
+    """What the parts of the rungs take on this machine: the stored ceilings, and ns timed just before the rungs."""
+
+    ceilings: Ceilings
+    tlb: float
+    """How much slower a lookup is in the largest table of the cache curve than in the first one beyond the knee."""
+    lookup: float
+    """ns a row of the plain lookup."""
+    hot: dict[str, float]
+    """ns a row of plain, bf16 and prefetched lookups and of a fused update, where all rows are in the cache: the
+    instructions without the misses."""
+    ids: dict[str, float]
+    """ns an id of torch.unique and torch.sort."""
+    add: float
+    """ns a row of `index_add_` to the bags."""
+
+    def memory(self, row_bytes: int, whole_bytes: int) -> Range:
+        """ns of a random row from memory: that of the fastest gather of the ceilings, and that of the plain lookup."""
+        best = self.ceilings.row_ns(row_bytes)
+        plain = self.lookup * best / self.ceilings.row_ns(whole_bytes)
+        return min(best, plain), max(best, plain)
+
+    def looked_up(self, kind: str, row_bytes: int, whole_bytes: int, best: float | None = None) -> Range:
+        """ns a row of a lookup: from every miss hidden behind the instructions to none."""
+        fast, slow = self.memory(row_bytes, whole_bytes)
+        miss = max(0.0, slow - self.ceilings.row_ns(row_bytes, cached=True))
+        return max(self.hot[kind], fast if best is None else best), self.hot[kind] + miss
+
+    def copies(self, bytes_: int, row_bytes: int) -> Range:
+        """ns of a random row of a temporary of this size: what exceeds the knee comes from memory."""
+        missed = max(0.0, 1 - self.ceilings.knee / bytes_)
+        ends = zip((self.ceilings.row_ns(row_bytes, cached=True), self.hot["plain"]), self.memory(row_bytes, row_bytes))
+        low, high = sorted((1 - missed) * cached + missed * memory for cached, memory in ends)
+        return low, high
+
+    def write(self, bytes_: int) -> Range:
+        """ns to write a new tensor: into memory that the allocator kept, or with a page fault for each page."""
+        c = self.ceilings
+        return bytes_ * 1e9 / (c.cached if bytes_ <= c.stream_knee else c.copy), bytes_ * 1e9 / c.first_touch
 
 
 @dataclass(frozen=True)
@@ -52,8 +104,8 @@ class Rung:
     idea: str
     plain: str
     """Which plain way it is measured against: lookup or update."""
-    predict: Callable[[Setting, float], float]
-    """The gain expected, from counted work and this machine's ceilings; given the baseline's seconds."""
+    predict: Callable[[Work, Readings], Range]
+    """The least and the most ns that a batch should take, from counted work and the readings."""
     run: Callable[[Setting, Tensor, Tensor, Tensor], Tensor]
     """Called with rows, offsets and a gradient; returns what must equal the baseline's result."""
     tolerance: float = 1e-5
@@ -72,8 +124,8 @@ def _dedup(s: Setting, rows_V: Tensor, offsets_B1: Tensor, _: Tensor) -> Tensor:
 
 def _sorted(s: Setting, rows_V: Tensor, offsets_B1: Tensor, _: Tensor) -> Tensor:
     sorted_V, order_V = torch.sort(rows_V)
-    bags_V = torch.arange(s.bags).repeat_interleave(offsets_B1.diff(), output_size=rows_V.numel())[order_V]
-    out_BD = torch.zeros(s.bags, s.table_RD.shape[1])
+    bags_V = torch.arange(s.work.bags).repeat_interleave(offsets_B1.diff(), output_size=rows_V.numel())[order_V]
+    out_BD = torch.zeros(s.work.bags, s.table_RD.shape[1])
     for part in range(0, rows_V.numel(), reference.CHUNK):
         ids = slice(part, part + reference.CHUNK)
         out_BD.index_add_(0, bags_V[ids], s.table_RD.index_select(0, sorted_V[ids]))
@@ -89,57 +141,84 @@ def _update(implementation: Any, s: Setting, rows_V: Tensor, offsets_B1: Tensor,
     return s.table_RD
 
 
-def _row_gain(s: Setting, small: int) -> float:
-    rows = s.peaks["gather"]["dram"]["rows"]
-    whole, part = row_time(rows, s.row_bytes), row_time(rows, small)
-    return whole / part if whole and part else 1.0
+def _dedup_ns(w: Work, r: Readings) -> Range:
+    """Find the different ids, copy each row, then look up every id in the copies."""
+    size = w.unique * w.row_bytes
+    return _total(
+        (w.lookups, (r.ids["unique"],) * 2),
+        (w.unique, r.memory(w.row_bytes, w.row_bytes)),
+        (1, r.write(size)),
+        (w.lookups, r.copies(size, w.row_bytes)),
+    )
 
 
-def _best_gather(s: Setting, seconds: float) -> float:
-    """The plain way's time over that of the fastest random gather of such rows from memory this machine has shown."""
-    row_ns = row_time(s.peaks["gather"]["dram"]["rows"], s.row_bytes)
-    return seconds * 1e9 / (s.lookups * row_ns) if row_ns else 1.0
+def _sorted_ns(w: Work, r: Readings) -> Range:
+    """Sort the ids, copy every row (at best as fast as a stream) and add each copy to its bag."""
+    stream = w.row_bytes * 1e9 / r.ceilings.copy
+    chunks = -(-w.lookups // reference.CHUNK)
+    return _total(
+        (w.lookups, (r.ids["sort"],) * 2),
+        (w.lookups, (stream, r.memory(w.row_bytes, w.row_bytes)[1])),
+        (chunks, r.write(w.lookups * w.row_bytes // chunks)),
+        (w.lookups, (r.add,) * 2),
+    )
 
 
-def _tlb_gain(s: Setting, _: float) -> float:
-    """What a lookup loses between the first table past the last-level cache and the largest one measured."""
-    points = s.peaks["knee"]["points"]
-    last_level = max(s.peaks["machine"]["caches"].values(), default=32 << 20)
-    past = [point["p50"] for point in points if point["table_bytes"] > last_level]
-    return float(points[-1]["p50"] / past[0]) if past else 1.0
+def _half_ns(w: Work, r: Readings) -> Range:
+    return _total((w.lookups, r.looked_up("bf16", w.row_bytes // 2, w.row_bytes)))
 
 
-def _update_gain(s: Setting, _: float) -> float:
-    """Bytes the plain update moves over those the fused one must."""
-    dim = s.table_RD.shape[1]
-    plain = dim * (2 * s.lookups + 2 * s.lookups + 8 * s.unique)
-    return plain / (dim * (s.lookups + 2 * s.unique))
+def _huge_ns(w: Work, r: Readings) -> Range:
+    """At best all that larger tables lose beyond the knee comes back."""
+    return _total((w.lookups, (r.lookup / r.tlb, r.lookup)))
+
+
+def _prefetched_ns(w: Work, r: Readings, *, tlb: float = 1.0) -> Range:
+    """At best rows arrive at the highest rate of bytes that random rows of any size have shown."""
+    rate = max(size / ns for size, ns in r.ceilings.rows_memory)
+    return _total((w.lookups, r.looked_up("prefetched", w.row_bytes, w.row_bytes, w.row_bytes / rate / tlb)))
+
+
+def _fused_ns(w: Work, r: Readings) -> Range:
+    """The instructions, and each different row read and written once: as a stream behind them, or missed one by one."""
+    streams = 2 * w.unique * w.row_bytes * 1e9 / r.ceilings.copy
+    instructions = w.lookups * r.hot["update"]
+    missed = w.unique * r.memory(w.row_bytes, w.row_bytes)[1]
+    return max(instructions, streams), instructions + missed + streams
+
+
+def _total(*parts: tuple[int, Range]) -> Range:
+    """Each part is a count and the ns of one."""
+    low, high = (sum(count * ns[end] for count, ns in parts) for end in (0, 1))
+    return low, high
 
 
 RUNGS = (
-    Rung("dedup ids", "fetch each different row once, then pool from the copies", "lookup",
-         lambda s, _: s.lookups / s.unique, _dedup),
-    Rung("sorted ids", "visit rows in order of address", "lookup",
-         lambda s, _: 1.0, _sorted),
-    Rung("bf16 rows", "half the bytes a row", "lookup",
-         lambda s, _: _row_gain(s, s.row_bytes // 2),
+    Rung("dedup ids", "fetch each different row once, then pool from the copies", "lookup", _dedup_ns, _dedup),
+    Rung("sorted ids", "visit rows in order of address", "lookup", _sorted_ns, _sorted),
+    Rung("bf16 rows", "half the bytes a row", "lookup", _half_ns,
          lambda s, rows, offsets, _: _lookup(s.half_RD, rows, offsets).float(), 2e-2),
     Rung("huge pages", "2 MiB pages under the table, so that fewer lookups miss the TLB", "lookup",
-         _tlb_gain, lambda s, rows, offsets, _: _lookup(s.huge_RD, rows, offsets)),
+         _huge_ns, lambda s, rows, offsets, _: _lookup(s.huge_RD, rows, offsets)),
     Rung("prefetched rows", "prefetch the rows of the next ids (C)", "lookup",
-         _best_gather, lambda s, rows, offsets, _: native.bag_sum(s.table_RD, rows, offsets), native=True),
+         _prefetched_ns, lambda s, rows, offsets, _: native.bag_sum(s.table_RD, rows, offsets), native=True),
     Rung("prefetch and huge pages", "prefetch over huge pages: what the default preset does", "lookup",
-         _best_gather, lambda s, rows, offsets, _: native.bag_sum(s.huge_RD, rows, offsets), native=True),
+         lambda w, r: _prefetched_ns(w, r, tlb=r.tlb),
+         lambda s, rows, offsets, _: native.bag_sum(s.huge_RD, rows, offsets), native=True),
     Rung("fused update", "sum, Adagrad and write each row once (C)", "update",
-         _update_gain, lambda s, rows, offsets, gradient: _update(native, s, rows, offsets, gradient), 1e-4, True),
+         _fused_ns, lambda s, rows, offsets, gradient: _update(native, s, rows, offsets, gradient), 1e-4, True),
 )  # fmt: skip
 
 
 def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
     """Every rung on fresh batches, in turn with the plain way."""
     require_memory(estimate(prepared.config), tables=2.5)
-    setting, batches = _setting(prepared, peaks)
+    ceilings = ceilings_of(peaks)
+    assert ceilings is not None
+    setting, batches = _setting(prepared)
     rungs = [rung for rung in RUNGS if not rung.native or not isinstance(native.library(), str)]
+    other_work = OtherWork()
+    hot, ids, add = _timed_parts(setting, *batches[0], knee=ceilings.knee)
     seconds: dict[str, list[float]] = {name: [] for name in ("lookup", "update", *(r.name for r in rungs))}
     worst = dict.fromkeys((rung.name for rung in rungs), 0.0)
     for rows_V, offsets_B1, gradient_BD in batches:
@@ -157,34 +236,117 @@ def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
             if rung.plain == "update":
                 output = _moved(setting, rows_V)
             worst[rung.name] = max(worst[rung.name], _difference(output, plain[rung.plain]))
+    lookup = _quantile(seconds["lookup"], 0.5) * 1e9 / setting.work.lookups
+    readings = Readings(ceilings, tlb_loss(peaks["knee"]), lookup, hot, ids, add)
+    rows = [report(rung, setting.work, readings, seconds, worst[rung.name]) for rung in rungs]
+    others = other_work.share()
+    rows = judged(rows, others)
     return {
-        "schema": 1,
+        "schema": 2,
         "batches": len(batches),
-        "lookups": setting.lookups,
-        "unique_rows": setting.unique,
-        "row_bytes": setting.row_bytes,
-        "plain_ms": {name: _median(seconds[name]) * 1e3 for name in ("lookup", "update")},
-        "rungs": [_report(rung, setting, seconds, worst[rung.name]) for rung in rungs],
+        **asdict(setting.work),
+        "plain_ms": {name: _quantile(seconds[name], 0.5) * 1e3 for name in ("lookup", "update")},
+        "readings_ns": {"hot row": hot, "id": ids, "index_add_ row": add},
+        "other_work": others,
+        "rungs": rows,
+        "conclusion": conclude(rows, others),
     }
 
 
-def _report(rung: Rung, setting: Setting, seconds: dict[str, list[float]], worst: float) -> dict[str, Any]:
-    ratios = sorted(
-        baseline / rung_seconds for baseline, rung_seconds in zip(seconds[rung.plain][1:], seconds[rung.name][1:])
-    )
+def report(rung: Rung, work: Work, readings: Readings, seconds: dict[str, list[float]], worst: float) -> dict[str, Any]:
+    """One rung: its predicted range, what was measured, and whether the two agree."""
+    plain, least_most = seconds[rung.plain], rung.predict(work, readings)
+    ratios = [baseline / own for baseline, own in zip(plain, seconds[rung.name])]
+    measured = {f"p{share}": _quantile(ratios, share / 100) for share in (20, 50, 80)}
+    low = _quantile(plain, 0.2) * 1e9 / least_most[1]
+    high = _quantile(plain, 0.8) * 1e9 / least_most[0]
     return {
         "name": rung.name,
         "idea": rung.idea,
         "against": rung.plain,
-        "predicted": rung.predict(setting, _median(seconds[rung.plain])),
-        "measured": {f"p{share}": ratios[round(share / 100 * (len(ratios) - 1))] for share in (20, 50, 80)},
+        "predicted": {"low": low, "high": high},
+        "measured": measured,
+        "as_predicted": low <= measured["p50"] <= high,
         "difference": worst,
         "tolerance": rung.tolerance,
         "equal": worst <= rung.tolerance,
     }
 
 
-def _setting(prepared: PreparedDram, peaks: dict[str, Any]) -> tuple[Setting, list[tuple[Tensor, Tensor, Tensor]]]:
+def judged(rungs: list[dict[str, Any]], other_work: float | None) -> list[dict[str, Any]]:
+    """The rungs; beside much other work no prediction is judged."""
+    if other_work is not None and other_work > QUIET:
+        return [{**rung, "as_predicted": None} for rung in rungs]
+    return rungs
+
+
+def conclude(rungs: list[dict[str, Any]], other_work: float | None) -> str:
+    """What is worth doing on this machine, and which predictions failed."""
+    faster = sorted((rung for rung in rungs if rung["measured"]["p20"] > 1), key=lambda rung: -rung["measured"]["p50"])
+    text = "Faster here: " + (", ".join(f"{r['name']} {r['measured']['p50']:.2g} x" for r in faster) or "nothing") + "."
+    if other_work is not None and any(rung["as_predicted"] is None for rung in rungs):
+        return f"{text} Predictions not judged: other work took {other_work:.0%} of the cores."
+    failed = [
+        f"{r['name']} (predicted {r['predicted']['low']:.2g} to {r['predicted']['high']:.2g} x, "
+        f"measured {r['measured']['p50']:.2g} x)"
+        for r in rungs
+        if not r["as_predicted"]
+    ]
+    if failed:
+        return f"{text} Prediction failed: {', '.join(failed)}."
+    return f"{text} All {len(rungs)} predictions hold."
+
+
+def tlb_loss(knee: dict[str, Any]) -> float:
+    """See `Readings.tlb`; the part of it that is still the cache makes it an upper bound."""
+    beyond = [point["p50"] for point in knee["points"] if point["table_bytes"] > knee["bytes"]]
+    return max(1.0, beyond[-1] / beyond[0]) if beyond else 1.0
+
+
+def _timed_parts(
+    s: Setting, rows_V: Tensor, offsets_B1: Tensor, gradient_BD: Tensor, *, knee: int
+) -> tuple[dict[str, float], dict[str, float], float]:
+    """The readings that no ceiling has: hot rows, ids, and rows added to bags. See `Readings`."""
+    rows, dim = max(1, knee // 4 // s.work.row_bytes), s.table_RD.shape[1]
+    hot_RD, hot_V = s.table_RD[:rows].clone(), rows_V % min(rows, s.table_RD.shape[0])
+    half_RD = hot_RD.bfloat16()
+    part_V = rows_V[: reference.CHUNK]
+    part_ND, bags_N, sums_BD = (
+        s.table_RD.index_select(0, part_V),
+        part_V % s.work.bags,
+        torch.zeros(s.work.bags, dim),
+    )
+    ns = partial(_median_ns, count=s.work.lookups)
+    hot = {
+        "plain": ns(lambda: _lookup(hot_RD, hot_V, offsets_B1)),
+        "bf16": ns(lambda: _lookup(half_RD, hot_V, offsets_B1).float()),
+    }
+    if not isinstance(native.library(), str):
+        # Fewer ids than this are not shared between threads; each row must occur once, as nearly all do in a batch.
+        distinct = min(max(rows, native.SMALL), s.work.lookups)
+        ends_B1 = offsets_B1.clamp(max=distinct)
+        few = replace(s, table_RD=torch.ones(distinct, dim), state_R=torch.ones(distinct))
+        order_V = torch.randperm(distinct, generator=torch.Generator().manual_seed(0))
+        hot["prefetched"] = ns(lambda: native.bag_sum(hot_RD, hot_V, offsets_B1))
+        hot["update"] = _median_ns(lambda: _update(native, few, order_V, ends_B1, gradient_BD), distinct)
+    ids = {
+        "unique": ns(lambda: torch.unique(rows_V, return_inverse=True)),
+        "sort": ns(lambda: torch.sort(rows_V)),
+    }
+    return hot, ids, _median_ns(lambda: sums_BD.index_add_(0, bags_N, part_ND), part_V.numel())
+
+
+def _median_ns(call: Callable[[], object], count: int) -> float:
+    """ns of one of `count` units of work, without the first call."""
+    seconds = []
+    for _ in range(REPEATS):
+        began = perf_counter()
+        call()
+        seconds.append(perf_counter() - began)
+    return _quantile(seconds, 0.5) * 1e9 / count
+
+
+def _setting(prepared: PreparedDram) -> tuple[Setting, list[tuple[Tensor, Tensor, Tensor]]]:
     config = prepared.config
     table = HashedTable(config.model.features, prepared.rows, config.model.dim, seed=config.model.hash_seed,
                         bag="reference", huge_pages=False)  # fmt: skip
@@ -204,10 +366,12 @@ def _setting(prepared: PreparedDram, peaks: dict[str, Any]) -> tuple[Setting, li
         huge_RD=huge_RD,
         half_RD=table.table_RD.bfloat16(),
         state_R=torch.ones(prepared.rows),
-        lookups=rows_V.numel(),
-        unique=int(torch.unique(rows_V).numel()),
-        bags=offsets_B1.numel() - 1,
-        peaks=peaks,
+        work=Work(
+            lookups=rows_V.numel(),
+            unique=int(torch.unique(rows_V).numel()),
+            bags=offsets_B1.numel() - 1,
+            row_bytes=config.model.dim * FLOAT,
+        ),
     )
     return setting, batches
 
@@ -226,5 +390,7 @@ def _difference(output: Tensor, expected: Tensor) -> float:
     return float((output - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
-def _median(values: list[float]) -> float:
-    return sorted(values[1:] or values)[len(values[1:] or values) // 2]
+def _quantile(values: list[float], share: float) -> float:
+    """Without the first value, which contains warm-up."""
+    values = sorted(values[1:] or values)
+    return values[round(share * (len(values) - 1))]
