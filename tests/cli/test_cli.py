@@ -286,3 +286,19 @@ def test_data_get_and_check_say_no(call) -> None:
     assert call("data", "get", "movielens-100k", "--path", "x")[0] == 2
     call("data", "make", "movielens-like", "--path", "made", "--seed", "9")
     assert call("data", "check", "movielens-100k", "--path", "made")[0] == 3
+
+
+def test_the_baseline_to_beat_is_named_in_help_error_and_result(call, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        call("run", "dlrm", "--help")
+    out = capfd.readouterr().out
+    assert "majority, whose AUC is 0.5, for dlrm" in " ".join(out.replace("│", " ").split())
+    small = ["--model.rows", "100", "--data.batches", "2", "--data.held-out-batches", "1", "--train.device", "cpu"]
+    code, _, err = call("run", "micro-dlrm-dram", *small, "--target.beat", "item_bias")
+    assert code == 3
+    assert "target.beat is 'item_bias'; allowed: auto (here majority), majority or none" in err
+    arguments = ["--no-peaks", "--no-report", "--target.auc", "0.99", "--run-dir", "r", "--json", "--quiet"]
+    code, out, err = call("run", "micro-dlrm-dram", *small, *arguments)
+    assert code == 5
+    assert json.loads(out)["quality"]["target"]["beat"] == "majority"
+    assert "AUC above majority class (0.5000) and AUC at least 0.99" in err

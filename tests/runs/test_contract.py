@@ -21,7 +21,7 @@ from recperf.runs.contract import Claim, Evidence, Finding, check_run, judge
 from recperf.runs.seal import present, seal
 
 QUICK = [
-    "run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "bias", "--seeds", "2",
+    "run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "auto", "--seeds", "2",
     "--train.batch-size", "1000", "--train.device", "cpu", "--target.auc", "0.7", "--quiet",
     "--no-peaks", "--no-report",
 ]  # fmt: skip

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from scipy.sparse import csr_matrix, hstack
 from sklearn.linear_model import LogisticRegression
 
 from recperf.train.baselines import additive_logits, majority
+from recperf.workloads.dlrm.build import PreparedDLRM
+from recperf.workloads.dlrm.config import experiment
+from recperf.workloads.micro_dlrm_dram.build import PreparedDram
+from recperf.workloads.micro_dlrm_dram.config import default as dram
 
 
 def test_bias_model_is_penalised_logistic_regression() -> None:
@@ -35,5 +44,27 @@ def test_unseen_ids_have_finite_logits() -> None:
 
 
 def test_majority_is_the_log_odds_even_of_one_class() -> None:
-    assert torch.isfinite(majority(torch.ones(5), 3)).all()
-    assert float(majority(torch.tensor([1.0, 0.0]), 1)[0]) == 0.0
+    assert torch.isfinite(majority(1.0, 3)).all()
+    assert float(majority(0.5, 1)[0]) == 0.0
+
+
+def prepared_dlrm() -> Any:
+    config = experiment()
+    return PreparedDLRM(replace(config, data=replace(config.data, batches=3, held_out_batches=3)))
+
+
+def prepared_dram() -> Any:
+    config = dram()
+    data = replace(config.data, batches=3, held_out_batches=3)
+    return PreparedDram(replace(config, data=data, model=replace(config.model, rows=100)))
+
+
+@pytest.mark.parametrize("make", [prepared_dlrm, prepared_dram])
+def test_the_majority_of_synthetic_data_is_that_of_training_batches(make: Callable[[], Any]) -> None:
+    prepared = make()
+    train_N = torch.cat([batch.labels_B for batch in prepared.order(prepared.config.seed).batches(0)])
+    valid_N = torch.cat([batch.labels_B for batch in prepared.held_out(prepared.config.seed)])
+    assert train_N.mean() != valid_N.mean()
+    rate = train_N.mean().expand_as(valid_N)
+    expected = float(torch.nn.functional.binary_cross_entropy(rate, valid_N))
+    assert prepared.baselines()["majority"]["log_loss"] == pytest.approx(expected, rel=1e-5)

@@ -18,6 +18,7 @@ from ..distributed.ranks import Ranks, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import require_writable, write_atomic
 from ..runs.record import Run, read_config
+from ..runs.report.sections import target_text
 from ..runs.resume import (
     Change,
     allowed_fields,
@@ -200,7 +201,8 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
         print_json(result)
     if not result["quality"]["met"]:
         # stdout holds the result as its one JSON object, so the error goes to stderr only.
-        return conclude(GateFailed("the quality target was missed", where={"run": record.folder}))
+        missed = {"run": record.folder, "target": target_text(result)}
+        return conclude(GateFailed("the quality target was missed", where=missed))
     return 0
 
 

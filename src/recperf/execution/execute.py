@@ -160,7 +160,7 @@ def _can_stop(config: Any, target: dict[str, Any]) -> None:
         raise ConfigError(
             "train.stop_at_target is set, but the target has no bound",
             where={"field": "train.stop_at_target"},
-            fix="--target.auc, --target.accuracy or --target.beat bias",
+            fix="--target.auc, --target.accuracy or --target.beat auto",
         )
 
 

@@ -1,4 +1,4 @@
-"""Simple baselines on the same split, to compare a model's quality with.
+"""Simple baselines, fitted on training rows and scored on the rows a model is scored on.
 
 Shapes: N samples.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.order import Samples
+from ..data.random_bags import RandomBags
 from .metrics import binary_metrics
 
 
@@ -18,7 +19,7 @@ def baselines(train: Samples, valid: Samples) -> dict[str, dict[str, float]]:
     """Majority class, item bias, and user + item bias logistic regression, scored on the validation rows."""
     user, item = train.keys.index("user"), train.keys.index("item")
     scores = {
-        "majority": majority(train.labels_N, len(valid)),
+        "majority": majority(float(train.labels_N.double().mean()), len(valid)),
         "item_bias": additive_logits([train.ids_FN[item]], train.labels_N, [valid.ids_FN[item]]),
         "user_item_bias": additive_logits(
             [train.ids_FN[user], train.ids_FN[item]], train.labels_N, [valid.ids_FN[user], valid.ids_FN[item]]
@@ -46,9 +47,21 @@ def popularity(train: Samples, valid: Samples) -> dict[str, float]:
     return binary_metrics(weight_2[0] + weight_2[1] * counts[valid_N], valid.labels_N)
 
 
-def majority(labels_N: Tensor, count: int) -> Tensor:
-    """The log odds of the training labels, `count` times."""
-    rate = min(max(float(labels_N.double().mean()), 1e-6), 1 - 1e-6)
+def synthetic_baselines(bags: RandomBags, held_out_batches: int) -> dict[str, dict[str, float]]:
+    """The majority class of as many training batches as are held out, and the logits that labels were drawn from."""
+    first = (bags.batch(0, step) for step in range(min(len(bags), held_out_batches)))
+    rate = float(torch.cat([batch.labels_B for batch in first]).double().mean())
+    held_out = [(batch.labels_B, bags.planted_logits(batch)) for batch in bags.held_out(held_out_batches)]
+    labels_N, planted_N = (torch.cat(column) for column in zip(*held_out))
+    return {
+        "majority": binary_metrics(majority(rate, len(labels_N)), labels_N),
+        "planted": binary_metrics(planted_N, labels_N),
+    }
+
+
+def majority(rate: float, count: int) -> Tensor:
+    """The log odds of the share of training labels that are 1, `count` times."""
+    rate = min(max(rate, 1e-6), 1 - 1e-6)
     return torch.full((count,), math.log(rate / (1 - rate)), dtype=torch.float64)
 
 
@@ -62,7 +75,7 @@ def additive_logits(
     labels_N = labels_N.double()
     rows = [int(max(a.max(), b.max())) + 1 for a, b in zip(train_ids, valid_ids)]
     weights = [torch.zeros(count, dtype=torch.float64) for count in rows]
-    intercept = majority(labels_N, 1)[0]
+    intercept = majority(float(labels_N.mean()), 1)[0]
     logits_N = intercept.expand_as(labels_N).clone()
     for _ in range(sweeps):
         largest = 0.0

@@ -68,9 +68,10 @@ class CriteoStore:
         """The rows first .. last - 1."""
         return Rows(*(np.concatenate(columns) for columns in zip(*self._pieces(first, last))))
 
-    def labels(self, split: Split) -> NDArray[np.uint8]:
-        """All labels of a split, in the order of the log."""
-        return np.concatenate([labels_N for _, _, labels_N in self._pieces(*self.bounds(split))])
+    def click_rate(self, split: Split) -> float:
+        """The share of the rows of a split that were clicked."""
+        first, last = self.bounds(split)
+        return sum(int(labels_N.sum()) for _, _, labels_N in self._pieces(first, last)) / max(1, last - first)
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
         part = int(np.searchsorted(self.edges, first, side="right")) - 1

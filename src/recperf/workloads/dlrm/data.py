@@ -21,7 +21,7 @@ from ...data.random_bags import RandomBags
 from ...data.random_config import read_profile
 from ...errors import ConfigError
 from ...execution.workload import describe_synthetic, require_memory
-from ...train.baselines import majority
+from ...train.baselines import majority, synthetic_baselines
 from ...train.loop import Order
 from ...train.metrics import binary_metrics
 from ..clicks import SCORING_BATCH
@@ -120,15 +120,8 @@ class ClickSource:
         return (batch.to(device) for batch in order.cut())
 
     def baselines(self, seed: int, device: torch.device) -> dict[str, dict[str, float]]:
-        """The majority class, and for random batches the logits that their labels were drawn from."""
-        labels, planted = [], []
-        bags = self.bags(seed, device) if self.drawn else None
-        for batch in self.held_out(seed, device):
-            labels.append(batch.labels_B)
-            if bags is not None:
-                planted.append(bags.planted_logits(batch))
-        labels_N = torch.cat(labels).cpu()
-        scores = {"majority": binary_metrics(majority(labels_N, len(labels_N)), labels_N)}
-        if planted:
-            scores["planted"] = binary_metrics(torch.cat(planted), labels_N)
-        return scores
+        """The majority class of the training rows, and for random batches the logits that labels were drawn from."""
+        if self._store is None:
+            return synthetic_baselines(self.bags(seed, device), self.config.data.held_out_batches)
+        labels_N = torch.cat([batch.labels_B for batch in self.held_out(seed, torch.device("cpu"))])
+        return {"majority": binary_metrics(majority(self._store.click_rate("train"), len(labels_N)), labels_N)}

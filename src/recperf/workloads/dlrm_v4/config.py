@@ -20,7 +20,7 @@ from ...models.dlrm_v4.cost import full_load, step
 from ...models.dlrm_v4.memory import memory
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...runs.mlperf.config import SubmissionConfig
-from ...train.config import TargetConfig, TrainConfig
+from ...train.config import BIASES, TargetConfig, TrainConfig
 
 SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length, or a smaller --train.batch-size"
 
@@ -233,7 +233,7 @@ def require_room(config: DLRMv4WorkloadConfig) -> None:
 
 
 def bounds(config: DLRMv4WorkloadConfig) -> dict[str, Any]:
-    return config.target.bounds("user_item_bias")
+    return config.target.bounds(*BIASES, "popularity")
 
 
 def claims(config: DLRMv4WorkloadConfig) -> tuple[Claim, ...]:

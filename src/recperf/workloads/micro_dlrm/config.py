@@ -14,7 +14,7 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...runs.measured_claims import limits_lead, rate_below
-from ...train.config import TrainConfig
+from ...train.config import BIASES, TrainConfig
 from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def planned(config: MicroDLRMConfig) -> PlannedWorkload:
 
 def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
     """The requested bounds, or else the published ones on the published data and split."""
-    bounds = config.target.bounds("user_item_bias")
+    bounds = config.target.bounds(*BIASES)
     if data["name"] == "movielens-100k" and data["split"] == "random":
         requested = {name: bound for name, bound in bounds.items() if bound is not None}
         return {**bounds, **PUBLISHED_TARGET, **requested}

@@ -19,7 +19,7 @@ from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
 from ...models.tables import HashedTable
-from ...train.baselines import baselines, majority
+from ...train.baselines import baselines, synthetic_baselines
 from ...train.device import Settings, choose
 from ...train.loop import Order, Position, Recipe
 from ...train.metrics import binary_metrics
@@ -87,15 +87,7 @@ class PreparedDram(Prepared):
     def baselines(self) -> dict[str, dict[str, float]]:
         if self.train is not None:
             return baselines(self.train, self.valid)
-        labels, planted, bags = [], [], self.bags(self.config.seed)
-        for batch in bags.held_out(self.config.data.held_out_batches):
-            labels.append(batch.labels_B)
-            planted.append(bags.planted_logits(batch))
-        labels_N = torch.cat(labels).cpu()
-        return {
-            "majority": binary_metrics(majority(labels_N, len(labels_N)), labels_N),
-            "planted": binary_metrics(torch.cat(planted), labels_N),
-        }
+        return synthetic_baselines(self.bags(self.config.seed), self.config.data.held_out_batches)
 
     def trial(self, seed: int) -> DramTrial:
         return DramTrial(self, seed)

@@ -14,7 +14,7 @@ from ...models.config import HashedDLRMConfig
 from ...models.cost import hashed_dlrm_memory, hashed_dlrm_step
 from ...runs.contract import Claim, budget_sums, known_machine, loss_falls, quality_target
 from ...runs.measured_claims import limit_is, pair_ratio_at_least, share_of_forward_at_least
-from ...train.config import SparseTrainConfig
+from ...train.config import BIASES, SparseTrainConfig
 from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def planned(config: MicroDLRMDramConfig) -> PlannedWorkload:
 
 def bounds(config: MicroDLRMDramConfig) -> dict[str, Any]:
     """The bounds a result is judged by: virtual ids have no user or item bias, only a majority class."""
-    return config.target.bounds("user_item_bias" if config.data.ids == "movielens" else "majority")
+    return config.target.bounds(*(BIASES if config.data.ids == "movielens" else ("majority",)))
 
 
 SHARE_OF_FORWARD = 0.7
