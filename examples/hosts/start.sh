@@ -29,7 +29,8 @@ else
   what=("${WORKLOAD:-dlrm-v4}" --run-dir "$run" --train.checkpoint-minutes 10 "$@")
 fi
 
-# A signal gives ranks as long to save as recperf's own launcher does.
+# A signal gives ranks as long to save as recperf's own launcher does (torch 2.11 has no such setting: 30 s).
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600
 exec torchrun --nnodes "${HOSTS:?how many hosts}" --node-rank "$number" --nproc-per-node "${RANKS:-auto}" \
-  --master-addr "${FIRST:?address of host 0}" --master-port "${PORT:-29400}" --shutdown-timeout 600 \
+  --master-addr "${FIRST:?address of host 0}" --master-port "${PORT:-29400}" \
   -m recperf run "${what[@]}"

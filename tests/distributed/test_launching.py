@@ -23,7 +23,7 @@ HOSTS, SLURM = ROOT / "examples" / "hosts" / "start.sh", ROOT / "examples" / "sl
 STUBS = {
     # Notes what it was called with, and what ranks leave behind.
     "torchrun": """
-        printf '%s\\n' "$(printf '%s\\037' "$@")" >> "$CALLS"
+        printf '%s\\n' "$(printf '%s\\037' "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT" "$@")" >> "$CALLS"
         [ -n "${SAVES:-}" ] && mkdir -p "$SAVES" && touch -d '+1 minute' "$SAVES/manifest.json"
         exit "${CODE:-0}"
     """,
@@ -56,7 +56,11 @@ class Cluster:
 
     def torchruns(self) -> list[tuple[Any, Any]]:
         """What each meant: torchrun's own options, and recperf's."""
-        return [understood(line.split("\x1f")[:-1]) for line in self.calls.read_text().splitlines()]
+        return [understood(line.split("\x1f")[1:-1]) for line in self.calls.read_text().splitlines()]
+
+    def patience(self) -> set[str]:
+        """Seconds that each torchrun gives ranks after a signal."""
+        return {line.split("\x1f")[0] for line in self.calls.read_text().splitlines()}
 
     def requeued(self) -> bool:
         path = self.calls.with_suffix(".scontrol")
@@ -92,9 +96,8 @@ def test_hosts_start_their_ranks(cluster: Cluster, tmp_path: Path) -> None:
         assert cluster.start(HOSTS, number, str(run), "--train.batch-size", "64", **where) == 0
     agents, options = zip(*cluster.torchruns())
     assert [(agent.nnodes, agent.node_rank, agent.nproc_per_node) for agent in agents] == [("2", 0, "4"), ("2", 1, "4")]
-    assert {(agent.master_addr, agent.master_port, agent.shutdown_timeout) for agent in agents} == {
-        ("10.0.0.1", 29400, 600)
-    }
+    assert {(agent.master_addr, agent.master_port) for agent in agents} == {("10.0.0.1", 29400)}
+    assert cluster.patience() == {"600"}
     assert options[0] == options[1]
     assert (options[0].run_dir, options[0].values.train.batch_size) == (run, 64)
 

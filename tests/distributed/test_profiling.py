@@ -56,7 +56,8 @@ def taken(folder: Path, verb: str, *more: str, **how: Any) -> Path:
     where = ["--data.path", str(events(home() / "events")), "--run-dir", str(folder / "run")]
     words = [verb, "dlrm-v4", *where, *(word for word in WORDS if word not in ("--target.beat", "none", "--no-report"))]
     assert ended(start(2, [*words, *more], folder, home=str(home()), **how), 200.0) == [0, 0], said(folder, 0)
-    assert said(folder, 1) == ""
+    # A torch built for CUDA says on a machine without a driver that there is none.
+    assert [line for line in said(folder, 1).splitlines() if "gpuGetDeviceCount" not in line] == []
     return folder / "run"
 
 

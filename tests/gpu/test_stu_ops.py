@@ -9,19 +9,16 @@ from torch import Tensor
 from recperf.ops import layer_norm, stu_input, stu_output
 from recperf.ops.dropout import Dropout, drop, keep_mask
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+    pytest.mark.usefixtures("exact_products"),
+]
 EPS = 1e-6
 KINDS = [torch.float32, torch.bfloat16, torch.float16]
 LIMIT = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Root mean square of the difference from float64, of that of the numbers."""
 SHAPES = [(0, 8, 8), (1, 16, 16), (63, 40, 24), (5000, 512, 512), (3001, 100, 1000), (700, 512, 2048)]
 """Tokens, model width, attention width."""
-
-
-@pytest.fixture(autouse=True)
-def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TF32 would hide an error of float32."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,16 +16,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
     pytest.mark.usefixtures("poisoned"),
 ]
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """The host must not wait for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def draw(seed: int) -> dict[str, Any]:
@@ -46,7 +34,7 @@ def apart(got: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [1, 33, 512, 600])
 @pytest.mark.parametrize(("rows", "skew"), [(1, 1.0), (9, 1.0), (5000, 1.0), (5000, 6.0)])
-def test_gradients_are_summed_by_row(rows: int, skew: float, dim: int, kind: torch.dtype) -> None:
+def test_gradients_are_summed_by_row(rows: int, skew: float, dim: int, kind: torch.dtype, no_waiting: Any) -> None:
     of = draw(dim + rows)
     places = (torch.rand(40_000, **of) ** skew * rows).long()
     sorted_N, order_N = torch.sort(places, stable=True)
@@ -95,7 +83,9 @@ def test_a_table_of_more_than_two_billion_numbers() -> None:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "longest", "dim"), [(40, 4096, 512), (700, 63, 512), (3, 9, 24)])
 @pytest.mark.parametrize("context", [0, 8])
-def test_tokens_in_one_pass(context: int, rows: int, longest: int, dim: int, kind: torch.dtype, rate: float) -> None:
+def test_tokens_in_one_pass(
+    context: int, rows: int, longest: int, dim: int, kind: torch.dtype, rate: float, no_waiting: Any
+) -> None:
     of = draw(rows + dim)
     lengths = torch.randint(context, longest + 1, (rows,), **of)
     lengths[0], lengths[-1] = context, longest

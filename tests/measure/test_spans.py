@@ -7,6 +7,7 @@ import pytest
 from recperf.errors import ConfigError
 from recperf.measure import spans
 from recperf.measure.cost import Cost
+from recperf.measure.device_clock import EventClock
 from recperf.measure.profile import components
 from recperf.measure.spans import StepClock, budget_part, declare, kind_of, listen, phase_of, span
 
@@ -23,6 +24,39 @@ def test_parts_sum_to_the_wall_time_and_exclude_inner_spans(monkeypatch: pytest.
         now[0] += 50
     now[0] += 100
     assert clock.end() == (950, {"other": 100, "update": 250, "dense_update": 600})
+
+
+def test_events_are_in_the_stream_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A span that is entered while another stream is current must not be timed there: the clocks of two streams
+    are not in order, and times below zero come out."""
+    now = {"main": 0, "side": 0}
+    current = ["main"]
+
+    class Event:
+        def __init__(self, **_: bool) -> None:
+            self.time = 0
+
+        def record(self, stream: str | None = None) -> None:
+            self.time = now[stream or current[0]]
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Event) -> float:
+            return (end.time - self.time) / 1e6
+
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: current[0])
+    clock = EventClock()
+    clock.begin()
+    now["main"] += 300
+    current[0] = "side"
+    with span("embedding"):
+        now["side"] += 100
+    current[0] = "main"
+    with span("exchange"):
+        now["main"] += 50
+    assert clock.end() == (350, {"other": 300, "embedding": 0, "exchange": 50})
 
 
 def test_a_span_ends_when_its_work_raises() -> None:

@@ -205,6 +205,15 @@ def test_empty_tables_and_zero_times_do_not_stop_the_report() -> None:
     text(bare)
 
 
+def test_times_below_zero_do_not_stop_the_page() -> None:
+    """Clocks of other programs, and profiles of earlier versions, have some for work beside the step."""
+    early = profiles.eager()
+    for part in early["components"]:
+        part["ms"] = {"p20": -0.5, "p50": 0.1, "p80": -0.1}
+    early["roofline"][0] |= {"flops_per_s": -1e9, "bytes_per_s": -1e6}
+    read(early)
+
+
 def test_writing_a_page_is_repeatable_and_leaves_the_profile_alone(tmp_path: Path) -> None:
     profile = profiles.graph()
     before = copy.deepcopy(profile)

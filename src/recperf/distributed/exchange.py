@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+
+from .waits import exchange_span
 
 
 class Exchange:
@@ -34,7 +36,8 @@ class Exchange:
     def send(self) -> None:
         """Send the ids, once all ranks know how many come."""
         if self._ids is None:
-            with self._in_stream():
+            # On a GPU the host waits here for the counts of all ranks.
+            with self._in_stream(), self._waiting():
                 self._ids = self._counts.wait()
 
     def receive(self) -> Any:
@@ -44,7 +47,8 @@ class Exchange:
             arrived = self._ids.wait()
         if self._stream is not None:
             main = torch.cuda.current_stream()
-            main.wait_stream(self._stream)
+            with self._waiting():
+                main.wait_stream(self._stream)
             arrived.record_stream(main)
             self._context.record_stream(main)
         return arrived
@@ -53,6 +57,10 @@ class Exchange:
         """The rows of this rank's ids, looked up by the ranks that hold them; TorchRec's dictionary or keyed tensor."""
         with _no_warnings():
             return self._collection.compute_and_output_dist(self._context, arrived).wait()
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """On a GPU the span in which the step waits for this exchange. On a CPU each collective has its own."""
+        return nullcontext() if self._stream is None else exchange_span()
 
     @contextmanager
     def _in_stream(self) -> Iterator[None]:

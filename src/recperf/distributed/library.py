@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import MachineError
@@ -20,8 +22,7 @@ def require_torchrec() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in MODULES:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"), _no_log():
                 importlib.import_module(name)
         except ImportError as error:
             raise MachineError(f"several ranks need TorchRec: {error}", fix=FIX) from None
@@ -29,6 +30,17 @@ def require_torchrec() -> None:
             # A build for another torch installs, and fails when its library is loaded.
             first = str(error).splitlines()[0]
             raise MachineError(f"{name} is installed but does not load: {first}", fix=FIX) from None
+
+
+@contextmanager
+def _no_log() -> Iterator[None]:
+    """fbgemm warns a dozen times that its own list of versions lacks its own."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def jagged_op() -> str:

@@ -12,7 +12,7 @@ import functools
 import inspect
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
@@ -112,12 +112,24 @@ class _Arrival(NamedTuple):
     bytes: int
 
     def wait(self, finish: Callable[[], Any]) -> Any:
-        part = spans.inside() or spans.OTHER
+        part = _part()
         began = monotonic_ns()
-        with spans.span(spans.EXCHANGE if part == spans.OTHER else f"{part}_{spans.EXCHANGE}"):
+        with exchange_span():
             result = finish()
         self.log.add(Wait(self.number, self.what, part, self.came, began, monotonic_ns(), self.bytes))
         return result
+
+
+def exchange_span() -> AbstractContextManager[None]:
+    """A span around a wait for other ranks, named after the part of the step that it is in."""
+    part = _part()
+    return spans.span(spans.EXCHANGE if part == spans.OTHER else f"{part}_{spans.EXCHANGE}")
+
+
+def _part() -> str:
+    """The part of the step that is open, without a wait inside it."""
+    name = spans.inside()
+    return spans.OTHER if name in ("", spans.EXCHANGE) else name.removesuffix(f"_{spans.EXCHANGE}")
 
 
 class _WatchedWork(distributed.Work):

@@ -1,7 +1,8 @@
 """Times the spans of a step on a GPU with CUDA events, without synchronising between them.
 
 An event is queued at every boundary of a span. The time between two events is that of the work queued between them,
-including any wait of the device for the host, so the parts sum to the step as the device executed it.
+including any wait of the device for the host, so the parts sum to the step as the device executed it. All events are in
+the stream in which the step began: work in another stream takes time only where that stream waits for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .spans import OTHER, Listener, StepClock, listen
 
 
 class EventClock:
-    """Divides the device time of a step among its spans, with events in the current stream.
+    """Divides the device time of a step among its spans, with events in the stream that is current when it begins.
 
     With `captured` the events become part of a CUDA graph during its capture, and `read` returns the times of the last
     replay.
@@ -25,10 +26,12 @@ class EventClock:
         self._captured = captured
         self._stack: list[str] = []
         self._marks: list[tuple[str, Any]] = []
+        self._stream: Any = None
         self._before: Listener | None = None
 
     def begin(self) -> None:
         self._stack, self._marks = [OTHER], []
+        self._stream = torch.cuda.current_stream()
         self._before = listen(self)
         self._mark()
 
@@ -64,7 +67,7 @@ class EventClock:
         """Record an event; the work after it belongs to the innermost open span."""
         kinds = {"external": True} if self._captured else {}
         event = torch.cuda.Event(enable_timing=True, **kinds)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(self._stream)
         self._marks.append((self._stack[-1], event))
 
 

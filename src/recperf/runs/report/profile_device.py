@@ -141,11 +141,11 @@ def _roofline_figures(profile: Profile, points: list[dict[str, Any]]) -> list[Bl
     dots = [
         roofs.Point(index, fmt.short(point["name"], 28), point["intensity"], point["flops_per_s"])
         for index, point in enumerate(points, 1)
-        if point.get("intensity") and point["flops_per_s"]
+        if (point.get("intensity") or 0) > 0 < point["flops_per_s"]
     ]
     top = (f"arithmetic {fmt.flop_rate(peak)}", peak)
     figures: list[Block] = [roofs.roofline_figure("profile-roofline", slopes, top, dots)]
-    quiet = [point for point in points if not point["flops"] and point["bytes_per_s"]]
+    quiet = [point for point in points if not point["flops"] and point["bytes_per_s"] > 0]
     if quiet:
         moved = [roofs.Moved(fmt.short(point["name"], 28), *_rates(profile, point)) for point in quiet]
         figures.append(roofs.strip_figure("profile-strip", slopes, moved))
@@ -156,7 +156,7 @@ def _rates(profile: Profile, point: dict[str, Any]) -> tuple[float, float, float
     """Slow end, median and fast end of a part's bandwidth; all equal if its spread is not known."""
     middle = point["bytes_per_s"]
     ms = next((part["ms"] for part in profile["components"] if part["name"] == point["name"]), None)
-    if not ms or not ms["p20"] or not ms["p50"] or not ms["p80"]:
+    if not ms or min(ms["p20"], ms["p50"], ms["p80"]) <= 0:
         return middle, middle, middle
     return middle * ms["p50"] / ms["p80"], middle, middle * ms["p50"] / ms["p20"]
 

@@ -1,0 +1,36 @@
+"""What tests on a GPU share: switches of torch that are restored afterwards."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def exact_products() -> Iterator[None]:
+    """TF32 would hide an error of float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def no_waiting() -> Callable[[], AbstractContextManager[None]]:
+    """A block in which the host must not wait for the device."""
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        # Torch warns that this mode is a prototype.
+        with warnings.catch_warnings(action="ignore"):
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return block
