@@ -123,7 +123,7 @@ def test_a_run_leaves_everything(call, tmp_path: Path) -> None:
     assert sum(result["performance"]["budget"].values()) == pytest.approx(1)
     assert set(result["quality"]["baselines"]) == {"majority", "item_bias", "user_item_bias"}
     kinds = {json.loads(line)["kind"] for line in (tmp_path / "r" / "events.jsonl").read_text().splitlines()}
-    assert {"step", "metric", "span"} <= kinds
+    assert {"step", "metric", "timing"} <= kinds
     names = {path.name for path in (tmp_path / "r").iterdir()}
     assert {"config.json", "machine.json", "events.jsonl", "result.json", "checkpoints"} <= names
     assert result["provenance"]["machine"] == json.loads((tmp_path / "r" / "machine.json").read_text())["fingerprint"]

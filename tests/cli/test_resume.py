@@ -49,9 +49,12 @@ def saved() -> dict[str, Any]:
     return dict(json.loads(Path("r/config.json").read_text()))
 
 
+def logged() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("r/events.jsonl").read_text().splitlines()]
+
+
 def notices() -> list[str]:
-    events = [json.loads(line) for line in Path("r/events.jsonl").read_text().splitlines()]
-    return [event["text"] for event in events if event["kind"] == "notice"]
+    return [event["text"] for event in logged() if event["kind"] == "notice"]
 
 
 def agrees() -> bool:
@@ -175,3 +178,38 @@ def test_mlperf_is_short_for_its_field(call: Call) -> None:
         code, output = call(*arguments, "--dry-run", "--json", "--quiet")
         assert code == 0
         assert json.loads(output)["config"]["mlperf"]["log"] is on
+
+
+def performance() -> dict[str, Any]:
+    return dict(json.loads(Path("r/result.json").read_text())["performance"])
+
+
+def test_a_resumed_run_keeps_the_times_of_the_processes_before_it(begun: Path, call: Call) -> None:
+    timings = [event for event in logged() if event["kind"] == "timing"]
+    before = timings[: 1 + [event["part"] for event in timings].index("save")]
+    assert call("--resume", "r")[0] == 0
+    speed = performance()
+    assert agrees()
+    assert (speed["overall"]["steps"], speed["overall"]["samples"]) == (30, 12_000)
+    # Of 30 steps 6 are warm-up, and of the last 10 in another process 2.
+    assert speed["steady"]["steps"] == speed["steps_timed"] == 22
+    assert [event for event in logged() if event["kind"] == "timing"][: len(before)] == before
+    assert [event["part"] for event in before] == ["warmup", "steady", "evaluation", "steady", "save"]
+
+
+def test_a_run_stopped_after_its_last_step_has_a_speed(begun: Path, call: Call) -> None:
+    """By a kill before the result is written, and by a signal that was handled after the last step."""
+    assert call("--resume", "r", "--train.checkpoint-steps", "10")[0] == 0
+    speed = performance()
+    for name in ("seal.json", "result.json"):
+        Path("r", name).unlink()
+    assert call("--resume", "r")[0] == 0
+    assert performance() == speed
+    assert agrees()
+    unfinish()
+    assert call("--resume", "r")[0] == 0
+    assert {name: performance()[name] for name in ("steady", "step_ms", "steps_timed")} == {
+        name: speed[name] for name in ("steady", "step_ms", "steps_timed")
+    }
+    assert performance()["overall"]["evaluation_s"] > 0
+    assert agrees()

@@ -90,7 +90,7 @@ def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
     ):
         assert words in notes
     assert "Different devices" in notes
-    assert "Not every run was profiled" in notes
+    assert "Not every run has its profile" in notes
     assert compare([read(one), read(two)]).limit.values == ("dispatch", None)
 
 

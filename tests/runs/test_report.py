@@ -57,7 +57,7 @@ def test_the_page_says_what_was_measured_and_how(full: str) -> None:
         "± 0.0020",
         "mean ± standard deviation over 3 seeds, 42 to 44",
         "64 steps after 16 steps of warm-up",
-        "Measuring itself costs 4.0% of a step",
+        "Measuring costs 4.0%: a step took",
         "embedding, backward",
         "random rows, cache",
         "tables allocated",
@@ -80,7 +80,7 @@ def test_missing_measurements_name_their_command(bare: str) -> None:
     assert said.count("not measured") >= 7
     for command in ("recperf run --config", "recperf peaks", "recperf pair"):
         assert command in said
-    assert "Timed in 40 steps of the training itself" in said
+    assert "Measured in 40 steps after training" in said
 
 
 def test_the_page_is_self_contained(full: str) -> None:
@@ -150,7 +150,7 @@ def test_several_runs_are_compared_on_top(tmp_path: Path, drawn_once: None) -> N
 
 def test_a_run_too_short_to_time(tmp_path: Path, drawn_once: None) -> None:
     run = examples.make_run(tmp_path / "run", measured=())
-    for field in ("step_ms", "budget", "samples_per_s"):
+    for field in ("step_ms", "budget", "steady", "overall"):
         examples.change(run, "result.json", f"performance.{field}", None)
     (run / "events.jsonl").unlink()
     said = Reader(written(run)).text

@@ -66,7 +66,7 @@ class Watched:
         self.watch = Watchers(
             recipe=self.recipe,
             losses=LossLog(emit=self.emit, seed=1),
-            timer=StepTimer(emit=self.emit, seed=1, every=1000),
+            timer=StepTimer(emit=self.emit, seed=1),
             evaluator=self.evaluator,
             save=self.save,
             progress=lambda *_: None,

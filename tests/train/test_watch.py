@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 from recperf.errors import GateFailed
+from recperf.measure.device_clock import StepMarks
+from recperf.runs.speed import speed_of
+from recperf.train import timing
 from recperf.train.loop import Position
-from recperf.train.timing import StepTimer, budget, performance
+from recperf.train.timing import StepTimer
 from recperf.train.watch import LossLog
 
 
@@ -41,36 +45,103 @@ def test_a_nan_loss_names_its_step(bad: float) -> None:
         log.flush()
 
 
-def timed(steps: int, every: int = 2) -> StepTimer:
-    timer = StepTimer(emit=Emitted(), seed=1, every=every, warmup=2)
+class Device:
+    """A device that works asynchronously, in a time that only moves when something takes time: a launch takes 10 us of
+    the host, synchronising waits for everything queued, and an event happens when what was queued before it is done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = self.busy_until_ns = 0
+        monkeypatch.setattr(timing, "perf_counter_ns", lambda: self.now_ns + 1)
+
+    def launch(self, ns: int) -> None:
+        self.now_ns += 10_000
+        self.busy_until_ns = max(self.busy_until_ns, self.now_ns) + ns
+
+    def sync(self) -> None:
+        self.now_ns = max(self.now_ns, self.busy_until_ns)
+
+    def event(self) -> DeviceEvent:
+        return DeviceEvent(self, max(self.now_ns, self.busy_until_ns))
+
+
+@dataclass
+class DeviceEvent:
+    device: Device
+    at_ns: int
+
+    def synchronize(self) -> None:
+        assert self.device.now_ns >= self.at_ns, "no step waits for the device"
+
+    def elapsed_time(self, end: DeviceEvent) -> float:
+        return (end.at_ns - self.at_ns) / 1e6
+
+
+def train(device: Device, timer: StepTimer, *, first: int = 0, steps: int = 700, slow: int = 1) -> None:
+    """An epoch of steps of 2 ms; every tenth takes `slow` times as long."""
     timer.before_epoch()
-    for step in range(steps):
-        timer.before_step(step)
-        timer.after_step(Position(step=step + 1), 10)
-    return timer
+    device.now_ns += 50_000_000  # Shuffling.
+    for step in range(first + 1, first + steps + 1):
+        timer.before_step()
+        device.launch(2_000_000 * (1 if step % 10 else slow))
+        timer.after_step(Position(step=step), 100)
+        if step % 50 == 0:
+            device.sync()  # Losses are logged.
+    with timer.aside("evaluation", Position(step=first + steps)):
+        device.launch(300_000_000)
+        device.sync()
+    with timer.aside("save", Position(step=first + steps)):
+        device.now_ns += 200_000_000
 
 
-def test_warm_up_does_not_count() -> None:
-    timer = timed(20)
-    assert timer.steps == 20
-    assert len(timer.step_ns) + len(timer.parts) == 18
-    assert timer.samples == 200
+def on(device: Device, emitted: Emitted, warmup: int = 20) -> StepTimer:
+    return StepTimer(emit=emitted, seed=1, sync=device.sync, warmup=warmup, marks=StepMarks(record=device.event))
 
 
-def test_too_few_steps_are_not_reported() -> None:
-    speed = performance([timed(3)])
-    assert speed["step_ms"] is None
-    assert speed["budget"] is None
-    assert performance([])["samples_per_s"] is None
+def test_the_speed_of_an_asynchronous_device_is_that_of_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted, device = Emitted(), Device(monkeypatch)
+    timer = on(device, emitted)
+    train(device, timer)
+    train(device, timer, first=700)
+    speed = speed_of(emitted.events)
+    steady, overall = speed["steady"], speed["overall"]
+    assert steady["steps"] == 1380
+    # 1,380 steps of 2 ms; the second epoch is shuffled; the host is 10 us late after each of the waits.
+    assert steady["seconds"] == pytest.approx(1380 * 0.002 + 0.05, rel=1e-3)
+    assert steady["samples_per_s"] == pytest.approx(138_000 / steady["seconds"])
+    assert speed["step_ms"]["p50"] == pytest.approx(2.0, rel=1e-3)
+    assert speed["steps_timed"] == 1380
+    assert speed["difference"] is None
+    assert overall["seconds"] == pytest.approx(device.now_ns / 1e9, rel=1e-6)
+    assert overall["evaluation_s"] == pytest.approx(0.6, rel=1e-3)
+    assert (overall["save_s"], overall["shuffle_s"]) == (pytest.approx(0.4), pytest.approx(0.1))
+    assert overall["warmup_s"] == pytest.approx(20 * 0.002 + 0.05, rel=1e-2)
+    assert overall["samples"] == 140_000
 
 
-def test_the_budget_sums_to_one_and_shuffling_is_data() -> None:
-    timer = timed(30)
-    timer.parts = [(100, {"data": 10, "backward": 60, "interaction": 20, "other": 10})] * 10
-    timer.setup_ns = 30 * 50
-    shares = budget([timer])
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares["data"] == pytest.approx(60 / 150)
-    assert shares["interaction"] == pytest.approx(20 / 150)
-    assert shares["other"] == pytest.approx(10 / 150)
-    assert "top" not in shares
+def test_a_steady_throughput_far_from_the_median_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted, device = Emitted(), Device(monkeypatch)
+    train(device, on(device, emitted), slow=6)
+    stated = speed_of(emitted.events)["difference"]
+    assert stated is not None
+    assert stated.startswith("33% below 100 samples per median step: the mean step takes 1.50 times the median")
+    emitted.events.clear()
+    train(device, on(device, emitted, warmup=0), steps=100)
+    assert "shuffling takes 20% of the time" in (speed_of(emitted.events)["difference"] or "")
+
+
+def test_warm_up_is_no_steady_time_even_where_it_is_interrupted() -> None:
+    emitted = Emitted()
+    timer = StepTimer.for_training(50, emit=emitted, seed=1, sync=None)
+    timer.before_epoch()
+    for step in range(1, 31):
+        timer.before_step()
+        timer.after_step(Position(step=step), 7)
+        if step in (4, 30):
+            with timer.aside("save", Position(step=step)):
+                pass
+    assert [(event["part"], event.get("steps")) for event in emitted.events] == [
+        ("warmup", 4), ("save", None), ("warmup", 6), ("steady", 20), ("save", None)
+    ]  # fmt: skip
+    assert [len(event.get("step_ms", ())) for event in emitted.events] == [0, 0, 0, 20, 0]
+    assert speed_of([])["steady"] is None
+    assert speed_of(emitted.events[:3])["step_ms"] is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UsageError
+from ..runs.report.formats import measuring_cost
 from ..units import size
 from .options import WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
@@ -50,7 +51,8 @@ def as_text(pair: dict[str, Any]) -> str:
             table(rows),
             "",
             f"  rows touched in {hot['steps']} steps: {touched}; table {size(cold['ids']['working_set_bytes'])}",
-            f"  measuring added {hot['overhead']['share']:.1%} hot, {cold['overhead']['share']:.1%} cold",
+            f"  measuring costs {measuring_cost(hot['overhead']['share'])} hot, "
+            f"{measuring_cost(cold['overhead']['share'])} cold",
             "",
             pair["verdict"],
         ]

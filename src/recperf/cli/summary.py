@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..runs.report.formats import component, count, percent, spread, time
-from ..runs.report.sections import quality_table, target_sentence
+from ..runs.report.formats import component, percent, spread, throughput, time, whole_time
+from ..runs.report.sections import measured_steps, quality_table, target_sentence, unsteady_steps
 from ..runs.report.step_sections import headline
 from ..runs.report.text import render_block
 
@@ -26,7 +26,7 @@ def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None
     lines += [*render_block(quality_table(result)), f"  {target_sentence(result)}", ""]
     lines += _performance(result["performance"])
     if profile:
-        lines += _limit(profile)
+        lines += _measured(result["performance"], profile)
     return "\n".join([*lines, f"  run     {folder}"])
 
 
@@ -38,10 +38,15 @@ def _skipped(data: dict[str, Any]) -> list[str]:
     return [f"skipped lines of the log: {sum(reasons.values()):,} ({listed})"]
 
 
-def _limit(profile: dict[str, Any]) -> list[str]:
-    """The verdict with its sentences, and every experiment."""
+def _measured(performance: dict[str, Any], profile: dict[str, Any]) -> list[str]:
+    """What was measured after training: parts of a step, the verdict with its sentences, and every experiment."""
+    shares = sorted((performance["budget"] or {}).items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{component(name)} {percent(share)}" for name, share in shares)
+    lines = [f"  after training, {measured_steps(profile)}:", f"  budget  {parts}"]
+    unsteady = unsteady_steps(performance, profile)
+    lines += [f"          {unsteady}"] if unsteady else []
     verdict = profile["verdict"]
-    lines = [f"  limit   {headline(verdict)}"]
+    lines += [f"  limit   {headline(verdict)}"]
     lines += [f"          {sentence}" for sentence in verdict["because"][1:]]
     for row in profile["experiments"]:
         if row["agrees"] is None:
@@ -52,13 +57,13 @@ def _limit(profile: dict[str, Any]) -> list[str]:
 
 
 def _performance(performance: dict[str, Any]) -> list[str]:
-    step, rate, budget = performance["step_ms"], performance["samples_per_s"], performance["budget"]
-    speed = parts = "not measured: too few steps"
+    step, steady, overall = performance["step_ms"], performance["steady"], performance["overall"]
+    times = "step time not measured: too few steps"
     if step:
-        speed = f"{time(step['p50'])} per step (p20 – p80: {spread(step)}, {performance['steps_timed']:,} steps)"
-    if rate:
-        speed += f", {count(rate)} samples/s including warm-up"
-    if budget:
-        shares = sorted(budget.items(), key=lambda item: -item[1])
-        parts = ", ".join(f"{component(name)} {percent(share)}" for name, share in shares)
-    return [f"  speed   {speed}, {performance['device']}", f"  budget  {parts}"]
+        times = f"{time(step['p50'])} per step (p20 – p80: {spread(step)}, {performance['steps_timed']:,} steps)"
+    lines = [f"  speed   {throughput(steady)} steady, {times}, {performance['device']}"]
+    if performance["difference"]:
+        lines.append(f"          steady is {performance['difference']}")
+    if overall:
+        lines.append(f"          {throughput(overall)} overall, in {whole_time(overall)}")
+    return lines

@@ -20,9 +20,9 @@ from ..runs.result import SCHEMA, Baselines, Data, checked
 from ..runs.result import Trial as TrialFile
 from ..runs.schemas import Machine, Progress
 from ..runs.seal import seal
+from ..runs.speed import budget_of, speed_of
 from ..train.device import applied
 from ..train.stop import StopFlag
-from ..train.timing import StepTimer, performance
 from .measuring import measure_run
 from .submission import open_log
 from .training import Job, Reporter
@@ -67,16 +67,24 @@ def execute(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
             reached=stopping_rule(config, baselines, prepared.target), log=log,
         )  # fmt: skip
-        trials, timers, trial = _train_seeds(job)
+        trials, trial = _train_seeds(job)
         if run.read("profile.json") is None:
             measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
     profile = run.read("profile.json")
+    speed = world.on_leader(lambda: speed_of(run.events()))
     result = {
         "schema": SCHEMA,
         "workload": workload.name,
         "run": run.folder.resolve().name,
         "quality": quality(trials, baselines, prepared.target),
-        "performance": {**speed(prepared, world, timers), "mfu": mfu(profile, ceilings), **of_ranks(profile)},
+        "performance": {
+            "device": prepared.settings.device_name,
+            "settings": {**prepared.settings.reasons, **world.settings()},
+            **speed,
+            **budget_of(profile),
+            "mfu": mfu(profile, ceilings, speed["steady"]),
+            **of_ranks(profile),
+        },
         "data": prepared.data,
         "provenance": provenance(started, facts, prepared.data, config.seed),
     }
@@ -85,10 +93,9 @@ def execute(
     return result
 
 
-def _train_seeds(job: Job) -> tuple[list[dict[str, Any]], list[StepTimer], Trial | None]:
-    """Train every seed that is not finished: the results of all, and timers and last trial of this process."""
+def _train_seeds(job: Job) -> tuple[list[dict[str, Any]], Trial | None]:
+    """Train every seed that is not finished: the results of all, and the last trial of this process."""
     trials: list[dict[str, Any]] = []
-    timers: list[StepTimer] = []
     trial: Trial | None = None
     for seed in range(job.config.seed, job.config.seed + job.config.seeds):
         finished = job.run.read(f"trial-{seed}.json", TrialFile)
@@ -98,11 +105,10 @@ def _train_seeds(job: Job) -> tuple[list[dict[str, Any]], list[StepTimer], Trial
             torch.manual_seed(seed)
             trial = job.prepared.trial(seed)
             current().report_plan(trial, job.report.notice)
-            finished, timer = job.finish(seed, trial)
-            timers.append(timer)
+            finished = job.finish(seed, trial)
             job.run.write(f"trial-{seed}.json", finished)
         trials.append(finished)
-    return trials, timers, trial
+    return trials, trial
 
 
 def provenance(started: dict[str, Any], facts: dict[str, Any], data: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -118,12 +124,6 @@ def provenance(started: dict[str, Any], facts: dict[str, Any], data: dict[str, A
         "ended": now(),
         "resumes": started["resumes"],
     }
-
-
-def speed(prepared: Prepared, world: Ranks, timers: list[StepTimer]) -> dict[str, Any]:
-    """Step times of this process, its device and its settings with their reasons."""
-    settings = prepared.settings
-    return {"device": settings.device_name, "settings": {**settings.reasons, **world.settings()}, **performance(timers)}
 
 
 def of_ranks(profile: dict[str, Any] | None) -> dict[str, Any]:
@@ -196,13 +196,14 @@ def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
     run.write("machine.json", facts)
 
 
-def mfu(profile: dict[str, Any] | None, peaks: dict[str, Any] | None) -> float | None:
-    """Counted FLOPs of the measured steps, as a share of the machine's fastest matrix product."""
+def mfu(profile: dict[str, Any] | None, peaks: dict[str, Any] | None, steady: dict[str, Any] | None) -> float | None:
+    """FLOPs per second at the steady throughput, as a share of the machine's fastest matrix product; a sample has the
+    FLOPs that were counted for those of the measured batches."""
     ceilings = ceilings_of_profile(profile, peaks) if profile else None
-    if profile is None or ceilings is None:
+    if profile is None or ceilings is None or steady is None:
         return None
-    flops = sum(part["flops"] or 0 for part in profile["components"])
-    return float(flops / ceilings.product(profile.get("precision")) / (profile["step_ms"]["p50"] / 1e3))
+    per_sample = sum(part["flops"] or 0 for part in profile["components"]) / profile["batch_size"]
+    return float(per_sample * steady["samples_per_s"] / ceilings.product(profile.get("precision")))
 
 
 def quality(

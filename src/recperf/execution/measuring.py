@@ -14,6 +14,7 @@ from ..measure.peaks import add_threads, has_threads, save
 from ..measure.profile import ClockedStep, Reading, Window
 from ..measure.sections import part_ms
 from ..runs.record import Run
+from ..runs.report.formats import measuring_cost
 from ..train.loop import Recipe, take_step
 from .observing import experiments, observe
 from .workload import Prepared, Trial
@@ -35,9 +36,8 @@ def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any
     if pair is not None:
         run.write("pair.json", pair)
     profile = measure_window(prepared, trial, trial.recipe, peaks, pair=pair, confirm=CONFIRM_SECONDS)
-    cost = profile["overhead"]["share"]
-    overhead = f"{cost:.1%}" if cost > 0 else "less than the spread of the steps"
-    report.notice(f"measured the parts of {profile['steps']} more steps; measurement overhead: {overhead}")
+    cost = measuring_cost(profile["overhead"]["share"])
+    report.notice(f"measured the parts of {profile['steps']} more steps; measuring costs {cost}")
     run.write("profile.json", profile)
 
 

@@ -19,6 +19,7 @@ from ..distributed.ranks import current
 from ..errors import DataError
 from ..measure import fixes, sections
 from ..measure.experiments import SECONDS
+from ..measure.limits import verdict_of
 from ..measure.peaks.other_work import OtherWork
 from ..measure.profile import endless
 from ..measure.trace.analyse import analyse
@@ -98,14 +99,18 @@ def profile(
         "stalls": None,
     }
     del trial
+    # One share for the verdict, the fixes and the section on trust: the larger of all steps' and the observed ones'.
+    shares = (_share_of_others(other_work), result["observed"]["other_work"])
+    result["observed"]["other_work"] = others = max((share for share in shares if share is not None), default=None)
+    result |= verdict_of(result, peaks)
     if world.choose(True, several=False):
-        doubt = fixes.doubt(result, _share_of_others(other_work))
+        doubt = fixes.doubt(result, others)
         ranked = suggest(prepared.fixes(), result, parts, peaks, doubt)
         if options.try_fixes and ranked and peaks is not None:
             try_fixes(workload, config, result, ranked, peaks, parts, doubt, say)
     else:
         result["fixes"] = {"missing": SINGLE_PROCESS}
-    result["trust"] = _trust(result, config, cost, other_work)
+    result["trust"] = _trust(result, config, cost)
     return result
 
 
@@ -153,7 +158,7 @@ def _touched(trial: Trial) -> list[torch.Tensor]:
     return [trial.rows_of(batch).cpu() for batch in islice(batches, 4)]
 
 
-def _trust(result: dict[str, Any], config: Any, cost: dict[str, float] | None, other_work: OtherWork) -> dict[str, Any]:
+def _trust(result: dict[str, Any], config: Any, cost: dict[str, float] | None) -> dict[str, Any]:
     missing = [
         f"{name}: {result[name]['missing']}"
         for name in ("operator_table", "kernels", "idle", "transfers", "roofline", "communication", "fixes")
@@ -171,7 +176,7 @@ def _trust(result: dict[str, Any], config: Any, cost: dict[str, float] | None, o
             "cuda": torch.version.cuda,
         },
         "clocks": _clocks() if result["device"] != "cpu" else None,
-        "other_work": {"share": _share_of_others(other_work)},
+        "other_work": {"share": result["observed"]["other_work"]},
         "not_measured": missing,
     }
 

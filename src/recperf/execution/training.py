@@ -61,8 +61,8 @@ class Job:
     allow: tuple[str, ...] = ()
     """Config fields that may differ from those the run was started with."""
 
-    def finish(self, seed: int, trial: Trial) -> tuple[dict[str, Any], StepTimer]:
-        """Train a seed to its end: the contents of trial-<seed>.json, and this process's step times."""
+    def finish(self, seed: int, trial: Trial) -> dict[str, Any]:
+        """Train a seed to its end: the contents of trial-<seed>.json."""
         folder = self.run.folder / "checkpoints" / f"seed-{seed}"
         with self.stop.patience(), open_store(folder, trial, self.config.train, self.report.notice) as store:
             return SeedTraining(self, seed, trial, store).finish()
@@ -81,9 +81,8 @@ class SeedTraining:
             self.submission = load(job.workload.submission)(trial, seed, job.log)
         self.evaluator = self._evaluator()
 
-    def finish(self) -> tuple[dict[str, Any], StepTimer]:
+    def finish(self) -> dict[str, Any]:
         recipe, seed = self.trial.recipe, self.seed
-        timer = StepTimer.for_training(recipe.steps, emit=self.emit, seed=seed, sync=self.job.prepared.settings.sync)
         if self.submission:
             self.submission.log.start(self.submission.facts)
         start = self.restore()
@@ -93,7 +92,7 @@ class SeedTraining:
         if not self.evaluator.met:
             recipe.prepare_evaluation(start)
             with contextlib.suppress(TargetMet):
-                train(recipe, start, self._watchers(timer))
+                train(recipe, start, self._watchers(recipe.steps - start.step))
         last = self.evaluator.history[-1]
         if self.submission:
             self.submission.stop(last["step"], last["metrics"])
@@ -103,7 +102,7 @@ class SeedTraining:
             self.run.event("notice", seed=seed, text=text)
             self.report.notice(text)
         best = max(self.evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))
-        return {"seed": seed, "metrics": last["metrics"], "best": best, "stopped_early": early}, timer
+        return {"seed": seed, "metrics": last["metrics"], "best": best, "stopped_early": early}
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.run.event(kind, **fields)
@@ -130,8 +129,10 @@ class SeedTraining:
             ends=ends,
         )
 
-    def _watchers(self, timer: StepTimer) -> Watchers:
+    def _watchers(self, steps: int) -> Watchers:
+        """What watches the steps that are left."""
         recipe, settings = self.trial.recipe, self.job.config.train
+        timer = StepTimer.for_training(steps, emit=self.emit, seed=self.seed, sync=self.job.prepared.settings.sync)
         minutes: Due = never
         if settings.checkpoint_minutes:
             minutes = current().decide_on_leader(Minutes(settings.checkpoint_minutes))
@@ -170,7 +171,7 @@ class SeedTraining:
         self._restore_trial(into["trial"], saved["trial"], [change.text for change in bound])
         self.evaluator.history.extend(saved["history"])
         _set_random_state(saved["rng"])
-        self.run.rewind_events(saved["event_bytes"], saved["event_digest"])
+        self.run.rewind_events(saved["event_bytes"], saved["event_digest"], step=step)
         if self.job.log:
             self.job.log.rewind(saved["mlperf"])
         for change in changed:

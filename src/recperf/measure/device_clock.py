@@ -1,4 +1,4 @@
-"""Times the spans of a step on a GPU with CUDA events, without synchronising between them.
+"""Times the steps of a GPU, and the spans of a step, with CUDA events, without synchronising between them.
 
 An event is queued at every boundary of a span. The time between two events is that of the work queued between them,
 including any wait of the device for the host, so the parts sum to the step as the device executed it. All events are in
@@ -8,11 +8,57 @@ the stream in which the step began: work in another stream takes time only where
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 
 from .spans import OTHER, Listener, StepClock, listen
+
+
+class StepMarks:
+    """The times of steps, from marks at their boundaries: moments of the host's clock, or events in the device's queue,
+    which are read long after they were queued so that no step waits for them."""
+
+    UNREAD = 512
+    BEHIND = 128
+    """More steps than are ever queued at once: losses are logged more often, which waits for the device."""
+
+    def __init__(self, *, events: bool = False, record: Callable[[], Any] | None = None) -> None:
+        self._record = record or (_recorded_event if events else perf_counter_ns)
+        self._marks: list[tuple[Any, bool]] = []
+        """Each mark, and whether a step ends there."""
+        self._ns: list[int] = []
+
+    def begin(self) -> None:
+        """Mark where the next step begins; without a mark it begins where the last one ended."""
+        self._marks.append((self._record(), False))
+
+    def end_step(self) -> None:
+        self._marks.append((self._record(), True))
+        if len(self._marks) > self.UNREAD:
+            self._read(len(self._marks) - self.BEHIND)
+
+    def read(self) -> list[int]:
+        """The time of every step since the last call, in ns. The device must have finished them."""
+        self._read(len(self._marks))
+        times, self._ns, self._marks = self._ns, [], []
+        return times
+
+    def _read(self, count: int) -> None:
+        if count and not isinstance(self._marks[count - 1][0], int):
+            self._marks[count - 1][0].synchronize()
+        for (begin, _), (end, is_step) in pairwise(self._marks[:count]):
+            if is_step:
+                self._ns.append(end - begin if isinstance(begin, int) else round(begin.elapsed_time(end) * 1e6))
+        self._marks = self._marks[count - 1 :]
+
+
+def _recorded_event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 class EventClock:

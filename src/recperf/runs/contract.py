@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ..machine import fingerprint
-from ..measure.spans import budget_part
 from .evidence import Evidence, NoEvidence
 from .report.formats import printable
 from .result import Metrics, Target, Trial, fault
 from .seal import broken, present
+from .speed import budget_of, speed_of
 
 __all__ = ["Claim", "Evidence", "Finding", "NoEvidence", "check_run"]
 
@@ -103,10 +103,34 @@ def _one_run(evidence: Evidence) -> Finding:
     return finding(objections, f"{len(evidence.events()):,} events, data, config and result agree")
 
 
+def _speed(evidence: Evidence) -> Finding:
+    """The stated speed must follow from the log, in which every step belongs to one stretch."""
+    derived, objections, steady = speed_of(evidence.events()), [], evidence.result.performance.steady
+    for seed in evidence.seeds():
+        logged = len(evidence.events("step", seed=seed))
+        timed = sum(event.get("steps", 0) for event in evidence.events("timing", seed=seed))
+        if logged != timed:
+            objections.append(f"events.jsonl has {logged:,} steps of seed {seed}, its stretches {timed:,}")
+    stated = evidence.raw("result.json")["performance"]
+    wrong = [name for name, value in derived.items() if not _same(stated[name], value)]
+    objections += [f"result.json: performance.{name} differs from what events.jsonl gives" for name in wrong]
+    detail = f"{steady.samples_per_s:,.0f} samples/s over {steady.steps:,} steady steps" if steady else "no steps"
+    return finding(objections, detail)
+
+
+def _same(stated: Any, derived: Any) -> bool:
+    if isinstance(stated, dict) and isinstance(derived, dict):
+        return stated.keys() == derived.keys() and all(_same(stated[name], derived[name]) for name in derived)
+    if isinstance(stated, (int, float)) and isinstance(derived, (int, float)):
+        return math.isclose(stated, derived, rel_tol=SAME)
+    return bool(stated == derived)
+
+
 ALWAYS = (
     Claim(name="intact", text="evidence is intact", holds=_intact),
     Claim(name="described", text="result fits its description", holds=_described),
     Claim(name="own", text="files belong to one run", holds=_one_run),
+    Claim(name="speed", text="the speed follows from the logged times", holds=_speed),
 )
 """The claims of every run, whatever its workload claims."""
 
@@ -202,53 +226,21 @@ def _bounds(target: Target, metrics: Metrics, baselines: dict[str, Metrics]) -> 
 
 def budget_sums() -> Claim:
     def holds(evidence: Evidence) -> Finding:
-        performance, spans = evidence.result.performance, evidence.events("span")
-        count, shares = performance.steps_in_budget, performance.budget
-        if shares is None:
-            raise NoEvidence("result.json has no budget: too few steps were timed")
-        if "data" not in shares:
-            raise NoEvidence("result.json has no performance.budget.data")
-        resumed = evidence.progress.resumes > 0
-        if not 0 < count <= len(spans) or (count < len(spans) and not resumed):
-            raise NoEvidence(f"the budget is of {count} timed steps, events.jsonl holds {len(spans)}")
-        # The speed of a resumed run is that of its last process, whose timed steps end the log.
-        objections = _budget_objections(shares, _mean_parts(spans[-count:], shares))
-        last = ", the last process of a resumed run" if resumed else ""
-        return finding(objections, f"sums to 1 over {count} timed steps{last}")
+        stated, profile = evidence.result.performance, evidence.profile
+        derived = budget_of(evidence.raw("profile.json"))
+        objections = []
+        if stated.steps_in_budget != profile.steps:
+            objections.append(f"the budget is of {stated.steps_in_budget} steps, profile.json of {profile.steps}")
+        shares, measured = stated.budget or {}, derived["budget"] or {}
+        for name in sorted(shares.keys() | measured.keys()):
+            one, other = shares.get(name, 0.0), measured.get(name, 0.0)
+            if not math.isclose(one, other, abs_tol=MEASURED_SAME):
+                objections.append(f"{name} is {one:.6f} of a step, profile.json gives {other:.6f}")
+        if abs(sum(shares.values()) - 1) > MEASURED_SAME:
+            objections.append(f"it sums to {sum(shares.values()):.6g}")
+        return finding(objections, f"sums to 1 over {profile.steps} measured steps")
 
-    return Claim(name="budget", text="the step budget matches the logged spans and sums to 1", holds=holds)
-
-
-def _mean_parts(spans: Sequence[dict[str, Any]], shares: Mapping[str, float]) -> dict[str, float]:
-    """Mean milliseconds of each part of the budget, computed from the spans."""
-    mean = dict.fromkeys([*shares, "data", "other"], 0.0)
-    for span in spans:
-        parts = dict(span["ms"])
-        step = parts.pop("step", 0.0)
-        if (
-            step <= 0
-            or min(parts.values(), default=-1.0) < 0
-            or not math.isclose(sum(parts.values()), step, rel_tol=MEASURED_SAME)
-        ):
-            raise NoEvidence(f"events.jsonl: the parts of step {span.get('step')} do not sum to the step")
-        for name, ms in parts.items():
-            # The spans of a model are declared only where its workload is loaded.
-            part = budget_part(name, default="backward" if name.endswith("_backward") else name)
-            mean[part if part in mean else "other"] += ms / len(spans)
-    return mean
-
-
-def _budget_objections(shares: Mapping[str, float], mean: Mapping[str, float]) -> Iterator[str]:
-    if abs(sum(shares.values()) - 1) > MEASURED_SAME:
-        yield f"it sums to {sum(shares.values()):.6g}"
-    # Shuffling counts as data but has no span: data may exceed its spans, and the other parts share the rest.
-    whole = sum(mean.values())
-    scale = (1 - shares["data"]) / max(whole - mean["data"], 1e-12)
-    if shares["data"] < mean["data"] / max(whole, 1e-12) - MEASURED_SAME:
-        yield f"data is {shares['data']:.6f} of a step, its spans alone are {mean['data'] / whole:.6f}"
-    for name, ms in mean.items():
-        if name != "data" and not math.isclose(shares.get(name, 0.0), ms * scale, abs_tol=MEASURED_SAME):
-            yield f"{name} is {shares.get(name, 0.0):.6f} of a step, its spans give {ms * scale:.6f}"
+    return Claim(name="budget", text="the step budget is that of the profile and sums to 1", holds=holds)
 
 
 def known_machine() -> Claim:

@@ -37,13 +37,26 @@ class Metric(Struct):
     step: int
 
 
-class Span(Struct):
-    """The milliseconds of each part of a timed step."""
+class Timing(Struct):
+    """The wall time of a stretch of training, or of an evaluation or a save, which have no steps."""
 
-    ms: dict[str, Number]
+    seed: int
+    step: int
+    """Steps done when it ended."""
+    part: str
+    """warmup, steady, evaluation or save."""
+    seconds: Number
+    steps: int = 0
+    samples: int = 0
+    batch: int = 0
+    """Samples of the largest batch."""
+    shuffle_s: Number = 0.0
+    """Seconds before the first step of epochs."""
+    step_ms: tuple[Number, ...] = ()
+    """The time of every step, without the warm-up."""
 
 
-KINDS: dict[str, type] = {"step": Step, "metric": Metric, "span": Span}
+KINDS: dict[str, type] = {"step": Step, "metric": Metric, "timing": Timing}
 _ABOUT = ("kind", "t", "seed", "step", "epoch", "split")
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from .. import jsonfile
 from ..errors import DataError, MachineError, UsageError
 from ..files import reading, sha256, write_json, writing
+from .events import BadEvent, parse_events
 from .schemas import SavedConfig, require_schema
 
 CONFIG_SCHEMA = 1
@@ -130,16 +131,32 @@ class Run:
         with reading(path):
             return path.read_bytes()
 
-    def rewind_events(self, size: int, digest: str | None = None) -> None:
-        """Cut the log back to a checkpoint: the resumed training logs the later steps again."""
+    def rewind_events(self, size: int, digest: str | None = None, *, step: int | None = None) -> None:
+        """Cut the log back to a checkpoint: the resumed training logs the later steps again.
+
+        How long saving the checkpoint of that `step` took could only be logged after it; that event stays.
+        """
         if size > self.event_bytes:
             raise DataError("events.jsonl is shorter than its checkpoint says", where={"folder": self.folder})
         if digest is not None and self.event_digest(size) != digest:
             raise DataError(
                 "events.jsonl was changed since its checkpoint", where={"folder": self.folder}, fix="start a new run"
             )
+        after = self._logged()[size:].splitlines(keepends=True) if step is not None else []
         with writing(self.folder / "events.jsonl"):
             os.ftruncate(self._events, size)
+            for line in after:
+                event = _decoded(line)
+                if (event.get("kind"), event.get("part"), event.get("step")) == ("timing", "save", step):
+                    os.write(self._events, line)
+                    return
+
+    def events(self) -> list[dict[str, Any]]:
+        """The log so far."""
+        try:
+            return parse_events(self._logged())
+        except BadEvent as error:
+            raise DataError(str(error), where={"folder": self.folder}, fix="start a new run") from None
 
     def forget_events(self, seed: int) -> None:
         """Drop what a training without a checkpoint logged: it starts over and logs its steps again."""
@@ -196,6 +213,15 @@ class Run:
     def close(self) -> None:
         os.close(self._events)
         os.close(self._lock)
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    """An event, or nothing where a line is damaged."""
+    try:
+        event = jsonfile.decode(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from ..errors import DataError
 from ..jsonfile import Meta, Number, Problem, Struct, fit
 
-SCHEMA = 1
+SCHEMA = 2
 
 Metrics = dict[str, Number]
 """accuracy, auc, log_loss, calibration (predicted over observed positives), calibration_error (over 15 bins)."""
@@ -93,23 +93,49 @@ class Ranks(RankTimes):
     each: list[Rank]
 
 
+class Throughput(Struct):
+    """Samples over the wall time between moments at which the device was idle."""
+
+    samples_per_s: Number
+    samples: int
+    steps: int
+    seconds: Number
+
+
+class Overall(Throughput):
+    """From the first step to the end, of all processes and seeds; its parts sum to `seconds`."""
+
+    steady_s: Number
+    warmup_s: Number
+    evaluation_s: Number
+    save_s: Number
+    """While training waited."""
+    shuffle_s: Number
+    """Before the first step of epochs; part of the warm-up and of the steady time."""
+
+
 class Performance(Struct):
-    """How fast training was; evaluation and checkpoints excluded."""
+    """How fast training was."""
 
     device: str
     """cpu, or the name of the GPU."""
     settings: dict[str, str]
     """What was chosen for speed, and why."""
+    steady: Throughput | None
+    """Warm-up, evaluations and saves excluded; None: nothing was trained."""
+    overall: Overall | None
+    """Everything included."""
     step_ms: Percentiles | None
-    """Wall time of a training step, data included; None: too few steps."""
+    """Time of a training step, data included and warm-up excluded; None: too few steps."""
     steps_timed: int
-    """Steps behind the percentiles; warm-up excluded."""
-    samples_per_s: Number | None
+    """Steps behind the percentiles."""
+    difference: str | None
+    """Why steady throughput is more than 10 % from a batch per median step; None: it is not."""
     budget: dict[str, Number] | None
-    """Share of each part in a step, sums to 1; None: too few steps."""
+    """Share of each part in a step, sums to 1, from profile.json."""
     steps_in_budget: int
     mfu: Number | None = None
-    """Counted FLOPs over the measured peak of this machine; None: no ceilings."""
+    """Counted FLOPs at the steady throughput over the measured peak of this machine; None: no ceilings."""
     ranks: Ranks | None = None
     """Only for a run of several ranks."""
 

@@ -67,7 +67,7 @@ class Watch(Protocol):
 
     def before_epoch(self) -> None: ...
 
-    def before_step(self, step: int) -> None: ...
+    def before_step(self) -> None: ...
 
     def after_step(self, position: Position, loss: Tensor, samples: int) -> None: ...
 
@@ -148,7 +148,7 @@ def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
         watch.before_epoch()
         batches = order.batches(at.epoch, at.batch)
         while at.batch < len(order) and at.step < total:
-            watch.before_step(at.step)
+            watch.before_step()
             loss, samples = take_step(recipe, batches, at.step)
             at = replace(at, batch=at.batch + 1, step=at.step + 1)
             watch.after_step(at, loss, samples)

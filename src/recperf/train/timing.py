@@ -1,20 +1,19 @@
-"""Times the steps of a training: percentiles, throughput and the budget of a step."""
+"""Times a training as stretches between two moments at which the device has finished all of its work.
+
+On a GPU a step returns when its kernels are queued, so the host's clock says nothing about a single step. It is read
+only where a stretch begins and ends; in between, marks in the queue of the device tell when each step was done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-import numpy as np
-
-from ..measure.device_clock import EventClock, step_clock
-from ..measure.spans import StepClock, budget_part
+from ..measure.device_clock import StepMarks
 from .loop import Position
-
-FEWEST = 5
-"""Timed steps below which nothing is reported."""
 
 
 class Emit(Protocol):
@@ -23,101 +22,83 @@ class Emit(Protocol):
 
 @dataclass
 class StepTimer:
-    """Measures the wall time of every step, and in some steps each span. Warm-up steps do not count."""
+    """Logs a `timing` event for every stretch of training, evaluation and save; `runs/speed.py` adds them up.
+
+    A stretch of training begins with the shuffling of an epoch, at the end of the warm-up or after an evaluation or
+    save, and ends with the next of these.
+    """
 
     emit: Emit
     seed: int
     sync: Callable[[], None] | None = None
-    every: int = 16
     warmup: int = 20
-    step_ns: list[int] = field(default_factory=list)
-    parts: list[tuple[int, dict[str, int]]] = field(default_factory=list)
-    samples: int = 0
-    train_ns: int = 0
-    setup_ns: int = 0
-    """Time before the first step of epochs: shuffling."""
+    marks: StepMarks = field(default_factory=StepMarks)
     steps: int = 0
+    """Steps of this process."""
     _began: int = 0
+    """When the open stretch began; 0: there is none."""
     _epoch: int = 0
-    _clock: StepClock | EventClock | None = None
+    """When the epoch began whose first step has not begun yet."""
+    _shuffle: int = 0
+    _samples: int = 0
+    _batch: int = 0
+    _first: int = 0
+    """`steps` when the stretch began."""
 
     @classmethod
     def for_training(cls, steps: int, *, emit: Emit, seed: int, sync: Callable[[], None] | None) -> StepTimer:
-        """Times spans in every 16th step, more often in a short training; the warm-up is 20 steps, or a fifth."""
-        return cls(emit=emit, seed=seed, sync=sync, every=max(1, min(16, steps // 20)), warmup=min(20, steps // 5))
+        """For so many steps to come, of which the first 20, or a fifth, are warm-up."""
+        return cls(
+            emit=emit, seed=seed, sync=sync, warmup=min(20, steps // 5), marks=StepMarks(events=sync is not None)
+        )
 
     def before_epoch(self) -> None:
+        if not self._began:
+            self._begin()
         self._epoch = perf_counter_ns()
 
-    def before_step(self, step: int) -> None:
-        now = perf_counter_ns()
+    def before_step(self) -> None:
         if self._epoch:
-            self.setup_ns += now - self._epoch
-            self.train_ns += now - self._epoch
+            self._shuffle += perf_counter_ns() - self._epoch
             self._epoch = 0
-        # On a GPU a step returns before its work is done, so only steps with a clock are timed there.
-        if self.steps >= self.warmup and step % self.every == 0:
-            self._clock = step_clock(self.sync)
-            self._clock.begin()
-        self._began = perf_counter_ns()
+            self.marks.begin()
 
     def after_step(self, position: Position, samples: int) -> None:
-        if self._clock:
-            wall, parts = self._clock.end()
-            self._clock = None
-            self.parts.append((wall, parts))
-            self.emit(
-                "span",
-                seed=self.seed,
-                step=position.step,
-                ms={name: round(ns / 1e6, 6) for name, ns in {"step": wall, **parts}.items()},
-            )
-            if self.sync:
-                self.step_ns.append(wall)
-            self.train_ns += wall
-        else:
-            wall = perf_counter_ns() - self._began
-            if self.steps >= self.warmup and not self.sync:
-                self.step_ns.append(wall)
-            self.train_ns += wall
-        self.samples += samples
+        self.marks.end_step()
         self.steps += 1
+        self._samples += samples
+        self._batch = max(self._batch, samples)
+        if self.steps == self.warmup:
+            self._end(position, "warmup")
+            self._begin()
 
-    def wait_for_device(self) -> None:
-        """Wait for queued kernels, so that they count as training time."""
+    @contextmanager
+    def aside(self, part: str, position: Position) -> Iterator[None]:
+        """Ends the stretch of training, times what is done instead, and begins the next stretch."""
+        self._end(position, "warmup" if self.steps < self.warmup else "steady")
+        began = perf_counter_ns()
+        yield
+        self._begin()
+        self.emit(
+            "timing", seed=self.seed, step=position.step, part=part, seconds=round((self._began - began) / 1e9, 9)
+        )
+
+    def _begin(self) -> None:
         if self.sync:
-            began = perf_counter_ns()
             self.sync()
-            self.train_ns += perf_counter_ns() - began
+        self._began, self._first = perf_counter_ns(), self.steps
+        self._shuffle = self._samples = self._batch = 0
+        self.marks.begin()
 
-
-def performance(timers: list[StepTimer]) -> dict[str, Any]:
-    """The speed of all trainings together, as result.json has it."""
-    # A training so short that every step had a clock has no other times.
-    steps = [ns / 1e6 for t in timers for ns in (t.step_ns or [wall for wall, _ in t.parts])]
-    samples, seconds = sum(t.samples for t in timers), sum(t.train_ns for t in timers) / 1e9
-    clocked = [part for timer in timers for part in timer.parts]
-    return {
-        "step_ms": (
-            {f"p{share}": float(np.percentile(steps, share)) for share in (20, 50, 80)}
-            if len(steps) >= FEWEST
-            else None
-        ),
-        "steps_timed": len(steps),
-        "samples_per_s": samples / seconds if seconds else None,
-        "budget": budget(timers) if len(clocked) >= FEWEST else None,
-        "steps_in_budget": len(clocked),
-    }
-
-
-def budget(timers: list[StepTimer]) -> dict[str, float]:
-    """Share of each part in a step; what an epoch spends on shuffling is spread over its steps as data."""
-    clocked = [parts for timer in timers for _, parts in timer.parts]
-    steps = sum(timer.steps for timer in timers)
-    mean = {"data": sum(timer.setup_ns for timer in timers) / max(1, steps), "other": 0.0}
-    for parts in clocked:
-        for name, ns in parts.items():
-            part = budget_part(name)
-            mean[part] = mean.get(part, 0.0) + ns / len(clocked)
-    whole = sum(mean.values())
-    return {name: ns / whole for name, ns in mean.items()}
+    def _end(self, position: Position, part: str) -> None:
+        if self.sync:
+            self.sync()
+        seconds = (perf_counter_ns() - self._began) / 1e9
+        times = self.marks.read()
+        steps = self.steps - self._first
+        if steps:
+            self.emit(
+                "timing", seed=self.seed, step=position.step, part=part, seconds=round(seconds, 9), steps=steps,
+                samples=self._samples, batch=self._batch, shuffle_s=round(self._shuffle / 1e9, 9),
+                step_ms=[round(ns / 1e6, 4) for ns in times] if part == "steady" else [],
+            )  # fmt: skip

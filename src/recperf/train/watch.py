@@ -121,8 +121,8 @@ class Watchers:
     def before_epoch(self) -> None:
         self.timer.before_epoch()
 
-    def before_step(self, step: int) -> None:
-        self.timer.before_step(step)
+    def before_step(self) -> None:
+        self.timer.before_step()
 
     def after_step(self, position: Position, loss: Tensor, samples: int) -> None:
         self.timer.after_step(position, samples)
@@ -140,12 +140,10 @@ class Watchers:
         due = self.evaluate_due(position) and position.batch < len(self.recipe.order)
         best = self._score(position) if due else False
         if self.should_stop():
-            self.losses.flush()
-            self.save(position, best)
+            self._save(position, best)
             raise self.stopped(position)
         if self.save_due(position) or (due and self.save_scored):
-            self.losses.flush()
-            self.save(position, best)
+            self._save(position, best)
         if due and self.evaluator.met:
             raise TargetMet
 
@@ -154,11 +152,16 @@ class Watchers:
             return
         best = self._score(position)
         if self.save_scored:
-            self.save(position, best)
+            self._save(position, best)
         if self.evaluator.met:
             raise TargetMet
 
     def _score(self, position: Position) -> bool:
-        self.timer.wait_for_device()
         self.losses.flush()
-        return self.evaluator.run(position)
+        with self.timer.aside("evaluation", position):
+            return self.evaluator.run(position)
+
+    def _save(self, position: Position, best: bool) -> None:
+        self.losses.flush()
+        with self.timer.aside("save", position):
+            self.save(position, best)

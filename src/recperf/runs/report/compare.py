@@ -43,7 +43,7 @@ class Comparison:
     budget: list[Row] = field(default_factory=list)
     """Shares of a step."""
     profiled: bool = False
-    """Whether the shares come from profiles, not from spans timed during training."""
+    """Whether the shares come from profiles, not from the coarser budgets of the results."""
     limit: Row = Row("limit", ())
 
     def as_json(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Comparison:
             "config": {row.name: list(row.values) for row in self.config},
             "quality": by_name(self.quality),
             "speed": by_name(self.speed),
-            "budget": {"from": "profile" if self.profiled else "training", "shares": by_name(self.budget)},
+            "budget": {"from": "profile" if self.profiled else "result", "shares": by_name(self.budget)},
             "limit": list(self.limit.values),
         }
 
@@ -137,7 +137,7 @@ def notes_on(runs: Sequence[Reading], *, profiled: bool) -> list[str]:
     elif any(run.result["provenance"]["dirty"] for run in runs):
         notes.append("Uncommitted changes: the code may have changed as well as the config.")
     if not profiled and any(run.profile for run in runs):
-        notes.append("Not every run was profiled: budgets are those timed during training.")
+        notes.append("Not every run has its profile: budgets are those of the results.")
     return notes
 
 
@@ -170,7 +170,8 @@ def speed(runs: Sequence[Reading]) -> list[Row]:
     steps = [part["step_ms"] or {} for part in parts]
     rows = [Row("step ms, p50", tuple(step.get("p50") for step in steps), _overlap(steps))]
     rows += [Row(f"step ms, {name}", tuple(step.get(name) for step in steps)) for name in ("p20", "p80")]
-    rows.append(Row("samples/s", tuple(part["samples_per_s"] for part in parts)))
+    for name in ("steady", "overall"):
+        rows.append(Row(f"{name} samples/s", tuple((part[name] or {}).get("samples_per_s") for part in parts)))
     return rows
 
 

@@ -70,6 +70,22 @@ def spread(figure: dict[str, Any]) -> str:
     return f"{number(low * scale)} – {number(high * scale)} {unit}"
 
 
+def throughput(rate: dict[str, float] | None) -> str:
+    return f"{count(rate['samples_per_s'])} samples/s" if rate else NOT_MEASURED
+
+
+def whole_time(overall: dict[str, float]) -> str:
+    """What the whole time of a training was spent on."""
+    parts = {"steady": "steady", "warmup": "warm-up", "evaluation": "evaluations", "save": "saves"}
+    listed = ", ".join(f"{label} {time(1e3 * overall[f'{name}_s'])}" for name, label in parts.items())
+    return f"{time(1e3 * overall['seconds'])}: {listed}; shuffling took {time(1e3 * overall['shuffle_s'])} of it"
+
+
+def measuring_cost(share: float) -> str:
+    """What measuring adds to a step; steps that got faster by it only show how much they vary."""
+    return percent(share) if share > 0 else "less than the spread of the steps"
+
+
 def scaled(value: float | None, unit: str = "") -> str:
     """A number with a decimal prefix: `5.20 TFLOP/s`."""
     if value is None:

@@ -64,8 +64,8 @@ def from_profile(profile: dict[str, Any]) -> list[StepPart]:
     return in_order(StepPart(p["name"], p["phase"], p["share"], p["ms"]) for p in profile["components"])
 
 
-def from_training(budget: dict[str, float]) -> list[StepPart]:
-    """The parts that were timed during training."""
+def from_budget(budget: dict[str, float]) -> list[StepPart]:
+    """The parts as a result has them."""
     # Backward and update spans have one part each, so an undeclared part is a forward span of a model not loaded here.
     return in_order(StepPart(name, phase_of(name, default="forward"), share, None) for name, share in budget.items())
 

@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ...measure.limits import QUIET
 from . import formats as fmt
 from . import plots, profile_plots, ranks
 from . import profile_device as device
 from .blocks import Block, Cell, Figure, Section, Table, Text, cells, definitions
 from .formats import NONE
 from .profile_facts import Profile, from_profile, keyed, limit_blocks, why_missing
-
-BUSY_MACHINE = 0.1
-"""Share of the cores used by other processes above which measured times deserve a warning."""
 
 
 def sections(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> list[Section]:
@@ -141,7 +139,7 @@ def _trust(profile: Profile, machine: Profile) -> list[Block]:
         rows.append(("seed", _nested(trust["seed"])))
     busy = (trust.get("other_work") or {}).get("share")
     if busy is not None:
-        doubt = "; too much for the times to be trusted" if busy > BUSY_MACHINE else ""
+        doubt = "; too much for the times to be trusted" if busy >= QUIET else ""
         rows.append(("other processes", f"{busy:.0%} of all cores{doubt}"))
     rows += [(f"switch {name}", why) for name, why in (profile.get("switches") or {}).items()]
     trace = profile.get("trace")
@@ -160,8 +158,8 @@ def _trust(profile: Profile, machine: Profile) -> list[Block]:
 def _overhead(cost: dict[str, float] | None) -> str:
     if not cost:
         return fmt.NOT_MEASURED
-    share = f"{cost['share']:+.1%}" if cost["share"] > 0 else "less than the steps vary"
-    return f"{share}: a step takes {fmt.time(cost['plain_ms'])} without, {fmt.time(cost['clocked_ms'])} with it"
+    plain, clocked = fmt.time(cost["plain_ms"]), fmt.time(cost["clocked_ms"])
+    return f"{fmt.measuring_cost(cost['share'])}: a step takes {plain} without, {clocked} with it"
 
 
 def _nested(value: Any) -> str:

@@ -19,7 +19,7 @@ from ..events import BadEvent, parse_events
 from ..record import PROFILE_MARK, read_config
 from ..result import SCHEMA, Result
 from ..schemas import Communication, Machine, Pair, Profile, require_schema
-from .profile_facts import StepPart, from_profile, from_training
+from .profile_facts import StepPart, from_budget, from_profile
 
 PROFILE_SCHEMA, PAIR_SCHEMA = 2, 1
 MISFIT = "does not fit its description"
@@ -175,7 +175,7 @@ def _events(path: Path) -> Events:
 
 
 def step_parts(run: Reading, *, profiled: bool) -> list[StepPart]:
-    """The parts of a step, from the profile or from the spans timed during training; empty: not measured."""
+    """The parts of a step, from the profile or as the result sums them up; empty: not measured."""
     if profiled:
         return from_profile(run.profile) if run.profile else []
-    return from_training(run.result["performance"]["budget"] or {})
+    return from_budget(run.result["performance"]["budget"] or {})

@@ -87,15 +87,16 @@ def _tiles(run: Reading) -> list[Tile]:
         spread = quality["spread"].get(name)
         note = f"± {spread:.4f} over {len(quality['seeds'])} seeds" if spread is not None else "one seed"
         tiles.append(Tile(f"validation {metric(name)}", f"{quality['metrics'][name]:.4f}", note))
-    step, rate = performance["step_ms"], performance["samples_per_s"]
+    step, steady, overall = (performance[name] for name in ("step_ms", "steady", "overall"))
     parts = [part for part in step_parts(run, profiled=run.profile is not None) if part.name != "other"]
-    short, none = (NOT_MEASURED, "too few steps"), (NOT_MEASURED, "nothing was trained")
+    short = (NOT_MEASURED, "too few steps")
     timed = f"p20 – p80: {fmt.spread(step)}, {count(performance['steps_timed'])} steps" if step else ""
     largest = max(parts, key=lambda part: part.share, default=None)
     return [
         *tiles,
-        Tile("training step", *((fmt.time(step["p50"]), timed) if step else short)),
-        Tile("samples per second", *((count(rate), "over all training time") if rate else none)),
+        Tile("steady throughput", fmt.throughput(steady), performance["difference"] or "without warm-up and saves"),
+        Tile("training step, p50", *((fmt.time(step["p50"]), timed) if step else short)),
+        Tile("overall throughput", fmt.throughput(overall), fmt.whole_time(overall) if overall else ""),
         Tile("largest part of a step", *((percent(largest.share), component(largest.name)) if largest else short)),
     ]
 
@@ -137,8 +138,8 @@ def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[
         (keyed(row.name), *(Cell(NONE if value is None else percent(value)) for value in row.values))
         for row in comparison.budget
     ]
-    source = "profiles" if comparison.profiled else "spans timed during training"
-    return [*blocks, Table(head, rows, f"From {source}, warm-up excluded.")]
+    source = "profiles" if comparison.profiled else "results"
+    return [*blocks, Table(head, rows, f"From the {source}: steps measured after training.")]
 
 
 def _measured(rows: list[Row], head: tuple[str, ...], show: Callable[[Any], str], name: Callable[[str], str]) -> Table:

@@ -117,7 +117,7 @@ def budget(run: Reading, key: str) -> Section:
         rows.append((keyed(part.name), *cells(percent(part.share), *times, Cell(part.phase, "muted"))))
     head = ("part", "share", *(("p50", "p20 – p80") if profiled else ()), "phase")
     blocks: list[Block] = [Text(_step_sentence(run), "lead")]
-    unsteady = _unsteady(run)
+    unsteady = unsteady_steps(run.result["performance"], run.profile) if run.profile else None
     if unsteady:
         blocks.append(Text(unsteady, "warning"))
     blocks.append(plots.budget_figure(f"{key}-budget", parts, "a training step"))
@@ -136,12 +136,23 @@ def _step_sentence(run: Reading) -> str:
     return f"A training step{samples} takes {fmt.time(step['p50'])} (p20 – p80: {fmt.spread(step)})."
 
 
-def _unsteady(run: Reading) -> str | None:
+def measured_steps(profile: dict[str, Any]) -> str:
+    """The steps behind the budget and behind the verdict, which are not those of the training."""
+    observed, clocked = profile["observed"], profile["step_ms"]["p50"]
+    plain = (profile["overhead"] or {}).get("plain_ms")
+    without = f", {fmt.time(plain)} without" if plain else ""
+    return (
+        f"{count(profile['steps'])} steps with timers ({fmt.time(clocked)} each{without}), then "
+        f"{count((observed.get('steps') or {}).get('plain'))} observed ones ({fmt.time(observed['step_ms']['p50'])})"
+    )
+
+
+def unsteady_steps(performance: dict[str, Any], profile: dict[str, Any]) -> str | None:
     """A warning if steps took clearly longer or shorter in the profile than in training."""
-    trained = run.result["performance"]["step_ms"]
-    if not trained or not run.profile:
+    trained = performance["step_ms"]
+    if not trained:
         return None
-    profiled = (run.profile["overhead"] or {}).get("plain_ms") or run.profile["step_ms"]["p50"]
+    profiled = (profile["overhead"] or {}).get("plain_ms") or profile["step_ms"]["p50"]
     if max(profiled, trained["p50"]) <= UNSTEADY * min(profiled, trained["p50"]):
         return None
     return (
@@ -151,22 +162,20 @@ def _unsteady(run: Reading) -> str | None:
 
 
 def _budget_note(run: Reading) -> str:
-    if run.profile is None:
-        steps = run.result["performance"]["steps_in_budget"]
-        return (
-            f"Timed in {count(steps)} steps of the training itself, warm-up excluded; time outside every span is "
-            "“other”, so the shares sum to 1."
-        )
+    note = "Time outside every span is “other”, so the shares sum to 1."
     profile = run.profile
+    if profile is None:
+        return f"Measured in {count(run.result['performance']['steps_in_budget'])} steps after training. {note}"
     note = (
-        f"Profiled on {profile['device']} over {count(profile['steps'])} steps after {count(profile['warmup'])} steps "
-        "of warm-up; medians, with the 20th and 80th percentile."
+        f"Measured after training on {profile['device']} over {count(profile['steps'])} steps after "
+        f"{count(profile['warmup'])} steps of warm-up. Shares are of all these steps together, times are medians with "
+        f"the 20th and 80th percentile. {note}"
     )
     if profile["overhead"]:
         cost = profile["overhead"]
         note += (
-            f" Measuring itself costs {percent(max(0.0, cost['share']))} of a step: {fmt.time(cost['plain_ms'])} "
-            f"without timers, {fmt.time(cost['clocked_ms'])} with them."
+            f" Measuring costs {fmt.measuring_cost(cost['share'])}: a step took {fmt.time(cost['plain_ms'])} without "
+            f"timers, {fmt.time(cost['clocked_ms'])} with them."
         )
     return note
 
