@@ -77,6 +77,12 @@ class DLRM(nn.Module):
         """
         return WrittenOutLoss(self, batch)
 
+    def forget_gradients(self) -> None:
+        """Drop the gradients of a step that was not finished."""
+        self.zero_grad(set_to_none=True)
+        self.embeddings.forget()
+        self.arithmetic.streams.forget()
+
     def dense_parameters(self) -> list[nn.Parameter]:
         """All parameters outside the tables."""
         return [*self.bottom.parameters(), *self.interaction.parameters(), *self.top.parameters()]

@@ -32,6 +32,9 @@ class Embeddings(nn.Module, ABC):
         self.frozen = not requires_grad
         return self
 
+    def forget(self) -> None:
+        """Drop the gradients that `backward` stored outside parameters."""
+
     @abstractmethod
     def reset(self, std: float, seed: int) -> None:
         """Draw the initial rows."""

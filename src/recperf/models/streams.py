@@ -55,3 +55,8 @@ class SideStreams:
     def join_all(self) -> None:
         for name in sorted(self._running):
             self.join(name)
+
+    def forget(self) -> None:
+        """Wait for nothing that was launched so far, as after a capture that failed."""
+        self._running.clear()
+        self._held.clear()

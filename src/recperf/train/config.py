@@ -62,6 +62,15 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GraphTrainConfig(TrainConfig):
+    """Training whose step can be captured as a CUDA graph."""
+
+    graph: Literal["auto", "on", "off"] = "auto"
+    """Replay the whole step as one CUDA graph; auto: on one GPU, where the host would take longer to launch the
+    kernels than the GPU to execute them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SparseTrainConfig(TrainConfig):
     """Training with a table whose gradient is sparse: a separate optimizer for the table, AdamW for the rest."""
 

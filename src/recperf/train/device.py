@@ -87,6 +87,12 @@ def _device(requested: str) -> tuple[torch.device, str]:
     return torch.device("cpu"), "torch sees no GPU"
 
 
+def resident_threads(device: torch.device) -> int:
+    """Threads that a GPU can hold at once."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.multi_processor_count * properties.max_threads_per_multi_processor)
+
+
 @contextmanager
 def applied(settings: Settings) -> Iterator[None]:
     """Use the settings inside, and restore the previous ones afterwards."""

@@ -10,6 +10,7 @@ import torch
 from ..errors import MachineError
 from ..ops.choice import triton_problem
 from .config import FastConfig
+from .graph import choose_graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,25 +58,21 @@ def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int,
     for name in ("embedding", "interaction", "mlp", "optimizer"):
         fused[name] = _fused(name, getattr(fast, name), device, decided)
     sparse = optimizer != "adamw"
-    graph = _graph(fast, cuda, slices, fused["embedding"], sparse, decided)
+    graph = _graph(fast, device, slices, fused["embedding"], sparse, decided)
     scatter = cuda and fused["embedding"] and optimizer == "sgd" and not fast.deterministic
     decided("deterministic", *_deterministic(fast, cuda, fused["embedding"] and sparse, scatter, optimizer))
     return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=reasons, **fused)
 
 
-def _graph(fast: FastConfig, cuda: bool, slices: int, fused: bool, sparse: bool, decided: Decide) -> bool:
-    lack = "" if cuda else "no GPU"
-    if not lack and slices > 1:
-        lack = "a batch is split into micro-batches"
-    if not lack and not sparse:
+def _graph(fast: FastConfig, device: torch.device, slices: int, fused: bool, sparse: bool, decided: Decide) -> bool:
+    lack = "" if fused else "plain embeddings have shapes that depend on a batch's distinct rows"
+    if not sparse:
         lack = "adamw needs a dense gradient of the tables, whose lookups read sizes on the host"
-    if not lack and not fused:
-        lack = "plain embeddings have shapes that depend on a batch's distinct rows"
-    if fast.graph == "on" and lack:
-        raise MachineError(f"a step cannot be a CUDA graph: {lack}", fix="--fast.graph off")
-    if fast.graph != "auto":
-        return decided("graph", fast.graph, "requested") == "on"
-    return decided("graph", "off" if lack else "on", lack or "a GPU, and shapes that do not change") == "on"
+    if slices > 1:
+        lack = "a batch is split into micro-batches"
+    on, why = choose_graph(fast.graph, device, lack, why="a GPU, and shapes that do not change", switch="--fast.graph")
+    decided("graph", *why.split(": ", 1))
+    return on
 
 
 def _precision(fast: FastConfig, cuda: bool, decided: Decide) -> str:

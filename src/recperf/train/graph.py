@@ -1,37 +1,66 @@
 """A whole training step as one CUDA graph: the host launches once for each step, so that the device never waits.
 
 A graph replays the same kernels on the same memory. What changes from step to step is therefore read from memory: the
-batch (drawn inside the graph, or copied before the replay), the learning rate, and a ring buffer of the last losses.
+batch (drawn or gathered inside the graph, or copied before the replay), the learning rate, and a ring buffer of the
+last losses. A step that cannot be captured is taken without a graph, and the run's settings say why.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from ..data.batch import ClickBatch
+from ..data.batch import ClickBatch, JaggedFeatures
+from ..data.order import Samples, ShuffledOrder, permutation
 from ..data.random_bags import RandomBags
+from ..errors import MachineError
 from ..measure.device_clock import EventClock
 from ..measure.spans import span
-from ..models.dlrm import DLRM
-from .loop import Optimizer
+from .loop import Model, Optimizer
 
 LOSSES = 4096
 """Size of the ring buffer: far more losses than wait to be logged at any time."""
 WARM_UP = 3
+Requested = Literal["auto", "on", "off"]
+SWITCH = "--train.graph"
+BETWEEN_RANKS = "ranks communicate in the middle of a step"
+
+
+def choose_graph(requested: Requested, device: torch.device, lack: str, *, why: str, switch: str) -> tuple[bool, str]:
+    """Whether steps are to run as a CUDA graph, and the reason as the settings of a run state it.
+
+    `lack` is what the workload lacks for a graph, if anything, and `why` the reason for one; a graph that is requested
+    in spite of a lack is an error that names the `switch`.
+    """
+    lack = lack if device.type == "cuda" else "no GPU"
+    if requested == "on" and lack:
+        raise MachineError(f"a step cannot be a CUDA graph: {lack}", fix=f"{switch} off")
+    if requested != "auto":
+        return requested == "on", f"{requested}: requested"
+    return not lack, f"off: {lack}" if lack else f"on: {why}"
+
+
+class GraphModel(Model, Protocol):
+    def forget_gradients(self) -> None:
+        """Drop the gradients of a step that was not finished."""
 
 
 class Feed(Protocol):
     """Puts each batch into the memory that the graph reads."""
 
-    batch: ClickBatch
+    @property
+    def batch(self) -> Any:
+        """The batch in that memory."""
 
-    def load(self, batches: Iterator[Any]) -> ClickBatch | None:
+    @property
+    def counters(self) -> Sequence[Tensor]:
+        """What `draw` changes besides the batch."""
+
+    def load(self, batches: Iterator[Any]) -> Any | None:
         """Before a replay: copy the next batch, or say which one to draw. Returns a batch of another size."""
 
     def draw(self) -> None:
@@ -77,9 +106,90 @@ class DrawnFeed:
             self.window_1.fill_(window)
         self._next = window + 1
 
+    @property
+    def counters(self) -> Sequence[Tensor]:
+        return [self.window_1]
+
     def draw(self) -> None:
         self.bags.draw(self.window_1, self.batch)
         self.window_1.add_(1)
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedBatch:
+    """A batch as the place in an epoch's permutation of samples that lie on the device."""
+
+    samples: Samples
+    permutation_N: Tensor
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def gathered(self) -> ClickBatch:
+        return gathered(self.samples, self.permutation_N[self.start : self.stop])
+
+
+def gathered(samples: Samples, rows_B: Tensor) -> ClickBatch:
+    """The samples with these numbers as a batch."""
+    ids_FB = samples.ids_FN.t().index_select(0, rows_B).t()
+    features = JaggedFeatures.from_ids(samples.keys, ids_FB)
+    return ClickBatch(samples.dense_ND.index_select(0, rows_B), features, samples.labels_N.index_select(0, rows_B))
+
+
+@dataclass(frozen=True)
+class IndexedOrder:
+    """The batches of a shuffled order, without gathering them."""
+
+    order: ShuffledOrder
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[IndexedBatch]:
+        samples, size = self.order.samples, self.order.batch_size
+        permutation_N = permutation(len(samples), self.order.seed, epoch).to(samples.labels_N.device)
+        return (
+            IndexedBatch(samples, permutation_N, number * size, min((number + 1) * size, len(samples)))
+            for number in range(start, len(self))
+        )
+
+
+class IndexedFeed:
+    """Batches of samples on the device that the graph gathers; it counts their places in the permutation itself."""
+
+    def __init__(self, order: ShuffledOrder) -> None:
+        samples, device = order.samples, order.samples.labels_N.device
+        self.samples = samples
+        self.permutation_N = torch.arange(len(samples), device=device)
+        self.steps_B = torch.arange(min(order.batch_size, len(samples)), device=device)
+        self.start_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        self.batch = gathered(samples, self.steps_B)
+        self._loaded: Tensor | None = None
+        self._next = 0
+
+    @property
+    def counters(self) -> Sequence[Tensor]:
+        return [self.start_1]
+
+    def load(self, batches: Iterator[IndexedBatch]) -> ClickBatch | None:
+        batch = next(batches)
+        if len(batch) != len(self.batch):
+            return batch.gathered()
+        if batch.permutation_N is not self._loaded:
+            self.permutation_N.copy_(batch.permutation_N)
+            self._loaded = batch.permutation_N
+        if batch.start != self._next:
+            self.start_1.fill_(batch.start)
+        self._next = batch.stop
+        return None
+
+    def draw(self) -> None:
+        # Clamped because the warm-up before a capture draws beyond the batch that was loaded.
+        places_B = (self.start_1 + self.steps_B).clamp_(max=len(self.samples) - 1)
+        self.batch = gathered(self.samples, self.permutation_N.index_select(0, places_B))
+        self.start_1.add_(len(self.batch))
 
 
 class CopiedFeed:
@@ -101,27 +211,47 @@ class CopiedFeed:
         ours.features.values_V[: ids.numel()].copy_(ids, non_blocking=self.pinned)
         return None
 
+    @property
+    def counters(self) -> Sequence[Tensor]:
+        return []
+
     def draw(self) -> None:
         """Does nothing: the batch was copied."""
 
 
 class GraphStep:
-    """Executes whole steps. The graph is captured at the first step, and once more with a clock inside."""
+    """Executes whole steps. The graph is captured at the first step, and once more with a clock inside.
 
-    def __init__(self, model: DLRM, optimizer: Optimizer, feed: Feed) -> None:
-        self.model, self.optimizer, self.feed = model, optimizer, feed
-        device = feed.batch.labels_B.device
+    `state` lists what a step changes even at learning rate 0, beside the optimizer's own state. `reasons` are the
+    settings of the run; a capture that fails is stated there, and steps are then taken without a graph.
+    """
+
+    def __init__(
+        self,
+        model: GraphModel,
+        optimizer: Optimizer,
+        feed: Feed,
+        *,
+        device: torch.device,
+        reasons: dict[str, str],
+        state: Callable[[], list[Tensor]] = list,
+    ) -> None:
+        self.model, self.optimizer, self.feed, self.state, self.reasons = model, optimizer, feed, state, reasons
         self.rate_1 = torch.zeros(1, device=device)
         self.losses = torch.zeros(LOSSES, device=device)
         self.place_1 = torch.zeros(1, dtype=torch.int64, device=device)
         self._rate, self._steps = 0.0, 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._clocked: tuple[torch.cuda.CUDAGraph, EventClock] | None = None
+        self.failed = False
+        """Whether a capture failed."""
 
     def __call__(self, batches: Iterator[Any], rate: float) -> tuple[Tensor, int]:
         """One step: returns its loss and its number of samples."""
-        if self._graph is None:
+        if self._graph is None and not self.failed:
             self._graph = self._captured(None)
+        if self._graph is None:
+            return self.eager(batches, rate)
         with span("data"):
             uneven = self.feed.load(batches)
         with span("graph"):
@@ -129,13 +259,17 @@ class GraphStep:
 
     def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:
         """One step with a clock inside: its time and the times of its parts on the device, in ns."""
-        if self._clocked is None:
+        if self._clocked is None and not self.failed:
             inside = EventClock(captured=True)
-            self._clocked = (self._captured(inside), inside)
-        graph, inside = self._clocked
+            graph = self._captured(inside)
+            self._clocked = None if graph is None else (graph, inside)
         outside = EventClock()
         torch.cuda.synchronize()
         outside.begin()
+        if self._clocked is None:
+            self.eager(batches, rate)
+            return outside.end()
+        graph, inside = self._clocked
         with span("data"):
             uneven = self.feed.load(batches)
         if uneven is not None:
@@ -149,17 +283,17 @@ class GraphStep:
         parts["other"] = parts.get("other", 0) + max(0, wall - whole - around.get("data", 0))
         return sum(parts.values()), parts
 
-    def eager(self, batches: Iterator[Any], rate: float) -> None:
+    def eager(self, batches: Iterator[Any], rate: float) -> tuple[Tensor, int]:
         """One step whose kernels are launched one by one, as they are before a graph is captured."""
         with span("data"):
             uneven = self.feed.load(batches)
         if uneven is not None:
-            self._without_graph(uneven, rate)
-            return
+            return self._without_graph(uneven, rate)
         self._set_rate(rate)
         self._step()
+        return self._taken()
 
-    def _without_graph(self, batch: ClickBatch, rate: float) -> tuple[Tensor, int]:
+    def _without_graph(self, batch: Any, rate: float) -> tuple[Tensor, int]:
         """A step on a batch of another size than the graph's, as the last one of a file may be."""
         loss = self.model.loss(batch)
         loss.backward()
@@ -169,6 +303,10 @@ class GraphStep:
     def _replay(self, graph: torch.cuda.CUDAGraph, rate: float) -> tuple[Tensor, int]:
         self._set_rate(rate)
         graph.replay()
+        return self._taken()
+
+    def _taken(self) -> tuple[Tensor, int]:
+        """The loss and the samples of the step that was taken last."""
         place = self._steps % LOSSES
         self._steps += 1
         return self.losses[place], len(self.feed.batch)
@@ -189,29 +327,54 @@ class GraphStep:
             self.losses.index_copy_(0, self.place_1, loss.detach().view(1))
             self.place_1.add_(1).remainder_(LOSSES)
 
-    def _captured(self, clock: EventClock | None) -> torch.cuda.CUDAGraph:
-        """Capture the step as a graph. Warm-up steps at learning rate 0 come first, in which kernels are compiled and
-        libraries allocate memory; weights, moments and counters are as before afterwards."""
-        counters = [counter for counter in (self.place_1, getattr(self.feed, "window_1", None)) if counter is not None]
-        before = [counter.clone() for counter in counters]
-        moments = copy.deepcopy(self.optimizer.state_dict())
+    def _captured(self, clock: EventClock | None) -> torch.cuda.CUDAGraph | None:
+        """Capture the step as a graph; none where that fails. Warm-up steps at learning rate 0 come first, in which
+        kernels are compiled and libraries allocate memory; weights, moments and counters are as before afterwards."""
+        changed = [self.place_1, *self.feed.counters, *self.state(), *tensors_in(self.optimizer.state_dict())]
+        before = [tensor.clone() for tensor in changed]
+        self.rate_1.zero_()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        self.rate_1.zero_()
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
                 self._step()
         torch.cuda.current_stream().wait_stream(side)
-        self.optimizer.load_state_dict(moments)
-        for counter, value in zip(counters, before):
-            counter.copy_(value)
+        # In place: a graph that was captured before holds the addresses.
+        for tensor, value in zip(changed, before):
+            tensor.copy_(value)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            if clock:
-                clock.begin()
-            self._step()
-            if clock:
-                clock.close()
+        graph = self._record(clock)
         self.rate_1.fill_(self._rate)
         return graph
+
+    def _record(self, clock: EventClock | None) -> torch.cuda.CUDAGraph | None:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            # Other threads may allocate memory meanwhile, as those that prepare batches do.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                if clock:
+                    clock.begin()
+                self._step()
+                if clock:
+                    clock.close()
+        except RuntimeError as error:
+            # Torch does not leave the capture's stream where ending the capture fails.
+            torch.cuda.set_stream(stream)
+            torch.cuda.synchronize()
+            if clock:
+                clock.close()
+            self.model.forget_gradients()
+            self.failed, self._graph = True, None
+            message = str(error).strip().splitlines() or [type(error).__name__]
+            self.reasons["graph"] = f"off: the step could not be captured: {message[0]}"
+            return None
+        return graph
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors of nested dictionaries and lists."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []

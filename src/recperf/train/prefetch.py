@@ -1,4 +1,4 @@
-"""Prepares the next batch on a GPU during the current step: in a thread, on a separate CUDA stream.
+"""Prepares the next batches during the current step: on a GPU in a thread, on a separate CUDA stream, or on the host.
 
 Preparing a batch waits for the GPU several times, because sizes depend on ids. On the stream of the training steps each
 of these waits would last until the whole step before is done.
@@ -6,11 +6,17 @@ of these waits would last until the whole step before is done.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import torch
+
+from ..machine import usable_cores
+
+MOST_THREADS = 4
+"""Python's lock leaves work for about as many."""
 
 
 class Prepared(Protocol):
@@ -21,6 +27,7 @@ class Prepared(Protocol):
 
 
 Batch = TypeVar("Batch")
+Result = TypeVar("Result")
 Input = TypeVar("Input", bound=Prepared)
 
 
@@ -48,3 +55,16 @@ def prefetched(batches: Iterator[Batch], prepare: Callable[[Batch], Input], devi
             future = thread.submit(next_input)
             yield prepared
             del prepared, result
+
+
+def prepared_on_host(batches: Iterator[Batch], prepare: Callable[[Batch], Result]) -> Iterator[Result]:
+    """Each batch prepared by a few threads of the host, in order and ahead of the running step."""
+    threads = max(1, min(MOST_THREADS, usable_cores() // 2))
+    ready: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="recperf-prepare") as pool:
+        for batch in batches:
+            ready.append(pool.submit(prepare, batch))
+            if len(ready) > 2 * threads:
+                yield ready.popleft().result()
+        while ready:
+            yield ready.popleft().result()

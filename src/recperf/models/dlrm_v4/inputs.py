@@ -69,7 +69,7 @@ class Inputs:
     codes_S: Tensor
     """The action at each position, 0 to 7 as three bits; 8 for a candidate."""
     offsets_B1: Tensor
-    """Where each row begins among the tokens."""
+    """Where each row begins among the tokens; rows behind those of the samples only fill up shapes (padding.py)."""
     position_offsets_B1: Tensor
     """Where each row begins among the positions."""
     times_T: Tensor
@@ -88,11 +88,11 @@ class Inputs:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Inputs:
         """Move to a device. Parts of one batch that share their rows must be moved by `parts_to`."""
-        moved: Inputs = _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        moved: Inputs = mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
         return moved
 
     def pin_memory(self) -> Inputs:
-        pinned: Inputs = _mapped(self, lambda tensor: tensor.pin_memory())
+        pinned: Inputs = mapped(self, lambda tensor: tensor.pin_memory())
         return pinned
 
     def record_stream(self, stream: Any) -> None:
@@ -102,7 +102,7 @@ class Inputs:
             tensor.record_stream(stream)
             return tensor
 
-        _mapped(self, record)
+        mapped(self, record)
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +112,7 @@ class Inputs:
             sizes.append(tensor.nbytes)
             return tensor
 
-        _mapped(self, count)
+        mapped(self, count)
         return sum(sizes)
 
 
@@ -122,14 +122,14 @@ def parts_to(parts: list[Inputs], device: torch.device | str, non_blocking: bool
     return [replace(replace(part, rows={}).to(device, non_blocking), rows=rows) for part in parts]
 
 
-def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to every tensor of a structure."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
-        return {name: _mapped(part, function) for name, part in value.items()}
+        return {name: mapped(part, function) for name, part in value.items()}
     if isinstance(value, (Inputs, Pick, Plan)):
-        return type(value)(**{part.name: _mapped(getattr(value, part.name), function) for part in fields(value)})
+        return type(value)(**{part.name: mapped(getattr(value, part.name), function) for part in fields(value)})
     return value
 
 

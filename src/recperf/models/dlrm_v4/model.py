@@ -210,9 +210,17 @@ class DLRMv4(nn.Module):
 
     def user(self, last_BD: Tensor, times_B: Tensor) -> Tensor:
         """The user's vector: the output of the layers with the time of day and of the week; the norm is in float32."""
+        if last_BD.shape[0] != times_B.shape[0]:
+            # The rows behind those of the samples only fill up shapes.
+            last_BD = last_BD[: times_B.shape[0]]
         features = torch.cat([last_BD, time_features(times_B).to(last_BD.dtype)], 1)
         out_BD = linear(features, self.combine).to(self.combine_norm.weight.dtype)
         return layer_norm(out_BD, self.combine_norm.weight, self.combine_norm.bias, self.combine_norm.eps)
+
+    def forget_gradients(self) -> None:
+        """Drop the gradients of a step that was not finished."""
+        self.zero_grad(set_to_none=True)
+        self.tables.forget()
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """All parameters outside the tables."""

@@ -26,7 +26,7 @@ from ...ops import dot, relu
 from ...train.config import FastConfig
 from ...train.device import Settings, choose
 from ...train.fast import Switches, resolve
-from ...train.graph import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, GraphStep
+from ...train.graph import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed, GraphStep
 from ...train.loop import Optimizer, Order, Position, Recipe
 from ...train.metrics import binary_metrics
 from ...train.optim import make_dense
@@ -248,11 +248,15 @@ class DLRMTrial(DLRMTrialState):
 
     def _graph(self, order: Order) -> tuple[Order, GraphStep]:
         """The step as one graph, and the order that feeds it."""
+        settings = self.prepared.settings
+
+        def step(feed: Feed) -> GraphStep:
+            return GraphStep(self.model, self.optimizer, feed, device=settings.device, reasons=settings.reasons)
+
         if isinstance(order, RandomBags):
-            return DrawnOrder(order), GraphStep(self.model, self.optimizer, DrawnFeed(order))
+            return DrawnOrder(order), step(DrawnFeed(order))
         assert isinstance(order, CopiedOrder)
-        feed = CopiedFeed(self._room(), pinned=order.pinned)
-        return order.order, GraphStep(self.model, self.optimizer, feed)
+        return order.order, step(CopiedFeed(self._room(), pinned=order.pinned))
 
     def _room(self) -> ClickBatch:
         """Buffers on the device that hold any batch."""

@@ -14,13 +14,12 @@ from ...errors import ConfigError, MachineError
 from ...models.embeddings import Embeddings
 from ...models.streams import SideStreams
 from ...train.fast import Switches
+from ...train.graph import BETWEEN_RANKS
 from ...train.loop import Optimizer
 from ...train.optim import make_dense
 from ..click_ranks import DenseAndBags, RankTrialState, SharedClicks, require_copies, samples_of_rank
 from .build import DLRMTrial, PreparedDLRM
 from .config import max_ids
-
-NO_GRAPH = "ranks communicate in the middle of a step"
 
 
 class PreparedDLRMOnRanks(PreparedDLRM):
@@ -31,10 +30,10 @@ class PreparedDLRMOnRanks(PreparedDLRM):
     def resolve_switches(self, device: torch.device) -> Switches:
         fast = self.config.fast
         if fast.graph == "on":
-            raise MachineError(f"a step cannot be a CUDA graph: {NO_GRAPH}", fix="--fast.graph off")
+            raise MachineError(f"a step cannot be a CUDA graph: {BETWEEN_RANKS}", fix="--fast.graph off")
         switches = self.resolved(replace(fast, graph="off"), device)
         if fast.graph == "auto":
-            switches.reasons["graph"] = f"off: {NO_GRAPH}"
+            switches.reasons["graph"] = f"off: {BETWEEN_RANKS}"
         return switches
 
     def trial(self, seed: int) -> DLRMTrial:

@@ -6,8 +6,8 @@ Shapes: B samples of a batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,28 +17,32 @@ from torch import Tensor, nn
 
 from ...data.batch import HistoryBatch
 from ...data.yambda.history import Histories
-from ...data.yambda.loader import Loader
 from ...data.yambda.order import StreamOrder
+from ...distributed.ranks import current
 from ...execution.submission import Submission
 from ...execution.workload import Prepared
 from ...measure.cost import FLOAT, Cost
 from ...measure.spans import span
-from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.cost import load_of, step
-from ...models.dlrm_v4.inputs import Inputs, prepare
+from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
+from ...models.dlrm_v4.padding import Padding
 from ...models.dlrm_v4.stages import StagedLoss
 from ...points import reached
 from ...runs.mlperf.facts import Facts, Precision
 from ...runs.mlperf.log import MLPerfLog
 from ...train import stream
-from ...train.device import choose, repeatable
+from ...train.device import choose, repeatable, resident_threads
+from ...train.graph import BETWEEN_RANKS, SWITCH, GraphStep, choose_graph
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
-from ...train.prefetch import prefetched
 from ...train.stream import after_windows, interval, seams_of
+from .batches import InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder
 from .config import DLRMv4WorkloadConfig, HistoryTrainConfig, require_room
 from .data import EventWindows
+
+SMALL = 16
+"""Numbers for each thread that a GPU can hold at once, up to which a kernel takes about as long as its launch."""
 
 
 class PreparedHistories(EventWindows, Prepared):
@@ -54,6 +58,21 @@ class PreparedHistories(EventWindows, Prepared):
         settings = replace(settings, precision=model.precision, others_exact=True)
         self.settings = repeatable(settings) if config.train.deterministic else settings
         self.histories = Histories(self.store, config.data.history, pin=self.settings.device.type == "cuda")
+        self.graph, self.settings.reasons["graph"] = self._graph()
+
+    def _graph(self) -> tuple[bool, str]:
+        """Whether a step runs as a CUDA graph, and why: batches are padded to one shape for it."""
+        model, device, requested = self.config.model, self.settings.device, self.config.train.graph
+        lack = current().choose("", several=BETWEEN_RANKS)
+        if not lack and (model.input_dropout or model.hstu.dropout):
+            lack = "what dropout drops is computed on the host, from the number of the step"
+        if not lack and model.hstu.attention_scale != "fixed":
+            lack = "attention is scaled by the longest row of a batch"
+        width = self.config.train.batch_size * model.hstu.max_length * model.hstu.uvqk_width
+        if not lack and requested == "auto" and device.type == "cuda" and width > SMALL * resident_threads(device):
+            lack = f"a layer computes {width:,} numbers, more than {SMALL} for each thread of this GPU"
+        why = f"a layer computes {width:,} numbers, at most {SMALL} for each thread of this GPU; batches are padded"
+        return choose_graph(requested, device, lack, why=why, switch=SWITCH)
 
     def trial(self, seed: int) -> HistoryTrial:
         return HistoryTrial(self, seed)
@@ -72,49 +91,6 @@ class PreparedHistories(EventWindows, Prepared):
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.table_dim
         return row, row * sum(self.config.model.table_rows.values())
-
-
-@dataclass(frozen=True, eq=False)
-class Numbered:
-    """What the model reads, and the step it belongs to, which decides what dropout drops."""
-
-    inputs: Inputs
-    step: int
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-
-@dataclass(frozen=True, eq=False)
-class InputOrder:
-    """Batches as the model reads them, window after window, the same in every epoch."""
-
-    order: StreamOrder
-    histories: Histories
-    model: DLRMv4Config
-    device: torch.device
-    workers: int
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def loader(self, start: int = 0) -> Loader:
-        return Loader(self.order, self.histories, workers=self.workers, start=start, device=self.device)
-
-    def inputs(self, batch: HistoryBatch) -> Inputs:
-        return prepare(batch.to(self.device), self.model)
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
-        with self.loader(start) as loader:
-            for number, inputs in enumerate(prefetched(iter(loader), self.inputs, self.device), start):
-                if number in self.firsts:
-                    reached("window: entered")
-                yield Numbered(inputs, epoch * len(self) + number)
-
-    @cached_property
-    def firsts(self) -> frozenset[int]:
-        """The batches after a seam."""
-        return frozenset(self.order.seams_S.tolist())
 
 
 class SteppedModel:
@@ -136,6 +112,9 @@ class SteppedModel:
             self.recent.add(loss.logits_B, batch.inputs.labels_B)
         return loss
 
+    def forget_gradients(self) -> None:
+        self.model.forget_gradients()
+
     def seen(self) -> dict[str, float] | None:
         metrics = self.recent.metrics()
         if metrics is None:
@@ -153,22 +132,51 @@ class AdamAndRows:
         self.adam = torch.optim.Adam(model.dense_parameters(), lr=0.0, betas=(0.95, 0.999), eps=1e-8, fused=True)
 
     def step(self, learning_rate: float | Tensor) -> None:
+        """A rate on a GPU is read there, as a CUDA graph needs it."""
+        rate = learning_rate.reshape(()) if torch.is_tensor(learning_rate) and learning_rate.is_cuda else None
         with span("dense_update"):
             if self.config.clip:
                 nn.utils.clip_grad_norm_(self.model.dense_parameters(), self.config.clip)
-            for group in self.adam.param_groups:
-                group["lr"] = float(learning_rate)
-            self.adam.step()
+            with self._rate(float(learning_rate) if rate is None else rate):
+                self.adam.step()
             self.adam.zero_grad()
         with span("sparse_update"):
             ratio = self.config.table_learning_rate / self.config.learning_rate
-            self.model.tables.update(float(learning_rate) * ratio)
+            self.model.tables.update(float(learning_rate) * ratio if rate is None else rate * ratio)
+
+    @contextmanager
+    def _rate(self, rate: float | Tensor) -> Iterator[None]:
+        """Adam's learning rate; one on a GPU is not left in its groups, which a checkpoint saves."""
+        groups, captured = self.adam.param_groups, torch.is_tensor(rate)
+        before = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"], group["capturable"] = rate, captured
+        yield
+        if captured:
+            for group, number in zip(groups, before):
+                group["lr"], group["capturable"] = number, False
+
+    def begin(self) -> None:
+        """Create Adam's state, which it would otherwise do in its first step: a graph must find it in its place."""
+        for parameter in self.model.dense_parameters():
+            if not self.adam.state[parameter]:
+                self.adam.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+                }
 
     def state_dict(self) -> dict[str, Any]:
         return self.adam.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copies into the state that is there: a graph holds its addresses."""
+        before = {parameter: dict(moments) for parameter, moments in self.adam.state.items()}
         self.adam.load_state_dict(state)
+        for parameter, moments in before.items():
+            for name, tensor in moments.items():
+                tensor.copy_(self.adam.state[parameter][name])
+                self.adam.state[parameter][name] = tensor
 
 
 class Evaluations:
@@ -221,7 +229,7 @@ class HistoryTrial:
         self.stepped = self._stepped(seed, device)
         self.order = prepared.train_order()
         self.evaluations, self.due = self._scorer(), self._evaluations()
-        inputs, train = self.inputs(self.order), config.train
+        inputs, train = self._training_inputs(), config.train
         self.rise = rise = train.warmup_steps or max(1, round(train.rise * train.epochs * len(inputs)))
         self.recipe = Recipe(
             model=self.stepped,
@@ -237,7 +245,7 @@ class HistoryTrial:
             evaluation_facts=self._evaluation_facts,
             training_metrics=self.stepped.seen,
             prepare_evaluation=self.prepare_evaluation,
-            whole_step=self._whole_step(),
+            whole_step=self._whole_step(inputs),
         )
         self._left: dict[int, list[int]] = {}
         for place, seam in enumerate(self.order.seams_S.tolist()):
@@ -252,8 +260,29 @@ class HistoryTrial:
     def _scorer(self) -> Evaluations:
         return Evaluations(self)
 
-    def _whole_step(self) -> WholeStep | None:
-        return None
+    def _training_inputs(self) -> InputOrder:
+        inputs = self.inputs(self.order)
+        if not self.prepared.graph:
+            return inputs
+        config = self.prepared.config
+        parts = (inputs.order, inputs.histories, inputs.model, inputs.device, inputs.workers)
+        return PackedOrder(*parts, Padding(config.model, config.train.batch_size))
+
+    def _whole_step(self, inputs: InputOrder) -> WholeStep | None:
+        """The step as a graph. Even at learning rate 0 it adds to the rows' Adagrad states and counts predictions."""
+        if not isinstance(inputs, PackedOrder):
+            return None
+        settings, tables, recent = self.prepared.settings, self.model.tables, self.stepped.recent
+        states = [tables.state(name) for name in tables.names]
+        self.optimizer.begin()
+        return GraphStep(
+            self.stepped,
+            self.optimizer,
+            PackedFeed(inputs.padding.layout, settings.device),
+            device=settings.device,
+            reasons=settings.reasons,
+            state=lambda: [*states, recent.counts_2K, recent.sums_2],
+        )
 
     def inputs(self, order: StreamOrder) -> InputOrder:
         prepared = self.prepared
@@ -302,12 +331,14 @@ class HistoryTrial:
         self.model.eval()
         return self.evaluations.score(at)
 
-    def rows_of(self, batch: Numbered) -> Tensor:
+    def rows_of(self, batch: Numbered | PackedBatch) -> Tensor:
         """The distinct rows of all tables that a batch looks up, tables one behind the other."""
+        model = self.prepared.config.model
+        used = (prepare(batch.history, model) if isinstance(batch, PackedBatch) else batch.inputs).rows
         rows_by_table, start = [], 0
         for name, rows in self.tables():
-            if name in batch.inputs.rows:
-                rows_by_table.append(batch.inputs.rows[name].long() + start)
+            if name in used:
+                rows_by_table.append(used[name].long() + start)
             start += rows
         return torch.cat(rows_by_table)
 

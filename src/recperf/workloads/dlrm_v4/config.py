@@ -20,7 +20,7 @@ from ...models.dlrm_v4.cost import full_load, step
 from ...models.dlrm_v4.memory import memory
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...runs.mlperf.config import SubmissionConfig
-from ...train.config import BIASES, TargetConfig, TrainConfig
+from ...train.config import BIASES, GraphTrainConfig, TargetConfig
 
 SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length, or a smaller --train.batch-size"
 
@@ -100,7 +100,7 @@ def mlperf_first_samples(batch_size: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryTrainConfig(TrainConfig):
+class HistoryTrainConfig(GraphTrainConfig):
     """Adam (0.95, 0.999) for dense parameters, row-wise Adagrad for tables; linear warm-up, then constant rates."""
 
     epochs: int = 1

@@ -33,7 +33,8 @@ from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.stages import StagedLoss
 from ...models.dlrm_v4.tables import DLRMv4Tables
 from ...points import reached
-from .build import Evaluations, HistoryTrial, InputOrder, Numbered, PreparedHistories, SteppedModel
+from .batches import InputOrder, Numbered
+from .build import Evaluations, HistoryTrial, PreparedHistories, SteppedModel
 
 TABLES = "tables."
 """What the names of tables begin with in a state."""
@@ -185,7 +186,7 @@ class RankTrial(HistoryTrial):
     def _scorer(self) -> Evaluations:
         return SharedEvaluations(self)
 
-    def _whole_step(self) -> RankStep:
+    def _whole_step(self, inputs: InputOrder) -> RankStep:
         train = self.prepared.config.train
         ratio = train.table_learning_rate / train.learning_rate
         return RankStep(

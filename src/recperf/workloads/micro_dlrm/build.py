@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ...data.batch import ClickBatch
 from ...data.clicks import ClickArrays
 from ...data.config import MovieLensConfig, RatingsConfig
 from ...data.order import Samples, ShuffledOrder, cut
+from ...distributed.ranks import current
 from ...execution.workload import Prepared
 from ...measure.cost import FLOAT, Cost
 from ...models.config import DLRMConfig
@@ -19,6 +21,7 @@ from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
 from ...train.baselines import baselines
 from ...train.device import choose
+from ...train.graph import BETWEEN_RANKS, SWITCH, GraphStep, IndexedBatch, IndexedFeed, IndexedOrder, choose_graph
 from ...train.loop import Position
 from ...train.metrics import binary_metrics
 from ...train.optim import AdamW
@@ -38,6 +41,10 @@ class PreparedClicks(Prepared):
             config.train, largest_product_flops=largest_product(config.model, config.train.batch_size)
         )
         self.target = bounds(config, self.data)
+        lack = current().choose("", several=BETWEEN_RANKS)
+        self.graph, self.settings.reasons["graph"] = choose_graph(
+            config.train.graph, self.settings.device, lack, why="a GPU, and operators too small for it", switch=SWITCH
+        )
 
     @property
     def samples_per_step(self) -> int:
@@ -72,6 +79,10 @@ class ClickTrial(DLRMTrialState):
         self.valid = prepared.valid.to(device)
         order = ShuffledOrder(samples=prepared.train.to(device), batch_size=settings.batch_size, seed=seed)
         self.recipe = one_cycle_recipe(self.model, self.optimizer, order, settings)
+        if prepared.graph:
+            reasons, feed = prepared.settings.reasons, IndexedFeed(order)
+            step = GraphStep(self.model, self.optimizer, feed, device=device, reasons=reasons)
+            self.recipe = replace(self.recipe, order=IndexedOrder(order), whole_step=step)
 
     @torch.no_grad()
     def logits(self) -> Tensor:
@@ -82,8 +93,9 @@ class ClickTrial(DLRMTrialState):
     def score(self, at: Position | None = None) -> dict[str, float]:
         return binary_metrics(self.logits(), self.valid.labels_N)
 
-    def rows_of(self, batch: ClickBatch) -> Tensor:
+    def rows_of(self, batch: ClickBatch | IndexedBatch) -> Tensor:
         """The table rows a batch looks up."""
+        batch = batch.gathered() if isinstance(batch, IndexedBatch) else batch
         assert isinstance(self.model.embeddings, StackedTables)
         return self.model.embeddings.rows_of(batch.features)
 

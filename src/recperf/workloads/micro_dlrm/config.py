@@ -14,7 +14,7 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...runs.measured_claims import limits_lead, rate_below
-from ...train.config import BIASES, TrainConfig
+from ...train.config import BIASES, GraphTrainConfig
 from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _model() -> DLRMConfig:
 class MicroDLRMConfig(TrialsConfig):
     data: MovieLensConfig = field(default_factory=MovieLensConfig)
     model: DLRMConfig = field(default_factory=_model)
-    train: TrainConfig = field(default_factory=TrainConfig)
+    train: GraphTrainConfig = field(default_factory=GraphTrainConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,117 @@
+"""The batches of dlrm-v4 as its model reads them: prepared where they are used, or packed for a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ...data.batch import HistoryBatch
+from ...data.yambda.history import Histories
+from ...data.yambda.loader import Loader
+from ...data.yambda.order import StreamOrder
+from ...models.dlrm_v4.config import DLRMv4Config
+from ...models.dlrm_v4.inputs import Inputs, prepare
+from ...models.dlrm_v4.padding import Packed, Padding
+from ...points import reached
+from ...train.prefetch import prefetched, prepared_on_host
+
+
+@dataclass(frozen=True, eq=False)
+class Numbered:
+    """What the model reads, and the step it belongs to, which decides what dropout drops."""
+
+    inputs: Inputs
+    step: int
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class InputOrder:
+    """Batches as the model reads them, window after window, the same in every epoch."""
+
+    order: StreamOrder
+    histories: Histories
+    model: DLRMv4Config
+    device: torch.device
+    workers: int
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def loader(self, start: int = 0) -> Loader:
+        return Loader(self.order, self.histories, workers=self.workers, start=start, device=self.device)
+
+    def inputs(self, batch: HistoryBatch) -> Inputs:
+        return prepare(batch.to(self.device), self.model)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
+        with self.loader(start) as loader:
+            for number, inputs in enumerate(prefetched(iter(loader), self.inputs, self.device), start):
+                if number in self.firsts:
+                    reached("window: entered")
+                yield Numbered(inputs, epoch * len(self) + number)
+
+    @cached_property
+    def firsts(self) -> frozenset[int]:
+        """The batches after a seam."""
+        return frozenset(self.order.seams_S.tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """A batch, and the same padded to the shapes of a graph and packed."""
+
+    history: HistoryBatch
+    buffer: Tensor
+
+    def __len__(self) -> int:
+        return len(self.history)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedOrder(InputOrder):
+    """The same batches for a graph: prepared on the host; one of another size is prepared as it is."""
+
+    padding: Padding
+
+    def packed(self, batch: HistoryBatch) -> PackedBatch | HistoryBatch:
+        if len(batch) != self.padding.samples:
+            return batch
+        pinned = self.device.type == "cuda"
+        return PackedBatch(batch, self.padding.layout.pack(self.padding.inputs(batch), pinned=pinned))
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[PackedBatch | Numbered]:  # type: ignore[override]
+        with Loader(self.order, self.histories, workers=self.workers, start=start) as loader:
+            for number, batch in enumerate(prepared_on_host(iter(loader), self.packed), start):
+                if number in self.firsts:
+                    reached("window: entered")
+                if isinstance(batch, HistoryBatch):
+                    yield Numbered(self.inputs(batch), epoch * len(self) + number)
+                else:
+                    yield batch
+
+
+class PackedFeed:
+    """Copies packed batches to the memory that the graph reads."""
+
+    counters: tuple[Tensor, ...] = ()
+
+    def __init__(self, layout: Packed, device: torch.device) -> None:
+        self.buffer = layout.pack(layout.template, pinned=False).to(device)
+        self.batch = Numbered(layout.unpacked(self.buffer), 0)
+
+    def load(self, batches: Iterator[PackedBatch | Numbered]) -> Numbered | None:
+        batch = next(batches)
+        if isinstance(batch, Numbered):
+            return batch
+        self.buffer.copy_(batch.buffer, non_blocking=True)
+        return None
+
+    def draw(self) -> None:
+        """Does nothing: the batch was copied."""

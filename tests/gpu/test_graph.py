@@ -1,0 +1,124 @@
+"""Small steps run as CUDA graphs by default: they train as without one, and the run's settings say what was chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.cli import main
+from recperf.data.config import MovieLensConfig
+from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.train.device import applied
+from recperf.train.graph import GraphStep
+from recperf.train.loop import take_step
+from recperf.workloads.dlrm_v4 import config as dlrm_v4
+from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads.micro_dlrm.build import PreparedClicks
+from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+
+def clicks(graph: Any = "auto") -> PreparedClicks:
+    config = MicroDLRMConfig(data=MovieLensConfig(source="embedded"))
+    return PreparedClicks(replace(config, train=replace(config.train, device="cuda", batch_size=900, graph=graph)))
+
+
+def histories(graph: Any = "auto", **train: Any) -> PreparedHistories:
+    config = dlrm_v4.laptop()
+    windows = WindowConfig(seconds=100 * 86_400, min_history=3, shuffle=1.0)
+    data = replace(config.data, events=3_000, history=HistoryConfig(length=12, scan=40), windows=windows)
+    options = replace(config.train, device="cuda", batch_size=48, warmup_steps=2, graph=graph, **train)
+    return PreparedHistories(replace(config, data=data, model=replace(config.model, row_scale=0.02), train=options))
+
+
+WORKLOADS: dict[str, Callable[..., Any]] = {"micro-dlrm": clicks, "dlrm-v4": histories}
+
+
+def trained(prepared: Any, trial: Any, steps: int, *, start: int = 0) -> list[float]:
+    with applied(prepared.settings):
+        batches = trial.recipe.order.batches(0, start)
+        losses = [take_step(trial.recipe, batches, step)[0] for step in range(start, start + steps)]
+        return torch.stack(losses).tolist()
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_default_is_a_graph_that_trains_as_without_one(name: str) -> None:
+    """First steps, a restored state, and the end of the epoch, where the last batch is smaller."""
+    graph, eager = WORKLOADS[name](), WORKLOADS[name]("off")
+    assert eager.settings.reasons["graph"] == "off: requested"
+    one, other = graph.trial(3), eager.trial(3)
+    assert other.recipe.whole_step is None
+    last = len(other.recipe.order) - 3
+    expected = trained(eager, other, 8) + trained(eager, other, 3, start=last)
+    actual = trained(graph, one, 8)
+    resumed = graph.trial(3)
+    resumed.restore(one.state())
+    actual += trained(graph, resumed, 3, start=last)
+    assert actual == pytest.approx(expected, rel=1e-3)
+    for trial in (one, resumed):
+        assert isinstance(trial.recipe.whole_step, GraphStep)
+        assert not trial.recipe.whole_step.failed, graph.settings.reasons["graph"]
+    assert graph.settings.reasons["graph"].startswith("on: ")
+    state = resumed.model.state_dict()
+    for key, value in other.model.state_dict().items():
+        assert float((state[key] - value).norm()) <= 1e-2 * float(value.norm()) + 1e-6, key
+    with applied(graph.settings):
+        assert resumed.score()["auc"] == pytest.approx(other.score()["auc"], abs=5e-3)
+
+
+def test_repeatable_histories_are_so_in_a_graph_too() -> None:
+    prepared = histories(deterministic=True)
+    one, other = (trained(prepared, prepared.trial(3), 6) for _ in range(2))
+    assert one == other
+    assert prepared.settings.reasons["graph"].startswith("on: ")
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_steps_with_a_clock_inside_train_too(name: str) -> None:
+    prepared = WORKLOADS[name]()
+    one, other = prepared.trial(3), prepared.trial(3)
+    expected = trained(prepared, one, 6)
+    losses = []
+    with applied(prepared.settings):
+        batches, whole = other.recipe.order.batches(0), other.recipe.whole_step
+        for step in range(6):
+            if step % 3 == 1:
+                wall, parts = whole.clocked(batches, other.recipe.learning_rate(step))
+                assert wall == sum(parts.values()) > 0
+                losses.append(expected[step])
+            else:
+                losses.append(float(take_step(other.recipe, batches, step)[0]))
+    assert losses == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_failed_capture_states_why_and_trains_without_a_graph(name: str) -> None:
+    prepared = WORKLOADS[name]()
+    one, other = prepared.trial(3), prepared.trial(3)
+    expected = trained(prepared, one, 6)
+    draw = other.recipe.whole_step.feed.draw
+
+    def waits() -> None:
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        draw()
+
+    other.recipe.whole_step.feed.draw = waits
+    assert trained(prepared, other, 6) == pytest.approx(expected, rel=1e-3)
+    assert other.recipe.whole_step.failed
+    assert prepared.settings.reasons["graph"].startswith("off: the step could not be captured: ")
+
+
+@pytest.mark.parametrize("arguments", [["micro-dlrm"], ["dlrm-v4", "--data.events", "3000"]], ids=lambda a: a[0])
+def test_a_run_says_what_was_chosen(arguments: list[str], tmp_path: Path) -> None:
+    options = ["--train.max-steps", "12", "--target.beat", "none", "--no-peaks", "--no-report"]
+    assert main(["run", *arguments, "--run-dir", str(tmp_path / "run"), *options]) in (0, 5)
+    settings = json.loads((tmp_path / "run" / "result.json").read_text())["performance"]["settings"]
+    assert settings["graph"].startswith("on: ")

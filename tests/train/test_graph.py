@@ -1,0 +1,146 @@
+"""Steps as CUDA graphs, as far as no GPU is needed: what they read, what a failed capture leaves, and the choice."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.data.config import MovieLensConfig
+from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.errors import MachineError
+from recperf.train.graph import GraphStep, IndexedFeed, IndexedOrder, choose_graph
+from recperf.train.loop import Recipe, take_step
+from recperf.workloads.dlrm_v4 import config as dlrm_v4
+from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads.micro_dlrm.build import PreparedClicks
+from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+def test_the_choice_states_its_reason() -> None:
+    options: dict[str, Any] = {"why": "small", "switch": "--train.graph"}
+    assert choose_graph("auto", GPU, "", **options) == (True, "on: small")
+    assert choose_graph("auto", GPU, "dropout", **options) == (False, "off: dropout")
+    assert choose_graph("auto", CPU, "dropout", **options) == (False, "off: no GPU")
+    assert choose_graph("off", GPU, "", **options) == (False, "off: requested")
+    assert choose_graph("on", GPU, "", **options) == (True, "on: requested")
+    with pytest.raises(MachineError, match="cannot be a CUDA graph: dropout"):
+        choose_graph("on", GPU, "dropout", **options)
+
+
+@pytest.fixture
+def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that executes at once, and on which every capture fails after the step was recorded."""
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None: ...
+
+    @contextmanager
+    def capture(graph: Any, **_: Any) -> Any:
+        # A capture launches nothing: a step that it sees must leave no trace.
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    for name, fake in {
+        "Stream": Stream, "current_stream": Stream, "stream": lambda _: nullcontext(), "synchronize": lambda: None,
+        "set_stream": lambda _: None, "CUDAGraph": object, "graph": capture,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+
+class Recorded(GraphStep):
+    """Records instead of capturing: the step inside a capture does nothing on a device."""
+
+    recording = False
+
+    def _record(self, clock: Any) -> Any:
+        self.recording = True
+        try:
+            return super()._record(clock)
+        finally:
+            self.recording = False
+
+    def _step(self) -> None:
+        if not self.recording:
+            super()._step()
+
+
+def trained(recipe: Recipe, steps: int, *, start: int = 0) -> list[float]:
+    batches = recipe.order.batches(0, start)
+    return [float(take_step(recipe, batches, step)[0]) for step in range(start, start + steps)]
+
+
+def clicks(graph: bool) -> Any:
+    config = MicroDLRMConfig(data=MovieLensConfig(source="embedded"))
+    prepared = PreparedClicks(replace(config, train=replace(config.train, device="cpu", batch_size=900)))
+    prepared.graph = graph
+    return prepared
+
+
+def test_a_step_that_cannot_be_captured_is_taken_without_a_graph(
+    no_capture: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warm-up leaves no trace, samples are gathered as before, a short batch comes last. Only the learning rate is
+    rounded to float32."""
+    monkeypatch.setattr("recperf.workloads.micro_dlrm.build.GraphStep", Recorded)
+    plain, graph = clicks(False).trial(3), clicks(True)
+    trial = graph.trial(3)
+    steps = len(plain.recipe.order)
+    assert trained(trial.recipe, steps) == pytest.approx(trained(plain.recipe, steps), rel=1e-6)
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(trial.model.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=name)
+    assert graph.settings.reasons["graph"] == (
+        "off: the step could not be captured: operation not permitted when stream is capturing"
+    )
+
+
+def test_an_indexed_feed_gathers_the_batches_of_the_order() -> None:
+    order = clicks(False).trial(1).recipe.order
+    feed, indexed = IndexedFeed(order), IndexedOrder(order)
+    last = len(order) - 1
+    for epoch, start in ((0, 0), (1, 3), (0, last - 1)):
+        expected, batches = order.batches(epoch, start), indexed.batches(epoch, start)
+        for number in (start, start + 1):
+            uneven = feed.load(batches)
+            assert (uneven is not None) == (number == last)
+            if uneven is None:
+                feed.draw()
+            batch, wanted = uneven or feed.batch, next(expected)
+            assert torch.equal(batch.dense_BD, wanted.dense_BD)
+            assert torch.equal(batch.features.values_V, wanted.features.values_V)
+            assert torch.equal(batch.labels_B, wanted.labels_B)
+
+
+def histories(graph: bool) -> PreparedHistories:
+    config = dlrm_v4.laptop()
+    windows = WindowConfig(seconds=100 * 86_400, min_history=3, shuffle=1.0)
+    data = replace(config.data, events=3_000, history=HistoryConfig(length=12, scan=40), windows=windows)
+    model = replace(config.model, row_scale=0.02)
+    train = replace(config.train, device="cpu", batch_size=48, warmup_steps=2)
+    prepared = PreparedHistories(replace(config, data=data, model=model, train=train))
+    assert prepared.settings.reasons["graph"] == "off: no GPU"
+    prepared.graph = graph
+    return prepared
+
+
+def test_padded_histories_train_as_plain_ones(no_capture: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of one shape, the last one shorter; a checkpoint of one continues the other."""
+    monkeypatch.setattr("recperf.workloads.dlrm_v4.build.GraphStep", Recorded)
+    plain, padded = histories(False).trial(3), histories(True).trial(3)
+    last = len(plain.recipe.order) - 2
+    losses = trained(plain.recipe, 4) + trained(plain.recipe, 2, start=last)
+    resumed = histories(True).trial(3)
+    actual = trained(padded.recipe, 4)
+    resumed.restore(padded.state())
+    assert actual + trained(resumed.recipe, 2, start=last) == pytest.approx(losses, rel=1e-5)
+    state = resumed.model.state_dict()
+    for name, value in plain.model.state_dict().items():
+        assert float((state[name] - value).norm()) <= 1e-4 * float(value.norm()), name
+    assert resumed.stepped.seen() == pytest.approx(plain.stepped.seen(), rel=1e-4)
+    batch = next(padded.recipe.order.batches(0))
+    assert torch.equal(padded.rows_of(batch), plain.rows_of(next(plain.recipe.order.batches(0))))
