@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ import pytest
 
 from recperf.data.movielens_like import generate, write
 from recperf.runs.contract import check_run
+from recperf.runs.report import sections
+from recperf.runs.report.compare import compare
+from recperf.runs.report.reading import read
+from recperf.runs.report.text import render_sections
 from recperf.runs.resume import FREE
 
 QUIETLY = ["--no-peaks", "--no-report"]
@@ -53,8 +58,12 @@ def logged() -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("r/events.jsonl").read_text().splitlines()]
 
 
-def notices() -> list[str]:
-    return [event["text"] for event in logged() if event["kind"] == "notice"]
+def changes() -> list[dict[str, Any]]:
+    return list(json.loads(Path("r/result.json").read_text())["provenance"]["changes"])
+
+
+def change_of(field: str, was: Any, now: Any, after_step: int | None = 20, seed: int | None = 42) -> dict[str, Any]:
+    return {"field": field, "was": was, "now": now, "after_step": after_step, "seed": seed}
 
 
 def agrees() -> bool:
@@ -85,7 +94,7 @@ def test_a_free_change_of_how_ranks_share_is_remembered_without_being_allowed(be
     assert saved()["config"]["distributed"]["sharding"] == "item=row"
     (change,) = saved()["changed"]
     assert (change["field"], change["was"], change["now"]) == ("distributed.sharding", "", "item=row")
-    assert notices() == ["distributed.sharding changed from '' to 'item=row' after step 20"]
+    assert changes() == [change_of("distributed.sharding", "", "item=row")]
     assert agrees()
 
 
@@ -95,13 +104,42 @@ def test_an_allowed_change_is_made_and_remembered(begun: Path, call: Call) -> No
     assert "seed 42 resumes at step 20 of 30" in output
     assert saved()["config"]["train"]["learning_rate"] == 0.001
     assert [entry["field"] for entry in saved()["changed"]] == ["train.learning_rate"]
-    assert notices() == ["train.learning_rate changed from 0.005 to 0.001 after step 20"]
+    assert changes() == [change_of("train.learning_rate", 0.005, 0.001)]
+    assert "changed train.learning_rate from 0.005 to 0.001 after step 20 of seed 42" in output
     assert agrees()
     # Its checkpoint is still the one from before: what was allowed stays allowed.
     unfinish()
     code, output = call("--resume", "r")
     assert code == 0, output
-    assert notices() == ["train.learning_rate changed from 0.005 to 0.001 after step 20"]
+    assert changes() == [change_of("train.learning_rate", 0.005, 0.001)]
+
+
+def test_page_comparison_and_check_know_of_a_change(begun: Path, call: Call) -> None:
+    assert call("--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate")[0] == 0
+    run = read(Path("r"))
+    text = "train.learning_rate from 0.005 to 0.001 after step 20 of seed 42"
+    shown = " ".join(" ".join(render_sections([sections.reproduce(run), sections.provenance(run)])).split())
+    assert "No single command repeats this run" in shown
+    assert shown.count(text) == 2
+    assert text in compare([run, run]).as_json()["notes"][-1]
+    result = json.loads(Path("r/result.json").read_text())
+    del result["provenance"]["changes"]
+    Path("r/result.json").write_text(json.dumps(result))
+    details = [finding.detail for _, finding in check_run(Path("r"), ()) if not finding.holds]
+    assert any("provenance.changes differs from events.jsonl and config.json" in detail for detail in details)
+
+
+def test_a_change_before_the_first_checkpoint_or_after_the_last_step_is_told_apart(begun: Path, call: Call) -> None:
+    shutil.rmtree("r/checkpoints")
+    assert call("--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate")[0] == 0
+    assert changes() == [change_of("train.learning_rate", 0.005, 0.001, after_step=0)]
+    assert "No single command" not in "\n".join(render_sections([sections.reproduce(read(Path("r")))]))
+    for name in ("seal.json", "result.json", "profile.json"):
+        Path("r", name).unlink()
+    assert call("--resume", "r", "--train.learning-rate", "0.002", "--allow-change", "train.learning-rate")[0] == 0
+    assert changes()[1:] == [change_of("train.learning_rate", 0.001, 0.002, None, None)]
+    assert "No single command" in "\n".join(render_sections([sections.reproduce(read(Path("r")))]))
+    assert agrees()
 
 
 def test_other_rows_of_the_same_data_are_described_anew(begun: Path, call: Call) -> None:

@@ -13,6 +13,7 @@ import torch
 from recperf.errors import ConfigError, DataError, MachineError
 from recperf.execution import training
 from recperf.execution.training import SeedTraining, in_background
+from recperf.runs.events import parse_events
 from recperf.runs.record import Run
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.config import TrainConfig
@@ -59,7 +60,7 @@ def seed_training(
 ) -> SeedTraining:
     job = SimpleNamespace(
         run=run, report=None, stop=StopFlag(), allow=allow, log=log, config=TrainConfig(),
-        workload=SimpleNamespace(submission=None), reached=lambda metrics: False,
+        workload=SimpleNamespace(submission=None), reached=lambda metrics: False, changed=(),
     )  # fmt: skip
     store = CheckpointStore(folder=run.folder / "checkpoints" / "seed-42", notice=pytest.fail)
     made = SeedTraining(cast(Any, job), 42, cast(Any, trial), store)
@@ -108,7 +109,8 @@ def test_a_changed_contract_is_refused_by_name_and_an_allowed_one_noted(run: Run
         seed_training(run, Weights(), contract=changed).restore()
     assert refused.value.fix == "--allow-change train.rise, or a new run"
     assert seed_training(run, Weights(), contract=changed, allow=("train.rise",)).restore().step == 4
-    assert b"train.rise changed from 0.3 to 0.5 after step 4" in (run.folder / "events.jsonl").read_bytes()
+    (change,) = parse_events((run.folder / "events.jsonl").read_bytes())
+    assert [change[name] for name in ("field", "was", "now", "step", "seed")] == ["train.rise", 0.3, 0.5, 4, 42]
 
 
 @pytest.mark.parametrize("text", ["not enough memory: you tried to allocate 1 bytes", "Connection closed by peer"])

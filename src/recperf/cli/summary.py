@@ -9,6 +9,7 @@ from ..runs.report.formats import component, percent, spread, throughput, time, 
 from ..runs.report.sections import measured_steps, quality_table, target_sentence, unsteady_steps
 from ..runs.report.step_sections import headline
 from ..runs.report.text import render_block
+from ..runs.resume import change_text
 
 
 def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None = None) -> str:
@@ -24,6 +25,7 @@ def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None
         "",
     ]
     lines += [*render_block(quality_table(result)), f"  {target_sentence(result)}", ""]
+    lines += [f"  changed {change_text(change)}" for change in result["provenance"].get("changes", [])]
     lines += _performance(result["performance"])
     if profile:
         lines += _measured(result["performance"], profile)

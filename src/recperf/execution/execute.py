@@ -15,9 +15,10 @@ from ..errors import ConfigError, DataError
 from ..machine import machine_facts
 from ..measure.ceilings import ceilings_of_profile
 from ..runs.provenance import checkout, packages
-from ..runs.record import Run, now
+from ..runs.record import Run, now, read_saved_config
 from ..runs.result import SCHEMA, Baselines, Data, checked
 from ..runs.result import Trial as TrialFile
+from ..runs.resume import Change, changes_in, recorded_fields, since_start
 from ..runs.schemas import Machine, Progress
 from ..runs.seal import seal
 from ..runs.speed import budget_of, speed_of
@@ -58,6 +59,7 @@ def execute(
     _can_stop(config, prepared.target)
     world.require_same_data(prepared.data["digest"])
     _same_data(run, prepared)
+    changed = world.on_leader(lambda: _since_start(run, config))
     facts = machine_facts()
     _same_machine(run, facts, report)
     ceilings = peaks() if peaks else None
@@ -65,7 +67,7 @@ def execute(
         baselines = _baselines(run, world, prepared)
         job = Job(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
-            reached=stopping_rule(config, baselines, prepared.target), log=log,
+            reached=stopping_rule(config, baselines, prepared.target), log=log, changed=changed,
         )  # fmt: skip
         trials, trial = _train_seeds(job)
         if run.read("profile.json") is None:
@@ -86,7 +88,7 @@ def execute(
             **of_ranks(profile),
         },
         "data": prepared.data,
-        "provenance": provenance(started, facts, prepared.data, config.seed),
+        "provenance": {**provenance(started, facts, prepared.data, config.seed), **_changes(run, world)},
     }
     run.write("result.json", checked(result))
     world.leader_only(lambda: seal(run.folder))
@@ -136,6 +138,16 @@ def of_ranks(profile: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "ranks": {"slowest": communication["slowest"], **{name: communication[name] for name in times}, "each": each}
     }
+
+
+def _since_start(run: Run, config: Any) -> tuple[Change, ...]:
+    return tuple(since_start(read_saved_config(run.folder / "config.json").changed, recorded_fields(config)))
+
+
+def _changes(run: Run, world: Ranks) -> dict[str, Any]:
+    """Config fields that changed when the run was resumed; empty if none did."""
+    rows = world.on_leader(lambda: changes_in(run.folder))
+    return {"changes": rows} if rows else {}
 
 
 def _start(run: Run) -> dict[str, Any]:

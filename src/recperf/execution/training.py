@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from ..errors import ConfigError, DataError, RecperfError
 from ..machine import available_bytes, out_of_memory
 from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
-from ..runs.resume import changes, is_free, recorded_fields, require_allowed
+from ..runs.resume import Change, changes, is_free, recorded_fields, require_allowed
 from ..train.cadence import Due, Minutes, either, every, never
 from ..train.checkpoint import CheckpointStore
 from ..train.checkpoint_state import shape_mismatch, tensor_bytes
@@ -60,6 +60,8 @@ class Job:
     log: MLPerfLog | None = None
     allow: tuple[str, ...] = ()
     """Config fields that may differ from those the run was started with."""
+    changed: tuple[Change, ...] = ()
+    """Those that do differ, for seeds that have no checkpoint."""
 
     def finish(self, seed: int, trial: Trial) -> dict[str, Any]:
         """Train a seed to its end: the contents of trial-<seed>.json."""
@@ -158,6 +160,7 @@ class SeedTraining:
             self.run.forget_events(self.seed)
             if self.job.log:
                 self.job.log.rewind(None)
+            self._log_changes(self.job.changed, 0)
             return Position()
         missing = [name for name in STATE if name not in saved]
         if missing:
@@ -174,10 +177,12 @@ class SeedTraining:
         self.run.rewind_events(saved["event_bytes"], saved["event_digest"], step=step)
         if self.job.log:
             self.job.log.rewind(saved["mlperf"])
-        for change in changed:
-            text = f"{change.field} changed from {change.was!r} to {change.now!r} after step {step}"
-            self.run.event("notice", seed=self.seed, text=text)
+        self._log_changes(changed, step)
         return Position(**saved["position"])
+
+    def _log_changes(self, changes: Iterable[Change], step: int) -> None:
+        for change in changes:
+            self.run.event("change", seed=self.seed, step=step, **vars(change))
 
     def _require_baselines(self, digest: str | None) -> None:
         """Refuse baselines that were edited: they go into the result as they are."""

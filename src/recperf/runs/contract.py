@@ -18,6 +18,7 @@ from ..machine import fingerprint
 from .evidence import Evidence, NoEvidence
 from .report.formats import printable
 from .result import Metrics, Target, Trial, fault
+from .resume import reported_changes
 from .seal import broken, present
 from .speed import budget_of, speed_of
 
@@ -93,6 +94,9 @@ def _one_run(evidence: Evidence) -> Finding:
         ("provenance.started", origin.started, "progress.json: started", progress.started),
         ("provenance.resumes", origin.resumes, "progress.json: resumes", progress.resumes),
     ]
+    stated = evidence.raw("result.json")["provenance"].get("changes", [])
+    changes = reported_changes(evidence.events("change"), config.changed, config.config)
+    pairs.append(("provenance.changes", stated, "events.jsonl and config.json", changes))
     objections = [f"result.json: {name} differs from {other}" for name, one, other, two in pairs if one != two]
     seeds = evidence.seeds()
     for number, event in enumerate(evidence.events(), 1):

@@ -56,7 +56,17 @@ class Timing(Struct):
     """The time of every step, without the warm-up."""
 
 
-KINDS: dict[str, type] = {"step": Step, "metric": Metric, "timing": Timing}
+class Change(Struct):
+    """A config field that differs from then on; `step` is the last step before."""
+
+    seed: int
+    step: int
+    field: str
+    was: Any
+    now: Any
+
+
+KINDS: dict[str, type] = {"step": Step, "metric": Metric, "timing": Timing, "change": Change}
 _ABOUT = ("kind", "t", "seed", "step", "epoch", "split")
 
 

@@ -155,6 +155,17 @@ class Data(Struct):
     """Lines of a log that were left out, by reason; only if there are any."""
 
 
+class Change(Struct):
+    """A config field that was changed when the run was resumed."""
+
+    field: str
+    was: Any
+    now: Any
+    after_step: int | None
+    """The last step with the old value; 0: no step of this seed had it; None: all steps of every seed had it."""
+    seed: int | None
+
+
 class Provenance(Struct):
     """Where the result comes from."""
 
@@ -173,6 +184,8 @@ class Provenance(Struct):
     started: str
     ended: str
     resumes: int
+    changes: tuple[Change, ...] = ()
+    """Only if there are any."""
 
 
 class Result(Struct):

@@ -2,7 +2,7 @@
 
 Fixed fields are those that could change a number. They are saved in config.json and in each checkpoint. A fixed field
 that differs is refused by name unless the user allowed the change; config.json records allowed changes at once, because
-the next checkpoint may be hours away.
+the next checkpoint may be hours away. events.jsonl says after which step each took effect, and so does the result.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any
 
 from ..config import flatten, to_json
 from ..errors import ConfigError, UsageError, did_you_mean
-from ..files import write_json
+from ..files import reading, write_json
 from ..jsonfile import read
+from .events import parse_events
 from .record import CONFIG_SCHEMA, now, read_saved_config
+from .schemas import ChangedField
 
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
@@ -110,6 +112,55 @@ def record_changes(folder: Path, config: Any, changes: list[Change]) -> bytes:
     changed = [*read(path).get("changed", []), *({**vars(change), "when": now()} for change in changes)]
     write_json(path, {**values, **({"changed": changed} if changed else {})})
     return before
+
+
+def since_start(recorded: Iterable[ChangedField], fields: dict[str, Any]) -> list[Change]:
+    """What differs from the config the run was started with, from the changes that config.json records."""
+    first: dict[str, Any] = {}
+    for change in recorded:
+        first.setdefault(change.field, change.was)
+    return changes(first, fields)
+
+
+def reported_changes(
+    logged: Iterable[dict[str, Any]], recorded: Iterable[ChangedField], config: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The changes of a run as its result states them, from the change events of its log and from config.json."""
+    rows = [
+        {**{name: event[name] for name in ("field", "was", "now")}, "after_step": event["step"], "seed": event["seed"]}
+        for event in logged
+    ]
+    latest = {row["field"]: row["now"] for row in rows}
+    for change in since_start(recorded, flatten(config)):
+        was = latest.get(change.field, change.was)
+        if was != change.now:
+            rows.append({"field": change.field, "was": was, "now": change.now, "after_step": None, "seed": None})
+    return rows
+
+
+def changes_in(folder: Path) -> list[dict[str, Any]]:
+    """`reported_changes` of a run's folder."""
+    saved, path = read_saved_config(folder / "config.json"), folder / "events.jsonl"
+    with reading(path):
+        events = parse_events(path.read_bytes())
+    return reported_changes([event for event in events if event["kind"] == "change"], saved.changed, saved.config)
+
+
+def change_text(change: dict[str, Any]) -> str:
+    """One reported change in words."""
+    step, seed = change["after_step"], f"seed {change['seed']}"
+    when = f"after step {step:,} of {seed}" if step else f"before {seed} began"
+    return f"{change['field']} from {change['was']!r} to {change['now']!r} " + (
+        "after the last step" if step is None else when
+    )
+
+
+def repeatable(changes: Iterable[dict[str, Any]], seeds: Iterable[int]) -> bool:
+    """Whether the final config alone repeats the training: every seed had it from its first step."""
+    bound = [change for change in changes if not is_free(change["field"])]
+    fields, wanted = {change["field"] for change in bound}, set(seeds)
+    begun = {field: {change["seed"] for change in bound if change["field"] == field} for field in fields}
+    return all(change["after_step"] == 0 for change in bound) and all(begun[field] == wanted for field in fields)
 
 
 def changed_before(folder: Path) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ class SavedConfig(Struct):
 
 class ChangedField(Struct):
     field: str
+    was: Any = None
+    now: Any = None
 
 
 class Progress(Struct):

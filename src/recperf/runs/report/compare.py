@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...config import flatten
+from ..resume import change_text
 from .profile_facts import in_order
 from .reading import Reading, step_parts
 
@@ -136,6 +137,10 @@ def notes_on(runs: Sequence[Reading], *, profiled: bool) -> list[str]:
         notes.append("Different commits: the code may have changed as well as the config.")
     elif any(run.result["provenance"]["dirty"] for run in runs):
         notes.append("Uncommitted changes: the code may have changed as well as the config.")
+    for name, run in zip(labels(runs), runs):
+        changes = [change_text(change) for change in run.result["provenance"].get("changes", [])]
+        if changes:
+            notes.append(f"{name} changed its config when it was resumed: {'; '.join(changes)}.")
     if not profiled and any(run.profile for run in runs):
         notes.append("Not every run has its profile: budgets are those of the results.")
     return notes

@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from ...config import flatten
+from ..resume import change_text, is_free, repeatable
 from . import curves, plots
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Missing, Section, Table, Text, cells, definitions
@@ -234,6 +235,7 @@ def provenance(run: Reading) -> Section:
         ("first seed", str(origin["seed"])),
         ("started – ended (UTC)", f"{fmt.timestamp(origin['started'])} – {fmt.timestamp(origin['ended'])}"),
         ("interrupted and resumed", f"{origin['resumes']} times" if origin["resumes"] else "never"),
+        *(("changed when resumed", change_text(change)) for change in origin.get("changes", [])),
         ("device", run.result["performance"]["device"]),
         *((f"setting: {name}", text) for name, text in run.result["performance"]["settings"].items()),
         ("packages", ", ".join(f"{name} {version}" for name, version in origin["packages"].items())),
@@ -269,8 +271,13 @@ def reproduce(run: Reading) -> Section:
     if origin["commit"]:
         blocks.append(Code("The code", f"git checkout {origin['commit']}"))
     if origin["dirty"]:
-        changes = "The checkout had uncommitted changes, so the commit alone may not reproduce the run."
-        blocks.append(Text(changes, "warning"))
+        text = "The checkout had uncommitted changes, so the commit alone may not reproduce the run."
+        blocks.append(Text(text, "warning"))
+    changes = origin.get("changes", [])
+    if not repeatable(changes, (entry["seed"] for entry in run.result["quality"]["seeds"])):
+        listed = "; ".join(change_text(change) for change in changes if not is_free(change["field"]))
+        text = f"No single command repeats this run, because its config was changed on the way: {listed}."
+        blocks.append(Text(f"{text} The command below trains with the final config from the first step.", "warning"))
     command = f"recperf run --config {shlex.quote(str(run.folder / 'config.json'))}"
     blocks.append(Code("The run, in a new folder", command))
     typed = "The command that finished it" if origin["resumes"] else "The command line of this run"
