@@ -19,7 +19,7 @@ from ..data.order import Samples, ShuffledOrder, permutation
 from ..data.random_bags import RandomBags
 from ..errors import MachineError
 from ..measure.device_clock import EventClock
-from ..measure.spans import span
+from ..measure.spans import listen, span
 from .loop import Model, Optimizer
 
 LOSSES = 4096
@@ -328,8 +328,19 @@ class GraphStep:
             self.place_1.add_(1).remainder_(LOSSES)
 
     def _captured(self, clock: EventClock | None) -> torch.cuda.CUDAGraph | None:
-        """Capture the step as a graph; none where that fails. Warm-up steps at learning rate 0 come first, in which
-        kernels are compiled and libraries allocate memory; weights, moments and counters are as before afterwards."""
+        """Capture the step as a graph, after a warm-up; none where that fails."""
+        listener = listen(None)  # A clock around the step must not record its events in the graph.
+        try:
+            self._warm_up()
+            graph = self._record(clock)
+        finally:
+            listen(listener)
+        self.rate_1.fill_(self._rate)
+        return graph
+
+    def _warm_up(self) -> None:
+        """Take steps at learning rate 0, in which kernels are compiled and libraries allocate memory; weights, moments
+        and counters are as before afterwards."""
         changed = [self.place_1, *self.feed.counters, *self.state(), *tensors_in(self.optimizer.state_dict())]
         before = [tensor.clone() for tensor in changed]
         self.rate_1.zero_()
@@ -343,9 +354,6 @@ class GraphStep:
         for tensor, value in zip(changed, before):
             tensor.copy_(value)
         torch.cuda.synchronize()
-        graph = self._record(clock)
-        self.rate_1.fill_(self._rate)
-        return graph
 
     def _record(self, clock: EventClock | None) -> torch.cuda.CUDAGraph | None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
@@ -361,8 +369,6 @@ class GraphStep:
             # Torch does not leave the capture's stream where ending the capture fails.
             torch.cuda.set_stream(stream)
             torch.cuda.synchronize()
-            if clock:
-                clock.close()
             self.model.forget_gradients()
             self.failed, self._graph = True, None
             message = str(error).strip().splitlines() or [type(error).__name__]
