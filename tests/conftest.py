@@ -42,6 +42,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run ends with steps that are measured for seconds; tests are not about how fast this machine is."""
     monkeypatch.setattr("recperf.execution.measuring.SECONDS", 0.0)
+    monkeypatch.setattr("recperf.execution.measuring.REPEAT_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -99,7 +100,6 @@ def test_a_run_of_no_known_workload_fails(call, content: str | None, message: st
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "check needs a run"),
         (["--all", "empty"], 2, "no runs in this folder"),
         (["--all", "nowhere"], 3, "no folder there"),
         (["nowhere"], 3, "there is no such run"),
@@ -112,6 +112,29 @@ def test_mistakes_are_answered(call, arguments: list[str], code: int, message: s
     assert exit_code == code
     assert message in err
     assert err.startswith("error: ")
+
+
+def test_without_arguments_the_newest_run_is_checked(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.utime("runs/one/config.json", (2e9, 2e9))
+    code, out, _ = call()
+    assert code == 0
+    assert out.startswith("runs/one (micro-dlrm)\n")
+    assert "runs/two" not in out
+    monkeypatch.chdir("runs/one")
+    code, _, err = call()
+    assert (code, "there is none in the folder runs" in err) == (2, True)
+
+
+def test_what_was_not_judged_is_no_failure(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = contract.Finding(holds=None, detail="not judged: other work took 40% of the cores")
+    claim = contract.Claim(name="speed", text="it is fast", holds=lambda evidence: busy)
+    monkeypatch.setattr(check, "claims_of", lambda folder: ("micro-dlrm", (claim,)))
+    code, out, _ = call("runs/one")
+    assert code == 0
+    assert "  open    it is fast: not judged: other work took 40% of the cores" in out
+    assert "no claim is contradicted, 1 not judged (runs: 1, claims: 4)" in out
+    _, out, _ = call("runs/one", "--json")
+    assert json.loads(out)["runs"][0]["claims"][-1]["holds"] is None
 
 
 def test_what_real_workloads_claim_is_listed_without_repeats() -> None:

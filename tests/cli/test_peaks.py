@@ -12,6 +12,7 @@ from recperf.measure.peaks import sampling
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: 0.0)
     monkeypatch.setattr(sampling, "QUICK", sampling.TINY)
     monkeypatch.setattr(sampling, "FULL", replace(sampling.TINY, knee_points=2))
 
@@ -45,6 +46,17 @@ def test_a_second_measurement_says_what_it_replaced(capsys: pytest.CaptureFixtur
     peaks.path_of(first["machine"]).write_text("{")
     cli.command(["--quick"])
     assert "replacing an unreadable file" in capsys.readouterr().out
+
+
+def test_a_disturbed_measurement_is_shown_but_not_stored(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.command(["--quiet"])
+    first = peaks.load()
+    monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: 0.4)
+    assert cli.command(["--quick"]) == 0
+    assert "not stored: other work took 40% of the cores; full ceilings" in capsys.readouterr().out
+    assert peaks.load() == first
 
 
 def test_json_is_the_object_that_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def test_micro_dlrm_dram_learns_the_same_on_a_gpu() -> None:
             trial = prepared.trial(1)
             batches = trial.recipe.order.batches(0)
             losses[device] = [float(take_step(trial.recipe, batches, step)[0]) for step in range(15)]
-            pair = measure_pair(prepared, trial)
+            pair = measure_pair(prepared, trial, None)
         assert pair is not None
         assert pair["cold"]["step_ms"]["p50"] > 0
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=2e-2)

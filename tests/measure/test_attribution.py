@@ -166,7 +166,31 @@ def test_a_threshold_of_twice_changes_the_verdict(
 def test_no_limit_stands_out() -> None:
     verdict = verdict_of(0.25, 0.2)
     assert (verdict.limit, verdict.confidence) == ("unclear", "low")
-    assert "the largest share is 25%, below 30%" in verdict.because[0]
+    assert "The nearest are input (25%) and blocked (20%)" in verdict.because[0]
+    assert verdict.second == "blocked"
+    assert all(limits.TEXTS[limit]["advice"] in verdict.advice for limit in ("input", "blocked"))
+
+
+def test_random_rows_are_latency_or_bandwidth_by_the_measured_widths() -> None:
+    """100 ns a row whatever its width and 0.1 ns a byte: half of the time of rows of 1,000 bytes follows the bytes."""
+    widths = replace(CEILINGS, rows_memory=tuple((size, 100 + 0.1 * size) for size in (64, 256, 1000, 4000)))
+    assert [widths.latency_share(size) for size in (64, 1000, 4000)] == pytest.approx([100 / 106.4, 0.5, 0.2])
+    row = operator(
+        "aten::embedding", ms=20.001, rows=100_000, missed=100_000, row_bytes=1000, bytes=1e8, precision=None
+    )
+    for ms, latency, bandwidth in (
+        (20.0, 10, 10), (30.0, 15, 15),
+        (14.0, 4, 10),  # Prefetched: an implementation can hide latency, but it moves all bytes.
+    ):  # fmt: skip
+        divided, _ = classify({**row, "ms": ms + INSIDE * 0.002}, widths, INSIDE)
+        assert (divided["latency"], divided["bandwidth"]) == (pytest.approx(latency), pytest.approx(bandwidth))
+    result = attribute(observed({}, row), widths)
+    assert result["random"] == pytest.approx(result["shares"]["latency"] + result["shares"]["bandwidth"])
+    one_width = replace(CEILINGS, rows_memory=((64, 50.0),))
+    assert one_width.latency_share(1024) == 1.0
+    verdict = decide(attribute(observed({}, {**row, "row_bytes": 4000, "ms": 50.0}), widths), observed({}), widths)
+    assert verdict.limit == "bandwidth"
+    assert "(memory: 500, of which 100 ns whatever the width and 400 for the bytes)" in verdict.because[0]
 
 
 def test_row_times_lie_on_the_line_between_sizes() -> None:

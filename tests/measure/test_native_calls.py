@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -44,6 +45,20 @@ def test_a_call_is_one_operator_with_its_own_work() -> None:
     # The rows, the ids and the result.
     assert work.bytes == 4 * 256 + 4 * 8 + 4 * 256
     assert counted(knee=512)[0].missed == 3
+
+
+def test_how_many_rows_come_from_memory_does_not_depend_on_the_number_of_steps() -> None:
+    """The cache holds rows of earlier steps too, where few steps were looked at."""
+    table, generator = torch.ones(4096, 64), torch.Generator().manual_seed(1)
+    missed = {}
+    for steps in (2, 200):
+        with Counter(table.nbytes // 2, table.nbytes // 2) as counter:
+            for _ in range(steps):
+                counter.begin_step()
+                torch.index_select(table, 0, torch.randint(0, 4096, (64,), generator=generator))
+        missed[steps] = sum(work.missed for work in counter.result())
+    assert missed[2] == pytest.approx(missed[200], abs=6)
+    assert missed[200] < 60
 
 
 def test_without_a_listener_nothing_is_described() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from recperf.errors import DataError, MachineError
 from recperf.machine import machine_facts, usable_cores
 from recperf.measure import peaks
 from recperf.measure.ceilings import ceilings_of
-from recperf.measure.peaks import cpu, sampling
+from recperf.measure.peaks import cpu, other_work, sampling
 from recperf.measure.peaks.sampling import FULL, MIB, TINY, Sampler, at_least, better, figure, knee_of, noisy
 
 RATES = ("gemm", "copy", "read", "fresh", "first_touch", "cached", "special", "gather")
@@ -148,12 +149,91 @@ def test_ceilings_of_an_older_recperf_are_measured_anew(
 def test_ceilings_measured_beside_other_work_are_replaced_on_a_quiet_machine(
     stored: dict[str, Any], measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    busy = stored | {"other_work": 0.5}
+    busy, quiet = stored | {"other_work": 0.5}, measured | {"other_work": 0.0}
     peaks.save(busy)
-    monkeypatch.setattr(peaks, "measure", lambda **_: measured)
-    for share, expected in ((0.6, busy), (0.0, measured)):
+    monkeypatch.setattr(peaks, "measure", lambda **_: quiet)
+    for share, expected in ((0.6, busy), (0.0, quiet)):
         monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_, share=share: share)
         assert peaks.require(None, lambda _: None) == expected == peaks.load()
+
+
+def test_disturbed_ceilings_never_replace_better_ones(stored: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    better, worse = stored | {"other_work": 0.2}, stored | {"other_work": 0.4, "measured": "later"}
+    quiet = stored | {"other_work": 0.1, "measured": "last"}
+    for measured, expected in ((worse, worse), (better, better), (worse, better), (quiet, quiet), (worse, quiet)):
+        peaks.save(measured)
+        assert peaks.load() == expected
+    # The same for a number of threads.
+    monkeypatch.setattr(sampling, "QUICK", TINY)
+    threads = quiet["other_threads"]
+    for share, expected_share in ((0.3, 0.3), (0.5, 0.3), (0.2, 0.2)):
+        monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_, share=share: share)
+        peaks.add_threads(quiet, 3)
+        assert threads["3"]["other_work"] == expected_share
+        assert peaks.has_threads(quiet, 3)
+    monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: 0.0)
+    assert not peaks.has_threads(quiet, 3), "measured again, now that the machine is quiet"
+
+
+def test_beside_much_other_work_everything_is_measured_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = iter((0.5, 0.3, 0.1))
+    monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: next(shares))
+    ns = iter((30.0, 10.0, 20.0))
+    notes: list[str] = []
+
+    def once(*_: object) -> dict[str, Any]:
+        return {"copy": figure([next(ns)] * 3, "ns")}
+
+    figures_, others = peaks._undisturbed(once, 1e9, lambda _: None, notes.append)
+    assert (figures_["copy"]["p50"], others, len(notes)) == (10.0, 0.1, 1)
+    shares, ns = iter((0.5, 0.4)), iter((1.0, 2.0))
+    assert peaks._undisturbed(once, 0.0, lambda _: None, notes.append)[1] == 0.4
+    assert "40% of the cores" in notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "cores", "files", "expected"),
+    [
+        ({0, 1}, 2, {}, 0.5),  # One of two cores.
+        ({0}, 1, {}, 1.0),  # Only the core of this process counts.
+        ({0, 1}, 1, {}, 0.0),  # A quota of one core leaves the other to others,
+        ({0, 1}, 1, {"cpu.stat": "usage_usec {used}\nthrottled_usec 0"}, 0.4),  # unless they share the quota,
+        ({0, 1}, 1, {"cpu/cpu.stat": "throttled_time {throttled}"}, 0.3),  # or it holds this process back.
+    ],
+)
+def test_other_work_is_what_others_take_of_the_own_cores(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    allowed: set[int],
+    cores: int,
+    files: dict[str, str],
+    expected: float,
+) -> None:
+    """For ten seconds this process does nothing; others use core 0, in part by a hypervisor."""
+    seconds = 0.0
+
+    def write() -> None:
+        ticks = int(seconds * os.sysconf("SC_CLK_TCK"))
+        stat = f"cpu  0\ncpu0 {ticks // 2} 0 0 9 9 0 0 {ticks - ticks // 2} 0 0\ncpu1 0 0 0 9 9 0 0 0 0 0\nintr 5\n"
+        (tmp_path / "stat").write_text(stat)
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            figures_ = {"used": int(4e5 * seconds), "throttled": int(3e8 * seconds)}
+            (tmp_path / name).write_text(text.format(**figures_) + "\n")
+
+    write()
+    real = Path
+    monkeypatch.setattr(other_work, "Path", lambda name: tmp_path / "stat" if name == "/proc/stat" else real(name))
+    monkeypatch.setattr(other_work, "_CGROUP", tmp_path)
+    monkeypatch.setattr(other_work, "_allowed", lambda: allowed)
+    monkeypatch.setattr(other_work, "usable_cores", lambda: cores)
+    monkeypatch.setattr(other_work, "monotonic", lambda: seconds)
+    monkeypatch.setattr(other_work, "_own_seconds", lambda: 0.0)
+    watch = other_work.OtherWork()
+    seconds = 10.0
+    write()
+    assert watch.share() == pytest.approx(expected)
+    assert watch.share(own_seconds=30.0) is None, "the system reports less than this process used"
 
 
 def test_rates_of_a_busy_machine_are_no_lower_than_with_one_thread() -> None:

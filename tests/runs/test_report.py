@@ -205,7 +205,7 @@ def test_rates_are_work_over_time_and_shares_name_their_ceiling(tmp_path: Path) 
 
 def test_rows_larger_than_the_caches_use_the_memory_ceiling(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
-    examples.change(run, "profile.json", "ids.touched_bytes", 1 << 30)
+    examples.change(run, "profile.json", "ids.working_set_bytes", 1 << 30)
     known = ceilings(read(run))
     assert known is not None
     assert known.rows == pytest.approx(32e9 / 20)

@@ -11,7 +11,7 @@ from .options import WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure the same model with hot and with cold ids. All shapes are equal; only the range of ids differs.
-The ratio of the two shows whether memory latency limits the step."""
+The ratio of the two shows whether memory limits the step."""
 
 
 def command(arguments: list[str]) -> int:
@@ -20,11 +20,12 @@ def command(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say(f"{choice.workload.name}: the same model with hot and cold ids")
     from ..execution.measuring import measure_pair
+    from ..measure.peaks import load
     from ..train.device import applied
 
     prepared = choice.workload.prepare(options.values)
     with applied(prepared.settings):
-        pair = measure_pair(prepared, prepared.trial(options.values.seed))
+        pair = measure_pair(prepared, prepared.trial(options.values.seed), load())
     if pair is None:
         raise UsageError(
             f"{choice.workload.name} with these ids has no hot and cold variant", fix="recperf pair micro-dlrm-dram"

@@ -38,10 +38,14 @@ def command(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say("measuring; other processes should be idle")
     measured = peaks.measure(quick=options.quick, say=lambda text: terminal.say(f"  {text}"))
-    before = replaced(measured)
+    before, better = replaced(measured), peaks.better_stored(measured)
     path = peaks.save(measured)
     terminal.say(as_text(measured))
-    terminal.say(f"\nwritten to {path}" + (f", replacing {before}" if before else ""))
+    if better is not None:
+        shares = [f"{(one['other_work'] or 0.0):.0%}" for one in (measured, better)]
+        terminal.say(f"\nnot stored: other work took {shares[0]} of the cores; {before}, beside {shares[1]}, stay")
+    else:
+        terminal.say(f"\nwritten to {path}" + (f", replacing {before}" if before else ""))
     if options.json:
         print_json(measured)
     return 0

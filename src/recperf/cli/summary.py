@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..measure.limits import UNCLEAR
 from ..runs.report.formats import component, percent, spread, throughput, time, whole_time
 from ..runs.report.sections import measured_steps, quality_table, target_sentence, unsteady_steps
 from ..runs.report.step_sections import headline
@@ -50,6 +51,8 @@ def _measured(performance: dict[str, Any], profile: dict[str, Any]) -> list[str]
     verdict = profile["verdict"]
     lines += [f"  limit   {headline(verdict)}"]
     lines += [f"          {sentence}" for sentence in verdict["because"][1:]]
+    if verdict["limit"] == UNCLEAR and verdict["advice"]:
+        lines.append(f"          next: {verdict['advice']}")
     for row in profile["experiments"]:
         if row["agrees"] is None:
             continue

@@ -112,7 +112,7 @@ def experiments(
     rows = []
     if pair is not None:
         hot, cold = (pair[name]["step_ms"]["p50"] for name in ("hot", "cold"))
-        rows.append(hot_ids(hot, cold, attribution["shares"]["latency"]))
+        rows.append(hot_ids(hot, cold, attribution["random"]))
     alone = current().choose(True, several=False)
     if not seconds or not alone or recipe.whole_step is not None or not profile["observed"]["operators"]:
         return rows

@@ -29,7 +29,7 @@ from ..measure.trace.record import record
 from ..train.device import applied
 from ..train.loop import take_step
 from .fixes import suggest, try_fixes
-from .measuring import STEPS, measure_pair, measure_window, require_threads
+from .measuring import STEPS, measure_pair, measure_window, require_threads, share_of_others
 from .workload import Prepared, Trial, Workload
 
 TRACED = 8
@@ -71,7 +71,7 @@ def profile(
         trial = prepared.trial(config.seed)
         if peaks is not None:
             require_threads(peaks, say)
-        pair = measure_pair(prepared, trial) if options.confirm else None
+        pair = measure_pair(prepared, trial, peaks) if options.confirm else None
         say(f"measuring the parts of up to {options.steps} steps")
         result = measure_window(
             prepared, trial, trial.recipe, peaks, steps=options.steps, pair=pair, confirm=options.confirm
@@ -100,7 +100,7 @@ def profile(
     }
     del trial
     # One share for the verdict, the fixes and the section on trust: the larger of all steps' and the observed ones'.
-    shares = (_share_of_others(other_work), result["observed"]["other_work"])
+    shares = (share_of_others(other_work), result["observed"]["other_work"])
     result["observed"]["other_work"] = others = max((share for share in shares if share is not None), default=None)
     result |= verdict_of(result, peaks)
     if world.choose(True, several=False):
@@ -143,13 +143,6 @@ def _save_trace(path: Path, options: ProfileOptions, say: Callable[[str], None])
     except DataError as error:
         say(f"no trace is saved: {error.what}")
         return None
-
-
-def _share_of_others(other_work: OtherWork) -> float | None:
-    """The share of the processor used by processes that are not ranks of this run; unknown over several hosts."""
-    world = current()
-    used = world.total(other_work.own_seconds())
-    return other_work.share(used) if world.on_one_host else None
 
 
 def _touched(trial: Trial) -> list[torch.Tensor]:

@@ -124,9 +124,21 @@ class Prepared(Protocol):
         """Switches that could make a step faster, with what each changes in the config."""
         return cpu_fixes(self.config, self.settings)
 
-    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
-        """The recipes of a matched pair, hot and cold, on one trained model; None where ids cannot be varied."""
+    def pair(self, trial: Trial, knee: int | None) -> dict[str, Arm] | None:
+        """A matched pair, hot and cold, on one trained model; None where ids cannot be varied.
+
+        `knee` is the measured size of a table beyond which rows come from memory, where it is known.
+        """
         return None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One half of a matched pair."""
+
+    recipe: Recipe
+    rows: int | None
+    """Number of table rows that its ids refer to, all equally often; None where some are more popular."""
 
 
 def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:

@@ -1,9 +1,10 @@
 """Attributes every nanosecond of a step to one limit, from what was observed and the measured ceilings. Torch-free.
 
 Each operator is classified by its own counted work. First the cost of calling it is taken off. What remains goes to the
-roof that explains it: arithmetic, streaming, random rows, or data in a cache. An operator that is far below every roof
-keeps its remaining time under its own name. Work that would take longer at the ceiling than it took means that the
-ceiling does not apply, and is not believed.
+roof that explains it: arithmetic, streaming, random rows, or data in a cache. Random rows are divided again, by the
+line through the measured row widths: latency is what a row costs whatever its width, bandwidth what follows its bytes.
+An operator that is far below every roof keeps its remaining time under its own name. Work that would take longer at
+the ceiling than it took means that the ceiling does not apply, and is not believed.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def kind_of_call(name: str) -> str:
 
 
 def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, Any]:
-    """Shares of the step by limit, which sum to 1, and each operator's time by limit.
+    """Shares of the step by limit, which sum to 1, and each operator's time by limit. `random` is the share of random
+    rows from memory, which is divided between latency and bandwidth.
 
     Without ceilings, operators cannot be divided: all of their time is under `operator`.
     """
@@ -86,12 +88,17 @@ def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, 
         outside = min(times["python"], _python_ms(operator, ceilings, inside))
         times["python"] -= outside
         times["dispatch"] += outside
-        limits, note = classify(operator, ceilings, inside)
+        parts, note = _divided(operator, ceilings, inside)
+        limits = _without_rows(parts, operator, ceilings)
         for limit, ms in limits.items():
             times[limit] += ms
-        rows.append({**operator, "limits": limits, "note": note})
+        rows.append({**operator, "limits": limits, "random_ms": parts.get("rows", 0.0), "note": note})
     whole = sum(times.values())
-    return {"shares": {limit: times[limit] / whole if whole > 0 else 0.0 for limit in LIMITS}, "operators": rows}
+    return {
+        "shares": {limit: times[limit] / whole if whole > 0 else 0.0 for limit in LIMITS},
+        "random": sum(row["random_ms"] for row in rows) / whole if whole > 0 else 0.0,
+        "operators": rows,
+    }
 
 
 def _call_ns(operator: dict[str, Any], ceilings: Ceilings) -> float:
@@ -108,10 +115,30 @@ def _python_ms(operator: dict[str, Any], ceilings: Ceilings | None, inside: floa
 
 def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> tuple[dict[str, float], str]:
     """The time of an operator (ms per step) by limit, and a note where a ceiling does not apply."""
+    parts, note = _divided(operator, ceilings, inside)
+    return _without_rows(parts, operator, ceilings), note
+
+
+def _without_rows(parts: dict[str, float], operator: dict[str, Any], ceilings: Ceilings | None) -> dict[str, float]:
+    """The time of random rows from memory, divided: an implementation can hide latency, but it moves all bytes."""
+    if "rows" not in parts or ceilings is None:
+        return parts
+    limits = {limit: ms for limit, ms in parts.items() if limit != "rows"}
+    together, row_bytes = operator.get("parallel") or 1.0, operator["row_bytes"]
+    of_bytes = 1 - ceilings.latency_share(row_bytes)
+    at_ceiling = operator["missed"] * ceilings.row_ns(row_bytes) / 1e6 / together
+    moved = of_bytes * max(parts["rows"], at_ceiling)
+    limits["bandwidth"] = limits.get("bandwidth", 0.0) + min(parts["rows"], moved)
+    limits["latency"] = max(0.0, parts["rows"] - moved)
+    return {limit: ms for limit, ms in limits.items() if ms > 0}
+
+
+def _divided(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> tuple[dict[str, float], str]:
+    """The same with random rows from memory as one part, `rows`."""
     together = operator.get("parallel") or 1.0
     if together > 1:
         # Classified by the time it took in its own thread, then scaled to its share of the step.
-        alone, note = classify({**operator, "ms": operator["ms"] * together, "parallel": 1.0}, ceilings, inside)
+        alone, note = _divided({**operator, "ms": operator["ms"] * together, "parallel": 1.0}, ceilings, inside)
         return {limit: ms / together for limit, ms in alone.items()}, note
     ms = operator["ms"]
     if operator.get("communication"):
@@ -128,7 +155,7 @@ def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float)
         if operator["kind"] == "function":
             return {"dispatch": dispatch, "python": ms - dispatch}, ""
     roofs, note = _roofs(operator, ceilings, ms - dispatch)
-    work = max(roofs["compute"], roofs["bandwidth"] + roofs["latency"] + roofs["cache"])
+    work = max(roofs["compute"], roofs["bandwidth"] + roofs["rows"] + roofs["cache"])
     rest = ms - dispatch
     if work < SMALL * call_ms and ms <= CALLS * call_ms:
         limits["dispatch"] += ms
@@ -139,14 +166,14 @@ def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float)
         return dict(limits), "kernels of a CUDA graph have no counted work: their names stand for it"
     if rest <= 0:
         return dict(limits), note
-    memory = roofs["bandwidth"] + roofs["latency"] + roofs["cache"]
+    memory = roofs["bandwidth"] + roofs["rows"] + roofs["cache"]
     explained = min(rest, max(roofs["compute"], memory))
     if explained >= EXPLAINED * rest:
         explained = rest
     if roofs["compute"] >= memory and explained:
         limits["compute"] += explained
     elif memory:
-        for limit in ("bandwidth", "latency", "cache"):
+        for limit in ("bandwidth", "rows", "cache"):
             limits[limit] += explained * roofs[limit] / memory
     limits["operator"] += rest - explained
     return {limit: time for limit, time in limits.items() if time > 0}, note
@@ -165,7 +192,7 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
     roofs = {
         "compute": (flops / rate + (special / ceilings.special if ceilings.special else 0.0)) * 1e3,
         "bandwidth": ((beyond - fresh) / ceilings.copy + fresh / ceilings.first_touch) * 1e3,
-        "latency": missed * ceilings.row_ns(row_bytes) / 1e6 if missed else 0.0,
+        "rows": missed * ceilings.row_ns(row_bytes) / 1e6 if missed else 0.0,
         "cache": (streamed - beyond) / ceilings.cached * 1e3,
     }
     if rows > missed:
@@ -180,9 +207,9 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
         roofs["compute"] = 0.0
     in_cache = {
         "bandwidth": beyond / ceilings.cached * 1e3,
-        "latency": missed * ceilings.row_ns(row_bytes, cached=True) / 1e6 if missed else 0.0,
+        "rows": missed * ceilings.row_ns(row_bytes, cached=True) / 1e6 if missed else 0.0,
     }
-    for limit, what in (("bandwidth", "bytes"), ("latency", "rows")):
+    for limit, what in (("bandwidth", "bytes"), ("rows", "rows")):
         if roofs[limit] <= BELIEVED * rest:
             continue
         # Faster than the ceiling of memory: from a cache if the time is nearer to that, else prefetched.

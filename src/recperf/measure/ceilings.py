@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+LINE = 64
+"""Bytes of a cache line: a narrower row moves as many."""
+
 
 @dataclass(frozen=True)
 class Ceilings:
@@ -40,6 +43,23 @@ class Ceilings:
         """ns of a random row of this size."""
         return _interpolated(self.rows_cache if cached else self.rows_memory, row_bytes)
 
+    def latency_share(self, row_bytes: int) -> float:
+        """The part of a random row's time from memory that does not depend on the bytes of the row.
+
+        It is the intercept of the line that fits the measured widths best, relative errors counting equally. With one
+        width nothing can be told apart: all of it is latency.
+        """
+        points = [(max(LINE, size), ns, ns**-2) for size, ns in self.rows_memory]
+        total = sum(weight for *_, weight in points)
+        size_mean = sum(weight * size for size, _, weight in points) / total
+        ns_mean = sum(weight * ns for _, ns, weight in points) / total
+        spread = sum(weight * (size - size_mean) ** 2 for size, _, weight in points)
+        slope = sum(weight * (size - size_mean) * (ns - ns_mean) for size, ns, weight in points) / (spread or 1.0)
+        intercept = ns_mean - slope * size_mean
+        if slope <= 0 or intercept <= 0:
+            return 1.0 if slope <= 0 else 0.0
+        return intercept / (intercept + slope * max(LINE, row_bytes))
+
     def product(self, precision: str | None) -> float:
         """FLOP/s of matrix products in this precision; in float32 where it was not measured."""
         return self.flops.get(precision or "float32") or self.flops["float32"]
@@ -70,15 +90,83 @@ def ceilings_of(
     None where that device or that number of threads was not measured. Ranks that share a processor use all of its
     threads together: each has its part of those ceilings, whatever its own number of threads.
     """
-    if peaks is None:
+    figures, common = _figures(peaks, device, None if ranks > 1 else threads)
+    if figures is None or common is None or peaks is None:
         return None
+    several = peaks["threads"] if ranks > 1 or threads is None or device != "cpu" else threads
+    ceilings = _ceilings(device, several, figures, common)
+    return ceilings.shared(ranks) if device == "cpu" else ceilings
+
+
+def _figures(
+    peaks: dict[str, Any] | None, device: str, threads: int | None
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The figures of a device that depend on the number of threads, and those that do not; None if not measured."""
+    if peaks is None:
+        return None, None
     if device != "cpu":
         gpu = (peaks.get("gpu") or {}).get(device)
-        return gpu and _ceilings(device, peaks["threads"], gpu, gpu)
-    if ranks > 1 or threads in (None, peaks["threads"]):
-        return _ceilings("cpu", peaks["threads"], peaks, peaks).shared(ranks)
-    figures = peaks["other_threads"].get(str(threads))
-    return figures and _ceilings("cpu", int(threads), figures, peaks)
+        return gpu, gpu
+    if threads in (None, peaks["threads"]):
+        return peaks, peaks
+    return peaks["other_threads"].get(str(threads)), peaks
+
+
+def measured_beside(peaks: dict[str, Any] | None, device: str, threads: int | None) -> float | None:
+    """Share of the cores that others took while these ceilings were measured; None if not known, and for a GPU."""
+    figures, common = _figures(peaks, device, threads)
+    return None if figures is None or common is None else figures.get("other_work", common.get("other_work"))
+
+
+@dataclass(frozen=True)
+class ColdOverHot:
+    """How many times as long lookups of cold ids should take as those of hot ids."""
+
+    low: float
+    expected: float
+    """Memory over cache, of the fastest way to gather rows in each."""
+    high: float
+
+
+def cold_over_hot(
+    peaks: dict[str, Any] | None, *, device: str, threads: int, row_bytes: int, hot_bytes: float, cold_bytes: float
+) -> ColdOverHot | None:
+    """The ratio that follows from the measured rates of random rows; None where they were not measured.
+
+    Of rows that are all equally likely, those beyond the knee come from memory. The range is that of the measured
+    implementations, widened by the spread of their readings; hot rows that fit a nearer cache than the measured ones
+    are faster by as much as the cache curve says.
+    """
+    figures, common = _figures(peaks, device, threads)
+    if peaks is None or figures is None or common is None:
+        return None
+    near, far = (figures["gather"][place] for place in ("cache", "dram"))
+    if not all("methods" in row for table in (near, far) for row in table["rows"]):
+        return None
+    knee = common["knee"]["bytes"]
+    cold_missed, hot_missed = (max(0.0, 1 - knee / size) for size in (cold_bytes, hot_bytes))
+
+    def ratio(memory: float, cache: float) -> float:
+        cold, hot = (cache + missed * (memory - cache) for missed in (cold_missed, hot_missed))
+        return float(cold / hot)
+
+    expected = ratio(*(_interpolated(_rows(table), row_bytes) for table in (far, near)))
+    ratios = [expected]
+    for method in far["rows"][0]["methods"]:
+        if all(method in row["methods"] for table in (far, near) for row in table["rows"]):
+            points = [[(row["row_bytes"], row["methods"][method]) for row in table["rows"]] for table in (far, near)]
+            ratios.append(ratio(*(_interpolated(tuple(sorted(one)), row_bytes) for one in points)))
+    curve = tuple((int(point["table_bytes"]), float(point["p50"])) for point in common["knee"]["points"])
+    sizes = (near["table_bytes"], min(near["table_bytes"], hot_bytes))
+    measured, nearer = (_interpolated(curve, int(size)) for size in sizes)
+    spread = 1 + sum(_spread(table["rows"], row_bytes) for table in (far, near))
+    return ColdOverHot(min(ratios) / spread, expected, max(ratios) * max(1.0, measured / nearer) * spread)
+
+
+def _spread(rows: list[dict[str, Any]], row_bytes: int) -> float:
+    """Half the distance of p20 and p80 relative to the median, of the nearest measured width."""
+    ns = min(rows, key=lambda row: abs(row["row_bytes"] - row_bytes))["ns"]
+    return float((ns["p80"] - ns["p20"]) / (2 * ns["p50"]))
 
 
 def ceilings_of_profile(profile: dict[str, Any], peaks: dict[str, Any] | None) -> Ceilings | None:
@@ -116,6 +204,13 @@ def _rows(table: dict[str, Any]) -> tuple[tuple[int, float], ...]:
 def ranks_sharing(profile: dict[str, Any]) -> int:
     """Number of ranks that share the profile's processor."""
     return int((profile.get("communication") or {}).get("sharing", 1))
+
+
+def missed_share(profile: dict[str, Any]) -> float | None:
+    """The share of a step's random rows that come from memory; None where none were counted."""
+    operators = (profile.get("observed") or {}).get("operators") or []
+    rows, missed = (sum(row.get(name) or 0 for row in operators) for name in ("rows", "missed"))
+    return missed / rows if rows else None
 
 
 def device_peaks(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ cached where the step touched fewer bytes than the measured knee since it last t
 
 from __future__ import annotations
 
+import math
 import resource
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -245,7 +246,8 @@ def _resolve_rows(steps: list[list[Work]], knee: int, step_bytes: int) -> None:
     """Decide how many of the last step's rows come from memory.
 
     A row is cached if the whole step fits the cache and so does its table, or if the row was used so recently that what
-    was touched in between fits.
+    was touched in between fits. How many steps were looked at does not matter: where they fit the cache,
+    it holds rows of earlier steps too.
     """
     calls: defaultdict[int, list[Work]] = defaultdict(list)
     for work in (work for step in steps for work in step):
@@ -267,6 +269,10 @@ def _resolve_rows(steps: list[list[Work]], knee: int, step_bytes: int) -> None:
                 work.missed = 0
                 continue
             missed = int((~torch.isin(ids, torch.cat(recent))).sum()) if recent else ids.numel()
+            if position and work.position <= knee:
+                # All steps so far fit the cache: it also holds rows of steps before them, drawn as these were.
+                drawn = sum(before.distinct for before in group[:position]) / max(1, work.position) * knee
+                missed = min(missed, round(ids.numel() * math.exp(-drawn / max(1, work.table_rows))))
             # A row that one call uses twice is cached the second time if all rows of the call are.
             again = (work.rows - work.distinct) * (1 - min(1.0, knee / max(1, work.distinct * work.row_bytes)))
             work.missed = min(work.rows, round(missed + again * missed / max(1, ids.numel())))

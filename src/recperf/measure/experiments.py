@@ -112,9 +112,10 @@ def _variants(
             "half the threads", plain, 1 + 0.5 * sure * factor, 1 + (sure + open_) * factor * 1.2,
             lambda: using_threads(threads // 2),
         )  # fmt: skip
-    if own["latency"] * _of_lookups(attribution) >= 0.2:
+    random_rows = attribution["random"] / whole
+    if random_rows * _of_lookups(attribution) >= 0.2:
         plain = (lambda: step(batch)) if has_batch else step
-        yield Variant("ids of a few hot rows", plain, 0.0, 1 - 0.3 * own["latency"], _HotIds)
+        yield Variant("ids of a few hot rows", plain, 0.0, 1 - 0.3 * random_rows, _HotIds)
     # A step that waits for the device cannot be captured.
     if not on_cpu and own["launch"] >= 0.2 and not observed["waits"].get("sync"):
         captured = _captured((lambda: step(batch)) if has_batch else step)
@@ -176,16 +177,16 @@ def _optimizer_share(attribution: dict[str, Any], observed: dict[str, Any]) -> f
 
 
 def _of_lookups(attribution: dict[str, Any]) -> float:
-    """The part of the latency that is in operators whose ids can be replaced."""
-    latency = {id(row): row["limits"].get("latency", 0.0) for row in attribution["operators"]}
-    known = sum(latency[id(row)] for row in attribution["operators"] if row_arguments(row["name"]) is not None)
-    return float(known / max(1e-12, sum(latency.values())))
+    """The part of the random rows from memory that is in operators whose ids can be replaced."""
+    operators = attribution["operators"]
+    known = sum(row["random_ms"] for row in operators if row_arguments(row["name"]) is not None)
+    return float(known / max(1e-12, sum(row["random_ms"] for row in operators)))
 
 
-def hot_ids(hot_ms: float, cold_ms: float, latency: float) -> dict[str, Any]:
-    """The experiment of a matched pair: with ids whose rows stay in a cache, latency must vanish."""
-    ratio, high = hot_ms / cold_ms, 1 - 0.3 * latency
-    expected = f"at most {high:.2f} times the step: random rows from memory ({latency:.0%}) vanish"
+def hot_ids(hot_ms: float, cold_ms: float, random_rows: float) -> dict[str, Any]:
+    """The experiment of a matched pair: with ids whose rows stay in a cache, random rows from memory must vanish."""
+    ratio, high = hot_ms / cold_ms, 1 - 0.3 * random_rows
+    expected = f"at most {high:.2f} times the step: random rows from memory ({random_rows:.0%}) vanish"
     return _row("ids of a few hot rows", expected, f"{ratio:.2f} times", ratio <= high + TOLERANCE)
 
 

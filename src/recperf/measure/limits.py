@@ -72,14 +72,26 @@ def decide(
     ]
     if observed["waits"].get("unknown") and first == "operator":
         reason = f"No step was traced: what takes {shares[first]:.0%} of the step is not known."
-        return Verdict(UNCLEAR, shares[first], "low", [reason, *because[1:]], doubts, None, "")
+        advice = "Trace some steps: a longer run, or recperf profile with more steps."
+        return Verdict(UNCLEAR, shares[first], "low", [reason, *because[1:]], doubts, None, advice)
     if shares[first] < CLEAR:
-        reason = f"No limit stands out: the largest share is {shares[first]:.0%}, below {CLEAR:.0%}."
-        return Verdict(UNCLEAR, shares[first], "low", [reason, *because], doubts, None, "")
+        reason = (
+            f"No limit reaches {CLEAR:.0%} of the step. The nearest are {first} ({shares[first]:.0%}) and "
+            f"{second} ({shares[second]:.0%})."
+        )
+        return Verdict(UNCLEAR, shares[first], "low", [reason, *because], doubts, second, nearest_advice(first, second))
     return Verdict(
         first, shares[first], confidence, because, doubts,
         second if shares[second] >= NOTICEABLE else None, TEXTS[first]["advice"],
     )  # fmt: skip
+
+
+def nearest_advice(first: str, second: str) -> str:
+    """What to do about a step that no single limit explains."""
+    return (
+        f"Remove the nearest first and measure again. {first.capitalize()}: {TEXTS[first]['advice']} "
+        f"{second.capitalize()}: {TEXTS[second]['advice']}"
+    )
 
 
 def verdict_of(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any]:
@@ -169,13 +181,16 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
             f", which computes {number(row['flops'] / seconds)}FLOP/s where this machine reaches "
             f"{number(ceiling)}FLOP/s in {precision}{_threads(ceilings)}"
         )
+    elif limit in ("bandwidth", "latency") and row["missed"]:
+        width = row["row_bytes"]
+        ceiling, share = ceilings.row_ns(width), ceilings.latency_share(width)
+        text += (
+            f": {row['missed']:,.0f} of {row['rows']:,.0f} random rows of {width} bytes come from memory, at "
+            f"{row['ms'] * 1e6 / row['rows']:.0f} ns a row (memory: {ceiling:.0f}, of which {share * ceiling:.0f} ns "
+            f"whatever the width and {(1 - share) * ceiling:.0f} for the bytes)"
+        )
     elif limit == "bandwidth" and row["bytes"]:
         text += f", at {number(row['bytes'] / seconds)}B/s where this machine copies {number(ceilings.copy)}B/s"
-    elif limit == "latency" and row["rows"]:
-        text += (
-            f": {row['missed']:,.0f} of {row['rows']:,.0f} rows of {row['row_bytes']} bytes come from memory, at "
-            f"{row['ms'] * 1e6 / row['rows']:.0f} ns a row (memory: {ceilings.row_ns(row['row_bytes']):.0f})"
-        )
     elif limit == "operator":
         text += f" ({_ms(row['ms'])}, far below every ceiling)"
     return text

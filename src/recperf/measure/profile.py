@@ -75,7 +75,7 @@ class Window:
         self.clocked: list[tuple[int, dict[str, int]]] = []
         self.plain: list[int] = []
         self.touched = torch.zeros(rows, dtype=torch.bool)
-        self.lookups = self.unique = self.samples = 0
+        self.lookups = self.unique = self.samples = self.counted = 0
 
     def warm(self, steps: int) -> None:
         """Take steps that are not measured."""
@@ -112,6 +112,10 @@ class Window:
                 for _ in range(count):
                     self._take_clocked()
 
+    def keep(self, steps: list[int]) -> None:
+        """Forget the times of all other steps; what was counted is a mean over all of them."""
+        self.clocked, self.plain = [self.clocked[step] for step in steps], [self.plain[step] for step in steps]
+
     def _take_clocked(self) -> None:
         batches = _LastBatch(self.batches)
         self.meet()
@@ -122,6 +126,7 @@ class Window:
         self.touched[distinct] = True
         self.lookups += rows.numel()
         self.unique += distinct.numel()
+        self.counted += 1
         self.samples = len(batches.last)
 
     def _clocked(self, batches: Iterator[Any]) -> Reading:
@@ -141,7 +146,7 @@ class Window:
         with counter:
             self.step(self.batches, 0)
         steps = len(self.clocked)
-        ids, unique = self.lookups / steps, self.unique / steps
+        ids, unique = self.lookups / self.counted, self.unique / self.counted
         walls = [wall for wall, _ in self.clocked]
         return {
             "schema": SCHEMA,

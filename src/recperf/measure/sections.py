@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .ceilings import ceilings_of_profile
+from .ceilings import ceilings_of_profile, missed_share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,11 +107,12 @@ def _rates(profile: dict[str, Any]) -> dict[str, float | None]:
 
 
 def _cached(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any]:
-    ceilings, touched = ceilings_of_profile(profile, peaks), profile["ids"]["touched_bytes"]
-    if ceilings is None:
+    if ceilings_of_profile(profile, peaks) is None:
         return {"fits": None, "why": "the caches of this device were not measured; run recperf peaks"}
-    times = touched / ceilings.knee
-    return {"fits": times < 1, "why": f"the touched rows are {times:.2g} times what the caches hold"}
+    missed = missed_share(profile)
+    if missed is None:
+        return {"fits": None, "why": "no random rows were counted"}
+    return {"fits": missed < 0.5, "why": f"{missed:.0%} of the random rows of a step come from memory"}
 
 
 def part_ms(profile: dict[str, Any], name: str) -> dict[str, float]:

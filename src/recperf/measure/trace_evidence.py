@@ -298,7 +298,15 @@ def _qualified(
         reason = f"Operators take {inside:.0%} of the step; dividing them among limits needs measured ceilings."
         others = [sentence for sentence in verdict.because if not sentence.startswith("Operators that no ceiling")]
         if verdict.limit in NEEDS_CEILINGS:
-            return replace(verdict, limit=UNCLEAR, share=inside, confidence="low", because=[reason, *others], advice="")
+            shares = {limit: share for limit, share in attribution["shares"].items() if limit != "operator"}
+            first, second = sorted(shares, key=lambda limit: -shares[limit])[:2]
+            reason += (
+                f" Outside of them the nearest are {first} ({shares[first]:.0%}) and {second} ({shares[second]:.0%})."
+            )
+            advice = "Run recperf peaks on the machine that recorded the trace, and name its file with --peaks."
+            return replace(
+                verdict, limit=UNCLEAR, share=inside, confidence="low", because=[reason, *others], advice=advice
+            )
         verdict = replace(verdict, because=[*others, reason])
     unknown = sum(row["ms"] for row in seen["operators"] if not row["counted"])
     doubts = [*verdict.doubts, *more]

@@ -1,7 +1,7 @@
 """The claims that a workload makes about its runs, recomputed from the files of a run.
 
-A claim whose evidence is missing or damaged fails; nothing is skipped. Nothing here imports torch, so that checking a
-run costs no more than reading it.
+A claim whose evidence is missing or damaged fails; nothing is skipped. A claim about speed is not judged if it was
+measured beside too much other work. Nothing here imports torch, so that checking a run costs no more than reading it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ LOSS_ENDS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    holds: bool
+    holds: bool | None
+    """None: not judged, because the evidence neither supports nor contradicts the claim."""
     detail: str
     """What the evidence shows, in one line."""
 

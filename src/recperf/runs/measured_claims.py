@@ -4,14 +4,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from ..measure.ceilings import ColdOverHot, cold_over_hot, measured_beside
+from ..measure.peaks.other_work import DISTURBED, not_judged
 from .contract import MEASURED_SAME, Claim, Derive, Finding, derived_from, finding, foreign_peaks, own_fingerprint
 from .evidence import Evidence, NoEvidence
-from .schemas import Component, PairArm
+from .result import Percentiles
+from .schemas import Component, Pair, PairArm
 
 WORK_SAME = 0.01
 """Largest relative difference of the counted work of the two halves of a pair."""
+
+
+def on_cpu(claim: Claim) -> Claim:
+    """A claim about a CPU, which says nothing about a run on a GPU."""
+
+    def holds(evidence: Evidence) -> Finding:
+        device = evidence.profile.device
+        if device == "cpu":
+            return claim.holds(evidence)
+        return Finding(holds=None, detail=f"not judged: this is claimed of a CPU, the run used {device}")
+
+    return replace(claim, text=f"on a CPU, {claim.text}", holds=holds)
+
+
+def _undisturbed(objections: list[str], fits: bool, shown: str, **other_work: float | None) -> Finding:
+    """What readings show: nothing if other work took too much of the cores meanwhile, by what was measured."""
+    what, share = max(other_work.items(), key=lambda item: item[1] or 0.0)
+    if not objections and (share or 0.0) > DISTURBED:
+        return Finding(holds=None, detail=f"{not_judged(share or 0.0, f'{what} were measured')} ({shown})")
+    return finding(objections if fits else [*objections, shown], shown)
+
+
+def _steps_beside(evidence: Evidence) -> float:
+    """Share of the cores that others took while the steps of the profile were measured."""
+    profile = evidence.profile
+    return max(profile.other_work or 0.0, profile.observed.other_work or 0.0)
+
+
+def _ceilings_beside(evidence: Evidence, device: str, threads: int | None) -> float | None:
+    """The same while the ceilings were measured."""
+    try:
+        share = measured_beside(evidence.peaks, device, threads)
+        return None if share is None else float(share)
+    except Exception as error:
+        raise NoEvidence(f"peaks.json cannot be used: {type(error).__name__}: {error}") from error
 
 
 def limit_is(*names: str, derive: Derive) -> Claim:
@@ -63,7 +102,8 @@ def _limit(name: str, text: str, judged: Judge, derive: Derive) -> Claim:
                     f"give {share:.4f}"
                 )
         fits, shown = judged(verdict, shares)
-        return finding(objections if fits else [*objections, shown], shown)
+        ceilings = _ceilings_beside(evidence, stated.device, stated.observed.threads)
+        return _undisturbed(objections, fits, shown, steps=_steps_beside(evidence), ceilings=ceilings)
 
     return Claim(name=name, text=text, holds=holds)
 
@@ -87,7 +127,7 @@ def rate_below(component: str, bytes_per_s: float) -> Claim:
         moved = _positive(f"profile.json: bytes of {component}", part.bytes)
         rate = moved / (_positive(f"profile.json: p50 of {component}", part.ms.p50) / 1e3)
         detail = f"{component} {rate / 1e9:,.4g} GB/s (below {bytes_per_s / 1e9:,.4g})"
-        return Finding(holds=rate < bytes_per_s, detail=detail)
+        return _undisturbed([], rate < bytes_per_s, detail, steps=_steps_beside(evidence))
 
     text = f"{component} moves fewer than {bytes_per_s / 1e9:,.4g} GB/s"
     return Claim(name=f"rate of {component}", text=text, holds=holds)
@@ -108,34 +148,69 @@ def share_of_forward_at_least(component: str, share: float, with_: tuple[str, ..
             raise NoEvidence("profile.json has a component with a negative time")
         own = sum(_positive(f"profile.json: p50 of {part.name}", part.ms.p50) for part in counted)
         measured = own / sum(part.ms.p50 for part in forward)
-        return Finding(holds=measured >= share, detail=f"{label} {measured:.2f} of forward (at least {share:.2f})")
+        shown = f"{label} {measured:.2f} of forward (at least {share:.2f})"
+        return _undisturbed([], measured >= share, shown, steps=_steps_beside(evidence))
 
     text = f"{label} takes at least {share:.0%} of the forward pass"
     return Claim(name=f"share of {component}", text=text, holds=holds)
 
 
-def pair_ratio_at_least(component: str, ratio: float) -> Claim:
-    """`component` may be "step", the whole step."""
+def pair_ratio_as_measured(component: str) -> Claim:
+    """The ratio of a component's time with cold and with hot ids is the one that the ceilings of memory and cache give.
+
+    Both are ranges: the readings spread, and implementations differ. They contradict each other if they have nothing in
+    common.
+    """
 
     def holds(evidence: Evidence) -> Finding:
         pair = evidence.pair
-        measured = _ms("cold", pair.cold, component) / _ms("hot", pair.hot, component)
-        stated = pair.ratio.get(component)
+        cold, hot = _ms("cold", pair.cold, component), _ms("hot", pair.hot, component)
+        measured, stated = cold.p50 / hot.p50, pair.ratio.get(component)
         objections = [*_unequal_work(pair.hot, pair.cold, component)]
         if pair.ids.cold <= pair.ids.hot:
             objections.append("pair.json: the cold arm draws from no more ids than the hot one")
         if stated is None or not math.isclose(stated, measured, rel_tol=MEASURED_SAME):
             objections.append(f"pair.json states a ratio of {stated}, its arms give {measured:.6g}")
-        shown = f"{component} {measured:.2f} times as long cold as hot (at least {ratio:g})"
-        return finding(objections if measured >= ratio else [*objections, shown], shown)
+        expected = _expected(evidence, pair)
+        low, high = cold.p20 / hot.p80, cold.p80 / hot.p20
+        shown = (
+            f"{component} {measured:.2f} times as long cold as hot ({low:.2f} to {high:.2f}); memory over cache gives "
+            f"{expected.expected:.2f} ({expected.low:.2f} to {expected.high:.2f})"
+        )
+        fits = low <= expected.high and high >= expected.low
+        ceilings = _ceilings_beside(evidence, pair.cold.device, pair.cold.threads)
+        return _undisturbed(objections, fits, shown, lookups=pair.other_work, ceilings=ceilings)
 
-    text = f"{component} takes at least {ratio:g} times as long on cold rows, at equal work"
+    text = f"{component} takes as much longer on cold rows as memory is slower than the cache, at equal work"
     return Claim(name=f"cold over hot: {component}", text=text, holds=holds)
 
 
-def _ms(name: str, arm: PairArm, component: str) -> float:
+def _expected(evidence: Evidence, pair: Pair) -> ColdOverHot:
+    cold, ids = pair.cold, pair.cold.ids
+    if ids is None or ids.row_bytes is None or cold.threads is None:
+        raise NoEvidence("pair.json does not say the row size or the number of threads")
+    hot_bytes, cold_bytes = (count * ids.row_bytes for count in (pair.ids.hot, pair.ids.cold))
+    try:
+        expected = cold_over_hot(
+            evidence.peaks,
+            device=cold.device,
+            threads=cold.threads,
+            row_bytes=int(ids.row_bytes),
+            hot_bytes=hot_bytes,
+            cold_bytes=cold_bytes,
+        )
+    except Exception as error:
+        raise NoEvidence(f"peaks.json cannot be used: {type(error).__name__}: {error}") from error
+    if expected is None:
+        raise NoEvidence(f"peaks.json has no random rows by implementation for {cold.device}, threads: {cold.threads}")
+    return expected
+
+
+def _ms(name: str, arm: PairArm, component: str) -> Percentiles:
     times = arm.step_ms if component == "step" else _component(f"pair.json: {name}", arm.components, component).ms
-    return _positive(f"pair.json: {name}: p50 of {component}", times.p50)
+    for quantile in (times.p20, times.p50, times.p80):
+        _positive(f"pair.json: {name}: time of {component}", quantile)
+    return times
 
 
 def _unequal_work(hot: PairArm, cold: PairArm, component: str) -> Iterator[str]:

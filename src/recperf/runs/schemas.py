@@ -117,6 +117,7 @@ class Observed(Struct):
     step_ms: Percentiles
     waits: dict[str, Number]
     operators: list[Operator]
+    other_work: Number | None = None
 
 
 class Timed(Struct):
@@ -145,6 +146,7 @@ class Profile(ComparedProfile):
     shares: dict[str, Number]
     experiments: list[Experiment]
     observed: Observed
+    other_work: Number | None = None
 
 
 class RankRow(Rank):
@@ -195,9 +197,12 @@ class Kernels(Struct):
 
 class PairArm(Timed):
     ids: Ids | None
+    threads: int | None = None
 
 
 class PairIds(Struct):
+    """Number of table rows that the ids of each arm refer to."""
+
     hot: int
     cold: int
 
@@ -211,6 +216,8 @@ class Pair(Struct):
     verdict: str
     hot: PairArm
     cold: PairArm
+    other_work: Number | None = None
+    """Share of the cores that others took during the turns that count."""
 
 
 def require_schema(path: Path, value: Any, schema: int) -> None:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError
 from ...machine import machine_facts, usable_cores
-from .store import SCHEMA, faults, load, path_of, require_own, save
+from .other_work import DISTURBED
+from .store import SCHEMA, better_stored, disturbed, faults, load, path_of, require_own, save
 
 if TYPE_CHECKING:
     from .sampling import Effort
 
-__all__ = ["SCHEMA", "faults", "load", "measure", "path_of", "require", "require_own", "save"]
+__all__ = ["SCHEMA", "better_stored", "faults", "load", "measure", "path_of", "require", "require_own", "save"]
 
 Say = Callable[[str], None]
 
@@ -37,12 +38,17 @@ def require(threads: int | None, say: Say) -> dict[str, Any]:
     Those that are not stored yet are measured quickly and stored.
     """
     stored = load(say=say)
-    if stored is not None and _disturbed(stored) and _quiet_now():
+    again = stored is None
+    if stored is not None and "methods" not in stored["gather"]["dram"]["rows"][0]:
+        say("the stored ceilings do not say how much implementations of a lookup differ")
+        again = True
+    elif stored is not None and disturbed(stored, QUIET) and _quiet_now():
         say("the stored ceilings were measured while other processes were busy; they are not now")
-        stored = None
-    if stored is None:
+        again = True
+    if stored is None or again:
         say("measuring the ceilings of this machine quickly, once; recperf peaks measures them more carefully")
-        stored = measure(quick=True, say=lambda _: None)
+        measured = measure(quick=True, say=lambda _: None)
+        stored = better_stored(measured) or measured
     else:
         say(f"using the ceilings measured at {stored['measured']} ({'quick' if stored['quick'] else 'full'})")
         if has_threads(stored, threads):
@@ -57,10 +63,6 @@ def require(threads: int | None, say: Say) -> dict[str, Any]:
     return stored
 
 
-def _disturbed(peaks: dict[str, Any]) -> bool:
-    return (peaks["other_work"] or 0.0) > QUIET
-
-
 def _quiet_now() -> bool:
     from .other_work import OtherWork
 
@@ -70,7 +72,11 @@ def _quiet_now() -> bool:
 
 
 def has_threads(peaks: dict[str, Any], threads: int | None) -> bool:
-    return threads in (None, peaks["threads"]) or str(threads) in peaks["other_threads"]
+    """Whether the rates with this number of threads need no measurement; disturbed ones do on a quiet machine."""
+    if threads in (None, peaks["threads"]):
+        return True
+    figures = peaks["other_threads"].get(str(threads))
+    return figures is not None and not (disturbed(figures, DISTURBED) and _quiet_now())
 
 
 def measure(*, quick: bool, say: Say) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def measure_with(effort: Effort, *, quick: bool, say: Say) -> dict[str, Any]:
     with cpu.using_threads(threads):
         sampler = Sampler(effort)
         figures, others = _undisturbed(
-            lambda say, note: cpu.measure(sampler, facts, {1} - {threads}, say, note), say, note
+            lambda say, note: cpu.measure(sampler, facts, {1} - {threads}, say, note), effort.repeat_seconds, say, note
         )
     if others and others > QUIET:
         figures = at_least(figures, figures["other_threads"].values())
@@ -132,25 +138,37 @@ def add_threads(peaks: dict[str, Any], threads: int) -> None:
         return cpu.measure_threads(QUICK, peaks["machine"], peaks["knee"]["bytes"], threads, note)
 
     notes: list[str] = []
-    figures, others = _undisturbed(once, lambda _: None, notes.append)
+    figures, others = _undisturbed(once, QUICK.repeat_seconds, lambda _: None, notes.append)
+    before = peaks["other_threads"].get(str(threads))
+    if before is not None and (before.get("other_work") or 0.0) <= (others or 0.0):
+        return
     peaks["notes"] += [f"with {threads} threads: {text}" for text in notes]
     peaks["other_threads"][str(threads)] = {**figures, "other_work": others}
 
 
 def _undisturbed(
-    once: Callable[[Say, Say], dict[str, Any]], say: Say, note: Say
+    once: Callable[[Say, Say], dict[str, Any]], seconds: float, say: Say, note: Say
 ) -> tuple[dict[str, Any], float | None]:
-    """Figures and the share of the cores that other processes used meanwhile; where that is much, the better of two."""
+    """The better of repeated figures, and the share of the cores that others took during the quietest measurement.
+
+    With some other work everything is measured twice; with much, again and again for so many seconds.
+    """
     from .other_work import OtherWork
     from .sampling import better
 
+    began = monotonic()
     other_work = OtherWork()
     figures = once(say, note)
     others = other_work.share()
-    if others is None or others > QUIET:
+    repeats = 0
+    while ((others is None or others > QUIET) and not repeats) or (others or 0.0) > DISTURBED:
+        if repeats and monotonic() - began > seconds:
+            break
         say("other processes are busy: measuring again" if others else "measuring again")
+        other_work = OtherWork()
         figures = better(figures, once(lambda _: None, lambda _: None))
-        others = other_work.share()
+        again, repeats = other_work.share(), repeats + 1
+        others = again if others is None or again is None else min(others, again)
     if others and others > QUIET:
         note(f"other processes used {others:.0%} of the cores meanwhile: ceilings may be too low")
     return figures, others

@@ -42,6 +42,8 @@ class Effort:
     """Maximum number of series of a noisy figure; the fastest counts."""
     patience: float
     """Seconds since the start after which no series is repeated."""
+    repeat_seconds: float
+    """Seconds for which everything is measured again and again beside much other work."""
     product_seconds: float
     """Seconds for one size of the square matrix products."""
     product_side: int
@@ -155,6 +157,7 @@ def gather_row(row_bytes: int, ids: int, readings: dict[str, list[float]]) -> di
         "row_bytes": row_bytes,
         "ids": ids,
         "method": method,
+        "methods": {name: float(np.median(values)) / ids for name, values in readings.items()},
         "ns": figure(ns, "ns a row"),
         "bytes_per_s": rate(row_bytes, ns, "B/s"),
     }
@@ -192,7 +195,9 @@ def better(first: Any, second: Any) -> Any:
         return second if (second["p50"] < first["p50"]) == lower_is_better else first
     if "bytes_per_s" in first:
         # The method and both figures of a gather belong together.
-        return second if second["ns"]["p50"] < first["ns"]["p50"] else first
+        faster, other = (second, first) if second["ns"]["p50"] < first["ns"]["p50"] else (first, second)
+        ns, others = faster.get("methods", {}), other.get("methods", {})
+        return {**faster, "methods": {name: min(ns[name], others.get(name, ns[name])) for name in ns}} if ns else faster
     return {key: better(value, second[key]) if key in second else value for key, value in first.items()}
 
 

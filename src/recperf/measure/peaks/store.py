@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ... import places
-from ...errors import DataError, MachineError
+from ...errors import DataError, MachineError, RecperfError
 from ...files import write_json, writing
 from ...jsonfile import decode
 from ...machine import host_facts, machine_facts
+from .other_work import DISTURBED
 
 SCHEMA = 2
 
@@ -37,8 +38,10 @@ def path_of(facts: dict[str, Any]) -> Path:
 
 
 def save(peaks: dict[str, Any]) -> Path:
-    """Write the ceilings under the fingerprint of their machine, replacing older ones."""
+    """Write the ceilings under the fingerprint of their machine, replacing older ones that are no better."""
     path = path_of(peaks["machine"])
+    if better_stored(peaks) is not None:
+        return path
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,6 +50,22 @@ def save(peaks: dict[str, Any]) -> Path:
         fix = "free some space there, or set RECPERF_HOME to a folder you may write"
         raise MachineError(error.what, where={"file": path}, fix=fix) from error
     return path
+
+
+def disturbed(figures: dict[str, Any], most: float) -> bool:
+    """Whether other work took more than this share of the cores while figures were measured."""
+    return (figures.get("other_work") or 0.0) > most
+
+
+def better_stored(peaks: dict[str, Any]) -> dict[str, Any] | None:
+    """The stored ceilings that these, measured beside much other work, must not replace."""
+    if not disturbed(peaks, DISTURBED):
+        return None
+    try:
+        stored = load(peaks["machine"])
+    except RecperfError:
+        return None
+    return stored if stored is not None and (stored.get("other_work") or 0.0) < peaks["other_work"] else None
 
 
 def load(facts: dict[str, Any] | None = None, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...measure.ceilings import device_peaks, product_flops, ranks_sharing
+from ...measure.ceilings import device_peaks, missed_share, product_flops, ranks_sharing
 from . import curves, plots, ranks, roofs
 from . import formats as fmt
 from .blocks import Block, Cell, Figure, Missing, Section, Table, Text, cells
@@ -83,14 +83,14 @@ def _device_peaks(run: Reading) -> dict[str, Any] | None:
 
 
 def _random_rows(run: Reading, part: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """The ceiling of random rows nearest in size, from the cache if all rows that the profile touched fit there."""
+    """The ceiling of random rows nearest in size, from the cache if most rows of a step come from there."""
     ids = (run.profile or {}).get("ids") or {}
     if not ids.get("row_bytes"):
         return "", None
-    caches = run.machine.get("caches") or {"": 0}
-    last = part.get("l2_bytes") or max(caches.values(), default=0) // ranks_sharing(run.profile or {})
-    touched = ids.get("touched_bytes")
-    level = "cache" if touched is not None and touched <= last else "memory"
+    missed = missed_share(run.profile or {})
+    if missed is None:
+        missed = float((ids.get("working_set_bytes") or 0) > part["knee"]["bytes"])
+    level = "cache" if missed < 0.5 else "memory"
     rows = part["gather"]["cache" if level == "cache" else "dram"]["rows"]
     return level, min(rows, key=lambda row: (abs(row["row_bytes"] - ids["row_bytes"]), row["row_bytes"]))
 

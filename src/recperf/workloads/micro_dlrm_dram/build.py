@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,14 +15,14 @@ from ...data.batch import ClickBatch
 from ...data.order import Samples, ShuffledOrder, cut
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
-from ...execution.workload import Fix, Prepared, Trial, cpu_fixes, describe_synthetic
+from ...execution.workload import Arm, Fix, Prepared, Trial, cpu_fixes, describe_synthetic
 from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
 from ...models.tables import HashedTable
 from ...train.baselines import baselines, synthetic_baselines
 from ...train.device import Settings, choose
-from ...train.loop import Order, Position, Recipe
+from ...train.loop import Order, Position
 from ...train.metrics import binary_metrics
 from ...train.optim import AdamW
 from ...train.sparse import SparseRows, SplitOptimizer
@@ -108,15 +109,23 @@ class PreparedDram(Prepared):
             fixes.append(Fix(name="embedding", title=title, switch="--model.bag auto", config=changed, tolerance=1e-4))
         return tuple(fixes)
 
-    def pair(self, trial: Trial) -> dict[str, Recipe] | None:
+    def pair(self, trial: Trial, knee: int | None) -> dict[str, Arm] | None:
         """The same model and shapes, ids from a few or from the whole virtual space."""
-        hot = hot_ids(self.config)
-        if self.train is not None or self.config.data.id_space <= hot:
+        data, hot = self.config.data, hot_ids(self.config, knee)
+        if self.train is not None or data.id_space <= hot:
             return None
+        uniform = data.ids == "uniform"
         return {
-            "cold": replace(trial.recipe, order=self.order(self.config.seed)),
-            "hot": replace(trial.recipe, order=self.order(self.config.seed, id_space=hot)),
+            "cold": Arm(
+                replace(trial.recipe, order=self.order(self.config.seed)),
+                self._reached(data.id_space) if uniform else None,
+            ),
+            "hot": Arm(replace(trial.recipe, order=self.order(self.config.seed, id_space=hot)), self._reached(hot)),
         }
+
+    def _reached(self, ids: int) -> int:
+        """How many rows so many ids of each feature are expected to hash to."""
+        return round(-self.rows * math.expm1(-ids * len(self.config.model.features) / self.rows))
 
 
 class DramTrial(DLRMTrialState):
