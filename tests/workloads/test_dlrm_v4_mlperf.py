@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from recperf import points
 from recperf.cli import main
 from recperf.data.yambda import synthesize
+from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.synthesize.config import YambdaLike
+from recperf.distributed.config import DistributedConfig
+from recperf.distributed.ranks import Ranks
 from recperf.runs.mlperf.check import verdict
 from recperf.runs.mlperf.lines import Line, read
+from recperf.runs.mlperf.log import MLPerfLog
+from recperf.workloads.dlrm_v4.build import PreparedHistories, submission
+from recperf.workloads.dlrm_v4.config import EventsConfig, laptop
 
 pytest.importorskip("mlperf_logging", reason="mlperf-logging is not installed: pip install 'recperf[mlperf]'")
 
@@ -20,13 +28,16 @@ BATCH = 32
 RATE = 1e-6 * BATCH / 8192
 """What the rules want of this batch size."""
 EXCUSED = [
+    "data.history.length: value",
     "eval_accuracy: first",
     "eval_accuracy: grid",
     "eval_accuracy: target",
     "eval_samples: value",
+    "model.hstu.layers: value",
     "train_samples: value",
 ]
-"""The numbers of samples of the real data, the evaluations that follow from them, and an AUC of 0.75."""
+"""Layers and history length, the numbers of samples of the real data, the evaluations that follow from them, and an AUC
+of 0.75."""
 ONCE = ("cache_clear", "init_start", "init_stop", "run_start", "run_stop", "train_samples", "eval_samples", "seed")
 
 
@@ -70,10 +81,11 @@ def broken(folder: Path) -> list[str]:
 
 
 def test_a_small_run_and_a_killed_one_keep_every_rule_but_those_of_size(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert main(arguments(store, straight)) == 0
+    assert main([word for word in arguments(store, straight) if word != "--quiet"]) == 0
+    assert "no reference runs have a batch of 32 (published: 8,192, 16,384, 32,768)" in capsys.readouterr().out
     assert broken(straight) == EXCUSED
 
     # What is measured after a training is no part of the log, and takes longer than the training.
@@ -100,3 +112,19 @@ def test_a_small_run_and_a_killed_one_keep_every_rule_but_those_of_size(
     assert [line.key for line in lines(killed) if line.key in ONCE] == [
         "cache_clear", "init_start", "seed", "init_stop", "run_start", "train_samples", "eval_samples", "run_stop",
     ]  # fmt: skip
+
+
+def test_the_log_of_several_ranks_states_what_they_send_and_the_share_of_each(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = EventsConfig(path=store, windows=WindowConfig(min_history=2, seconds=50 * 86_400))
+    data = replace(data, history=HistoryConfig(length=6, scan=20))
+    config = replace(laptop(), data=data, distributed=DistributedConfig(all_to_all="bf16"))
+    config = replace(config, train=replace(config.train, device="cpu", batch_size=33))
+    trial = PreparedHistories(config).trial(1)
+    for ranks, sent, share in ((1, "fp32", 33), (4, "bfloat16", 9)):
+        monkeypatch.setattr("recperf.workloads.dlrm_v4.build.current", lambda ranks=ranks: Ranks(0, ranks))
+        facts = submission(trial, 1, cast(MLPerfLog, None)).facts
+        logged = dict(facts.prologue(config.mlperf, "a laptop"))
+        assert logged["lowest_numerical_precision_in_comm"] == sent
+        assert (logged["global_batch_size"], logged["micro_batch_size"]) == (33, share)

@@ -47,9 +47,9 @@ class CheckOptions(JsonOption):
     """Use the rules of this division; by default, those of the division that each log names."""
 
 
-CHECK = f"""Run the official compliance checker of ruleset {RULESET} on every log, and on several
-logs the official RCP checker: did they need as many samples to the target as the reference? Exits 5 if a log or the set
-fails."""
+CHECK = f"""Run the official compliance checker of ruleset {RULESET} on every log, check what it
+leaves out in the closed division (learning rates, layers, history length), and run the official RCP checker on several
+logs: did they need as many samples to the target as the reference? Exits 5 if a log or the set fails."""
 
 
 def check(arguments: list[str]) -> int:
@@ -86,6 +86,7 @@ def _verdict_text(verdict: Verdict) -> str:
     width = max((len(failure.rule) for failure in verdict.failures), default=0)
     lines += [f"  {failure.rule:<{width}}  {failure.text}" for failure in verdict.failures]
     lines += [f"  warning: {text}" for text in verdict.warnings]
+    lines += [f"  not checked: {text}" for text in verdict.unchecked]
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..runs.mlperf.facts import Facts
 from ..runs.mlperf.log import MLPerfLog
+from ..runs.mlperf.reference import standing
 from ..train.loop import Position, Recipe
 
 LOSS_EVERY = 50
@@ -37,6 +38,11 @@ class Submission:
     def ends(self, at: Position, metrics: dict[str, float], enough: bool) -> None:
         goes_on = not enough and at.step < self.recipe.steps
         self.log.evaluation_ends(self.samples(at.step), metrics["auc"], goes_on)
+
+    def standing(self, at: Position, metrics: dict[str, float]) -> str:
+        """Where the training stands beside the published reference runs."""
+        facts = self.facts
+        return standing(self.samples(at.step), metrics["auc"], facts.global_batch_size, facts.train_samples)
 
     def stop(self, step: int, metrics: dict[str, float]) -> None:
         """A run without a target has reached none."""

@@ -50,7 +50,8 @@ class Training:
         batch = self.facts.global_batch_size
         for block in range(done + 1, self.last + 1):
             samples = block * interval(batch)
-            self.log.train_loss(samples, 0.14 - 0.001 * block, 1e-9 * block)
+            rate = self.facts.learning_rate * (samples / batch - 1) / 24_000
+            self.log.train_loss(samples, 0.14 - 0.001 * block, rate)
             if block >= first_block(batch):
                 over = block == self.last
                 self.log.evaluation_begins(samples)

@@ -14,6 +14,8 @@ import pytest
 
 from recperf.errors import DataError
 from recperf.runs.mlperf.check import convergence, verdict
+from recperf.runs.mlperf.reference import TRAIN_SAMPLES, reference, standing
+from recperf.runs.record import CONFIG_SCHEMA
 
 pytestmark = pytest.mark.usefixtures("made")
 
@@ -68,7 +70,10 @@ def test_a_missing_required_key_fails(write: Callable[..., Path], tmp_path: Path
 @pytest.mark.parametrize(
     ("changed", "failing"),
     [
-        ({"learning_rate": 1e-7, "table_learning_rate": 1e-7}, ["opt_base_learning_rate: value"]),
+        (
+            {"learning_rate": 1e-7, "table_learning_rate": 1e-7},
+            ["opt_base_learning_rate: value", "train_loss: learning rate"],
+        ),
         ({"table_learning_rate": 1.2e-6}, ["opt_sparse_base_learning_rate: value"]),
         ({"warmup_steps": 2400}, ["opt_learning_rate_warmup_steps: value"]),
         ({"clip": 0.0}, ["opt_gradient_clip_norm: value"]),
@@ -93,6 +98,8 @@ def test_messages_of_failures(write: Callable[..., Path]) -> None:
         "· global_batch_size / 8192, and come after it",
         "opt_sparse_base_learning_rate: value": "opt_sparse_base_learning_rate is 1e-06 (event 21): it must be the "
         "dense rate (open division: within the same bounds)",
+        "train_loss: learning rate": "lr is 1.162e-09 after 2,293,760 samples: it must be 5.812e-09 to 1.75e-08 (and "
+        "28 more)",
     }
 
 
@@ -217,3 +224,47 @@ def test_sets_that_cannot_be_judged(write: Callable[..., Path], golden: Path) ->
     assert convergence(mixed).text == "the logs differ in global_batch_size: 16384, 8192"
     old = sorted((golden / "mlperf_logs").glob("*8192*.log"))
     assert "'hstu'" in convergence(old * 3).text
+
+
+def test_rates_that_were_used_are_checked_not_only_declared_ones(write: Callable[..., Path]) -> None:
+    path = write()
+    text = path.read_text()
+    path.write_text(text.replace('"lr": ', '"lr": 1'))
+    result = verdict(path)
+    assert [failure.rule for failure in result.failures] == ["train_loss: learning rate"]
+    assert "it must be" in result.failures[0].text
+    assert not result.passed
+
+
+def test_layers_and_history_length_are_checked_in_the_config_beside_the_log(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = write()
+    assert verdict(path).unchecked == [
+        "model.hstu.layers, data.history.length: there is no config.json of recperf beside the log"
+    ]
+    config = {"model": {"hstu": {"layers": 3}}, "data": {"history": {"length": 4086}}}
+    for layers, length, broken in ((3, 4086, []), (5, 100, ["model.hstu.layers", "data.history.length"])):
+        config["model"]["hstu"]["layers"], config["data"]["history"]["length"] = layers, length
+        saved = {"schema": CONFIG_SCHEMA, "workload": "dlrm-v4", "config": config}
+        (path.parent / "config.json").write_text(json.dumps(saved))
+        result = verdict(path)
+        assert [failure.rule for failure in result.failures] == [f"{name}: value" for name in broken]
+        assert (result.passed, result.unchecked) == (not broken, [])
+    assert verdict(path, "open").passed
+
+
+def test_the_standing_lies_between_the_published_points() -> None:
+    assert round(reference(8192).mean) == 69_067_662  # type: ignore[union-attr]
+    for samples, place in (
+        (31_000_000, ": 50% of the way to the fastest"), (65_000_000, ": between the fastest and their mean"),
+        (70_000_000, ": between their mean and the slowest"), (90_000_000, ": beyond the slowest"),
+    ):  # fmt: skip
+        assert standing(samples, 0.7, 8192, TRAIN_SAMPLES).endswith(place)
+    low, middle, high = (reference(batch) for batch in (8192, 12288, 16384))
+    assert low is not None
+    assert middle is not None
+    assert high is not None
+    assert middle.mean == pytest.approx((low.mean + high.mean) / 2)
+    assert "no reference runs have a batch of 64 (published: 8,192, 16,384, 32,768)" in standing(640, 0.5, 64, 1000)
+    assert ", which had other data: " in standing(640, 0.5, 8192, 1000)

@@ -74,7 +74,7 @@ def test_order_of_events_and_sample_counts(write: Callable[..., Path], made: Mod
     losses = [event for event in logged if event["key"] == "train_loss"]
     assert losses[1]["value"] == 0.138
     assert losses[1]["metadata"]["samples_count"] == 2 * made.interval(8192)
-    assert losses[1]["metadata"]["lr"] == 2e-9
+    assert losses[1]["metadata"]["lr"] == 1e-6 * (2 * made.interval(8192) / 8192 - 1) / 24_000
 
 
 def test_the_log_does_not_show_where_recperf_is_installed(write: Callable[..., Path]) -> None:

@@ -1,4 +1,5 @@
-"""Runs the official checkers on logs of any program: compliance of each log, convergence of a set (RCP)."""
+"""Checks logs of any program: the official checkers (compliance of each log, convergence of a set), and rules of the
+benchmark that these do not check."""
 
 from __future__ import annotations
 
@@ -6,15 +7,16 @@ import json
 import logging
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ...config import to_json
-from ...errors import DataError
+from ...config import flatten, to_json
+from ...errors import DataError, RecperfError
+from ..record import read_saved_config
 from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
 from .lines import TOKEN, Lines, read
-from .rules import Failure, failures
+from .rules import PINNED, Failure, failures, learning_rates, pinned
 
 Division = Literal["closed", "open"]
 OLD_NAME = "hstu"
@@ -23,28 +25,54 @@ OLD_NAME = "hstu"
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of the official compliance checker for one log."""
+    """The result of the official compliance checker, and of the rules it does not check, for one log."""
 
     log: Path
     passed: bool
     division: str | None
     failures: list[Failure]
     warnings: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    """Rules that could not be checked, and why."""
 
     def as_json(self) -> dict[str, Any]:
         return {**to_json(self), "ruleset": RULESET}
 
 
 def verdict(path: Path, division: Division | None = None) -> Verdict:
-    """Run the official compliance checker, for the division that the log names or for another one."""
+    """Run the official compliance checker, for the division that the log names or for another one. In the closed
+    division the benchmark's learning rates, layers and history length are checked too."""
     compliance = official("compliance_checker.mlp_compliance")
     lines = read(path)
     if division is None:
-        return _judged(compliance, path, path, lines)
+        return _with_own_rules(_judged(compliance, path, path, lines), lines)
     with tempfile.TemporaryDirectory(prefix="recperf-") as folder:
         copy = Path(folder) / path.name
         copy.write_bytes(_redeclared(path.read_bytes(), lines, division))
-        return _judged(compliance, path, copy, read(copy))
+        return _with_own_rules(_judged(compliance, path, copy, read(copy)), lines)
+
+
+def _with_own_rules(verdict: Verdict, lines: Lines) -> Verdict:
+    if verdict.division != "closed":
+        return verdict
+    config = _config_beside(verdict.log, lines)
+    broken = [*learning_rates(lines), *(pinned(config) if isinstance(config, dict) else [])]
+    return replace(
+        verdict,
+        passed=verdict.passed and not broken,
+        failures=[*verdict.failures, *broken],
+        unchecked=[f"{', '.join(PINNED)}: {config}"] if isinstance(config, str) else [],
+    )
+
+
+def _config_beside(log: Path, lines: Lines) -> dict[str, Any] | str:
+    """The fields of the config that the log names and recperf wrote beside it, or why they are not known."""
+    name = lines.first("config_filename")
+    name = name if isinstance(name, str) and name else "config.json"
+    try:
+        return flatten(read_saved_config(log.parent / Path(name).name).config)
+    except RecperfError:
+        return f"there is no {name} of recperf beside the log"
 
 
 def _redeclared(content: bytes, lines: Lines, division: str) -> bytes:

@@ -43,6 +43,10 @@ class Facts:
     """Lowest precision in linear layers."""
     attention_precision: Precision = "fp32"
     """Lowest precision in attention."""
+    communication_precision: Precision = "fp32"
+    """Lowest precision of what ranks send each other."""
+    micro_batch_size: int = 0
+    """Samples per step of one device; 0: all of them."""
 
     def __post_init__(self) -> None:
         for name in ("train_samples", "eval_samples", "global_batch_size", "max_sequence_length"):
@@ -76,12 +80,12 @@ class Facts:
             ("skip_eval_epoch_pct", self.skip_eval_epoch_pct),
             ("lowest_numerical_precision_in_linear", self.linear_precision),
             ("lowest_numerical_precision_in_attn", self.attention_precision),
-            ("lowest_numerical_precision_in_comm", "fp32"),
+            ("lowest_numerical_precision_in_comm", self.communication_precision),
             ("tensor_parallelism", 1),
             ("pipeline_parallelism", 1),
             ("context_parallelism", 1),
             ("expert_parallelism", 1),
-            ("micro_batch_size", self.global_batch_size),
+            ("micro_batch_size", self.micro_batch_size or self.global_batch_size),
             ("config_filename", submission.config_filename),
         ]
 

@@ -1,10 +1,15 @@
-"""Messages of the official checker by rule, in plain words: its own messages quote the code that failed."""
+"""Broken rules in plain words: of the official checker, whose own messages quote the code that failed, and of the
+benchmark's rules that it does not check."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from .lines import Lines
 
 _EVALUATION = {
     "% s['eval_interval_samples']": "grid",
@@ -43,6 +48,15 @@ _REQUIRED = {
     "block_start: value": "it must come after run_start and have samples_count",
     "submission_division: value": "it must be closed or open",
 }
+
+
+PINNED = {"model.hstu.layers": 3, "data.history.length": 4086}
+"""Fields of a config that the rules of the closed division fix."""
+RATE_BOUNDS, RATE, RATE_BATCH = (0.5, 1.5), 1e-6, 8192
+"""A base learning rate must lie within these multiples of this rate, which is for this batch and grows with it."""
+WARM_UP = 24_000
+"""Steps of the linear warm-up."""
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,3 +127,32 @@ def _shown(full: str, kind: str) -> str:
     except (ValueError, KeyError, TypeError, OverflowError):
         return ""
     return "" if value is None else f" is {value:,}" if type(value) is int else f" is {value!r}"[:80]
+
+
+def pinned(config: Mapping[str, Any]) -> list[Failure]:
+    """Fields of a run's config, by their dotted names, that differ from what the rules fix."""
+    return [
+        Failure(rule=f"{name}: value", text=f"{name} is {config.get(name)!r}: it must be {value}")
+        for name, value in PINNED.items()
+        if config.get(name) != value
+    ]
+
+
+def learning_rates(lines: Lines) -> list[Failure]:
+    """Steps whose logged rate is outside the bounds of the batch: the linear warm-up of the lowest and highest base."""
+    batch = lines.first("global_batch_size")
+    if type(batch) is not int or batch < 1:
+        # The official checker says so.
+        return []
+    low, high = (bound * RATE * batch / RATE_BATCH for bound in RATE_BOUNDS)
+    outside = []
+    for line in lines.good:
+        rate = line.metadata.get("lr")
+        if line.key == "train_loss" and line.samples is not None and isinstance(rate, int | float):
+            # A loss is logged after its step; the first step has rate 0.
+            step = line.samples / batch
+            least, most = low * min(1.0, max(0.0, step - 1) / WARM_UP), high * min(1.0, step / WARM_UP)
+            if not least * (1 - ROUNDING) <= rate <= most * (1 + ROUNDING):
+                outside.append(f"{rate:.4g} after {line.samples:,} samples: it must be {least:.4g} to {most:.4g}")
+    more = f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
+    return [Failure(rule="train_loss: learning rate", text=f"lr is {outside[0]}{more}")] if outside else []

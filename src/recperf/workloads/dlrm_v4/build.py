@@ -45,6 +45,10 @@ SMALL = 16
 """Numbers for each thread that a GPU can hold at once, up to which a kernel takes about as long as its launch."""
 
 
+SENT: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bfloat16"}
+"""Names of precisions in an MLPerf log; gradients of dense parameters are sent in fp32."""
+
+
 class PreparedHistories(EventWindows, Prepared):
     """Events divided into windows, and the device and settings that train on them."""
 
@@ -381,5 +385,8 @@ def submission(trial: HistoryTrial, seed: int, log: MLPerfLog) -> Submission:
         clip=train.clip,
         linear_precision=precision,
         attention_precision=precision,
+        communication_precision=current().choose("fp32", several=SENT[config.distributed.all_to_all]),
+        # The largest share of a rank.
+        micro_batch_size=-(-train.batch_size // current().size),
     )
     return Submission(log=log, facts=facts, recipe=trial.recipe, samples=trial.samples, target=config.target.auc)
