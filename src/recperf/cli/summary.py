@@ -53,6 +53,7 @@ def _measured(performance: dict[str, Any], profile: dict[str, Any]) -> list[str]
     lines += [f"          {sentence}" for sentence in verdict["because"][1:]]
     if verdict["limit"] == UNCLEAR and verdict["advice"]:
         lines.append(f"          next: {verdict['advice']}")
+    lines += [f"          doubt: {doubt}" for doubt in verdict["doubts"]]
     for row in profile["experiments"]:
         if row["agrees"] is None:
             continue

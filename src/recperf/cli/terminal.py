@@ -121,7 +121,7 @@ class Terminal:
         left = taken / max(1, step - self._first) * (self._total - step)
         shown = "" if math.isnan(loss) else f"  loss {loss:.4f}"
         return (
-            f"{self._label}  step {step:,}/{self._total:,}{shown}  {self._samples / taken:,.0f} samples/s"
+            f"{self._label}  step {step:,}/{self._total:,}{shown}  {self._samples / taken:,.0f} samples/s overall"
             f"  {left:.0f} s left"
         )
 

@@ -217,20 +217,23 @@ def overhead(clocked: list[int], plain: list[int]) -> dict[str, Any]:
 
 
 def components(clocked: list[tuple[int, dict[str, int]]], costs: dict[str, Cost]) -> list[dict[str, Any]]:
-    """Each part with its time, its share (all sum to 1) and its counted work, in the order they first ran."""
+    """Each part with its time, its share (all sum to 1) and its counted work, in the order they first ran.
+
+    Shares are of the sum of the medians, so that a few slow steps change no share and none contradicts a time.
+    """
     names = list(dict.fromkeys(name for _, parts in clocked for name in parts))
-    whole = sum(wall for wall, _ in clocked)
+    times = {name: spread([parts.get(name, 0) for _, parts in clocked]) for name in names}
+    whole = sum(ms["p50"] for ms in times.values()) or 1.0
     booked = _booked(costs, names)
     rows = []
     for name in names:
-        times = [parts.get(name, 0) for _, parts in clocked]
         cost = booked.get(name)
         rows.append(
             {
                 "name": name,
                 "phase": phase_of(name),
-                "ms": spread(times),
-                "share": sum(times) / whole,
+                "ms": times[name],
+                "share": times[name]["p50"] / whole,
                 "flops": cost.flops if cost else None,
                 "bytes": cost.bytes if cost else None,
             }

@@ -76,9 +76,10 @@ def throughput(rate: dict[str, float] | None) -> str:
 
 def whole_time(overall: dict[str, float]) -> str:
     """What the whole time of a training was spent on."""
-    parts = {"steady": "steady", "warmup": "warm-up", "evaluation": "evaluations", "save": "saves"}
-    listed = ", ".join(f"{label} {time(1e3 * overall[f'{name}_s'])}" for name, label in parts.items())
-    return f"{time(1e3 * overall['seconds'])}: {listed}; shuffling took {time(1e3 * overall['shuffle_s'])} of it"
+    names = {"steady": "steady", "warmup": "warm-up", "evaluation": "evaluations", "save": "saves"}
+    parts = {label: overall[f"{name}_s"] for name, label in names.items()} | {"of it shuffling": overall["shuffle_s"]}
+    listed = ", ".join(f"{label} {time(1e3 * s)}" for label, s in parts.items() if s >= 0.001 * overall["seconds"])
+    return f"{time(1e3 * overall['seconds'])}: {listed}"
 
 
 def measuring_cost(share: float) -> str:

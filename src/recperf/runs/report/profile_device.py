@@ -43,7 +43,8 @@ def operators(profile: Profile, top: int = TOP, part_name: Callable[[str], str] 
     columns = ("calls", "CPU self", *(("device self",) if on_device else ()), "FLOPs", "bytes")
     head = ("operator", "part", *columns, "shapes")
     more = f"{len(rest)} more operators take {host} on the host{also}."
-    return [Table(head, rows, "Per step; self time only.", left=(1, len(head) - 1), top=top, rest=more)]
+    note = "Per step of the trace, which slows operators down; self time only."
+    return [Table(head, rows, note, left=(1, len(head) - 1), top=top, rest=more)]
 
 
 def _part(row: dict[str, Any], part_name: Callable[[str], str]) -> Cell:

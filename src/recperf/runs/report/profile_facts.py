@@ -34,13 +34,20 @@ def why_missing(profile: Profile, key: str) -> str | None:
 
 def limit_blocks(profile: Profile, peaks: Profile | None) -> list[Block]:
     """What limits the step of a workload: sentences, shares, experiments, and operators with their limits."""
-    operators = attribute(profile["observed"], ceilings_of_profile(profile, peaks))["operators"]
+    observed = profile["observed"]
+    operators = attribute(observed, ceilings_of_profile(profile, peaks))["operators"]
+    steps, step = (observed.get("steps") or {}).get("plain"), fmt.time(observed["step_ms"]["p50"])
     return [
         *step_sections.limit_blocks(profile),
-        *step_sections.share_blocks({**profile, "step_ms": profile["observed"]["step_ms"]}),
+        *(
+            [Text(f"From {fmt.count(steps)} steps observed after the timed ones, {step} each.", "note")]
+            if steps
+            else []
+        ),
+        *step_sections.share_blocks({**profile, "step_ms": observed["step_ms"]}),
         *step_sections.experiment_blocks(profile["experiments"]),
         *step_sections.operator_blocks(operators),
-        *(Text(f"{note[0].upper()}{note[1:]}.", "note") for note in profile["observed"].get("notes") or () if note),
+        *(Text(f"{note[0].upper()}{note[1:]}.", "note") for note in observed.get("notes") or () if note),
     ]
 
 

@@ -50,18 +50,16 @@ def _budget(profile: Profile) -> list[Block]:
         cells(
             keyed(part.name),
             fmt.percent(part.share, 1),
-            fmt.time(part.share * step["p50"]),
             *((fmt.time(part.ms["p50"]), fmt.spread(part.ms)) if part.ms else (NONE, NONE)),
             Cell(part.phase, "muted"),
         )
         for part in parts
     ]
-    sums = ("sum", fmt.percent(total, 1), fmt.time(total * step["p50"]), "", "", "")
-    rows.append(tuple(Cell(text, "strong") for text in sums))
-    rows.append(cells("whole step", "100.0%", fmt.time(step["p50"]), fmt.time(step["p50"]), fmt.spread(step), ""))
+    whole = ("whole step", fmt.percent(total, 1), fmt.time(step["p50"]), fmt.spread(step), "")
+    rows.append(tuple(Cell(text, "strong") for text in whole))
     figure = plots.budget_figure("profile-budget", parts, f"a step of {fmt.time(step['p50'])}")
-    note = "“Of the step” is the share of the median step; a part’s own median (p50) can differ from it slightly."
-    table = Table(("part", "share", "of the step", "p50", "p20 – p80", "phase"), rows, note, left=(5,))
+    note = "Steps with timers. Shares are of the sum of the parts’ medians, which may differ slightly from the step’s."
+    table = Table(("part", "share", "p50", "p20 – p80", "phase"), rows, note, left=(4,))
     if abs(total - 1) > 0.01:
         warning = Text(f"The parts sum to {total:.1%} of the step, so do not trust this budget.", "warning")
         return [warning, figure, table]

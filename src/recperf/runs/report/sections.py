@@ -117,8 +117,13 @@ def budget(run: Reading, key: str) -> Section:
         times = cells(fmt.time(part.ms["p50"]), fmt.spread(part.ms)) if part.ms else ()
         rows.append((keyed(part.name), *cells(percent(part.share), *times, Cell(part.phase, "muted"))))
     head = ("part", "share", *(("p50", "p20 – p80") if profiled else ()), "phase")
+    performance = run.result["performance"]
     blocks: list[Block] = [Text(_step_sentence(run), "lead")]
-    unsteady = unsteady_steps(run.result["performance"], run.profile) if run.profile else None
+    if performance["overall"]:
+        blocks.append(Text(f"The whole training took {fmt.whole_time(performance['overall'])}."))
+    if performance["difference"]:
+        blocks.append(Text(f"Steady throughput is {performance['difference']}.", "warning"))
+    unsteady = unsteady_steps(performance, run.profile) if run.profile else None
     if unsteady:
         blocks.append(Text(unsteady, "warning"))
     blocks.append(plots.budget_figure(f"{key}-budget", parts, "a training step"))
@@ -129,12 +134,13 @@ def budget(run: Reading, key: str) -> Section:
 
 
 def _step_sentence(run: Reading) -> str:
-    step = run.profile["step_ms"] if run.profile else run.result["performance"]["step_ms"]
+    step = run.result["performance"]["step_ms"]
     if not step:
         return f"Step time: {NOT_MEASURED}, too few steps."
     batch = run.profile["batch_size"] if run.profile else run.config.get("train", {}).get("batch_size")
     samples = f" of {count(batch)} samples" if isinstance(batch, int) else ""
-    return f"A training step{samples} takes {fmt.time(step['p50'])} (p20 – p80: {fmt.spread(step)})."
+    after = f" The parts are those of {measured_steps(run.profile)}, after training." if run.profile else ""
+    return f"A training step{samples} takes {fmt.time(step['p50'])} (p20 – p80: {fmt.spread(step)}).{after}"
 
 
 def measured_steps(profile: dict[str, Any]) -> str:
