@@ -59,8 +59,8 @@ class PreparedDeepFM(Prepared):
     def trial(self, seed: int) -> DeepFMTrial:
         return DeepFMTrial(self, seed)
 
-    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        return estimate(self.config, unique).step
+    def step_cost(self, batch: ClickBatch, ids: int, unique: int) -> dict[str, Cost]:
+        return estimate(self.config, unique, len(batch)).step
 
     def table_bytes(self) -> tuple[int, int]:
         return FLOAT * (self.config.dim + 1), estimate(self.config).table_bytes

@@ -32,9 +32,9 @@ def sizes(config: DeepFMConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return clicks.rows, (len(clicks.rows) * config.dim + len(clicks.dense_names), *config.hidden, 1)
 
 
-def estimate(config: DeepFMConfig, unique: int | None = None) -> Estimate:
+def estimate(config: DeepFMConfig, unique: int | None = None, samples: int | None = None) -> Estimate:
     """Parameters, work and memory of a step. Costs carry the names of the spans that time them."""
-    (rows, widths), batch, width = sizes(config), config.train.batch_size, config.dim + 1
+    (rows, widths), batch, width = sizes(config), samples or config.train.batch_size, config.dim + 1
     ids, tables = batch * len(rows), sum(rows) * width
     mlp = sum((before + 1) * after for before, after in zip(widths, widths[1:]))
     pairs = Cost(4 * ids * config.dim, FLOAT * (ids * config.dim + batch))

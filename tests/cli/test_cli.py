@@ -129,6 +129,17 @@ def test_a_run_leaves_everything(call, tmp_path: Path) -> None:
     assert result["provenance"]["machine"] == json.loads((tmp_path / "r" / "machine.json").read_text())["fingerprint"]
 
 
+def test_work_is_counted_for_the_batch_that_was_measured(call, tmp_path: Path) -> None:
+    """An epoch of 4,000 rows is one batch, whatever larger size the config asks for."""
+    assert call(*QUICK, "--train.batch-size", "100000", "--train.epochs", "6", "--run-dir", "r")[0] == 0
+    profile, result = (json.loads((tmp_path / "r" / name).read_text()) for name in ("profile.json", "result.json"))
+    work = {part["name"]: part["flops"] for part in profile["components"]}
+    counted = json.loads(call("show", "micro-dlrm", "--train.batch-size", "4000", "--json")[1])["estimate"]["step"]
+    assert profile["batch_size"] == 4000
+    assert work["top"] == counted["top"]["flops"]
+    assert (result["performance"]["overall"]["samples"], result["performance"]["overall"]["steps"]) == (24_000, 6)
+
+
 def test_a_config_goes_round(call, tmp_path: Path) -> None:
     assert call(*QUICK, "--run-dir", "one", "--seed", "5", "--quiet") == (0, "", "")
     assert call("run", "--config", "one", "--run-dir", "two", "--quiet", "--no-peaks", "--no-report")[0] == 0

@@ -163,7 +163,7 @@ def test_plain_steps_are_not_watched_and_clocked_ones_follow_a_step_that_is() ->
 
     window = Window(
         step=step, order=Order(), first_epoch=0, rows=1, rows_of=lambda batch: torch.zeros(1, dtype=torch.long),
-        cost_of=lambda ids, unique: {}, sync=None, clocked_step=clocked, watch=watch,
+        cost_of=lambda batch, ids, unique: {}, sync=None, clocked_step=clocked, watch=watch,
     )  # fmt: skip
     window.take(BLOCK + 1)
     block = lambda steps: [("step", False)] * steps + [("step", True)] + [("clocked", True)] * steps  # noqa: E731

@@ -19,6 +19,7 @@ from recperf.execution.workload import Fix
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.sampling import TINY
+from recperf.runs.report.profile_sections import sections
 from recperf.workloads import few_steps, find
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment, experiment_plain
@@ -90,6 +91,21 @@ def made(name: str, config: Any, tolerance: float = 1e-4) -> Fix:
 
 def real(prepared: PreparedDLRM, *names: str) -> tuple[Fix, ...]:
     return tuple(fix for fix in REAL(prepared) if fix.name in names)
+
+
+def test_a_verdict_beside_other_work_is_never_sure_of_itself(
+    peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other work came while the parts were timed, not while the step was observed."""
+    monkeypatch.setattr(profiling, "_share_of_others", lambda _: 0.3)
+    profile = profiling.profile(DLRM, tiny(), peaks, BUDGET, lambda _: None)
+    assert profile["trust"]["other_work"]["share"] == profile["observed"]["other_work"] == 0.3
+    assert profile["verdict"]["confidence"] != "high"
+    assert "other work used 30% of the cores" in profile["verdict"]["doubts"]
+    profile["overhead"]["share"] = -0.049
+    trust = next(section for section in sections(profile) if section.key == "trust")
+    assert "less than the spread of the steps: a step takes" in str(trust.blocks)
+    assert "-4.9" not in str(trust.blocks)
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from recperf.data.batch import HistoryBatch
 from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.errors import ConfigError, DataError, MachineError
+from recperf.models.dlrm_v4.cost import load_of, step
 from recperf.train.loop import Position
 from recperf.workloads import find
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
@@ -327,6 +328,18 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
             EventsConfig(**change["data"])
         else:
             small(**change)
+
+
+def test_the_work_of_a_step_is_that_of_its_batch() -> None:
+    prepared = PreparedHistories(small())
+    trial, model = prepared.trial(42), prepared.config.model
+    batches = list(trial.recipe.order.batches(0))
+    order, costs = prepared.train_order(), []
+    for number, batch in ((0, batches[0]), (len(batches) - 1, batches[-1])):
+        lengths = prepared.histories.batch(order.batch(number)).history_offsets_B1.diff() + model.context_tokens + 1
+        costs.append(prepared.step_cost(batch, 0, 100))
+        assert costs[-1] == step(model, [load_of(model, lengths.tolist())], rows=100)
+    assert costs[0] != costs[1]
 
 
 def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,8 +112,9 @@ class Prepared(Protocol):
 
     def trial(self, seed: int) -> Trial: ...
 
-    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        """Work of a step with so many ids, of which `unique` are distinct, by the name of the span that times it."""
+    def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
+        """Work of a step on this batch, whose part here has so many ids, of which `unique` are distinct, by the name of
+        the span that times it."""
         ...
 
     def table_bytes(self) -> tuple[int, int]:

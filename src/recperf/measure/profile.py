@@ -46,10 +46,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Window:
     """Measures steady steps on batches that training has not seen, alternating plain and clocked ones.
 
-    `rows` is the number of rows of all tables, `rows_of` gives those a batch looks up, and `cost_of(ids, unique)`
-    counts the work of a step. With several ranks, `agree` makes one number of steps of those of all ranks and `meet`
-    is a barrier before timed steps. `watch` is a context for clocked steps only; since a step may wait for work that
-    the previous one began, one more step runs in it before the clocked ones.
+    `rows` is the number of rows of all tables, `rows_of` gives those a batch looks up, and `cost_of(batch, ids,
+    unique)` counts the work of a step on it. With several ranks, `agree` makes one number of steps of those of all
+    ranks and `meet` is a barrier before timed steps. `watch` is a context for clocked steps only; since a step may wait
+    for work that the previous one began, one more step runs in it before the clocked ones.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Window:
         first_epoch: int,
         rows: int,
         rows_of: Callable[[Any], Tensor],
-        cost_of: Callable[[int, int], dict[str, Cost]],
+        cost_of: Callable[[Any, int, int], dict[str, Cost]],
         sync: Callable[[], None] | None,
         clocked_step: ClockedStep | None = None,
         agree: Callable[[int], int] = lambda steps: steps,
@@ -76,6 +76,7 @@ class Window:
         self.plain: list[int] = []
         self.touched = torch.zeros(rows, dtype=torch.bool)
         self.lookups = self.unique = self.samples = self.counted = 0
+        self.costs: dict[str, Cost] = {}
 
     def warm(self, steps: int) -> None:
         """Take steps that are not measured."""
@@ -127,7 +128,9 @@ class Window:
         self.lookups += rows.numel()
         self.unique += distinct.numel()
         self.counted += 1
-        self.samples = len(batches.last)
+        self.samples += len(batches.last)
+        for name, cost in self.cost_of(batches.last, rows.numel(), distinct.numel()).items():
+            self.costs[name] = self.costs.get(name, Cost()) + cost
 
     def _clocked(self, batches: Iterator[Any]) -> Reading:
         clock = step_clock(self.sync)
@@ -145,23 +148,23 @@ class Window:
         counter = _Counter()  # type: ignore[no-untyped-call]
         with counter:
             self.step(self.batches, 0)
-        steps = len(self.clocked)
-        ids, unique = self.lookups / self.counted, self.unique / self.counted
+        count = self.counted
+        costs = {name: Cost(round(cost.flops / count), round(cost.bytes / count)) for name, cost in self.costs.items()}
         walls = [wall for wall, _ in self.clocked]
         return {
             "schema": SCHEMA,
             "device": device,
-            "steps": steps,
+            "steps": len(self.clocked),
             "warmup": self.warmup,
-            "batch_size": self.samples,
+            "batch_size": round(self.samples / count),
             "operators": counter.calls,
             "threads": torch.get_num_threads(),
             "step_ms": spread(walls),
             "overhead": overhead(walls, self.plain),
-            "components": components(self.clocked, self.cost_of(round(ids), round(unique))),
+            "components": components(self.clocked, costs),
             "ids": {
-                "lookups": ids,
-                "unique_rows": unique,
+                "lookups": self.lookups / count,
+                "unique_rows": self.unique / count,
                 "row_bytes": row_bytes,
                 "working_set_bytes": working_set_bytes,
                 "touched_bytes": self.touched_bytes(row_bytes),

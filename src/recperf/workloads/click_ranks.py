@@ -25,7 +25,7 @@ from ..distributed.checkpoint import sharded_state
 from ..distributed.config import DistributedConfig
 from ..distributed.copies import copy_parts
 from ..distributed.progress import note
-from ..distributed.ranks import Ranks, current
+from ..distributed.ranks import Ranks
 from ..distributed.sharding import plan_text
 from ..distributed.step import RankStep, Reduction, Scores, with_next
 from ..errors import ConfigError
@@ -54,11 +54,6 @@ class SharedClicks:
 
     def __len__(self) -> int:
         return self.samples
-
-
-def samples_of_rank(samples: int) -> int:
-    """Samples of a global batch that this rank works on."""
-    return max(1, len(current().own_samples(samples)))
 
 
 def share(batch: ClickBatch, world: Ranks, step: int = 0) -> SharedClicks:

@@ -65,10 +65,9 @@ class PreparedDLRM(Prepared):
         """Whether batches are drawn at random."""
         return self.config.data.source == "random"
 
-    @property
-    def samples_per_step(self) -> int:
-        """Samples of a step that this process works on."""
-        return self.config.train.batch_size
+    def own_samples(self, batch: Any) -> int:
+        """Samples of a batch that this process works on."""
+        return len(batch)
 
     def resolve_switches(self, device: torch.device) -> Switches:
         return self.resolved(self.config.fast, device)
@@ -103,11 +102,11 @@ class PreparedDLRM(Prepared):
     def trial(self, seed: int) -> DLRMTrial:
         return DLRMTrial(self, seed)
 
-    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        batch, optimizer = self.samples_per_step, self.config.train.optimizer
+    def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
+        samples, optimizer = self.own_samples(batch), self.config.train.optimizer
         if optimizer == "adamw":
-            return dlrm_step(self.model, batch, ids=ids, unique=unique)
-        return sparse_dlrm_step(self.model, batch, ids=ids, unique=unique, optimizer=optimizer)
+            return dlrm_step(self.model, samples, ids=ids, unique=unique)
+        return sparse_dlrm_step(self.model, samples, ids=ids, unique=unique, optimizer=optimizer)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.model.dim

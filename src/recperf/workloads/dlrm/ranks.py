@@ -17,15 +17,14 @@ from ...train.fast import Switches
 from ...train.graph import BETWEEN_RANKS
 from ...train.loop import Optimizer
 from ...train.optim import make_dense
-from ..click_ranks import DenseAndBags, RankTrialState, SharedClicks, require_copies, samples_of_rank
+from ..click_ranks import DenseAndBags, RankTrialState, SharedClicks, require_copies
 from .build import DLRMTrial, PreparedDLRM
 from .config import max_ids
 
 
 class PreparedDLRMOnRanks(PreparedDLRM):
-    @property
-    def samples_per_step(self) -> int:
-        return samples_of_rank(self.config.train.batch_size)
+    def own_samples(self, batch: Any) -> int:
+        return len(cast(SharedClicks, batch).part)
 
     def resolve_switches(self, device: torch.device) -> Switches:
         fast = self.config.fast

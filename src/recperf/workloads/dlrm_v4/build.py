@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...data.batch import HistoryBatch
@@ -81,16 +79,13 @@ class PreparedHistories(EventWindows, Prepared):
     def trial(self, seed: int) -> HistoryTrial:
         return HistoryTrial(self, seed)
 
-    def own_samples(self, positions_B: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples of a batch that this process works on."""
-        return positions_B
-
-    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        """Cost of a step with the history lengths of a batch from the middle of training."""
-        order, model = self.train_order(), self.config.model
-        lengths = self.histories.batch(self.own_samples(order.batch(len(order) // 2))).history_offsets_B1.diff()
-        least = model.context_tokens + 1
-        return step(model, [load_of(model, (lengths + least).tolist())], rows=unique)
+    def step_cost(self, batch: Numbered | PackedBatch, ids: int, unique: int) -> dict[str, Cost]:
+        model = self.config.model
+        if isinstance(batch, PackedBatch):
+            lengths = batch.history.history_offsets_B1.diff() + model.context_tokens + 1
+        else:
+            lengths = batch.inputs.offsets_B1.diff()
+        return step(model, [load_of(model, lengths.tolist())], rows=unique)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.table_dim

@@ -44,10 +44,6 @@ class PreparedHistoriesOnRanks(PreparedHistories):
     def trial(self, seed: int) -> HistoryTrial:
         return RankTrial(self, seed, current())
 
-    def own_samples(self, positions_B: NDArray[np.int64]) -> NDArray[np.int64]:
-        own_B = positions_B[current().rank :: current().size]
-        return own_B if len(own_B) else positions_B[:1]
-
 
 @dataclass(frozen=True, eq=False)
 class Share:

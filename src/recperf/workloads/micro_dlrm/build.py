@@ -46,10 +46,9 @@ class PreparedClicks(Prepared):
             config.train.graph, self.settings.device, lack, why="a GPU, and operators too small for it", switch=SWITCH
         )
 
-    @property
-    def samples_per_step(self) -> int:
-        """Samples of a step that this process works on."""
-        return self.config.train.batch_size
+    def own_samples(self, batch: Any) -> int:
+        """Samples of a batch that this process works on."""
+        return len(batch)
 
     def baselines(self) -> dict[str, dict[str, float]]:
         return baselines(self.train, self.valid)
@@ -57,8 +56,8 @@ class PreparedClicks(Prepared):
     def trial(self, seed: int) -> ClickTrial:
         return ClickTrial(self, seed)
 
-    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
-        return dlrm_step(self.config.model, self.samples_per_step, unique=unique)
+    def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
+        return dlrm_step(self.config.model, self.own_samples(batch), unique=unique)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim

@@ -8,15 +8,14 @@ from torch import Tensor
 
 from ...data.order import cut
 from ...distributed.ranks import current
-from ..click_ranks import RankTrialState, SharedClicks, require_copies, samples_of_rank
+from ..click_ranks import RankTrialState, SharedClicks, require_copies
 from ..clicks import SCORING_BATCH
 from .build import ClickTrial, PreparedClicks
 
 
 class PreparedClicksOnRanks(PreparedClicks):
-    @property
-    def samples_per_step(self) -> int:
-        return samples_of_rank(self.config.train.batch_size)
+    def own_samples(self, batch: Any) -> int:
+        return len(cast(SharedClicks, batch).part)
 
     def trial(self, seed: int) -> ClickTrial:
         return RankClickTrial(self, seed)

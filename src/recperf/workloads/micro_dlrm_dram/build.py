@@ -93,9 +93,9 @@ class PreparedDram(Prepared):
     def trial(self, seed: int) -> DramTrial:
         return DramTrial(self, seed)
 
-    def step_cost(self, ids: int, unique: int) -> dict[str, Cost]:
+    def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
         adagrad = self.config.train.table_optimizer == "adagrad"
-        return hashed_dlrm_step(self.model, self.config.train.batch_size, ids=ids, unique=unique, adagrad=adagrad)
+        return hashed_dlrm_step(self.model, len(batch), ids=ids, unique=unique, adagrad=adagrad)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
