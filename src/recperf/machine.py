@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .errors import MachineError
+
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE
 )
@@ -168,6 +170,13 @@ def _reclaimable_bytes(details: Path) -> int:
         return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
     except (OSError, ValueError):
         return 0
+
+
+def memory_error(error: BaseException, **where: object) -> MachineError:
+    """What a user is told when memory of the host or of a device ran out."""
+    cause = " ".join(str(error).split())[:200]
+    fix = "a smaller --train.batch-size or smaller tables; --resume RUN continues a run after its last checkpoint"
+    return MachineError("out of memory", where={**where, **({"cause": cause} if cause else {})}, fix=fix)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from recperf import __version__
 from recperf.data import movielens_like
@@ -313,3 +314,34 @@ def test_the_baseline_to_beat_is_named_in_help_error_and_result(call, capfd: pyt
     assert code == 5
     assert json.loads(out)["quality"]["target"]["beat"] == "majority"
     assert "AUC above majority class (0.5000) and AUC at least 0.99" in err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ],
+)
+def test_running_out_of_memory_is_one_error_with_its_code(
+    call, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("recperf.execution.training.train", fails)
+    code, out, err = call(*QUICK, "--quiet", "--json")
+    assert code == 4
+    told = json.loads(out)["error"]
+    assert (told["what"], told["exit_code"], told["where"].get("cause", "")) == ("out of memory", 4, str(error))
+    assert err.startswith("error: out of memory\n")
+
+
+def test_weights_that_diverge_in_the_last_update_before_a_score_fail_the_gate(call) -> None:
+    options = ["--train.learning-rate", "1e6", "--train.evaluate-steps", "1", "--quiet", "--json"]
+    code, out, _ = call(*QUICK, *options)
+    assert code == 5
+    told = json.loads(out)["error"]
+    assert told["what"].startswith("the log_loss of the validation rows is ")
+    assert "--train.learning-rate" in told["try"]

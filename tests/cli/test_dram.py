@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from recperf.cli.sweep import split, widths
-from recperf.execution.sweep import line
+from recperf.cli.sweep import as_text, split, widths
+from recperf.errors import DataError
+from recperf.execution.sweep import fits, line, shown_parts
+from recperf.measure.sections import part_ms
 from recperf.workloads.micro_dlrm_dram.config import default, hot_ids, resolved_rows
 
 SMALL = ["--model.rows", "20000", "--model.dim", "16", "--data.batches", "12", "--data.ids-per-bag", "4"]
@@ -103,6 +105,19 @@ def test_sweep_measures_every_combination(call) -> None:
     assert call("sweep", "micro-dlrm-dram")[0] == 2
 
 
+def test_a_sweep_without_a_part_called_embedding_shows_the_largest_part() -> None:
+    ms = {"p20": 1.0, "p50": 2.0, "p80": 3.0}
+    parts = [{"name": "top", "ms": ms}, {"name": "backward", "ms": {**ms, "p50": 2.5}}]
+    profile = {"step_ms": ms, "components": parts, "verdict": {"limit": "compute"}}
+    rows = [{"settings": {"train.batch-size": size}, "profile": profile} for size in ("1", "2", "3")]
+    shown = shown_parts([profile] * 3)
+    assert shown == ["step", "backward"]
+    assert [fit["part"] for fit in fits(rows, shown)] == shown
+    assert "backward ms" in as_text({"rows": rows, "fits": [], "parts": shown})
+    with pytest.raises(DataError, match="no part 'embedding'"):
+        part_ms(profile, "embedding")
+
+
 def test_swept_options_are_separated_and_lines_are_fitted() -> None:
     swept, rest = split(["--a.b", "1,2", "--json", "--c=3,4", "--d", "5"])
     assert swept == {"a.b": ["1", "2"], "c": ["3", "4"]}
@@ -166,14 +181,14 @@ def test_every_prediction_of_the_ladder_follows_the_readings() -> None:
 
 @pytest.mark.parametrize(("share", "says"), [(0.02, "Prediction failed: dedup ids (predicted"), (0.4, "not judged")])
 def test_a_failed_prediction_is_named_in_its_line_and_in_the_conclusion(share: float, says: str) -> None:
-    from recperf.cli.ladder import as_text
+    from recperf.cli.ladder import as_text as ladder_text
     from recperf.workloads.micro_dlrm_dram import ladder
 
     work, plain = ladder.Work(lookups=98_304, unique=96_000, bags=3072, row_bytes=1024), [0.03] * 12
     seconds = {"lookup": plain, "dedup ids": [1.0] * 12, "huge pages": [0.028] * 12}
     rungs = [rung for rung in ladder.RUNGS if rung.name in seconds]
     rows = ladder.judged([ladder.report(rung, work, _made_readings(), seconds, 0.0) for rung in rungs], share)
-    text = as_text(
+    text = ladder_text(
         {
             "rungs": rows,
             "conclusion": ladder.conclude(rows, share),

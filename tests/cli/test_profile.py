@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,3 +253,20 @@ def test_a_profile_is_not_taken_for_a_run(call: Call) -> None:
     Path("runs/p/profile.json").unlink()
     code, _, err = call(*arguments, "--run-dir", "runs/p")
     assert code == 0, f"what a killed profile left does not stand in the way: {err}"
+
+
+def test_sigterm_during_a_profile_is_one_line_and_leaves_nothing(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Exception:
+            pytest.fail("an exception handler in between must not catch it")
+
+    monkeypatch.setattr("recperf.execution.profiling.profile", terminated)
+    code, out, err = call(
+        "profile", "micro-dlrm", "--data.source", "embedded", "--no-peaks", "--run-dir", "p", "--json"
+    )
+    assert code == 75
+    assert err == "error: stopped by SIGTERM before the profile was complete\n  try: run the profile again\n"
+    assert json.loads(out)["error"]["exit_code"] == 75
+    assert not Path("p").exists()

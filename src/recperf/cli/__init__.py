@@ -7,7 +7,8 @@ import os
 import sys
 import traceback
 
-from ..errors import RecperfError, UsageError, closest
+from ..errors import MachineError, RecperfError, UsageError, closest
+from ..machine import memory_error, out_of_memory
 from ..version import __version__
 from .terminal import print_error
 
@@ -62,10 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader of our output, such as `head`, is gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except MemoryError:
-        print_error(RecperfError("out of memory"), as_json=as_json)
-        return 4
     except Exception as error:
+        if out_of_memory(error):
+            print_error(memory_error(error), as_json=as_json)
+            return MachineError.exit_code
         traceback.print_exc()
         what = f"internal error: {type(error).__name__}: {error}"
         print_error(RecperfError(what, fix="please report it with the traceback above"), as_json=as_json)

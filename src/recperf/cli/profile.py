@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +16,7 @@ from ..errors import MachineError, RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
 from ..runs.record import PROFILE_MARK, Run
+from ..train.stop import ended_by_sigterm
 from . import profile_script
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_error, print_json
@@ -96,12 +94,12 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
     if not world.is_leader:
         return follow(choice, options, world)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    try:
-        with ended_by_signal():
+    with ended_by_sigterm():
+        try:
             profile, folder = take(choice, options, terminal)
-    finally:
-        terminal.close()
-    show(profile, folder, options, terminal)
+        finally:
+            terminal.close()
+        show(profile, folder, options, terminal)
     return 0
 
 
@@ -124,20 +122,6 @@ def show(profile: dict[str, Any], folder: Path, options: Options[Any], terminal:
         print_json(profile)
 
 
-@contextmanager
-def ended_by_signal() -> Iterator[None]:
-    """Let SIGTERM raise as Ctrl-C does, so that incomplete files are removed: a profile cannot be resumed."""
-
-    def leave(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def follow(choice: Choice, options: Options[Any], world: Ranks) -> int:
     """Profile as a rank that writes only its trace."""
     config = with_absolute_paths(options.values)
@@ -145,7 +129,7 @@ def follow(choice: Choice, options: Options[Any], world: Ranks) -> int:
     folder = world.broadcast(Path())
     from ..execution.profiling import profile
 
-    with ended_by_signal():
+    with ended_by_sigterm():
         profile(choice.workload, config, None, request(options, folder, world), lambda text: None)
     return 0
 

@@ -86,14 +86,10 @@ def widths(value: str) -> list[str]:
 
 def as_text(result: dict[str, Any]) -> str:
     names = list(result["rows"][0]["settings"])
-    rows = [[*names, "step ms", "p20 to p80", "embedding ms", "p20 to p80", "limit"]]
+    rows = [[*names, *(head for part in result["parts"] for head in (f"{part} ms", "p20 to p80")), "limit"]]
     for row in result["rows"]:
-        step, embedding = part_ms(row["profile"], "step"), part_ms(row["profile"], "embedding")
-        cells = [
-            f"{m['p50']:.3f}" if i == 0 else f"{m['p20']:.3f} to {m['p80']:.3f}"
-            for m in (step, embedding)
-            for i in (0, 1)
-        ]
+        times = [part_ms(row["profile"], part) for part in result["parts"]]
+        cells = [cell for m in times for cell in (f"{m['p50']:.3f}", f"{m['p20']:.3f} to {m['p80']:.3f}")]
         rows.append([*(row["settings"][name] for name in names), *cells, row["profile"]["verdict"]["limit"]])
     lines = ["", table(rows), ""]
     for fit in result["fits"]:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigError, GateFailed, Interrupted, MachineError, RecperfError, Stopped, UsageError
-from ..machine import out_of_memory
+from ..machine import memory_error, out_of_memory
 from . import progress
 from .progress import Exit, Progress
 from .world import RendezvousError, World
@@ -79,7 +79,7 @@ def _report_own(world: World, error: BaseException, text: str, report: Report) -
     """Report this rank's own failure, unless rank 0 reports the same one."""
     if out_of_memory(error):
         last = progress.read_progress(progress.folder()) or Progress()
-        report(MachineError("out of memory", where={"rank": world.rank, **last.facts, "cause": text[:200]}))
+        report(memory_error(error, rank=world.rank, **last.facts))
         return MachineError.exit_code
     if isinstance(error, RendezvousError):
         # Hosts that do not meet cannot agree on who reports it.

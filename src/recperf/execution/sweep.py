@@ -32,10 +32,20 @@ def sweep(
             profile = measure_window(prepared, trial, trial.recipe, peaks, steps=STEPS)
         del trial
         rows.append({"settings": settings, "config": to_json(config), "profile": profile})
-    return {"schema": 1, "workload": workload.name, "machine": machine_facts(), "rows": rows, "fits": fits(rows)}
+    parts = shown_parts([row["profile"] for row in rows])
+    facts = {"schema": 2, "workload": workload.name, "machine": machine_facts(), "parts": parts}
+    return {**facts, "rows": rows, "fits": fits(rows, parts)}
 
 
-def fits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def shown_parts(profiles: list[dict[str, Any]]) -> list[str]:
+    """The step, and its lookups or, in a workload that names no part so, the largest part of all profiles."""
+    names = set.intersection(*({part["name"] for part in profile["components"]} for profile in profiles))
+    if "embedding" in names or not names:
+        return ["step", *(names & {"embedding"})]
+    return ["step", max(names, key=lambda name: sum(part_ms(profile, name)["p50"] for profile in profiles))]
+
+
+def fits(rows: list[dict[str, Any]], parts: list[str]) -> list[dict[str, Any]]:
     """The least-squares line through each part's median where one numeric field was swept, and its r2."""
     names = list(rows[0]["settings"])
     if len(names) != 1 or len(rows) < 3:
@@ -45,7 +55,7 @@ def fits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     except ValueError:
         return []
     lines = []
-    for part in ("embedding", "step"):
+    for part in parts:
         y = [part_ms(row["profile"], part)["p50"] for row in rows]
         slope, intercept, r2 = line(x, y)
         lines.append({"field": names[0], "part": part, "slope_ms": slope, "intercept_ms": intercept, "r2": r2})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..errors import DataError
 from .ceilings import ceilings_of_profile, missed_share
 
 if TYPE_CHECKING:
@@ -119,4 +120,7 @@ def part_ms(profile: dict[str, Any], name: str) -> dict[str, float]:
     """p20, p50 and p80 of a part of the step, or of the whole "step"."""
     if name == "step":
         return dict(profile["step_ms"])
-    return dict(next(part["ms"] for part in profile["components"] if part["name"] == name))
+    parts = {part["name"]: part["ms"] for part in profile["components"]}
+    if name not in parts:
+        raise DataError(f"the profile has no part {name!r}", where={"parts": ", ".join(parts)})
+    return dict(parts[name])

@@ -3,6 +3,7 @@ second Ctrl-C always stops at once."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,3 +51,29 @@ class StopFlag:
         if self.received == signal.SIGINT:
             return Interrupted(f"interrupted{what}", fix=fix)
         return Stopped(f"stopped by SIGTERM{what}", fix=fix)
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived during a profile. Not an Exception, which some code in between would catch."""
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise as Ctrl-C does, so that incomplete files are removed: a profile cannot be resumed."""
+
+    process = os.getpid()
+
+    def leave(*_: object) -> None:
+        if os.getpid() == process:
+            raise Terminated
+        # A worker that was forked meanwhile and is terminated by its owner.
+        signal.signal(signal.SIGTERM, before)
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except Terminated:
+        raise Stopped("stopped by SIGTERM before the profile was complete", fix="run the profile again") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -17,6 +17,8 @@ from .cadence import Due, never
 from .loop import Position, Recipe
 from .timing import Emit, StepTimer
 
+DIVERGED = "lower --train.learning-rate; the last checkpoint is from before it"
+
 
 @dataclass
 class LossLog:
@@ -46,7 +48,7 @@ class LossLog:
             if not math.isfinite(loss):
                 raise GateFailed(
                     f"the loss is {loss} at step {step}",
-                    fix="lower --train.learning-rate; the last checkpoint is from before it",
+                    fix=DIVERGED,
                 )
             self.emit("step", seed=self.seed, step=step, loss=loss)
         self.last = losses[-1]
@@ -83,6 +85,7 @@ class Evaluator:
         metrics = self.score(position)
         self.recipe.model.train()
         reached("evaluation: scored")
+        self._require_finite(metrics, position.step)
         best = all(metrics["auc"] > past["metrics"]["auc"] for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
@@ -91,6 +94,12 @@ class Evaluator:
             self.recipe.prepare_evaluation(position)
         reached("evaluation: logged")
         return best
+
+    def _require_finite(self, metrics: dict[str, float], step: int) -> None:
+        """The update of a step whose loss was finite can make weights infinite, which the next score shows."""
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise GateFailed(f"the {name} of the validation rows is {value} at step {step}", fix=DIVERGED)
 
     def scored(self, position: Position) -> bool:
         """Whether the weights at this position have been scored."""

@@ -1,4 +1,4 @@
-"""The plot of a sweep: step time and lookup time against the swept field, with their spread."""
+"""The plot of a sweep: step time and the time of one part against the swept field, with their spread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plot(sweep: dict[str, Any]) -> str:
     with rc_context({"svg.hashsalt": "recperf", "svg.fonttype": "none"}):
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.add_subplot()
-        for part, colour in (("step", "#4c6ef5"), ("embedding", "#e8590c")):
+        for part, colour in zip(sweep["parts"], ("#4c6ef5", "#e8590c")):
             ms = [part_ms(row["profile"], part) for row in rows]
             middle = [m["p50"] for m in ms]
             spread = [[m["p50"] - m["p20"] for m in ms], [m["p80"] - m["p50"] for m in ms]]
