@@ -11,8 +11,9 @@ from typing import Any
 PACKAGES = ("recperf", "torch", "numpy", "triton", "tyro", "rich", "pooch")
 
 
-def checkout() -> dict[str, Any]:
-    """Commit of the checkout and whether it has uncommitted changes; None if recperf does not run from its checkout."""
+def checkout(besides: str = "") -> dict[str, Any]:
+    """Commit of the checkout and whether it has uncommitted changes, in other places than one; None if recperf does not
+    run from its checkout."""
     source = Path(__file__).resolve().parents[3]
     unknown = {"commit": None, "dirty": None}
     if not (source / ".git").exists() or not (source / "src" / "recperf").is_dir():
@@ -20,7 +21,9 @@ def checkout() -> dict[str, Any]:
     commit = _git(source, "rev-parse", "HEAD")
     if commit is None:
         return unknown
-    return {"commit": commit, "dirty": bool(_git(source, "status", "--porcelain"))}
+    places = [".", f":(exclude){besides}"] if besides else ["."]
+    status = _git(source, "status", "--porcelain", "--", *places)
+    return {"commit": commit, "dirty": status is None or bool(status)}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
