@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recperf.cli import check, main
-from recperf.runs import contract
+from recperf.runs import contract, measured_claims
 from recperf.runs.seal import present, seal
 
 Call = Callable[..., tuple[int, str, str]]
@@ -141,3 +144,36 @@ def test_what_real_workloads_claim_is_listed_without_repeats() -> None:
     for workload in map(check.find, check.names()):
         names = [claim.name for claim in (*contract.ALWAYS, *workload.claims(next(iter(workload.presets.values()))()))]
         assert len(set(names)) == len(names)
+
+
+def test_a_claim_added_as_the_page_says_is_checked_and_a_wrong_one_fails_in_one_line(
+    call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text()
+    added: dict[str, Any] = {}
+    exec(page.split("## Adding a claim")[1].split("```python")[1].split("```")[0], added)
+
+    def check_with(claims: Callable[[Any], Any]) -> tuple[int, str]:
+        claimed = replace(check.find("micro-dlrm"), claims=claims)
+        with monkeypatch.context() as patch:
+            patch.setattr(check, "find", lambda name: claimed)
+            code, out, err = call("runs/one")
+        return code, out + err
+
+    code, said = check_with(lambda config: (added["few_resumes"](2),))
+    assert code == 0, said
+    assert "the run was resumed at most 2 times: 0 resumes (at most 2)" in said
+    unfinished = contract.Claim(name="x", text="x", holds=lambda evidence: True)  # type: ignore[arg-type,return-value]
+    code, said = check_with(lambda config: (unfinished,))
+    assert code == 5
+    assert "TypeError: the claim must return a Finding, not True" in said
+    code, said = check_with(lambda config: (config.no_such_field,))
+    assert code == 5
+    assert "its claims cannot be listed: AttributeError" in said
+
+
+def test_every_claim_of_the_page_exists() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text()
+    names = re.findall(r"^\| `(\w+)\(|, `(\w+)\(\*names", page, re.M)
+    for name in filter(None, itertools.chain(*names)):
+        assert hasattr(contract, name) or hasattr(measured_claims, name), name

@@ -112,7 +112,11 @@ def claims_of(folder: Path) -> tuple[str | None, tuple[Claim, ...]]:
         config: Any = from_json(find(name).config, values)
     except RecperfError as error:
         return name, (_unknown_workload(f"its config cannot be read: {error.what}"),)
-    return name, find(name).claims(config)
+    try:
+        return name, tuple(find(name).claims(config))
+    except Exception as error:
+        # A workload of a user: its fault is a failed claim, not one of this program.
+        return name, (_unknown_workload(f"its claims cannot be listed: {type(error).__name__}: {error}"),)
 
 
 def _unknown_workload(detail: str) -> Claim:

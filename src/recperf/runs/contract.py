@@ -61,11 +61,13 @@ def judge(claim: Claim, evidence: Evidence) -> Finding:
     """Whether a claim holds. One that cannot be evaluated does not hold, whatever the reason."""
     try:
         finding = claim.holds(evidence)
+        if not isinstance(finding, Finding):
+            raise TypeError(f"the claim must return a Finding, not {finding!r}")
     except NoEvidence as lack:
         finding = Finding(holds=False, detail=f"no evidence: {lack}")
     except Exception as error:
         finding = Finding(holds=False, detail=f"cannot be evaluated: {type(error).__name__}: {error}")
-    return Finding(holds=finding.holds, detail=printable(finding.detail))
+    return Finding(holds=finding.holds, detail=printable(str(finding.detail)))
 
 
 def finding(objections: Iterable[str], detail: str) -> Finding:

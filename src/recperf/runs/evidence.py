@@ -105,7 +105,7 @@ class Evidence:
             except BadEvent as error:
                 raise NoEvidence(str(error)) from None
         events = self._events if kind is None else [event for event in self._events if event["kind"] == kind]
-        return events if seed is None else [event for event in events if event["seed"] == seed]
+        return events if seed is None else [event for event in events if event.get("seed") == seed]
 
     def seeds(self) -> range:
         """The seeds that the config asks for; every one must have a trial."""
