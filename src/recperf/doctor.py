@@ -117,12 +117,12 @@ def _extra(extra: str, names: tuple[str, ...], why: str) -> Finding:
 
 
 def distributed() -> Finding:
-    """Runs an operator: a build of fbgemm for another torch installs cleanly and fails when it is loaded."""
+    """Runs operators: a build of fbgemm for another torch installs cleanly and fails when it is loaded."""
     from .distributed.library import FIX, jagged_op
 
     if not all(importlib.util.find_spec(name) for name in ("torchrec", "fbgemm_gpu")):
         return Finding("torchrec", OPTIONAL, "not installed; runs on several ranks need it", FIX)
-    return Finding("torchrec", OK, f"{jagged_op()}, a jagged operator of fbgemm ran")
+    return Finding("torchrec", OK, jagged_op())
 
 
 def compiler() -> Finding:

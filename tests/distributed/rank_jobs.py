@@ -120,7 +120,7 @@ def _predicted(trial: Any) -> tuple[Tensor, Tensor]:
 
 
 def fails(rank: int, at: int, how: str, on: int = 1) -> None:
-    """Kill, stop or fail a rank at a step."""
+    """Kill, terminate, freeze, hang or fail a rank at a step."""
     step, seen = RankStep.__call__, [0]
 
     def failing(self: RankStep, *words: Any) -> Any:
@@ -130,6 +130,10 @@ def fails(rank: int, at: int, how: str, on: int = 1) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "stop":
                 os.kill(os.getpid(), signal.SIGTERM)
+            if how == "freeze":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if how == "hang":
+                time.sleep(600)
             if how == "raise":
                 raise DataError("this rank read nonsense", fix="read something else")
         return step(self, *words)

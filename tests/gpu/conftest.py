@@ -1,13 +1,18 @@
-"""What tests on a GPU share: switches of torch that are restored afterwards."""
+"""What tests on a GPU share: switches of torch that are restored afterwards, and the ranks of tests/distributed."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+
+# Tests are imported by path, so that folder is not on it by itself.
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
 
 
 @pytest.fixture

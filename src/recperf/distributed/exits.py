@@ -7,11 +7,14 @@ torchrun the remaining ranks find out by a roll call who is missing, and one of 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import signal
 import socket
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -20,6 +23,7 @@ from typing import Any
 from ..errors import ConfigError, GateFailed, Interrupted, MachineError, RecperfError, Stopped, UsageError
 from ..machine import memory_error, out_of_memory
 from . import progress
+from .heartbeat import ENDED, FAILED
 from .progress import Exit, Progress
 from .world import RendezvousError, World
 
@@ -34,6 +38,8 @@ _PEER_FAILURE = re.compile(
     re.IGNORECASE,
 )
 _TIMEOUT = re.compile("timed out|timeout", re.IGNORECASE)
+_ending = threading.Lock()
+"""Held by the thread that ends this process: the rank's own, or the one that watches the others."""
 _SAME_ON_ALL = (ConfigError, UsageError, GateFailed, Stopped, Interrupted)
 """Errors that every rank raises by itself, from what all ranks know."""
 Report = Callable[[RecperfError], None]
@@ -41,20 +47,51 @@ Report = Callable[[RecperfError], None]
 
 def run_as_rank(world: World, work: Callable[[], int], report: Report) -> int:
     """Be one rank: do the work and return its exit code; `report` prints an error."""
-    progress.begin()
+    progress.begin(several=world.size > 1)
+    world.on_lost = functools.partial(_end_lost, world, report)
+    state = ENDED
     try:
         end = Exit(code=work())
     except SystemExit:
         raise
     except BaseException as error:
-        end = _failure(world, error, report)
+        with _ending:
+            end = _failure(world, error, report)
+        state = ENDED if isinstance(error, _SAME_ON_ALL) else FAILED
     finally:
         # The process group is not destroyed: that would wait for ranks that may be gone.
         world.joined = False
+    _leave(world, end, state)
+    if state == FAILED and "nccl" in world.backend:
+        # The interpreter's end would wait for collectives of NCCL that others never join.
+        _exit_now(end.code)
+    return end.code
+
+
+def _leave(world: World, end: Exit, state: str) -> None:
+    """Leave word of how this rank ends."""
+    if world.heartbeat is not None:
+        world.heartbeat.stop(state)
     progress.record_exit(end)
     if end.lost == "gone" and progress.launched():
         time.sleep(LINGER_S)
-    return end.code
+
+
+def _end_lost(world: World, report: Report, missing: dict[int, Progress], cause: str) -> None:
+    """End this process, which waits for ranks that are missing; called in a thread. If none is missing, one has failed
+    and has reported it."""
+    with _ending:
+        if missing and not progress.launched() and world.heartbeat and world.heartbeat.reports(missing):
+            _report_missing(world, missing, cause, report)
+        end = Exit(code=MachineError.exit_code, lost="silent" if missing else "gone", message=cause)
+        _leave(world, end, FAILED)
+        _exit_now(end.code)
+
+
+def _exit_now(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def is_peer_failure(error: BaseException) -> bool:
@@ -105,15 +142,19 @@ def _name_missing(world: World, text: str, report: Report) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     missing = roll_call(world, reported=False)
     if missing:
-        (first, last), *others = missing.items()
-        also = {"also missing": ", ".join(f"rank {rank}" for rank in dict(others))} if others else {}
-        report(
-            MachineError(
-                f"rank {first} of {world.size} is gone or does not respond; all ranks stop",
-                where={"rank": first, **last.facts, **also, "cause": text[:200]},
-                fix="recperf run --resume RUN continues from the last checkpoint",
-            )
+        _report_missing(world, missing, text, report)
+
+
+def _report_missing(world: World, missing: dict[int, Progress], cause: str, report: Report) -> None:
+    (first, last), *others = missing.items()
+    also = {"also missing": ", ".join(f"rank {rank}" for rank in dict(others))} if others else {}
+    report(
+        MachineError(
+            f"rank {first} of {world.size} is gone or does not respond; all ranks stop",
+            where={"rank": first, **last.facts, **also, "cause": cause[:200]},
+            fix="recperf run --resume RUN continues from the last checkpoint",
         )
+    )
 
 
 def roll_call(world: World, *, reported: bool) -> dict[int, Progress]:

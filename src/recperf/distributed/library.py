@@ -44,21 +44,23 @@ def _no_log() -> Iterator[None]:
 
 
 def jagged_op() -> str:
-    """Run an fbgemm operator and return the version. A build for another torch installs cleanly and fails here."""
+    """Run fbgemm operators on the CPU and on the GPU, if there is one, and return what ran. A build for another torch
+    installs cleanly and fails here; one for CPUs has no operator for a GPU."""
     require_torchrec()
     import torch
-
-    lengths, order = torch.tensor([2, 0, 1]), torch.tensor([2, 0, 1], dtype=torch.int32)
-    try:
-        sums: Any = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
-        ids = torch.tensor([5, 9, 1])
-        moved: Any = torch.ops.fbgemm.permute_1D_sparse_data(order, lengths, ids)
-    except (AttributeError, RuntimeError, NotImplementedError) as error:
-        raise MachineError(
-            f"fbgemm is installed but its operators fail: {str(error).splitlines()[0]}", fix=FIX
-        ) from None
-    if sums.tolist() != [0, 2, 2, 3] or moved[1].tolist() != [1, 5, 9]:
-        raise MachineError("a jagged operator of fbgemm computes wrong numbers", fix=FIX)
     import torchrec
 
-    return f"torchrec {torchrec.__version__}"
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    for device in devices:
+        lengths, ids = torch.tensor([2, 0, 1], device=device), torch.tensor([5, 9, 1], device=device)
+        order = torch.tensor([2, 0, 1], dtype=torch.int32, device=device)
+        try:
+            sums: Any = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
+            moved: Any = torch.ops.fbgemm.permute_1D_sparse_data(order, lengths, ids)
+            results = sums.tolist(), moved[1].tolist()
+        except (AttributeError, RuntimeError, NotImplementedError) as error:
+            first = str(error).splitlines()[0]
+            raise MachineError(f"fbgemm is installed but its operators fail on {device}: {first}", fix=FIX) from None
+        if results != ([0, 2, 2, 3], [1, 5, 9]):
+            raise MachineError(f"a jagged operator of fbgemm computes wrong numbers on {device}", fix=FIX)
+    return f"torchrec {torchrec.__version__}, jagged operators of fbgemm ran on {' and '.join(devices)}"

@@ -88,20 +88,28 @@ def folder() -> Path | None:
     return Path(path).parent if path else None
 
 
-def begin() -> None:
-    """Record the progress of this process from now on."""
+def begin(*, several: bool = False) -> None:
+    """Record the progress of this process from now on: in its folder, or in memory if it is one of several ranks."""
     global _page
-    place = folder()
-    if place is None:
-        return
-    path = place / _PROGRESS_FILE
-    try:
-        path.write_bytes(b"starting".ljust(_SPAN.stop))
-        with path.open("r+b") as file:
-            _page = mmap.mmap(file.fileno(), _SPAN.stop)
-    except OSError:
-        return
-    spans.follow(_LastSpan(_page))
+    place, first = folder(), b"starting".ljust(_SPAN.stop)
+    if place is not None:
+        path = place / _PROGRESS_FILE
+        try:
+            path.write_bytes(first)
+            with path.open("r+b") as file:
+                _page = mmap.mmap(file.fileno(), _SPAN.stop)
+        except OSError:
+            return
+    elif several:
+        _page = mmap.mmap(-1, _SPAN.stop)
+        _page[:] = first
+    if _page is not None:
+        spans.follow(_LastSpan(_page))
+
+
+def current() -> Progress:
+    """What this rank is doing."""
+    return _parsed(bytes(_page)) if _page is not None else Progress()
 
 
 def note(activity: str) -> None:
@@ -116,8 +124,12 @@ def read_progress(place: Path | None) -> Progress | None:
         content = (place / _PROGRESS_FILE).read_bytes() if place else b""
     except OSError:
         return None
-    activity, span = (content[part].decode(errors="replace").strip() for part in (_ACTIVITY, _SPAN))
-    return Progress(activity, span) if activity else None
+    last = _parsed(content)
+    return last if last.activity else None
+
+
+def _parsed(content: bytes) -> Progress:
+    return Progress(*(content[part].decode(errors="replace").strip() for part in (_ACTIVITY, _SPAN)))
 
 
 def record_exit(end: Exit) -> None:

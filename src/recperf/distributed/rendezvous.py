@@ -8,24 +8,30 @@ import uuid
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
 _POLL_S = 0.02
 
 
-def meet(backend: str, rank: int, size: int, timeout_s: float, init_method: str) -> None:
+def meet(rank: int, size: int, timeout_s: float, init_method: str) -> Any:
+    """The store of the ranks that run now."""
+    store, _, _ = next(rendezvous(init_method, rank, size, timeout=timedelta(seconds=timeout_s)))
+    prefix = f"recperf/{agree_on_round(store, rank, size, timeout_s)}"
+    return distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+
+
+def connect(backend: str, store: Any, rank: int, size: int, timeout_s: float) -> None:
     """Create the process group of all ranks."""
     timeout = timedelta(seconds=timeout_s)
-    store, _, _ = next(rendezvous(init_method, rank, size, timeout=timeout))
-    prefix = f"recperf/{agree_on_round(store, rank, size, timeout_s)}"
-    distributed.init_process_group(
-        backend,
-        store=distributed.PrefixStore(prefix, store),  # type: ignore[attr-defined]
-        rank=rank,
-        world_size=size,
-        timeout=timeout,
-    )
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def nccl_collectives() -> int:
+    """The number of NCCL collectives that this rank has begun."""
+    backend: Any = distributed.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    return int(backend._get_sequence_number_for_group())
 
 
 def agree_on_round(store: Any, rank: int, size: int, timeout_s: float) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from ..errors import MachineError, UsageError
 from ..machine import out_of_memory
+from .heartbeat import Heartbeat
+from .progress import Progress
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +49,10 @@ class World:
     """Holds the signal that this rank alone received; the others learn of it in the next step."""
     shared_error: BaseException | None = None
     """An error that every rank raises; only rank 0 prints it."""
+    on_lost: Callable[[dict[int, Progress], str], None] | None = None
+    """Ends this process where other ranks are missing and it cannot notice by itself; None: signs of life are neither
+    written nor read."""
+    heartbeat: Heartbeat | None = None
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -77,12 +83,15 @@ class World:
         """Meet the other ranks: gloo between CPUs, NCCL between GPUs, with gloo for tensors in host memory."""
         if self.size == 1 or self.joined:
             return
-        from .rendezvous import meet
+        from .rendezvous import connect, meet
 
         self.device = self._device(device)
         self.backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
         try:
-            meet(self.backend, self.rank, self.size, timeout_s, init_method)
+            store = meet(self.rank, self.size, timeout_s, init_method)
+            if self.on_lost is not None:
+                self.heartbeat = Heartbeat(store.clone(), self.rank, self.size, timeout_s, self.on_lost)
+            connect(self.backend, store, self.rank, self.size, timeout_s)
         except (RuntimeError, TimeoutError) as error:
             if out_of_memory(error):
                 raise
@@ -93,6 +102,15 @@ class World:
                 "raise --distributed.timeout-s if ranks start late",
             ) from error
         self.joined = True
+        self._start_heartbeat()
+
+    def _start_heartbeat(self) -> None:
+        if self.heartbeat is not None:
+            from .rendezvous import nccl_collectives
+
+            if self.device == "cuda":
+                self.heartbeat.count = nccl_collectives
+            self.heartbeat.start()
 
     def _device(self, requested: str) -> str:
         import torch
@@ -106,6 +124,8 @@ class World:
                     fix="start one rank per GPU, or use --train.device cpu",
                 )
             torch.cuda.set_device(self.local_rank)
+            # Torch would abort this process when another rank is gone, before anybody can say which.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         return device
 
     def leave(self) -> None:

@@ -1,0 +1,225 @@
+"""Two ranks between GPUs, by NCCL: what tests/distributed tries between CPUs. Each runs between CPUs too, by gloo, so
+that the tests themselves are tried where there is no GPU.
+
+Two ranks share one GPU: each says that it is alone on its host. How fast they are means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click_jobs import dlrm
+from rank_hosts import Hosts
+from rank_jobs import events
+from rank_pool import home, needs_torchrec, run_ranks
+from test_bags import MIXED, close, everywhere, micro, same
+from test_launch import WORDS
+from test_ranks import config as history_config
+
+from recperf import doctor
+from recperf.cli import main
+from recperf.distributed import library
+from recperf.measure.device_clock import EventClock
+from recperf.measure.spans import span
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+DEVICES = [pytest.param("cuda", marks=needs_gpu), pytest.param("cpu", marks=pytest.mark.long)]
+STEPS = 8
+NAMED_S = 60.0
+"""Seconds within which a rank that is gone or hangs is named."""
+Start = Callable[..., Hosts]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Start ranks in a folder of their own."""
+
+    def begin(name: str, size: int = 2, **request: Any) -> Hosts:
+        return Hosts(tmp_path / name, size, **request)
+
+    return begin
+
+
+def on(config: Any, device: str) -> Any:
+    return replace(config, train=replace(config.train, device=device))
+
+
+def cases(device: str) -> dict[str, Any]:
+    """dlrm and micro-dlrm with every sharding, optimizer and memory."""
+    configs = {
+        "row": dlrm("rowwise-adagrad", everywhere("row")),
+        "column": dlrm("adagrad", everywhere("column")),
+        "table": dlrm("sgd", everywhere("table")),
+        "mixed": dlrm("sgd", MIXED),
+        "fp16": dlrm("sgd", everywhere("row"), all_to_all="fp16"),
+        "copies": micro(),
+    }
+    if device == "cuda":
+        configs["host"] = dlrm("sgd", everywhere("row"), placement="t1=host,t3=cached-host")
+        configs["cached"] = dlrm("rowwise-adagrad", everywhere("table"), placement="t1=cached-host,t3=host")
+    return {name: on(config, device) for name, config in configs.items()}
+
+
+@needs_torchrec
+@pytest.mark.parametrize("device", DEVICES)
+def test_losses_of_every_sharding_are_those_of_a_single_process(device: str, start: Start) -> None:
+    """And states move between ranks on GPUs and on CPUs: what one side saved the other resumes, to the bit."""
+    configs = cases(device)
+    told: dict[str, Any] = {"job": "click_jobs.trainings", "device": device}
+    two = start("two", **told, arguments={"configs": configs, "steps": STEPS})
+    one = start("one", 1, **told, arguments={"configs": configs, "steps": STEPS}).results()[0]
+    ranks = two.results()
+    for name in configs:
+        first, second = (told[name] for told in ranks)
+        tolerance = 2e-3 if name == "fp16" else 1e-4
+        assert close(one[name]["losses"], first["losses"], tolerance), (name, one[name]["losses"], first["losses"])
+        assert (first["losses"], first["samples"], first["plan"]) == (
+            second["losses"], second["samples"], second["plan"],
+        ), name  # fmt: skip
+        same(first["first"], one[name]["first"])
+        if name != "fp16":
+            same(first["state"], one[name]["state"], rtol=1e-3, atol=1e-5)
+        assert torch.equal(first["labels"].float(), one[name]["labels"].float())
+        same(second["dense"], first["dense"])
+        kernels = {line.split()[3] for line in first["plan"].splitlines()[1:]}
+        assert name != "host" or {"fused_uvm", "fused_uvm_caching"} <= kernels, first["plan"]
+    # The states of GPU ranks are resumed by CPU ranks, with other shardings, and theirs by GPU ranks again.
+    moved = {"row": MIXED, "column": "t1=table,t3=row", "mixed": everywhere("column")}
+    states = {name: ranks[0][name]["state"] for name in moved}
+    for place in ("cpu", device):
+        divided = {name: on(dlrm(configs[name].train.optimizer, moved[name]), place) for name in moved}
+        words: dict[str, Any] = {"configs": divided, "steps": 1, "states": states, "done": STEPS}
+        if place == "cpu" and device != "cpu":
+            resumed = run_ranks(2, "click_jobs.going_on", **words)
+        else:
+            resumed = start(f"resumed-{place}", job="click_jobs.going_on", device=place, arguments=words).results()
+        for name in moved:
+            same(resumed[0][name]["first"], states[name])
+        states = {name: resumed[0][name]["state"] for name in moved}
+
+
+@needs_torchrec
+@pytest.mark.parametrize("device", DEVICES)
+def test_histories_train_as_in_a_single_process(device: str, start: Start) -> None:
+    """dlrm-v4, with the ids of the next batch sent ahead in a stream of their own."""
+    config = on(history_config(), device)
+    told: dict[str, Any] = {"job": "training", "device": device, "arguments": {"config": config, "steps": STEPS}}
+    two = start("two", **told)
+    one = start("one", 1, **told).results()[0]
+    first, second = two.results()
+    assert close(one["losses"], first["losses"]), (one["losses"], first["losses"])
+    assert len(set(one["losses"])) == STEPS
+    assert first["losses"] == second["losses"]
+    same(first["state"]["model"], one["state"]["model"], rtol=1e-3, atol=1e-4)
+    assert first["metrics"] == second["metrics"]
+
+
+def clicks(run: Path, device: str, *more: str) -> list[str]:
+    """A run of dlrm that ranks can begin within seconds."""
+    return [
+        "run", "dlrm", "--data.batches", "6", "--model.bottom", "8", "64", "--model.top", "8", "1",
+        "--distributed.sharding", "t1=row,t2=column", "--train.batch-size", "64", "--train.max-steps", "6",
+        "--train.device", device, "--train.threads", "1", "--train.checkpoint-steps", "2", "--target.beat", "none",
+        "--no-peaks", "--no-report", "--run-dir", str(run), *more,
+    ]  # fmt: skip
+
+
+def losses(run: Path) -> dict[int, float]:
+    logged = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return {event["step"]: event["loss"] for event in logged if event["kind"] == "step"}
+
+
+@needs_torchrec
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_killed_rank_is_named_and_the_run_resumes(device: str, start: Start, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    killed = start("killed", words=clicks(run, device), trouble="fails", how={"at": 6, "how": "kill"})
+    assert killed.ended(NAMED_S + 60) == [4, -9], killed.tails()
+    assert "error: rank 1 of 2 is gone or does not respond; all ranks stop" in killed.said(0), killed.tails()
+    assert "Traceback" not in killed.said(0), killed.tails()
+    resumed = start("resumed", words=["run", "--resume", str(run), "--no-peaks", "--no-report"])
+    assert resumed.ended() == [0, 0], resumed.tails()
+    alone = tmp_path / "alone"
+    assert main([*clicks(alone, device), "--quiet"]) == 0
+    assert list(losses(run)) == [1, 2, 3, 4, 5, 6]
+    assert losses(run) == pytest.approx(losses(alone), rel=1e-4)
+
+
+@needs_torchrec
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("how", "timeout_s"), [("freeze", 300), ("hang", 8)])
+def test_a_rank_that_hangs_is_named(device: str, how: str, timeout_s: int, start: Start, tmp_path: Path) -> None:
+    """A stopped process by the lack of a sign of life; one that lives but does not go on after the timeout."""
+    words = clicks(tmp_path / "run", device, "--distributed.timeout-s", str(timeout_s))
+    hung = start("hung", words=words, trouble="fails", how={"at": 4, "how": how})
+    # The start of a rank takes some seconds, on a busy machine more.
+    assert hung.ended(NAMED_S + 60, ranks=(0,))[0] == 4, hung.tails()
+    assert "error: rank 1 of 2 is gone or does not respond; all ranks stop" in hung.said(0), hung.tails()
+    assert "last seen:" in hung.said(0), hung.tails()
+
+
+@needs_torchrec
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_error_of_one_rank_ends_the_other(device: str, start: Start, tmp_path: Path) -> None:
+    failing = start("failing", words=clicks(tmp_path / "run", device), trouble="fails", how={"at": 4, "how": "raise"})
+    assert failing.ended(NAMED_S + 60) == [4, 3], failing.tails()
+    assert "error: this rank read nonsense" in failing.said(1), failing.tails()
+    assert "error:" not in failing.said(0), failing.tails()
+
+
+@needs_torchrec
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_profile_of_two_ranks_has_a_page_and_no_time_below_zero(device: str, start: Start, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    left_out = ("--target.beat", "none", "--no-report")
+    small = [word for word in WORDS if word not in left_out]
+    small[small.index("--train.device") + 1] = device
+    words = ["profile", "dlrm-v4", "--data.path", str(events(home() / "events")), "--run-dir", str(run), *small]
+    ranks = start("profile", words=[*words, "--trace", "--steps", "5"])
+    assert ranks.ended(200) == [0, 0], ranks.tails()
+    profile = json.loads((run / "profile.json").read_text())
+    times = {part["name"]: part["ms"] for part in profile["components"]}
+    assert all(min(ms.values()) >= 0 for ms in times.values()), times
+    assert {"embedding_exchange", "reduce_exchange"} <= times.keys()
+    assert sum(part["share"] for part in profile["components"]) == pytest.approx(1.0)
+    assert (profile["communication"]["late_ms"] is None) == (device == "cuda")
+    for row in profile["communication"]["each"]:
+        assert 0 <= row["exposed_ms"] <= row["step_ms"], row
+    assert "of 2 is the slowest" in (run / "profile.html").read_text()
+    assert all((run / f"trace.rank{rank}.json.gz").exists() for rank in (0, 1))
+
+
+@needs_gpu
+def test_a_span_in_another_stream_takes_the_time_that_the_step_waits_for_it() -> None:
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(1000)
+    torch.cuda.synchronize()
+    clock = EventClock()
+    clock.begin()
+    with span("forward"):
+        torch.cuda._sleep(10_000_000)
+    with torch.cuda.stream(side), span("embedding"):
+        torch.cuda._sleep(30_000_000)
+    with span("exchange"):
+        torch.cuda.current_stream().wait_stream(side)
+    whole, parts = clock.end()
+    assert min(parts.values()) >= 0, parts
+    assert sum(parts.values()) == whole
+    # Both sleep at once: the step waits for the rest of the longer one.
+    assert parts["embedding"] < 0.1 * parts["forward"], parts
+    assert parts["exchange"] == pytest.approx(2 * parts["forward"], rel=0.3), parts
+
+
+@needs_gpu
+@needs_torchrec
+def test_doctor_runs_an_fbgemm_kernel_on_the_gpu() -> None:
+    check = doctor.distributed()
+    assert check.state == doctor.OK
+    assert "ran on cpu and cuda" in check.found
+    assert library.jagged_op() == check.found
