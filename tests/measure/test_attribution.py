@@ -150,7 +150,7 @@ def test_confidence_follows_margin_spread_other_work_and_experiments() -> None:
     [
         ("CLEAR", {"first": 0.4, "second": 0.1}),
         ("LEAD", {"first": 0.45, "second": 0.2}),
-        ("QUIET", {"first": 0.7, "second": 0.1, "other_work": 0.2}),
+        ("DISTURBED", {"first": 0.7, "second": 0.1, "other_work": 0.2}),
         ("NOTICEABLE", {"first": 0.6, "second": 0.15}),
         ("DRIFT", {"first": 0.7, "second": 0.1, "scale": 1.7}),
     ],

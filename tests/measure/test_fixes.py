@@ -316,5 +316,5 @@ def test_drift_is_more_than_the_spread_and_more_than_a_seventh() -> None:
     assert drifted(around(4.0, 0.01), around(4.56, 0.01)) is None
     assert drifted(around(4.0, 0.01), around(4.64, 0.01)) is not None
     assert too_busy(None) is None
-    assert too_busy(module.OTHERS + 0.01) is not None
+    assert too_busy(module.DISTURBED + 0.01) is not None
     assert plain_ms(profile(plain=2.0, spread=0.5), 1) == 3.0

@@ -139,7 +139,7 @@ def test_every_probe_holds() -> None:
     ("module", "name"),
     [
         *((attribution, name) for name in ("EXPLAINED", "BELIEVED", "SMALL", "CALLS")),
-        *((limits, name) for name in ("CLEAR", "LEAD", "QUIET", "NOTICEABLE", "DRIFT")),
+        *((limits, name) for name in ("CLEAR", "LEAD", "DISTURBED", "NOTICEABLE", "DRIFT")),
     ],
 )
 @pytest.mark.parametrize("factor", [0.5, 2.0])

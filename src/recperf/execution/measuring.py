@@ -95,10 +95,10 @@ def measure_window(
         window.take(window.warm_up(steps, seconds=SECONDS))
         profile = close_window(window, prepared, ranks)
         observe(profile, recipe, peaks, ranks)
-        profile["other_work"] = share_of_others(other_work)
-        if not alone:
-            # Each rank saw the work of the others.
-            profile["observed"]["other_work"] = profile["other_work"]
+        # One share for verdict, claims, fixes and trust; of ranks each saw the work of the others while it observed.
+        shares = (share_of_others(other_work), profile["observed"]["other_work"] if alone else None)
+        share = max((share for share in shares if share is not None), default=None)
+        profile["other_work"] = profile["observed"]["other_work"] = share
         windows.append(profile)
         if not alone or disturbance(profile) <= DISTURBED or monotonic() - began > REPEAT_SECONDS:
             break
@@ -109,7 +109,7 @@ def measure_window(
 
 def disturbance(profile: dict[str, Any]) -> float:
     """The largest share of the cores that others took while any figure of a profile was measured."""
-    return max(profile["other_work"] or 0.0, profile["observed"].get("other_work") or 0.0)
+    return profile["other_work"] or 0.0
 
 
 def share_of_others(other_work: OtherWork) -> float | None:

@@ -19,8 +19,6 @@ from ..distributed.ranks import current
 from ..errors import DataError
 from ..measure import fixes, sections
 from ..measure.experiments import SECONDS
-from ..measure.limits import verdict_of
-from ..measure.peaks.other_work import OtherWork
 from ..measure.profile import endless
 from ..measure.trace.analyse import analyse
 from ..measure.trace.cut import write_cut
@@ -29,7 +27,7 @@ from ..measure.trace.record import record
 from ..train.device import applied
 from ..train.loop import take_step
 from .fixes import suggest, try_fixes
-from .measuring import STEPS, measure_pair, measure_window, require_threads, share_of_others
+from .measuring import STEPS, measure_pair, measure_window, require_threads
 from .workload import Prepared, Trial, Workload
 
 TRACED = 8
@@ -64,7 +62,6 @@ def profile(
     All ranks measure and record the same steps. Figures about a single rank are those of the slowest one.
     """
     world = current()
-    other_work = OtherWork()
     prepared = world.leader_first(lambda: workload.prepare(config))
     world.require_same_data(prepared.data["digest"])
     with applied(prepared.settings):
@@ -99,12 +96,8 @@ def profile(
         "stalls": None,
     }
     del trial
-    # One share for the verdict, the fixes and the section on trust: the larger of all steps' and the observed ones'.
-    shares = (share_of_others(other_work), result["observed"]["other_work"])
-    result["observed"]["other_work"] = others = max((share for share in shares if share is not None), default=None)
-    result |= verdict_of(result, peaks)
     if world.choose(True, several=False):
-        doubt = fixes.doubt(result, others)
+        doubt = fixes.doubt(result, result["other_work"])
         ranked = suggest(prepared.fixes(), result, parts, peaks, doubt)
         if options.try_fixes and ranked and peaks is not None:
             try_fixes(workload, config, result, ranked, peaks, parts, doubt, say)
@@ -169,7 +162,7 @@ def _trust(result: dict[str, Any], config: Any, cost: dict[str, float] | None) -
             "cuda": torch.version.cuda,
         },
         "clocks": _clocks() if result["device"] != "cpu" else None,
-        "other_work": {"share": result["observed"]["other_work"]},
+        "other_work": {"share": result["other_work"]},
         "not_measured": missing,
     }
 

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .peaks.other_work import DISTURBED
 from .spans import kind_of, phase_of
 
 PERCENTILES = ("p50", "p80", "p20")
@@ -27,8 +28,6 @@ OF_MEMORY, OF_PRODUCTS = 0.6, 0.35
 """Shares of the ceilings that kernels reach on streams of a few MB and products of a few GFLOP."""
 MUCH_ARITHMETIC = 1e7
 """FLOPs above which a part gains from more threads."""
-OTHERS = 0.15
-"""Share of the cores used by other work above which no gain is judged."""
 DRIFT = 0.15
 """Relative change of the plain step above which the machine may have drifted."""
 UNLIKE = 2.0
@@ -117,7 +116,7 @@ class Facts:
 
 def too_busy(others: float | None) -> str | None:
     """Why nothing is judged beside so much other work, a share of the cores; None where it may be."""
-    if others is None or others <= OTHERS:
+    if others is None or others <= DISTURBED:
         return None
     return f"machine too busy, other work took {100 * others:.0f} % of the cores"
 

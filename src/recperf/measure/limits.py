@@ -11,6 +11,7 @@ from typing import Any
 from ..units import number
 from .attribution import attribute
 from .ceilings import Ceilings, ceilings_of_profile
+from .peaks.other_work import DISTURBED
 
 TEXTS: dict[str, dict[str, str]] = tomllib.loads(files(__package__).joinpath("limits.toml").read_text(encoding="utf-8"))
 UNCLEAR = "unclear"
@@ -18,8 +19,6 @@ CLEAR = 0.3
 """The largest share must reach this to be a verdict."""
 LEAD = 0.2
 """By how much it must lead the second for a high confidence."""
-QUIET = 0.15
-"""Share of the cores that other work may use for a high confidence."""
 NOTICEABLE = 0.1
 """Smaller shares are not mentioned."""
 DRIFT = 1.5
@@ -135,11 +134,11 @@ def _doubts(
             f"{first} leads {second} by only {shares[first] - shares[second]:.2f} of a step; steps vary by {spread:.0%}"
         )
     others = observed.get("other_work")
-    if others is not None and others >= QUIET:
+    if others is not None and others > DISTURBED:
         doubts.append(f"other work used {others:.0%} of the cores")
-    elif observed.get("crowded", 0.0) >= QUIET:
+    elif observed.get("crowded", 0.0) > DISTURBED:
         doubts.append(f"worker processes used {observed['crowded']:.0%} of the cores, which operators need as well")
-    elif observed.get("preempted", 0.0) >= QUIET:
+    elif observed.get("preempted", 0.0) > DISTURBED:
         doubts.append(f"the thread of the step waited for a core for {observed['preempted']:.0%} of the time")
     if ceilings is None and observed["operators"]:
         doubts.append("the ceilings of this device were not measured")

@@ -17,7 +17,7 @@ from planted_cases import CASES, Machine, Planted
 import recperf
 from recperf.measure import experiments, observing, peaks
 from recperf.measure.ceilings import ceilings_of
-from recperf.measure.limits import QUIET
+from recperf.measure.peaks.other_work import DISTURBED
 
 CPU = [case for case in CASES if case.on_cpu]
 
@@ -63,7 +63,7 @@ def judge(cases: list[Planted], folder: Path) -> None:
         if not correct and report.verdict.confidence == "high":
             wrong_but_sure.append((case.name, report.verdict.limit, report.shares))
         others = report.as_json()["other_work"]
-        if others is None or others < QUIET:
+        if others is None or others <= DISTURBED:
             quiet, right = quiet + 1, right + correct
     assert not wrong_but_sure
     assert right >= 0.9 * quiet - 1e-9 or quiet - right <= 1

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ...measure.limits import QUIET
+from ...measure.peaks.other_work import DISTURBED
 from . import formats as fmt
 from . import plots, profile_plots, ranks
 from . import profile_device as device
@@ -137,7 +137,7 @@ def _trust(profile: Profile, machine: Profile) -> list[Block]:
         rows.append(("seed", _nested(trust["seed"])))
     busy = (trust.get("other_work") or {}).get("share")
     if busy is not None:
-        doubt = "; too much for the times to be trusted" if busy >= QUIET else ""
+        doubt = "; too much for the times to be trusted" if busy > DISTURBED else ""
         rows.append(("other processes", f"{busy:.0%} of all cores{doubt}"))
     rows += [(f"switch {name}", why) for name, why in (profile.get("switches") or {}).items()]
     trace = profile.get("trace")

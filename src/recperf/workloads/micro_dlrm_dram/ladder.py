@@ -20,8 +20,7 @@ from ...data.batch import ClickBatch
 from ...execution.workload import require_memory
 from ...measure.ceilings import Ceilings, ceilings_of
 from ...measure.cost import FLOAT
-from ...measure.limits import QUIET
-from ...measure.peaks.other_work import OtherWork
+from ...measure.peaks.other_work import DISTURBED, OtherWork
 from ...models.tables import HashedTable, ask_for_huge_pages
 from ...ops.bag import native, reference
 from .build import PreparedDram
@@ -275,7 +274,7 @@ def report(rung: Rung, work: Work, readings: Readings, seconds: dict[str, list[f
 
 def judged(rungs: list[dict[str, Any]], other_work: float | None) -> list[dict[str, Any]]:
     """The rungs; beside much other work no prediction is judged."""
-    if other_work is not None and other_work > QUIET:
+    if other_work is not None and other_work > DISTURBED:
         return [{**rung, "as_predicted": None} for rung in rungs]
     return rungs
 
