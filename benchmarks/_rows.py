@@ -30,11 +30,12 @@ ROWS = "benchmarks/results"
 
 @cache
 def origin() -> dict[str, Any]:
-    """Commit of the files and whether they differ from it: by the stamp, if one was carried along, else by git."""
-    if STAMP.exists():
+    """Commit of the files and whether they differ from it: by git, or where there is no history by the stamp."""
+    found = checkout(besides=ROWS)
+    if found["dirty"] is not False and STAMP.exists():
         stamp = json.loads(STAMP.read_text())
         return {"commit": stamp["commit"], "dirty": digest(stamp["files"]) != stamp["digest"]}
-    return checkout(besides=ROWS)
+    return found
 
 
 def digest(files: list[str]) -> str:

@@ -1,15 +1,18 @@
-"""Embedding bags on a GPU: the fused kernels against torch, 2,097,152 random ids of float32 rows, in one run.
+"""Embedding bags on a GPU: the fused kernels against FBGEMM's table-batched embedding (TBE) and torch, float32 rows.
 
-Forward: `embedding_bag(mode="sum")` and ours; bytes are rows read and sums written. Backward with an update: torch's
-sparse path (the backward pass of `embedding_bag(sparse=True)`, then coalesce and row-wise Adagrad by torch's operators;
-for SGD torch's own addition of a sparse gradient) and ours from the gradient of the bags on, grouping the ids included.
-Both are charged the bytes such an update cannot avoid: each used row read and written, each bag's gradient read once,
-and with Adagrad a float of state a used row read and written.
+One table with 2,097,152 random ids, and 26 tables of a million rows with a batch of 8,192. Forward: the TBE,
+`embedding_bag(mode="sum")` and ours; bytes are rows read and sums written. Backward with an update: the TBE's, which
+has its optimizer inside; torch's sparse path (the backward pass of `embedding_bag(sparse=True)`, then coalesce and
+row-wise Adagrad by torch's operators; for SGD torch's own addition of a sparse gradient); and ours from the gradient of
+the bags on. All sort or group the ids inside the clock, and are charged the bytes such an update cannot avoid: each
+used row read and written, each bag's gradient read once, and with Adagrad a float of state a used row read and
+written. Without FBGEMM its rows are left out, and the script says why.
 
-Readings of the two alternate. Each lies between two events, after a write that leaves nothing in the L2 and keeps the
+Readings of the ways alternate. Each lies between two events, after a write that leaves nothing in the L2 and keeps the
 device busy while the host queues the work. A share is of a plain copy's bandwidth in the same run.
 
-Shapes: V ids, B bags, R table rows, D width, U different rows among the ids.
+Shapes: V ids, B bags (feature-major where there are several tables), R rows of all tables, D width, U different rows
+among the ids, F tables.
 
 Run as `python benchmarks/fused_bag.py`. Does nothing without a GPU; exits with 5 where a goal is missed.
 """
@@ -19,14 +22,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from _fbgemm_peer import FBGEMM, fbgemm_problem, fbgemm_version
 from _rows import record, row, show
 from recperf.ops.bag import choose
 
@@ -35,12 +40,16 @@ IDS = 1 << 21
 MOST_ROWS, MOST_BYTES = 16 << 20, 8 << 30
 """Of a table: scores of times any L2."""
 FLUSH_BYTES = 1 << 30
+MANY_TABLES, MANY_ROWS, MANY_DIM, MANY_BATCH, MANY_BAGS = 26, 1_000_000, 128, 8192, (1, 10)
+"""The case of many tables: their number and rows, the width, the samples of a batch, and ids a bag."""
 READINGS, WARM_UP = 15, 3
 RATE, EPS = 0.01, 1e-8
 GOAL_FORWARD = {64: 3000, 128: 3500, 512: 4000}
 """GB/s on one NVIDIA H200, by width."""
 GOAL_DIM, GOAL_BAG, GOAL_RATIO, GOAL_SHARE = 128, 32, 4.0, 0.5
 """Of the backward pass with row-wise Adagrad: times torch's, and share of a copy."""
+
+PEERS = ("FBGEMM", "torch")
 
 Work = Callable[[], object]
 
@@ -83,7 +92,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Case:
-    """One table, one batch of ids and the gradient of its bags."""
+    """One table or several of equal size, one batch of ids and the gradient of its bags."""
 
     table_RD: Tensor
     state_R: Tensor
@@ -91,6 +100,27 @@ class Case:
     offsets_B1: Tensor
     gradient_BD: Tensor
     unique: int
+    tables: int = 1
+
+    @property
+    def table_rows(self) -> int:
+        return self.table_RD.shape[0] // self.tables
+
+    @property
+    def starts_F(self) -> Tensor | None:
+        """Where each table begins; none for a single one."""
+        if self.tables == 1:
+            return None
+        return torch.arange(self.tables, device=self.ids_V.device) * self.table_rows
+
+    @cached_property
+    def rows_V(self) -> Tensor:
+        """The ids as rows of all tables, which torch is given."""
+        if self.tables == 1:
+            return self.ids_V
+        assert self.starts_F is not None
+        per_table = self.offsets_B1[:: self.bags // self.tables].diff()
+        return self.ids_V + self.starts_F.repeat_interleave(per_table)
 
     @property
     def bags(self) -> int:
@@ -108,14 +138,14 @@ class Case:
         return (2 * self.unique + self.bags) * row_bytes + state
 
 
-def make_case(table_RD: Tensor, bag: int, generator: torch.Generator) -> Case:
-    rows, dim = table_RD.shape
-    ids_V = torch.randint(0, rows, (IDS,), device=DEVICE, generator=generator)
-    edges = torch.arange(0, IDS, bag, device=DEVICE)
-    offsets_B1 = torch.cat([edges, edges.new_full((1,), IDS)])
-    gradient_BD = torch.randn(offsets_B1.numel() - 1, dim, device=DEVICE, generator=generator)
-    unique = int(torch.unique(ids_V).numel())
-    return Case(table_RD, torch.zeros(rows, device=DEVICE), ids_V, offsets_B1, gradient_BD, unique)
+def make_case(table_RD: Tensor, bag: int, generator: torch.Generator, *, ids: int = IDS, tables: int = 1) -> Case:
+    rows, dim, device = table_RD.shape[0], table_RD.shape[1], table_RD.device
+    ids_V = torch.randint(0, rows // tables, (ids,), device=device, generator=generator)
+    edges = torch.arange(0, ids, bag, device=device)
+    offsets_B1 = torch.cat([edges, edges.new_full((1,), ids)])
+    gradient_BD = torch.randn(offsets_B1.numel() - 1, dim, device=device, generator=generator)
+    case = Case(table_RD, torch.zeros(rows, device=device), ids_V, offsets_B1, gradient_BD, 0, tables)
+    return replace(case, unique=int(torch.unique(case.rows_V).numel()))
 
 
 class TorchUpdate:
@@ -129,7 +159,7 @@ class TorchUpdate:
     def forward(self) -> None:
         self.weight.grad = None
         self.pooled_BD = F.embedding_bag(
-            self.case.ids_V, self.weight, self.case.offsets_B1, mode="sum", sparse=True, include_last_offset=True
+            self.case.rows_V, self.weight, self.case.offsets_B1, mode="sum", sparse=True, include_last_offset=True
         )
 
     def backward(self) -> None:
@@ -153,19 +183,27 @@ class TorchUpdate:
         return Way(self.backward, self.forward)
 
 
-def ways_of(case: Case) -> dict[str, dict[str, Way]]:
+def fbgemm_of(case: Case) -> FBGEMM:
+    return FBGEMM(case.table_RD, case.ids_V, case.offsets_B1, case.gradient_BD, tables=case.tables, rate=RATE, eps=EPS)
+
+
+def ways_of(case: Case, fbgemm: bool) -> dict[str, dict[str, Way]]:
     """By what is done and who does it."""
     bag, _ = choose("triton", case.table_RD)
     table_RD, ids_V, offsets_B1, gradient_BD = case.table_RD, case.ids_V, case.offsets_B1, case.gradient_BD
+    starts_F, rows_V = case.starts_F, case.rows_V
 
     def ours(state_R: Tensor | None) -> None:
-        grouped = bag.Grouped(ids_V, offsets_B1, table_RD.shape[0])
+        grouped = bag.Grouped(ids_V, offsets_B1, table_RD.shape[0], starts_F)
         bag.update(table_RD, state_R, grouped, gradient_BD, rate=RATE, eps=EPS, decay=0.0, scale=1.0)
 
-    return {
+    def atomics() -> None:
+        bag.scatter_sgd(table_RD, ids_V, offsets_B1, gradient_BD, rate=RATE, starts_F=starts_F)
+
+    ways = {
         "forward": {
-            "torch": Way(lambda: F.embedding_bag(ids_V, table_RD, offsets_B1, mode="sum", include_last_offset=True)),
-            "recperf": Way(lambda: bag.bag_sum(table_RD, ids_V, offsets_B1)),
+            "torch": Way(lambda: F.embedding_bag(rows_V, table_RD, offsets_B1, mode="sum", include_last_offset=True)),
+            "recperf": Way(lambda: bag.bag_sum(table_RD, ids_V, offsets_B1, starts_F)),
         },
         "row-wise Adagrad": {
             "torch": TorchUpdate(case, adagrad=True).way(),
@@ -174,29 +212,41 @@ def ways_of(case: Case) -> dict[str, dict[str, Way]]:
         "SGD": {
             "torch": TorchUpdate(case, adagrad=False).way(),
             "recperf": Way(lambda: ours(None)),
-            "recperf, atomics": Way(lambda: bag.scatter_sgd(table_RD, ids_V, offsets_B1, gradient_BD, rate=RATE)),
+            "recperf, atomics": Way(atomics),
         },
     }
+    if fbgemm:
+        peer = fbgemm_of(case)
+        ways["forward"]["FBGEMM"] = Way(peer.forward_only)
+        ways["row-wise Adagrad"]["FBGEMM"] = Way(peer.backward, peer.forward)
+    return ways
 
 
-def require_agreement(case: Case, ways: dict[str, dict[str, Way]]) -> None:
+def require_agreement(case: Case, fbgemm: bool) -> None:
     """All ways to the same thing give the same numbers; looked at where the first ids point."""
-    some = case.ids_V[: 1 << 16]
-    peer, ours = (ways["forward"][who].work() for who in ("torch", "recperf"))
-    torch.testing.assert_close(ours, peer, rtol=1e-4, atol=1e-4)
+    some, ways = case.rows_V[: 1 << 16], ways_of(case, False)
+    expected, ours = (ways["forward"][who].work() for who in ("torch", "recperf"))
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
     weights_RD, state_R = case.table_RD.clone(), case.state_R.clone()
+    changes: dict[str, list[Tensor]] = {}
     for what in ("row-wise Adagrad", "SGD"):
-        changes = []
         for way in ways[what].values():
             case.table_RD.copy_(weights_RD)
             case.state_R.copy_(state_R)
             way.before()
             way.work()
-            changes.append(case.table_RD[some] - weights_RD[some])
+            changes.setdefault(what, []).append(case.table_RD[some] - weights_RD[some])
         case.table_RD.copy_(weights_RD)
         case.state_R.copy_(state_R)
-        for change in changes[1:]:
-            torch.testing.assert_close(change, changes[0], rtol=1e-3, atol=1e-3 * float(changes[0].abs().max()))
+    if fbgemm:
+        peer = fbgemm_of(case)
+        torch.testing.assert_close(peer.by_bag(peer.forward_only()), expected, rtol=1e-4, atol=1e-4)
+        peer.forward()
+        peer.backward()
+        changes["row-wise Adagrad"].append(peer.table_RD()[some] - weights_RD[some])
+    for first, *others in changes.values():
+        for change in others:
+            torch.testing.assert_close(change, first, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
 
 
 def copy_speed(clock: Clock) -> list[float]:
@@ -206,21 +256,24 @@ def copy_speed(clock: Clock) -> list[float]:
     return [2 * source.nbytes / one / 1e9 for one in seconds]
 
 
-def entries_of(case: Case, bag: int, copy: float, clock: Clock, shared: dict[str, Any]) -> list[dict[str, Any]]:
+def entries_of(
+    case: Case, bag: int, copy: float, clock: Clock, shared: dict[str, Any], fbgemm: bool
+) -> list[dict[str, Any]]:
     made = []
-    for what, ways in ways_of(case).items():
+    for what, ways in ways_of(case, fbgemm).items():
         seconds, size = clock.readings(ways), case.bytes_of(what)
         conditions = shared | {
             "what": what,
-            "ids": IDS,
+            "ids": case.ids_V.numel(),
             "bags": case.bags,
             "bag": bag,
             "dim": case.dim,
-            "table_rows": case.table_RD.shape[0],
-            "unique_ratio": case.unique / IDS,
+            "tables": case.tables,
+            "table_rows": case.table_rows,
+            "unique_ratio": case.unique / case.ids_V.numel(),
             "bytes": size,
         }
-        place = f"{what}, dim {case.dim}, bags of {bag}"
+        place = f"{what}, {f'{case.tables} tables, ' if case.tables > 1 else ''}dim {case.dim}, bags of {bag}"
         for who, taken in seconds.items():
             speeds = [size / one / 1e9 for one in taken]
             more = {
@@ -229,11 +282,12 @@ def entries_of(case: Case, bag: int, copy: float, clock: Clock, shared: dict[str
                 "share_of_copy": statistics.median(speeds) / copy,
             }
             made.append(row("fused_bag", f"{who}, {place}", "bandwidth", "GB/s", speeds, conditions | more))
-            if who != "torch":
-                ratios = [theirs / mine for theirs, mine in zip(seconds["torch"], taken)]
-                made.append(
-                    row("fused_bag", f"{who} / torch, {place}", "ratio", "x", ratios, conditions | {"who": who})
-                )
+            for peer in PEERS if who not in PEERS else ():
+                if peer in seconds:
+                    ratios = [theirs / mine for theirs, mine in zip(seconds[peer], taken)]
+                    more = {"who": who, "peer": peer}
+                    title = f"{who} / {peer}, {place}"
+                    made.append(row("fused_bag", title, "ratio", "x", ratios, conditions | more))
     return made
 
 
@@ -241,7 +295,7 @@ def goals_missed(entries: list[dict[str, Any]]) -> list[str]:
     missed = []
     for entry in entries:
         at, p50 = entry["conditions"], entry["p50"]
-        if at.get("who") != "recperf" or at["bag"] != GOAL_BAG:
+        if at.get("who") != "recperf" or at["bag"] != GOAL_BAG or at.get("peer", "torch") != "torch":
             continue
         speed = entry["metric"] == "bandwidth"
         least = 0.0
@@ -254,34 +308,46 @@ def goals_missed(entries: list[dict[str, Any]]) -> list[str]:
     return missed
 
 
-def measure(dims: list[int], bags: list[int]) -> list[dict[str, Any]]:
+def measure(dims: list[int], bags: list[int], *, many: bool, fbgemm: bool) -> list[dict[str, Any]]:
     clock, generator = Clock(), torch.Generator(DEVICE).manual_seed(1)
-    shared = {"device": torch.cuda.get_device_name(), "l2_flushed": True, "seed": 1}
+    shared: dict[str, Any] = {"device": torch.cuda.get_device_name(), "l2_flushed": True, "seed": 1}
+    if fbgemm:
+        shared["fbgemm"] = fbgemm_version()
     copies = copy_speed(clock)
     made = [row("fused_bag", "copy", "bandwidth", "GB/s", copies, shared | {"bytes": 1 << 32})]
+
+    def add(table_RD: Tensor, bags: Sequence[int], **shape: Any) -> None:
+        for bag in bags:
+            ids = {"ids": bag * MANY_BATCH * MANY_TABLES} if shape else {}
+            case = make_case(table_RD, bag, generator, **ids, **shape)
+            if bag == bags[0]:
+                require_agreement(case, fbgemm)
+            made.extend(entries_of(case, bag, statistics.median(copies), clock, shared, fbgemm))
+
     for dim in dims:
         rows = min(MOST_ROWS, MOST_BYTES // (4 * dim))
-        table_RD = torch.randn(rows, dim, device=DEVICE, generator=generator)
-        for bag in bags:
-            case = make_case(table_RD, bag, generator)
-            if bag == bags[0]:
-                require_agreement(case, ways_of(case))
-            made += entries_of(case, bag, statistics.median(copies), clock, shared)
-        del table_RD, case
+        add(torch.randn(rows, dim, device=DEVICE, generator=generator), bags)
         torch.cuda.empty_cache()
+    if many:
+        table_RD = torch.randn(MANY_TABLES * MANY_ROWS, MANY_DIM, device=DEVICE, generator=generator)
+        add(table_RD, MANY_BAGS, tables=MANY_TABLES)
     return made
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="fused embedding bags against torch's, on a GPU")
-    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 512])
+    parser = argparse.ArgumentParser(description="fused embedding bags against FBGEMM's and torch's")
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256, 512])
     parser.add_argument("--bags", type=int, nargs="+", default=[32, 1, 10], help="ids a bag")
+    parser.add_argument("--no-many", action="store_true", help="without the case of 26 tables")
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
     chosen = parser.parse_args(words)
     if not torch.cuda.is_available():
         print("nothing to measure: torch sees no GPU here")
         return 0
-    entries = measure(chosen.dims, chosen.bags)
+    problem = fbgemm_problem()
+    if problem:
+        print(f"FBGEMM's TBE is not measured: {problem}")
+    entries = measure(chosen.dims, chosen.bags, many=not chosen.no_many, fbgemm=not problem)
     for entry in entries:
         share = entry["conditions"].get("share_of_copy")
         print(show(entry) + (f" = {share:.0%} of copy" if share else ""))

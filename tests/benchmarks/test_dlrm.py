@@ -112,3 +112,22 @@ def test_torchs_sparse_path_updates_as_the_reference_does(script: Callable[[str]
     way.work()
     torch.testing.assert_close(table_RD, expected_RD)
     torch.testing.assert_close(case.state_R, state_R)
+
+
+@pytest.mark.parametrize("tables", [1, 3])
+def test_fbgemms_tables_update_as_the_reference_does(script: Callable[[str], ModuleType], tables: int) -> None:
+    fused, draw = script("fused_bag"), torch.Generator().manual_seed(3)
+    if problem := fused.fbgemm_problem():
+        pytest.skip(f"FBGEMM cannot be loaded here: {problem}")
+    case = fused.make_case(torch.randn(tables * 7, 4, generator=draw), 2, draw, ids=tables * 10, tables=tables)
+    expected_RD, state_R = case.table_RD.clone(), torch.zeros(tables * 7)
+    peer = fused.fbgemm_of(case)
+    pooled_BD = reference.bag_sum(expected_RD, case.ids_V, case.offsets_B1, case.starts_F)
+    torch.testing.assert_close(peer.by_bag(peer.forward_only()), pooled_BD)
+    grouped = reference.Grouped(case.ids_V, case.offsets_B1, tables * 7, case.starts_F)
+    reference.update(
+        expected_RD, state_R, grouped, case.gradient_BD, rate=fused.RATE, eps=fused.EPS, decay=0.0, scale=1.0
+    )
+    peer.forward()
+    peer.backward()
+    torch.testing.assert_close(peer.table_RD(), expected_RD)

@@ -51,6 +51,7 @@ def test_a_stamp_names_the_commit_of_files_without_a_history(
 ) -> None:
     monkeypatch.setattr(rows, "ROOT", tmp_path)
     monkeypatch.setattr(rows, "STAMP", tmp_path / "commit.json")
+    monkeypatch.setattr(rows, "checkout", lambda besides: {"commit": None, "dirty": None})
     (tmp_path / "a.py").write_text("1")
     stamp = {"commit": "2" * 40, "digest": rows.digest(["a.py"]), "files": ["a.py"]}
     rows.STAMP.write_text(json.dumps(stamp))

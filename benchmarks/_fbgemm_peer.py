@@ -1,0 +1,93 @@
+"""FBGEMM's table-batched embedding (TBE), the peer of our fused bags.
+
+Shapes: V ids, B bags of all tables, table after table, R rows of all tables, D width.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+
+import torch
+from torch import Tensor
+
+
+def fbgemm_problem() -> str:
+    """Why the TBE cannot be measured here; empty where it can."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    except Exception as error:  # A library that does not fit this torch fails in many ways.
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+def fbgemm_version() -> str:
+    return str(getattr(importlib.import_module("fbgemm_gpu"), "__version__", "unknown"))
+
+
+class FBGEMM:
+    """The TBE with row-wise Adagrad and a copy of the rows of tables of equal size; its optimizer is part of its
+    backward pass. It checks no ids."""
+
+    def __init__(
+        self,
+        table_RD: Tensor,
+        ids_V: Tensor,
+        offsets_B1: Tensor,
+        gradient_BD: Tensor,
+        *,
+        tables: int,
+        rate: float,
+        eps: float,
+    ) -> None:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        self.tables, self.dim, self.ids_V, self.offsets_B1 = tables, table_RD.shape[1], ids_V, offsets_B1
+        place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+        if not table_RD.is_cuda:
+            place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+        self.bags = SplitTableBatchedEmbeddingBagsCodegen(
+            [(table_RD.shape[0] // tables, self.dim, *place)] * tables,
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            learning_rate=rate,
+            eps=eps,
+            weights_precision=SparseType.FP32,
+            output_dtype=SparseType.FP32,
+            stochastic_rounding=False,
+            pooling_mode=PoolingMode.SUM,
+            bounds_check_mode=BoundsCheckMode.NONE,
+            device=table_RD.device,
+        )
+        with torch.no_grad():
+            for weights, rows in zip(self.bags.split_embedding_weights(), table_RD.chunk(tables)):
+                weights.copy_(rows)
+        by_table = gradient_BD.view(tables, -1, self.dim)
+        self.gradient = by_table.transpose(0, 1).reshape(by_table.shape[1], -1).contiguous()
+        self.pooled: Tensor | None = None
+
+    def forward(self) -> None:
+        self.pooled = self.bags(self.ids_V, self.offsets_B1)
+
+    def backward(self) -> None:
+        """Updates the rows too."""
+        assert self.pooled is not None
+        self.pooled.backward(self.gradient)  # type: ignore[no-untyped-call]
+
+    def forward_only(self) -> Tensor:
+        with torch.no_grad():
+            pooled: Tensor = self.bags(self.ids_V, self.offsets_B1)
+        return pooled
+
+    def by_bag(self, pooled: Tensor) -> Tensor:
+        """The sums in our order: table after table."""
+        return pooled.view(-1, self.tables, self.dim).transpose(0, 1).reshape(-1, self.dim)
+
+    def table_RD(self) -> Tensor:
+        return torch.cat([weights.detach() for weights in self.bags.split_embedding_weights()])
