@@ -56,6 +56,7 @@ def base(parts: dict[str, float], device: str) -> dict[str, Any]:
         "operators": 312,
         "threads": 2,
         "precision": "float32" if device == "cpu" else "tf32",
+        "other_work": 0.02,
         "step_ms": spread(wall),
         "overhead": {"plain_ms": wall * 0.97, "clocked_ms": wall, "share": 1 / 0.97 - 1, "plain": spread(wall * 0.97)},
         "components": [

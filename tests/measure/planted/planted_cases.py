@@ -344,11 +344,16 @@ def random_rows(row_bytes: int, knees: float) -> Callable[[Machine], Built]:
     return build
 
 
-for _bytes in (64, 1024):
+for _bytes, _memory in ((64, ("latency",)), (1024, ("bandwidth",))):
     for _knees in (0.25, 1, 4, 16):
-        _right = ("cache",) if _knees < 1 else ("cache", "latency") if _knees == 1 else ("latency",)
+        _right, _on_gpu = (
+            ("cache",) if _knees < 1 else ("cache", *one) if _knees == 1 else one
+            for one in (_memory, ("latency", "bandwidth"))
+        )
         _quick = _bytes == 64 and _knees in (0.25, 16)
-        planted(f"random rows of {_bytes} B, table {_knees} x knee", *_right, quick=_quick)(random_rows(_bytes, _knees))
+        planted(f"random rows of {_bytes} B, table {_knees} x knee", *_right, on_gpu=_on_gpu, quick=_quick)(
+            random_rows(_bytes, _knees)
+        )
 
 
 @planted("one large sort", "operator")
