@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
@@ -21,14 +22,21 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch see
 CONFIG = DLRMConfig(features=("a", "b"), rows=(50, 70), dim=8, bottom=(5, 16, 8), top=(24, 1), table_init_std=0.5)
 
 
-class Nobody:
+class Watch:
+    """Reads the clock when training begins and after each evaluation, which waits for the device."""
+
+    def __init__(self) -> None:
+        self.began = self.scored = 0.0
+
     def notice(self, text: str) -> None: ...
 
-    def trial(self, seed: int, total_steps: int, done: int) -> None: ...
+    def trial(self, seed: int, total_steps: int, done: int) -> None:
+        self.began = perf_counter()
 
     def step(self, step: int, loss: float, samples: int) -> None: ...
 
-    def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None: ...
+    def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
+        self.scored = perf_counter()
 
 
 @pytest.mark.parametrize("interaction", ["concat", "dot"])
@@ -59,13 +67,23 @@ def test_micro_dlrm_trains_on_a_gpu(tmp_path: Path) -> None:
     config = replace(
         config, data=replace(config.data, source="embedded"), train=replace(config.train, epochs=3, device="cuda")
     )
-    run = Run.create("micro-dlrm", to_json(config), folder=tmp_path / "run")
+    run, watch = Run.create("micro-dlrm", to_json(config), folder=tmp_path / "run"), Watch()
     with StopFlag() as stop:
-        result = execute(find("micro-dlrm"), config, run, stop, Nobody())
+        result = execute(find("micro-dlrm"), config, run, stop, watch)
+    timings = [event for event in run.events() if event["kind"] == "timing"]
     run.close()
+    performance = result["performance"]
     assert result["quality"]["met"]
-    assert result["performance"]["device"] != "cpu"
-    assert sum(result["performance"]["budget"].values()) == pytest.approx(1)
+    assert performance["device"] != "cpu"
+    assert sum(performance["budget"].values()) == pytest.approx(1)
+    last_save = [event["seconds"] for event in timings if event["part"] == "save"][-1]
+    assert performance["overall"]["seconds"] - last_save == pytest.approx(watch.scored - watch.began, rel=0.1)
+    assert performance["overall"]["steps"] == 3 * 313
+    for event in timings:
+        if event["part"] == "steady":
+            # Every step has its own time on the device; together they are no more than the stretch.
+            assert len(event["step_ms"]) == event["steps"]
+            assert 0.5 * event["seconds"] < sum(event["step_ms"]) / 1e3 <= 1.02 * event["seconds"]
 
 
 def test_micro_dlrm_dram_learns_the_same_on_a_gpu() -> None:

@@ -25,18 +25,18 @@ class StepMarks:
     BEHIND = 128
     """More steps than are ever queued at once: losses are logged more often, which waits for the device."""
 
-    def __init__(self, *, events: bool = False, record: Callable[[], Any] | None = None) -> None:
-        self._record = record or (_recorded_event if events else perf_counter_ns)
+    def __init__(self, new_event: Callable[[], Any] | None = None) -> None:
+        self._new_event, self._free = new_event, list[Any]()
         self._marks: list[tuple[Any, bool]] = []
         """Each mark, and whether a step ends there."""
         self._ns: list[int] = []
 
     def begin(self) -> None:
         """Mark where the next step begins; without a mark it begins where the last one ended."""
-        self._marks.append((self._record(), False))
+        self._mark(is_step=False)
 
     def end_step(self) -> None:
-        self._marks.append((self._record(), True))
+        self._mark(is_step=True)
         if len(self._marks) > self.UNREAD:
             self._read(len(self._marks) - self.BEHIND)
 
@@ -46,19 +46,28 @@ class StepMarks:
         times, self._ns, self._marks = self._ns, [], []
         return times
 
+    def _mark(self, *, is_step: bool) -> None:
+        if self._new_event is None:
+            self._marks.append((perf_counter_ns(), is_step))
+            return
+        event = self._free.pop() if self._free else self._new_event()
+        event.record()
+        self._marks.append((event, is_step))
+
     def _read(self, count: int) -> None:
-        if count and not isinstance(self._marks[count - 1][0], int):
-            self._marks[count - 1][0].synchronize()
-        for (begin, _), (end, is_step) in pairwise(self._marks[:count]):
-            if is_step:
-                self._ns.append(end - begin if isinstance(begin, int) else round(begin.elapsed_time(end) * 1e6))
-        self._marks = self._marks[count - 1 :]
+        read, self._marks = self._marks[:count], self._marks[max(0, count - 1) :]
+        if self._new_event is None:
+            self._ns += [end - begin for (begin, _), (end, is_step) in pairwise(read) if is_step]
+        elif read:
+            read[-1][0].synchronize()
+            self._ns += [
+                round(begin.elapsed_time(end) * 1e6) for (begin, _), (end, is_step) in pairwise(read) if is_step
+            ]
+            self._free += [event for event, _ in read[:-1]]
 
 
-def _recorded_event() -> Any:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+def timing_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class EventClock:

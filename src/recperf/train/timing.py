@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-from ..measure.device_clock import StepMarks
+from ..measure.device_clock import StepMarks, timing_event
 from .loop import Position
 
 
@@ -49,7 +49,7 @@ class StepTimer:
     def for_training(cls, steps: int, *, emit: Emit, seed: int, sync: Callable[[], None] | None) -> StepTimer:
         """For so many steps to come, of which the first 20, or a fifth, are warm-up."""
         return cls(
-            emit=emit, seed=seed, sync=sync, warmup=min(20, steps // 5), marks=StepMarks(events=sync is not None)
+            emit=emit, seed=seed, sync=sync, warmup=min(20, steps // 5), marks=StepMarks(timing_event if sync else None)
         )
 
     def before_epoch(self) -> None:
