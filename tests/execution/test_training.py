@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import example_runs as examples
 import pytest
 import torch
 
 from recperf.errors import ConfigError, DataError, MachineError
 from recperf.execution import training
+from recperf.execution.execute import mfu
 from recperf.execution.training import SeedTraining, in_background
 from recperf.runs.events import parse_events
 from recperf.runs.record import Run
@@ -178,3 +180,17 @@ def test_baselines_that_were_changed_are_refused_unless_the_data_was(run: Run) -
     with pytest.raises(DataError, match=r"baselines\.json was changed since its checkpoint"):
         seed_training(run, Weights(), contract={"data.events": 1}).restore()
     assert seed_training(run, Weights(), contract={"data.events": 2}, allow=("data.events",)).restore().step == 1
+
+
+def test_mfu_is_of_the_measured_batch_and_of_ceilings_of_its_threads_and_precision() -> None:
+    """2,000 FLOPs a sample at 500 samples/s are a thousandth of 1 GFLOP/s, in float32 with one thread alone."""
+    peaks = examples.peaks()
+    peaks["other_threads"] = {"1": {**peaks, "gemm": {"float32": {"p50": 1e9}}}}
+    parts = [{"flops": 5e5}, {"flops": None}]
+    profile = {"device": "cpu", "threads": 1, "precision": "float32", "batch_size": 250, "components": parts}
+    steady = {"samples_per_s": 500.0}
+    assert mfu(profile, peaks, steady) == pytest.approx(0.001)
+    assert mfu({**profile, "threads": 2}, peaks, steady) == pytest.approx(0.001 / 70)
+    assert mfu({**profile, "threads": 3}, peaks, steady) is None
+    assert mfu({**profile, "precision": "bfloat16"}, peaks, steady) is None
+    assert mfu(profile, peaks, None) is None

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from recperf.errors import MachineError
+from recperf.train import device
 from recperf.train.config import TrainConfig
 from recperf.train.device import LARGE_PRODUCT_FLOPS, SMALL_PRODUCT_FLOPS, applied, choose, repeatable
 
@@ -25,6 +26,12 @@ def test_large_products_keep_torchs_choice_and_explicit_values_are_used() -> Non
     assert (settings.threads, settings.onednn) == (torch.get_num_threads(), True)
     settings = choose(TrainConfig(device="cpu", threads=2, onednn="on"), largest_product_flops=1000)
     assert (settings.threads, settings.onednn) == (2, True)
+
+
+def test_no_more_threads_than_cores_that_a_container_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "usable_cores", lambda: 1)
+    settings = choose(TrainConfig(device="cpu"), largest_product_flops=10**9)
+    assert (settings.threads, settings.reasons["threads"]) == (1, "1: the cores that this process may use")
 
 
 def test_large_multi_threaded_products_on_arm_do_not_use_onednn() -> None:

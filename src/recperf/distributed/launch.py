@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Interrupted, MachineError, RecperfError, Stopped, UsageError
+from ..machine import usable_cores
 from .progress import LAUNCHER, Exit, Progress, read_exit, read_progress
 from .world import World
 
@@ -69,7 +70,7 @@ def launch(
     require_torchrec()
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
     with tempfile.TemporaryDirectory(prefix=LAUNCHER) as folder:
         agent = Agent([verb, *arguments], ranks, Path(folder))
         try:

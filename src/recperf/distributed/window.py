@@ -7,7 +7,6 @@ collective is waiting for that rank (`late`), the rest is for bytes to move.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from time import monotonic_ns, sleep
 from typing import Any
 
+from ..machine import usable_cores
 from ..measure.profile import Reading, overhead, spread
 from ..measure.spans import EXCHANGE
 from .waits import Clock, Wait, WaitLog, compare_clocks
@@ -85,7 +85,7 @@ class SharedWindow:
         walls = _longest(([wall for wall, _ in rank.clocked] for rank in ranks), len(ranks[0].clocked))
         plain = _longest((rank.plain for rank in ranks), len(ranks[0].plain))
         on_cpu = world.device == "cpu"
-        sharing = ceiling_shares(world.local_size, slowest["threads"], os.cpu_count() or 1) if on_cpu else 1
+        sharing = ceiling_shares(world.local_size, slowest["threads"], usable_cores()) if on_cpu else 1
         return {
             **slowest,
             "step_ms": spread(walls),

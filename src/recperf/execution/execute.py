@@ -209,13 +209,14 @@ def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
 
 
 def mfu(profile: dict[str, Any] | None, peaks: dict[str, Any] | None, steady: dict[str, Any] | None) -> float | None:
-    """FLOPs per second at the steady throughput, as a share of the machine's fastest matrix product; a sample has the
-    FLOPs that were counted for those of the measured batches."""
+    """FLOPs per second at the steady throughput, as a share of the machine's fastest matrix product in that precision
+    and with as many threads; a sample has the FLOPs that were counted for those of the measured batches."""
     ceilings = ceilings_of_profile(profile, peaks) if profile else None
-    if profile is None or ceilings is None or steady is None:
+    peak = ceilings.flops.get(profile.get("precision") or "float32") if profile and ceilings else None
+    if profile is None or steady is None or not peak:
         return None
     per_sample = sum(part["flops"] or 0 for part in profile["components"]) / profile["batch_size"]
-    return float(per_sample * steady["samples_per_s"] / ceilings.product(profile.get("precision")))
+    return float(per_sample * steady["samples_per_s"] / peak)
 
 
 def quality(

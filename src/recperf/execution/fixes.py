@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from ..config import from_json, to_json
+from ..machine import usable_cores
 from ..measure import fixes as predictions
 from ..measure.fixes import Prediction
 from ..measure.peaks.other_work import OtherWork
@@ -51,7 +51,7 @@ def suggest(
     doubt: str | None,
 ) -> list[Fix]:
     """Rank fixes by their predicted gain, and add their rows to the profile; `doubt`: why no gain is predicted."""
-    ranked = predictions.ranked(fixes, profile, parts, peaks, os.cpu_count() or 1)
+    ranked = predictions.ranked(fixes, profile, parts, peaks, usable_cores())
     profile["fixes"] = [_row(fix, prediction, doubt) for fix, prediction in ranked]
     return [fix for fix, _ in ranked]
 
@@ -131,7 +131,7 @@ def try_fixes(
         tolerance=sum(fix.tolerance for fix in combined),
     )
     names = [name for fix in combined for name in (fix.name, *fix.implies)]
-    row = _row(whole, predictions.prediction(unclocked, names, parts, peaks, os.cpu_count() or 1), doubt)
+    row = _row(whole, predictions.prediction(unclocked, names, parts, peaks, usable_cores()), doubt)
     rows.append(row)
     _try_fix(workload, config, whole, row, before, base.losses)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..config import within
 from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
-from ..machine import available_bytes
+from ..machine import available_bytes, usable_cores
 from ..measure.cost import Cost
 from ..runs.contract import Claim
 from ..train.config import TargetConfig
@@ -147,7 +146,7 @@ def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
     if settings.device.type != "cpu":
         return ()
     fixes = []
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     # Only what the user set: the automatic choice has its reasons, which the run records.
     if 0 < config.train.threads < cores:
         changed = replace(config, train=replace(config.train, threads=cores))

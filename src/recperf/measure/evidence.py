@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..machine import usable_cores
 from .attribution import kind_of_call, limit_of_kernel
 from .counting import Work
 from .device_times import device_times
@@ -117,7 +117,7 @@ def _on_host(
 ) -> None:
     """Scale the traced times to the plain steps, which no profiler slowed; `own_ms` is a step without waits for input
     and for other ranks."""
-    crowd = observer.threads / (os.cpu_count() or 1) + observer.workers - 1
+    crowd = observer.threads / usable_cores() + observer.workers - 1
     result["crowded"] = min(observer.workers, max(0.0, crowd))
     in_operators = sum(work.off_ns for work in works) / 1e6
     beside = times.beside_us / 1e3 / times.steps

@@ -135,7 +135,8 @@ class Performance(Struct):
     """Share of each part in a step, sums to 1, from profile.json."""
     steps_in_budget: int
     mfu: Number | None = None
-    """Counted FLOPs at the steady throughput over the measured peak of this machine; None: no ceilings."""
+    """Counted FLOPs at the steady throughput over the peak of this machine; None: not measured for this
+    precision and number of threads."""
     ranks: Ranks | None = None
     """Only for a run of several ranks."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..errors import MachineError
+from ..machine import usable_cores
 from .config import TrainConfig
 
 SMALL_PRODUCT_FLOPS = 4_000_000
@@ -49,6 +50,8 @@ def choose(config: TrainConfig, *, largest_product_flops: int) -> Settings:
         threads, why_threads = 1, "matrix products too small to share between threads"
     else:
         threads, why_threads = torch.get_num_threads(), "torch's own choice"
+        if threads > usable_cores():
+            threads, why_threads = usable_cores(), "the cores that this process may use"
     arm = platform.machine() in ("aarch64", "arm64")
     if config.onednn != "auto":
         onednn, why_onednn = config.onednn == "on", "requested"
