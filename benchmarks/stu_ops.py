@@ -2,9 +2,10 @@
 
 LayerNorm and its swish form, what an STU layer's output does before its product (SiLU, norm, gate, concatenation,
 dropout), the position and time embedding, tokens put together from all they are made of, and lookups of table rows with
-their row-wise Adagrad update. Rates are of the bytes an op cannot avoid, its inputs read and its outputs written once,
-whatever the way really moves. Activations are bfloat16, tables float32. A share is of a plain copy's bandwidth in the
-same run.
+their row-wise Adagrad update. Both sides get the same tensors of the same types, and what a way computes from a batch
+before it starts (sorting, places, ages) is inside its clock. Rates are of the bytes an op cannot avoid, its inputs read
+and its outputs written once, whatever the way really moves. Activations and norms are bfloat16, tables float32. A share
+is of a plain copy's bandwidth in the same run.
 
 Shapes: T tokens, D width of a token, E of the attention, R table rows, N lookups, U different rows among them, B rows.
 
@@ -28,7 +29,7 @@ from _clock import Work, readings
 from _hstu_peer import jagged_lengths, offsets_of
 from _rows import record, row, show
 from recperf.ops import assemble, layer_norm, lookup, stu_output
-from recperf.ops.assemble.reference import places
+from recperf.ops.assemble.plan import ages_of, row_of_token
 from recperf.ops.dropout import Dropout
 
 NAME = "stu_ops"
@@ -68,6 +69,12 @@ class Job:
     torch: Work
 
 
+def ordered(index_N: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The picks in the order of the rows they pick, and where each row's begin."""
+    sorted_N, order_N = index_N.sort(stable=True)
+    return order_N, torch.searchsorted(sorted_N, torch.arange(rows + 1, device=index_N.device))
+
+
 class Maker:
     def __init__(self, size: Size, device: torch.device) -> None:
         self.size, self.device = size, device
@@ -80,12 +87,11 @@ class Maker:
         """Forward, and forward with backward (which reads x and the gradient and writes x's)."""
         tokens, width = self.size.tokens, self.size.width
         x_TD, grad_TD = self.randn(tokens, width).requires_grad_(), self.randn(tokens, width)
-        weight, bias = (self.randn(width, dtype=torch.float32).requires_grad_() for _ in range(2))
-        low_weight, low_bias = (part.detach().bfloat16().requires_grad_() for part in (weight, bias))
+        weight, bias = (self.randn(width).requires_grad_() for _ in range(2))
         once = x_TD.nbytes
 
         def plain(x: Tensor) -> Tensor:
-            return F.layer_norm(x, (width,), low_weight, low_bias, EPS)
+            return F.layer_norm(x, (width,), weight, bias, EPS)
 
         def plain_swish(x: Tensor) -> Tensor:
             return x * torch.sigmoid(plain(x))
@@ -108,7 +114,7 @@ class Maker:
                 return torch.autograd.grad(ours(x_TD, weight, bias, EPS), (x_TD, weight, bias), grad_TD)
 
             def both_theirs(theirs: Any = theirs) -> object:
-                return torch.autograd.grad(theirs(x_TD), (x_TD, low_weight, low_bias), grad_TD)
+                return torch.autograd.grad(theirs(x_TD), (x_TD, weight, bias), grad_TD)
 
             jobs.append(Job(f"{name}, forward", 2 * once, forward_ours, forward_theirs))
             jobs.append(Job(f"{name}, forward + backward", 5 * once, both_ours, both_theirs))
@@ -148,13 +154,13 @@ class Maker:
         """What the output's matrix product is applied to, from attention and gate: 2 E in, 3 E out."""
         tokens, width = self.size.tokens, self.size.width
         attention_TE, u_TE = self.randn(tokens, width), self.randn(tokens, 4 * width)[:, :width]
-        weight_E, bias_E = (self.randn(width, dtype=torch.float32) for _ in range(2))
-        low, body = (weight_E.bfloat16(), bias_E.bfloat16()), stu_output.choose("auto", self.device)[0]
+        weight_E, bias_E = (self.randn(width) for _ in range(2))
+        body = stu_output.choose("auto", self.device)[0]
         dropout = Dropout(RATE, SEED)
 
         def plain() -> Tensor:
             gate_TE = F.silu(u_TE)
-            normed_TE = gate_TE * F.layer_norm(attention_TE, (width,), *low, EPS)
+            normed_TE = gate_TE * F.layer_norm(attention_TE, (width,), weight_E, bias_E, EPS)
             return F.dropout(torch.cat([gate_TE, attention_TE, normed_TE], 1), RATE)
 
         def ours() -> Tensor:
@@ -175,12 +181,9 @@ class Maker:
         def drawn(most: int, number: int) -> Tensor:
             return torch.randint(0, most, (number,), device=self.device, generator=self.generator)
 
+        # Which rows are distinct is known to both sides: the rows are given.
         ids, action_S = lookup.unique(drawn(shared, positions)), drawn(9, positions)
         times_T = 25_000_000 - (2e7 * torch.rand(count, device=self.device, generator=self.generator) ** 3).long()
-        how = assemble.plan(
-            offsets_B1, times_T, ids.inverse_N, ids.order_N, ids.starts_U1, action_S,
-            actions=9, ages=size.buckets, context=CONTEXT, longest=size.longest,
-        )  # fmt: skip
         parts = (
             self.randn(size.rows, CONTEXT, size.width),
             self.randn(ids.starts_U1.numel() - 1, size.width),
@@ -189,21 +192,32 @@ class Maker:
             self.randn(size.buckets, size.width, dtype=torch.float32),
         )
         leaves, grad_TD = [part.requires_grad_() for part in parts], self.randn(count, size.width)
-        first_S = offsets_B1[:-1].repeat_interleave(lengths_B.to(self.device))
-        is_context_T = torch.arange(count, device=self.device) - first_S < CONTEXT
-        _, place_T = places(how, size.positions)
-        age_T = how.age_T
-        context_at, position_at = (which.nonzero().squeeze(1) for which in (is_context_T, ~is_context_T))
 
         def plain() -> Tensor:
             context, rows, actions, place, age = leaves
+            row_T, token_T = row_of_token(offsets_B1, count), torch.arange(count, device=self.device)
+            from_start_T = token_T - offsets_B1.index_select(0, row_T)
+            from_end_T = offsets_B1[1:].index_select(0, row_T) - 1 - token_T
+            place_T = torch.where(from_start_T < CONTEXT, from_start_T, from_end_T + CONTEXT)
+            place_T = place_T.clamp_(max=size.positions - 1)
+            row_S = row_of_token(offsets_B1 - CONTEXT * torch.arange(size.rows + 1, device=self.device), positions)
+            position_at = torch.arange(positions, device=self.device) + CONTEXT * (row_S + 1)
+            context_at = (offsets_B1[:-1, None] + torch.arange(CONTEXT, device=self.device)).flatten()
             x_TD = torch.empty(count, size.width, device=self.device, dtype=rows.dtype)
             x_TD = x_TD.index_copy(0, context_at, context.flatten(0, 1))
-            x_TD = x_TD.index_copy(0, position_at, rows[ids.inverse_N] + actions[action_S])
-            return F.dropout(x_TD * size.width**0.5 + place[place_T].to(x_TD.dtype) + age[age_T].to(x_TD.dtype), RATE)
+            picked = rows.index_select(0, ids.inverse_N) + actions.index_select(0, action_S)
+            x_TD = x_TD.index_copy(0, position_at, picked) * size.width**0.5
+            x_TD = x_TD + place.to(x_TD.dtype).index_select(0, place_T)
+            age_T = ages_of(offsets_B1, times_T, size.buckets)
+            return F.dropout(x_TD + age.to(x_TD.dtype).index_select(0, age_T), RATE)
 
         def ours() -> Tensor:
             context, rows, actions, place, age = leaves
+            order_S, starts_U1 = ordered(ids.inverse_N, rows.shape[0])
+            how = assemble.plan(
+                offsets_B1, times_T, ids.inverse_N, order_S, starts_U1, action_S,
+                actions=9, ages=size.buckets, context=CONTEXT, longest=size.longest,
+            )  # fmt: skip
             dropout = Dropout(RATE, SEED)
             return assemble.assemble(context, rows, actions, place, age, how, scale=size.width**0.5, dropout=dropout)
 
@@ -227,14 +241,12 @@ class Maker:
         rows = max(1, tokens // 40)
         grad_ND = self.randn(tokens, width)
         index_N = torch.randint(0, rows, (tokens,), device=self.device, generator=self.generator)
-        sorted_N, order_N = index_N.sort(stable=True)
-        starts_U1 = torch.searchsorted(sorted_N, torch.arange(rows + 1, device=self.device))
 
         def plain() -> Tensor:
             return torch.zeros(rows, width, device=self.device).index_add_(0, index_N, grad_ND.float())
 
         def ours() -> Tensor:
-            return lookup.segment_sum(grad_ND, order_N, starts_U1)
+            return lookup.segment_sum(grad_ND, *ordered(index_N, rows))
 
         return [Job("lookup, sum by row", grad_ND.nbytes + 8 * tokens + 4 * rows * width, ours, plain)]
 
