@@ -64,7 +64,8 @@ class Exchange:
 
     @contextmanager
     def _in_stream(self) -> Iterator[None]:
-        with _no_warnings(), torch.cuda.stream(self._stream):
+        # Where a CUDA build of torch sees no GPU, even no stream would ask for the current device.
+        with _no_warnings(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             yield
 
 
