@@ -173,9 +173,11 @@ class AdamAndRows:
         before = {parameter: dict(moments) for parameter, moments in self.adam.state.items()}
         self.adam.load_state_dict(state)
         for parameter, moments in before.items():
+            loaded = self.adam.state[parameter]
             for name, tensor in moments.items():
-                tensor.copy_(self.adam.state[parameter][name])
-                self.adam.state[parameter][name] = tensor
+                # A state that was saved before the first step has no moments yet.
+                tensor.copy_(loaded[name]) if name in loaded else tensor.zero_()
+                loaded[name] = tensor
 
 
 class Evaluations:
