@@ -237,8 +237,8 @@ def test_auto_rows_follow_the_measured_knee(monkeypatch: pytest.MonkeyPatch) -> 
     assert resolved_rows(config) * 1024 == 20 * (300 << 20)
     monkeypatch.setattr(module + "find", lambda: {"knee": {"bytes": 8 << 20}})
     assert resolved_rows(config) * 1024 == 20 * (8 << 20)
-    for knee, half in ((None, 1 << 20), (32 << 20, 1 << 20), (2 << 20, 1 << 19)):
-        assert 0.99 * half < hot_ids(config, knee) * 3 * 1024 <= half
+    for measured, size in ((None, 1 << 20), (1 << 19, 1 << 19)):
+        assert 0.99 * size < hot_ids(config, measured) * 3 * 1024 <= size
     monkeypatch.setattr(module + "available_bytes", lambda: 1 << 28)
     assert resolved_rows(config) * 1024 == 1 << 27
 

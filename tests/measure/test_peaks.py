@@ -64,6 +64,9 @@ def test_the_layout_is_as_documented(measured: dict[str, Any]) -> None:
     for table in ("cache", "dram"):
         assert [row["row_bytes"] for row in measured["gather"][table]["rows"]] == [32, 64, 128, 256, 512, 1024, 2048]
     assert measured["gather"]["cache"]["table_bytes"] < measured["gather"]["dram"]["table_bytes"] == MIB
+    assert [row["row_bytes"] for row in measured["gather"]["near"]["rows"]] == [64, 256, 1024]
+    assert cpu.cached_tables({"caches": {"L2": 2 * MIB, "L3": 300 * MIB}}, 8 * MIB) == {"cache": 2 * MIB, "near": MIB}
+    assert cpu.cached_tables({"caches": {}}, MIB) == {"cache": MIB // 4, "near": MIB // 4}
     knee = measured["knee"]
     assert (knee["row_bytes"], knee["threads"]) == (256, 1)
     assert [point["table_bytes"] >> 10 for point in knee["points"]] == [32, 64, 128, 256, 512, 1024]

@@ -62,10 +62,9 @@ def rows_of(table_bytes: int, ns: dict[str, float]) -> dict[str, Any]:
 
 
 def ceilings(knee: int, cache: dict[str, float], memory: dict[str, float]) -> dict[str, Any]:
-    points = [{"table_bytes": size << 10, "p50": ns} for size, ns in ((512, 20.0), (2048, 24.0), (1 << 20, 100.0))]
-    gather = {"cache": rows_of(knee // 4, cache), "dram": rows_of(1 << 30, memory)}
+    gather = {"near": rows_of(1 << 19, cache), "dram": rows_of(1 << 30, memory)}
     common = {"schema": 2, "threads": 2, "other_threads": {}, "other_work": 0.01, "copy": {"p50": 10.0}}
-    return {**common, "knee": {"bytes": knee, "points": points}, "gather": gather}
+    return {**common, "knee": {"bytes": knee}, "gather": gather}
 
 
 X86 = ceilings(8 << 20, {"select": 52.0, "bag": 40.0}, {"select": 92.0, "bag": 118.0})

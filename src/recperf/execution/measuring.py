@@ -10,7 +10,7 @@ import torch
 
 from ..distributed.ranks import current
 from ..errors import MachineError
-from ..measure.ceilings import ceilings_of, cold_over_hot
+from ..measure.ceilings import cold_over_hot, hot_bytes
 from ..measure.limits import verdict_of
 from ..measure.peaks import add_threads, has_threads, save
 from ..measure.peaks.other_work import DISTURBED, OtherWork, not_judged
@@ -100,7 +100,8 @@ def measure_window(
         share = max((share for share in shares if share is not None), default=None)
         profile["other_work"] = profile["observed"]["other_work"] = share
         windows.append(profile)
-        if not alone or disturbance(profile) <= DISTURBED or monotonic() - began > REPEAT_SECONDS:
+        # Without ceilings nothing is claimed about what limits a step.
+        if not alone or peaks is None or disturbance(profile) <= DISTURBED or monotonic() - began > REPEAT_SECONDS:
             break
     profile = min(windows, key=disturbance)
     profile["experiments"] = experiments(profile, recipe, peaks, pair, confirm)
@@ -171,9 +172,7 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None)
     Shapes are equal, so the ratio shows the cost of memory. The two take turns. A turn beside much other work is
     repeated while the time allows, and the quietest turns count.
     """
-    device = prepared.settings.device_name
-    ceilings = ceilings_of(peaks, device=device, threads=torch.get_num_threads())
-    arms = prepared.pair(trial, ceilings.knee if ceilings else None)
+    arms = prepared.pair(trial, hot_bytes(peaks, prepared.settings.device_name, torch.get_num_threads()))
     if arms is None:
         return None
     # No workload with a pair runs on several ranks.

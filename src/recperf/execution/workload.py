@@ -124,10 +124,10 @@ class Prepared(Protocol):
         """Switches that could make a step faster, with what each changes in the config."""
         return cpu_fixes(self.config, self.settings)
 
-    def pair(self, trial: Trial, knee: int | None) -> dict[str, Arm] | None:
+    def pair(self, trial: Trial, hot_bytes: int | None) -> dict[str, Arm] | None:
         """A matched pair, hot and cold, on one trained model; None where ids cannot be varied.
 
-        `knee` is the measured size of a table beyond which rows come from memory, where it is known.
+        `hot_bytes` is the size of the table by which the rate of hot rows was measured, where it was.
         """
         return None
 

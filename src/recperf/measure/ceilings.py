@@ -134,13 +134,12 @@ def cold_over_hot(
     """The ratio that follows from the measured rates of random rows; None where they were not measured.
 
     Of rows that are all equally likely, those beyond the knee come from memory. The range is that of the measured
-    implementations, widened by the spread of their readings; hot rows that fit a nearer cache than the measured ones
-    are faster by as much as the cache curve says.
+    implementations, widened by the spread of their readings.
     """
     figures, common = _figures(peaks, device, threads)
     if peaks is None or figures is None or common is None:
         return None
-    near, far = (figures["gather"][place] for place in ("cache", "dram"))
+    near, far = _hot_table(figures), figures["gather"]["dram"]
     if not all("methods" in row for table in (near, far) for row in table["rows"]):
         return None
     knee = common["knee"]["bytes"]
@@ -156,11 +155,19 @@ def cold_over_hot(
         if all(method in row["methods"] for table in (far, near) for row in table["rows"]):
             points = [[(row["row_bytes"], row["methods"][method]) for row in table["rows"]] for table in (far, near)]
             ratios.append(ratio(*(_interpolated(tuple(sorted(one)), row_bytes) for one in points)))
-    curve = tuple((int(point["table_bytes"]), float(point["p50"])) for point in common["knee"]["points"])
-    sizes = (near["table_bytes"], min(near["table_bytes"], hot_bytes))
-    measured, nearer = (_interpolated(curve, int(size)) for size in sizes)
     spread = 1 + sum(_spread(table["rows"], row_bytes) for table in (far, near))
-    return ColdOverHot(min(ratios) / spread, expected, max(ratios) * max(1.0, measured / nearer) * spread)
+    return ColdOverHot(min(ratios) / spread, expected, max(ratios) * spread)
+
+
+def hot_bytes(peaks: dict[str, Any] | None, device: str, threads: int | None) -> int | None:
+    """Bytes of the measured table whose rows stay in the nearest cache of some size; None if not measured."""
+    figures, _ = _figures(peaks, device, threads)
+    return None if figures is None else int(_hot_table(figures)["table_bytes"])
+
+
+def _hot_table(figures: dict[str, Any]) -> dict[str, Any]:
+    gather = figures["gather"]
+    return dict(gather.get("near") or gather["cache"])
 
 
 def _spread(rows: list[dict[str, Any]], row_bytes: int) -> float:

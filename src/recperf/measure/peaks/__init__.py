@@ -38,14 +38,10 @@ def require(threads: int | None, say: Say) -> dict[str, Any]:
     Those that are not stored yet are measured quickly and stored.
     """
     stored = load(say=say)
-    again = stored is None
-    if stored is not None and "methods" not in stored["gather"]["dram"]["rows"][0]:
-        say("the stored ceilings do not say how much implementations of a lookup differ")
-        again = True
-    elif stored is not None and disturbed(stored, QUIET) and _quiet_now():
+    if stored is not None and disturbed(stored, QUIET) and _quiet_now():
         say("the stored ceilings were measured while other processes were busy; they are not now")
-        again = True
-    if stored is None or again:
+        stored = None
+    if stored is None:
         say("measuring the ceilings of this machine quickly, once; recperf peaks measures them more carefully")
         measured = measure(quick=True, say=lambda _: None)
         stored = better_stored(measured) or measured

@@ -71,9 +71,10 @@ def measure(sampler: Sampler, facts: dict[str, Any], others: Iterable[int], say:
     derive_knee(figures["knee"])
     # The cache curve may need a larger table; everything else uses its first part.
     beyond = table[: bounded(_beyond(sampler.effort, last_cache), table.numel() * 4) // 4]
-    figures |= rates(sampler, beyond, figures["knee"]["bytes"], ROW_BYTES, say, note)
+    inside = cached_tables(facts, figures["knee"]["bytes"])
+    figures |= rates(sampler, beyond, inside, ROW_BYTES, say, note)
     figures["other_threads"] = {
-        str(threads): other_rates(sampler.effort, beyond, figures["knee"]["bytes"], threads, say) for threads in others
+        str(threads): other_rates(sampler.effort, beyond, inside, threads, say) for threads in others
     }
     order = (
         "gemm",
@@ -95,19 +96,29 @@ def measure_threads(effort: Effort, facts: dict[str, Any], knee: int, threads: i
     """The rates with another number of threads, for ceilings that were measured earlier."""
     last_cache = cache_size(facts, lambda _: None)
     beyond = memory_table(replace(effort, knee_bytes=0), last_cache, note)
-    return other_rates(effort, beyond, knee, threads, lambda _: None)
+    return other_rates(effort, beyond, cached_tables(facts, knee), threads, lambda _: None)
 
 
-def other_rates(effort: Effort, beyond: Tensor, knee: int, threads: int, say: Say) -> dict[str, Any]:
+def cached_tables(facts: dict[str, Any], knee: int) -> dict[str, int]:
+    """Bytes of the tables whose rows stay in a cache: a quarter of the knee; half of the L2, which no core shares."""
+    return {"cache": knee // 4, "near": min(knee // 4, facts["caches"].get("L2", 1 << 20) // 2)}
+
+
+def other_rates(effort: Effort, beyond: Tensor, inside: dict[str, int], threads: int, say: Say) -> dict[str, Any]:
     """In half the time or less, because it comes on top of other measurements."""
     seconds, products = effort.seconds / 2, effort.product_seconds / 2
     brief = replace(effort, seconds=seconds, product_seconds=products, least=max(3, effort.least // 2))
     with using_threads(threads):
-        return rates(Sampler(brief), beyond, knee, FEWER_ROW_BYTES, lambda what: say(f"{what}, threads: {threads}"))
+        return rates(Sampler(brief), beyond, inside, FEWER_ROW_BYTES, lambda what: say(f"{what}, threads: {threads}"))
 
 
 def rates(
-    sampler: Sampler, beyond: Tensor, knee: int, row_sizes: Iterable[int], say: Say, note: Say = lambda _: None
+    sampler: Sampler,
+    beyond: Tensor,
+    inside: dict[str, int],
+    row_sizes: Iterable[int],
+    say: Say,
+    note: Say = lambda _: None,
 ) -> dict[str, Any]:
     """The ceilings that depend on the number of threads, which is torch's current one."""
     say("matrix products")
@@ -119,13 +130,15 @@ def rates(
         "fresh": fresh(sampler, min(NEW_TENSOR, size)),
         "first_touch": first_touch(sampler, min(NEW_PAGES, size)),
     }
-    figures["cached"] = cached(sampler, beyond[: bounded(knee // 4, size) // 4])
-    figures["special"] = special(sampler, beyond[: bounded(knee // 4, size) // 4])
+    tables = {name: beyond[: bounded(table_bytes, size) // 4] for name, table_bytes in inside.items()}
+    figures["cached"] = cached(sampler, tables["cache"])
+    figures["special"] = special(sampler, tables["cache"])
     rng = np.random.default_rng(0)
     figures["gather"] = {}
-    for name, source in (("cache", beyond[: bounded(knee // 4, size) // 4]), ("dram", beyond)):
+    for name, source in (*tables.items(), ("dram", beyond)):
         say(f"random rows, table of {units.size(source.numel() * 4)}")
-        figures["gather"][name] = gather(sampler, source, row_sizes, rng)
+        sizes = FEWER_ROW_BYTES if name == "near" else row_sizes
+        figures["gather"][name] = gather(sampler, source, sizes, rng)
     return figures
 
 

@@ -79,7 +79,7 @@ def load(facts: dict[str, Any] | None = None, *, say: Callable[[str], None] = la
     except OSError as error:
         raise MachineError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}) from error
     peaks = _content(text, path)
-    if peaks is None:
+    if peaks is None or "near" not in peaks["gather"]:
         say("the stored ceilings were measured by an older recperf and are not used")
         return None
     require_own(peaks, facts, file=path)

@@ -109,9 +109,9 @@ class PreparedDram(Prepared):
             fixes.append(Fix(name="embedding", title=title, switch="--model.bag auto", config=changed, tolerance=1e-4))
         return tuple(fixes)
 
-    def pair(self, trial: Trial, knee: int | None) -> dict[str, Arm] | None:
+    def pair(self, trial: Trial, hot_bytes: int | None) -> dict[str, Arm] | None:
         """The same model and shapes, ids from a few or from the whole virtual space."""
-        data, hot = self.config.data, hot_ids(self.config, knee)
+        data, hot = self.config.data, hot_ids(self.config, hot_bytes)
         if self.train is not None or data.id_space <= hot:
             return None
         uniform = data.ids == "uniform"

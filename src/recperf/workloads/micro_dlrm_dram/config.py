@@ -63,13 +63,11 @@ def resolved_rows(config: MicroDLRMDramConfig) -> int:
     return max(1, int(min(target, limit)) // (FLOAT * config.model.dim))
 
 
-def hot_ids(config: MicroDLRMDramConfig, knee: int | None) -> int:
-    """Number of ids per feature in the hot half of the matched pair.
-
-    Their rows fill half of the second-level cache, which a core shares with nobody, and at most a quarter of the knee.
-    """
-    sizes = [caches().get("L2", 1 << 20) // 2, *([knee // 4] if knee else [])]
-    return max(8, min(sizes) // (FLOAT * config.model.dim * len(config.model.features)))
+def hot_ids(config: MicroDLRMDramConfig, hot_bytes: int | None) -> int:
+    """Number of ids per feature in the hot half of the matched pair; without a measured size, their rows fill half of
+    the second-level cache."""
+    size = hot_bytes or caches().get("L2", 1 << 20) // 2
+    return max(8, size // (FLOAT * config.model.dim * len(config.model.features)))
 
 
 def ids_a_batch(config: MicroDLRMDramConfig) -> int:
