@@ -5,9 +5,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH  := torch==2.13.0
+OTHER_PIP = $(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check
+PYTEST := -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+
+# Other versions of torch that the tests pass on, and the TorchRec and FBGEMM that were built for each.
+VERSION ?= 2.11.0
+OTHERS  := 2.11.0 2.12.0
+torchrec-2.11.0 := torchrec==1.6.1 fbgemm-gpu-cpu==1.6.0
+torchrec-2.12.0 := torchrec==1.7.0 fbgemm-gpu-cpu==1.7.0
+torchrec-2.13.0 := torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
+OTHER   := .venv-torch-$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-distributed run test test-all test-sanitized lint types bench clean
+.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized lint types bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,10 +30,14 @@ run: $(VENV)/.run-ready ## train micro-dlrm on embedded data and print the resul
 	@$(BIN)/recperf run micro-dlrm --data.source embedded
 
 test: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types ## lint, types and tests, minutes
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal tests
+	$(BIN)/python $(PYTEST) tests
 
-test-all: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types test-sanitized ## the same, with the tests that take long
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "long or not long" tests
+test-all: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types test-sanitized ## also what takes long, and other torch versions
+	$(BIN)/python $(PYTEST) -m "long or not long" tests
+	for version in $(OTHERS); do $(MAKE) test-torch VERSION=$$version || exit 1; done
+
+test-torch: $(OTHER)/.ready ## the tests on another torch, as VERSION=2.12.0
+	$(OTHER)/bin/python $(PYTEST) tests
 
 # The interpreter and torch are not built with the sanitizer: its library is loaded first, and leaks are theirs.
 test-sanitized: $(VENV)/.test-ready ## the C bodies' tests under AddressSanitizer and UBSan
@@ -43,7 +57,7 @@ bench: $(VENV)/.bench-ready ## every benchmark, rows appended; a missed goal doe
 	  echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 5 ] || exit 1; done
 
 clean: ## remove the virtual environment and caches; runs stay
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch first and alone: resolved together with others, pip may take a newer one with gigabytes of CUDA.
 $(VENV)/.torch-ready:
@@ -62,6 +76,19 @@ $(VENV)/.bench-ready: $(VENV)/.run-ready
 
 $(VENV)/.test-ready: $(VENV)/.run-ready
 	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,dev]"
+	@touch $@
+
+# Torch brings its own triton, whose interpreter (3.6) needs numpy before 2.4, and its bounds of setuptools. Without a
+# TorchRec for this machine the tests of ranks skip.
+$(OTHER)/.ready: pyproject.toml constraints.txt requirements/distributed-cpu.txt
+	@echo "setting up $(OTHER) (once, some minutes)"
+	@$(PYTHON) -m venv $(OTHER)
+	@$(OTHER_PIP) torch==$(VERSION)
+	@grep -vE '^(torch|triton|setuptools|numpy|torchrec|fbgemm-gpu-cpu)=' constraints.txt > $(OTHER)/constraints.txt
+	@printf 'torch==$(VERSION)\nnumpy<2.4\n' >> $(OTHER)/constraints.txt
+	@$(OTHER_PIP) -c $(OTHER)/constraints.txt -e ".[report,yambda,mlperf,dev]"
+	@grep -vE '^(torchrec|fbgemm-gpu-cpu)=' requirements/distributed-cpu.txt > $(OTHER)/distributed.txt
+	@$(OTHER_PIP) --no-deps -r $(OTHER)/distributed.txt $(torchrec-$(VERSION)) || echo "no TorchRec for torch $(VERSION) here"
 	@touch $@
 
 # Without dependencies: torchrec asks for another build of fbgemm than the one that runs here.
