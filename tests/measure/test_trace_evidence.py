@@ -92,7 +92,8 @@ def test_single_slow_steps_do_not_decide() -> None:
 def test_without_ceilings_only_waits_are_named() -> None:
     result = limit(recommender(), None)
     assert result["verdict"]["limit"] == "unclear"
-    assert "needs measured ceilings" in result["verdict"]["because"][0]
+    assert "needs measured ceilings. Outside of them the nearest are" in result["verdict"]["because"][0]
+    assert "recperf peaks" in result["verdict"]["advice"]
     assert "GB/s." in result["findings"][0]["sentence"]
     slow = [made.around("ProfilerStep#0", 0, 100), made.around("enumerate(DataLoader)#x", 0, 80), made.op("a", 85, 5)]
     assert limit(slow, None)["verdict"]["limit"] == "input"

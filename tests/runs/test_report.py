@@ -11,6 +11,7 @@ import example_runs as examples
 import pytest
 from page_reader import Reader
 
+from recperf.cli.summary import summary
 from recperf.errors import DataError, MachineError
 from recperf.runs import report
 from recperf.runs.report import curves, page, run_report, svg
@@ -39,6 +40,18 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> str:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of a run that was only trained."""
     return written(examples.make_run(tmp_path_factory.mktemp("bare") / "run", measured=()))
+
+
+def test_an_unclear_verdict_says_what_to_do(tmp_path: Path, drawn_once: None) -> None:
+    run = examples.make_run(tmp_path / "run")
+    near = "No limit reaches 30% of the step. The nearest are python (28%) and dispatch (25%)."
+    for field, value in (("limit", "unclear"), ("because", [near]), ("advice", "Remove the nearest first.")):
+        examples.change(run, "profile.json", f"verdict.{field}", value)
+    known = read(run)
+    on_terminal = summary(known.result, run, known.profile)
+    for shown in (Reader(written(run)).text, on_terminal):
+        assert near in shown
+        assert "Remove the nearest first." in shown
 
 
 def test_sections_come_in_their_order(full: str) -> None:

@@ -12,7 +12,7 @@ from .parse import OutputOptions, parse
 from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure the ceilings of this machine and store them under its fingerprint.
-Takes half a minute, twice that if other processes are busy, and some seconds with --quick."""
+Takes half a minute, up to three minutes beside other work, and some seconds with --quick."""
 
 BAR = 40
 
