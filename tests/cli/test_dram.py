@@ -139,7 +139,7 @@ def test_the_ladder_checks_every_rung(call) -> None:
     assert call("ladder", "micro-dlrm")[0] == 2
 
 
-def _made_readings(**changes: Any) -> Any:
+def _made_readings(slower: dict[str, float] | None = None, **changes: Any) -> Any:
     from dataclasses import replace
 
     from recperf.measure.ceilings import Ceilings
@@ -150,11 +150,10 @@ def _made_readings(**changes: Any) -> Any:
         rows_memory=((64, 30.0), (512, 110.0), (1024, 150.0)), rows_cache=((64, 10.0), (512, 40.0), (1024, 60.0)),
         calls={}, first_touch=2e9,
     )  # fmt: skip
-    hot = {"plain": 70.0, "bf16": 90.0, "prefetched": 80.0, "update": 400.0}
-    readings = Readings(ceilings, tlb=1.2, lookup=300.0, hot=hot, ids={"unique": 150.0, "sort": 120.0}, add=500.0)
-    of_ceilings = {name: value for name, value in changes.items() if hasattr(ceilings, name)}
-    own = {name: value for name, value in changes.items() if name not in of_ceilings}
-    return replace(readings, ceilings=replace(ceilings, **of_ceilings), **own)
+    parts = {"hot plain": 70.0, "hot bf16": 90.0, "hot prefetched": 80.0, "unique": 150.0, "sort": 120.0}
+    parts |= {"index_add_": 500.0, "hot repeated update": 200.0, "hot distinct update": 400.0, **(slower or {})}
+    lookup = changes.pop("lookup", 300.0)
+    return Readings(replace(ceilings, **changes), tlb=1.2, lookup=lookup, parts=parts)
 
 
 def test_every_prediction_of_the_ladder_follows_the_readings() -> None:
@@ -162,18 +161,18 @@ def test_every_prediction_of_the_ladder_follows_the_readings() -> None:
 
     work = Work(lookups=98_304, unique=96_000, bags=3072, row_bytes=1024)
     slower = {
-        "dedup ids": {"ids": {"unique": 1500.0, "sort": 120.0}},
-        "sorted ids": {"add": 5000.0},
-        "bf16 rows": {"hot": {"bf16": 900.0}},
+        "dedup ids": {"slower": {"unique": 1500.0}},
+        "sorted ids": {"slower": {"index_add_": 5000.0}},
+        "bf16 rows": {"slower": {"hot bf16": 900.0}},
         "huge pages": {"lookup": 600.0},
-        "prefetched rows": {"hot": {"prefetched": 800.0}},
+        "prefetched rows": {"slower": {"hot prefetched": 800.0}},
         "prefetch and huge pages": {"rows_memory": ((64, 300.0), (512, 1100.0), (1024, 1500.0))},
-        "fused update": {"copy": 1e9},
+        "fused update": {"slower": {"hot distinct update": 4000.0}},
     }
     for rung in RUNGS:
         low, high = rung.predict(work, _made_readings())
         assert 0 < low <= high
-        assert rung.predict(work, _made_readings(**slower[rung.name])) > (low, high), rung.name
+        assert sum(rung.predict(work, _made_readings(**slower[rung.name]))) > low + high, rung.name
     # Copies that fit the cache are looked up faster than those that do not.
     dedup = RUNGS[0]
     assert dedup.predict(work, _made_readings(knee=1 << 30))[0] < dedup.predict(work, _made_readings())[0]

@@ -21,6 +21,8 @@ def command(arguments: list[str]) -> int:
     options = read_options(WorkloadOptions, choice, verb="ladder", description=DESCRIPTION)
     if options.values.data.ids == "movielens":
         raise UsageError("the ladder needs synthetic ids", fix="--data.ids uniform or zipf")
+    if options.values.train.device == "cuda":
+        raise UsageError("the ladder is about a CPU's memory", fix="--train.device cpu")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say("measuring with three copies of the table: the plain implementation and each optimisation in turn")
     peaks = stored_or_measured(terminal)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -28,8 +27,6 @@ from .config import estimate
 
 BATCHES = 12
 SAMPLE = 4096
-REPEATS = 6
-"""Timings of a part of a rung; the first does not count."""
 Range = tuple[float, float]
 RATE, EPS = 0.01, 1e-8
 
@@ -57,20 +54,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Readings:
-    """What the parts of the rungs take on this machine: the stored ceilings, and ns timed just before the rungs."""
+    """What the work of the rungs takes on this machine: the stored ceilings, and parts timed in turn with the rungs."""
 
     ceilings: Ceilings
     tlb: float
     """How much slower a lookup is in the largest table of the cache curve than in the first one beyond the knee."""
     lookup: float
     """ns a row of the plain lookup."""
-    hot: dict[str, float]
-    """ns a row of plain, bf16 and prefetched lookups and of a fused update, where all rows are in the cache: the
-    instructions without the misses."""
-    ids: dict[str, float]
-    """ns an id of torch.unique and torch.sort."""
-    add: float
-    """ns a row of `index_add_` to the bags."""
+    parts: dict[str, float]
+    """ns of a unit of each of `_parts`."""
 
     def memory(self, row_bytes: int, whole_bytes: int) -> Range:
         """ns of a random row from memory: that of the fastest gather of the ceilings, and that of the plain lookup."""
@@ -82,13 +74,14 @@ class Readings:
         """ns a row of a lookup: from every miss hidden behind the instructions to none."""
         fast, slow = self.memory(row_bytes, whole_bytes)
         miss = max(0.0, slow - self.ceilings.row_ns(row_bytes, cached=True))
-        return max(self.hot[kind], fast if best is None else best), self.hot[kind] + miss
+        return max(self.parts[kind], fast if best is None else best), self.parts[kind] + miss
 
     def copies(self, bytes_: int, row_bytes: int) -> Range:
         """ns of a random row of a temporary of this size: what exceeds the knee comes from memory."""
         missed = max(0.0, 1 - self.ceilings.knee / bytes_)
-        ends = zip((self.ceilings.row_ns(row_bytes, cached=True), self.hot["plain"]), self.memory(row_bytes, row_bytes))
-        low, high = sorted((1 - missed) * cached + missed * memory for cached, memory in ends)
+        cached = self.ceilings.row_ns(row_bytes, cached=True), self.parts["hot plain"]
+        ends = zip(cached, self.memory(row_bytes, row_bytes))
+        low, high = sorted((1 - missed) * hit + missed * miss for hit, miss in ends)
         return low, high
 
     def write(self, bytes_: int) -> Range:
@@ -144,7 +137,7 @@ def _dedup_ns(w: Work, r: Readings) -> Range:
     """Find the different ids, copy each row, then look up every id in the copies."""
     size = w.unique * w.row_bytes
     return _total(
-        (w.lookups, (r.ids["unique"],) * 2),
+        (w.lookups, (r.parts["unique"],) * 2),
         (w.unique, r.memory(w.row_bytes, w.row_bytes)),
         (1, r.write(size)),
         (w.lookups, r.copies(size, w.row_bytes)),
@@ -156,15 +149,15 @@ def _sorted_ns(w: Work, r: Readings) -> Range:
     stream = w.row_bytes * 1e9 / r.ceilings.copy
     chunks = -(-w.lookups // reference.CHUNK)
     return _total(
-        (w.lookups, (r.ids["sort"],) * 2),
+        (w.lookups, (r.parts["sort"],) * 2),
         (w.lookups, (stream, r.memory(w.row_bytes, w.row_bytes)[1])),
         (chunks, r.write(w.lookups * w.row_bytes // chunks)),
-        (w.lookups, (r.add,) * 2),
+        (w.lookups, (r.parts["index_add_"],) * 2),
     )
 
 
 def _half_ns(w: Work, r: Readings) -> Range:
-    return _total((w.lookups, r.looked_up("bf16", w.row_bytes // 2, w.row_bytes)))
+    return _total((w.lookups, r.looked_up("hot bf16", w.row_bytes // 2, w.row_bytes)))
 
 
 def _huge_ns(w: Work, r: Readings) -> Range:
@@ -175,13 +168,15 @@ def _huge_ns(w: Work, r: Readings) -> Range:
 def _prefetched_ns(w: Work, r: Readings, *, tlb: float = 1.0) -> Range:
     """At best rows arrive at the highest rate of bytes that random rows of any size have shown."""
     rate = max(size / ns for size, ns in r.ceilings.rows_memory)
-    return _total((w.lookups, r.looked_up("prefetched", w.row_bytes, w.row_bytes, w.row_bytes / rate / tlb)))
+    return _total((w.lookups, r.looked_up("hot prefetched", w.row_bytes, w.row_bytes, w.row_bytes / rate / tlb)))
 
 
 def _fused_ns(w: Work, r: Readings) -> Range:
-    """The instructions, and each different row read and written once: as a stream behind them, or missed one by one."""
+    """Sort, add gradients, update each different row. At best the stream of these rows hides behind the instructions or
+    the other way round; at worst they come one after the other, each row a miss."""
     streams = 2 * w.unique * w.row_bytes * 1e9 / r.ceilings.copy
-    instructions = w.lookups * r.hot["update"]
+    repeated, distinct = r.parts["hot repeated update"], r.parts["hot distinct update"]
+    instructions = w.lookups * repeated + w.unique * max(0.0, distinct - repeated)
     missed = w.unique * r.memory(w.row_bytes, w.row_bytes)[1]
     return max(instructions, streams), instructions + missed + streams
 
@@ -217,8 +212,8 @@ def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
     setting, batches = _setting(prepared)
     rungs = [rung for rung in RUNGS if not rung.native or not isinstance(native.library(), str)]
     other_work = OtherWork()
-    hot, ids, add = _timed_parts(setting, *batches[0], knee=ceilings.knee)
-    seconds: dict[str, list[float]] = {name: [] for name in ("lookup", "update", *(r.name for r in rungs))}
+    parts = _parts(setting, *batches[0], knee=ceilings.knee)
+    seconds: dict[str, list[float]] = {name: [] for name in ("lookup", "update", *parts, *(r.name for r in rungs))}
     worst = dict.fromkeys((rung.name for rung in rungs), 0.0)
     for rows_V, offsets_B1, gradient_BD in batches:
         began = perf_counter()
@@ -228,6 +223,10 @@ def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
         _update(reference, setting, rows_V, offsets_B1, gradient_BD)
         seconds["update"].append(perf_counter() - began)
         plain["update"] = _moved(setting, rows_V)
+        for name, (part, _) in parts.items():
+            began = perf_counter()
+            part()
+            seconds[name].append(perf_counter() - began)
         for rung in rungs:
             began = perf_counter()
             output = rung.run(setting, rows_V, offsets_B1, gradient_BD)
@@ -236,7 +235,8 @@ def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
                 output = _moved(setting, rows_V)
             worst[rung.name] = max(worst[rung.name], _difference(output, plain[rung.plain]))
     lookup = _quantile(seconds["lookup"], 0.5) * 1e9 / setting.work.lookups
-    readings = Readings(ceilings, tlb_loss(peaks["knee"]), lookup, hot, ids, add)
+    parts_ns = {name: _quantile(seconds[name], 0.5) * 1e9 / count for name, (_, count) in parts.items()}
+    readings = Readings(ceilings, tlb_loss(peaks["knee"]), lookup, parts_ns)
     rows = [report(rung, setting.work, readings, seconds, worst[rung.name]) for rung in rungs]
     others = other_work.share()
     rows = judged(rows, others)
@@ -245,7 +245,7 @@ def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
         "batches": len(batches),
         **asdict(setting.work),
         "plain_ms": {name: _quantile(seconds[name], 0.5) * 1e3 for name in ("lookup", "update")},
-        "readings_ns": {"hot row": hot, "id": ids, "index_add_ row": add},
+        "parts_ns": parts_ns,
         "other_work": others,
         "rungs": rows,
         "conclusion": conclude(rows, others),
@@ -302,47 +302,36 @@ def tlb_loss(knee: dict[str, Any]) -> float:
     return max(1.0, beyond[-1] / beyond[0]) if beyond else 1.0
 
 
-def _timed_parts(
+def _parts(
     s: Setting, rows_V: Tensor, offsets_B1: Tensor, gradient_BD: Tensor, *, knee: int
-) -> tuple[dict[str, float], dict[str, float], float]:
-    """The readings that no ceiling has: hot rows, ids, and rows added to bags. See `Readings`."""
-    rows, dim = max(1, knee // 4 // s.work.row_bytes), s.table_RD.shape[1]
+) -> dict[str, tuple[Callable[[], object], int]]:
+    """Work that the rungs contain and no ceiling tells: how to do it, and of how many ids or rows.
+
+    Hot: all rows are in the cache, which leaves the instructions without the misses.
+    """
+    rows, dim, lookups = max(1, knee // 4 // s.work.row_bytes), s.table_RD.shape[1], s.work.lookups
     hot_RD, hot_V = s.table_RD[:rows].clone(), rows_V % min(rows, s.table_RD.shape[0])
-    half_RD = hot_RD.bfloat16()
-    part_V = rows_V[: reference.CHUNK]
-    part_ND, bags_N, sums_BD = (
-        s.table_RD.index_select(0, part_V),
-        part_V % s.work.bags,
-        torch.zeros(s.work.bags, dim),
-    )
-    ns = partial(_median_ns, count=s.work.lookups)
-    hot = {
-        "plain": ns(lambda: _lookup(hot_RD, hot_V, offsets_B1)),
-        "bf16": ns(lambda: _lookup(half_RD, hot_V, offsets_B1).float()),
+    half_RD, part_V = hot_RD.bfloat16(), rows_V[: reference.CHUNK]
+    part_ND, bags_N = s.table_RD.index_select(0, part_V), part_V % s.work.bags
+    sums_BD = torch.zeros(s.work.bags, dim)
+    parts: dict[str, tuple[Callable[[], object], int]] = {
+        "hot plain": (lambda: _lookup(hot_RD, hot_V, offsets_B1), lookups),
+        "hot bf16": (lambda: _lookup(half_RD, hot_V, offsets_B1).float(), lookups),
+        "unique": (lambda: torch.unique(rows_V, return_inverse=True), lookups),
+        "sort": (lambda: torch.sort(rows_V), lookups),
+        "index_add_": (lambda: sums_BD.index_add_(0, bags_N, part_ND), part_V.numel()),
     }
-    if not isinstance(native.library(), str):
-        # Fewer ids than this are not shared between threads; each row must occur once, as nearly all do in a batch.
-        distinct = min(max(rows, native.SMALL), s.work.lookups)
-        ends_B1 = offsets_B1.clamp(max=distinct)
-        few = replace(s, table_RD=torch.ones(distinct, dim), state_R=torch.ones(distinct))
-        order_V = torch.randperm(distinct, generator=torch.Generator().manual_seed(0))
-        hot["prefetched"] = ns(lambda: native.bag_sum(hot_RD, hot_V, offsets_B1))
-        hot["update"] = _median_ns(lambda: _update(native, few, order_V, ends_B1, gradient_BD), distinct)
-    ids = {
-        "unique": ns(lambda: torch.unique(rows_V, return_inverse=True)),
-        "sort": ns(lambda: torch.sort(rows_V)),
+    if isinstance(native.library(), str):
+        return parts
+    # As many as the cache holds, so that the call itself is a small part of each; fewer would not be shared by threads.
+    count = min(max(4 * rows, native.SMALL), lookups)
+    once_V, ends_B1 = torch.randperm(count, generator=torch.Generator().manual_seed(0)), offsets_B1.clamp(max=count)
+    few = replace(s, table_RD=torch.ones(count, dim), state_R=torch.ones(count))
+    return parts | {
+        "hot prefetched": (lambda: native.bag_sum(hot_RD, hot_V, offsets_B1), lookups),
+        "hot repeated update": (lambda: _update(native, few, hot_V % count, offsets_B1, gradient_BD), lookups),
+        "hot distinct update": (lambda: _update(native, few, once_V, ends_B1, gradient_BD), count),
     }
-    return hot, ids, _median_ns(lambda: sums_BD.index_add_(0, bags_N, part_ND), part_V.numel())
-
-
-def _median_ns(call: Callable[[], object], count: int) -> float:
-    """ns of one of `count` units of work, without the first call."""
-    seconds = []
-    for _ in range(REPEATS):
-        began = perf_counter()
-        call()
-        seconds.append(perf_counter() - began)
-    return _quantile(seconds, 0.5) * 1e9 / count
 
 
 def _setting(prepared: PreparedDram) -> tuple[Setting, list[tuple[Tensor, Tensor, Tensor]]]:
