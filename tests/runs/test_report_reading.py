@@ -16,7 +16,7 @@ from recperf.runs.report.reading import read
 @pytest.mark.parametrize(
     ("file", "field", "value", "message"),
     [
-        ("result.json", "schema", 2, "result.json has schema 2; this recperf reads 1"),
+        ("result.json", "schema", 1, "result.json has schema 1; this recperf reads 2"),
         ("result.json", "quality", [], "result.json does not fit its description"),
         ("result.json", "workload", "other", "result.json is of workload 'other', config.json of 'micro-dlrm'"),
         ("profile.json", "schema", 9, "profile.json has schema 9"),

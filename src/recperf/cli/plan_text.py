@@ -50,7 +50,7 @@ def _overview(points: list[dict[str, Any]], currency: str | None) -> list[list[s
 def _details(point: dict[str, Any], currency: str | None) -> list[str]:
     lines = [
         f"  {point['ranks']:,} ranks with {point['rank_batch']:,} samples each, global batch {point['global_batch']:,}"
-        f": {_time(point['seconds'])} per step, {point['samples_per_s']:,.0f} samples/s",
+        f": {_time(point['seconds'])} per step, {point['samples_per_s']:,.0f} samples/s steady",
         *_to_target(point["target"], currency),
         "",
         "one step",
