@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -9,6 +10,7 @@ from time import perf_counter
 import pytest
 import torch
 
+from recperf.cli import main
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.execution.execute import execute
 from recperf.models.config import DLRMConfig
@@ -112,3 +114,28 @@ def test_micro_dlrm_dram_learns_the_same_on_a_gpu() -> None:
         assert pair is not None
         assert pair["cold"]["step_ms"]["p50"] > 0
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=2e-2)
+
+
+def test_memory_of_the_gpu_that_runs_out_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def allocate(*_: object) -> None:
+        torch.empty(1 << 50, device="cuda")
+
+    monkeypatch.setattr("recperf.execution.training.train", allocate)
+    arguments = [
+        "run",
+        "micro-dlrm",
+        "--data.source",
+        "embedded",
+        "--train.device",
+        "cuda",
+        "--no-peaks",
+        "--no-report",
+    ]
+    assert main([*arguments, "--run-dir", str(tmp_path / "run"), "--quiet", "--json"]) == 4
+    out, err = capfd.readouterr()
+    error = json.loads(out)["error"]
+    assert (error["what"], error["exit_code"]) == ("out of memory", 4)
+    assert "CUDA out of memory" in error["where"]["cause"]
+    assert "Traceback" not in err
