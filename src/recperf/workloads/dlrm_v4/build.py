@@ -150,9 +150,10 @@ class AdamAndRows:
         before = [group["lr"] for group in groups]
         for group in groups:
             group["lr"], group["capturable"] = rate, captured
-        yield
-        if captured:
-            for group, number in zip(groups, before):
+        try:
+            yield
+        finally:
+            for group, number in zip(groups, before if captured else ()):
                 group["lr"], group["capturable"] = number, False
 
     def begin(self) -> None:
