@@ -45,7 +45,7 @@ def _measured(performance: dict[str, Any], profile: dict[str, Any]) -> list[str]
     """What was measured after training: parts of a step, the verdict with its sentences, and every experiment."""
     shares = sorted((performance["budget"] or {}).items(), key=lambda item: -item[1])
     parts = ", ".join(f"{component(name)} {percent(share)}" for name, share in shares)
-    lines = [f"  after training, {measured_steps(profile)}:", f"  budget  {parts}"]
+    lines = [f"  measured after training: {measured_steps(profile)}", f"  budget  {parts}"]
     unsteady = unsteady_steps(performance, profile)
     lines += [f"          {unsteady}"] if unsteady else []
     verdict = profile["verdict"]

@@ -94,9 +94,9 @@ def _tiles(run: Reading) -> list[Tile]:
     largest = max(parts, key=lambda part: part.share, default=None)
     return [
         *tiles,
-        Tile("steady throughput", fmt.throughput(steady), "without warm-up, evaluations and saves"),
+        Tile("steady samples/s", count(steady and steady["samples_per_s"]), "without warm-up, evaluations and saves"),
         Tile("training step, p50", *((fmt.time(step["p50"]), timed) if step else short)),
-        Tile("overall throughput", fmt.throughput(overall), "everything included"),
+        Tile("overall samples/s", count(overall and overall["samples_per_s"]), "everything included"),
         Tile("largest part of a step", *((percent(largest.share), component(largest.name)) if largest else short)),
     ]
 

@@ -139,7 +139,7 @@ def _step_sentence(run: Reading) -> str:
         return f"Step time: {NOT_MEASURED}, too few steps."
     batch = run.profile["batch_size"] if run.profile else run.config.get("train", {}).get("batch_size")
     samples = f" of {count(batch)} samples" if isinstance(batch, int) else ""
-    after = f" The parts are those of {measured_steps(run.profile)}, after training." if run.profile else ""
+    after = f" Measured after it: {measured_steps(run.profile)}." if run.profile else ""
     return f"A training step{samples} takes {fmt.time(step['p50'])} (p20 – p80: {fmt.spread(step)}).{after}"
 
 
@@ -149,7 +149,7 @@ def measured_steps(profile: dict[str, Any]) -> str:
     plain = (profile["overhead"] or {}).get("plain_ms")
     without = f", {fmt.time(plain)} without" if plain else ""
     return (
-        f"{count(profile['steps'])} steps with timers ({fmt.time(clocked)} each{without}), then "
+        f"parts of {count(profile['steps'])} steps with timers ({fmt.time(clocked)} each{without}), limit of "
         f"{count((observed.get('steps') or {}).get('plain'))} observed ones ({fmt.time(observed['step_ms']['p50'])})"
     )
 
