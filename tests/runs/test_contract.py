@@ -40,7 +40,6 @@ CLAIMS = (
     contract.budget_sums(),
     contract.known_machine(),
     measured_claims.limits_lead("python", "input", derive=derive),
-    measured_claims.limit_is("python", "compute", derive=derive),
     measured_claims.rate_below("embedding", 1e9),
     measured_claims.share_of_forward_at_least("embedding", 0.6, with_=("hash",)),
     measured_claims.pair_ratio_as_measured("embedding"),
@@ -250,12 +249,6 @@ def foreign(machine: dict[str, Any]) -> None:
             "limit: python with input",
             "python with input 90% of the step, compute 95%",
         ),
-        (
-            "profile.json",
-            lambda p: p["observed"]["waits"].update(input=0.9),
-            "limit: python or compute",
-            "input, 60% of the step",
-        ),
         ("profile.json", lambda p: p["components"][0].update(bytes=10**9), "rate of embedding", "GB/s (below 1)"),
         (
             "profile.json",
@@ -328,7 +321,7 @@ def test_cold_over_hot_follows_from_memory_and_cache_of_the_machine(
 
 
 def test_claims_about_speed_are_not_judged_beside_other_work(folder: Path) -> None:
-    names = {"rate of embedding", "share of embedding", "limit: python with input", "limit: python or compute"}
+    names = {"rate of embedding", "share of embedding", "limit: python with input"}
     for change in (
         lambda p: p.update(other_work=0.2),
         lambda p: p["observed"].update(other_work=0.2),

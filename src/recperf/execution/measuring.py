@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,7 +11,7 @@ import torch
 
 from ..distributed.ranks import current
 from ..errors import MachineError
-from ..measure.ceilings import cold_over_hot, hot_bytes
+from ..measure.ceilings import ColdOverHot, cold_over_hot, hot_bytes
 from ..measure.limits import verdict_of
 from ..measure.peaks import add_threads, has_threads, save
 from ..measure.peaks.other_work import DISTURBED, OtherWork, not_judged
@@ -20,7 +21,7 @@ from ..runs.record import Run
 from ..runs.report.formats import measuring_cost
 from ..train.loop import Recipe, take_step
 from .observing import experiments, observe
-from .workload import Arm, Prepared, Trial
+from .workload import Prepared, Trial
 
 if TYPE_CHECKING:
     from ..distributed.window import SharedWindow, SingleWindow
@@ -191,15 +192,17 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None)
         window.keep([step for turn in quietest for step in range(turn * STEPS_PER_ROUND, (turn + 1) * STEPS_PER_ROUND)])
     profiles = {name: close_window(window, prepared, ranks) for name, window in windows.items()}
     ratio = {part: _ratio(profiles, part) for part in ("embedding", "step")}
-    rows = {name: arms[name].rows or round(_touched(profile)) for name, profile in profiles.items()}
-    expected = _expected(arms, profiles, peaks)
+    counted = {name: round(one["ids"]["touched_bytes"] / one["ids"]["row_bytes"]) for name, one in profiles.items()}
+    rows = {name: arm.rows or counted[name] for name, arm in arms.items()}
+    known = all(arm.rows for arm in arms.values())
+    expected = cold_over_hot(peaks, profiles["cold"], rows) if known else None
     turns = {"turns": len(others), "other_work": max(others[turn] for turn in quietest)}
     return {
         "schema": 1,
         **profiles,
         "ids": rows,
         "ratio": ratio,
-        "expected": expected,
+        "expected": expected and asdict(expected),
         **turns,
         "verdict": verdict(ratio["embedding"], expected, turns["other_work"]),
     }
@@ -210,35 +213,14 @@ def _ratio(profiles: dict[str, Any], part: str) -> float:
     return cold / hot
 
 
-def _touched(profile: dict[str, Any]) -> float:
-    return float(profile["ids"]["touched_bytes"] / profile["ids"]["row_bytes"])
-
-
-def _expected(
-    arms: dict[str, Arm], profiles: dict[str, dict[str, Any]], peaks: dict[str, Any] | None
-) -> dict[str, float] | None:
-    """The range of the lookups' ratio that follows from the ceilings; None where they or the ids do not tell."""
-    cold, row_bytes = profiles["cold"], profiles["cold"]["ids"]["row_bytes"]
-    cold_rows, hot_rows = arms["cold"].rows, arms["hot"].rows
-    if cold_rows is None or hot_rows is None:
-        return None
-    ratio = cold_over_hot(
-        peaks,
-        device=cold["device"],
-        threads=cold["threads"],
-        row_bytes=row_bytes,
-        hot_bytes=hot_rows * row_bytes,
-        cold_bytes=cold_rows * row_bytes,
-    )
-    return None if ratio is None else {"low": ratio.low, "expected": ratio.expected, "high": ratio.high}
-
-
-def verdict(ratio: float, expected: dict[str, float] | None, other_work: float) -> str:
+def verdict(ratio: float, expected: ColdOverHot | None, other_work: float) -> str:
     """The sentence about the ratio of cold to hot lookups."""
     text = f"Lookups of cold ids take {ratio:.2f} times as long as those of hot ids"
     if other_work > DISTURBED:
         return f"{text}; {not_judged(other_work, 'they were measured')}."
     if expected is None:
         return f"{text}; what is expected here was not measured (recperf peaks)."
-    low, middle, high = (f"{expected[name]:.2f}" for name in ("low", "expected", "high"))
-    return f"{text}. From this machine's memory and cache {middle} is expected, {low} to {high} by implementation."
+    return (
+        f"{text}. From this machine's memory and cache {expected.expected:.2f} is expected, {expected.low:.2f} to "
+        f"{expected.high:.2f} by implementation."
+    )

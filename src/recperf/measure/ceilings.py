@@ -115,7 +115,8 @@ def _figures(
 def measured_beside(peaks: dict[str, Any] | None, device: str, threads: int | None) -> float | None:
     """Share of the cores that others took while these ceilings were measured; None if not known, and for a GPU."""
     figures, common = _figures(peaks, device, threads)
-    return None if figures is None or common is None else figures.get("other_work", common.get("other_work"))
+    share = None if figures is None or common is None else figures.get("other_work", common.get("other_work"))
+    return None if share is None else float(share)
 
 
 @dataclass(frozen=True)
@@ -128,22 +129,21 @@ class ColdOverHot:
     high: float
 
 
-def cold_over_hot(
-    peaks: dict[str, Any] | None, *, device: str, threads: int, row_bytes: int, hot_bytes: float, cold_bytes: float
-) -> ColdOverHot | None:
+def cold_over_hot(peaks: dict[str, Any] | None, arm: dict[str, Any], rows: dict[str, int]) -> ColdOverHot | None:
     """The ratio that follows from the measured rates of random rows; None where they were not measured.
 
-    Of rows that are all equally likely, those beyond the knee come from memory. The range is that of the measured
+    `arm` is a half of the pair; `rows` has the number of table rows that the "hot" and the "cold" ids refer to. Of rows
+    that are all equally likely, those beyond the knee come from memory. The range is that of the measured
     implementations, widened by the spread of their readings.
     """
-    figures, common = _figures(peaks, device, threads)
-    if peaks is None or figures is None or common is None:
+    figures, common = _figures(peaks, arm["device"], arm["threads"])
+    if figures is None or common is None:
         return None
     near, far = _hot_table(figures), figures["gather"]["dram"]
     if not all("methods" in row for table in (near, far) for row in table["rows"]):
         return None
-    knee = common["knee"]["bytes"]
-    cold_missed, hot_missed = (max(0.0, 1 - knee / size) for size in (cold_bytes, hot_bytes))
+    row_bytes, knee = int(arm["ids"]["row_bytes"]), common["knee"]["bytes"]
+    cold_missed, hot_missed = (max(0.0, 1 - knee / (rows[name] * row_bytes)) for name in ("cold", "hot"))
 
     def ratio(memory: float, cache: float) -> float:
         cold, hot = (cache + missed * (memory - cache) for missed in (cold_missed, hot_missed))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from ..measure.ceilings import ColdOverHot, cold_over_hot, measured_beside
+from ..measure.ceilings import cold_over_hot, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
 from .contract import MEASURED_SAME, Claim, Derive, Finding, derived_from, finding, foreign_peaks, own_fingerprint
 from .evidence import Evidence, NoEvidence
 from .result import Percentiles
-from .schemas import Component, Pair, PairArm
+from .schemas import Component, PairArm
+
+T = TypeVar("T")
 
 WORK_SAME = 0.01
 """Largest relative difference of the counted work of the two halves of a pair."""
@@ -44,42 +46,18 @@ def _steps_beside(evidence: Evidence) -> float:
     return max(profile.other_work or 0.0, profile.observed.other_work or 0.0)
 
 
-def _ceilings_beside(evidence: Evidence, device: str, threads: int | None) -> float | None:
-    """The same while the ceilings were measured."""
+def _from_peaks(evidence: Evidence, derive: Callable[[dict[str, Any]], T]) -> T:
+    """What follows from the ceilings, which may be damaged."""
     try:
-        share = measured_beside(evidence.peaks, device, threads)
-        return None if share is None else float(share)
-    except Exception as error:
+        return derive(evidence.peaks)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise NoEvidence(f"peaks.json cannot be used: {type(error).__name__}: {error}") from error
-
-
-def limit_is(*names: str, derive: Derive) -> Claim:
-    """The verdict is one of these limits."""
-    expected = " or ".join(names)
-
-    def judged(verdict: Mapping[str, Any], shares: Mapping[str, float]) -> tuple[bool, str]:
-        return verdict["limit"] in names, f"{verdict['limit']}, {verdict['share']:.0%} of the step"
-
-    return _limit(f"limit: {expected}", f"{expected} limits training", judged, derive)
 
 
 def limits_lead(*names: str, derive: Derive) -> Claim:
     """These limits together have a larger share than any other."""
     together = " with ".join(names)
 
-    def judged(verdict: Mapping[str, Any], shares: Mapping[str, float]) -> tuple[bool, str]:
-        own = sum(shares[name] for name in names)
-        others = {name: share for name, share in shares.items() if name not in names}
-        second = max(others, key=lambda name: others[name])
-        return own > others[second], f"{together} {own:.0%} of the step, {second} {others[second]:.0%}"
-
-    return _limit(f"limit: {together}", f"{together} takes the largest share of a step", judged, derive)
-
-
-Judge = Callable[[Mapping[str, Any], Mapping[str, float]], tuple[bool, str]]
-
-
-def _limit(name: str, text: str, judged: Judge, derive: Derive) -> Claim:
     def holds(evidence: Evidence) -> Finding:
         stated = evidence.profile
         if stated.verdict is None:
@@ -101,11 +79,14 @@ def _limit(name: str, text: str, judged: Judge, derive: Derive) -> Claim:
                     f"profile.json states a share of {stated.shares.get(limit, 0.0):.4f} for {limit}, its measurements "
                     f"give {share:.4f}"
                 )
-        fits, shown = judged(verdict, shares)
-        ceilings = _ceilings_beside(evidence, stated.device, stated.observed.threads)
-        return _undisturbed(objections, fits, shown, steps=_steps_beside(evidence), ceilings=ceilings)
+        own = sum(shares[name] for name in names)
+        others = {name: share for name, share in shares.items() if name not in names}
+        second = max(others, key=lambda name: others[name])
+        shown = f"{together} {own:.0%} of the step, {second} {others[second]:.0%}"
+        ceilings = _from_peaks(evidence, lambda peaks: measured_beside(peaks, stated.device, stated.observed.threads))
+        return _undisturbed(objections, own > others[second], shown, steps=_steps_beside(evidence), ceilings=ceilings)
 
-    return Claim(name=name, text=text, holds=holds)
+    return Claim(name=f"limit: {together}", text=f"{together} takes the largest share of a step", holds=holds)
 
 
 def _component(place: str, components: list[Component], name: str) -> Component:
@@ -171,39 +152,23 @@ def pair_ratio_as_measured(component: str) -> Claim:
             objections.append("pair.json: the cold arm draws from no more ids than the hot one")
         if stated is None or not math.isclose(stated, measured, rel_tol=MEASURED_SAME):
             objections.append(f"pair.json states a ratio of {stated}, its arms give {measured:.6g}")
-        expected = _expected(evidence, pair)
+        arm = evidence.raw("pair.json")["cold"]
+        expected = _from_peaks(
+            evidence, lambda peaks: cold_over_hot(peaks, arm, {"hot": pair.ids.hot, "cold": pair.ids.cold})
+        )
+        if expected is None:
+            raise NoEvidence("peaks.json has no random rows by implementation for this device and number of threads")
         low, high = cold.p20 / hot.p80, cold.p80 / hot.p20
         shown = (
             f"{component} {measured:.2f} times as long cold as hot ({low:.2f} to {high:.2f}); memory over cache gives "
             f"{expected.expected:.2f} ({expected.low:.2f} to {expected.high:.2f})"
         )
         fits = low <= expected.high and high >= expected.low
-        ceilings = _ceilings_beside(evidence, pair.cold.device, pair.cold.threads)
+        ceilings = _from_peaks(evidence, lambda peaks: measured_beside(peaks, pair.cold.device, pair.cold.threads))
         return _undisturbed(objections, fits, shown, lookups=pair.other_work, ceilings=ceilings)
 
     text = f"{component} takes as much longer on cold rows as memory is slower than the cache, at equal work"
     return Claim(name=f"cold over hot: {component}", text=text, holds=holds)
-
-
-def _expected(evidence: Evidence, pair: Pair) -> ColdOverHot:
-    cold, ids = pair.cold, pair.cold.ids
-    if ids is None or ids.row_bytes is None or cold.threads is None:
-        raise NoEvidence("pair.json does not say the row size or the number of threads")
-    hot_bytes, cold_bytes = (count * ids.row_bytes for count in (pair.ids.hot, pair.ids.cold))
-    try:
-        expected = cold_over_hot(
-            evidence.peaks,
-            device=cold.device,
-            threads=cold.threads,
-            row_bytes=int(ids.row_bytes),
-            hot_bytes=hot_bytes,
-            cold_bytes=cold_bytes,
-        )
-    except Exception as error:
-        raise NoEvidence(f"peaks.json cannot be used: {type(error).__name__}: {error}") from error
-    if expected is None:
-        raise NoEvidence(f"peaks.json has no random rows by implementation for {cold.device}, threads: {cold.threads}")
-    return expected
 
 
 def _ms(name: str, arm: PairArm, component: str) -> Percentiles:
