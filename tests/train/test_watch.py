@@ -98,7 +98,7 @@ def train(device: Device, timer: StepTimer, *, first: int = 0, steps: int = 700,
 
 
 def on(device: Device, emitted: Emitted, warmup: int = 20) -> StepTimer:
-    return StepTimer(emit=emitted, seed=1, sync=device.sync, warmup=warmup, marks=StepMarks(device.event))
+    return StepTimer(emit=emitted, seed=1, sync=device.sync, warmup=warmup, marks=StepMarks(device.event), alone=False)
 
 
 def test_the_speed_of_an_asynchronous_device_is_that_of_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +129,9 @@ def test_a_steady_throughput_far_from_the_median_step_says_why(monkeypatch: pyte
     stated = speed_of(emitted.events)["difference"]
     assert stated is not None
     assert stated.startswith("33% below 100 samples per median step: the mean step takes 1.50 times the median")
+    assert "other work" not in stated
+    busy = [{**event, "other_work": 0.4} for event in emitted.events]
+    assert speed_of(busy)["difference"] == f"{stated}; other work took 40% of the cores"
     emitted.events.clear()
     train(device, on(device, emitted, warmup=0), steps=100)
     assert "shuffling takes 20% of the time" in (speed_of(emitted.events)["difference"] or "")

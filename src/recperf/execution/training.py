@@ -135,7 +135,10 @@ class SeedTraining:
     def _watchers(self, steps: int) -> Watchers:
         """What watches the steps that are left."""
         recipe, settings = self.trial.recipe, self.job.config.train
-        timer = StepTimer.for_training(steps, emit=self.emit, seed=self.seed, sync=self.job.prepared.settings.sync)
+        timer = StepTimer.for_training(
+            steps, emit=self.emit, seed=self.seed, sync=self.job.prepared.settings.sync,
+            alone=current().choose(True, several=False),
+        )  # fmt: skip
         minutes: Due = never
         if settings.checkpoint_minutes:
             minutes = current().decide_on_leader(Minutes(settings.checkpoint_minutes))

@@ -52,6 +52,8 @@ class Timing(Struct):
     """Samples of the largest batch."""
     shuffle_s: Number = 0.0
     """Seconds before the first step of epochs."""
+    other_work: Number | None = None
+    """Share of the cores that others took meanwhile."""
     step_ms: tuple[Number, ...] = ()
     """The time of every step, without the warm-up."""
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from ..measure.peaks.other_work import DISTURBED
 from ..measure.spans import budget_part
 
 FEWEST = 5
@@ -71,6 +72,8 @@ def difference(rate: Json, steady: list[Json], times: list[float], p50: float) -
         f"the time between steps is {between / seconds:.0%}": between / seconds,
     }
     stated = [text for text, size in sorted(causes.items(), key=lambda item: -item[1]) if size >= MINOR]
+    others = sum((event.get("other_work") or 0.0) * event["seconds"] for event in steady) / seconds
+    stated += [f"other work took {others:.0%} of the cores"] if others > DISTURBED else []
     sense = "below" if ratio < 1 else "above"
     return f"{abs(ratio - 1):.0%} {sense} {batch:,} samples per median step: {'; '.join(stated)}"
 

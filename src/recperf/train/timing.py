@@ -13,6 +13,7 @@ from time import perf_counter_ns
 from typing import Any, Protocol
 
 from ..measure.device_clock import StepMarks, timing_event
+from ..measure.peaks.other_work import OtherWork
 from .loop import Position
 
 
@@ -33,6 +34,8 @@ class StepTimer:
     sync: Callable[[], None] | None = None
     warmup: int = 20
     marks: StepMarks = field(default_factory=StepMarks)
+    alone: bool = True
+    """Whether no other rank works on this machine, whose work is not other work."""
     steps: int = 0
     """Steps of this process."""
     _began: int = 0
@@ -44,13 +47,15 @@ class StepTimer:
     _batch: int = 0
     _first: int = 0
     """`steps` when the stretch began."""
+    _others: OtherWork = field(default_factory=OtherWork)
 
     @classmethod
-    def for_training(cls, steps: int, *, emit: Emit, seed: int, sync: Callable[[], None] | None) -> StepTimer:
+    def for_training(
+        cls, steps: int, *, emit: Emit, seed: int, sync: Callable[[], None] | None, alone: bool = True
+    ) -> StepTimer:
         """For so many steps to come, of which the first 20, or a fifth, are warm-up."""
-        return cls(
-            emit=emit, seed=seed, sync=sync, warmup=min(20, steps // 5), marks=StepMarks(timing_event if sync else None)
-        )
+        marks = StepMarks(timing_event if sync else None)
+        return cls(emit=emit, seed=seed, sync=sync, warmup=min(20, steps // 5), marks=marks, alone=alone)
 
     def before_epoch(self) -> None:
         if not self._began:
@@ -75,8 +80,7 @@ class StepTimer:
     @contextmanager
     def aside(self, part: str, position: Position) -> Iterator[None]:
         """Ends the stretch of training, times what is done instead, and begins the next stretch."""
-        self._end(position, "warmup" if self.steps < self.warmup else "steady")
-        began = perf_counter_ns()
+        began = self._end(position, "warmup" if self.steps < self.warmup else "steady")
         yield
         self._begin()
         self.emit(
@@ -84,21 +88,25 @@ class StepTimer:
         )
 
     def _begin(self) -> None:
+        if self.alone:
+            self._others = OtherWork()
         if self.sync:
             self.sync()
         self._began, self._first = perf_counter_ns(), self.steps
         self._shuffle = self._samples = self._batch = 0
         self.marks.begin()
 
-    def _end(self, position: Position, part: str) -> None:
+    def _end(self, position: Position, part: str) -> int:
+        """Log the stretch of training and return the moment at which it ended."""
         if self.sync:
             self.sync()
-        seconds = (perf_counter_ns() - self._began) / 1e9
-        times = self.marks.read()
-        steps = self.steps - self._first
+        ended = perf_counter_ns()
+        times, steps = self.marks.read(), self.steps - self._first
         if steps:
             self.emit(
-                "timing", seed=self.seed, step=position.step, part=part, seconds=round(seconds, 9), steps=steps,
-                samples=self._samples, batch=self._batch, shuffle_s=round(self._shuffle / 1e9, 9),
+                "timing", seed=self.seed, step=position.step, part=part, seconds=round((ended - self._began) / 1e9, 9),
+                steps=steps, samples=self._samples, batch=self._batch, shuffle_s=round(self._shuffle / 1e9, 9),
+                other_work=self._others.share() if self.alone else None,
                 step_ms=[round(ns / 1e6, 4) for ns in times] if part == "steady" else [],
             )  # fmt: skip
+        return ended
