@@ -75,7 +75,7 @@ def test_a_forward_pass_saves_about_the_counted_bytes(shared: bool, candidate_on
     config = replace(config, hstu=hstu, shared_encoders=shared, rows=(500,) * 11, row_scale=1.0, positions=700)
     inputs = prepare(batch_of((380, 580, 550), items=60), config)
     input_tensors: list[Tensor] = []
-    dlrm_v4_inputs._mapped(inputs, lambda tensor: input_tensors.append(tensor) or tensor)
+    dlrm_v4_inputs.mapped(inputs, lambda tensor: input_tensors.append(tensor) or tensor)
     model = DLRMv4(config).train()
     saved = SavedBytes([*model.parameters(), *input_tensors])
     with saved.hooks():
