@@ -89,6 +89,18 @@ def test_the_budget_sums_to_the_step_or_warns() -> None:
     assert "WARNING" not in text(profiles.eager())
 
 
+def test_times_by_limit_and_by_operator_are_of_the_same_time() -> None:
+    """Half of the step its thread had no core: what is divided, and printed, is the other half."""
+    own = profiles.base(profiles.CPU, "cpu")
+    observed = own["observed"] | {"preempted": 0.5, "waits": {"python": 1.0}}
+    observed["operators"] = [{**observed["operators"][0], "ms": 3.0}]
+    own = own | {"observed": observed, "shares": dict.fromkeys(own["shares"], 0.0) | {"compute": 0.75, "python": 0.25}}
+    lines = " ".join(text(own).split())
+    assert "compute 75% 3.00 ms" in lines
+    assert "aten::addmm top 83 3.00 ms" in lines
+    assert "the 50% in which other work held their core is left out" in lines
+
+
 def test_long_tables_show_the_heaviest_rows_and_summarise_the_rest() -> None:
     lines = sections(text(profiles.eager()))
     kernels = lines["Kernels"]

@@ -101,6 +101,11 @@ def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, 
     }
 
 
+def divided_ms(observed: dict[str, Any]) -> float:
+    """The time of a step that is divided among limits: without the time in which its thread waited for a core."""
+    return float(sum(observed["waits"].values()) + sum(operator["ms"] for operator in observed["operators"]))
+
+
 def _call_ns(operator: dict[str, Any], ceilings: Ceilings) -> float:
     """What calling the operator once costs, from Python and inside it."""
     return ceilings.calls.get(operator["kind"]) or ceilings.calls["elementwise"]

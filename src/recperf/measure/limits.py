@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..units import number
-from .attribution import attribute
+from .attribution import attribute, divided_ms
 from .ceilings import Ceilings, ceilings_of_profile
 from .peaks.other_work import DISTURBED
 
@@ -156,7 +156,7 @@ def _sentence(limit: str, attribution: dict[str, Any], observed: dict[str, Any],
 def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], ceilings: Ceilings | None) -> str:
     """A clause with the operator that matters most and its rate."""
     if limit in ("input", "blocked", "python", "launch", "sync", "transfer"):
-        step = observed["step_ms"]["p50"]
+        step = divided_ms(observed)
         return f": {_ms(attribution['shares'][limit] * step)} of {_ms(step)}"
     rows = [row for row in attribution["operators"] if row["limits"].get(limit)]
     if not rows:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...measure.attribution import attribute
+from ...measure.attribution import attribute, divided_ms
 from ...measure.ceilings import ceilings_of_profile
 from ...measure.spans import PHASES, phase_of
 from . import formats as fmt
@@ -36,19 +36,20 @@ def limit_blocks(profile: Profile, peaks: Profile | None) -> list[Block]:
     """What limits the step of a workload: sentences, shares, experiments, and operators with their limits."""
     observed = profile["observed"]
     operators = attribute(observed, ceilings_of_profile(profile, peaks))["operators"]
-    steps, step = (observed.get("steps") or {}).get("plain"), fmt.time(observed["step_ms"]["p50"])
     return [
         *step_sections.limit_blocks(profile),
-        *(
-            [Text(f"From {fmt.count(steps)} steps observed after the timed ones, {step} each.", "note")]
-            if steps
-            else []
-        ),
-        *step_sections.share_blocks({**profile, "step_ms": observed["step_ms"]}),
+        Text(_observed_steps(observed), "note"),
+        *step_sections.share_blocks(profile, divided_ms(observed)),
         *step_sections.experiment_blocks(profile["experiments"]),
         *step_sections.operator_blocks(operators),
         *(Text(f"{note[0].upper()}{note[1:]}.", "note") for note in observed.get("notes") or () if note),
     ]
+
+
+def _observed_steps(observed: Profile) -> str:
+    steps, waited = (observed.get("steps") or {}).get("plain"), observed.get("preempted") or 0.0
+    without = f"; the {waited:.0%} in which other work held their core is left out" if waited >= 0.01 else ""
+    return f"From {fmt.count(steps)} observed steps of {fmt.time(observed['step_ms']['p50'])}{without}."
 
 
 def keyed(name: str, text: str = "") -> Cell:

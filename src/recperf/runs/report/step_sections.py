@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from ...measure.attribution import divided_ms
 from ...measure.limits import TEXTS
 from . import formats as fmt
 from . import profile_plots
@@ -55,7 +56,7 @@ def headline(verdict: Json) -> str:
 def sections(profile: Json) -> list[Section]:
     listed = [
         Section("limits", "What limits the step", limit_blocks(profile)),
-        Section("shares", "Where the time goes", share_blocks(profile)),
+        Section("shares", "Where the time goes", share_blocks(profile, divided_ms(profile))),
         Section("operators", "Operators", operator_blocks(profile["operators"])),
     ]
     if profile["parts"]:
@@ -76,11 +77,10 @@ def limit_blocks(profile: Json) -> list[Block]:
     return blocks
 
 
-def share_blocks(profile: Json) -> list[Block]:
-    """The shares as a bar and a table; they sum to the step."""
+def share_blocks(profile: Json, whole: float) -> list[Block]:
+    """The shares as a bar and a table; they sum to the `whole`, in ms."""
     shares = {limit: share for limit, share in profile["shares"].items() if limit in TEXTS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
-    whole = profile["step_ms"]["p50"]
     slices = [profile_plots.Slice(limit, shares[limit] * whole, TONES[limit]) for limit in ordered]
     rows = [
         cells(

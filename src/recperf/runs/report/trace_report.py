@@ -169,7 +169,7 @@ def _limit(limit: Analysis) -> list[Block]:
 
 
 def _shares(limit: Analysis) -> list[Block]:
-    figure, table = step_sections.share_blocks(limit)
+    figure, table = step_sections.share_blocks(limit, limit["step_ms"]["p50"])
     if isinstance(table, Table) and limit["ceilings"].startswith("no ceilings"):
         undivided = Cell("the time of operators; without ceilings it is not divided")
         rows = [(*row[:-1], undivided) if row[0].text == "operator" else row for row in table.rows]
