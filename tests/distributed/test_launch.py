@@ -64,14 +64,21 @@ def kinds(folder: Path) -> list[str]:
 
 
 @needs_torchrec
-def test_a_signal_to_one_rank_makes_all_save_and_a_single_process_can_resume(tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_makes_all_save_and_ranks_can_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     how = {"trouble": "fails", "at": 3, "how": "stop", "on": 1}
     assert ended(begin(tmp_path, "--train.max-steps", "6", "--mlperf", **how)) == [75, 75]
     assert "placement of the tables" in said(tmp_path, 0)
     assert "stopped by SIGTERM at step 3 of 6; the state is saved" in said(tmp_path, 0)
     assert "--ranks 2" in said(tmp_path, 0)
     assert said(tmp_path, 1) == "", "only rank 0 prints"
-    assert main(["run", "--resume", str(tmp_path / "run"), "--no-peaks", "--no-report", "--quiet"]) == 0
+    resume = ["run", "--resume", str(tmp_path / "run"), "--no-peaks", "--no-report", "--quiet"]
+    # The MLPerf log states the micro batch of two ranks.
+    assert main(resume) == 3
+    assert "micro_batch_size 16, this run has 32" in capsys.readouterr().err
+    (tmp_path / "again").mkdir()
+    assert ended(start(2, resume, tmp_path / "again", home=str(home()))) == [0, 0], said(tmp_path / "again", 0)
     assert (kinds(tmp_path).count("step"), kinds(tmp_path).count("metric")) == (6, 1)
     log = (tmp_path / "run" / "mlperf.log").read_text()
     assert log.count('"run_start"') == log.count('"run_stop"') == 1
