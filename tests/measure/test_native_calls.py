@@ -47,6 +47,25 @@ def test_a_call_is_one_operator_with_its_own_work() -> None:
     assert counted(knee=512)[0].missed == 3
 
 
+def test_rows_that_are_updated_are_read_and_written() -> None:
+    """Beyond the knee they come from memory and go back to it."""
+    put = operator("put", updates=True, rows=lambda table, ids: (table, ids))(lambda table, ids: table[ids])
+    for knee, missed in ((1 << 20, 0), (512, 2 * 128)):
+        table, source, ids = torch.ones(128, 64), torch.ones(128, 64), torch.randperm(128)
+        with Counter(knee, knee) as counter:
+            hear_calls(counter.native)
+            try:
+                for _ in range(2):
+                    counter.begin_step()
+                    table.index_add_(0, ids, source)
+                    put(table, ids)
+            finally:
+                hear_calls(None)
+        for work in counter.result():
+            assert (work.name, work.rows, work.distinct) in (("aten::index_add_", 256, 128), ("recperf::put", 256, 128))
+            assert work.missed == pytest.approx(missed, abs=8)
+
+
 def test_how_many_rows_come_from_memory_does_not_depend_on_the_number_of_steps() -> None:
     """The cache holds rows of earlier steps too, where few steps were looked at."""
     table, generator = torch.ones(4096, 64), torch.Generator().manual_seed(1)

@@ -195,7 +195,8 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None)
     counted = {name: round(one["ids"]["touched_bytes"] / one["ids"]["row_bytes"]) for name, one in profiles.items()}
     rows = {name: arm.rows or counted[name] for name, arm in arms.items()}
     known = all(arm.rows for arm in arms.values())
-    expected = cold_over_hot(peaks, profiles["cold"], rows) if known else None
+    hot = profiles["hot"]
+    expected = cold_over_hot(peaks, hot, part_ms(hot, "embedding")["p50"], rows) if known else None
     turns = {"turns": len(others), "other_work": max(others[turn] for turn in quietest)}
     return {
         "schema": 1,

@@ -129,20 +129,23 @@ class ColdOverHot:
     high: float
 
 
-def cold_over_hot(peaks: dict[str, Any] | None, arm: dict[str, Any], rows: dict[str, int]) -> ColdOverHot | None:
+def cold_over_hot(
+    peaks: dict[str, Any] | None, hot: dict[str, Any], hot_ms: float, rows: dict[str, int]
+) -> ColdOverHot | None:
     """The ratio that follows from the measured rates of random rows; None where they were not measured.
 
-    `arm` is a half of the pair; `rows` has the number of table rows that the "hot" and the "cold" ids refer to. Of rows
-    that are all equally likely, those beyond the knee come from memory. The range is that of the measured
-    implementations, widened by the spread of their readings.
+    `hot` is that half of the pair, `hot_ms` the time of its lookups; `rows` has the number of table rows that the "hot"
+    and the "cold" ids refer to. Of rows that are all equally likely, those beyond the knee come from memory. The range
+    is that of the measured implementations, widened by the spread of their readings. At its low end misses hide behind
+    the instructions that the hot lookups show, but rows come from memory no faster than a stream.
     """
-    figures, common = _figures(peaks, arm["device"], arm["threads"])
+    figures, common = _figures(peaks, hot["device"], hot["threads"])
     if figures is None or common is None:
         return None
     near, far = _hot_table(figures), figures["gather"]["dram"]
     if not all("methods" in row for table in (near, far) for row in table["rows"]):
         return None
-    row_bytes, knee = int(arm["ids"]["row_bytes"]), common["knee"]["bytes"]
+    row_bytes, knee = int(hot["ids"]["row_bytes"]), common["knee"]["bytes"]
     cold_missed, hot_missed = (max(0.0, 1 - knee / (rows[name] * row_bytes)) for name in ("cold", "hot"))
 
     def ratio(memory: float, cache: float) -> float:
@@ -155,6 +158,8 @@ def cold_over_hot(peaks: dict[str, Any] | None, arm: dict[str, Any], rows: dict[
         if all(method in row["methods"] for table in (far, near) for row in table["rows"]):
             points = [[(row["row_bytes"], row["methods"][method]) for row in table["rows"]] for table in (far, near)]
             ratios.append(ratio(*(_interpolated(tuple(sorted(one)), row_bytes) for one in points)))
+    stream_ns = row_bytes * 1e9 / max(figures[name]["p50"] for name in ("read", "copy"))
+    ratios.append(max(1.0, ratio(stream_ns, hot_ms * 1e6 / hot["ids"]["lookups"])))
     spread = 1 + sum(_spread(table["rows"], row_bytes) for table in (far, near))
     return ColdOverHot(min(ratios) / spread, expected, max(ratios) * spread)
 

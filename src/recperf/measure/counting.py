@@ -31,6 +31,7 @@ from .operators import (
     size_of,
     special_of,
     tensors_in,
+    updates_rows,
     written_by,
 )
 
@@ -56,7 +57,7 @@ class Work:
     fresh: int = 0
     """Bytes written to memory that the process did not have before, so that the system maps and clears it."""
     rows: int = 0
-    """Random rows read or written."""
+    """Random rows read or written; one that is updated is both."""
     row_bytes: int = 0
     missed: int = 0
     """Those rows that come from memory."""
@@ -131,7 +132,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch._C._DisableTorchDispatch():
             work = Work(call.name, flops=flops, special=special, precision=precision_of(inputs), off_ns=off_ns)
             if rows is not None:
-                self._count_rows(work, *rows)
+                self._count_rows(work, *rows, updates=call.updates)
             known: set[int] = {id(rows[0])} if rows is not None else set()
             outputs = list(tensors_in(result))
             for tensor in (*inputs, *outputs):
@@ -152,7 +153,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return work
         rows = random_rows(work.name, args, result)
         if rows is not None:
-            self._count_rows(work, *rows)
+            self._count_rows(work, *rows, updates=updates_rows(work.name))
         table = rows[0] if rows is not None else None
         written = written_by(func, args, kwargs)
         overwritten = overwrites(work.name)
@@ -174,18 +175,20 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._memory.touch(address_of(tensor), size):
                 work.beyond += factor * size
 
-    def _count_rows(self, work: Work, table: Tensor, ids: Tensor) -> None:
+    def _count_rows(self, work: Work, table: Tensor, ids: Tensor, *, updates: bool) -> None:
+        """Count the random rows; those that are updated are read and written back."""
         if not ids.numel() or not table.numel():
             return
         work.row_bytes = max(1, table.numel() // table.shape[0] if table.dim() > 1 else 1) * table.element_size()
-        work.rows, work.table_rows = ids.numel(), table.shape[0] if table.dim() else 1
+        work.rows = ids.numel() * (1 + updates)
+        work.table_rows = table.shape[0] if table.dim() else 1
         if work.name in ("aten::gather", "aten::scatter_add_", "aten::scatter_add", "aten::scatter_"):
             work.row_bytes = table.element_size()
             work.table_rows = table.numel()
         work.bytes += work.rows * work.row_bytes
         flat = ids.detach().reshape(-1)[:MOST_IDS]
         distinct = torch.unique(flat.nonzero().reshape(-1) if flat.dtype == torch.bool else flat).cpu()
-        work.distinct = round(distinct.numel() * (work.rows / min(work.rows, MOST_IDS)))
+        work.distinct = round(distinct.numel() * (ids.numel() / min(ids.numel(), MOST_IDS)))
         work.ids, work.position = (address_of(table), distinct), self._memory.touched
         self._memory.touched += work.distinct * work.row_bytes
 

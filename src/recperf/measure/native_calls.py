@@ -34,6 +34,8 @@ class NativeCall:
     flops: Callable[..., int] | None
     special: Callable[..., int] | None
     """Evaluations of functions such as exp."""
+    updates: bool
+    """Whether it writes those rows too."""
 
     def run(self) -> Any:
         return self.function(*self.args, **self.kwargs)
@@ -58,15 +60,18 @@ def operator(
     reads: Callable[..., Any] | None = None,
     flops: Callable[..., int] | None = None,
     special: Callable[..., int] | None = None,
+    updates: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function an operator. The other parameters are functions of its arguments, called only to count."""
+    """Make a function an operator. `updates` says that it writes its random rows; the other parameters are functions of
+    its arguments, called only to count."""
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             if _listener is None:
                 return function(*args, **kwargs)
-            result: R = _listener(NativeCall(PREFIX + name, function, args, kwargs, rows, reads, flops, special))
+            call = NativeCall(PREFIX + name, function, args, kwargs, rows, reads, flops, special, updates)
+            result: R = _listener(call)
             return result
 
         return called

@@ -57,6 +57,11 @@ def row_arguments(name: str) -> int | None:
     return None if places is None else places[1]
 
 
+def updates_rows(name: str) -> bool:
+    """Whether the random rows of an operator are written, which memory reads first."""
+    return name in _WRITES_ROWS
+
+
 def random_rows(name: str, args: Any, result: Any) -> tuple[Tensor, Tensor] | None:
     """The table and the ids of an operator that accesses random rows."""
     places = _READS_ROWS.get(name) or _WRITES_ROWS.get(name)

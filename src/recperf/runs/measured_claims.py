@@ -152,10 +152,8 @@ def pair_ratio_as_measured(component: str) -> Claim:
             objections.append("pair.json: the cold arm draws from no more ids than the hot one")
         if stated is None or not math.isclose(stated, measured, rel_tol=MEASURED_SAME):
             objections.append(f"pair.json states a ratio of {stated}, its arms give {measured:.6g}")
-        arm = evidence.raw("pair.json")["cold"]
-        expected = _from_peaks(
-            evidence, lambda peaks: cold_over_hot(peaks, arm, {"hot": pair.ids.hot, "cold": pair.ids.cold})
-        )
+        arm, rows = evidence.raw("pair.json")["hot"], {"hot": pair.ids.hot, "cold": pair.ids.cold}
+        expected = _from_peaks(evidence, lambda peaks: cold_over_hot(peaks, arm, hot.p50, rows))
         if expected is None:
             raise NoEvidence("peaks.json has no random rows by implementation for this device and number of threads")
         low, high = cold.p20 / hot.p80, cold.p80 / hot.p20

@@ -168,6 +168,7 @@ class Grouped:
 
 @operator(
     "update_rows",
+    updates=True,
     rows=lambda table_RD, state_R, grouped, *_, **__: (table_RD, torch.unique(grouped.rows_V)),
     reads=lambda table_RD, state_R, grouped, gradient_BD, **_: (gradient_BD, grouped.rows_V, grouped.order_V),
 )

@@ -243,6 +243,7 @@ def chunk_size(width: int) -> tuple[int, int]:
 
 @operator(
     "update_rows",
+    updates=True,
     rows=lambda table_RD, state_R, grouped, *_, **__: (table_RD, torch.unique(grouped.sorted_V)),
     reads=lambda table_RD, state_R, grouped, gradient_BD, **_: (gradient_BD, grouped.sorted_V, grouped.bags_V),
 )
@@ -315,7 +316,7 @@ def _scatter(
     report(flag, strange, own + strange * 0)
 
 
-@operator("scatter_sgd", rows=lambda table_RD, ids_V, *_, **__: (table_RD, ids_V))
+@operator("scatter_sgd", updates=True, rows=lambda table_RD, ids_V, *_, **__: (table_RD, ids_V))
 def scatter_sgd(
     table_RD: Tensor,
     ids_V: Tensor,

@@ -176,6 +176,7 @@ def _adagrad(
 
 @operator(
     "update_rows",
+    updates=True,
     rows=lambda table_RD, state_R, rows_U, *_, **__: (table_RD, rows_U),
     reads=lambda table_RD, state_R, rows_U, grad_UD, **_: (rows_U, grad_UD),
 )
