@@ -125,7 +125,6 @@ class ColdOverHot:
 
     low: float
     expected: float
-    """Memory over cache, of the fastest way to gather rows in each."""
     high: float
 
 
@@ -135,9 +134,10 @@ def cold_over_hot(
     """The ratio that follows from the measured rates of random rows; None where they were not measured.
 
     `hot` is that half of the pair, `hot_ms` the time of its lookups; `rows` has the number of table rows that the "hot"
-    and the "cold" ids refer to. Of rows that are all equally likely, those beyond the knee come from memory. The range
-    is that of the measured implementations, widened by the spread of their readings. At its low end misses hide behind
-    the instructions that the hot lookups show, but rows come from memory no faster than a stream.
+    and the "cold" ids refer to. Of rows that are all equally likely, those beyond the knee come from memory. Each of
+    them adds what memory takes longer than the cache: as expected with the fastest way to gather rows in each, at least
+    if memory delivers them like a stream, and at most with the measured implementation that loses most. The range is
+    widened by the spread of the readings.
     """
     figures, common = _figures(peaks, hot["device"], hot["threads"])
     if figures is None or common is None:
@@ -147,21 +147,23 @@ def cold_over_hot(
         return None
     row_bytes, knee = int(hot["ids"]["row_bytes"]), common["knee"]["bytes"]
     cold_missed, hot_missed = (max(0.0, 1 - knee / (rows[name] * row_bytes)) for name in ("cold", "hot"))
+    missed = hot["ids"]["lookups"] * (cold_missed - hot_missed)
 
     def ratio(memory: float, cache: float) -> float:
-        cold, hot = (cache + missed * (memory - cache) for missed in (cold_missed, hot_missed))
-        return float(cold / hot)
+        return float(1 + missed * max(0.0, memory - cache) / (hot_ms * 1e6))
 
-    expected = ratio(*(_interpolated(_rows(table), row_bytes) for table in (far, near)))
-    ratios = [expected]
-    for method in far["rows"][0]["methods"]:
-        if all(method in row["methods"] for table in (far, near) for row in table["rows"]):
-            points = [[(row["row_bytes"], row["methods"][method]) for row in table["rows"]] for table in (far, near)]
-            ratios.append(ratio(*(_interpolated(tuple(sorted(one)), row_bytes) for one in points)))
-    stream_ns = row_bytes * 1e9 / max(figures[name]["p50"] for name in ("read", "copy"))
-    ratios.append(max(1.0, ratio(stream_ns, hot_ms * 1e6 / hot["ids"]["lookups"])))
+    cache, memory = (_interpolated(_rows(table), row_bytes) for table in (near, far))
+    stream = row_bytes * 1e9 / max(figures[name]["p50"] for name in ("read", "copy"))
+    by_method = [
+        ratio(*(_interpolated(_rows(table, method), row_bytes) for table in (far, near)))
+        for method in far["rows"][0]["methods"]
+        if all(method in row["methods"] for table in (far, near) for row in table["rows"])
+    ]
+    expected = ratio(memory, cache)
     spread = 1 + sum(_spread(table["rows"], row_bytes) for table in (far, near))
-    return ColdOverHot(min(ratios) / spread, expected, max(ratios) * spread)
+    return ColdOverHot(
+        max(1.0, min(expected, ratio(stream, cache)) / spread), expected, max(expected, *by_method) * spread
+    )
 
 
 def hot_bytes(peaks: dict[str, Any] | None, device: str, threads: int | None) -> int | None:
@@ -209,8 +211,10 @@ def _medians(figures: dict[str, Any]) -> dict[str, float]:
     return {name: float(figure["p50"]) for name, figure in figures.items()}
 
 
-def _rows(table: dict[str, Any]) -> tuple[tuple[int, float], ...]:
-    return tuple(sorted((int(row["row_bytes"]), float(row["ns"]["p50"])) for row in table["rows"]))
+def _rows(table: dict[str, Any], method: str | None = None) -> tuple[tuple[int, float], ...]:
+    """(bytes of a row, ns) ascending, of one method or of the fastest for each width."""
+    times = ((row["row_bytes"], row["methods"][method] if method else row["ns"]["p50"]) for row in table["rows"])
+    return tuple(sorted((int(size), float(ns)) for size, ns in times))
 
 
 def ranks_sharing(profile: dict[str, Any]) -> int:
