@@ -13,10 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from ..machine import usable_cores
-
-MOST_THREADS = 4
-"""Python's lock leaves work for about as many."""
+AHEAD = 4
+"""Batches that are prepared on the host before they are used."""
 
 
 class Prepared(Protocol):
@@ -58,13 +56,15 @@ def prefetched(batches: Iterator[Batch], prepare: Callable[[Batch], Input], devi
 
 
 def prepared_on_host(batches: Iterator[Batch], prepare: Callable[[Batch], Result]) -> Iterator[Result]:
-    """Each batch prepared by a few threads of the host, in order and ahead of the running step."""
-    threads = max(1, min(MOST_THREADS, usable_cores() // 2))
+    """Each batch prepared by a thread of the host, in order and ahead of the running step.
+
+    More threads would be slower: small operators spend their time where Python's lock lets only one of them run.
+    """
     ready: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="recperf-prepare") as pool:
+    with ThreadPoolExecutor(1, thread_name_prefix="recperf-prepare") as thread:
         for batch in batches:
-            ready.append(pool.submit(prepare, batch))
-            if len(ready) > 2 * threads:
+            ready.append(thread.submit(prepare, batch))
+            if len(ready) > AHEAD:
                 yield ready.popleft().result()
         while ready:
             yield ready.popleft().result()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -154,21 +155,23 @@ def _extended(starts_U1: Tensor, more: int) -> Tensor:
 
 def _pick(pick: Pick, rows: int, picks: int) -> Pick:
     """The pick among more rows, filled up with picks of the last row."""
-    count, more = pick.index_N.numel(), picks - pick.index_N.numel()
-    starts_U1 = _extended(pick.starts_U1, rows + 1 - pick.starts_U1.numel())
+    count, starts = pick.index_N.numel(), pick.starts_U1.numpy()
+    index_N, order_N = np.full(picks, rows - 1), np.arange(picks)
+    index_N[:count], order_N[:count] = pick.index_N.numpy(), pick.order_N.numpy()
+    starts_U1 = np.full(rows + 1, starts[-1])
+    starts_U1[: starts.size] = starts
     starts_U1[-1] = picks
-    return Pick(
-        torch.cat([pick.index_N, pick.index_N.new_full((more,), rows - 1)]),
-        torch.cat([pick.order_N, torch.arange(count, picks)]),
-        starts_U1,
-    )
+    return Pick(*map(torch.from_numpy, (index_N, order_N, starts_U1)))
 
 
 def _with_unused(rows_U: Tensor, count: int) -> Tensor:
     """The rows and, up to the count, others: of the first `count` rows enough are unused."""
-    unused = torch.ones(count, dtype=torch.bool)
-    unused[rows_U[rows_U < count]] = False
-    return torch.cat([rows_U, unused.nonzero().squeeze(1)[: count - rows_U.numel()].to(rows_U.dtype)])
+    used, all_U = rows_U.numpy(), np.empty(count, rows_U.numpy().dtype)
+    unused = np.ones(count, dtype=bool)
+    unused[used[used < count]] = False
+    all_U[: used.size] = used
+    all_U[used.size :] = np.flatnonzero(unused)[: count - used.size]
+    return torch.from_numpy(all_U)
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:
