@@ -60,15 +60,15 @@ def rows_of(table_bytes: int, ns: dict[str, float]) -> dict[str, Any]:
     return {"table_bytes": table_bytes, "rows": [{"row_bytes": 1024, "ns": spread, "methods": ns}]}
 
 
-def ceilings(knee: int, cache: dict[str, float], memory: dict[str, float], stream: float) -> dict[str, Any]:
+def ceilings(knee: int, cache: dict[str, float], memory: dict[str, float]) -> dict[str, Any]:
     gather = {"near": rows_of(1 << 19, cache), "dram": rows_of(1 << 30, memory)}
     common = {"schema": 2, "threads": 2, "other_threads": {}, "other_work": 0.01}
-    return {**common, "knee": {"bytes": knee}, "gather": gather, "copy": {"p50": 10.0}, "read": {"p50": stream}}
+    return {**common, "knee": {"bytes": knee}, "gather": gather, "copy": {"p50": 10.0}}
 
 
-X86 = ceilings(8 << 20, {"select": 52.0, "bag": 40.0}, {"select": 92.0, "bag": 118.0}, 14e9)
+X86 = ceilings(8 << 20, {"select": 52.0, "bag": 40.0}, {"select": 92.0, "bag": 118.0})
 """A virtual machine that reports a last-level cache of 300 MiB: memory is 2.3 times the cache, from 8 MiB on."""
-ARM = ceilings(10 << 20, {"select": 74.0, "bag": 59.3}, {"select": 166.0, "bag": 151.4}, 9e9)
+ARM = ceilings(10 << 20, {"select": 74.0, "bag": 59.3}, {"select": 166.0, "bag": 151.4})
 
 
 def a_profile(embedding_ms: float) -> dict[str, Any]:
@@ -291,7 +291,7 @@ PAIR = measured_claims.pair_ratio_as_measured("embedding")
 @pytest.mark.parametrize(
     ("peaks", "ratio", "holds"),
     [
-        (X86, 2.89, True), (X86, 2.92, True), (X86, 2.3, True), (X86, 1.3, False), (X86, 6.0, False),
+        (X86, 2.89, True), (X86, 2.92, True), (X86, 2.3, True), (X86, 1.2, False), (X86, 6.0, False),
         (ARM, 2.6, True), (ARM, 2.2, True), (ARM, 1.5, False), (ARM, 5.0, False),
     ],
 )  # fmt: skip

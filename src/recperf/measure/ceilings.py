@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,9 +136,9 @@ def cold_over_hot(
 
     `hot` is that half of the pair, `hot_ms` the time of its lookups; `rows` has the number of table rows that the "hot"
     and the "cold" ids refer to. Of rows that are all equally likely, those beyond the knee come from memory. Each of
-    them adds what memory takes longer than the cache: as expected with the fastest way to gather rows in each, at least
-    if memory delivers them like a stream, and at most with the measured implementation that loses most. The range is
-    widened by the spread of the readings.
+    them adds what memory takes longer than the cache: as expected with the fastest way to gather rows in each, and at
+    most with the measured implementation that loses most. Prefetching may hide part of it, but a row that takes less
+    than the geometric mean of both did not come from memory. The range is widened by the spread of the readings.
     """
     figures, common = _figures(peaks, hot["device"], hot["threads"])
     if figures is None or common is None:
@@ -153,17 +154,14 @@ def cold_over_hot(
         return float(1 + missed * max(0.0, memory - cache) / (hot_ms * 1e6))
 
     cache, memory = (_interpolated(_rows(table), row_bytes) for table in (near, far))
-    stream = row_bytes * 1e9 / max(figures[name]["p50"] for name in ("read", "copy"))
     by_method = [
         ratio(*(_interpolated(_rows(table, method), row_bytes) for table in (far, near)))
         for method in far["rows"][0]["methods"]
         if all(method in row["methods"] for table in (far, near) for row in table["rows"])
     ]
-    expected = ratio(memory, cache)
+    low, expected = ratio(math.sqrt(memory * cache), cache), ratio(memory, cache)
     spread = 1 + sum(_spread(table["rows"], row_bytes) for table in (far, near))
-    return ColdOverHot(
-        max(1.0, min(expected, ratio(stream, cache)) / spread), expected, max(expected, *by_method) * spread
-    )
+    return ColdOverHot(low / spread, expected, max(expected, *by_method) * spread)
 
 
 def hot_bytes(peaks: dict[str, Any] | None, device: str, threads: int | None) -> int | None:
