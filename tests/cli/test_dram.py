@@ -108,12 +108,15 @@ def test_sweep_measures_every_combination(call) -> None:
 def test_a_sweep_without_a_part_called_embedding_shows_the_largest_part() -> None:
     ms = {"p20": 1.0, "p50": 2.0, "p80": 3.0}
     parts = [{"name": "top", "ms": ms}, {"name": "backward", "ms": {**ms, "p50": 2.5}}]
-    profile = {"step_ms": ms, "components": parts, "verdict": {"limit": "compute"}}
+    overhead = {"plain": {**ms, "p50": 1.75}}
+    profile = {"step_ms": ms, "overhead": overhead, "components": parts, "verdict": {"limit": "compute"}}
     rows = [{"settings": {"train.batch-size": size}, "profile": profile} for size in ("1", "2", "3")]
     shown = shown_parts([profile] * 3)
     assert shown == ["step", "backward"]
     assert [fit["part"] for fit in fits(rows, shown)] == shown
-    assert "backward ms" in as_text({"rows": rows, "fits": [], "parts": shown})
+    text = as_text({"rows": rows, "fits": [], "parts": shown})
+    assert "backward ms" in text
+    assert "1.750" in text, "the step without timers"
     with pytest.raises(DataError, match="no part 'embedding'"):
         part_ms(profile, "embedding")
 

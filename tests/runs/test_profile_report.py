@@ -126,7 +126,7 @@ def test_the_profile_of_a_run_has_fewer_sections() -> None:
     lines = sections(text(own))
     for title in TITLES[2:-1]:
         assert lines[title] == [f"  Not measured: {ABSENT}."]
-    assert any("3.1%: a step takes" in line for line in lines["Trust"])
+    assert any("3.1% of a step, less than the spread of the steps: a step takes" in line for line in lines["Trust"])
     assert read(own).text.count("Not measured: this profile has no such section") == 8
 
 

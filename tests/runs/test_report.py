@@ -15,6 +15,7 @@ from recperf.cli.summary import summary
 from recperf.errors import DataError, MachineError
 from recperf.runs import report
 from recperf.runs.report import curves, page, run_report, svg
+from recperf.runs.report import formats as fmt
 from recperf.runs.report.limits import achieved, ceilings
 from recperf.runs.report.reading import read
 
@@ -70,7 +71,9 @@ def test_the_page_says_what_was_measured_and_how(full: str) -> None:
         "± 0.0020",
         "mean ± standard deviation over 3 seeds, 42 to 44",
         "64 steps after 16 steps of warm-up",
-        "Measuring costs 4.0%: a step took",
+        "Measuring costs 4.0% of a step, less than the spread of the steps: a step took",
+        "Shares are of the sum of the parts’ medians",
+        "(10.0 ms of the training was shuffling)",
         "embedding, backward",
         "random rows, cache",
         "tables allocated",
@@ -214,6 +217,28 @@ def test_rates_are_work_over_time_and_shares_name_their_ceiling(tmp_path: Path) 
     assert roofs.share("top", 7e9, 1e9) == (pytest.approx(0.1), "matrix product")
     assert roofs.share("interaction", 0, 6e9) == (pytest.approx(0.1), "copy")
     assert roofs.share("embedding", 0, 32e9 / 7)[0] == pytest.approx(1)
+
+
+def test_ceilings_are_of_the_threads_and_a_measured_precision(tmp_path: Path, drawn_once: None) -> None:
+    run = examples.make_run(tmp_path / "run")
+    slower = {name: examples.peaks()[name] for name in ("copy", "read", "gather", "fresh", "cached")}
+    slower["gemm"] = {"float32": examples.spread(5e10, "FLOP/s")}
+    examples.change(run, "peaks.json", "other_threads", {"1": slower})
+    examples.change(run, "profile.json", "threads", 1)
+    examples.change(run, "profile.json", "precision", "bfloat16")
+    known = ceilings(read(run))
+    assert known is not None
+    assert (known.product, known.product_label) == (5e10, "float32 product 50.0 GFLOP/s")
+    assert "Ceilings are medians measured with 1 thread, in quick mode" in Reader(written(run)).text
+    examples.change(run, "profile.json", "threads", 3)
+    assert ceilings(read(run)) is None
+
+
+def test_the_cost_of_measuring_is_compared_with_the_spread_of_the_steps() -> None:
+    step = {"p20": 9.8, "p50": 10.0, "p80": 10.2}
+    assert fmt.measuring_cost(0.05, step) == "5.0% of a step"
+    assert fmt.measuring_cost(0.03, step) == "3.0% of a step, less than the spread of the steps"
+    assert fmt.measuring_cost(-0.02, step) == "less than the spread of the steps"
 
 
 def test_rows_larger_than_the_caches_use_the_memory_ceiling(tmp_path: Path) -> None:

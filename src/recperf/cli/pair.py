@@ -45,15 +45,18 @@ def as_text(pair: dict[str, Any]) -> str:
         if other:
             rows.append(_row(part["name"], part["ms"], other["ms"]))
     rows.append(_row("step", hot["step_ms"], cold["step_ms"]))
-    touched = ", ".join(f"{name} {size(pair[name]['ids']['touched_bytes'])}" for name in ("hot", "cold"))
+    names = ("hot", "cold")
+    touched = ", ".join(f"{name} {size(pair[name]['ids']['touched_bytes'])}" for name in names)
     return "\n".join(
         [
             "",
             table(rows),
             "",
             f"  rows touched in {hot['steps']} steps: {touched}; table {size(cold['ids']['working_set_bytes'])}",
-            f"  measuring costs {measuring_cost(hot['overhead']['share'])} hot, "
-            f"{measuring_cost(cold['overhead']['share'])} cold",
+            *(
+                f"  measuring costs, {n}: {measuring_cost(pair[n]['overhead']['share'], pair[n]['step_ms'])}"
+                for n in names
+            ),
             "",
             pair["verdict"],
         ]

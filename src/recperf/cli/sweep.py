@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, write_json, writing
-from ..measure.sections import part_ms
+from ..measure.sections import swept_ms
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
 
@@ -88,10 +88,10 @@ def as_text(result: dict[str, Any]) -> str:
     names = list(result["rows"][0]["settings"])
     rows = [[*names, *(head for part in result["parts"] for head in (f"{part} ms", "p20 to p80")), "limit"]]
     for row in result["rows"]:
-        times = [part_ms(row["profile"], part) for part in result["parts"]]
+        times = [swept_ms(row["profile"], part) for part in result["parts"]]
         cells = [cell for m in times for cell in (f"{m['p50']:.3f}", f"{m['p20']:.3f} to {m['p80']:.3f}")]
         rows.append([*(row["settings"][name] for name in names), *cells, row["profile"]["verdict"]["limit"]])
-    lines = ["", table(rows), ""]
+    lines = ["", table(rows), "  the step without timers, parts with them", ""]
     for fit in result["fits"]:
         lines.append(f"  {fit['part']} against {fit['field']}: {fit['slope_ms']:.3g} ms per unit, r2 {fit['r2']:.3f}")
     return "\n".join(lines)

@@ -69,7 +69,7 @@ def run_as_rank(world: World, work: Callable[[], int], report: Report) -> int:
 
 
 def _leave(world: World, end: Exit, state: str) -> None:
-    """Leave word of how this rank ends."""
+    """Record how this rank ended."""
     if world.heartbeat is not None:
         world.heartbeat.stop(state)
     progress.record_exit(end)

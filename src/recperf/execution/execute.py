@@ -18,7 +18,7 @@ from ..runs.provenance import checkout, packages
 from ..runs.record import Run, now, read_saved_config
 from ..runs.result import SCHEMA, Baselines, Data, checked
 from ..runs.result import Trial as TrialFile
-from ..runs.resume import Change, changes_in, recorded_fields, since_start
+from ..runs.resume import Change, recorded_fields, reported_changes, since_start
 from ..runs.schemas import Machine, Progress
 from ..runs.seal import seal
 from ..runs.speed import budget_of, speed_of
@@ -73,7 +73,7 @@ def execute(
         if run.read("profile.json") is None:
             measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
     profile = run.read("profile.json")
-    speed = world.on_leader(lambda: speed_of(run.events()))
+    speed, changes = world.on_leader(lambda: _logged(run))
     result = {
         "schema": SCHEMA,
         "workload": workload.name,
@@ -88,7 +88,7 @@ def execute(
             **of_ranks(profile),
         },
         "data": prepared.data,
-        "provenance": {**provenance(started, facts, prepared.data, config.seed), **_changes(run, world)},
+        "provenance": {**provenance(started, facts, prepared.data, config.seed), **changes},
     }
     run.write("result.json", checked(result))
     world.leader_only(lambda: seal(run.folder))
@@ -144,10 +144,11 @@ def _since_start(run: Run, config: Any) -> tuple[Change, ...]:
     return tuple(since_start(read_saved_config(run.folder / "config.json").changed, recorded_fields(config)))
 
 
-def _changes(run: Run, world: Ranks) -> dict[str, Any]:
-    """Config fields that changed when the run was resumed; empty if none did."""
-    rows = world.on_leader(lambda: changes_in(run.folder))
-    return {"changes": rows} if rows else {}
+def _logged(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """From the log: the speed of the training, and the config fields that changed when the run was resumed, if any."""
+    events, saved = run.events(), read_saved_config(run.folder / "config.json")
+    rows = reported_changes((event for event in events if event["kind"] == "change"), saved.changed, saved.config)
+    return speed_of(events), {"changes": rows} if rows else {}
 
 
 def _start(run: Run) -> dict[str, Any]:

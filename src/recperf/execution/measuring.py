@@ -40,7 +40,7 @@ def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any
     if pair is not None:
         run.write("pair.json", pair)
     profile = measure_window(prepared, trial, trial.recipe, peaks, pair=pair, confirm=CONFIRM_SECONDS)
-    cost = measuring_cost(profile["overhead"]["share"])
+    cost = measuring_cost(profile["overhead"]["share"], profile["step_ms"])
     report.notice(f"measured the parts of {profile['steps']} more steps; measuring costs {cost}")
     if disturbance(profile) > DISTURBED:
         report.notice(f"claims about speed are {not_judged(disturbance(profile), 'the steps were measured')}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import to_json
 from ..machine import machine_facts
-from ..measure.sections import part_ms
+from ..measure.sections import swept_ms
 from ..train.device import applied
 from .measuring import measure_window
 from .workload import Workload
@@ -42,7 +42,7 @@ def shown_parts(profiles: list[dict[str, Any]]) -> list[str]:
     names = set.intersection(*({part["name"] for part in profile["components"]} for profile in profiles))
     if "embedding" in names or not names:
         return ["step", *(names & {"embedding"})]
-    return ["step", max(names, key=lambda name: sum(part_ms(profile, name)["p50"] for profile in profiles))]
+    return ["step", max(names, key=lambda name: sum(swept_ms(profile, name)["p50"] for profile in profiles))]
 
 
 def fits(rows: list[dict[str, Any]], parts: list[str]) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def fits(rows: list[dict[str, Any]], parts: list[str]) -> list[dict[str, Any]]:
         return []
     lines = []
     for part in parts:
-        y = [part_ms(row["profile"], part)["p50"] for row in rows]
+        y = [swept_ms(row["profile"], part)["p50"] for row in rows]
         slope, intercept, r2 = line(x, y)
         lines.append({"field": names[0], "part": part, "slope_ms": slope, "intercept_ms": intercept, "r2": r2})
     return lines

@@ -228,27 +228,31 @@ def missed_share(profile: dict[str, Any]) -> float | None:
 
 
 def device_peaks(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The measured peaks of the profile's device; where ranks share a processor, the share of one rank."""
-    if peaks is None:
-        return None
-    device, ranks = profile.get("device", "cpu"), ranks_sharing(profile)
-    if device != "cpu":
-        return (peaks.get("gpu") or {}).get(device)
+    """The measured figures of the profile's device with its number of threads, as `ceilings_of_profile` chooses them.
+
+    Where ranks share a processor they are the share of one rank; None where they were not measured.
+    """
+    ranks, threads = ranks_sharing(profile), profile.get("threads")
+    figures, common = _figures(peaks, profile["device"], None if ranks > 1 else threads)
+    if figures is None or common is None or profile["device"] != "cpu":
+        return figures
+    of_threads = {**common, **figures, "threads": common["threads"] if figures is common else threads}
     if ranks == 1:
-        return peaks
-    shared = {**peaks, "gemm": {name: _scaled(figure, 1 / ranks) for name, figure in peaks["gemm"].items()}}
-    shared |= {name: _scaled(peaks[name], 1 / ranks) for name in ("copy", "read") if name in peaks}
+        return of_threads
+    shared = {**of_threads, "gemm": {name: _scaled(figure, 1 / ranks) for name, figure in figures["gemm"].items()}}
+    shared |= {name: _scaled(figures[name], 1 / ranks) for name in ("copy", "read") if name in figures}
     shared["gather"] = {
         place: {**table, "rows": [_shared_row(row, ranks) for row in table["rows"]]}
-        for place, table in peaks["gather"].items()
+        for place, table in figures["gather"].items()
     }
     return shared
 
 
-def product_flops(profile: dict[str, Any], device: dict[str, Any]) -> float:
-    """FLOP/s of matrix products in the precision of the profile."""
-    gemm = device["gemm"]
-    return float(gemm.get(profile.get("precision") or "float32", gemm["float32"])["p50"])
+def product_flops(profile: dict[str, Any], device: dict[str, Any]) -> tuple[str, float]:
+    """FLOP/s of matrix products in the precision of the profile, or in float32 where that was not measured."""
+    precision = str(profile.get("precision"))
+    precision = precision if precision in device["gemm"] else "float32"
+    return precision, float(device["gemm"][precision]["p50"])
 
 
 def _scaled(figure: dict[str, Any], factor: float) -> dict[str, Any]:

@@ -124,3 +124,8 @@ def part_ms(profile: dict[str, Any], name: str) -> dict[str, float]:
     if name not in parts:
         raise DataError(f"the profile has no part {name!r}", where={"parts": ", ".join(parts)})
     return dict(parts[name])
+
+
+def swept_ms(profile: dict[str, Any], name: str) -> dict[str, float]:
+    """What a sweep shows of a profile: its "step" without timers, its parts with them."""
+    return dict(profile["overhead"]["plain"]) if name == "step" else part_ms(profile, name)

@@ -15,9 +15,8 @@ from typing import Any
 
 from ..config import flatten, to_json
 from ..errors import ConfigError, UsageError, did_you_mean
-from ..files import reading, write_json
+from ..files import write_json
 from ..jsonfile import read
-from .events import parse_events
 from .record import CONFIG_SCHEMA, now, read_saved_config
 from .schemas import ChangedField
 
@@ -136,14 +135,6 @@ def reported_changes(
         if was != change.now:
             rows.append({"field": change.field, "was": was, "now": change.now, "after_step": None, "seed": None})
     return rows
-
-
-def changes_in(folder: Path) -> list[dict[str, Any]]:
-    """`reported_changes` of a run's folder."""
-    saved, path = read_saved_config(folder / "config.json"), folder / "events.jsonl"
-    with reading(path):
-        events = parse_events(path.read_bytes())
-    return reported_changes([event for event in events if event["kind"] == "change"], saved.changed, saved.config)
 
 
 def change_text(change: dict[str, Any]) -> str:

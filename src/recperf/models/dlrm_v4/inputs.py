@@ -69,7 +69,7 @@ class Inputs:
     codes_S: Tensor
     """The action at each position, 0 to 7 as three bits; 8 for a candidate."""
     offsets_B1: Tensor
-    """Where each row begins among the tokens; rows behind those of the samples only fill up shapes (padding.py)."""
+    """Where each row begins among the tokens; the rows after the samples' are padding (padding.py)."""
     position_offsets_B1: Tensor
     """Where each row begins among the positions."""
     times_T: Tensor

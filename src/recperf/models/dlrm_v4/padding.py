@@ -1,7 +1,7 @@
 """Batches of histories in shapes that do not change, as a captured CUDA graph needs them.
 
-Samples that only fill up are added behind those of a batch, so that every batch has as many tokens. They have no loss,
-so every gradient through them is exactly zero. Distinct rows and entities are filled up to their largest number: with
+Each batch is padded with dummy samples to a fixed number of tokens. They have no loss, so every gradient through them
+is exactly zero. Distinct rows and entities are filled up to their largest number: with
 rows that the batch does not use, whose update by a zero gradient leaves them as they are.
 
 Shapes: B samples of a batch, T events of their histories, P filling samples, U distinct rows of a table, E distinct

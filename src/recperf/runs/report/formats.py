@@ -77,14 +77,19 @@ def throughput(rate: dict[str, float] | None) -> str:
 def whole_time(overall: dict[str, float]) -> str:
     """What the whole time of a training was spent on."""
     names = {"steady": "steady", "warmup": "warm-up", "evaluation": "evaluations", "save": "saves"}
-    parts = {label: overall[f"{name}_s"] for name, label in names.items()} | {"of it shuffling": overall["shuffle_s"]}
-    listed = ", ".join(f"{label} {time(1e3 * s)}" for label, s in parts.items() if s >= 0.001 * overall["seconds"])
+    parts = {label: overall[f"{name}_s"] for name, label in names.items()}
+    least, shuffling = 0.001 * overall["seconds"], overall["shuffle_s"]
+    listed = ", ".join(f"{label} {time(1e3 * s)}" for label, s in parts.items() if s >= least)
+    listed += f" ({time(1e3 * shuffling)} of the training was shuffling)" if shuffling >= least else ""
     return f"{time(1e3 * overall['seconds'])}: {listed}"
 
 
-def measuring_cost(share: float) -> str:
-    """What measuring adds to a step; steps that got faster by it only show how much they vary."""
-    return percent(share) if share > 0 else "less than the spread of the steps"
+def measuring_cost(share: float, step_ms: dict[str, float]) -> str:
+    """What measuring adds to a step, compared with the spread of the steps from p20 to p80."""
+    small = share * step_ms["p50"] < step_ms["p80"] - step_ms["p20"]
+    # Steps that got faster by it only show how much they vary.
+    figures = [f"{percent(share)} of a step"] if share > 0 else []
+    return ", ".join(figures + ["less than the spread of the steps"] * (small or not figures))
 
 
 def scaled(value: float | None, unit: str = "") -> str:

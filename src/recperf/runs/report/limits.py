@@ -47,7 +47,7 @@ def ceilings(run: Reading) -> Ceilings | None:
     profile = run.profile or {}
     sharing = ranks_sharing(profile)
     share = f" / {sharing} ranks" if sharing > 1 else ""
-    product = product_flops(profile, part)
+    precision, product = product_flops(profile, part)
     streams = {name: part[name]["p50"] for name in ("copy", "read")}
     best = max(streams, key=lambda name: streams[name])
     slopes = [
@@ -61,7 +61,7 @@ def ceilings(run: Reading) -> Ceilings | None:
         slopes.append(_roof(label, "random rows", bandwidth, tone="embedding"))
     return Ceilings(
         product=product,
-        product_label=f"{profile.get('precision') or 'float32'} product{share} {fmt.flop_rate(product)}",
+        product_label=f"{precision} product{share} {fmt.flop_rate(product)}",
         stream=streams[best],
         stream_label=best,
         roofs=slopes,
@@ -77,9 +77,7 @@ def _roof(label: str, short: str, bandwidth: float, *, tone: str, main: bool = F
 
 def _device_peaks(run: Reading) -> dict[str, Any] | None:
     """The ceilings of the device that was profiled: the CPU, or the GPU of that name."""
-    device = {"device": run.result["performance"]["device"]}
-    known = device_peaks(run.profile or device, run.peaks) or device_peaks(device, run.peaks)
-    return known or next(iter(((run.peaks or {}).get("gpu") or {}).values()), None)
+    return device_peaks(run.profile or {"device": run.result["performance"]["device"]}, run.peaks)
 
 
 def _random_rows(run: Reading, part: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
@@ -177,17 +175,16 @@ def _achieved_table(work: list[Achieved], known: Ceilings | None, run: Reading) 
 
 
 def _ceilings_note(run: Reading) -> str:
-    peaks = run.peaks or {}
-    threads = run.result["performance"]["settings"].get("threads")
-    note = f" Ceilings are medians measured with {peaks.get('threads', '?')} threads"
-    note += f" (threads of the run: {threads})" if threads else ""
+    peaks, figures = run.peaks or {}, _device_peaks(run) or {}
+    threads = figures.get("threads")
+    note = " Ceilings are medians" + (f" measured with {threads} thread{'s' * (threads > 1)}" if threads else "")
     note += ", in quick mode." if peaks.get("quick") else "."
     note += (
         " Copy and read are rates of main memory: small tensors in caches, and rows that a step reads twice, can be "
         "faster. Random rows is the fastest plain gather: a lookup that prefetches its rows exceeds it."
     )
-    if (peaks.get("other_work") or 0) > 0.05:
-        share = percent(peaks["other_work"])
+    if (figures.get("other_work") or 0) > 0.05:
+        share = percent(figures["other_work"])
         note += f" Other processes used {share} of the cores meanwhile, so the ceilings may be too low."
     return note
 

@@ -19,6 +19,7 @@ Profile = dict[str, Any]
 
 TOP = 12
 """Rows of a long table that are always visible."""
+SHARES_NOTE = "Shares are of the sum of the parts’ medians, which may differ slightly from the step’s."
 ABSENT = "this profile has no such section; recperf profile WORKLOAD measures it"
 
 

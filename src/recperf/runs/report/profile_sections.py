@@ -12,7 +12,7 @@ from . import plots, profile_plots, ranks
 from . import profile_device as device
 from .blocks import Block, Cell, Figure, Section, Table, Text, cells, definitions
 from .formats import NONE
-from .profile_facts import Profile, from_profile, keyed, limit_blocks, why_missing
+from .profile_facts import SHARES_NOTE, Profile, from_profile, keyed, limit_blocks, why_missing
 
 
 def sections(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> list[Section]:
@@ -58,8 +58,7 @@ def _budget(profile: Profile) -> list[Block]:
     whole = ("whole step", fmt.percent(total, 1), fmt.time(step["p50"]), fmt.spread(step), "")
     rows.append(tuple(Cell(text, "strong") for text in whole))
     figure = plots.budget_figure("profile-budget", parts, f"a step of {fmt.time(step['p50'])}")
-    note = "Steps with timers. Shares are of the sum of the parts’ medians, which may differ slightly from the step’s."
-    table = Table(("part", "share", "p50", "p20 – p80", "phase"), rows, note, left=(4,))
+    table = Table(("part", "share", "p50", "p20 – p80", "phase"), rows, f"Steps with timers. {SHARES_NOTE}", left=(4,))
     if abs(total - 1) > 0.01:
         warning = Text(f"The parts sum to {total:.1%} of the step, so do not trust this budget.", "warning")
         return [warning, figure, table]
@@ -126,7 +125,7 @@ def _trust(profile: Profile, machine: Profile) -> list[Block]:
     steps = f"{profile['steps']} measured after {profile['warmup']} of warm-up, batch {profile['batch_size']:,}"
     rows: list[tuple[str, str | Cell]] = [("steps", steps)]
     overheads = trust.get("profiling") or {"budget": profile.get("overhead")}
-    rows += [(f"cost of measuring ({name})", _overhead(cost)) for name, cost in overheads.items()]
+    rows += [(f"cost of measuring ({name})", _overhead(cost, profile["step_ms"])) for name, cost in overheads.items()]
     clocks = trust.get("clocks") or {}
     units = (("sm_mhz", "SM", "MHz"), ("mem_mhz", "memory", "MHz"), ("power_w", "power", "W"))
     listed = [f"{label} {clocks[name]:,.0f} {unit}" for name, label, unit in units if clocks.get(name) is not None]
@@ -153,11 +152,11 @@ def _trust(profile: Profile, machine: Profile) -> list[Block]:
     return [definitions([*rows, *([("machine: GPUs", gpus)] if gpus else [])])]
 
 
-def _overhead(cost: dict[str, float] | None) -> str:
+def _overhead(cost: dict[str, float] | None, step_ms: dict[str, float]) -> str:
     if not cost:
         return fmt.NOT_MEASURED
     plain, clocked = fmt.time(cost["plain_ms"]), fmt.time(cost["clocked_ms"])
-    return f"{fmt.measuring_cost(cost['share'])}: a step takes {plain} without, {clocked} with it"
+    return f"{fmt.measuring_cost(cost['share'], step_ms)}: a step takes {plain} without, {clocked} with it"
 
 
 def _nested(value: Any) -> str:

@@ -12,7 +12,7 @@ from . import curves, plots
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Missing, Section, Table, Text, cells, definitions
 from .formats import NONE, NOT_MEASURED, baseline, count, metric, percent
-from .profile_facts import keyed
+from .profile_facts import SHARES_NOTE, keyed
 from .reading import Reading, step_parts
 
 UNSTEADY = 1.25
@@ -175,14 +175,13 @@ def _budget_note(run: Reading) -> str:
         return f"Measured in {count(run.result['performance']['steps_in_budget'])} steps after training. {note}"
     note = (
         f"Measured after training on {profile['device']} over {count(profile['steps'])} steps after "
-        f"{count(profile['warmup'])} steps of warm-up. Shares are of all these steps together, times are medians with "
-        f"the 20th and 80th percentile. {note}"
+        f"{count(profile['warmup'])} steps of warm-up. {SHARES_NOTE} {note}"
     )
     if profile["overhead"]:
         cost = profile["overhead"]
         note += (
-            f" Measuring costs {fmt.measuring_cost(cost['share'])}: a step took {fmt.time(cost['plain_ms'])} without "
-            f"timers, {fmt.time(cost['clocked_ms'])} with them."
+            f" Measuring costs {fmt.measuring_cost(cost['share'], profile['step_ms'])}: a step took "
+            f"{fmt.time(cost['plain_ms'])} without timers, {fmt.time(cost['clocked_ms'])} with them."
         )
     return note
 

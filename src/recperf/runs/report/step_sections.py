@@ -161,7 +161,7 @@ def _trust(profile: Json) -> list[Block]:
             f"{steps['seen']:,} steps seen: {steps['plain']:,} timed (p20 – p80 {fmt.spread(step)}), "
             f"{steps['traced']:,} traced, {steps.get('counted', 0):,} counted."
         ),
-        Text(f"Timing costs {fmt.measuring_cost(profile['overhead']['share'])} of a step."),
+        Text(f"Timing costs {fmt.measuring_cost(profile['overhead']['share'], step)}."),
         Text(
             "Other work on this machine is not known."
             if others is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...measure.sections import part_ms
+from ...measure.sections import swept_ms
 from .svg import require_matplotlib, svg_text
 
 
@@ -23,7 +23,7 @@ def plot(sweep: dict[str, Any]) -> str:
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.add_subplot()
         for part, colour in zip(sweep["parts"], ("#4c6ef5", "#e8590c")):
-            ms = [part_ms(row["profile"], part) for row in rows]
+            ms = [swept_ms(row["profile"], part) for row in rows]
             middle = [m["p50"] for m in ms]
             spread = [[m["p50"] - m["p20"] for m in ms], [m["p80"] - m["p50"] for m in ms]]
             axes.errorbar(x, middle, yerr=spread, marker="o", capsize=3, color=colour, label=part)

@@ -40,7 +40,7 @@ from .config import DLRMv4WorkloadConfig, HistoryTrainConfig, require_room
 from .data import EventWindows
 
 SMALL = 16
-"""Numbers for each thread that a GPU can hold at once, up to which a kernel takes about as long as its launch."""
+"""Up to this many output elements per resident GPU thread, a kernel takes about as long as its launch."""
 
 
 SENT: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bfloat16"}
