@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from recperf.cli.sweep import as_text, split, widths
-from recperf.errors import DataError
+from recperf.errors import DataError, MachineError
 from recperf.execution.sweep import fits, line, shown_parts
+from recperf.measure.peaks import sampling
 from recperf.measure.sections import part_ms
 from recperf.workloads.micro_dlrm_dram.config import default, hot_ids, resolved_rows
 
@@ -82,11 +83,16 @@ def test_other_ids_and_optimizers_train(call) -> None:
     assert code == 0, err
 
 
-def test_pair_prints_the_ratio(call) -> None:
-    code, out, _ = call("pair", *SMALL)
+def test_pair_prints_the_ratio_and_what_is_expected(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "QUICK", sampling.TINY)
+    monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: 0.0)
+    code, out, _ = call("pair", *SMALL, "--train.threads", "3")
     assert code == 0
     assert "cold / hot" in out
-    assert "Lookups" in out
+    assert "measuring the ceilings for 3 threads" in out
+    assert "is expected (" in out.splitlines()[-1]
+    code, out, _ = call("pair", *SMALL, "--preset", "zipf")
+    assert "no ratio is expected, because the ids are not equally likely" in out.splitlines()[-1]
     assert call("pair", "micro-dlrm", "--data.source", "embedded")[0] == 2
 
 
@@ -130,9 +136,11 @@ def test_swept_options_are_separated_and_lines_are_fitted() -> None:
     assert line([1, 2, 3], [3, 5, 7]) == pytest.approx((2, 1, 1))
 
 
-def test_the_ladder_checks_every_rung(call) -> None:
-    code, out, err = call("ladder", *SMALL, "--json")
+def test_the_ladder_checks_every_rung(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "QUICK", sampling.TINY)
+    code, out, err = call("ladder", *SMALL, "--train.threads", "3", "--json")
     assert code == 0, err
+    assert json.loads(out)["threads"] == 3
     rungs = json.loads(out)["rungs"]
     assert {"dedup ids", "sorted ids", "bf16 rows", "huge pages"} <= {rung["name"] for rung in rungs}
     for rung in rungs:
@@ -140,6 +148,10 @@ def test_the_ladder_checks_every_rung(call) -> None:
         assert 0 < rung["predicted"]["low"] <= rung["predicted"]["high"]
         assert rung["measured"]["p20"] <= rung["measured"]["p50"] <= rung["measured"]["p80"]
     assert call("ladder", "micro-dlrm")[0] == 2
+    monkeypatch.setattr("recperf.train.device._device", lambda _: (torch.device("cuda"), "a GPU"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a GPU")
+    code, _, err = call("ladder", *SMALL, "--train.device", "auto")
+    assert (code, "a CPU's memory" in err) == (2, True)
 
 
 def _made_readings(slower: dict[str, float] | None = None, **changes: Any) -> Any:
@@ -236,13 +248,29 @@ def test_auto_rows_follow_the_measured_knee(monkeypatch: pytest.MonkeyPatch) -> 
     config = replace(default(), model=replace(default().model, rows="auto"))
     assert default().train.device == "cpu", "the workload is about a CPU's memory"
     monkeypatch.setattr(module + "find", lambda: None)
-    assert resolved_rows(config) * 1024 == 20 * (300 << 20)
+    with pytest.raises(MachineError, match="needs the measured ceilings"):
+        resolved_rows(config)
     monkeypatch.setattr(module + "find", lambda: {"knee": {"bytes": 8 << 20}})
     assert resolved_rows(config) * 1024 == 20 * (8 << 20)
     for measured, size in ((None, 1 << 20), (1 << 19, 1 << 19)):
         assert 0.99 * size < hot_ids(config, measured) * 3 * 1024 <= size
     monkeypatch.setattr(module + "available_bytes", lambda: 1 << 28)
     assert resolved_rows(config) * 1024 == 1 << 27
+
+
+def test_a_run_with_auto_rows_saves_their_number_and_resumes_with_it(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is measured between the two, and however much memory is free then."""
+    find = "recperf.workloads.micro_dlrm_dram.config.find"
+    monkeypatch.setattr(find, lambda: {"knee": {"bytes": 1 << 15}})
+    auto = ["--model.rows", "auto", *SMALL[2:], "--train.checkpoint-steps", "4", "--no-report"]
+    assert call("run", "micro-dlrm-dram", *auto, "--run-dir", "r", "--quiet")[0] == 0
+    assert read("config.json")["config"]["model"]["rows"] == 20 * (1 << 15) // 64
+    for name in ("trial-42.json", "profile.json", "result.json", "seal.json"):
+        Path("r", name).unlink()
+    monkeypatch.setattr(find, lambda: {"knee": {"bytes": 1 << 16}})
+    code, _, err = call("run", "--resume", "r", "--no-report", "--quiet")
+    assert code == 0, err
+    assert read("profile.json")["ids"]["working_set_bytes"] == 20 * (1 << 15)
 
 
 def test_memory_beyond_the_table_stays_small() -> None:

@@ -178,6 +178,28 @@ def test_disturbed_ceilings_never_replace_better_ones(stored: dict[str, Any], mo
     assert not peaks.has_threads(quiet, 3), "measured again, now that the machine is quiet"
 
 
+def test_quick_ceilings_replace_full_ones_only_if_those_were_disturbed(
+    stored: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: 0.0)
+    threads = {"7": stored["other_threads"].get("1", {"copy": stored["copy"]})}
+    full = stored | {"quick": False, "other_threads": threads}
+    quick = stored | {"quick": True, "measured": "later"}
+    for before, measured, replaced in ((0.1, 0.0, False), (0.2, 0.25, False), (0.2, 0.14, True)):
+        peaks.path_of(stored["machine"]).unlink(missing_ok=True)
+        peaks.save(full | {"other_work": before})
+        monkeypatch.setattr(peaks, "measure", lambda share=measured, **_: dict(quick, other_work=share))
+        result = peaks.require(None, lambda _: None)
+        assert (result["measured"] == "later") is replaced
+        assert result == peaks.load()
+        # What is known about other numbers of threads stays, with what was beside it.
+        assert result["other_threads"]["7"].get("other_work", result["other_work"]) == before
+    # Two quick ones: beside 5 to 15 % other work the quieter one stays; less than that counts as none.
+    for share, expected in ((0.1, 0.1), (0.14, 0.1), (0.03, 0.03), (0.1, 0.03), (0.04, 0.04)):
+        peaks.save(quick | {"other_work": share})
+        assert (peaks.load() or {})["other_work"] == expected
+
+
 def test_beside_much_other_work_everything_is_measured_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = iter((0.5, 0.3, 0.1))
     monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: next(shares))

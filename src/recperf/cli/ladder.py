@@ -21,15 +21,17 @@ def command(arguments: list[str]) -> int:
     options = read_options(WorkloadOptions, choice, verb="ladder", description=DESCRIPTION)
     if options.values.data.ids == "movielens":
         raise UsageError("the ladder needs synthetic ids", fix="--data.ids uniform or zipf")
-    if options.values.train.device == "cuda":
-        raise UsageError("the ladder is about a CPU's memory", fix="--train.device cpu")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say("measuring with three copies of the table: the plain implementation and each optimisation in turn")
-    peaks = stored_or_measured(terminal)
+    from ..train.device import applied
     from ..workloads.micro_dlrm_dram.build import PreparedDram
     from ..workloads.micro_dlrm_dram.ladder import climb
 
-    ladder = climb(PreparedDram(options.values), peaks)
+    prepared = PreparedDram(options.values)
+    if prepared.settings.device.type != "cpu":
+        raise UsageError("the ladder is about a CPU's memory", fix="--train.device cpu")
+    with applied(prepared.settings):
+        ladder = climb(prepared, stored_or_measured(terminal, prepared.settings.threads))
     terminal.say(as_text(ladder))
     if options.json:
         print_json(ladder)

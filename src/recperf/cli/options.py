@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -46,7 +46,7 @@ def read_options(
         description=description,
         default=kind(values=choice.config),
     )
-    return options
+    return replace(options, values=choice.workload.resolve(options.values))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from ..errors import UsageError
 from ..runs.report.formats import measuring_cost
 from ..units import size
 from .options import WorkloadOptions, choose, read_options
+from .peaks import stored_or_measured
 from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure the same model with hot and with cold ids. All shapes are equal; only the range of ids differs.
@@ -20,12 +21,12 @@ def command(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say(f"{choice.workload.name}: the same model with hot and cold ids")
     from ..execution.measuring import measure_pair
-    from ..measure.peaks import load
     from ..train.device import applied
 
     prepared = choice.workload.prepare(options.values)
     with applied(prepared.settings):
-        pair = measure_pair(prepared, prepared.trial(options.values.seed), load())
+        peaks = stored_or_measured(terminal, prepared.settings.threads)
+        pair = measure_pair(prepared, prepared.trial(options.values.seed), peaks)
     if pair is None:
         raise UsageError(
             f"{choice.workload.name} with these ids has no hot and cold variant", fix="recperf pair micro-dlrm-dram"

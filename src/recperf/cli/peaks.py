@@ -42,8 +42,9 @@ def command(arguments: list[str]) -> int:
     path = peaks.save(measured)
     terminal.say(as_text(measured))
     if better is not None:
-        shares = [f"{(one['other_work'] or 0.0):.0%}" for one in (measured, better)]
-        terminal.say(f"\nnot stored: other work took {shares[0]} of the cores; {before}, beside {shares[1]}, stay")
+        new, old = (f"beside {one['other_work'] or 0.0:.0%} other work" for one in (measured, better))
+        kind = "quick" if measured["quick"] else "full"
+        terminal.say(f"\nnot stored, because {before} {old} are better than {kind} ones {new}")
     else:
         terminal.say(f"\nwritten to {path}" + (f", replacing {before}" if before else ""))
     if options.json:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ..distributed.ranks import current
-from ..errors import MachineError
 from ..measure.ceilings import ColdOverHot, cold_over_hot, hot_bytes
 from ..measure.limits import verdict_of
-from ..measure.peaks import add_threads, has_threads, save
+from ..measure.peaks import with_threads
 from ..measure.peaks.other_work import DISTURBED, OtherWork, not_judged
 from ..measure.profile import ClockedStep, Reading, Window
 from ..measure.sections import part_ms
@@ -48,16 +47,10 @@ def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any
 
 
 def require_threads(peaks: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Measure and store the ceilings for the current number of threads where they are missing."""
-    threads = torch.get_num_threads()
-    if current().choose(has_threads(peaks, threads), several=True):
-        return
-    say(f"measuring the ceilings for {threads} threads quickly, once")
-    add_threads(peaks, threads)
-    try:
-        save(peaks)
-    except MachineError as error:
-        say(f"the ceilings are not stored: {error.what}")
+    """Measure and store the ceilings for the current number of threads where they are missing; ranks share those of
+    all threads."""
+    if current().choose(True, several=False):
+        with_threads(peaks, torch.get_num_threads(), say)
 
 
 STEPS = 48
@@ -194,18 +187,18 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None)
     ratio = {part: _ratio(profiles, part) for part in ("embedding", "step")}
     counted = {name: round(one["ids"]["touched_bytes"] / one["ids"]["row_bytes"]) for name, one in profiles.items()}
     rows = {name: arm.rows or counted[name] for name, arm in arms.items()}
-    known = all(arm.rows for arm in arms.values())
+    equally_likely = all(arm.rows for arm in arms.values())
     hot = profiles["hot"]
-    expected = cold_over_hot(peaks, hot, part_ms(hot, "embedding")["p50"], rows) if known else None
-    turns = {"turns": len(others), "other_work": max(others[turn] for turn in quietest)}
+    expected = cold_over_hot(peaks, hot, part_ms(hot, "embedding")["p50"], rows) if equally_likely else None
+    other = max(others[turn] for turn in quietest)
     return {
         "schema": 1,
         **profiles,
         "ids": rows,
         "ratio": ratio,
         "expected": expected and asdict(expected),
-        **turns,
-        "verdict": verdict(ratio["embedding"], expected, turns["other_work"]),
+        "other_work": other,
+        "verdict": verdict(ratio["embedding"], expected, other, equally_likely=equally_likely),
     }
 
 
@@ -214,14 +207,16 @@ def _ratio(profiles: dict[str, Any], part: str) -> float:
     return cold / hot
 
 
-def verdict(ratio: float, expected: ColdOverHot | None, other_work: float) -> str:
+def verdict(ratio: float, expected: ColdOverHot | None, other_work: float, *, equally_likely: bool) -> str:
     """The sentence about the ratio of cold to hot lookups."""
     text = f"Lookups of cold ids take {ratio:.2f} times as long as those of hot ids"
     if other_work > DISTURBED:
         return f"{text}; {not_judged(other_work, 'they were measured')}."
+    if not equally_likely:
+        return f"{text}; no ratio is expected, because the ids are not equally likely."
     if expected is None:
         return f"{text}; what is expected here was not measured (recperf peaks)."
     return (
-        f"{text}. From this machine's memory and cache {expected.expected:.2f} is expected, {expected.low:.2f} to "
-        f"{expected.high:.2f} by implementation."
+        f"{text}. From this machine's memory and cache {expected.expected:.2f} is expected "
+        f"({expected.low:.2f} to {expected.high:.2f})."
     )

@@ -1,4 +1,4 @@
-"""Observes some steps of a workload and names what limits them."""
+"""Observes some steps of a workload, and tests by experiments what limits them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ..measure.ceilings import ceilings_of, ceilings_of_profile
 from ..measure.counting import Work
 from ..measure.evidence import compact, kernel_works, observed
 from ..measure.experiments import confirm, hot_ids
-from ..measure.limits import verdict_of
 from ..measure.observing import Counts, Observer
 from ..measure.profile import endless
 from ..train.graph import GraphStep
@@ -37,7 +36,7 @@ def observe(
     peaks: dict[str, Any] | None,
     ranks: SharedWindow | SingleWindow,
 ) -> None:
-    """Observe steps of the recipe and add `observed`, `shares` and `verdict` to the profile.
+    """Observe steps of the recipe and add `observed` to the profile.
 
     All ranks take the same steps; the figures are those of the slowest rank.
     """
@@ -60,7 +59,6 @@ def observe(
         figures = _unobserved(profile, f"the steps could not be observed: {type(error).__name__}: {error}")
     figures["notes"] += notes
     profile["observed"] = current().broadcast(figures, communication.get("slowest", 0))
-    profile |= verdict_of(profile, peaks)
 
 
 def _unobserved(profile: dict[str, Any], why: str) -> dict[str, Any]:

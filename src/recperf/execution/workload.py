@@ -219,6 +219,8 @@ class Workload:
     """"module:Class" of the `Prepared` of several ranks; None where the workload runs in one process only."""
     plan: str | None = None
     """"module:function" that counts the work of a config for `recperf plan`."""
+    resolve: Callable[[Any], Any] = lambda config: config
+    """Replaces values of a config that stand for what this machine has; a run saves and resumes the result."""
     submission: str | None = None
     """"module:function" that returns the `Submission` of a trial, for workloads with an MLPerf log."""
 

@@ -137,8 +137,9 @@ def cold_over_hot(
     `hot` is that half of the pair, `hot_ms` the time of its lookups; `rows` has the number of table rows that the "hot"
     and the "cold" ids refer to. Of rows that are all equally likely, those beyond the knee come from memory. Each of
     them adds what memory takes longer than the cache: as expected with the fastest way to gather rows in each, and at
-    most with the measured implementation that loses most. Prefetching may hide part of it, but a row that takes less
-    than the geometric mean of both did not come from memory. The range is widened by the spread of the readings.
+    most with the measured implementation that loses most. Prefetching may hide part of it. How much is a convention: at
+    least, a row takes the geometric mean of memory and cache, by which `attribution` tells prefetched rows from cached
+    ones. The range is widened by the spread of the readings.
     """
     figures, common = _figures(peaks, hot["device"], hot["threads"])
     if figures is None or common is None:

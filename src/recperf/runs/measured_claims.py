@@ -42,8 +42,7 @@ def _undisturbed(objections: list[str], fits: bool, shown: str, **other_work: fl
 
 def _steps_beside(evidence: Evidence) -> float:
     """Share of the cores that others took while the steps of the profile were measured."""
-    profile = evidence.profile
-    return max(profile.other_work or 0.0, profile.observed.other_work or 0.0)
+    return evidence.profile.other_work or 0.0
 
 
 def _from_peaks(evidence: Evidence, derive: Callable[[dict[str, Any]], T]) -> T:

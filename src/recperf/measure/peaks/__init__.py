@@ -18,18 +18,26 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError
 from ...machine import machine_facts, usable_cores
-from .other_work import DISTURBED
+from .other_work import DISTURBED, QUIET
 from .store import SCHEMA, better_stored, disturbed, faults, load, path_of, require_own, save
 
 if TYPE_CHECKING:
     from .sampling import Effort
 
-__all__ = ["SCHEMA", "better_stored", "faults", "load", "measure", "path_of", "require", "require_own", "save"]
+__all__ = [
+    "SCHEMA",
+    "better_stored",
+    "faults",
+    "load",
+    "measure",
+    "path_of",
+    "require",
+    "require_own",
+    "save",
+    "with_threads",
+]
 
 Say = Callable[[str], None]
-
-QUIET = 0.05
-"""Share of the cores that other processes may use before everything is measured a second time."""
 
 
 def require(threads: int | None, say: Say) -> dict[str, Any]:
@@ -38,25 +46,34 @@ def require(threads: int | None, say: Say) -> dict[str, Any]:
     Those that are not stored yet are measured quickly and stored.
     """
     stored = load(say=say)
-    if stored is not None and disturbed(stored, QUIET) and _quiet_now():
+    if stored is not None and disturbed(stored, QUIET if stored["quick"] else DISTURBED) and _quiet_now():
         say("the stored ceilings were measured while other processes were busy; they are not now")
         stored = None
     if stored is None:
         say("measuring the ceilings of this machine quickly, once; recperf peaks measures them more carefully")
         measured = measure(quick=True, say=lambda _: None)
         stored = better_stored(measured) or measured
+        _store(stored, say)
     else:
         say(f"using the ceilings measured at {stored['measured']} ({'quick' if stored['quick'] else 'full'})")
-        if has_threads(stored, threads):
-            return stored
-    if threads is not None and not has_threads(stored, threads):
-        say(f"measuring the ceilings for {threads} threads quickly, once")
-        add_threads(stored, threads)
+    with_threads(stored, threads, say)
+    return stored
+
+
+def with_threads(peaks: dict[str, Any], threads: int | None, say: Say) -> None:
+    """Measure quickly what the ceilings lack for this number of threads, and store it."""
+    if threads is None or has_threads(peaks, threads):
+        return
+    say(f"measuring the ceilings for {threads} threads quickly, once")
+    add_threads(peaks, threads)
+    _store(peaks, say)
+
+
+def _store(peaks: dict[str, Any], say: Say) -> None:
     try:
-        save(stored)
+        save(peaks)
     except MachineError as error:
         say(f"the ceilings are not stored: {error.what}")
-    return stored
 
 
 def _quiet_now() -> bool:

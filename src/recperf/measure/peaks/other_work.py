@@ -11,6 +11,8 @@ from ...machine import usable_cores
 
 BUSY = (0, 1, 2, 5, 6, 7)
 """Columns of /proc/stat that count as busy: user, nice, system, irq, softirq, and steal by a hypervisor."""
+QUIET = 0.05
+"""Up to this share of the cores other work counts as none; beside more, ceilings are measured a second time."""
 DISTURBED = 0.15
 """A reading beside more other work than this share of the cores is repeated, and no claim is judged by it."""
 _CGROUP = Path("/sys/fs/cgroup")

@@ -12,7 +12,7 @@ from ...errors import DataError, MachineError, RecperfError
 from ...files import write_json, writing
 from ...jsonfile import decode
 from ...machine import host_facts, machine_facts
-from .other_work import DISTURBED
+from .other_work import DISTURBED, QUIET
 
 SCHEMA = 2
 
@@ -38,10 +38,21 @@ def path_of(facts: dict[str, Any]) -> Path:
 
 
 def save(peaks: dict[str, Any]) -> Path:
-    """Write the ceilings under the fingerprint of their machine, replacing older ones that are no better."""
+    """Write the ceilings under the fingerprint of their machine, replacing older ones that are no better.
+
+    What those have for other numbers of threads is added to `peaks`.
+    """
     path = path_of(peaks["machine"])
-    if better_stored(peaks) is not None:
+    stored = _stored(peaks["machine"])
+    if stored is not None and _stays(stored, peaks):
         return path
+    if stored is not None:
+        before = {
+            threads: {"other_work": stored.get("other_work"), **figures}
+            for threads, figures in stored["other_threads"].items()
+            if threads != str(peaks["threads"])
+        }
+        peaks["other_threads"] = {**before, **peaks["other_threads"]}
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,14 +69,23 @@ def disturbed(figures: dict[str, Any], most: float) -> bool:
 
 
 def better_stored(peaks: dict[str, Any]) -> dict[str, Any] | None:
-    """The stored ceilings that these, measured beside much other work, must not replace."""
-    if not disturbed(peaks, DISTURBED):
-        return None
+    """The stored ceilings that these must not replace."""
+    stored = _stored(peaks["machine"])
+    return stored if stored is not None and _stays(stored, peaks) else None
+
+
+def _stored(facts: dict[str, Any]) -> dict[str, Any] | None:
     try:
-        stored = load(peaks["machine"])
+        return load(facts)
     except RecperfError:
         return None
-    return stored if stored is not None and (stored.get("other_work") or 0.0) < peaks["other_work"] else None
+
+
+def _stays(stored: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether stored ceilings are better than new ones: measured beside less other work, or in full and undisturbed."""
+    if new["quick"] and not stored["quick"] and not disturbed(stored, DISTURBED):
+        return True
+    return disturbed(new, max(QUIET, stored.get("other_work") or 0.0))
 
 
 def load(facts: dict[str, Any] | None = None, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...data.config import DramDataConfig
+from ...errors import MachineError
 from ...execution.workload import Estimate, TrialsConfig, Workload
 from ...machine import available_bytes, caches
 from ...measure.cost import FLOAT
@@ -57,10 +58,17 @@ def resolved_rows(config: MicroDLRMDramConfig) -> int:
     if config.model.rows != "auto":
         return config.model.rows
     # A virtual machine may get only part of the cache that the system reports: the measured one decides.
-    measured, reported = find(), caches()
-    knee = measured["knee"]["bytes"] if measured else max(reported.values(), default=32 << 20)
-    target, limit = KNEES * knee, available_bytes() // 2
+    measured = find()
+    if measured is None:
+        fix = "recperf peaks, or --model.rows with a number"
+        raise MachineError("model.rows auto needs the measured ceilings of this machine", fix=fix)
+    target, limit = KNEES * measured["knee"]["bytes"], available_bytes() // 2
     return max(1, int(min(target, limit)) // (FLOAT * config.model.dim))
+
+
+def resolve(config: MicroDLRMDramConfig) -> MicroDLRMDramConfig:
+    """The config with the number of rows that "auto" stands for."""
+    return replace(config, model=replace(config.model, rows=resolved_rows(config)))
 
 
 def hot_ids(config: MicroDLRMDramConfig, hot_bytes: int | None) -> int:
@@ -121,6 +129,7 @@ MICRO_DLRM_DRAM = Workload(
     config=MicroDLRMDramConfig,
     presets={"default": default, "zipf": zipf, "movielens": movielens},
     estimate=estimate,
+    resolve=resolve,
     claims=claims,
     checks="recperf.workloads.micro_dlrm_dram.data:check",
     build="recperf.workloads.micro_dlrm_dram.build:PreparedDram",

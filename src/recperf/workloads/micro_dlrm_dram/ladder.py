@@ -207,7 +207,7 @@ RUNGS = (
 def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
     """Every rung on fresh batches, in turn with the plain way."""
     require_memory(estimate(prepared.config), tables=2.5)
-    ceilings = ceilings_of(peaks)
+    ceilings = ceilings_of(peaks, threads=torch.get_num_threads())
     assert ceilings is not None
     setting, batches = _setting(prepared)
     rungs = [rung for rung in RUNGS if not rung.native or not isinstance(native.library(), str)]
@@ -242,6 +242,7 @@ def climb(prepared: PreparedDram, peaks: dict[str, Any]) -> dict[str, Any]:
     rows = judged(rows, others)
     return {
         "schema": 2,
+        "threads": ceilings.threads,
         "batches": len(batches),
         **asdict(setting.work),
         "plain_ms": {name: _quantile(seconds[name], 0.5) * 1e3 for name in ("lookup", "update")},
