@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import ConfigError, GateFailed, Interrupted, MachineError, RecperfError, Stopped, UsageError
 from ..machine import memory_error, out_of_memory
 from . import progress
-from .heartbeat import ENDED, FAILED
+from .heartbeat import ENDED, FAILED, LEFT
 from .progress import Exit, Progress
 from .world import RendezvousError, World
 
@@ -77,14 +77,19 @@ def _leave(world: World, end: Exit, state: str) -> None:
         time.sleep(LINGER_S)
 
 
-def _end_lost(world: World, report: Report, missing: dict[int, Progress], cause: str) -> None:
+def _end_lost(world: World, report: Report, missing: dict[int, Progress] | None, cause: str) -> None:
     """End this process, which waits for ranks that are missing; called in a thread. If none is missing, one has failed
-    and has reported it."""
+    and has reported it; None: the store is gone, so nothing is known of any rank."""
     with _ending:
-        if missing and not progress.launched() and world.heartbeat and world.heartbeat.reports(missing):
+        lost, reports = "gone" if missing == {} else "silent", False
+        if missing is None:
+            reports, missing = world.local_rank == 0, _other_hosts(world)
+        elif missing and world.heartbeat:
+            reports = world.heartbeat.reports(missing)
+        if reports and not progress.launched():
             _report_missing(world, missing, cause, report)
-        end = Exit(code=MachineError.exit_code, lost="silent" if missing else "gone", message=cause)
-        _leave(world, end, FAILED)
+        end = Exit(code=MachineError.exit_code, lost=lost, message=cause)
+        _leave(world, end, FAILED if reports or lost == "gone" else LEFT)
         _exit_now(end.code)
 
 
@@ -146,6 +151,10 @@ def _name_missing(world: World, text: str, report: Report) -> None:
 
 
 def _report_missing(world: World, missing: dict[int, Progress], cause: str, report: Report) -> None:
+    if not missing:
+        # The store of ranks on one host went away, and with it whoever started them.
+        report(MachineError("the ranks have lost the store in which they met; all ranks stop", where={"cause": cause}))
+        return
     (first, last), *others = missing.items()
     also = {"also missing": ", ".join(f"rank {rank}" for rank in dict(others))} if others else {}
     report(

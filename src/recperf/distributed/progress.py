@@ -22,9 +22,11 @@ from ..measure import spans
 LAUNCHER = "recperf-ranks-"
 """Prefix of the job ids of `recperf run --ranks`, whose launcher reports how ranks ended."""
 _ERROR_FILE, _PROGRESS_FILE, _RUN_FILE = "error.json", "progress", "run"
+_DONE = ": done"
 _ACTIVITY, _SPAN = slice(0, 120), slice(120, 188)
 
 _page: mmap.mmap | None = None
+_longest_step_s = 0.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Progress:
 
     activity: str = "before it started"
     span: str = ""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether it was in the middle of a training step."""
+        return self.activity.startswith("step ") and not self.activity.endswith(_DONE)
 
     @property
     def facts(self) -> dict[str, object]:
@@ -116,6 +123,18 @@ def note(activity: str) -> None:
     """Record what this rank does next; costs a copy of some bytes."""
     if _page is not None:
         _page[_ACTIVITY] = _padded(activity, _ACTIVITY)
+
+
+def note_step(step: int, seconds: float) -> None:
+    """Record that this rank has ended a training step, which took so long."""
+    global _longest_step_s
+    _longest_step_s = max(_longest_step_s, seconds)
+    note(f"step {step}{_DONE}")
+
+
+def longest_step_s() -> float:
+    """The seconds of the longest training step that this process has ended; 0 where it has ended none."""
+    return _longest_step_s
 
 
 def read_progress(place: Path | None) -> Progress | None:

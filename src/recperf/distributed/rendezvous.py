@@ -28,9 +28,9 @@ def connect(backend: str, store: Any, rank: int, size: int, timeout_s: float) ->
     distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
-def nccl_collectives() -> int:
-    """The number of NCCL collectives that this rank has begun."""
-    backend: Any = distributed.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+def collectives(device: str) -> int:
+    """The number of collectives that this rank has begun on a device, by NCCL or gloo."""
+    backend: Any = distributed.distributed_c10d._get_default_group()._get_backend(torch.device(device))
     return int(backend._get_sequence_number_for_group())
 
 

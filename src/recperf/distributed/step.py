@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from ..measure.device_clock import step_clock
 from ..measure.spans import span
 from ..train.loop import Model, Optimizer
-from .progress import note
+from .progress import note, note_step
 from .world import World
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ class RankStep:
         with span("data"):
             batch = next(batches)
         self.before(rate)
+        began = perf_counter()
         note(f"step {batch.step + 1}: forward and backward pass")
         loss = self.model.loss(batch)
         with span("backward"):
@@ -94,7 +96,7 @@ class RankStep:
         note(f"step {batch.step + 1}: update")
         with span("update"):
             self.optimizer.step(rate)
-        note(f"step {batch.step + 1}: done")
+        note_step(batch.step + 1, perf_counter() - began)
         return value, len(batch)
 
     def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:

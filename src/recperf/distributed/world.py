@@ -4,6 +4,7 @@ Torch is imported only where there are several ranks.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from ..errors import MachineError, UsageError
 from ..machine import out_of_memory
-from .heartbeat import Heartbeat
-from .progress import Progress
+from .heartbeat import Heartbeat, Lost
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ class World:
     """Holds the signal that this rank alone received; the others learn of it in the next step."""
     shared_error: BaseException | None = None
     """An error that every rank raises; only rank 0 prints it."""
-    on_lost: Callable[[dict[int, Progress], str], None] | None = None
+    on_lost: Lost | None = None
     """Ends this process where other ranks are missing and it cannot notice by itself; None: signs of life are neither
     written nor read."""
     heartbeat: Heartbeat | None = None
@@ -106,10 +106,9 @@ class World:
 
     def _start_heartbeat(self) -> None:
         if self.heartbeat is not None:
-            from .rendezvous import nccl_collectives
+            from .rendezvous import collectives
 
-            if self.device == "cuda":
-                self.heartbeat.count = nccl_collectives
+            self.heartbeat.count = functools.partial(collectives, self.device)
             self.heartbeat.start()
 
     def _device(self, requested: str) -> str:
