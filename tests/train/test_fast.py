@@ -15,7 +15,7 @@ from recperf.data.random_config import RandomBagsConfig
 from recperf.errors import MachineError
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.fast import Switches, resolve
-from recperf.train.graph import CopiedFeed, DrawnFeed, DrawnOrder
+from recperf.train.graph import BETWEEN_RANKS, CopiedFeed, DrawnFeed, DrawnOrder
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 WAYS = ("embedding", "interaction", "mlp", "optimizer")
@@ -31,9 +31,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def switched(
     device: torch.device, fast: FastConfig | None = None, *, drawn: bool = True, slices: int = 1,
-    tables: str = "sgd", **change: Any,
+    tables: str = "sgd", lack: str = "", **change: Any,
 ) -> Switches:  # fmt: skip
-    return resolve(replace(fast or FastConfig(), **change), device, drawn=drawn, slices=slices, optimizer=tables)
+    values = replace(fast or FastConfig(), **change)
+    return resolve(values, device, drawn=drawn, slices=slices, optimizer=tables, lack=lack)
 
 
 def test_defaults_on_a_cpu_and_their_reasons() -> None:
@@ -118,6 +119,7 @@ def test_impossible_values_are_refused(device: torch.device, more: dict[str, Any
     ("more", "why"),
     [
         ({"slices": 2}, "off: a batch is split into micro-batches"),
+        ({"lack": BETWEEN_RANKS}, "off: ranks communicate in the middle of a step"),
         ({"embedding": "plain"}, "off: plain embeddings have shapes that depend on a batch's distinct rows"),
         ({"tables": "adamw"}, "off: adamw needs a dense gradient of the tables, whose lookups read sizes on the host"),
     ],

@@ -75,10 +75,12 @@ def trained(recipe: Recipe, steps: int, *, start: int = 0) -> list[float]:
     return [float(take_step(recipe, batches, step)[0]) for step in range(start, start + steps)]
 
 
-def clicks(graph: bool) -> Any:
+def clicks(graph: bool, *, requested: bool = False) -> Any:
     config = MicroDLRMConfig(data=MovieLensConfig(source="embedded"))
     prepared = PreparedClicks(replace(config, train=replace(config.train, device="cpu", batch_size=900)))
     prepared.graph = graph
+    if requested:
+        prepared.config = replace(prepared.config, train=replace(prepared.config.train, graph="on"))
     return prepared
 
 
@@ -97,6 +99,34 @@ def test_a_step_that_cannot_be_captured_is_taken_without_a_graph(
     assert graph.settings.reasons["graph"] == (
         "off: the step could not be captured: operation not permitted when stream is capturing"
     )
+
+
+def test_a_requested_graph_that_cannot_be_captured_is_an_error(
+    no_capture: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recperf.workloads.micro_dlrm.build.GraphStep", Recorded)
+    with pytest.raises(MachineError, match="could not be captured: operation not permitted") as caught:
+        trained(clicks(True, requested=True).trial(3).recipe, 1)
+    assert caught.value.fix == "--train.graph off"
+
+
+def test_a_capture_without_memory_is_not_taken_for_one_that_is_not_possible(
+    no_capture: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch hides the error: ending the capture fails too."""
+
+    @contextmanager
+    def capture(graph: Any, **_: Any) -> Any:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr("recperf.workloads.micro_dlrm.build.GraphStep", Recorded)
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(clicks(True).trial(3).recipe, 1)
 
 
 def test_an_indexed_feed_gathers_the_batches_of_the_order() -> None:

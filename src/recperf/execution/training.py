@@ -91,20 +91,26 @@ class SeedTraining:
         if start.step:
             self.report.notice(f"seed {seed} resumes at step {start.step} of {recipe.steps}")
         self.report.trial(seed, recipe.steps, start.step)
+        reasons = self.job.prepared.settings.reasons
+        graph = reasons.get("graph")
         if not self.evaluator.met:
             recipe.prepare_evaluation(start)
             with contextlib.suppress(TargetMet):
                 train(recipe, start, self._watchers(recipe.steps - start.step))
+        if reasons.get("graph") != graph:
+            self._notice(f"CUDA graph {reasons['graph']}")
         last = self.evaluator.history[-1]
         if self.submission:
             self.submission.stop(last["step"], last["metrics"])
         early = last["step"] if last["step"] < recipe.steps else None
         if early is not None:
-            text = f"seed {seed} reached the target at step {early} of {recipe.steps} and stopped"
-            self.run.event("notice", seed=seed, text=text)
-            self.report.notice(text)
+            self._notice(f"seed {seed} reached the target at step {early} of {recipe.steps} and stopped")
         best = max(self.evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))
         return {"seed": seed, "metrics": last["metrics"], "best": best, "stopped_early": early}
+
+    def _notice(self, text: str) -> None:
+        self.run.event("notice", seed=self.seed, text=text)
+        self.report.notice(text)
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.run.event(kind, **fields)

@@ -10,7 +10,9 @@ import torch
 from ..errors import MachineError
 from ..ops.choice import triton_problem
 from .config import FastConfig
-from .graph import choose_graph
+from .graph import FIXED_SHAPES, choose_graph
+
+SWITCH = "--fast.graph"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +38,11 @@ Decide = Callable[[str, str, str], str]
 """Records the value of a switch and the reason for it, and returns the value."""
 
 
-def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int, optimizer: str) -> Switches:
-    """`drawn`: batches are synthetic, not read from files; `slices`: micro-batches; `optimizer`: the tables'."""
+def resolve(
+    fast: FastConfig, device: torch.device, *, drawn: bool, slices: int, optimizer: str, lack: str = ""
+) -> Switches:
+    """`drawn`: batches are synthetic, not read from files; `slices`: micro-batches; `optimizer`: the tables'; `lack`:
+    what the workload lacks for a CUDA graph, if anything."""
     cuda = device.type == "cuda"
     reasons: dict[str, str] = {}
 
@@ -58,21 +63,20 @@ def resolve(fast: FastConfig, device: torch.device, *, drawn: bool, slices: int,
     for name in ("embedding", "interaction", "mlp", "optimizer"):
         fused[name] = _fused(name, getattr(fast, name), device, decided)
     sparse = optimizer != "adamw"
-    graph = _graph(fast, device, slices, fused["embedding"], sparse, decided)
+    lack = lack or _graph_lack(slices, fused["embedding"], sparse)
+    graph, why = choose_graph(fast.graph, device, lack, why=FIXED_SHAPES, switch=SWITCH)
+    decided("graph", *why.split(": ", 1))
     scatter = cuda and fused["embedding"] and optimizer == "sgd" and not fast.deterministic
     decided("deterministic", *_deterministic(fast, cuda, fused["embedding"] and sparse, scatter, optimizer))
     return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=reasons, **fused)
 
 
-def _graph(fast: FastConfig, device: torch.device, slices: int, fused: bool, sparse: bool, decided: Decide) -> bool:
-    lack = "" if fused else "plain embeddings have shapes that depend on a batch's distinct rows"
-    if not sparse:
-        lack = "adamw needs a dense gradient of the tables, whose lookups read sizes on the host"
+def _graph_lack(slices: int, fused: bool, sparse: bool) -> str:
     if slices > 1:
-        lack = "a batch is split into micro-batches"
-    on, why = choose_graph(fast.graph, device, lack, why="a GPU, and shapes that do not change", switch="--fast.graph")
-    decided("graph", *why.split(": ", 1))
-    return on
+        return "a batch is split into micro-batches"
+    if not sparse:
+        return "adamw needs a dense gradient of the tables, whose lookups read sizes on the host"
+    return "" if fused else "plain embeddings have shapes that depend on a batch's distinct rows"
 
 
 def _precision(fast: FastConfig, cuda: bool, decided: Decide) -> str:

@@ -2,7 +2,8 @@
 
 A graph replays the same kernels on the same memory. What changes from step to step is therefore read from memory: the
 batch (drawn or gathered inside the graph, or copied before the replay), the learning rate, and a ring buffer of the
-last losses. A step that cannot be captured is taken without a graph, and the run's settings say why.
+last losses. A step that cannot be captured is taken without a graph, and the run's settings say why, unless a graph was
+requested.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..data.batch import ClickBatch, JaggedFeatures
 from ..data.order import Samples, ShuffledOrder, permutation
 from ..data.random_bags import RandomBags
 from ..errors import MachineError
+from ..machine import out_of_memory
 from ..measure.device_clock import EventClock
 from ..measure.spans import listen, span
 from .loop import Model, Optimizer
@@ -28,6 +30,7 @@ WARM_UP = 3
 Requested = Literal["auto", "on", "off"]
 SWITCH = "--train.graph"
 BETWEEN_RANKS = "ranks communicate in the middle of a step"
+FIXED_SHAPES = "a GPU, and shapes that do not change"
 
 
 def choose_graph(requested: Requested, device: torch.device, lack: str, *, why: str, switch: str) -> tuple[bool, str]:
@@ -223,7 +226,8 @@ class GraphStep:
     """Executes whole steps. The graph is captured at the first step, and once more with a clock inside.
 
     `state` lists what a step changes even at learning rate 0, beside the optimizer's own state. `reasons` are the
-    settings of the run; a capture that fails is stated there, and steps are then taken without a graph.
+    settings of the run; a capture that fails is stated there, and steps are then taken without a graph. If the user
+    requested a graph, it is an error that names the switch in `requested_by`.
     """
 
     def __init__(
@@ -234,8 +238,10 @@ class GraphStep:
         *,
         device: torch.device,
         reasons: dict[str, str],
+        requested_by: str | None,
         state: Callable[[], list[Tensor]] = list,
     ) -> None:
+        self.requested_by = requested_by
         self.model, self.optimizer, self.feed, self.state, self.reasons = model, optimizer, feed, state, reasons
         self.rate_1 = torch.zeros(1, device=device)
         self.losses = torch.zeros(LOSSES, device=device)
@@ -368,11 +374,18 @@ class GraphStep:
         except RuntimeError as error:
             # Torch does not leave the capture's stream where ending the capture fails.
             torch.cuda.set_stream(stream)
+            # Ending the capture may fail in turn and hide why the step did.
+            for cause in (error, error.__context__):
+                if cause is not None and out_of_memory(cause):
+                    raise cause from None
             torch.cuda.synchronize()
             self.model.forget_gradients()
             self.failed, self._graph = True, None
             message = str(error).strip().splitlines() or [type(error).__name__]
-            self.reasons["graph"] = f"off: the step could not be captured: {message[0]}"
+            why = f"the step could not be captured: {message[0]}"
+            if self.requested_by:
+                raise MachineError(f"no CUDA graph: {why}", fix=f"{self.requested_by} off") from error
+            self.reasons["graph"] = f"off: {why}"
             return None
         return graph
 

@@ -37,6 +37,11 @@ class DLRMTrialState:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
+def own_samples(batch: Any) -> int:
+    """Samples of a batch that this process works on: all of them, or its part where ranks share a batch."""
+    return len(getattr(batch, "part", batch))
+
+
 def one_cycle_recipe(model: DLRM, optimizer: Optimizer, order: Order, settings: TrainConfig) -> Recipe:
     """A training whose learning rate rises and falls once over all planned epochs."""
     planned = settings.epochs * len(order)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.random_bags import RandomBags
+from ...distributed.ranks import current
 from ...errors import MachineError
 from ...execution.workload import Fix, Prepared, cpu_fixes, require_memory
 from ...measure.cost import FLOAT, Cost
@@ -23,17 +24,16 @@ from ...models.losses import make as make_loss
 from ...models.streams import SideStreams
 from ...models.tables import SparseTables
 from ...ops import dot, relu
-from ...train.config import FastConfig
 from ...train.device import Settings, choose
-from ...train.fast import Switches, resolve
-from ...train.graph import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed, GraphStep
+from ...train.fast import SWITCH, resolve
+from ...train.graph import BETWEEN_RANKS, CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed, GraphStep
 from ...train.loop import Optimizer, Order, Position, Recipe
 from ...train.metrics import binary_metrics
 from ...train.optim import make_dense
 from ...train.schedule import make as make_schedule
 from ...train.sparse import SparseRows, SplitOptimizer
 from ...units import size
-from ..clicks import DLRMTrialState, largest_product
+from ..clicks import DLRMTrialState, largest_product, own_samples
 from .config import LESS, DLRMWorkloadConfig, bounds, estimate, max_ids, reduction_bytes, table_share
 from .data import ClickSource, CopiedOrder
 
@@ -46,7 +46,14 @@ class PreparedDLRM(Prepared):
         product = largest_product(self.model, config.train.batch_size)
         settings = choose(config.train, largest_product_flops=product)
         self._require_room(settings.device)
-        self.switches = self.resolve_switches(settings.device)
+        self.switches = resolve(
+            config.fast,
+            settings.device,
+            drawn=self.drawn,
+            slices=config.train.micro_batches,
+            optimizer=config.train.optimizer,
+            lack=current().choose("", several=BETWEEN_RANKS),
+        )
         reasons = {**settings.reasons, **self.switches.reasons}
         if settings.device.type == "cpu" and self.switches.precision == "bfloat16":
             reasons["onednn"] = "off: it warns of every bfloat16 product on a CPU without bfloat16 instructions"
@@ -64,17 +71,6 @@ class PreparedDLRM(Prepared):
     def drawn(self) -> bool:
         """Whether batches are drawn at random."""
         return self.config.data.source == "random"
-
-    def own_samples(self, batch: Any) -> int:
-        """Samples of a batch that this process works on."""
-        return len(batch)
-
-    def resolve_switches(self, device: torch.device) -> Switches:
-        return self.resolved(self.config.fast, device)
-
-    def resolved(self, fast: FastConfig, device: torch.device) -> Switches:
-        train = self.config.train
-        return resolve(fast, device, drawn=self.drawn, slices=train.micro_batches, optimizer=train.optimizer)
 
     def _require_room(self, device: torch.device) -> None:
         """Refuse a config that does not fit into the memory of the device."""
@@ -103,7 +99,7 @@ class PreparedDLRM(Prepared):
         return DLRMTrial(self, seed)
 
     def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
-        samples, optimizer = self.own_samples(batch), self.config.train.optimizer
+        samples, optimizer = own_samples(batch), self.config.train.optimizer
         if optimizer == "adamw":
             return dlrm_step(self.model, samples, ids=ids, unique=unique)
         return sparse_dlrm_step(self.model, samples, ids=ids, unique=unique, optimizer=optimizer)
@@ -248,9 +244,17 @@ class DLRMTrial(DLRMTrialState):
     def _graph(self, order: Order) -> tuple[Order, GraphStep]:
         """The step as one graph, and the order that feeds it."""
         settings = self.prepared.settings
+        requested_by = SWITCH if self.prepared.config.fast.graph == "on" else None
 
         def step(feed: Feed) -> GraphStep:
-            return GraphStep(self.model, self.optimizer, feed, device=settings.device, reasons=settings.reasons)
+            return GraphStep(
+                self.model,
+                self.optimizer,
+                feed,
+                device=settings.device,
+                reasons=settings.reasons,
+                requested_by=requested_by,
+            )
 
         if isinstance(order, RandomBags):
             return DrawnOrder(order), step(DrawnFeed(order))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -10,11 +9,9 @@ from torch import Tensor
 
 from ...distributed.bags import BagTables
 from ...distributed.ranks import current
-from ...errors import ConfigError, MachineError
+from ...errors import ConfigError
 from ...models.embeddings import Embeddings
 from ...models.streams import SideStreams
-from ...train.fast import Switches
-from ...train.graph import BETWEEN_RANKS
 from ...train.loop import Optimizer
 from ...train.optim import make_dense
 from ..click_ranks import DenseAndBags, RankTrialState, SharedClicks, require_copies
@@ -23,18 +20,6 @@ from .config import max_ids
 
 
 class PreparedDLRMOnRanks(PreparedDLRM):
-    def own_samples(self, batch: Any) -> int:
-        return len(cast(SharedClicks, batch).part)
-
-    def resolve_switches(self, device: torch.device) -> Switches:
-        fast = self.config.fast
-        if fast.graph == "on":
-            raise MachineError(f"a step cannot be a CUDA graph: {BETWEEN_RANKS}", fix="--fast.graph off")
-        switches = self.resolved(replace(fast, graph="off"), device)
-        if fast.graph == "auto":
-            switches.reasons["graph"] = f"off: {BETWEEN_RANKS}"
-        return switches
-
     def trial(self, seed: int) -> DLRMTrial:
         return RankDLRMTrial(self, seed)
 

@@ -283,6 +283,7 @@ class HistoryTrial:
             PackedFeed(inputs.padding.layout, settings.device),
             device=settings.device,
             reasons=settings.reasons,
+            requested_by=SWITCH if self.prepared.config.train.graph == "on" else None,
             state=lambda: [*states, recent.counts_2K, recent.sums_2],
         )
 

@@ -21,11 +21,20 @@ from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
 from ...train.baselines import baselines
 from ...train.device import choose
-from ...train.graph import BETWEEN_RANKS, SWITCH, GraphStep, IndexedBatch, IndexedFeed, IndexedOrder, choose_graph
+from ...train.graph import (
+    BETWEEN_RANKS,
+    FIXED_SHAPES,
+    SWITCH,
+    GraphStep,
+    IndexedBatch,
+    IndexedFeed,
+    IndexedOrder,
+    choose_graph,
+)
 from ...train.loop import Position
 from ...train.metrics import binary_metrics
 from ...train.optim import AdamW
-from ..clicks import SCORING_BATCH, DLRMTrialState, largest_product, one_cycle_recipe
+from ..clicks import SCORING_BATCH, DLRMTrialState, largest_product, one_cycle_recipe, own_samples
 from .config import MicroDLRMConfig, bounds, require_room
 from .data import check_sizes, read
 
@@ -43,12 +52,8 @@ class PreparedClicks(Prepared):
         self.target = bounds(config, self.data)
         lack = current().choose("", several=BETWEEN_RANKS)
         self.graph, self.settings.reasons["graph"] = choose_graph(
-            config.train.graph, self.settings.device, lack, why="a GPU, and operators too small for it", switch=SWITCH
+            config.train.graph, self.settings.device, lack, why=FIXED_SHAPES, switch=SWITCH
         )
-
-    def own_samples(self, batch: Any) -> int:
-        """Samples of a batch that this process works on."""
-        return len(batch)
 
     def baselines(self) -> dict[str, dict[str, float]]:
         return baselines(self.train, self.valid)
@@ -57,7 +62,7 @@ class PreparedClicks(Prepared):
         return ClickTrial(self, seed)
 
     def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
-        return dlrm_step(self.config.model, self.own_samples(batch), unique=unique)
+        return dlrm_step(self.config.model, own_samples(batch), unique=unique)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
@@ -79,8 +84,14 @@ class ClickTrial(DLRMTrialState):
         order = ShuffledOrder(samples=prepared.train.to(device), batch_size=settings.batch_size, seed=seed)
         self.recipe = one_cycle_recipe(self.model, self.optimizer, order, settings)
         if prepared.graph:
-            reasons, feed = prepared.settings.reasons, IndexedFeed(order)
-            step = GraphStep(self.model, self.optimizer, feed, device=device, reasons=reasons)
+            step = GraphStep(
+                self.model,
+                self.optimizer,
+                IndexedFeed(order),
+                device=device,
+                reasons=prepared.settings.reasons,
+                requested_by=SWITCH if settings.graph == "on" else None,
+            )
             self.recipe = replace(self.recipe, order=IndexedOrder(order), whole_step=step)
 
     @torch.no_grad()

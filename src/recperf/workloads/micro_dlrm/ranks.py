@@ -14,9 +14,6 @@ from .build import ClickTrial, PreparedClicks
 
 
 class PreparedClicksOnRanks(PreparedClicks):
-    def own_samples(self, batch: Any) -> int:
-        return len(cast(SharedClicks, batch).part)
-
     def trial(self, seed: int) -> ClickTrial:
         return RankClickTrial(self, seed)
 
