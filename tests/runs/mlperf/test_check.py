@@ -234,6 +234,8 @@ def test_rates_that_were_used_are_checked_not_only_declared_ones(write: Callable
     assert [failure.rule for failure in result.failures] == ["train_loss: learning rate"]
     assert "it must be" in result.failures[0].text
     assert not result.passed
+    path.write_text(text.replace('"lr": ', '"rate": '))
+    assert verdict(path).unchecked[0] == "learning rate: the log states no rates"
 
 
 def test_layers_and_history_length_are_checked_in_the_config_beside_the_log(
@@ -252,6 +254,11 @@ def test_layers_and_history_length_are_checked_in_the_config_beside_the_log(
         assert [failure.rule for failure in result.failures] == [f"{name}: value" for name in broken]
         assert (result.passed, result.unchecked) == (not broken, [])
     assert verdict(path, "open").passed
+    (path.parent / "config.json").write_text('{"schema"')
+    (damaged,) = verdict(path).unchecked
+    assert damaged.startswith("model.hstu.layers, data.history.length: ")
+    assert "there is no" not in damaged
+    assert "config.json" in damaged
 
 
 def test_the_standing_lies_between_the_published_points() -> None:

@@ -56,23 +56,27 @@ def _with_own_rules(verdict: Verdict, lines: Lines) -> Verdict:
     if verdict.division != "closed":
         return verdict
     config = _config_beside(verdict.log, lines)
-    broken = [*learning_rates(lines), *(pinned(config) if isinstance(config, dict) else [])]
+    fields = pinned(config) if isinstance(config, dict) else f"{', '.join(PINNED)}: {config}"
+    results = (learning_rates(lines), fields)
+    broken = [failure for result in results if isinstance(result, list) for failure in result]
     return replace(
         verdict,
         passed=verdict.passed and not broken,
         failures=[*verdict.failures, *broken],
-        unchecked=[f"{', '.join(PINNED)}: {config}"] if isinstance(config, str) else [],
+        unchecked=[result for result in results if isinstance(result, str)],
     )
 
 
 def _config_beside(log: Path, lines: Lines) -> dict[str, Any] | str:
     """The fields of the config that the log names and recperf wrote beside it, or why they are not known."""
     name = lines.first("config_filename")
-    name = name if isinstance(name, str) and name else "config.json"
-    try:
-        return flatten(read_saved_config(log.parent / Path(name).name).config)
-    except RecperfError:
+    name = Path(name).name if isinstance(name, str) and name else "config.json"
+    if not (log.parent / name).exists():
         return f"there is no {name} of recperf beside the log"
+    try:
+        return flatten(read_saved_config(log.parent / name).config)
+    except RecperfError as error:
+        return error.what
 
 
 def _redeclared(content: bytes, lines: Lines, division: str) -> bytes:

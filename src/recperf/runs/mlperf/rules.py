@@ -138,21 +138,25 @@ def pinned(config: Mapping[str, Any]) -> list[Failure]:
     ]
 
 
-def learning_rates(lines: Lines) -> list[Failure]:
-    """Steps whose logged rate is outside the bounds of the batch: the linear warm-up of the lowest and highest base."""
+def learning_rates(lines: Lines) -> list[Failure] | str:
+    """Steps whose logged rate is outside the bounds of the batch: the linear warm-up of the lowest and highest base.
+    Or why they cannot be checked."""
     batch = lines.first("global_batch_size")
     if type(batch) is not int or batch < 1:
         # The official checker says so.
         return []
     low, high = (bound * RATE * batch / RATE_BATCH for bound in RATE_BOUNDS)
-    outside = []
+    outside, stated = [], 0
     for line in lines.good:
         rate = line.metadata.get("lr")
         if line.key == "train_loss" and line.samples is not None and isinstance(rate, int | float):
+            stated += 1
             # A loss is logged after its step; the first step has rate 0.
             step = line.samples / batch
             least, most = low * min(1.0, max(0.0, step - 1) / WARM_UP), high * min(1.0, step / WARM_UP)
             if not least * (1 - ROUNDING) <= rate <= most * (1 + ROUNDING):
                 outside.append(f"{rate:.4g} after {line.samples:,} samples: it must be {least:.4g} to {most:.4g}")
+    if not stated:
+        return "learning rate: the log states no rates"
     more = f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
     return [Failure(rule="train_loss: learning rate", text=f"lr is {outside[0]}{more}")] if outside else []
