@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ STAMP = ROOT / ".carry" / "commit.json"
 """Ignored by git: it is carried along with the files, by name."""
 ROWS = "benchmarks/results"
 """What earlier benchmarks appended does not change what a later one measures."""
+STARTED = "RECPERF_BENCHMARK"
+"""Set for the processes that a benchmark starts."""
+NO_ROWS = {"--dry", "--no-record", "-h", "--help"}
 
 
 @cache
@@ -68,6 +72,16 @@ def unclean(found: dict[str, Any]) -> str:
     return f"the files differ from commit {found['commit'][:12]}: commit first" if found["dirty"] else ""
 
 
+def require_clean_start(script: Path, words: list[str]) -> None:
+    """End a benchmark before it measures for minutes what will not be stored."""
+    if script.resolve().parent != ROOT / "benchmarks" or script.name == Path(__file__).name or STARTED in os.environ:
+        return
+    os.environ[STARTED] = script.name
+    why = "" if NO_ROWS & set(words) else unclean(origin())
+    if why:
+        sys.exit(f"{script.name}: nothing measured, since rows would not be stored: {why}")
+
+
 def row(
     benchmark: str, variant: str, metric: str, unit: str, values: list[float], conditions: dict[str, Any]
 ) -> dict[str, Any]:
@@ -108,3 +122,5 @@ def show(entry: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     stamp()
+else:
+    require_clean_start(Path(sys.argv[0]), sys.argv[1:])

@@ -2,7 +2,8 @@
 
 Each trains on a CPU with at most two threads and, where torch sees a GPU, there too: kernels launched one by one, the
 step as a CUDA graph, and as it is by default. A reading is the samples of consecutive training steps, preparing their
-batches included, over the wall time between two synchronised moments. Last come the GPU's rates over the CPU's.
+batches included, over the wall time between two synchronised moments. Last come the GPU's rates over the CPU's. Exits
+with 5 where a goal is missed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from recperf.workloads import find
 
 NAMES = ("micro-dlrm", "dlrm-v4", "dlrm")
 WARM_UP = 30
+GOAL = 3.0
+"""Of the default command on a GPU over the same on a CPU."""
+GOALS = tuple(f"{name}, cuda default over cpu" for name in ("micro-dlrm", "dlrm-v4"))
 
 
 def prepared(name: str, device: str, graph: str) -> Prepared:
@@ -71,7 +75,12 @@ def rates(ready: Prepared, seconds: float, samples: int) -> tuple[list[float], d
     return [trained / elapsed for trained, elapsed in readings], conditions
 
 
-def main() -> None:
+def goals_missed(rows: list[dict[str, Any]]) -> list[str]:
+    slow = [entry for entry in rows if entry["variant"] in GOALS and entry["p50"] < GOAL]
+    return [f"{entry['variant']}: {entry['p50']:.3g}, the goal is {GOAL:g}" for entry in slow]
+
+
+def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--workloads", nargs="+", choices=NAMES, default=NAMES)
     arguments.add_argument("--threads", type=int, default=2, help="that torch may use, at most")
@@ -99,7 +108,11 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     if not options.dry:
         print(f"rows appended to {record(rows)}", file=sys.stderr)
+    missed = goals_missed(rows)
+    for line in missed:
+        print(f"goal missed: {line}", file=sys.stderr)
+    return 5 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

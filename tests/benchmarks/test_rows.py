@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +46,27 @@ def test_rows_without_a_clean_commit_are_printed_and_not_stored(
     assert not list(rows.RESULTS.iterdir())
     monkeypatch.setattr(rows, "origin", lambda: {"commit": "1" * 40, "dirty": False})
     assert rows.record([rows.row("made", "one", "seconds", "s", [1.0], {})]).exists()
+
+
+@pytest.mark.parametrize(("words", "dirty", "ends"), [([], True, True), (["--dry"], True, False), ([], False, False)])
+def test_a_benchmark_of_changed_files_ends_before_it_measures(
+    rows: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], dirty: bool, ends: bool
+) -> None:
+    monkeypatch.setattr(rows, "origin", lambda: {"commit": "1" * 40, "dirty": dirty})
+    monkeypatch.setattr(rows.os, "environ", {})
+    start = ROOT / "benchmarks" / "dram_lookup.py", words
+    with pytest.raises(SystemExit, match="nothing measured, since rows would not be stored") if ends else nullcontext():
+        rows.require_clean_start(*start)
+    # Nor do the processes that it starts ask again.
+    rows.require_clean_start(*start)
+
+
+def test_the_default_command_on_a_gpu_has_a_goal(script: Callable[[str], ModuleType]) -> None:
+    missed = script("default_speed").goals_missed
+    rates = {"micro-dlrm, cuda default over cpu": 2.9, "dlrm-v4, cuda default over cpu": 3.1, "dlrm, cuda eager": 0.1}
+    assert missed([{"variant": name, "p50": rate} for name, rate in rates.items()]) == [
+        "micro-dlrm, cuda default over cpu: 2.9, the goal is 3"
+    ]
 
 
 def test_a_stamp_names_the_commit_of_files_without_a_history(
