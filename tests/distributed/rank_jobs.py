@@ -16,7 +16,7 @@ from rank_states import restore, whole, whole_state
 from torch import Tensor
 
 from recperf.distributed.config import DistributedConfig
-from recperf.distributed.step import RankStep
+from recperf.distributed.step import RankStep, Reduction
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
 from recperf.errors import DataError, RecperfError
@@ -27,6 +27,7 @@ from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
 
 SEED, STEPS = 3, 3
+TROUBLE = "trouble begins at "
 
 
 def small() -> DLRMv4Config:
@@ -111,6 +112,10 @@ def training(
     }  # fmt: skip
 
 
+def trainings(world: World, configs: dict[str, DLRMv4WorkloadConfig], steps: int) -> dict[str, dict[str, Any]]:
+    return {name: training(world, config, steps) for name, config in configs.items()}
+
+
 @torch.no_grad()
 def _predicted(trial: Any) -> tuple[Tensor, Tensor]:
     trial.model.eval()
@@ -120,12 +125,13 @@ def _predicted(trial: Any) -> tuple[Tensor, Tensor]:
 
 
 def fails(rank: int, at: int, how: str, on: int = 1) -> None:
-    """Kill, terminate, freeze, hang or fail a rank at a step."""
+    """Kill, terminate, freeze or fail a rank at a step, or let it hang in the middle of one; it prints when."""
     step, seen = RankStep.__call__, [0]
 
     def failing(self: RankStep, *words: Any) -> Any:
         seen[0] += 1
         if rank == on and seen[0] == at:
+            print(f"{TROUBLE}{time.time()}", flush=True)
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "stop":
@@ -133,7 +139,7 @@ def fails(rank: int, at: int, how: str, on: int = 1) -> None:
             if how == "freeze":
                 os.kill(os.getpid(), signal.SIGSTOP)
             if how == "hang":
-                time.sleep(600)
+                Reduction.__call__ = lambda *_: time.sleep(600)  # type: ignore[assignment,method-assign,return-value]
             if how == "raise":
                 raise DataError("this rank read nonsense", fix="read something else")
         return step(self, *words)
