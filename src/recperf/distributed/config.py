@@ -30,7 +30,7 @@ class DistributedConfig:
     timeout_s: float = 300.0
     """Seconds that a rank waits for the others before it fails. Ranks also wait for each part of a checkpoint: for the
     slowest rank to write and verify its shards, and for rank 0 to commit. In a training step after the first they wait
-    45 seconds, or three times the longest step, if that is less."""
+    45 seconds, or three times the longest step where that is more, but no longer than this."""
 
     def __post_init__(self) -> None:
         require(self.all_to_all in PRECISIONS, "distributed.all_to_all", self.all_to_all, ", ".join(PRECISIONS))
