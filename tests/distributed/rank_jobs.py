@@ -131,7 +131,8 @@ def fails(rank: int, at: int, how: str, on: int = 1) -> None:
     def failing(self: RankStep, *words: Any) -> Any:
         seen[0] += 1
         if rank == on and seen[0] == at:
-            print(f"{TROUBLE}{time.time()}", flush=True)
+            if how != "stop":  # A rank that is asked to stop prints nothing.
+                print(f"{TROUBLE}{time.time()}", flush=True)
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "stop":
