@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -55,9 +56,9 @@ class RankTables(nn.Module):
         self.parts = [replace(part, state_width=min(self.state_width, part.columns)) for part in parts]
         self._rate = 0.0
 
+    @abstractmethod
     def _keyed(self, batch: Any) -> Any:
         """A batch as TorchRec's KeyedJaggedTensor."""
-        raise NotImplementedError
 
     def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
         """This rank's shards and copies: their place, their rows, and the optimizer's state of those."""

@@ -16,6 +16,9 @@ class Moment(NamedTuple):
     def since(self, before: Moment) -> Moment:
         return Moment(self.wall - before.wall, self.cpu - before.cpu, self.waiting - before.waiting)
 
+    def plus(self, other: Moment) -> Moment:
+        return Moment(self.wall + other.wall, self.cpu + other.cpu, self.waiting + other.waiting)
+
     @property
     def off(self) -> int:
         """Time in which the thread waited for something other than a core: a sleep, a lock, a disk."""

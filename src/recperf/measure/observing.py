@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from threading import get_ident
@@ -135,15 +135,15 @@ class Observer:
             yield
             return
         before = self.clock.now()
-        with fast_range(f"{PART}data") if self.state == "traced" else _nothing():
+        with fast_range(f"{PART}data") if self.state == "traced" else nullcontext():
             yield
         self.waited_for_input(before)
 
     def waited_for_input(self, since: Moment) -> None:
-        self._input = _sum(self._input, self.clock.now().since(since))
+        self._input = self._input.plus(self.clock.now().since(since))
 
     def waited_for_ranks(self, since: Moment) -> None:
-        self._ranks = _sum(self._ranks, self.clock.now().since(since))
+        self._ranks = self._ranks.plus(self.clock.now().since(since))
 
     def end_step(self, *, ordinary: bool = True) -> None:
         """Note the end of a step and get ready for the next one.
@@ -251,7 +251,7 @@ class Observer:
     def _after_traced(self, spent: Moment) -> None:
         self._step_range.__exit__(None, None, None)
         if self._in_state > self._unnamed:
-            self.traced.append(spent.since(_sum(self._input, self._ranks)))
+            self.traced.append(spent.since(self._input.plus(self._ranks)))
         seconds = sum(moment.wall for moment in self.traced) / 1e9
         enough = len(self.traced) >= (FEW_TRACED if self.few or self.light else TRACED)
         enough = enough or (bool(self.traced) and seconds > 4 * PLAIN_SECONDS)
@@ -417,14 +417,5 @@ class Observer:
 _ZERO = Moment(0, 0, 0)
 
 
-def _sum(one: Moment, other: Moment) -> Moment:
-    return Moment(*(a + b for a, b in zip(one, other)))
-
-
 def _cuda_used() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

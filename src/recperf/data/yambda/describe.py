@@ -38,8 +38,7 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
     pools = {"listen_plus": LISTEN_PLUS, "skip": SKIP, "like": LIKE}
     shares = {name: float(by_kind[(kinds & bit) > 0].sum() / store.events) for name, bit in pools.items()}
     # A store too small for any anchor has no windows but can be described.
-    some = any(len(positions) for positions in anchor_chunks(store, windows.min_history))
-    index = WindowIndex.open(store, windows) if some else None
+    index = WindowIndex.open(store, windows) if any(map(len, anchor_chunks(store, windows.min_history))) else None
     anchors_W = index.counts() if index else np.zeros(0, np.int64)
     return {
         "name": store.name,
