@@ -173,7 +173,7 @@ def _reclaimable_bytes(details: Path) -> int:
 
 
 def memory_error(error: BaseException, **where: object) -> MachineError:
-    """What a user is told when memory of the host or of a device ran out."""
+    """The error for a user when memory of the host or of a device ran out."""
     cause = " ".join(str(error).split())[:200]
     fix = "a smaller --train.batch-size or smaller tables; --resume RUN continues a run after its last checkpoint"
     return MachineError("out of memory", where={**where, **({"cause": cause} if cause else {})}, fix=fix)

@@ -99,7 +99,7 @@ class Heartbeat:
             Thread(target=work, name=f"recperf-heartbeat-{work.__name__}", daemon=True).start()
 
     def stop(self, state: str) -> None:
-        """Leave word of how this rank ends; nothing is written after it."""
+        """Record how this rank ended; nothing is written after that."""
         if self._stopped.is_set():
             return
         self._stopped.set()
