@@ -6,8 +6,11 @@ resumably; 130 Ctrl-C after a clean save.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class RecperfError(Exception):
@@ -69,6 +72,14 @@ class Interrupted(RecperfError):
     """Ctrl-C arrived; the state is saved and the run can be resumed."""
 
     exit_code = 130
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters, which could move the cursor or hide text, are written as escapes.
+
+    So are those that reverse the direction of text, and line separators; newlines and tabs stay.
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

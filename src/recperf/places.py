@@ -9,8 +9,11 @@ from pathlib import Path
 def home() -> Path:
     """The user's cache folder for datasets and machine ceilings: $RECPERF_HOME, else the platform's cache folder."""
     chosen = os.environ.get("RECPERF_HOME")
-    if chosen:
-        return Path(chosen).expanduser()
+    return Path(chosen).expanduser() if chosen else user_home()
+
+
+def user_home() -> Path:
+    """The platform's cache folder of this user."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "recperf"
 

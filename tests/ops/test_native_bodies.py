@@ -1,9 +1,16 @@
-"""Every C body is compiled, cached for all users of the cache folder, and checked by `recperf doctor`."""
+"""Every C body is compiled, cached with its digest, and checked by `recperf doctor`."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,26 +38,98 @@ def test_every_body_passes_its_own_check() -> None:
     assert {name: native_bodies.problem(name) for name in native_bodies.names()} == dict.fromkeys(native_bodies.names())
 
 
-def test_other_users_can_read_a_library_compiled_under_a_private_umask(source: Path, tmp_path: Path) -> None:
-    previous = os.umask(0o077)
-    try:
-        library = compile.load(source, {"answer": []})
-    finally:
-        os.umask(previous)
-    assert not isinstance(library, str)
-    folder = tmp_path / "cache" / "native"
-    assert [oct(path.stat().st_mode & 0o777) for path in (folder, *folder.iterdir())] == ["0o755", "0o755"]
+@pytest.fixture
+def cached(source: Path) -> Path:
+    """The library of the source in the cache, which another process loads anew."""
+    assert compile.load(source, {"answer": []}, {"answer": ctypes.c_int}).answer() == 42
+    (path,) = (source.parents[1] / "cache" / "native").glob("*.so")
+    return path
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (truncated, "is damaged"),
+        (flipped, "is damaged"),
+        (lambda path: path.write_bytes(b""), "is damaged"),
+        (linked, "is a link"),
+        (fifo, "is not a file"),
+        (lambda path: path.chmod(0o777), "can be written by other users"),
+        (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
+    ],
+)
+def test_a_damaged_library_is_compiled_again(
+    cached: Path, source: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None], fault: str
+) -> None:
+    damage(cached)
+    script = f"""
+import ctypes
+from pathlib import Path
+from recperf.ops import compile
+compile.home = lambda: Path({str(source.parents[1] / "cache")!r})
+print(compile.load(Path({str(source)!r}), {{"answer": []}}, {{"answer": ctypes.c_int}}).answer())"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+    out, notes = capfd.readouterr()
+    assert (out, notes) == ("42\n", f"note: the compiled library {cached} {fault}: it is compiled again\n")
+    assert stat.S_ISREG(cached.lstat().st_mode)
+    assert cached.stat().st_mode & 0o777 == 0o755
+    assert {path.suffix for path in cached.parent.iterdir()} <= {".so", ".moved", ""}
+
+
+def test_a_library_of_another_user_is_not_loaded(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: cached.stat().st_uid + 1)
+    monkeypatch.setattr(compile, "user_home", lambda: cached.parent / "own")
+    if cached.stat().st_uid:
+        assert compile._verified(cached) == "belongs to another user"
+    assert compile._folder() == cached.parent / "own" / "native"
 
 
 def test_reasons_why_a_body_cannot_be_used(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source.write_text("int answer(void) { return 42 }")
-    assert "failed: " in str(compile.load(source, {}))
+    assert re.match(r"the C compiler \S+cc failed with exit code 1: .*native.c:1.* error: ", compile.load(source, {}))
+    assert [path.name for path in (source.parents[1] / "cache" / "native").iterdir()] == ["lock"]
     source.unlink()
     assert "No such file" in str(compile.load(source, {}))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert compile.load(source, {}) == "no C compiler on this machine"
     with pytest.raises(compile.MachineError, match="the C body cannot be used: no C compiler"):
         compile.usable("no C compiler")
+
+
+def test_a_compiler_that_hangs_is_stopped_once(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    compiler = source.with_name("cc")
+    # A child of the compiler holds its output open, as the compiler proper does for its driver.
+    compiler.write_text("#!/bin/sh\nsleep 60; true\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: str(compiler))
+    monkeypatch.setattr(compile, "COMPILER_SECONDS", 0.3)
+    began = time.monotonic()
+    reason = f"the C compiler {compiler} did not end within 0.3 s"
+    assert [compile.load(source, {}) for _ in range(3)] == [reason] * 3
+    assert time.monotonic() - began < 5
+    assert capfd.readouterr().err == f"note: {reason}; the slower reference operators are used\n"
 
 
 def test_doctor_names_the_body_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Compiles the small C file of an op once, with the machine's own compiler, and calls it on several threads.
 
-Libraries are cached under a name that is a digest of everything that goes in: source, flags, compiler, processor.
+Libraries are cached under a name that is a digest of everything that goes in: source, flags, compiler, processor. Each
+ends with a digest of its content. A file that does not match its digest would crash the process that calls it, so it is
+compiled again.
 """
 
 from __future__ import annotations
@@ -10,18 +12,29 @@ import functools
 import hashlib
 import os
 import shutil
+import signal
+import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..errors import MachineError
-from ..places import home
+from ..errors import MachineError, printable
+from ..files import one_at_a_time, write_atomic
+from ..places import home, user_home
 
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-march=native")
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+COMPILER_SECONDS = 120
+"""The compiler is stopped after this time. Our largest file takes about a second, on a busy machine a few."""
+DIGEST_BYTES = hashlib.sha256().digest_size
+MISSING, DRAFT = "is missing", ".draft-"
+MOST_BYTES = 64 << 20
+"""No library of ours is larger; a larger file is not read."""
 
 I64, F32, POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
@@ -31,20 +44,89 @@ extra_flags: tuple[str, ...] = ()
 
 def load(source: Path, functions: Mapping[str, Any], returns: Mapping[str, Any] | None = None) -> ctypes.CDLL | str:
     """The compiled library, or the reason why it cannot be used. `functions`: the argument types of each."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        return "no C compiler on this machine"
-    path = _build(compiler, source)
-    if isinstance(path, str):
-        return path
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        return f"the compiled file does not load: {error}"
+    library = _load(source)
+    if isinstance(library, str):
+        _notice_once(f"{library}; the slower reference operators are used")
+        return library
     for name, arguments in functions.items():
         getattr(library, name).argtypes = list(arguments)
         getattr(library, name).restype = (returns or {}).get(name)
     return library
+
+
+def _load(source: Path) -> ctypes.CDLL | str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return "no C compiler on this machine"
+    try:
+        path = _folder() / f"{source.parent.name}-{_key(compiler, source)}.so"
+        handle = _verified(path)
+        if isinstance(handle, str):
+            with one_at_a_time(path.parent / "lock"):
+                # Another process may have compiled it while this one waited.
+                handle = _verified(path)
+                if isinstance(handle, str):
+                    if handle != MISSING:
+                        _notice_once(f"the compiled library {path} {handle}: it is compiled again")
+                    _compile(compiler, source, path)
+                    handle = _verified(path)
+    except (_CompilerFailed, MachineError) as error:
+        return str(error)
+    except OSError as error:
+        return f"the C code cannot be compiled: {error}"
+    if isinstance(handle, str):
+        return f"the compiled library {path} {handle}"
+    try:
+        # The very file that was verified. It stays open: dlopen knows libraries by their names.
+        opened = f"/proc/self/fd/{handle}"
+        return ctypes.CDLL(opened if os.path.exists(opened) else str(path))
+    except OSError as error:
+        os.close(handle)
+        return f"the compiled library {path} does not load: {error}"
+
+
+def _folder() -> Path:
+    """The folder of the libraries, in the cache folder: but no code is loaded from one of another user."""
+    for place in (home() / "native", home()):
+        if place.is_dir():
+            return (home() if place.stat().st_uid == os.getuid() else user_home()) / "native"
+    return home() / "native"
+
+
+def _verified(path: Path) -> int | str:
+    """A descriptor of the library if nobody else can have written it and its digest holds; otherwise what is wrong."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return MISSING
+    except OSError as error:
+        return "is a link" if path.is_symlink() else f"cannot be read ({error.strerror})"
+    fault = _fault(handle)
+    if fault is None:
+        return handle
+    os.close(handle)
+    return fault
+
+
+def _fault(handle: int) -> str | None:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a file"
+    if status.st_uid not in (0, os.getuid()):
+        return "belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "can be written by other users"
+    if not DIGEST_BYTES < status.st_size <= MOST_BYTES:
+        return "is damaged"
+    with open(handle, "rb", closefd=False) as file:
+        content = file.read()
+    intact = hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
+    return None if intact else "is damaged"
+
+
+@functools.cache
+def _notice_once(text: str) -> None:
+    print(f"note: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def native_library(
@@ -61,38 +143,70 @@ def usable(library: ctypes.CDLL | str) -> ctypes.CDLL:
     return library
 
 
-def _build(compiler: str, source: Path) -> Path | str:
-    """The path of the compiled library in the cache folder, or the reason why it cannot be compiled."""
-    flags = (*FLAGS, *extra_flags)
-    machine = subprocess.run([compiler, "-v", "-march=native", "-E", "-x", "c", os.devnull], capture_output=True)
+class _CompilerFailed(Exception):
+    """The compiler cannot be used; the text says which one, and why."""
+
+
+def _key(compiler: str, source: Path) -> str:
+    """A digest of everything that determines the compiled file."""
+    flags = " ".join((*FLAGS, *extra_flags, "with digest"))
+    return hashlib.sha256(source.read_bytes() + flags.encode() + _target(compiler)).hexdigest()[:16]
+
+
+@functools.cache
+def _target(compiler: str) -> bytes:
+    """What the compiler says about itself and about the processor that it compiles for."""
+    return _call_compiler([compiler, "-v", "-march=native", "-E", "-x", "c", os.devnull])
+
+
+@functools.cache
+def _stuck_compilers() -> dict[str, str]:
+    """Compilers that did not end in time: the other ops do not wait for them again."""
+    return {}
+
+
+def _call_compiler(command: list[str]) -> bytes:
+    """Run the compiler and return its messages; raises where it fails or does not end."""
+    stuck = _stuck_compilers()
+    if command[0] in stuck:
+        raise _CompilerFailed(stuck[command[0]])
+    # A library that is preloaded into Python, such as a sanitizer's, is not meant for the compiler.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment,
+        process_group=0,
+    )  # fmt: skip
     try:
-        key = hashlib.sha256(source.read_bytes() + " ".join(flags).encode() + machine.stderr).hexdigest()[:16]
-        built = home() / "native" / f"{source.parent.name}-{key}.so"
-        if built.exists():
-            return built
-        _make_folder(built.parent)
-        with tempfile.NamedTemporaryFile(dir=built.parent, suffix=".so", delete=False) as fresh:
-            pass
-        command = [compiler, *flags, "-o", fresh.name, str(source), "-lm"]
-        # A library that is preloaded into Python, such as a sanitizer's, is not meant for the compiler.
-        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-        if result.returncode:
-            os.unlink(fresh.name)
-            lines = result.stderr.strip().splitlines()
-            return f"{compiler} failed: {lines[-1] if lines else 'no message'}"
-        # A temporary file is private; other users of a shared cache folder must be able to load the library.
-        os.chmod(fresh.name, 0o755)
-        os.replace(fresh.name, built)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"cannot compile: {error}"
-    return built
+        _, messages = process.communicate(timeout=COMPILER_SECONDS)
+    except BaseException as error:
+        # Its children too: they would hold the pipe open.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        stuck[command[0]] = f"the C compiler {command[0]} did not end within {COMPILER_SECONDS:g} s"
+        raise _CompilerFailed(stuck[command[0]]) from None
+    if process.returncode:
+        lines = messages.decode(errors="replace").strip().splitlines()
+        said = next((line for line in lines if "error" in line), lines[-1] if lines else "no message")
+        code = process.returncode
+        ended = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
+        raise _CompilerFailed(f"the C compiler {command[0]} {ended}: {said.strip()}")
+    return messages
 
 
-def _make_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o755)
+def _compile(compiler: str, source: Path, path: Path) -> None:
+    """Compile a library into the cache, with the digest of its content at its end."""
+    for leftover in (*path.parent.glob(f"{DRAFT}*"), path):
+        # Of a process that was killed, or a folder where the library belongs.
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=DRAFT) as folder:
+        draft = Path(folder) / path.name
+        _call_compiler([compiler, *FLAGS, *extra_flags, "-o", str(draft), str(source), "-lm"])
+        content = draft.read_bytes()
+    write_atomic(path, content + hashlib.sha256(content).digest())
+    path.chmod(0o755)
 
 
 @functools.cache
