@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ _CAUSES = {
     errno.EIO: ("the disk reported an input/output error", "check the disk"),
     errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another place with --run-dir"),
     errno.ENAMETOOLONG: ("the path is too long", "choose a shorter --run-dir"),
+    errno.ELOOP: ("it is a link, which is not followed", "remove the link"),
+    errno.ENXIO: ("it is not a regular file", "remove it"),
 }
 
 
@@ -35,7 +38,67 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
+        raise DataError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}) from None
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a file of a run: not through a link, and neither a fifo, on which a process hangs, nor a device."""
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP or error.errno == errno.ENXIO:
+            raise OSError(error.errno, _CAUSES[error.errno][0], str(path)) from None
+        raise
+    kind = stat.S_IFMT(os.fstat(handle).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(handle)
+        code = errno.EISDIR if kind == stat.S_IFDIR else errno.ENXIO
+        raise OSError(code, "it is a folder" if kind == stat.S_IFDIR else _CAUSES[errno.ENXIO][0], str(path))
+    return handle
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file of a run."""
+    with open(open_regular(path), "rb") as file:
+        return file.read()
+
+
+def require_own_folders(run: Path, *names: str) -> Path:
+    """The folder under a run with these names, of which none may be a link: what a run writes stays in its folder."""
+    place = run
+    for name in names:
+        place = place / name
+        if place.is_symlink():
+            raise DataError(
+                f"{name} is a link, which is not followed",
+                where={"folder": place},
+                fix="put the folder itself in its place; --run-dir itself may be a link",
+            )
+    return place
+
+
+def append(handle: int, content: bytes) -> None:
+    """Append all of the content to a file, or nothing: one write may be short, and half a line is no line."""
+    size, left = os.fstat(handle).st_size, memoryview(content)
+    try:
+        while left:
+            left = left[os.write(handle, left) :]
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
+
+
+def end_of_lines(handle: int, block: int = 1 << 20) -> int:
+    """Where the last whole line of a file ends, read from its end: a log may be larger than memory."""
+    end = os.fstat(handle).st_size
+    while end:
+        start = max(0, end - block)
+        newline = os.pread(handle, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 @contextmanager
@@ -58,7 +121,7 @@ def alone(folder: Path, *, what: str, again: str | None = None) -> Iterator[None
     """Create a folder and hold its lock, because two processes must not write the same files."""
     with writing(folder, fix=again):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("wb")
+        lock = open(open_regular(folder / "lock", os.O_WRONLY | os.O_CREAT), "wb")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,7 +146,7 @@ def one_at_a_time(path: Path, waiting: Callable[[], None] = lambda: None) -> Ite
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("wb")
+        lock = open(open_regular(path, os.O_WRONLY | os.O_CREAT), "wb")
     with lock:
         # Some network file systems have no locks; an atomic rename still keeps the result whole.
         with suppress(OSError):
@@ -113,7 +176,8 @@ def atomic_file(path: Path, *, fix: str | None = None) -> Iterator[BinaryIO]:
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path, fix=fix):
         try:
-            with draft.open("w+b") as file:
+            draft.unlink(missing_ok=True)
+            with draft.open("x+b") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -146,9 +210,15 @@ def sync_folder(folder: Path) -> None:
 
 def sha256(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
     """The digest of a file's content; `progress` receives the number of bytes of each block read."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            progress(len(block))
+        return digest_of(file, progress=progress)
+
+
+def digest_of(file: BinaryIO, size: int | None = None, progress: Callable[[int], None] = lambda count: None) -> str:
+    """The digest of the next `size` bytes of an open file, or of all, read in blocks."""
+    digest, left = hashlib.sha256(), size
+    while block := file.read(1 << 20 if left is None else min(left, 1 << 20)):
+        digest.update(block)
+        progress(len(block))
+        left = left if left is None else left - len(block)
     return digest.hexdigest()

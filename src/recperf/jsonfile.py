@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from .errors import DataError, MachineError
+from .files import read_regular
 
 if TYPE_CHECKING:
     import msgspec
@@ -50,12 +51,12 @@ def decode(content: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read(path: Path) -> Any:
-    """The content of a JSON file."""
+def read(path: Path, *, named: bool = False) -> Any:
+    """The content of a JSON file of a run; one that the user has `named` may also be a link or a pipe."""
     try:
-        return decode(path.read_bytes())
+        return decode(path.read_bytes() if named else read_regular(path))
     except OSError as error:
-        raise DataError(f"cannot read {path.name}: {error.strerror}", where={"file": path}) from None
+        raise DataError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}) from None
     except ValueError as error:
         raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
 

@@ -111,7 +111,7 @@ def test_a_changed_contract_is_refused_by_name_and_an_allowed_one_noted(run: Run
         seed_training(run, Weights(), contract=changed).restore()
     assert refused.value.fix == "--allow-change train.rise, or a new run"
     assert seed_training(run, Weights(), contract=changed, allow=("train.rise",)).restore().step == 4
-    (change,) = parse_events((run.folder / "events.jsonl").read_bytes())
+    (change,) = parse_events((run.folder / "events.jsonl").read_bytes().splitlines())
     assert [change[name] for name in ("field", "was", "now", "step", "seed")] == ["train.rise", 0.3, 0.5, 4, 42]
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from recperf.errors import DataError, MachineError, UsageError
+from recperf.errors import DataError, MachineError, RecperfError, UsageError
 from recperf.files import write_atomic, write_json
 from recperf.runs.record import Run, read_config
 
@@ -109,14 +111,114 @@ def test_a_log_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.M
     run = Run.create("micro-dlrm", {}, folder=tmp_path / "run")
     run.event("step", seed=1)
     size, digest = run.event_bytes, run.event_digest()
+    run.close()
+    run = Run.open(tmp_path / "run")
 
     def broken(*_: object) -> bytes:
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_bytes", broken)
+        patched.setattr(os, "pread", broken)
         with pytest.raises(DataError, match=r"cannot read events\.jsonl: Input/output error"):
             run.rewind_events(size, digest)
+        patched.setattr("recperf.runs.record.open_regular", broken)
         with pytest.raises(DataError, match=r"cannot read events\.jsonl"):
             run.forget_events(1)
     run.close()
+
+
+def test_a_log_of_more_than_two_gib_keeps_every_whole_line(tmp_path: Path) -> None:
+    Run.create("w", {}, folder=tmp_path / "r").close()
+    path, size = tmp_path / "r" / "events.jsonl", (1 << 31) + 12345
+    with path.open("r+b") as file:
+        file.seek(size - 1)  # A hole: one read of the system returns less than 2 GiB.
+        file.write(b'\n{"half": "a li')
+    run = Run.open(tmp_path / "r")
+    assert run.event_bytes == size
+    run.event("step", step=2)
+    assert run.event_bytes > size
+    run.close()
+
+
+def test_the_digest_of_a_log_does_not_depend_on_how_it_was_read(tmp_path: Path) -> None:
+    run = Run.create("w", {}, folder=tmp_path / "r")
+    path = tmp_path / "r" / "events.jsonl"
+    for step in range(30):
+        run.event("step", step=step, text="x" * 100_000)
+        if step % 7 == 0:
+            assert run.event_digest() == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert run.event_digest(1_500_000) == hashlib.sha256(path.read_bytes()[:1_500_000]).hexdigest()
+    run.rewind_events(10)
+    run.event("step", step=31, text="y" * 2_000_000)
+    assert run.event_digest() == hashlib.sha256(path.read_bytes()).hexdigest()
+    run.close()
+
+
+def test_short_writes_are_completed_and_failed_ones_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.create("w", {}, folder=tmp_path / "r")
+    write, room = os.write, [1 << 20]
+
+    def short(handle: int, content: bytes) -> int:
+        if room[0] == 0:
+            raise OSError(28, "No space left on device")
+        count = write(handle, bytes(content[: min(7, room[0])]))
+        room[0] -= count
+        return count
+
+    monkeypatch.setattr(os, "write", short)
+    run.event("step", step=1, loss=0.5)
+    room[0] = 20
+    with pytest.raises(MachineError, match="the disk is full"):
+        run.event("step", step=2, loss=0.4)
+    monkeypatch.undo()
+    run.event("step", step=3, loss=0.3)
+    assert [event["step"] for event in events(run)] == [1, 3]
+    run.close()
+
+
+RUN_FILES = ("events.jsonl", ".lock", "config.json")
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_the_target_of_a_link_is_not_touched(tmp_path: Path, name: str) -> None:
+    Run.create("w", {}, folder=tmp_path / "r").close()
+    precious = tmp_path / "precious"
+    precious.write_text("first\nlast line")
+    (tmp_path / "r" / name).unlink()
+    (tmp_path / "r" / name).symlink_to(precious)
+    with pytest.raises(RecperfError, match="it is a link"):
+        Run.open(tmp_path / "r")
+    assert precious.read_text() == "first\nlast line"
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_a_fifo_or_a_folder_in_place_of_a_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    Run.create("w", {}, folder=tmp_path / "r").close()
+    (tmp_path / "r" / name).unlink()
+    os.mkfifo(tmp_path / "r" / name)
+    with pytest.raises(RecperfError, match="it is not a regular file"):
+        Run.open(tmp_path / "r")
+    (tmp_path / "r" / name).unlink()
+    (tmp_path / "r" / name).mkdir()
+    with pytest.raises(RecperfError, match=f"cannot (read|write) {name}"):
+        Run.open(tmp_path / "r")
+
+
+def test_a_run_folder_may_itself_be_a_link(tmp_path: Path) -> None:
+    Run.create("w", {}, folder=tmp_path / "disk" / "r").close()
+    (tmp_path / "latest").symlink_to(tmp_path / "disk" / "r")
+    run = Run.open(tmp_path / "latest")
+    run.event("step", step=1)
+    run.write("profile.json", {})
+    run.close()
+    assert (tmp_path / "disk" / "r" / "profile.json").exists()
+
+
+def test_an_atomic_write_does_not_follow_a_link_in_place_of_its_draft(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / f".profile.json.{os.getpid()}.tmp").symlink_to(precious)
+    (tmp_path / "profile.json").symlink_to(precious)
+    write_json(tmp_path / "profile.json", {"new": True})
+    assert precious.read_text() == "mine"
+    assert json.loads((tmp_path / "profile.json").read_text()) == {"new": True}

@@ -15,6 +15,7 @@ import torch
 from checkpoint_states import FILE, state, store, value_of
 
 from recperf.errors import MachineError
+from recperf.files import sha256
 from recperf.train import checkpoint_file, checkpoint_folder
 from recperf.train.checkpoint import CheckpointStore
 
@@ -74,7 +75,7 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda bod
     body = json.loads((folder / "manifest.json").read_text())
     body.pop("sha256")
     for name, stated in body["files"].items():
-        stated.update(bytes=(folder / name).stat().st_size, sha256=checkpoint_folder.sha256(folder / name))
+        stated.update(bytes=(folder / name).stat().st_size, sha256=sha256(folder / name))
     change(body)
     (folder / "manifest.json").write_bytes(checkpoint_folder.manifest_bytes(body))
 
@@ -134,7 +135,7 @@ def test_forged_manifests_are_refused(two: Path) -> None:
     manifest = (two / "manifest.json").read_bytes()
     secret = two.parent / "secret.safetensors"
     shutil.copy(two / FILE, secret)
-    facts = {"bytes": secret.stat().st_size, "sha256": checkpoint_folder.sha256(secret)}
+    facts = {"bytes": secret.stat().st_size, "sha256": sha256(secret)}
 
     def shard(**changes: Any) -> Callable[[dict[str, Any]], None]:
         return lambda body: body["tensors"]["table"]["shards"][0].update(changes)
@@ -185,7 +186,7 @@ def test_lack_of_memory_is_not_damage(saved: CheckpointStore, monkeypatch: pytes
     loads_later(saved)
 
 
-@pytest.mark.parametrize("function", ["os.preadv", "recperf.train.checkpoint_folder.sha256"])
+@pytest.mark.parametrize("function", ["os.preadv", "recperf.train.checkpoint_folder.digest_of"])
 def test_read_errors_are_not_damage(saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ESTALE, "no")

@@ -16,7 +16,7 @@ from ..distributed.launch import launch, rank_arguments, require_ranks
 from ..distributed.progress import job, remember_run, remembered_run, restarted, same_job
 from ..distributed.ranks import Ranks, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
-from ..files import require_writable, write_atomic
+from ..files import read_regular, require_writable, write_atomic
 from ..runs.record import Run, read_config
 from ..runs.report.sections import target_text
 from ..runs.resume import (
@@ -223,7 +223,7 @@ def begun(choice: Choice, options: Options[Any], config: Any) -> Path | None:
 def of_this_job(folder: Path) -> bool:
     """Whether a folder holds a run that this torchrun job has begun and not finished."""
     try:
-        noted = (folder / JOB).read_text()
+        noted = read_regular(folder / JOB).decode()
     except (OSError, ValueError):
         return False
     return same_job(noted) and not (folder / "seal.json").exists()

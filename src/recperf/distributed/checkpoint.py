@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import MachineError, RecperfError
-from ..files import writing
+from ..files import read_regular, writing
 from ..machine import out_of_memory
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, read_state
@@ -186,7 +186,7 @@ def _nearest(path: Path) -> Path:
 
 def _manifest_digest(path: Path) -> str:
     try:
-        return hashlib.sha256((path / folders.MANIFEST).read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(path / folders.MANIFEST)).hexdigest()
     except OSError:
         return ""
 

@@ -146,7 +146,8 @@ def _since_start(run: Run, config: Any) -> tuple[Change, ...]:
 
 def _logged(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     """From the log: the speed of the training, and the config fields that changed when the run was resumed, if any."""
-    events, saved = run.events(), read_saved_config(run.folder / "config.json")
+    events = [event for event in run.events() if event["kind"] in ("timing", "change")]
+    saved = read_saved_config(run.folder / "config.json")
     rows = reported_changes((event for event in events if event["kind"] == "change"), saved.changed, saved.config)
     return speed_of(events), {"changes": rows} if rows else {}
 

@@ -13,6 +13,7 @@ import torch
 from ..distributed.exits import is_peer_failure
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, RecperfError
+from ..files import require_own_folders
 from ..machine import available_bytes, out_of_memory
 from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
@@ -65,7 +66,7 @@ class Job:
 
     def finish(self, seed: int, trial: Trial) -> dict[str, Any]:
         """Train a seed to its end: the contents of trial-<seed>.json."""
-        folder = self.run.folder / "checkpoints" / f"seed-{seed}"
+        folder = require_own_folders(self.run.folder, "checkpoints", f"seed-{seed}")
         with self.stop.patience(), open_store(folder, trial, self.config.train, self.report.notice) as store:
             return SeedTraining(self, seed, trial, store).finish()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from ..files import require_own_folders
 from ..train import checkpoint_folder as folders
 from .record import read_config
 
@@ -18,8 +19,10 @@ def trainings(run: Path) -> list[Path]:
             "there is no such run", where={"folder": run}, fix="recperf checkpoint list runs/<name of the run>"
         )
     read_config(run)
-    folders_of_seeds = (run / "checkpoints").glob("seed-*")
+    folders_of_seeds = require_own_folders(run, "checkpoints").glob("seed-*")
     numbered = [path for path in folders_of_seeds if path.name.removeprefix("seed-").isdigit()]
+    for path in numbered:
+        require_own_folders(run, "checkpoints", path.name)
     return sorted(numbered, key=lambda path: int(path.name.removeprefix("seed-")))
 
 

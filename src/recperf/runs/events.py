@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..jsonfile import Number, Problem, Struct, decode, fit
@@ -72,9 +73,9 @@ KINDS: dict[str, type] = {"step": Step, "metric": Metric, "timing": Timing, "cha
 _ABOUT = ("kind", "t", "seed", "step", "epoch", "split")
 
 
-def parse_events(content: bytes) -> list[dict[str, Any]]:
+def parse_events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Every line of a log as an object, validated by its kind."""
-    return [_event(number, line) for number, line in enumerate(content.splitlines(), 1)]
+    return (_event(number, line) for number, line in enumerate(lines, 1))
 
 
 def _event(number: int, line: bytes) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..files import open_regular
 from ..jsonfile import Problem, decode, fit
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
 from .events import BadEvent, metrics_of, parse_events
@@ -41,7 +42,8 @@ class Evidence:
         """The content of a JSON file as it is."""
         if name not in self._files:
             try:
-                self._files[name] = decode(self._bytes(name))
+                with open(self._open(name), "rb") as file:
+                    self._files[name] = decode(file.read())
             except ValueError:
                 raise NoEvidence(f"{name} is not JSON") from None
         return self._files[name]
@@ -56,9 +58,9 @@ class Evidence:
             raise NoEvidence(f"{name}: {fitted}")
         return fitted
 
-    def _bytes(self, name: str) -> bytes:
+    def _open(self, name: str) -> int:
         try:
-            return (self.folder / name).read_bytes()
+            return open_regular(self.folder / name)
         except FileNotFoundError:
             command = f" (measure it with {HOW_TO_MEASURE[name]})" if name in HOW_TO_MEASURE else ""
             raise NoEvidence(f"{name} is missing{command}") from None
@@ -101,7 +103,8 @@ class Evidence:
         """Lines of events.jsonl in their order: all of them, or those of a kind and of a seed."""
         if self._events is None:
             try:
-                self._events = parse_events(self._bytes("events.jsonl"))
+                with open(self._open("events.jsonl"), "rb") as file:
+                    self._events = list(parse_events(file))
             except BadEvent as error:
                 raise NoEvidence(str(error)) from None
         events = self._events if kind is None else [event for event in self._events if event["kind"] == kind]

@@ -157,7 +157,7 @@ def load(path: Path) -> LoadedProfile:
         raise DataError(what, where={"file": file}, fix="recperf profile WORKLOAD writes one, and so does recperf run")
     if not file.is_file():
         raise DataError("not a file", where={"file": file}, fix="name a profile.json or a folder that holds one")
-    profile = jsonfile.read(file)
+    profile = jsonfile.read(file, named=not path.is_dir())
     require_schema(file, profile, SCHEMA)
     what, fix = "is not a profile", "recperf profile WORKLOAD"
     known = jsonfile.require(profile, ComparedProfile, file, what=what, fix=fix)
@@ -182,7 +182,7 @@ def _about(folder: Path) -> tuple[str | None, dict[str, Any] | None, str | None]
     workload = config = machine = None
     try:
         if (folder / "config.json").is_file():
-            workload, config = read_config(folder / "config.json")
+            workload, config = read_config(folder)
         path = folder / "machine.json"
         if path.is_file():
             machine = jsonfile.require(jsonfile.read(path), Machine, path, what="is damaged").fingerprint

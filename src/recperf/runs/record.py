@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -19,7 +20,7 @@ from typing import Any
 
 from .. import jsonfile
 from ..errors import DataError, MachineError, UsageError
-from ..files import reading, sha256, write_json, writing
+from ..files import append, digest_of, end_of_lines, open_regular, reading, write_json, writing
 from .events import BadEvent, parse_events
 from .schemas import SavedConfig, require_schema
 
@@ -42,8 +43,14 @@ class Run:
         self._made = made
         """Whether this process created the folder."""
         self._began = monotonic()
+        self._digest, self._digested = hashlib.sha256(), 0
+        """Of the log up to a byte."""
         self._lock = self._hold()
-        self._events = self._open_events()
+        try:
+            self._events = self._open_events()
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     @classmethod
     def create(cls, workload: str, config: dict[str, Any], *, folder: Path | None) -> Run:
@@ -71,7 +78,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path) -> Run:
         """Open an existing run to resume it."""
-        read_config(folder / "config.json")
+        read_config(folder)
         if (folder / PROFILE_MARK).exists():
             raise UsageError(
                 "this folder holds a profile, not a run",
@@ -82,7 +89,7 @@ class Run:
 
     def _hold(self) -> int:
         with writing(self.folder / ".lock"):
-            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = open_regular(self.folder / ".lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -97,19 +104,18 @@ class Run:
     def _open_events(self) -> int:
         path = self.folder / "events.jsonl"
         with writing(path):
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             # A crash can leave half a line at the end; whole lines stay.
-            size = os.fstat(handle).st_size
-            whole = os.pread(handle, size, 0).rfind(b"\n") + 1
-            if whole != size:
+            whole = end_of_lines(handle)
+            if whole != os.fstat(handle).st_size:
                 os.ftruncate(handle, whole)
         return handle
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one line with a single write, so that a kill leaves whole lines."""
+        """Append one line, with a single write where the system completes it, so that a kill leaves whole lines."""
         line = json.dumps({"kind": kind, "t": round(monotonic() - self._began, 3), **fields}, allow_nan=False)
         with writing(self.folder / "events.jsonl"):
-            os.write(self._events, line.encode() + b"\n")
+            append(self._events, line.encode() + b"\n")
 
     @property
     def event_bytes(self) -> int:
@@ -122,14 +128,25 @@ class Run:
             os.fsync(self._events)
 
     def event_digest(self, size: int | None = None) -> str:
-        """Digest of the first bytes of the log, or of all; a checkpoint stores it, so that a changed log is noticed."""
-        content = self._logged()
-        return hashlib.sha256(content if size is None else content[:size]).hexdigest()
+        """Digest of the first bytes of the log, or of all; a checkpoint stores it, so that a changed log is noticed.
 
-    def _logged(self) -> bytes:
+        Each save reads only what was logged since the last one.
+        """
+        end = self.event_bytes if size is None else size
+        if end < self._digested:
+            self._digest, self._digested = hashlib.sha256(), 0
+        with reading(self.folder / "events.jsonl"):
+            while block := os.pread(self._events, min(end - self._digested, 1 << 20), self._digested):
+                self._digest.update(block)
+                self._digested += len(block)
+        return self._digest.hexdigest()
+
+    def _lines(self, start: int = 0) -> Iterator[bytes]:
+        """The lines of the log from a byte on, with their ends."""
         path = self.folder / "events.jsonl"
-        with reading(path):
-            return path.read_bytes()
+        with reading(path), open(open_regular(path), "rb") as file:
+            file.seek(start)
+            yield from file
 
     def rewind_events(self, size: int, digest: str | None = None, *, step: int | None = None) -> None:
         """Cut the log back to a checkpoint: the resumed training logs the later steps again.
@@ -142,26 +159,25 @@ class Run:
             raise DataError(
                 "events.jsonl was changed since its checkpoint", where={"folder": self.folder}, fix="start a new run"
             )
-        after = self._logged()[size:].splitlines(keepends=True) if step is not None else []
+        after = self._lines(size) if step is not None else iter(())
+        own = next((line for line in after if _is_save(line, step)), b"")
         with writing(self.folder / "events.jsonl"):
             os.ftruncate(self._events, size)
-            for line in after:
-                event = _decoded(line)
-                if (event.get("kind"), event.get("part"), event.get("step")) == ("timing", "save", step):
-                    os.write(self._events, line)
-                    return
+            if self._digested > size:
+                self._digest, self._digested = hashlib.sha256(), 0
+            append(self._events, own)
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> Iterator[dict[str, Any]]:
         """The log so far."""
         try:
-            return parse_events(self._logged())
+            yield from parse_events(self._lines())
         except BadEvent as error:
             raise DataError(str(error), where={"folder": self.folder}, fix="start a new run") from None
 
     def forget_events(self, seed: int) -> None:
         """Drop what a training without a checkpoint logged: it starts over and logs its steps again."""
         size = 0
-        for line in self._logged().splitlines(keepends=True):
+        for line in self._lines():
             try:
                 if jsonfile.decode(line).get("seed") == seed:
                     break
@@ -177,8 +193,10 @@ class Run:
     def digest(self, name: str) -> str | None:
         """Digest of a file of the run; None if it does not exist."""
         path = self.folder / name
-        with reading(path):
-            return sha256(path) if path.exists() else None
+        if not os.path.lexists(path):
+            return None
+        with reading(path), open(open_regular(path), "rb") as file:
+            return digest_of(file)
 
     def write(self, name: str, value: Any) -> None:
         write_json(self.folder / name, value)
@@ -186,7 +204,7 @@ class Run:
     def read(self, name: str, kind: Any = dict[str, Any]) -> Any | None:
         """The content of a JSON file of the run, which must fit `kind`; None if it was not written yet."""
         path = self.folder / name
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         value = jsonfile.read(path)
         jsonfile.check(value, kind, path, what="is damaged", fix="start a new run")
@@ -215,26 +233,28 @@ class Run:
         os.close(self._lock)
 
 
-def _decoded(line: bytes) -> dict[str, Any]:
-    """An event, or nothing where a line is damaged."""
+def _is_save(line: bytes, step: int | None) -> bool:
+    """Whether a line of the log says how long saving the checkpoint of a step took; a damaged one does not."""
     try:
         event = jsonfile.decode(line)
     except ValueError:
-        return {}
-    return event if isinstance(event, dict) else {}
+        return False
+    about = (event.get("kind"), event.get("part"), event.get("step")) if isinstance(event, dict) else ()
+    return about == ("timing", "save", step)
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """The workload's name and the config values of a saved config; a folder stands for its config.json."""
-    if path.is_dir():
+    named = not path.is_dir()
+    if not named:
         path = path / "config.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise DataError("no config there", where={"file": path}, fix="recperf show micro-dlrm --json > config.json")
-    saved = read_saved_config(path)
+    saved = read_saved_config(path, named=named)
     return saved.workload, saved.config
 
 
-def read_saved_config(path: Path) -> SavedConfig:
-    value = jsonfile.read(path)
+def read_saved_config(path: Path, *, named: bool = False) -> SavedConfig:
+    value = jsonfile.read(path, named=named)
     require_schema(path, value, CONFIG_SCHEMA)
     return jsonfile.require(value, SavedConfig, path, what="is not a config that recperf saved")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config import flatten, to_json
 from ..errors import ConfigError, UsageError, did_you_mean
-from ..files import write_json
+from ..files import read_regular, write_json
 from ..jsonfile import read
 from .record import CONFIG_SCHEMA, now, read_saved_config
 from .schemas import ChangedField
@@ -106,7 +106,7 @@ def allowed_fields(names: Iterable[str], config: Any) -> tuple[str, ...]:
 def record_changes(folder: Path, config: Any, changes: list[Change]) -> bytes:
     """Write the config of a resumed run and its changes into config.json; return the previous content of the file."""
     path = folder / "config.json"
-    saved, before = read_saved_config(path), path.read_bytes()
+    saved, before = read_saved_config(path), read_regular(path)
     values = {"schema": CONFIG_SCHEMA, "workload": saved.workload, "config": to_json(config)}
     changed = [*read(path).get("changed", []), *({**vars(change), "when": now()} for change in changes)]
     write_json(path, {**values, **({"changed": changed} if changed else {})})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from ..errors import DataError
-from ..files import sha256, write_json
+from ..files import digest_of, open_regular, read_regular, write_json
 from ..jsonfile import Problem, decode, fit
 from .schemas import Seal, SealedFile
 
@@ -32,7 +33,8 @@ def seal(folder: Path) -> None:
 
 
 def _facts(path: Path) -> SealedFile:
-    return SealedFile(bytes=path.stat().st_size, sha256=sha256(path))
+    with open(open_regular(path), "rb") as file:
+        return SealedFile(bytes=os.fstat(file.fileno()).st_size, sha256=digest_of(file))
 
 
 def present(folder: Path) -> list[str]:
@@ -47,7 +49,7 @@ def is_evidence(name: str) -> bool:
 def broken(folder: Path) -> list[str]:
     """Every difference between the evidence files and their seal; empty if there is none."""
     try:
-        value = decode((folder / NAME).read_bytes())
+        value = decode(read_regular(folder / NAME))
         names = present(folder)
     except FileNotFoundError:
         return [f"{NAME} is missing"]

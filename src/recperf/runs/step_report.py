@@ -90,7 +90,7 @@ class Report:
 
 def load(path: str | Path) -> Report:
     """Read a report that `save` wrote."""
-    content = read(Path(path))
+    content = read(Path(path), named=True)
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise DataError(
             "this file is not a profile of a step",

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..files import open_regular
+
 CHUNK = 1 << 24
 """Bytes that are copied at a time where a tensor cannot be written or read in place."""
 DTYPES = {
@@ -47,7 +49,7 @@ class SyncedFile:
     """A new file that computes the digest of what is written to it and is on disk once it is closed."""
 
     def __init__(self, path: Path) -> None:
-        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self.handle = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         self.digest = hashlib.sha256()
         self.size = 0
 
@@ -119,7 +121,7 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
-        self.handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.handle = open_regular(path)
         try:
             self.size = os.fstat(self.handle).st_size
             length = int.from_bytes(self._bytes(8, 0), "little")

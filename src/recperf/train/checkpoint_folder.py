@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MachineError
-from ..files import sha256, write_json
+from ..files import digest_of, open_regular, read_regular, write_json
 from ..points import reached
 
 FORMAT = 4
@@ -92,7 +92,9 @@ def manifest_bytes(body: dict[str, Any]) -> bytes:
 def read_manifest(path: Path) -> dict[str, Any]:
     """A checkpoint's manifest, once its digest holds."""
     try:
-        content = (path / MANIFEST).read_bytes()
+        if path.is_symlink():
+            raise Damaged("it is a link, which is not followed")
+        content = read_regular(path / MANIFEST)
         body = json.loads(content)
     except FileNotFoundError:
         raise Damaged(f"{MANIFEST} is missing") from None
@@ -154,19 +156,24 @@ def _lost(error: OSError) -> bool:
 
 
 def _file_fault(file: Path, stated: dict[str, Any], hashed: bool) -> str | None:
-    if file.is_symlink() or not file.is_file():
-        return "is not a file" if file.exists() else "is missing"
-    size = file.stat().st_size
-    if size != stated["bytes"]:
-        return f"has {size} bytes instead of {stated['bytes']}"
-    return "does not match its digest" if hashed and sha256(file) != stated["sha256"] else None
+    try:
+        opened = open(open_regular(file), "rb")
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        return "is missing" if error.errno == errno.ENOENT else "is not a file"
+    with opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size != stated["bytes"]:
+            return f"has {size} bytes instead of {stated['bytes']}"
+        return "does not match its digest" if hashed and digest_of(opened) != stated["sha256"] else None
 
 
 def drop_from_cache(path: Path) -> None:
     """Drop the files from the page cache, so that reading them back reads the disk."""
     if hasattr(os, "posix_fadvise"):
         for file in path.iterdir():
-            handle = os.open(file, os.O_RDONLY)
+            handle = open_regular(file)
             try:
                 os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
@@ -176,7 +183,7 @@ def drop_from_cache(path: Path) -> None:
 def read_index(folder: Path) -> dict[str, str]:
     """The checkpoints that index.json names; none where it is missing or damaged."""
     try:
-        index = json.loads((folder / INDEX).read_bytes())
+        index = json.loads(read_regular(folder / INDEX))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(index, dict):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ...errors import DataError
-from ...files import reading
+from ...files import read_regular, reading
 from ...jsonfile import Meta, Problem, Struct, decode, fit
 
 TOKEN = b":::MLLOG "
@@ -89,7 +89,8 @@ def _parse(text: bytes, end: int) -> Line | str:
 def read(path: Path) -> Lines:
     """The lines of a log, which may be mixed with other output and end in half a line; it must have an MLLOG line."""
     with reading(path):
-        lines = scan(path.read_bytes(), mixed=True)
+        # A log that the user names may be a link or a pipe.
+        lines = scan(read_regular(path) if path.name == LOG_NAME else path.read_bytes(), mixed=True)
     if not lines.good:
         raise DataError("this is not an MLPerf log: it has no :::MLLOG line", where={"file": path})
     return lines

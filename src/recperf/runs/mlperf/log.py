@@ -12,7 +12,6 @@ log.stop(8192, reached=True)
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import math
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import DataError
-from ...files import reading, writing
+from ...files import append, open_regular, reading, writing
 from .config import SubmissionConfig
 from .facts import Facts, Value, this_platform
 from .library import official
@@ -53,10 +52,7 @@ class _OneWrite(logging.Handler):
             return
         line = record.getMessage().encode() + b"\n"
         try:
-            size = os.fstat(self.file).st_size
-            if os.write(self.file, line) != len(line):
-                os.ftruncate(self.file, size)
-                raise OSError(errno.ENOSPC, "no room for a whole line")
+            append(self.file, line)
         except OSError as error:
             self.failure = error
         else:
@@ -71,7 +67,7 @@ class MLPerfLog:
         self.submission = submission
         mllog = official("mllog.mllog")
         with writing(path):
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._writer = _OneWrite(self._handle)
         # Not logging.getLogger: a registered logger would outlive this log and also write into the next one.
         logger = logging.Logger("recperf.mlperf", logging.INFO)

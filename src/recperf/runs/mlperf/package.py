@@ -13,7 +13,7 @@ from typing import Any
 
 from ...config import to_json
 from ...errors import DataError, GateFailed, UsageError
-from ...files import sync_folder, writing
+from ...files import read_regular, sync_folder, writing
 from ...jsonfile import decode
 from .check import Verdict, verdict
 from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
@@ -121,7 +121,7 @@ def _lay_out(folder: Path, paths: list[Path], logs: list[Lines], platform: str) 
 def _machine(paths: list[Path]) -> tuple[dict[str, Any], bool]:
     """Facts of the machine of the first log and True if its run has them, otherwise of this machine and False."""
     try:
-        facts = decode((paths[0].parent / "machine.json").read_bytes())
+        facts = decode(read_regular(paths[0].parent / "machine.json"))
     except (OSError, ValueError):
         facts = None
     if isinstance(facts, dict) and "fingerprint" in facts:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ... import jsonfile
 from ...errors import DataError
-from ...files import reading
+from ...files import open_regular, reading
 from ...measure.peaks import SCHEMA as PEAKS_SCHEMA
 from ...measure.peaks import faults as peaks_faults
 from ...measure.peaks import require_own
@@ -72,7 +74,7 @@ def read(folder: Path) -> Reading:
     if not (folder / "config.json").is_file():
         what = "there is no such run: config.json is missing" if folder.is_dir() else "there is no such run"
         raise DataError(what, where={"folder": folder}, fix="name a run's folder, such as runs/<name of the run>")
-    workload, config = read_config(folder / "config.json")
+    workload, config = read_config(folder)
     result = _result(folder, workload)
     path = folder / "machine.json"
     machine = jsonfile.read(path)
@@ -158,13 +160,11 @@ def _require_shares(path: Path, profile: dict[str, Any], where: str) -> None:
 
 
 def _events(path: Path) -> Events:
-    with reading(path):
-        content = path.read_bytes() if path.exists() else b""
     events = Events()
-    # A kill can leave half a line at the end; without its newline it is no event.
-    whole = content[: content.rfind(b"\n") + 1]
+    if not os.path.lexists(path):
+        return events
     try:
-        for event in parse_events(whole):
+        for event in parse_events(_whole_lines(path)):
             if event["kind"] == "step" and event["loss"] is not None:
                 events.losses.setdefault(event["seed"], []).append((event["step"], float(event["loss"])))
             elif event["kind"] == "metric":
@@ -172,6 +172,12 @@ def _events(path: Path) -> Events:
     except BadEvent as error:
         raise DataError(str(error), where={"file": path, "line": error.line}) from None
     return events
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with reading(path), open(open_regular(path), "rb") as file:
+        # A kill can leave half a line at the end; without its newline it is no event.
+        yield from (line for line in file if line.endswith(b"\n"))
 
 
 def step_parts(run: Reading, *, profiled: bool) -> list[StepPart]:
