@@ -15,6 +15,8 @@ from recperf.errors import ConfigError, DataError, MachineError
 from recperf.execution import training
 from recperf.execution.execute import mfu
 from recperf.execution.training import SeedTraining, in_background
+from recperf.ops import choice, relu
+from recperf.ops.relu import native as relu_native
 from recperf.runs.events import parse_events
 from recperf.runs.record import Run
 from recperf.train.checkpoint import CheckpointStore
@@ -113,6 +115,26 @@ def test_a_changed_contract_is_refused_by_name_and_an_allowed_one_noted(run: Run
     assert seed_training(run, Weights(), contract=changed, allow=("train.rise",)).restore().step == 4
     (change,) = parse_events((run.folder / "events.jsonl").read_bytes().splitlines())
     assert [change[name] for name in ("field", "was", "now", "step", "seed")] == ["train.rise", 0.3, 0.5, 4, 42]
+
+
+def test_other_operators_than_the_run_was_trained_with_are_refused_or_noted(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "_used", {})
+    relu.choose("auto", torch.device("cpu"))
+    seed_training(run, Weights()).save(Position(0, 4, 4), best=False)
+    assert seed_training(run, Weights()).restore().step == 4
+    monkeypatch.setattr(relu_native, "library", lambda: "no C compiler on this machine")
+    with pytest.raises(ConfigError, match="operators is 'reference: relu'; this run has 'native: relu'") as refused:
+        seed_training(run, Weights()).restore()
+    assert refused.value.where["reason"] == "no C compiler on this machine"
+    assert refused.value.fix == "--allow-change operators, or a new run"
+    resumed, notices = seed_training(run, Weights(), allow=("operators",)), []
+    resumed.report = cast(Any, SimpleNamespace(notice=notices.append))
+    assert resumed.restore().step == 4
+    assert notices == ["operators change from native: relu to reference: relu"]
+    (change,) = parse_events((run.folder / "events.jsonl").read_bytes().splitlines())
+    assert (change["field"], change["step"]) == ("operators", 4)
 
 
 @pytest.mark.parametrize("text", ["not enough memory: you tried to allocate 1 bytes", "Connection closed by peer"])

@@ -14,6 +14,7 @@ from ..distributed.ranks import Ranks, current
 from ..errors import ConfigError, DataError
 from ..machine import machine_facts
 from ..measure.ceilings import ceilings_of_profile
+from ..ops import choice
 from ..runs.provenance import checkout, packages
 from ..runs.record import Run, now, read_saved_config
 from ..runs.result import SCHEMA, Baselines, Data, checked
@@ -26,7 +27,7 @@ from ..train.device import applied
 from ..train.stop import StopFlag
 from .measuring import measure_run
 from .submission import open_log
-from .training import Job, Reporter
+from .training import Job, Reporter, operator_changes, operators_text
 from .workload import Prepared, Trial, Workload
 
 Ceilings = Callable[[], dict[str, Any] | None]
@@ -60,6 +61,7 @@ def execute(
     world.require_same_data(prepared.data["digest"])
     _same_data(run, prepared)
     changed = world.on_leader(lambda: _since_start(run, config))
+    changed += tuple(operator_changes(started.get("operators"), allow, {"run": run.folder}))
     facts = machine_facts()
     _same_machine(run, facts, report)
     ceilings = peaks() if peaks else None
@@ -69,9 +71,10 @@ def execute(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
             reached=stopping_rule(config, baselines, prepared.target), log=log, changed=changed,
         )  # fmt: skip
-        trials, trial = _train_seeds(job)
+        trials, trial = _train_seeds(job, started)
         if run.read("profile.json") is None:
             measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
+    operators = operators_text({**(started.get("operators") or {}), **choice.used()})
     profile = run.read("profile.json")
     speed, changes = world.on_leader(lambda: _logged(run))
     result = {
@@ -81,7 +84,7 @@ def execute(
         "quality": quality(trials, baselines, prepared.target),
         "performance": {
             "device": prepared.settings.device_name,
-            "settings": {**prepared.settings.reasons, **world.settings()},
+            "settings": {**prepared.settings.reasons, "operators": operators, **world.settings()},
             **speed,
             **budget_of(profile),
             "mfu": mfu(profile, ceilings, speed["steady"]),
@@ -95,7 +98,7 @@ def execute(
     return result
 
 
-def _train_seeds(job: Job) -> tuple[list[dict[str, Any]], Trial | None]:
+def _train_seeds(job: Job, started: dict[str, Any]) -> tuple[list[dict[str, Any]], Trial | None]:
     """Train every seed that is not finished: the results of all, and the last trial of this process."""
     trials: list[dict[str, Any]] = []
     trial: Trial | None = None
@@ -108,6 +111,8 @@ def _train_seeds(job: Job) -> tuple[list[dict[str, Any]], Trial | None]:
             trial = job.prepared.trial(seed)
             current().report_plan(trial, job.report.notice)
             finished = job.finish(seed, trial)
+            started.setdefault("operators", choice.used())
+            job.run.write("progress.json", started)
             job.run.write(f"trial-{seed}.json", finished)
         trials.append(finished)
     return trials, trial

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,9 +15,10 @@ from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, RecperfError
 from ..files import require_own_folders
 from ..machine import available_bytes, out_of_memory
+from ..ops import choice
 from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
-from ..runs.resume import Change, changes, is_free, recorded_fields, require_allowed
+from ..runs.resume import OPERATORS, Change, changes, is_free, recorded_fields, require_allowed
 from ..train.cadence import Due, Minutes, either, every, never
 from ..train.checkpoint import CheckpointStore
 from ..train.checkpoint_state import shape_mismatch, tensor_bytes
@@ -179,7 +180,9 @@ class SeedTraining:
         step = saved["position"]["step"]
         changed = changes(saved["contract"], self.contract)
         bound = [change for change in changed if not is_free(change.field)]
-        require_allowed(bound, self.job.allow, {"run": self.run.folder, "checkpoint": f"step {step}"})
+        where: dict[str, object] = {"run": self.run.folder, "checkpoint": f"step {step}"}
+        require_allowed(bound, self.job.allow, where)
+        changed += operator_changes(saved["contract"].get(OPERATORS), self.job.allow, where)
         if not any(change.field.startswith("data.") for change in bound):
             self._require_baselines(saved["baselines"])
         self._restore_trial(into["trial"], saved["trial"], [change.text for change in bound])
@@ -193,6 +196,8 @@ class SeedTraining:
 
     def _log_changes(self, changes: Iterable[Change], step: int) -> None:
         for change in changes:
+            if change.field == OPERATORS:
+                self.report.notice(f"operators change from {change.was} to {change.now}")
             self.run.event("change", seed=self.seed, step=step, **vars(change))
 
     def _require_baselines(self, digest: str | None) -> None:
@@ -229,7 +234,7 @@ class SeedTraining:
             "position": vars(position),
             "history": self.evaluator.history,
             "rng": _random_state(),
-            "contract": self.contract,
+            "contract": {**self.contract, OPERATORS: choice.used()},
             "baselines": self.run.digest("baselines.json"),
             "event_bytes": self.run.event_bytes,
             "event_digest": self.run.event_digest(),
@@ -246,6 +251,33 @@ class SeedTraining:
             f" at step {position.step} of {self.trial.recipe.steps}; the state is saved",
             f"recperf run --resume {self.run.folder}{current().resume_options()}",
         )
+
+
+def operator_changes(recorded: Any, allow: tuple[str, ...], where: dict[str, object]) -> list[Change]:
+    """The change of operators that this machine makes to a resumed run; it must be allowed, since numbers change too.
+
+    Fails on every rank where one of them would use other operators.
+    """
+    if not isinstance(recorded, dict):
+        return []
+    world = current()
+    for rank, other in enumerate(world.all_gather(choice.replaced(recorded))):
+        if other:
+            was = operators_text({name: recorded[name] for name in other})
+            now = operators_text({name: body for name, (body, _) in other.items()})
+            reasons = ", ".join(sorted({reason for _, reason in other.values()}))
+            place = {"reason": reasons, **world.choose({}, several={"rank": rank}), **where}
+            require_allowed([Change(OPERATORS, was, now)], allow, place)
+            return [Change(OPERATORS, was, now)]
+    return []
+
+
+def operators_text(bodies: Mapping[str, str]) -> str:
+    """Implementations in words: `native: bag, dot; triton: draw`."""
+    by_body: dict[str, list[str]] = {}
+    for name, body in bodies.items():
+        by_body.setdefault(str(body), []).append(name.partition(" on ")[0])
+    return "; ".join(f"{body}: {', '.join(names)}" for body, names in sorted(by_body.items()))
 
 
 def in_background(config: TrainConfig, state_bytes: int, notice: Callable[[str], None] = lambda text: None) -> bool:

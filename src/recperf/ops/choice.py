@@ -7,7 +7,7 @@ import functools
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ import torch
 from ..errors import MachineError
 
 Name = Literal["auto", "reference", "native", "triton"]
+
+_used: dict[str, str] = {}
 
 # A model holds the modules that implement its ops; a copy of the model refers to the same modules.
 copyreg.pickle(ModuleType, lambda module: (importlib.import_module, (module.__name__,)))
@@ -35,14 +37,34 @@ def choose(
         picked = "triton" if device.type == "cuda" else "native"
         if not _exists(package, picked):
             return _module(package, "reference"), f"reference: the tensors are on {device.type}"
-    problem = problem or _problem(package, picked, device)
+    lack = None if problem else _problem(package, picked, device)
+    op = package.rpartition(".")[2]
+    if name == "auto" and not problem:
+        _used[f"{op} on {device.type}"] = "reference" if lack else picked
+    problem = problem or lack
     if problem is None:
         reason = "requested" if name != "auto" else f"the tensors are on {device.type}"
         return _module(package, picked), f"{picked}: {reason}"
     if name == "auto":
         return _module(package, "reference"), f"reference: {problem}"
-    op = package.rpartition(".")[2]
     raise MachineError(f"the {name} implementation of {op} cannot be used: {problem}", fix=fix)
+
+
+def used() -> dict[str, str]:
+    """The implementations that this process uses because of what the machine offers, by op and type of device."""
+    return dict(sorted(_used.items()))
+
+
+def replaced(recorded: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Of recorded implementations those that this machine replaces: by which, and the reason."""
+    now = {}
+    for name, body in recorded.items():
+        op, _, device = name.partition(" on ")
+        if device in ("cpu", "cuda") and op.isidentifier() and _exists(f"{__package__}.{op}", "reference"):
+            picked, reason = choose(f"{__package__}.{op}", "auto", torch.device(device))
+            if (other := picked.__name__.rpartition(".")[2]) != body:
+                now[name] = other, reason.partition(": ")[2]
+    return now
 
 
 def dispatch(package: str, function: str, *, float64: bool = True) -> Callable[..., Any]:

@@ -39,6 +39,10 @@ class Change:
         return f"{self.field} is {self.now!r}; this run has {self.was!r}"
 
 
+OPERATORS = "operators"
+"""Stands for the implementations of operators: no config field, but numbers depend on it as on one."""
+
+
 def fields_of(config: Any) -> dict[str, Any]:
     """Every field of a config by its dotted name, as JSON values."""
     return flatten(to_json(config))
@@ -89,7 +93,7 @@ def allowed_fields(names: Iterable[str], config: Any) -> tuple[str, ...]:
     fields = []
     for name in names:
         field = name.replace("-", "_")
-        if field not in known:
+        if field not in known and field != OPERATORS:
             raise UsageError(
                 f"--allow-change {name}: this config has no such field{did_you_mean(field, known)}",
                 fix="recperf show names every field",

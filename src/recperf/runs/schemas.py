@@ -31,6 +31,8 @@ class Progress(Struct):
 
     started: str
     resumes: int
+    operators: dict[str, str] | None = None
+    """The implementations that the finished trainings used."""
 
 
 class SealedFile(Struct):
