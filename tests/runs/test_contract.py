@@ -31,7 +31,7 @@ QUICK = [
 def derive(profile: dict[str, Any], peaks: dict[str, Any]) -> dict[str, Any]:
     assert not {"verdict", "shares"} & profile.keys()
     waits, copy = profile["observed"]["waits"], peaks["copy"]["p50"]
-    shares = {"python": waits["python"], "input": waits["input"], "compute": copy / 100}
+    shares = {"python": waits["python"], "input": waits["input"], "compute": copy / 100e9}
     return {"verdict": {"limit": max(shares, key=lambda name: shares[name]), "share": 0.6}, "shares": shares}
 
 
@@ -40,7 +40,7 @@ CLAIMS = (
     contract.budget_sums(),
     contract.known_machine(),
     measured_claims.limits_lead("python", "input", derive=derive),
-    measured_claims.rate_below("embedding", 1e9),
+    measured_claims.slower_than_copies("embedding"),
     measured_claims.share_of_forward_at_least("embedding", 0.6, with_=("hash",)),
     measured_claims.pair_ratio_as_measured("embedding"),
     contract.loss_falls(0.1),
@@ -63,7 +63,7 @@ def rows_of(table_bytes: int, ns: dict[str, float]) -> dict[str, Any]:
 def ceilings(knee: int, cache: dict[str, float], memory: dict[str, float]) -> dict[str, Any]:
     gather = {"near": rows_of(1 << 19, cache), "dram": rows_of(1 << 30, memory)}
     common = {"schema": 2, "threads": 2, "other_threads": {}, "other_work": 0.01}
-    return {**common, "knee": {"bytes": knee}, "gather": gather, "copy": {"p50": 10.0}}
+    return {**common, "knee": {"bytes": knee}, "gather": gather, "copy": {"p50": 10e9}}
 
 
 X86 = ceilings(8 << 20, {"select": 52.0, "bag": 40.0}, {"select": 92.0, "bag": 118.0})
@@ -245,11 +245,16 @@ def foreign(machine: dict[str, Any]) -> None:
         ),
         (
             "peaks.json",
-            lambda p: p["copy"].update(p50=95.0),
+            lambda p: p["copy"].update(p50=95e9),
             "limit: python with input",
             "python with input 90% of the step, compute 95%",
         ),
-        ("profile.json", lambda p: p["components"][0].update(bytes=10**9), "rate of embedding", "GB/s (below 1)"),
+        (
+            "profile.json",
+            lambda p: p["components"][0].update(bytes=10**9),
+            "rate of embedding",
+            "2,000 GB/s, copies 10",
+        ),
         (
             "profile.json",
             lambda p: p["components"][0].update(bytes=None),
@@ -358,6 +363,19 @@ def test_quality_raised_everywhere_but_in_the_log_is_noticed(folder: Path) -> No
     edit(folder, "trial-42.json", raise_trial)
     edit(folder, "trial-43.json", raise_trial)
     assert failed(folder).keys() == {"quality"}
+
+
+@pytest.mark.parametrize(("knee", "holds"), [(699 << 10, False), (700 << 10, True)])
+def test_work_in_the_cache_counts_where_the_cache_holds_the_rows_of_a_step(
+    folder: Path, knee: int, holds: bool
+) -> None:
+    """Such a machine updates 700 rows of 1 KiB in the cache, after it has read them from memory."""
+    shares = {"bandwidth": 0.2, "cache": 0.5, "operator": 0.3}
+    edit(folder, "profile.json", lambda p: p.update(shares=shares) or p["verdict"].update(limit="cache"))
+    edit(folder, "peaks.json", lambda p: p["knee"].update(bytes=knee))
+    derived = {"verdict": {"limit": "cache"}, "shares": shares}
+    claim = measured_claims.limits_lead("bandwidth", derive=lambda *_: derived, cached_rows=True)
+    assert judge(claim, Evidence(folder)).holds is holds
 
 
 def test_a_workload_can_compute_its_target(folder: Path) -> None:

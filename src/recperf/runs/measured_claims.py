@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ..measure.ceilings import cold_over_hot, measured_beside
+from ..measure.ceilings import cache_holds, cold_over_hot, copy_rate, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
 from .contract import MEASURED_SAME, Claim, Derive, Finding, derived_from, finding, foreign_peaks, own_fingerprint
 from .evidence import Evidence, NoEvidence
 from .result import Percentiles
-from .schemas import Component, PairArm
+from .schemas import Component, PairArm, Profile
 
 T = TypeVar("T")
 
@@ -53,8 +53,12 @@ def _from_peaks(evidence: Evidence, derive: Callable[[dict[str, Any]], T]) -> T:
         raise NoEvidence(f"peaks.json cannot be used: {type(error).__name__}: {error}") from error
 
 
-def limits_lead(*names: str, derive: Derive) -> Claim:
-    """These limits together have a larger share than any other."""
+def limits_lead(*names: str, derive: Derive, cached_rows: bool = False) -> Claim:
+    """These limits together have a larger share than any other.
+
+    With `cached_rows`, work in the cache counts too where the cache, by its measured knee, holds the rows of one step:
+    there a step reads its rows from memory, but finds them in the cache when it updates them.
+    """
     together = " with ".join(names)
 
     def holds(evidence: Evidence) -> Finding:
@@ -78,14 +82,25 @@ def limits_lead(*names: str, derive: Derive) -> Claim:
                     f"profile.json states a share of {stated.shares.get(limit, 0.0):.4f} for {limit}, its measurements "
                     f"give {share:.4f}"
                 )
-        own = sum(shares[name] for name in names)
-        others = {name: share for name, share in shares.items() if name not in names}
+        held = cached_rows and _from_peaks(evidence, lambda peaks: _step_in_cache(stated, peaks))
+        counted = (*names, "cache") if held else names
+        own = sum(shares[name] for name in counted)
+        others = {name: share for name, share in shares.items() if name not in counted}
         second = max(others, key=lambda name: others[name])
-        shown = f"{together} {own:.0%} of the step, {second} {others[second]:.0%}"
+        shown = f"{' with '.join(counted)} {own:.0%} of the step, {second} {others[second]:.0%}"
+        if held:
+            shown += "; the cache holds the rows of a step"
         ceilings = _from_peaks(evidence, lambda peaks: measured_beside(peaks, stated.device, stated.observed.threads))
         return _undisturbed(objections, own > others[second], shown, steps=_steps_beside(evidence), ceilings=ceilings)
 
     return Claim(name=f"limit: {together}", text=f"{together} takes the largest share of a step", holds=holds)
+
+
+def _step_in_cache(profile: Profile, peaks: dict[str, Any]) -> bool:
+    ids = profile.ids
+    if ids is None or ids.unique_rows is None or ids.row_bytes is None:
+        raise NoEvidence("profile.json counts no rows")
+    return cache_holds(peaks, profile.device, ids.unique_rows * ids.row_bytes)
 
 
 def _component(place: str, components: list[Component], name: str) -> Component:
@@ -101,15 +116,21 @@ def _positive(place: str, value: float | None) -> float:
     return value
 
 
-def rate_below(component: str, bytes_per_s: float) -> Claim:
+def slower_than_copies(component: str) -> Claim:
+    """A component moves its bytes at a lower rate than this device copies memory: memory is not what limits it."""
+
     def holds(evidence: Evidence) -> Finding:
-        part = _component("profile.json", evidence.profile.components, component)
+        profile = evidence.profile
+        part = _component("profile.json", profile.components, component)
         moved = _positive(f"profile.json: bytes of {component}", part.bytes)
         rate = moved / (_positive(f"profile.json: p50 of {component}", part.ms.p50) / 1e3)
-        detail = f"{component} {rate / 1e9:,.4g} GB/s (below {bytes_per_s / 1e9:,.4g})"
-        return _undisturbed([], rate < bytes_per_s, detail, steps=_steps_beside(evidence))
+        copies = _from_peaks(evidence, lambda peaks: copy_rate(peaks, profile.device, profile.threads))
+        if copies is None:
+            raise NoEvidence("peaks.json has no copies on this device with this number of threads")
+        shown = f"{component} {rate / 1e9:,.4g} GB/s, copies {copies / 1e9:,.4g}"
+        return _undisturbed([], rate < copies, shown, steps=_steps_beside(evidence))
 
-    text = f"{component} moves fewer than {bytes_per_s / 1e9:,.4g} GB/s"
+    text = f"{component} moves fewer bytes a second than copies of memory do"
     return Claim(name=f"rate of {component}", text=text, holds=holds)
 
 

@@ -13,7 +13,7 @@ from ...measure.limits import verdict_of
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
-from ...runs.measured_claims import limits_lead, rate_below
+from ...runs.measured_claims import limits_lead, slower_than_copies
 from ...train.config import BIASES, GraphTrainConfig
 from ..click_plan import planned_clicks
 
@@ -81,9 +81,6 @@ def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
     return bounds
 
 
-EMBEDDING_BYTES_PER_S = 5e9
-
-
 def claims(config: MicroDLRMConfig) -> tuple[Claim, ...]:
     """It reaches its target, calling operators takes most of a step, and its tables are no strain on memory."""
     return (
@@ -91,7 +88,7 @@ def claims(config: MicroDLRMConfig) -> tuple[Claim, ...]:
         known_machine(),
         budget_sums(),
         limits_lead("dispatch", "python", derive=verdict_of),
-        rate_below("embedding", EMBEDDING_BYTES_PER_S),
+        slower_than_copies("embedding"),
     )
 
 

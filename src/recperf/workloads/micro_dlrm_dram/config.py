@@ -118,7 +118,7 @@ def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
     of_memory = (
         share_of_forward_at_least("embedding", SHARE_OF_FORWARD, with_=("hash",)),
         pair_ratio_as_measured("embedding"),
-        limits_lead("bandwidth", "latency", derive=verdict_of),
+        limits_lead("bandwidth", "latency", derive=verdict_of, cached_rows=True),
     )
     return (*common, *map(on_cpu, of_memory))
 
