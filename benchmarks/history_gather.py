@@ -98,7 +98,7 @@ class PerSample:
         kinds = store.kinds(slice(None))
         self.pools = [(kinds & pool) > 0 for pool in (LISTEN_PLUS, LIKE, SKIP)]
         self.organic = ((kinds & 8) > 0).astype(np.int8)
-        self.items, self.times = store.items_E.astype(np.int64), store.times_E.astype(np.int64)
+        self.items, self.times = store.items_E[:].astype(np.int64), store.times_E[:].astype(np.int64)
         self.artists, self.albums = (store.catalogue_I2[:, column].astype(np.int64) for column in (0, 1))
         self.uids = np.repeat(store.user_ids_U, np.diff(store.user_first_U1))
         self.starts = dict(zip(store.user_ids_U.tolist(), store.user_first_U1.tolist()))

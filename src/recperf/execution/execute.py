@@ -77,6 +77,7 @@ def execute(
     operators = operators_text({**(started.get("operators") or {}), **choice.used()})
     profile = run.read("profile.json")
     speed, changes = world.on_leader(lambda: _logged(run))
+    verified = prepared.verified()
     result = {
         "schema": SCHEMA,
         "workload": workload.name,
@@ -91,7 +92,11 @@ def execute(
             **of_ranks(profile),
         },
         "data": prepared.data,
-        "provenance": {**provenance(started, facts, prepared.data, config.seed), **changes},
+        "provenance": {
+            **provenance(started, facts, prepared.data, config.seed),
+            **changes,
+            **({"data_verified": verified} if verified else {}),
+        },
     }
     run.write("result.json", checked(result))
     world.leader_only(lambda: seal(run.folder))

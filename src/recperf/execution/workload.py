@@ -111,6 +111,11 @@ class Prepared(Protocol):
 
     def trial(self, seed: int) -> Trial: ...
 
+    def verified(self) -> dict[str, int] | None:
+        """Bytes of the data that this process compared with their digests, and `of` how many; None for data that is
+        not verified as it is read."""
+        return None
+
     def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
         """Work of a step on this batch, whose part here has so many ids, of which `unique` are distinct, by the name of
         the span that times it."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..machine import fingerprint
+from ..units import size
 from .evidence import Evidence, NoEvidence
 from .report.formats import printable
 from .result import Metrics, Target, Trial, fault
@@ -107,7 +108,9 @@ def _one_run(evidence: Evidence) -> Finding:
             objections.append(
                 f"events.jsonl line {number} is of seed {event['seed']}, which the config does not ask for"
             )
-    return finding(objections, f"{len(evidence.events()):,} events, data, config and result agree")
+    verified = origin.data_verified
+    read = f"; {size(verified.bytes)} of the data's {size(verified.of)} matched its digests" if verified else ""
+    return finding(objections, f"{len(evidence.events()):,} events, data, config and result agree{read}")
 
 
 def _speed(evidence: Evidence) -> Finding:

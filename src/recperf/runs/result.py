@@ -167,6 +167,14 @@ class Change(Struct):
     seed: int | None
 
 
+class Verified(Struct):
+    """How much of the data was compared with its digests: for more than that, a result does not vouch."""
+
+    bytes: int
+    of: int
+    """All bytes that the digest of the data stands for."""
+
+
 class Provenance(Struct):
     """Where the result comes from."""
 
@@ -187,6 +195,8 @@ class Provenance(Struct):
     resumes: int
     changes: tuple[Change, ...] = ()
     """Only if there are any."""
+    data_verified: Verified | None = None
+    """By the process that finished the run; only for data in files that are verified as they are read."""
 
 
 class Result(Struct):

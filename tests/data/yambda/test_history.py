@@ -38,9 +38,9 @@ def golden_store(case: Path, layout: Layout, length: int) -> EventStore:
     return replace(
         store,
         layout="packed",
-        items_E=store.items_E.astype(np.uint32),
-        times_E=store.times_E.astype(np.uint32),
-        packed_kinds_E=kinds_of(store.types_E.astype(np.uint8), ratios, store.flags[-1].astype(np.uint8)),
+        items_E=store.items_E[:].astype(np.uint32),
+        times_E=store.times_E[:].astype(np.uint32),
+        packed_kinds_E=kinds_of(store.types_E[:].astype(np.uint8), ratios[:], store.flags[-1][:].astype(np.uint8)),
         flags=None,
         types_E=None,
     )
@@ -206,7 +206,7 @@ def test_anchors_of_another_kind_are_refused(positions: Any) -> None:
 @pytest.mark.parametrize("body", BODIES)
 def test_an_item_outside_the_catalogue_is_an_error_wherever_it_is(body: Any) -> None:
     store = listens(5)
-    store.items_E[3] = ITEMS
+    store.items_E.array[3] = ITEMS
     histories = Histories(store, HistoryConfig(), impl=body)
     assert len(histories.batch(np.array([2]))) == 1
     for anchor in (3, 4):

@@ -60,7 +60,7 @@ def write_table(tmp_path: Path, **columns: Any) -> Path:
 def rows(store: EventStore) -> list[tuple[int, int, int, bool]]:
     users = np.repeat(store.user_ids_U, np.diff(store.user_first_U1))
     plus = store.kinds(slice(None)) & LISTEN_PLUS > 0
-    return list(zip(users.tolist(), store.items_E.tolist(), store.times_E.tolist(), plus.tolist()))
+    return list(zip(users.tolist(), store.items_E[:].tolist(), store.times_E[:].tolist(), plus.tolist()))
 
 
 def import_error(path: Path, **options: Any) -> RecperfError:
@@ -188,7 +188,7 @@ def test_json_lines(tmp_path: Path) -> None:
 )
 def test_times(tmp_path: Path, unit: Any, times: tuple[str, str], seconds: list[int]) -> None:
     path = write(tmp_path, f"{HEADER}1,1,{times[0]},4\n2,1,{times[1]},4\n")
-    assert import_file(path, time_unit=unit).times_E.tolist() == seconds
+    assert import_file(path, time_unit=unit).times_E[:].tolist() == seconds
 
 
 @pytest.mark.parametrize(
@@ -215,11 +215,11 @@ def test_forms_of_csv(tmp_path: Path, content: str, options: dict[str, Any]) -> 
 
 def test_signals(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + "1,1,1,2.5\n1,1,2,2.4\n1,1,3,-1\n")
-    assert ratios(import_file(path, positive_from=2.5)).tolist() == [100, 0, 0]
+    assert ratios(import_file(path, positive_from=2.5))[:].tolist() == [100, 0, 0]
     (tmp_path / "store").rename(tmp_path / "first")
     path = write(tmp_path, HEADER + "1,1,1,49.9\n1,1,2,50\n1,1,3,250\n1,1,4,0\n")
     store = import_file(path, ratio="r")
-    assert ratios(store).tolist() == [49, 50, 250, 0]
+    assert ratios(store)[:].tolist() == [49, 50, 250, 0]
     assert [row[3] for row in rows(store)] == [False, True, True, False]
 
 
@@ -230,7 +230,7 @@ def test_only_listens_need_a_signal(tmp_path: Path) -> None:
     kinds = store.kinds(slice(None))
     assert [EVENT_TYPES[kind >> TYPE_SHIFT] for kind in kinds] == [*EVENT_TYPES, "listen"]
     assert (kinds & POOLS).tolist() == [LISTEN_PLUS, LIKE, 0, 0, 0, SKIP]
-    assert ratios(store).tolist() == [60, 0, 0, 0, 0, 10]
+    assert ratios(store)[:].tolist() == [60, 0, 0, 0, 0, 10]
     missing = write(tmp_path, "u,i,t,r,k\n1,1,1,,like\n1,1,1,,listen\n", "other.csv")
     (tmp_path / "store").rename(tmp_path / "first")
     assert import_error(missing, ratio="r", type="k").what == "row 2: no ratio"

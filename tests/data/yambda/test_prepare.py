@@ -127,7 +127,7 @@ def test_every_boundary_of_the_split_is_where_the_benchmark_has_it(
     events["times"] = np.array(times, np.uint32)
     store = open_store(prepare(locate(write_raw(tmp_path, events)), tmp_path / "s", name="x"))
     start, end = split.train_start, split.train_end
-    assert store.times_E.tolist() == [start, start + 1, end - 1]
+    assert store.times_E[:].tolist() == [start, start + 1, end - 1]
     split_facts = store.manifest["split"]
     assert {name: split_facts[name] for name in asdict(split)} == asdict(split)
     counted = ("dropped_before", "train_events", "dropped_gap", "test_events", "dropped_last")

@@ -5,15 +5,30 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from recperf.data.blocks import Blocks
 from recperf.data.yambda import store as store_module
 from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
-from recperf.data.yambda.store import COLUMNS, MANIFEST, EventStore, file_of, kinds_of, open_store, ratios, verify
+from recperf.data.yambda.store import (
+    CATALOGUE,
+    COLUMNS,
+    EVENT_COLUMNS,
+    MANIFEST,
+    USER_COLUMNS,
+    EventStore,
+    file_of,
+    kinds_of,
+    open_store,
+    ratios,
+    verify,
+)
 from recperf.data.yambda.writer import StoreWriter
 from recperf.errors import DataError, MachineError
 
@@ -76,24 +91,68 @@ def test_columns_are_mapped_shared_and_cannot_be_written(folder: Path) -> None:
         assert {line[5].rpartition("/")[2] for line in mine} >= {"items.u4", "times.u4", "kinds.u1", "catalogue.u4"}
         assert {line[1] for line in mine} == {"r--s"}
     with pytest.raises(ValueError, match="read-only"):
-        store.items_E[0] = 1
+        store.items_E[:][0] = 1
 
 
 @pytest.mark.parametrize("name", list(COLUMNS))
-def test_a_flipped_bit_is_found_in_its_block(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a small store is opened, and by a check of a large one."""
+def test_a_flipped_bit_is_found_when_its_block_is_read(name: str, folder: Path) -> None:
+    """Tables when the store is opened, events when they are read; other blocks can still be used."""
     path = file_of(folder, name)
     content = bytearray(path.read_bytes())
     place = len(content) * 2 // 3
     content[place] ^= 1
     path.write_bytes(content)
+    says = f"{path.name} differs from its checksum in block {place // 300} "
+    if name not in EVENT_COLUMNS:
+        with pytest.raises(DataError, match=says):
+            open_store(folder)
+        return
+    store, width = open_store(folder), np.dtype(COLUMNS[name]).itemsize
+    columns = {"items": store.items_E, "times": store.times_E, "kinds": store.packed_kinds_E, "ratios": ratios(store)}
+    column = columns[name]
+    first, stop = place // 300 * 300 // width, min(len(content), (place // 300 + 1) * 300) // width
+    for rows in (slice(first), slice(stop, None), np.array([first - 1, 0, stop % 500])):
+        column[rows]
+    for rows in (slice(first - 1, stop), slice(None), np.array([0, stop - 1]), first):
+        with pytest.raises(DataError, match=says) as caught:
+            column[rows]
+    assert (caught.value.exit_code, caught.value.where["file"]) == (3, str(path))
     seen: list[tuple[int, int]] = []
-    with pytest.raises(DataError, match=f"{path.name} differs from its checksum in block {place // 300} "):
-        open_store(folder)
-    monkeypatch.setattr("recperf.data.yambda.store.AT_ONCE", 0)
-    with pytest.raises(DataError, match=f"{path.name} differs from its checksum in block {place // 300} "):
+    with pytest.raises(DataError, match=says):
         verify(open_store(folder), lambda done, total: seen.append((done, total)))
     assert all(done <= total for done, total in seen)
+
+
+def test_a_store_knows_how_much_of_it_was_verified(folder: Path) -> None:
+    store, tables = open_store(folder), sum(file_of(folder, name).stat().st_size for name in (*USER_COLUMNS, CATALOGUE))
+    everything = sum(file_of(folder, name).stat().st_size for name in COLUMNS)
+    assert store.verified() == {"bytes": tables, "of": everything}
+    # Two of the seven blocks of items, one of them twice, and the last one of the kinds, which is shorter.
+    for rows in (slice(0, 1), np.array([3, 100]), slice(5, 5)):
+        assert store.items_at(rows).tolist() == store.items_E.array[rows].tolist()
+    store.kinds(slice(499, 500))
+    assert store.verified()["bytes"] == tables + 600 + 200
+
+
+def test_an_item_outside_the_catalogue_is_refused_before_it_is_counted(folder: Path) -> None:
+    """Also if its digest is right, or if it has none."""
+    store = open_store(folder)
+    items = store.items_E[:].copy()
+    items[77] = 1 << 31
+    with pytest.raises(DataError, match="an item outside the catalogue of 51 items"):
+        replace(store, items_E=items).items_at(slice(70, 80))
+
+
+def test_threads_verify_each_block_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    once = Blocks._compare_one
+    monkeypatch.setattr(Blocks, "_compare_one", lambda blocks, block: (hashed.append(block), once(blocks, block)))
+    column = open_store(folder).items_E
+    hashed.clear()
+    with ThreadPoolExecutor(8) as pool:
+        parts = [*pool.map(lambda first: column[first : first + 200].sum(), range(0, 500, 5))]
+    assert sorted(hashed) == [*range(7)]
+    assert parts == [column.array[first : first + 200].sum() for first in range(0, 500, 5)]
 
 
 @pytest.mark.parametrize(("name", "how"), [("items", "shorter"), ("user_first", "longer"), ("catalogue", "missing")])

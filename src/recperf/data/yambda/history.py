@@ -8,7 +8,7 @@ artist and album, the label, and the hour and origin for the cross features.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import DataError, MachineError
-from ...ops.history import Events, Name, Room, Rule, choose
-from ...ops.history.rule import LARGE_ID, unknown_item
+from ...ops.history import Events, Name, Picked, Room, Rule, choose
+from ...ops.history.rule import LARGE_ID
 from ..batch import HistoryBatch, JaggedFeatures
 from ..xxh64 import xxh64
 from .config import HistoryConfig
@@ -48,13 +48,13 @@ class Histories:
             raise MachineError("pinned memory needs a GPU, and torch finds none", fix="use pin=False")
         _check(store)
         self.store, self.config, self.pin = store, config, pin
-        self.rule = rule_of(config)
+        self.rule, flags = rule_of(config), store.flags
         self._events = Events(
-            items_E=store.items_E,
-            times_E=store.times_E,
+            items_E=store.items_E.array,
+            times_E=store.times_E.array,
             catalogue_I2=store.catalogue_I2,
-            kinds_E=store.packed_kinds_E,
-            flags=None if store.flags is None else store.flags[:3],
+            kinds_E=None if store.packed_kinds_E is None else store.packed_kinds_E.array,
+            flags=None if flags is None else (flags[0].array, flags[1].array, flags[2].array),
         )
         self._body, self.why = choose(impl)
 
@@ -62,7 +62,7 @@ class Histories:
         """The samples of these anchors, in their order. An anchor is given as the position of its event."""
         positions_B = self._checked(positions_B)
         users_B, begin_B = self._scans(positions_B)
-        picked = self._body.pick(self._events, begin_B, positions_B, self.rule)
+        picked = self._picked(begin_B, positions_B)
         batch, total = len(positions_B), len(picked.places_T)
         lengths_FB = np.ones((len(KEYS), batch), np.int64)
         lengths_FB[len(CONTEXT) : -len(CANDIDATE)] = np.diff(picked.offsets_B1)
@@ -94,6 +94,19 @@ class Histories:
             self._tensor(((kinds_B & LISTEN_PLUS) > 0).astype(np.float32)),
         )
 
+    def _picked(self, begin_B: Words, positions_B: Words) -> Picked:
+        """Pick the events of the histories; everything that picking and filling read is verified first."""
+        store = self.store
+        for column in (store.packed_kinds_E, *(store.flags or ())):
+            if column is not None:
+                column.require(begin_B, positions_B)
+        picked = self._body.pick(self._events, begin_B, positions_B, self.rule)
+        some_B = picked.offsets_B1[1:] > picked.offsets_B1[:-1]
+        oldest_B = begin_B[some_B] + picked.places_T[picked.offsets_B1[:-1][some_B]]
+        for column in (store.items_E, store.times_E):
+            column.require(oldest_B, positions_B[some_B])
+        return cast(Picked, picked)
+
     def _checked(self, positions_B: Words) -> Words:
         positions_B = np.asarray(positions_B)
         if positions_B.ndim != 1 or positions_B.dtype.kind not in "iu":
@@ -122,9 +135,7 @@ class Histories:
         self, positions_B: Words, users_B: Words, kinds_B: NDArray[np.uint8], times_B: Words
     ) -> dict[str, Words]:
         """The inputs of the cross features, by their names in schema.py."""
-        item_B = self.store.items_E[positions_B].astype(np.int64)
-        if ((item_B < 0) | (item_B >= self.store.items)).any():
-            raise _damaged(self.store, unknown_item(self.store.items))
+        item_B = self.store.items_at(positions_B)
         artist_B, album_B = self.store.catalogue_I2[item_B].T.astype(np.int64)
         if max(artist_B.max(initial=0), album_B.max(initial=0)) > MOST_ID:
             raise _damaged(self.store, LARGE_ID)
@@ -166,8 +177,7 @@ def _query_times(offsets_B1: Words, times_T: Words, target_times_B: Words) -> Wo
 
 def _check(store: EventStore) -> None:
     """Check the lengths that gathering relies on: otherwise it could read past the end of a column."""
-    columns = [store.items_E, store.times_E, *([] if store.packed_kinds_E is None else [store.packed_kinds_E])]
-    if any(len(column) != store.events for column in (*columns, *(store.flags or ()))):
+    if any(len(column) != store.events for column in store.columns):
         raise _damaged(store, "its columns differ in length")
     first = store.user_first_U1
     if len(first) != store.users + 1 or first[0] != 0 or first[-1] != store.events:

@@ -4,6 +4,7 @@ Shapes: E events, U users, I items of the catalogue.
 
 A store is a folder with one file per column and `store.json`, which is written last; a folder without it, or with files
 of other lengths, is not opened. Files are mapped shared and read-only, so that all processes share one copy in memory.
+The tables of users and items are compared with their digests when the store is opened, events when they are read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
+from ..blocks import Blocks, Column, difference_in, verified
 from .schema import LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 
 FORMAT, VERSION = "recperf-events", 1
@@ -33,11 +35,8 @@ CATALOGUE = "catalogue"
 COLUMNS = {**EVENT_COLUMNS, **USER_COLUMNS, CATALOGUE: "<u4"}
 EVENT_BYTES = sum(np.dtype(kind).itemsize for kind in EVENT_COLUMNS.values())
 DIGEST_BLOCK = 64 << 20
-"""Each block of this many bytes has a digest, so that damage can be located."""
-AT_ONCE = 64 << 20
-"""A store of at most this many bytes is compared with its digests when it is opened; a larger one by `data check`."""
+"""Each block of this many bytes has a digest, by which it is verified when it is first read."""
 
-Words = NDArray[np.uint32] | NDArray[np.int64]
 Which = slice | NDArray[np.int64]
 
 
@@ -51,18 +50,25 @@ class EventStore:
     """Ids of the users, ascending."""
     user_first_U1: NDArray[np.int64]
     """Position of each user's first event; the last entry is the number of events."""
-    items_E: Words
-    times_E: Words
+    items_E: Column
+    times_E: Column
     """Seconds since the dataset's origin."""
     catalogue_I2: NDArray[np.uint32]
     """Artist and album of every item; 0 where unknown."""
-    packed_kinds_E: NDArray[np.uint8] | None = None
+    packed_kinds_E: Column | None = None
     """With layout packed: pools, organic and type of every event in one byte, see schema.py."""
-    flags: tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int8]] | None = None
+    flags: tuple[Column, Column, Column, Column] | None = None
     """With layout reference: listen-plus, like, skip, organic."""
-    types_E: NDArray[np.int64] | None = None
+    types_E: Column | None = None
     """With layout reference: event types."""
     manifest: dict[str, Any] = field(default_factory=dict)
+    tables: tuple[Column, ...] = ()
+    """The columns of users and items, which were verified when the store was opened."""
+
+    def __post_init__(self) -> None:
+        for name in ("items_E", "times_E", "packed_kinds_E", "types_E"):
+            object.__setattr__(self, name, _as_column(getattr(self, name)))
+        object.__setattr__(self, "flags", self.flags and tuple(map(_as_column, self.flags)))
 
     @property
     def events(self) -> int:
@@ -87,8 +93,31 @@ class EventStore:
 
     @property
     def digest(self) -> str:
-        """Digest of the content, which `data check` verifies; of a reference cache, of its sizes and samples."""
+        """Digest of the content; of a reference cache, of its sizes and samples. See `verified`."""
         return str(self.manifest["digest"])
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of events."""
+        optional = (self.packed_kinds_E, *(self.flags or ()), self.types_E)
+        return (self.items_E, self.times_E, *(column for column in optional if column is not None))
+
+    def verified(self) -> dict[str, int]:
+        """Bytes of the store that this process compared with their digests, and bytes of all its columns."""
+        facts = verified((*self.columns, *self.tables))
+        stated = sum(int(column["bytes"]) for column in self.manifest.get("columns", {}).values())
+        return {**facts, "of": stated or facts["of"]}
+
+    def items_at(self, which: Which) -> NDArray[np.int64]:
+        """Items of some events. One outside the catalogue is an error: whoever counts items would allocate by it."""
+        items = self.items_E[which].astype(np.int64)
+        if len(items) and not 0 <= items.min() <= items.max() < self.items:
+            raise DataError(
+                f"the event store is damaged: an event has an item outside the catalogue of {self.items:,} items",
+                where={"store": self.folder},
+                fix="recperf data check locates the damage; then prepare it again",
+            )
+        return items
 
     @cached_property
     def users_by_position(self) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
@@ -114,29 +143,32 @@ class EventStore:
         return np.asarray(kinds, dtype=np.uint8)
 
 
+def _as_column(values: Any) -> Any:
+    """An array in memory as a column without digests."""
+    return Column(values) if isinstance(values, np.ndarray) else values
+
+
 def open_store(folder: Path) -> EventStore:
     """Open a complete store; anything else is an error."""
     folder = folder.expanduser()
     manifest = read_manifest(folder)
     mapped = {name: _mapped(folder, name, manifest) for name in COLUMNS}
-    small = sum(column.nbytes for column in mapped.values()) <= AT_ONCE
-    for name in COLUMNS if small else USER_COLUMNS:
-        # Of a large store, only the small tables that assign the events to users.
-        _require_digests(folder, name, manifest)
+    tables = {name: mapped[name][:] for name in (*USER_COLUMNS, CATALOGUE)}
     return EventStore(
         folder=folder,
         layout="packed",
-        user_ids_U=mapped["user_ids"].astype(np.int64),
-        user_first_U1=mapped["user_first"],
+        user_ids_U=tables["user_ids"].astype(np.int64),
+        user_first_U1=tables["user_first"],
         items_E=mapped["items"],
         times_E=mapped["times"],
         packed_kinds_E=mapped["kinds"],
-        catalogue_I2=mapped[CATALOGUE].reshape(-1, 2),
+        catalogue_I2=tables[CATALOGUE].reshape(-1, 2),
         manifest=manifest,
+        tables=tuple(mapped[name] for name in tables),
     )
 
 
-def ratios(store: EventStore) -> NDArray[np.uint16]:
+def ratios(store: EventStore) -> Column:
     """Played ratios of a packed store in percent, 0 for null."""
     return _mapped(store.folder, "ratios", store.manifest)
 
@@ -229,7 +261,7 @@ def difference(path: Path, blocks: list[str], tick: Callable[[int], None] = lamb
     count = 0
     for index, digest in enumerate(block_digests(path)):
         if index >= len(blocks) or digest != blocks[index]:
-            return f"differs from its checksum in block {index} (from byte {index * DIGEST_BLOCK:,})"
+            return difference_in(index, index * DIGEST_BLOCK)
         count += 1
         tick(DIGEST_BLOCK)
     return None if count == len(blocks) else "is shorter than its checksums"
@@ -247,18 +279,12 @@ def verify(store: EventStore, progress: Callable[[int, int], None] | None = None
             progress(done, total)
 
     for name in COLUMNS:
-        _require_digests(store.folder, name, store.manifest, tick)
+        path = file_of(store.folder, name)
+        how = difference(path, columns[name]["blocks"], tick)
+        if how is not None:
+            raise _damaged(path, how)
     if content_digest(columns) != store.manifest["digest"]:
         raise _damaged(store.folder / MANIFEST, "has a digest that its columns do not have")
-
-
-def _require_digests(
-    folder: Path, name: str, manifest: dict[str, Any], tick: Callable[[int], None] = lambda bytes_: None
-) -> None:
-    path = file_of(folder, name)
-    how = difference(path, manifest["columns"][name]["blocks"], tick)
-    if how is not None:
-        raise _damaged(path, how)
 
 
 def map_file(path: Path, dtype: str, bytes_: int | None = None) -> NDArray[Any]:
@@ -273,12 +299,15 @@ def map_file(path: Path, dtype: str, bytes_: int | None = None) -> NDArray[Any]:
         return np.frombuffer(mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ), dtype)
 
 
-def _mapped(folder: Path, name: str, manifest: dict[str, Any]) -> NDArray[Any]:
+def _mapped(folder: Path, name: str, manifest: dict[str, Any]) -> Column:
     try:
-        length = int(manifest["columns"][name]["bytes"])
+        length, digests = int(manifest["columns"][name]["bytes"]), list(manifest["columns"][name]["blocks"])
     except (KeyError, TypeError, ValueError):
         raise _damaged(folder / MANIFEST, f"has no entry for {name}") from None
-    return map_file(file_of(folder, name), COLUMNS[name], length)
+    path = file_of(folder, name)
+    array = map_file(path, COLUMNS[name], length)
+    blocks = Blocks(path, array.view(np.uint8), digests, block=DIGEST_BLOCK, damaged=_damaged)
+    return Column(array, blocks)
 
 
 @contextmanager
@@ -301,7 +330,7 @@ def _damaged(path: Path, how: str) -> DataError:
     return DataError(
         f"the event store is damaged: {path.name} {how}",
         where={"file": path},
-        fix=f"remove {path.parent} and prepare it again",
+        fix=f"remove {path.parent} and prepare it again; recperf data check reads all of a store",
     )
 
 

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +26,7 @@ from ...errors import ConfigError, DataError, MachineError
 from ...files import one_at_a_time, require_writable, sync_folder, writing
 from ...ops.splitmix import GOLDEN, finalise_numpy_
 from ...places import home
+from ..blocks import Blocks, Column
 from .config import WindowConfig
 from .store import EventStore, map_file, seal_of
 from .window_build import (
@@ -34,7 +34,6 @@ from .window_build import (
     FORMAT,
     MANIFEST,
     OFFSETS,
-    ROW_COLUMNS,
     VERSION,
     build,
     is_listen,
@@ -104,15 +103,11 @@ class WindowIndex:
     """Time of the latest."""
     offsets_W1: NDArray[np.int64]
     """First row of each window."""
-    users_R: NDArray[np.uint32]
+    users_R: Column
     """Indices of users in the store, ascending within a window."""
-    first_R: NDArray[np.int64]
-    events_R: NDArray[np.uint32]
-    anchors_R: NDArray[np.uint32]
-    manifest: dict[str, Any] = field(repr=False)
-    """Sizes, times and the digests of the columns."""
-    _verified: set[tuple[str, int]] = field(default_factory=set, repr=False)
-    """Column names and block numbers that were compared with their digests."""
+    first_R: Column
+    events_R: Column
+    anchors_R: Column
     _counts: dict[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -163,7 +158,7 @@ class WindowIndex:
     def anchors(self, window: int, users: Users = "all") -> NDArray[np.int64]:
         """Positions of a window's anchors, ascending: by user, then by time."""
         rows = self._rows(window, users)
-        self.verify_blocks(slice(*self.offsets_W1[window : window + 2].tolist()))
+        self.verify(*self.offsets_W1[window : window + 2].tolist())
         first, events = self.first_R[rows], self.events_R[rows].astype(np.int64)
         expected, ends = int(self.anchors_R[rows].sum(dtype=np.int64)), np.cumsum(events)
         if not len(first):
@@ -199,19 +194,10 @@ class WindowIndex:
         parts = [self.anchors(window, users) for window in range(first, first + windows)]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def verify_blocks(self, rows: slice, columns: Iterable[str] = ROW_COLUMNS) -> None:
-        """Compare the blocks of these rows with their digests, each block once; a difference is an error."""
-        size = self.manifest["digest_block"]
-        for name in columns:
-            bytes_ = (self.offsets_W1 if name == OFFSETS else getattr(self, f"{name}_R")).view(np.uint8)
-            width = np.dtype(COLUMNS[name]).itemsize
-            for block in range(rows.start * width // size, -(-rows.stop * width // size)):
-                if (name, block) in self._verified:
-                    continue
-                digest = hashlib.sha256(bytes_[block * size : (block + 1) * size].data).hexdigest()
-                if digest != self.manifest["columns"][name]["blocks"][block]:
-                    raise self._damaged()
-                self._verified.add((name, block))
+    def verify(self, first: int = 0, stop: int | None = None) -> None:
+        """Compare rows of the index, by default all, with their digests; a difference is an error."""
+        for column in (self.users_R, self.first_R, self.events_R, self.anchors_R):
+            column.require(first, len(column) if stop is None else stop)
 
     def _rows(self, window: int, users: Users) -> slice | NDArray[np.int64]:
         if not 0 <= window < self.windows:
@@ -226,11 +212,10 @@ class WindowIndex:
         return np.flatnonzero(self._selected(slice(begin, end), users)) + begin
 
     def _selected(self, rows: slice, users: Users) -> NDArray[np.bool_]:
-        self.verify_blocks(rows, ("users",))
         users_R = self.users_R[rows]
         if len(users_R) and users_R.max() >= self.store.users:
             raise self._damaged()
-        trains = self.trains_U[users_R]
+        trains: NDArray[np.bool_] = self.trains_U[users_R]
         return trains if users == "train" else ~trains
 
     def _count(self, users: Users) -> NDArray[np.int64]:
@@ -238,7 +223,6 @@ class WindowIndex:
         before_W1, total, rows = np.zeros(self.windows + 1, np.int64), 0, len(self.anchors_R)
         for begin in range(0, rows, _STRIDE):
             part = slice(begin, min(rows, begin + _STRIDE))
-            self.verify_blocks(part, ("anchors",))
             values = self.anchors_R[part]
             if users != "all":
                 values = values * self._selected(part, users)
@@ -271,30 +255,38 @@ def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest.pop("seal") != seal_of(manifest) or any(manifest[name] != facts[name] for name in facts):
             return None
-        columns = {
-            name: map_file(folder / name, kind, manifest["columns"][name]["bytes"]) for name, kind in COLUMNS.items()
-        }
-        windows, rows = manifest["windows"], manifest["rows"]
+        columns = {name: _column(folder, name, manifest, store) for name in COLUMNS}
         index = WindowIndex(
             store=store,
             config=config,
             folder=folder,
-            windows=windows,
+            windows=manifest["windows"],
             t_min=manifest["t_min"],
             t_max=manifest["t_max"],
-            offsets_W1=columns[OFFSETS],
+            offsets_W1=columns[OFFSETS][:],
             users_R=columns["users"],
             first_R=columns["first"],
             events_R=columns["events"],
             anchors_R=columns["anchors"],
-            manifest=manifest,
         )
-        index.verify_blocks(slice(0, windows + 1), (OFFSETS,))
-        if sum(len(column.view(np.uint8)) for column in columns.values()) <= _AT_ONCE:
-            index.verify_blocks(slice(0, rows))
+        if sum(column.array.nbytes for column in columns.values()) <= _AT_ONCE:
+            index.verify()
     except (OSError, ValueError, KeyError, AttributeError, TypeError, DataError, MachineError):
         return None
     return index
+
+
+def _column(folder: Path, name: str, manifest: dict[str, Any], store: EventStore) -> Column:
+    path, stated = folder / name, manifest["columns"][name]
+    array = map_file(path, COLUMNS[name], stated["bytes"])
+    blocks = Blocks(
+        path,
+        array.view(np.uint8),
+        stated["blocks"],
+        block=manifest["digest_block"],
+        damaged=lambda *_: _damaged_index(folder, store),
+    )
+    return Column(array, blocks)
 
 
 def verify_indexes(store: EventStore) -> list[str]:
@@ -314,7 +306,7 @@ def verify_indexes(store: EventStore) -> list[str]:
                 index = _read(folder, store, config, facts)
                 if index is None:
                     raise _damaged_index(folder, store)
-                index.verify_blocks(slice(0, len(index.users_R)))
+                index.verify()
                 folders.append(str(folder))
     return folders
 

@@ -80,6 +80,9 @@ class EventWindows:
         users = ", held-out users" if self.scored_users == "held-out" else ""
         return f"windows {train.start} to {train.stop - 1}, scored {scored.start} to {scored.stop - 1}{users}"
 
+    def verified(self) -> dict[str, int]:
+        return self.store.verified()
+
     def windows_at(self, at: Position | None) -> range:
         """The windows an evaluation scores that far into training; at its end without a position."""
         if self.config.evaluate.on == "holdout":
@@ -120,7 +123,7 @@ class EventWindows:
 
     def _samples(self, positions_N: np.ndarray[Any, Any]) -> Samples:
         users = self.store.users_by_position(positions_N)
-        ids = np.stack([users, self.store.items_E[positions_N].astype(np.int64)])
+        ids = np.stack([users, self.store.items_at(positions_N)])
         labels = (self.store.kinds(positions_N) & LISTEN_PLUS) > 0
         return Samples(
             keys=("user", "item"),

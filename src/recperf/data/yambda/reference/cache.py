@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import DataError, MachineError
+from ...blocks import Blocks, Column
 from ..maps import catalogue
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
-from ..store import MANIFEST, EventStore, is_store_folder, map_file, open_store
+from ..store import DIGEST_BLOCK, MANIFEST, EventStore, is_store_folder, map_file, open_store
 
 READY, CACHE_META = "_READY", "store_meta.json"
 POPULARITY, SPLIT_META = "item_popularity.npy", "split_meta.json"
@@ -73,11 +74,13 @@ def open_events(path: Path) -> EventStore:
 def open_reference(cache_folder: Path, maps: Path | None = None) -> EventStore:
     """Open a complete cache of the reference. `maps` is the folder of the two maps if it is not the default one.
 
-    The digest identifies a cache by its sizes and a sample of its bytes; unlike that of a store, it does not verify it.
+    The digest identifies a cache by its sizes and a sample of its bytes. Only columns that recperf wrote have digests
+    of their own, by which they are verified as they are read.
     """
     folder = cache_folder.expanduser()
     events, users = _counts(folder)
-    flat = {name: column(folder, name, kind, events) for name, kind in FLAT_COLUMNS.items()}
+    recorded = read_json(folder.absolute().parent / RECORD).get("files")
+    flat = {name: _flat(folder, name, events, recorded) for name in FLAT_COLUMNS}
     for path in sorted([*folder.glob("positions_L*.npy"), *folder.glob("anchor_ts_L*.npy")]):
         map_npy(path, "<i8")
     user_ids_U, user_first_U1 = _users(folder, flat["flat_uid"], users)
@@ -94,6 +97,21 @@ def open_reference(cache_folder: Path, maps: Path | None = None) -> EventStore:
         types_E=flat["flat_event_types"],
         manifest=_described(folder, events, users),
     )
+
+
+def _flat(folder: Path, name: str, events: int, recorded: Any) -> Column:
+    """A column of events, verified as it is read if recperf wrote it: then its digests are in the record."""
+    values, path = column(folder, name, FLAT_COLUMNS[name], events), folder / f"{name}.npy"
+    entry = recorded.get(f"{folder.name}/{path.name}") if isinstance(recorded, dict) else None
+    if entry is None:
+        return Column(values)
+    try:
+        digests = [str(digest) for digest in entry["blocks"]]
+    except (KeyError, TypeError):
+        raise unusable(folder.parent / RECORD, f"has no checksums of {path.name}") from None
+    content = map_file(path, "|u1")
+    blocks = Blocks(path, content, digests, block=DIGEST_BLOCK, damaged=unusable)
+    return Column(values, blocks, offset=content.nbytes - values.nbytes)
 
 
 def reference_ratios(store: EventStore) -> NDArray[np.float32]:
@@ -158,7 +176,7 @@ def _counts(folder: Path) -> tuple[int, int]:
     return events, users
 
 
-def _users(folder: Path, uid_E: NDArray[np.int64], users: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _users(folder: Path, uid_E: Column, users: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ids of the users and positions of their first events, after checking the three tables against each other."""
     ids_U = column(folder, "unique_uids", USER_COLUMNS["unique_uids"], users)
     start, end = (column(folder, name, USER_COLUMNS[name]) for name in ("user_start", "user_end"))
@@ -179,7 +197,7 @@ def _users(folder: Path, uid_E: NDArray[np.int64], users: int) -> tuple[NDArray[
     return np.array(ids_U), first_U1
 
 
-def _catalogue(folder: Path, maps: Path | None, items_E: NDArray[np.int64]) -> NDArray[np.uint32]:
+def _catalogue(folder: Path, maps: Path | None, items_E: Column) -> NDArray[np.uint32]:
     """Artists and albums, after checking that every item with events has a row."""
     place = (maps or folder.absolute().parents[1] / SHARED_MAPS).expanduser()
     for name in (ARTISTS_FILE, ALBUMS_FILE):

@@ -29,7 +29,7 @@ from ....files import alone, atomic_file, sha256, write_atomic, write_json, writ
 from ..prepare import piece_rows
 from ..raw import RawEvents, RawFiles, need_pyarrow
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS, split_of
-from ..store import EventStore, block_digests
+from ..store import EventStore, block_digests, verify
 from .cache import (
     CACHE_META,
     FLAT_COLUMNS,
@@ -96,6 +96,9 @@ def write_layout(
             missing.add(f"{cache}/{READY}")
         _require_space(store, processed, cache, missing)
         steps = [step for step in steps if not missing.isdisjoint(step.names)]
+        if steps:
+            # What is damaged would get valid digests here.
+            verify(store)
         total, done = sum(step.work for step in steps), 0
 
         def tick(work: int) -> None:

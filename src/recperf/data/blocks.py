@@ -1,0 +1,140 @@
+"""Mapped columns whose blocks are compared with their digests when they are first read.
+
+Each block of a file has a SHA-256. A process compares a block once, before anything of it is used; a bitmap remembers
+it, so that later reads cost nothing. Threads hash several blocks at once, which SHA-256 instructions do at the speed
+of the disk or of memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..machine import usable_cores
+
+MOST_THREADS = 16
+ENABLED = True
+"""Only benchmarks switch it off, to measure what verification costs."""
+
+Rows = slice | int | NDArray[Any] | Sequence[int]
+
+
+class Blocks:
+    """The blocks of a mapped file, and which of them were compared with their digests. Thread-safe.
+
+    `damaged` makes the error from the file and what is wrong with it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        content: NDArray[np.uint8],
+        digests: Sequence[str],
+        *,
+        block: int,
+        damaged: Callable[[Path, str], DataError],
+    ) -> None:
+        self.path, self.block, self.bytes = path, block, len(content)
+        self._content, self._digests, self._damaged = content, digests, damaged
+        if len(digests) != -(-len(content) // block):
+            raise damaged(path, f"has {-(-len(content) // block):,} blocks and {len(digests):,} checksums")
+        self._verified = np.zeros(len(digests), np.bool_)
+        self.complete = not len(digests)
+        """Whether every block was compared."""
+        self._lock = Lock()
+
+    @property
+    def verified_bytes(self) -> int:
+        ends = np.minimum((np.flatnonzero(self._verified) + 1) * self.block, len(self._content))
+        return int((ends - np.flatnonzero(self._verified) * self.block).sum())
+
+    def require(self, first: Any, stop: Any) -> None:
+        """Compare the blocks of some ranges of bytes with their digests; the first difference is an error.
+
+        A range begins at an entry of `first` and ends before the same entry of `stop`.
+        """
+        if self.complete or not ENABLED:
+            return
+        first, stop = np.atleast_1d(first), np.atleast_1d(stop)
+        begin = first // self.block
+        end = np.where(stop > first, -(-stop // self.block), begin)
+        length = len(self._verified) + 1
+        covered = np.cumsum(np.bincount(begin, minlength=length) - np.bincount(end, minlength=length))[:-1] > 0
+        if (covered & ~self._verified).any():
+            # One thread at a time: others that need the same blocks wait for them instead of hashing them too.
+            with self._lock:
+                self._compare(np.flatnonzero(covered & ~self._verified))
+
+    def _compare(self, blocks: NDArray[np.int64]) -> None:
+        threads = min(MOST_THREADS, usable_cores(), len(blocks))
+        if threads < 2:
+            for block in blocks.tolist():
+                self._compare_one(block)
+        else:
+            with ThreadPoolExecutor(threads, thread_name_prefix="recperf-digests") as pool:
+                list(pool.map(self._compare_one, blocks.tolist()))
+        self._verified[blocks] = True
+        self.complete = bool(self._verified.all())
+
+    def _compare_one(self, block: int) -> None:
+        first = block * self.block
+        if hashlib.sha256(self._content[first : first + self.block].data).hexdigest() != self._digests[block]:
+            raise self._damaged(self.path, difference_in(block, first))
+
+
+class Column:
+    """A mapped column. What is read of it is first compared with its digests, if it has any.
+
+    `offset` is the byte of the file at which the first value lies.
+    """
+
+    def __init__(self, array: NDArray[Any], blocks: Blocks | None = None, *, offset: int = 0) -> None:
+        self.array, self.blocks, self._offset = array, blocks, offset
+        self._width = array.nbytes // max(1, len(array))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, rows: Rows) -> NDArray[Any]:
+        if self.blocks is not None and not self.blocks.complete:
+            if isinstance(rows, slice):
+                first, stop, _ = rows.indices(len(self))
+                self.require(first, max(first, stop))
+            else:
+                places = np.asarray(rows, np.int64).ravel()
+                self.require(places, places + 1)
+        return np.asarray(self.array[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self[:], dtype, copy=copy)
+
+    def require(self, first: Any, stop: Any) -> None:
+        """Verify ranges of rows; after that, `array` may be read there without this class."""
+        if self.blocks is not None and not self.blocks.complete:
+            at, width = self._offset, self._width
+            self.blocks.require(np.asarray(first, np.int64) * width + at, np.asarray(stop, np.int64) * width + at)
+
+
+def verified(columns: Iterable[Column]) -> dict[str, int]:
+    """Bytes of these columns' files that this process compared with their digests, and how many they have."""
+    files = [
+        (column.blocks.verified_bytes, column.blocks.bytes) if column.blocks else (0, column.array.nbytes)
+        for column in columns
+    ]
+    return {"bytes": sum(done for done, _ in files), "of": sum(total for _, total in files)}
+
+
+def difference_in(block: int, first: int) -> str:
+    return f"differs from its checksum in block {block} (from byte {first:,})"
