@@ -74,7 +74,7 @@ class Interrupted(RecperfError):
     exit_code = 130
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Text for a terminal: control characters, which could move the cursor or hide text, are written as escapes.
 
     So are those that reverse the direction of text, and line separators; newlines and tabs stay.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from recperf import __version__
+from recperf.cli.terminal import table
 from recperf.data import movielens_like
 from recperf.data.movielens import MovieLens
 from recperf.data.movielens_like import generate
@@ -345,3 +347,37 @@ def test_weights_that_diverge_in_the_last_update_before_a_score_fail_the_gate(ca
     told = json.loads(out)["error"]
     assert told["what"].startswith("the log_loss of the validation rows is ")
     assert "--train.learning-rate" in told["try"]
+
+
+HOSTILE = "a\x1b[2Jb\x9bc\u202ed\x07"
+"""A name that would clear the screen and reverse the text after it."""
+
+
+def test_control_characters_out_of_files_are_printed_as_text(call: Call) -> None:
+    events = [{"ph": "X", "cat": "cpu_op", "name": HOSTILE, "pid": 1, "tid": 1, "ts": 9 * i, "dur": 5} for i in (1, 2)]
+    Path("trace.json").write_text(json.dumps({"traceEvents": events}))
+    Path("events.csv").write_text(f"{HOSTILE},item,time,r\n1,2,3,1\n")
+    Path(HOSTILE).mkdir()
+    outputs = [
+        call("trace", "info", "trace.json"),
+        call("data", "import", "--events", "events.csv", "--store", "s", "--rating", "r", "--quiet"),
+        call("report", HOSTILE),
+        call("run", "--dry-run", "--run-dir", HOSTILE),
+    ]
+    for code, out, err in outputs:
+        assert code in (0, 3), err
+        assert "a\\x1b[2Jb\\x9bc\\u202ed\\x07" in out + err
+        assert not set("\x1b\x9b\u202e\x07") & set(out + err)
+    assert "a\\nb" in table([["name"], ["a\nb"]])
+
+
+def test_characters_that_the_terminal_lacks_are_printed_as_escapes(tmp_path: Path) -> None:
+    """Also in the path of a run, whose bytes need not be text at all."""
+    script = "import sys; from recperf.cli import main; sys.exit(main())"
+    place = os.fsencode(tmp_path) + "/é\N{SNOWMAN}".encode() + b"\xff"
+    arguments = ["run", "--dry-run", "--seeds", "2", "--run-dir", place]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"/\\xe9\\u2603\\udcff" in done.stdout

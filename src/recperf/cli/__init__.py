@@ -10,7 +10,7 @@ import traceback
 from ..errors import MachineError, RecperfError, UsageError, closest
 from ..machine import memory_error, out_of_memory
 from ..version import __version__
-from .terminal import print_error
+from .terminal import print_error, print_text, replace_unknown_characters
 
 COMMANDS = {
     "list": "list the workloads and their presets",
@@ -49,6 +49,7 @@ Start with: recperf run"""
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    replace_unknown_characters()
     # What follows -- is for a program of the user.
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         print_error(error, as_json=as_json)
         return error.exit_code
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        print_text("\ninterrupted", stderr=True)
         return 130
     except BrokenPipeError:
         # The reader of our output, such as `head`, is gone.
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         if out_of_memory(error):
             print_error(memory_error(error), as_json=as_json)
             return MachineError.exit_code
-        traceback.print_exc()
+        print_text(traceback.format_exc(), end="", stderr=True)
         what = f"internal error: {type(error).__name__}: {error}"
         print_error(RecperfError(what, fix="please report it with the traceback above"), as_json=as_json)
         return 1
@@ -75,10 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(HELP.format(commands="\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())))
+        print_text(HELP.format(commands="\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())))
         return 0
     if arguments[0] in ("-V", "--version", "version"):
-        print(f"recperf {__version__}")
+        print_text(f"recperf {__version__}")
         return 0
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:

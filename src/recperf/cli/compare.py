@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,7 @@ from ..runs.report.run_report import comparison_sections
 from ..runs.report.text import render_sections
 from .parse import JsonOption, parse
 from .report import write
-from .terminal import print_json
+from .terminal import print_json, print_text
 
 DESCRIPTION = """Show what changed between runs: config, quality, step time, step budget, limit. The others are
 compared with the first."""
@@ -39,9 +38,9 @@ def command(arguments: list[str]) -> int:
     if options.json:
         print_json({**comparison.as_json(), **({"report": str(page)} if page else {})})
     else:
-        print(as_text(comparison))
+        print_text(as_text(comparison))
     if page:
-        print(f"\npage: {page}", file=sys.stderr if options.json else sys.stdout)
+        print_text(f"\npage: {page}", stderr=options.json)
     return 0
 
 

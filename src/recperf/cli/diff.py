@@ -13,7 +13,7 @@ from ..runs.profile_diff import Change, Diff, Kernel, change_text, diff, load, p
 from ..runs.report.formats import NONE, component, count, percent, short, spread, time
 from ..runs.report.text import columns
 from .parse import JsonOption, parse
-from .terminal import conclude
+from .terminal import conclude, print_text
 
 DESCRIPTION = """Show what got slower or faster from the first profile to the second, by part of the step and by kernel.
 Exits 5 if --gate is given and the step, or a part of at least 5% of it, got slower by more than the gate and the ranges
@@ -41,9 +41,9 @@ def command(arguments: list[str]) -> int:
     if options.json:
         checked = None if gate is None else {"limit": gate, "beyond": [c.name for c in difference.regressions(gate)]}
         return conclude(error, {**difference.as_json(), "gate": checked})
-    print(as_text(difference))
+    print_text(as_text(difference))
     if gate is not None and error is None:
-        print(f"\ngate: nothing got slower by more than {gate * 100:.4g}%")
+        print_text(f"\ngate: nothing got slower by more than {gate * 100:.4g}%")
     return conclude(error)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..doctor import MISSING, examine
 from ..errors import MachineError
 from .parse import JsonOption, parse
-from .terminal import print_json
+from .terminal import print_json, print_text
 
 
 def command(arguments: list[str]) -> int:
@@ -17,8 +17,8 @@ def command(arguments: list[str]) -> int:
         print_json({"healthy": not broken, "findings": [vars(finding) for finding in findings]})
         return MachineError.exit_code if broken else 0
     for finding in findings:
-        print(f"{finding.state:<9} {finding.name:<15} {finding.found}")
+        print_text(f"{finding.state:<9} {finding.name:<15} {finding.found}")
         if finding.fix and finding.state != "ok":
-            print(f"{'':<25} fix: {finding.fix}")
-    print(f"\n{'needs attention: ' + ', '.join(broken) if broken else 'recperf works here'}")
+            print_text(f"{'':<25} fix: {finding.fix}")
+    print_text(f"\n{'needs attention: ' + ', '.join(broken) if broken else 'recperf works here'}")
     return MachineError.exit_code if broken else 0

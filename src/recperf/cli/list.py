@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..workloads import find, names
 from .parse import JsonOption, parse
-from .terminal import print_json
+from .terminal import print_json, print_text
 
 
 def command(arguments: list[str]) -> int:
@@ -14,6 +14,6 @@ def command(arguments: list[str]) -> int:
         print_json({"workloads": rows})
         return 0
     for workload in map(find, names()):
-        print(f"{workload.name}\n  {workload.summary}\n  presets: {', '.join(workload.presets)}")
-    print("\nrecperf show WORKLOAD shows what it would do; recperf run WORKLOAD trains it.")
+        print_text(f"{workload.name}\n  {workload.summary}\n  presets: {', '.join(workload.presets)}")
+    print_text("\nrecperf show WORKLOAD shows what it would do; recperf run WORKLOAD trains it.")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,7 +14,7 @@ from ..runs.mlperf.curve import curves, published_logs
 from ..runs.mlperf.library import RULESET, RUNS, TARGET
 from ..runs.mlperf.lines import logs_in
 from .parse import JsonOption, choose_action, parse
-from .terminal import conclude, print_json, table
+from .terminal import conclude, print_json, print_text, table
 
 ACTIONS = {
     "check": f"check logs against ruleset {RULESET} with the official checkers, several also for convergence",
@@ -61,7 +60,7 @@ def check(arguments: list[str]) -> int:
     if options.json:
         report = {"logs": [one.as_json() for one in verdicts], "rcp": rcp.as_json() if rcp else None}
         return conclude(error, report)
-    print("\n".join([*(_verdict_text(one) for one in verdicts), *(_rcp_text(rcp) if rcp else [])]))
+    print_text("\n".join([*(_verdict_text(one) for one in verdicts), *(_rcp_text(rcp) if rcp else [])]))
     return conclude(error)
 
 
@@ -136,9 +135,9 @@ def curve(arguments: list[str]) -> int:
         report = {"target": options.target, "curves": [each.as_json() for each in listed]}
         print_json({**report, **({"figure": str(drawn)} if drawn else {})})
     else:
-        print(table(curve_plot.rows(listed)))
+        print_text(table(curve_plot.rows(listed)))
     if drawn:
-        print(f"\nfigure: {drawn}", file=sys.stderr if options.json else sys.stdout)
+        print_text(f"\nfigure: {drawn}", stderr=options.json)
     return 0
 
 
@@ -171,5 +170,5 @@ def package(arguments: list[str]) -> int:
     lines += ["", f"official package checker: {'no errors' if made.passed else 'errors'}"]
     lines += [f"  {text}" for text in made.faults]
     lines += ["", "left to do", *(f"  {text}" for text in made.left)]
-    print("\n".join(lines))
+    print_text("\n".join(lines))
     return 0

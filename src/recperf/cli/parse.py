@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import tyro
 
 from ..errors import UsageError, closest, did_you_mean
+from .terminal import print_text
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class OutputOptions(JsonOption):
 def choose_action(command: str, arguments: list[str], actions: dict[str, str], text: str) -> str | None:
     """The action that the first argument names; None if the help was printed instead."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(text.format(actions="\n".join(f"  {name:<8} {summary}" for name, summary in actions.items())))
+        print_text(text.format(actions="\n".join(f"  {name:<8} {summary}" for name, summary in actions.items())))
         return None
     if arguments[0] not in actions:
         message = f"unknown action {arguments[0]!r}{did_you_mean(arguments[0], actions)}"

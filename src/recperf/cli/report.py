@@ -11,7 +11,7 @@ import tyro
 from ..errors import UsageError
 from ..runs.report import run_report
 from .parse import JsonOption, parse
-from .terminal import print_json
+from .terminal import print_json, print_text
 
 DESCRIPTION = """Write the page of a run: one self-contained HTML file with figures, tables and provenance.
 Several runs give one page with a comparison on top."""
@@ -33,7 +33,7 @@ def command(arguments: list[str]) -> int:
     if options.json:
         print_json({"report": str(page), "runs": [str(run) for run in options.runs]})
     else:
-        print(page)
+        print_text(str(page))
     return 0
 
 

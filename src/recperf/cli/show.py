@@ -11,7 +11,7 @@ from ..measure.cost import Cost
 from ..runs.record import CONFIG_SCHEMA
 from ..units import number, size
 from .options import WorkloadOptions, choose, read_options
-from .terminal import print_json, table
+from .terminal import print_json, print_text, table
 
 
 def command(arguments: list[str]) -> int:
@@ -23,7 +23,7 @@ With --json it prints what `recperf run --config` accepts."""
     if options.json:
         print_json(as_json(choice.workload, options.values, estimate))
     elif not options.quiet:
-        print(as_text(choice.workload, options.values, estimate))
+        print_text(as_text(choice.workload, options.values, estimate))
     return 0
 
 

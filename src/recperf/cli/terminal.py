@@ -1,7 +1,11 @@
-"""Output for people: messages, tables, a live progress line on a terminal and plain lines elsewhere."""
+"""Output for people: messages, tables, a live progress line on a terminal and plain lines elsewhere.
+
+Names from files of a user, such as operators of a trace, may contain control characters: here they become text.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -9,7 +13,7 @@ import sys
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
-from ..errors import RecperfError
+from ..errors import RecperfError, escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +25,9 @@ def console(stream: IO[str]) -> Console:
     from rich.console import Console
 
     class PipeConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(escape_controls(one) if isinstance(one, str) else one for one in objects), **options)
+
         def on_broken_pipe(self) -> None:
             """The reader is gone, as with `head`: print nothing more and continue."""
             self.quiet = True
@@ -29,17 +36,28 @@ def console(stream: IO[str]) -> Console:
     return PipeConsole(file=stream, highlight=False, markup=False, soft_wrap=True, emoji=False)
 
 
+def replace_unknown_characters() -> None:
+    """Let both streams write a character that their encoding lacks as an escape, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def print_text(text: str, *, end: str = "\n", stderr: bool = False) -> None:
+    print(escape_controls(text), end=end, file=sys.stderr if stderr else sys.stdout)
+
+
 def print_error(error: RecperfError, *, as_json: bool) -> None:
     first, *others = error.lines()
     screen = console(sys.stderr)
     screen.print("error:", style="bold red", end="")
     screen.print("\n".join([first.removeprefix("error:"), *others]))
     if as_json:
-        print(json.dumps(error.as_json()))
+        print_text(json.dumps(error.as_json()))
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, allow_nan=False))
+    print_text(json.dumps(value, indent=2, allow_nan=False))
 
 
 def conclude(error: RecperfError | None, report: dict[str, Any] | None = None) -> int:
@@ -62,7 +80,7 @@ def table(rows: list[list[str]]) -> str:
     for index, head in enumerate(rows[0]):
         drawn.add_column(head, justify="right" if index else "left", no_wrap=True)
     for row in rows[1:]:
-        drawn.add_row(*row)
+        drawn.add_row(*(escape_controls(cell).replace("\n", "\\n") for cell in row))
     plain = Console(width=1000, color_system=None)
     with plain.capture() as captured:
         plain.print(drawn)

@@ -11,7 +11,7 @@ import tyro
 from ..errors import DataError, UsageError
 from ..units import size
 from .parse import JsonOption, choose_action, parse
-from .terminal import print_json, table
+from .terminal import print_json, print_text, table
 
 if TYPE_CHECKING:
     from ..runs.profile_diff import Change
@@ -107,7 +107,7 @@ def info_command(arguments: list[str]) -> int:
     else:
         from ..runs.report.trace_report import text
 
-        print(text(analysis, top=options.top), end="")
+        print_text(text(analysis, top=options.top), end="")
     return 0
 
 
@@ -122,7 +122,7 @@ def page_command(arguments: list[str]) -> int:
     if options.json:
         print_json({"page": str(written), "bytes": written.stat().st_size})
     else:
-        print(f"page     {written}")
+        print_text(f"page     {written}")
     return 0
 
 
@@ -157,7 +157,7 @@ def diff_command(arguments: list[str]) -> int:
     if options.json:
         print_json(difference.as_json())
     else:
-        print(diff_text(difference, options.top))
+        print_text(diff_text(difference, options.top))
     return 0
 
 
@@ -215,7 +215,7 @@ def merge_command(arguments: list[str]) -> int:
     if options.json:
         print_json(merged)
     else:
-        print(merged_text(merged))
+        print_text(merged_text(merged))
     return 0
 
 

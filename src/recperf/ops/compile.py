@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..errors import MachineError, printable
+from ..errors import MachineError, escape_controls
 from ..files import one_at_a_time, write_atomic
 from ..places import home, user_home
 
@@ -126,7 +126,7 @@ def _fault(handle: int) -> str | None:
 
 @functools.cache
 def _notice_once(text: str) -> None:
-    print(f"note: {printable(text)}", file=sys.stderr, flush=True)
+    print(f"note: {escape_controls(text)}", file=sys.stderr, flush=True)
 
 
 def native_library(

@@ -9,7 +9,7 @@ from typing import Any
 from ... import places
 from ...errors import UsageError, closest
 from ..parse import choose_action, parse
-from ..terminal import Terminal, conclude, print_json
+from ..terminal import Terminal, conclude, print_json, print_text
 
 ACTIONS = {
     "get": "download a dataset into the cache folder and verify it",
@@ -71,7 +71,7 @@ def command(words: list[str]) -> int:
         if not {"-h", "--help"} & set(words):
             raise UsageError(f"data {action} needs the name of a dataset", fix=f"recperf data {action} NAME: {names}")
         own = "" if action in ("get", "make") else ",\n       or the name of a dataset you imported"
-        print(WITHOUT_NAME.format(action=action, text=ACTIONS[action], names=names + own))
+        print_text(WITHOUT_NAME.format(action=action, text=ACTIONS[action], names=names + own))
         return 0
     family = import_module(f".{_family(action, words[1:])}", __name__)
     options: Any = parse(
