@@ -7,11 +7,12 @@ Importing this imports nothing else: torch is loaded when a name is used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from .version import __version__
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .execution.step_profile import Profiler, profile
     from .runs.step_report import Report, load
 

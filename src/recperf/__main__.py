@@ -1,8 +1,17 @@
 """`python -m recperf` is the same as `recperf`."""
 
-import sys
+from .stop import FLAG
 
-from .cli import main
+
+def main() -> int:
+    """Run the command, listening for signals before anything slow is imported and until the exit code is decided."""
+    FLAG.listen()
+    from .cli import main as command
+
+    code = command()
+    FLAG.ignore()
+    return code
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

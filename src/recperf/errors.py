@@ -1,7 +1,7 @@
 """Errors a user can act on: each says what happened, where, and what to do, and carries its exit code.
 
-Exit codes: 0 done; 2 usage; 3 bad data or config; 4 environment; 5 a gate failed; 75 stopped by SIGTERM, a run
-resumably; 130 Ctrl-C after a clean save.
+Exit codes: 0 done; 2 usage; 3 bad data or config; 4 environment; 5 a gate failed; 75 stopped by SIGTERM,
+SIGHUP, SIGUSR1 or SIGUSR2, a run resumably; 130 Ctrl-C after a clean save.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class GateFailed(RecperfError):
 
 
 class Stopped(RecperfError):
-    """SIGTERM arrived; a run has saved its state and can be resumed, a profile is made again."""
+    """A signal other than Ctrl-C arrived; a run has saved its state and can be resumed, a profile is made again."""
 
     exit_code = 75
 

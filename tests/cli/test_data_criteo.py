@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,8 +103,9 @@ def test_an_existing_file_is_left_alone(call: Call) -> None:
 def test_interrupted_it_says_that_nothing_is_lost(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     call("data", "make", "criteo", "--path", "log", "--lines", "50")
 
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt(*_: object, progress: Any, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        progress(1, 2)
 
     monkeypatch.setattr(catalogue, "convert", interrupt)
     code, _, err = call("data", "convert", "criteo", "--path", "log")

@@ -20,11 +20,11 @@ from recperf.distributed.launch import Outcome, judge, rank_arguments, require_r
 from recperf.distributed.progress import Exit, Progress
 from recperf.distributed.ranks import Ranks, enter
 from recperf.distributed.world import RendezvousError, World
-from recperf.errors import DataError, MachineError, RecperfError, Stopped, UsageError
+from recperf.errors import DataError, Interrupted, MachineError, RecperfError, Stopped, UsageError
 from recperf.machine import out_of_memory
 from recperf.measure import spans
 from recperf.runs.record import Run
-from recperf.train.stop import StopFlag
+from recperf.stop import FLAG
 
 
 @pytest.fixture
@@ -150,14 +150,12 @@ def test_the_first_failure_decides_and_some_failures_are_worth_a_restart(
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_all_ranks_are_restarted_as_often_as_allowed(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
-    from torch.distributed.elastic.multiprocessing import SignalException
-
     attempts: list[int] = []
 
     def attempt(agent: launch.Agent) -> Outcome:
         attempts.append(1)
-        if stopped and len(attempts) == 2:
-            raise SignalException("between two attempts", signal.SIGINT)
+        if stopped:
+            monkeypatch.setattr(FLAG, "received", signal.SIGINT)
         return Outcome(code=4, error=MachineError("rank 1 of 2 was killed"), restartable=True)
 
     monkeypatch.setattr(launch.Agent, "run", attempt)
@@ -165,22 +163,25 @@ def test_all_ranks_are_restarted_as_often_as_allowed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(library, "require_torchrec", lambda: None)
     reported: list[RecperfError] = []
     notices: list[str] = []
-    code = launch.launch([], 2, reported.append, restarts=1, notice=notices.append)
-    assert (code, len(attempts), len(reported)) == (130 if stopped else 4, 2, 1)
+    if stopped:
+        with pytest.raises(Interrupted):
+            launch.launch([], 2, reported.append, restarts=1, notice=notices.append)
+        assert len(attempts) == 1
+    else:
+        code = launch.launch([], 2, reported.append, restarts=1, notice=notices.append)
+        assert (code, len(attempts), len(reported)) == (4, 2, 1)
     assert notices == ["rank 1 of 2 was killed; restarting all ranks (1 of 1)"]
 
 
-def test_a_failure_gives_the_others_seconds_and_a_signal_minutes() -> None:
-    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
-
-    waits: list[int] = []
-    context = cast(Any, SimpleNamespace(_tail_logs=[], filtered_stdout=None, filtered_stderr=None))
-    context._close = lambda death_sig, timeout: waits.append(timeout)
-    with launch._patience():
-        SubprocessContext.close(context, signal.SIGTERM, 30)
-        SubprocessContext.close(context)
-        SubprocessContext.close(context, signal.SIGTERM, 30)
-    assert waits == [launch.SAVE_S, launch.END_S, launch.END_S]
+def test_a_rank_that_alone_received_a_signal_is_reported_by_the_launcher(
+    folders: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(folders[0], Exit(code=4, lost="gone"), monkeypatch)
+    recorded(folders[1], Exit(code=75, message="error: stopped by SIGHUP"), monkeypatch)
+    found = judge(folders, {1: 75}, None)
+    assert (found.code, found.restartable) == (75, False)
+    assert found.error is not None
+    assert found.error.what == "stopped by SIGHUP"
 
 
 class Command:
@@ -228,7 +229,7 @@ def test_restarted_ranks_that_find_no_run_say_so(torchrun: None, monkeypatch: py
     monkeypatch.setattr(Run, "create", raising(UsageError("a new one")))
     command, notices = Command(), list[str]()
     with pytest.raises(UsageError, match="a new one"):
-        run_command.run(command.choice, command.options, StopFlag(), cast(Any, SimpleNamespace(notice=notices.append)))
+        run_command.run(command.choice, command.options, cast(Any, SimpleNamespace(notice=notices.append)))
     assert any("starting a new one" in text for text in notices)
 
 

@@ -19,10 +19,10 @@ from recperf.ops import choice, relu
 from recperf.ops.relu import native as relu_native
 from recperf.runs.events import parse_events
 from recperf.runs.record import Run
+from recperf.stop import StopFlag
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.config import TrainConfig
 from recperf.train.loop import Position
-from recperf.train.stop import StopFlag
 
 RECIPE = SimpleNamespace(steps=9)
 

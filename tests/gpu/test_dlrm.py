@@ -15,7 +15,7 @@ from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.execution.execute import execute
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
-from recperf.train.stop import StopFlag
+from recperf.stop import StopFlag
 from recperf.workloads import find
 from recperf.workloads.micro_dlrm.config import default
 
@@ -70,8 +70,7 @@ def test_micro_dlrm_trains_on_a_gpu(tmp_path: Path) -> None:
         config, data=replace(config.data, source="embedded"), train=replace(config.train, epochs=3, device="cuda")
     )
     run, watch = Run.create("micro-dlrm", to_json(config), folder=tmp_path / "run"), Watch()
-    with StopFlag() as stop:
-        result = execute(find("micro-dlrm"), config, run, stop, watch)
+    result = execute(find("micro-dlrm"), config, run, StopFlag(), watch)
     timings = [event for event in run.events() if event["kind"] == "timing"]
     run.close()
     performance = result["performance"]

@@ -9,6 +9,7 @@ import traceback
 
 from ..errors import MachineError, RecperfError, UsageError, closest
 from ..machine import memory_error, out_of_memory
+from ..stop import FLAG
 from ..version import __version__
 from .terminal import print_error, print_text, replace_unknown_characters
 
@@ -33,6 +34,9 @@ COMMANDS = {
     "doctor": "test what works on this machine, and say how to fix what does not",
 }
 
+STOP_IN_ORDER = ("run", "profile", "sweep", "data")
+"""Commands that poll for signals, to save or to remove what is incomplete; a signal ends the others at once."""
+
 HELP = """usage: recperf COMMAND [OPTIONS]
 
 recperf trains recommendation models, measures them and explains what limits them.
@@ -53,7 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     # What follows -- is for a program of the user.
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
-        return dispatch(arguments)
+        with FLAG.listening():
+            return dispatch(arguments)
     except RecperfError as error:
         print_error(error, as_json=as_json)
         return error.exit_code
@@ -90,5 +95,7 @@ def dispatch(arguments: list[str]) -> int:
             fix=f"recperf {guess} --help" if guess else "recperf --help",
         )
     module = importlib.import_module(f".{name}", __name__)
+    FLAG.poll()
+    FLAG.ends_at_once = name not in STOP_IN_ORDER
     code: int = module.command(rest)
     return code

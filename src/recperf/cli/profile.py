@@ -16,7 +16,7 @@ from ..errors import MachineError, RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
 from ..runs.record import PROFILE_MARK, Run
-from ..train.stop import ended_by_sigterm
+from ..stop import FLAG
 from . import profile_script
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_error, print_json
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """Explain what limits a workload (default: dlrm). Measures a window of steady steps after a warm-up, then
 ranks possible fixes by predicted gain. docs/profiling.md explains the figures. recperf profile --script train.py -- ITS
 ARGUMENTS does so for a program of your own; recperf profile --script --help lists its options."""
+
+UNFINISHED = " before the profile was complete", "run the profile again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +96,12 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
     if not world.is_leader:
         return follow(choice, options, world)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    with ended_by_sigterm():
-        try:
+    try:
+        with FLAG.explained(*UNFINISHED):
             profile, folder = take(choice, options, terminal)
-        finally:
-            terminal.close()
-        show(profile, folder, options, terminal)
+    finally:
+        terminal.close()
+    show(profile, folder, options, terminal)
     return 0
 
 
@@ -129,7 +131,7 @@ def follow(choice: Choice, options: Options[Any], world: Ranks) -> int:
     folder = world.broadcast(Path())
     from ..execution.profiling import profile
 
-    with ended_by_sigterm():
+    with FLAG.explained(*UNFINISHED):
         profile(choice.workload, config, None, request(options, folder, world), lambda text: None)
     return 0
 
@@ -176,10 +178,12 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
         from ..machine import machine_facts
         from .peaks import stored_or_measured
 
+        FLAG.poll()
         peaks = stored_or_measured(terminal) if options.peaks else None
         run.write("machine.json", machine_facts())
         world.broadcast(folder.resolve())
         measured = profile(choice.workload, config, peaks, request(options, folder, world), terminal.notice)
+        FLAG.poll()
         if peaks is not None:
             run.write("peaks.json", peaks)
         measured["preset"] = choice.preset

@@ -17,7 +17,7 @@ import tyro
 from ..errors import MachineError
 from ..files import require_writable, write_atomic, writing
 from ..runs.record import PROFILE_MARK
-from ..train.stop import ended_by_sigterm
+from ..stop import FLAG
 from .parse import OutputOptions, parse
 from .terminal import Terminal, print_error, print_json
 
@@ -72,7 +72,7 @@ def command(arguments: list[str]) -> int:
         options.input_function,
         options.to_the_end,
     )
-    with ended_by_sigterm(), _stdout_to_stderr() if options.json else nullcontext():
+    with FLAG.as_python_does(), _stdout_to_stderr() if options.json else nullcontext():
         outcome = profile_program(program, quiet=options.quiet, peaks=options.peaks)
     if outcome.report is None:
         assert outcome.missing is not None

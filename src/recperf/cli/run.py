@@ -29,7 +29,7 @@ from ..runs.resume import (
     record_changes,
     require_allowed,
 )
-from ..train.stop import StopFlag
+from ..stop import FLAG
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .summary import summary
 from .terminal import Terminal, conclude, print_error, print_json
@@ -74,33 +74,31 @@ def command(arguments: list[str]) -> int:
 
 def run_here(arguments: list[str], world: Ranks) -> int:
     """Run the command in this process: alone, as one of several ranks, or as their launcher."""
-    # From the first moment: an early Ctrl-C must not end in a traceback out of an import.
-    with StopFlag() as stop:
-        choice = choose(arguments)
-        options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
-        if choice.resume and options.run_dir:
-            raise UsageError("--run-dir cannot be combined with --resume, which names the folder")
-        if options.allow_change and not choice.resume:
-            raise UsageError("--allow-change needs --resume: a new run may have any config")
-        if choice.resume:
-            allowed_changes(choice, options)
-        require_ranks(world, options.ranks, choice.workload.name, hasattr(options.values, "distributed"))
-        if options.ranks > 1 and world.size == 1 and not options.dry_run:
-            return start_ranks(arguments, options)
-        if options.restarts:
-            raise UsageError("--restarts needs --ranks", fix="torchrun --max-restarts")
-        terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.is_leader)
-        try:
-            if options.dry_run and not world.is_leader:
-                return 0
-            if options.dry_run:
-                return dry_run(choice, options, terminal)
-            if world.size > 1:
-                world.join(options.values.train.device, options.values.distributed.timeout_s)
-                world.require_same_config(choice.workload.name, with_absolute_paths(options.values))
-            return run(choice, options, stop, terminal) if world.is_leader else follow(choice, options, stop, terminal)
-        finally:
-            terminal.close()
+    choice = choose(arguments)
+    options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
+    if choice.resume and options.run_dir:
+        raise UsageError("--run-dir cannot be combined with --resume, which names the folder")
+    if options.allow_change and not choice.resume:
+        raise UsageError("--allow-change needs --resume: a new run may have any config")
+    if choice.resume:
+        allowed_changes(choice, options)
+    require_ranks(world, options.ranks, choice.workload.name, hasattr(options.values, "distributed"))
+    if options.ranks > 1 and world.size == 1 and not options.dry_run:
+        return start_ranks(arguments, options)
+    if options.restarts:
+        raise UsageError("--restarts needs --ranks", fix="torchrun --max-restarts")
+    terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.is_leader)
+    try:
+        if options.dry_run and not world.is_leader:
+            return 0
+        if options.dry_run:
+            return dry_run(choice, options, terminal)
+        if world.size > 1:
+            world.join(options.values.train.device, options.values.distributed.timeout_s)
+            world.require_same_config(choice.workload.name, with_absolute_paths(options.values))
+        return run(choice, options, terminal) if world.is_leader else follow(choice, options, terminal)
+    finally:
+        terminal.close()
 
 
 def start_ranks(arguments: list[str], options: Options[Any]) -> int:
@@ -149,7 +147,7 @@ def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
     return 0
 
 
-def follow(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
+def follow(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
     """Train as a rank other than 0, which writes nothing."""
     from ..execution.execute import execute
 
@@ -158,11 +156,11 @@ def follow(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Term
         return 0
     allow = world.broadcast(())
     record = world.share_run(None)
-    execute(choice.workload, with_absolute_paths(options.values), record, stop, terminal, allow=allow)
+    execute(choice.workload, with_absolute_paths(options.values), record, FLAG, terminal, allow=allow)
     return 0
 
 
-def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Terminal) -> int:
+def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
     config = with_absolute_paths(options.values)
     if not choice.resume and current().size > 1:
         before = begun(choice, options, config)
@@ -171,6 +169,7 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
             choice = replace(choice, resume=before, config=config)
         elif restarted():
             terminal.notice("the ranks were restarted, but their run is not on this host: starting a new one")
+    FLAG.poll()
     if choice.resume:
         record = Run.open(choice.resume)
     else:
@@ -185,8 +184,12 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
             terminal.notice("this run is already finished")
         else:
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
-            with changed(choice, options, config, record, terminal):
-                result = train(choice, config, options, record, stop, terminal)
+            again = f"recperf run --resume {record.folder}{current().resume_options()}"
+            with (
+                FLAG.explained("; no completed training is lost", again),
+                changed(choice, options, config, record, terminal),
+            ):
+                result = train(choice, config, options, record, terminal)
     except (ConfigError, DataError, MachineError):
         if not choice.resume and not record.began:
             record.discard(JOB)
@@ -196,6 +199,8 @@ def run(choice: Choice, options: Options[Any], stop: StopFlag, terminal: Termina
         record.close()
     terminal.say(summary(result, record.folder, record.read("profile.json")))
     if options.report:
+        with FLAG.explained("; the run is complete, only its page is missing", f"recperf report {record.folder}"):
+            FLAG.poll()
         write_page(record.folder, terminal)
     if options.json:
         print_json(result)
@@ -259,9 +264,7 @@ def write_page(folder: Path, terminal: Terminal) -> None:
         terminal.notice(f"no page: {error.what}; {error.fix}")
 
 
-def train(
-    choice: Choice, config: Any, options: Options[Any], record: Run, stop: StopFlag, terminal: Terminal
-) -> dict[str, Any]:
+def train(choice: Choice, config: Any, options: Options[Any], record: Run, terminal: Terminal) -> dict[str, Any]:
     # Importing torch takes seconds, so everything that can fail earlier has been checked before.
     from ..execution.execute import execute
     from .peaks import stored_or_measured
@@ -271,4 +274,4 @@ def train(
     allow = (*changed_before(record.folder), *allowed_fields(options.allow_change, config)) if choice.resume else ()
     world = current()
     world.broadcast(allow)
-    return execute(choice.workload, config, world.share_run(record), stop, terminal, peaks, allow=allow)
+    return execute(choice.workload, config, world.share_run(record), FLAG, terminal, peaks, allow=allow)

@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import re
-import signal
 import socket
 import sys
 import threading
@@ -22,6 +21,7 @@ from typing import Any
 
 from ..errors import ConfigError, GateFailed, Interrupted, MachineError, RecperfError, Stopped, UsageError
 from ..machine import memory_error, out_of_memory
+from ..stop import FLAG
 from . import progress
 from .heartbeat import ENDED, FAILED, LEFT
 from .progress import Exit, Progress
@@ -57,7 +57,9 @@ def run_as_rank(world: World, work: Callable[[], int], report: Report) -> int:
     except BaseException as error:
         with _ending:
             end = _failure(world, error, report)
-        state = ENDED if isinstance(error, _SAME_ON_ALL) else FAILED
+        # A signal that ranks have not agreed on stops this one alone.
+        alone = isinstance(error, Stopped | Interrupted) and world.joined and world.signal is None
+        state = ENDED if isinstance(error, _SAME_ON_ALL) and not alone else FAILED
     finally:
         # The process group is not destroyed: that would wait for ranks that may be gone.
         world.joined = False
@@ -105,6 +107,9 @@ def is_peer_failure(error: BaseException) -> bool:
 
 
 def _failure(world: World, error: BaseException, report: Report) -> Exit:
+    if world.joined and is_peer_failure(error) and FLAG.received is not None and progress.launched():
+        # The others received the signal too and were faster. torchrun also signals ranks when another one has failed.
+        error = FLAG.error()
     text = " ".join(error.lines()) if isinstance(error, RecperfError) else f"{type(error).__name__}: {error}"
     if world.joined and is_peer_failure(error):
         if not progress.launched():
@@ -143,8 +148,6 @@ def _report_own(world: World, error: BaseException, text: str, report: Report) -
 
 def _name_missing(world: World, text: str, report: Report) -> None:
     """Under torchrun: one of the remaining ranks names those that are missing."""
-    # torchrun sends SIGTERM to all ranks as soon as it sees one fail, and waits 30 s before it kills them.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     missing = roll_call(world, reported=False)
     if missing:
         _report_missing(world, missing, text, report)

@@ -1,13 +1,15 @@
 """Starting the ranks of one host by torch elastic's agent, which torchrun uses too, and the verdict on how they ended.
 
 Three things are our own, since the agent has no option for them: which failures are worth a restart (the agent restarts
-after any), how long ranks get to end (`_patience`), and what a killed or hung rank did last (progress.py).
+after any), how signals reach ranks and how long they get to end (`_forwarding`), and what a killed or hung rank did
+last (progress.py).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -15,10 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from ..errors import Interrupted, MachineError, RecperfError, Stopped, UsageError
 from ..machine import usable_cores
+from ..stop import FLAG, SIGNALS, name_of
 from .progress import LAUNCHER, Exit, Progress, read_exit, read_progress
 from .world import World
 
@@ -26,7 +30,7 @@ MOST_RANKS = 1024
 SAVE_S = 600
 """Seconds that ranks get to save after a signal before they are killed."""
 END_S = 5
-"""Seconds that the other ranks get to end once one has failed: they cannot save without it."""
+"""Seconds that the other ranks get to end once one has ended: they save together, and cannot without it."""
 
 
 def require_ranks(world: World, requested: int, workload: str, has_ranks: bool) -> None:
@@ -68,20 +72,15 @@ def launch(
     from .library import require_torchrec
 
     require_torchrec()
-    from torch.distributed.elastic.multiprocessing import SignalException
-
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
     with tempfile.TemporaryDirectory(prefix=LAUNCHER) as folder:
         agent = Agent([verb, *arguments], ranks, Path(folder))
-        try:
-            for attempt in range(1, restarts + 2):
-                outcome = agent.run()
-                if attempt > restarts or not outcome.restartable or not agent.has_run():
-                    break
-                notice(f"{outcome.summary}; restarting all ranks ({attempt} of {restarts})")
-        except SignalException as stopped:
-            # The agent leaves its signal handlers installed: a signal between two attempts arrives here.
-            outcome = Outcome.unsaved(int(stopped.sigval))
+        for attempt in range(1, restarts + 2):
+            FLAG.poll()
+            outcome = agent.run()
+            if attempt > restarts or not outcome.restartable or not agent.has_run():
+                break
+            notice(f"{outcome.summary}; restarting all ranks ({attempt} of {restarts})")
     if outcome.error is not None:
         report(outcome.error)
     return outcome.code
@@ -122,16 +121,15 @@ class Agent:
         # The agent's log says at length what is reported here in a line.
         logging.disable(logging.CRITICAL)
         try:
-            with _patience():
-                exit_codes, received = self._elastic()
+            with _forwarding(self.folder):
+                exit_codes = self._elastic()
         finally:
             logging.disable(logging.NOTSET)
         folders = {rank: self._job() / "attempt_0" / str(rank) for rank in range(self.ranks)}
-        return judge(folders, exit_codes, received)
+        return judge(folders, exit_codes, FLAG.received)
 
-    def _elastic(self) -> tuple[dict[int, int], int | None]:
-        """The exit codes of failed ranks, in the order in which they were noticed, and the signal that stopped them."""
-        from torch.distributed.elastic.multiprocessing import SignalException
+    def _elastic(self) -> dict[int, int]:
+        """The exit codes of failed ranks, in the order in which they were noticed."""
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -148,10 +146,8 @@ class Agent:
         try:
             elastic_launch(config, sys.executable)("-m", "recperf", *self.command)
         except ChildFailedError as error:
-            return {rank: failure.exitcode for rank, failure in error.failures.items()}, None
-        except SignalException as error:
-            return {}, int(error.sigval)
-        return {}, None
+            return {rank: failure.exitcode for rank, failure in error.failures.items()}
+        return {}
 
     def _job(self) -> Path:
         return next(self.folder.glob("*"), self.folder)
@@ -162,23 +158,57 @@ class Agent:
 
 
 @contextmanager
-def _patience() -> Iterator[None]:
-    """Give ranks SAVE_S seconds after a signal, and END_S once one has failed. The agent's own 30 s after a failure are
-    fixed; it closes the processes without a signal number then."""
+def _forwarding(folder: Path) -> Iterator[None]:
+    """Forward a signal to the ranks, give them SAVE_S seconds after it, and END_S once one has ended.
+
+    The agent would raise from its own signal handlers. Ranks start with the signals blocked, so that none comes before
+    they can receive it. A second Ctrl-C kills them and removes `folder`.
+    """
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-    original, failed = SubprocessContext.close, False
+    start, poll, close = SubprocessContext.start, SubprocessContext._poll, SubprocessContext.close
+    contexts: list[Any] = []
+    forwarded: float | None = None
 
-    def close(self: Any, death_sig: Any = None, timeout: int = 30) -> None:
-        nonlocal failed
-        failed = failed or death_sig is None
-        original(self, death_sig, END_S if failed else SAVE_S)
+    def send(number: int) -> None:
+        for handler in (handler for context in contexts for handler in context.subprocess_handlers.values()):
+            if handler.proc.poll() is None:
+                os.killpg(handler.proc.pid, number)
 
-    SubprocessContext.close = close  # type: ignore[method-assign]
+    def begin(self: Any) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        start(self)
+        contexts.append(self)
+        FLAG.listen()
+
+    def look(self: Any) -> Any:
+        nonlocal forwarded
+        if FLAG.received is not None and forwarded is None:
+            forwarded = monotonic()
+            send(FLAG.received)
+        elif forwarded is not None and monotonic() - forwarded > SAVE_S:
+            send(signal.SIGKILL)
+        return poll(self)
+
+    def end(self: Any, death_sig: Any = None, timeout: int = 30) -> None:
+        # A signal that does nothing: a rank that is asked to stop would not say that it lost another one.
+        close(self, signal.SIGURG, END_S)
+
+    def kill() -> None:
+        send(signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    replaced = {"start": begin, "_poll": look, "close": end}
+    originals = {"start": start, "_poll": poll, "close": close}
+    FLAG.before_exit.append(kill)
     try:
+        for name, function in replaced.items():
+            setattr(SubprocessContext, name, function)
         yield
     finally:
-        SubprocessContext.close = original  # type: ignore[method-assign]
+        for name, function in originals.items():
+            setattr(SubprocessContext, name, function)
+        FLAG.before_exit.remove(kill)
 
 
 def judge(folders: dict[int, Path], exit_codes: dict[int, int], received: int | None) -> Outcome:
@@ -187,6 +217,10 @@ def judge(folders: dict[int, Path], exit_codes: dict[int, int], received: int | 
     own = [end for end in exits.values() if end.code and not end.lost]
     if own:
         first = min(own, key=lambda end: end.time)
+        signalled = {kind.exit_code: kind for kind in (Stopped, Interrupted)}.get(first.code)
+        if signalled and (0 not in exits or exits[0].lost):
+            # Rank 0 reports a signal for all, but lost the rank that received it before the training.
+            return Outcome(code=first.code, error=signalled(first.message.removeprefix("error: ")))
         return Outcome(code=first.code, restartable=first.out_of_memory and received is None)
     if received is not None:
         saved = len(exits) == len(folders)
@@ -214,8 +248,9 @@ def _gone(rank: int, ranks: int, last: Progress, code: int | None) -> MachineErr
     if code is None:
         what = f"rank {rank} of {ranks} does not respond"
     elif code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        what = f"rank {rank} of {ranks} was killed by {name}" + (", perhaps out of memory" if code == -9 else "")
+        what = f"rank {rank} of {ranks} was killed by {name_of(-code)}" + (
+            ", perhaps out of memory" if code == -9 else ""
+        )
     else:
         what = f"rank {rank} of {ranks} ended with code {code}"
     return MachineError(

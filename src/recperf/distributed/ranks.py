@@ -14,10 +14,10 @@ from .world import World
 
 if TYPE_CHECKING:
     from ..runs.record import Run
+    from ..stop import StopFlag
     from ..train.checkpoint import CheckpointStore
     from ..train.config import TrainConfig
     from ..train.loop import Position
-    from ..train.stop import StopFlag
     from .config import DistributedConfig
     from .window import SharedWindow, SingleWindow
 

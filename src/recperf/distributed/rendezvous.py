@@ -12,6 +12,8 @@ import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
+from ..stop import poll
+
 _POLL_S = 0.02
 
 
@@ -60,6 +62,7 @@ def agree_on_round(store: Any, rank: int, size: int, timeout_s: float) -> str:
                     store.set("recperf/go", name)
                 if store.check(["recperf/go"]) and store.get("recperf/go").decode() == name:
                     return str(name)
+        poll()
         time.sleep(_POLL_S)
     missing = [str(other) for other in range(size) if not store.check([hello[other]])]
     raise TimeoutError(f"rank {', '.join(missing)} did not come" if missing else "a rank that had come is gone")

@@ -9,7 +9,7 @@ from typing import Any, cast
 from ..errors import ConfigError, DataError, RecperfError
 from ..runs.record import Run
 from ..runs.resume import changes, fields_of
-from ..train.stop import StopFlag
+from ..stop import StopFlag
 from .world import World
 
 HOST_FIELDS = ("data.path", "data.cache")
@@ -104,8 +104,8 @@ class SharedStop:
     def received(self) -> int | None:
         return self._world.signal
 
-    def patience(self) -> AbstractContextManager[None]:
-        return self._own.patience()
+    def deferred(self) -> AbstractContextManager[None]:
+        return self._own.deferred()
 
     def error(self, what: str, fix: str | None) -> RecperfError:
         return StopFlag.error(cast(StopFlag, self), what, fix)

@@ -2,12 +2,11 @@
 batch and of an evaluation are divided.
 
 Shapes: B samples of this rank, N samples of an evaluation, G numbers that are summed: all dense gradients, one flag per
-parameter that has a gradient, the loss, two signals.
+parameter that has a gradient, the loss, one flag per signal.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, TypeVar
@@ -17,12 +16,12 @@ from torch import Tensor, nn
 
 from ..measure.device_clock import step_clock
 from ..measure.spans import span
+from ..stop import SIGNALS
 from ..train.loop import Model, Optimizer
 from .progress import note, note_step
 from .world import World
 
 T = TypeVar("T")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Reduction:

@@ -23,8 +23,8 @@ from ..runs.resume import Change, recorded_fields, reported_changes, since_start
 from ..runs.schemas import Machine, Progress
 from ..runs.seal import seal
 from ..runs.speed import budget_of, speed_of
+from ..stop import StopFlag, poll
 from ..train.device import applied
-from ..train.stop import StopFlag
 from .measuring import measure_run
 from .submission import open_log
 from .training import Job, Reporter, operator_changes, operators_text
@@ -51,12 +51,14 @@ def execute(
     """
     world = current()
     stop = world.share_stop(stop)
+    poll()
     started = _start(run)
     log = world.leader_only(lambda: open_log(config, run.folder))
     if log:
         log.begin()
     # Rank 0 first: it may generate the data, and no other rank may read it half written.
     prepared = world.leader_first(lambda: workload.prepare(config))
+    poll()
     _can_stop(config, prepared.target)
     world.require_same_data(prepared.data["digest"])
     _same_data(run, prepared)
@@ -65,8 +67,10 @@ def execute(
     facts = machine_facts()
     _same_machine(run, facts, report)
     ceilings = peaks() if peaks else None
+    poll()
     with applied(prepared.settings):
         baselines = _baselines(run, world, prepared)
+        poll()
         job = Job(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
             reached=stopping_rule(config, baselines, prepared.target), log=log, changed=changed,
@@ -114,11 +118,13 @@ def _train_seeds(job: Job, started: dict[str, Any]) -> tuple[list[dict[str, Any]
             # recperf draws nothing from torch's own generators, but a user's model may.
             torch.manual_seed(seed)
             trial = job.prepared.trial(seed)
+            poll()
             current().report_plan(trial, job.report.notice)
             finished = job.finish(seed, trial)
             started.setdefault("operators", choice.used())
             job.run.write("progress.json", started)
             job.run.write(f"trial-{seed}.json", finished)
+            poll()
         trials.append(finished)
     return trials, trial
 

@@ -25,7 +25,6 @@ import torch
 
 from ..errors import MachineError, UsageError
 from ..runs.step_report import Report
-from ..train.stop import Terminated
 from .program_hooks import Hooks, ProgramStopped, patched_function
 from .step_profile import Profiler
 
@@ -137,7 +136,7 @@ def _run(program: Program, code: Any, module: ModuleType, hooks: Hooks) -> tuple
             return exit.code or 0, hooks.stops > 0
         print(exit.code, file=sys.stderr)
         return 1, False
-    except (UsageError, Terminated):
+    except UsageError:
         raise
     except BaseException as error:
         own = error.__traceback__

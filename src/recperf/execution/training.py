@@ -19,12 +19,12 @@ from ..ops import choice
 from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
 from ..runs.resume import OPERATORS, Change, changes, is_free, recorded_fields, require_allowed
+from ..stop import StopFlag, name_of
 from ..train.cadence import Due, Minutes, either, every, never
 from ..train.checkpoint import CheckpointStore
 from ..train.checkpoint_state import shape_mismatch, tensor_bytes
 from ..train.config import TrainConfig
 from ..train.loop import Position, train
-from ..train.stop import StopFlag
 from ..train.timing import StepTimer
 from ..train.watch import Evaluator, LossLog, TargetMet, Watchers
 from ..units import size
@@ -68,7 +68,7 @@ class Job:
     def finish(self, seed: int, trial: Trial) -> dict[str, Any]:
         """Train a seed to its end: the contents of trial-<seed>.json."""
         folder = require_own_folders(self.run.folder, "checkpoints", f"seed-{seed}")
-        with self.stop.patience(), open_store(folder, trial, self.config.train, self.report.notice) as store:
+        with self.stop.deferred(), open_store(folder, trial, self.config.train, self.report.notice) as store:
             return SeedTraining(self, seed, trial, store).finish()
 
 
@@ -245,7 +245,7 @@ class SeedTraining:
     def stopped(self, position: Position) -> RecperfError:
         # The message says that the state is saved, so it must be on disk.
         self.store.wait()
-        text = f"stopped by signal {self.job.stop.received} at step {position.step}"
+        text = f"stopped by {name_of(self.job.stop.received)} at step {position.step}"
         self.run.event("notice", seed=self.seed, text=text)
         return self.job.stop.error(
             f" at step {position.step} of {self.trial.recipe.steps}; the state is saved",

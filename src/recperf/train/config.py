@@ -37,7 +37,7 @@ class TrainConfig:
     stop_at_target: bool = False
     """Stop as soon as an evaluation meets the target."""
     checkpoint_epochs: bool = True
-    """Save a checkpoint after every evaluation. SIGTERM and Ctrl-C always save one."""
+    """Save a checkpoint after every evaluation. A signal that asks to stop always saves one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto: a GPU if torch sees one."""
     threads: int = 0

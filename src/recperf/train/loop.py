@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..measure.spans import span
+from ..stop import poll
 
 
 class Order(Protocol):
@@ -110,6 +111,7 @@ class Recipe:
 
 def take_step(recipe: Recipe, batches: Iterator[Any], step: int) -> tuple[Tensor, int]:
     """One training step on the next batch: returns its loss and its number of samples."""
+    poll()
     if recipe.whole_step:
         return recipe.whole_step(batches, recipe.learning_rate(step))
     with span("data"):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
-from ...errors import Interrupted
+from ...stop import FLAG
 from ...units import number, size
 from ..terminal import Terminal, progress_bar
 
@@ -63,7 +63,7 @@ class Bar:
 
 @contextmanager
 def progress_bars(terminal: Terminal, *, resumable: bool) -> Iterator[Callable[..., Callable[..., None]]]:
-    """A function that makes progress bars, which are removed at the end. Ctrl-C ends in a one-line message."""
+    """A function that makes progress bars, which are removed at the end. Each progress polls for signals."""
     bars: list[Bar] = []
 
     def make(label: str, unit: Unit = "events") -> Callable[..., None]:
@@ -71,6 +71,7 @@ def progress_bars(terminal: Terminal, *, resumable: bool) -> Iterator[Callable[.
         bars.append(bar)
 
         def show(*progress: int) -> None:
+            FLAG.poll()
             # A terminal shows one bar at a time.
             for other in bars:
                 if other is not bar:
@@ -79,13 +80,10 @@ def progress_bars(terminal: Terminal, *, resumable: bool) -> Iterator[Callable[.
 
         return show
 
+    text, fix = ("; finished work is saved", "run the same command again; it resumes") if resumable else ("", None)
     try:
-        yield make
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted; finished work is saved" if resumable else "interrupted",
-            fix="run the same command again; it resumes" if resumable else None,
-        ) from None
+        with FLAG.explained(text, fix):
+            yield make
     finally:
         for bar in bars:
             bar.close()

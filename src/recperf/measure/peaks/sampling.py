@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...machine import available_bytes
+from ...stop import poll
 
 Figure = dict[str, Any]
 """p20, p50, p80, n and unit, with the details needed to interpret them."""
@@ -104,6 +105,7 @@ class Sampler:
         series: list[float] = []
         until = monotonic() + seconds
         while len(series) < self.effort.least or (len(series) < self.effort.most and monotonic() < until):
+            poll()
             series.append(once())
         return series
 

@@ -1,0 +1,152 @@
+"""Stopping on a signal: a handler only remembers it, and code that takes long polls where it can stop in order.
+
+Nothing is raised from a handler, so that no import, save or write ends in its middle. A second Ctrl-C ends the process
+at once. Importing this imports nothing slow: `recperf` listens before it imports anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from .errors import RecperfError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Ctrl-C, and what schedulers, a closed terminal or a dropped connection send: each stops a command in order."""
+_SHOW_CURSOR = b"\x1b[?25h\n"
+
+
+class StopFlag:
+    """Remembers the first signal that asked this process to stop."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.ends_at_once = False
+        """A signal ends the process in the handler: for commands that have nothing to save or to remove."""
+        self.before_exit: list[Callable[[], None]] = []
+        """Called before a second Ctrl-C ends the process, to end the processes that it has started."""
+        self._deferred = 0
+        self._what, self._fix = "", None  # type: tuple[str, str | None]
+        self._process = 0
+        self._before: dict[int, Any] = {}
+
+    def listen(self) -> None:
+        """Install the handlers. A signal that the parent process ignores, as nohup does with SIGHUP, stays ignored."""
+        self._process = os.getpid()
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before.setdefault(number, signal.signal(number, self._receive))
+        # A launcher starts its ranks with these signals blocked until they can receive them.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    @contextmanager
+    def listening(self) -> Iterator[StopFlag]:
+        """Listen inside, unless this process does already or this is not its main thread, where Python allows none."""
+        import threading
+
+        if self._process == os.getpid() or threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        self.received, self._before = None, {}
+        self.listen()
+        try:
+            yield self
+        finally:
+            self._process, self.ends_at_once, self.received = 0, False, None
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A worker process that was forked meanwhile and is ended by its owner.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif self.ends_at_once or (number == signal.SIGINT and self.received is not None):
+            self.received = number
+            self._exit()
+        elif self.received is None:
+            self.received = number
+
+    def _exit(self) -> None:
+        for end in self.before_exit:
+            end()
+        interrupted = self.received == signal.SIGINT
+        text = "interrupted" if interrupted else f"stopped by {name_of(self.received)}"
+        for stream, line in ((1, _SHOW_CURSOR), (2, f"error: {text}{self._what}\n".encode())):
+            try:
+                if stream == 2 or os.isatty(stream):
+                    os.write(stream, line)
+            except OSError:
+                pass
+        os._exit(130 if interrupted else 75)
+
+    def ignore(self) -> None:
+        """Ignore further signals: the exit code is decided, and the interpreter's end would restore their defaults."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
+    def poll(self) -> None:
+        """Raise the error of a received signal, except inside `deferred`."""
+        if self.received is not None and not self._deferred:
+            raise self.error()
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside, `poll` does nothing: the code there checks `received` and saves before it stops."""
+        self._deferred += 1
+        try:
+            yield
+        finally:
+            self._deferred -= 1
+
+    @contextmanager
+    def explained(self, what: str, fix: str | None = None) -> Iterator[None]:
+        """Inside, the error of a signal says `what` became of the work, and how to continue it."""
+        before = self._what, self._fix
+        self._what, self._fix = what, fix
+        try:
+            yield
+        finally:
+            self._what, self._fix = before
+
+    @contextmanager
+    def as_python_does(self) -> Iterator[None]:
+        """Run a program of the user inside: Ctrl-C raises KeyboardInterrupt in it, other signals end the process."""
+        if self._process != os.getpid():
+            yield
+            return
+        self.poll()
+        self.ends_at_once = True
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            self.ends_at_once = False
+
+    def error(self, what: str | None = None, fix: str | None = None) -> RecperfError:
+        """The error with the exit code of the received signal."""
+        from .errors import Interrupted, Stopped
+
+        if what is None:
+            what, fix = self._what, self._fix
+        if self.received == signal.SIGINT:
+            return Interrupted(f"interrupted{what}", fix=fix)
+        return Stopped(f"stopped by {name_of(self.received)}{what}", fix=fix)
+
+
+FLAG = StopFlag()
+"""The flag of this process."""
+
+poll = FLAG.poll
+
+
+def name_of(number: int | None) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
