@@ -131,7 +131,11 @@ def test_page_comparison_and_check_know_of_a_change(begun: Path, call: Call) -> 
 
 def test_a_change_before_the_first_checkpoint_or_after_the_last_step_is_told_apart(begun: Path, call: Call) -> None:
     shutil.rmtree("r/checkpoints")
-    assert call("--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate")[0] == 0
+    arguments = ["--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate"]
+    assert call(*arguments)[0] == 3
+    progress = json.loads(Path("r/progress.json").read_text())
+    Path("r/progress.json").write_text(json.dumps({**progress, "saved": []}))
+    assert call(*arguments)[0] == 0
     assert changes() == [change_of("train.learning_rate", 0.005, 0.001, after_step=0)]
     assert "No single command" not in "\n".join(render_sections([sections.reproduce(read(Path("r")))]))
     for name in ("seal.json", "result.json", "profile.json"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from recperf.train.checkpoint import CheckpointStore
 from recperf.train.config import TrainConfig
 from recperf.train.loop import Position
 
-RECIPE = SimpleNamespace(steps=9)
+RECIPE = SimpleNamespace(steps=9, order=range(3))
 
 
 @dataclass
@@ -162,8 +163,88 @@ def test_a_state_of_another_shape_is_not_stretched(run: Run, saved: torch.Tensor
 def test_a_state_that_lacks_a_part_is_refused(run: Run) -> None:
     made = seed_training(run, Weights())
     made.store.save(1, {"trial": {}}, best=False)
-    with pytest.raises(DataError, match="the checkpoint has no position"):
+    made.store.notice = lambda text: None
+    with pytest.raises(DataError, match="is no state of a training: position is missing"):
         made.restore()
+
+
+def forged(**changes: Any) -> Any:
+    def apply(saved: dict[str, Any]) -> dict[str, Any]:
+        for path, value in changes.items():
+            *inside, name = path.split("__")
+            place = saved
+            for key in inside:
+                place = place[key]
+            place[name] = value
+        return saved
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("forge", "reason"),
+    [
+        (forged(position={"epoch": 0, "batch": 2, "step": -2}), "position.step should be an integer at least 0"),
+        (forged(position={"epoch": 1, "batch": 2, "step": 5}), "is not of step 2"),
+        (forged(position={"epoch": 0, "batch": "two", "step": 2}), "position.batch should be an integer, is 'two'"),
+        (forged(position={"step": 2}), "position.epoch is missing"),
+        (forged(position={"epoch": 7, "batch": 2, "step": 2}), "is not one of 9 steps of 3 batches"),
+        (forged(position={"epoch": 0, "batch": 1 << 40, "step": 2}), "is not one of 9 steps of 3 batches"),
+        (forged(seed=43), "it is of seed 43"),
+        (forged(history=[{"step": 7, "epoch": 0, "metrics": {"auc": 0.5}}]), "its evaluations are not of"),
+        (forged(history=[{"step": 1, "epoch": 0, "metrics": {"auc": "high"}}]), "metrics.auc should be a number"),
+        (forged(event_bytes=1 << 50), "events.jsonl is shorter"),
+        (forged(event_bytes=-1), "event_bytes should be an integer at least 0"),
+        (forged(event_digest="0" * 64), "events.jsonl was changed"),
+        (forged(rng__cpu=torch.zeros(3)), "its random state is not one"),
+        (forged(rng={}), "its random state is not one"),
+        (forged(trial={"model": {"weights": torch.zeros(1 << 10)}}), "its state does not fit: model/weights is (3,)"),
+        (forged(trial={"model": {}}), "its state does not fit"),
+        (forged(contract=[]), "contract should be an object"),
+        (forged(trial=[1]), "trial should be an object"),
+    ],
+)
+def test_forged_states_are_named_and_older_checkpoints_used(run: Run, forge: Any, reason: str) -> None:
+    made = seed_training(run, Weights(torch.ones(3)))
+    made.store.keep_last = 2
+    run.event("step", seed=42, step=1)
+    made.save(Position(0, 1, 1), best=False)
+    write = made.store.save
+    made.store.save = lambda step, state, best: write(step, forge(state), best=best)  # type: ignore[method-assign]
+    made.save(Position(0, 2, 2), best=False)
+    notices: list[str] = []
+    again = seed_training(run, Weights())
+    again.store.notice = notices.append
+    assert again.restore() == Position(0, 1, 1)
+    assert again.trial.state()["model"]["weights"].tolist() == [1, 1, 1]
+    assert reason in notices[0]
+    assert notices[1] == "continuing from checkpoint step-00000001, the newest intact one"
+
+
+def test_a_run_that_lost_its_checkpoints_is_not_started_over(run: Run) -> None:
+    run.event("step", seed=42, step=1)
+    seed_training(run, Weights()).save(Position(0, 1, 1), best=False)
+    logged = run.event_bytes
+    shutil.rmtree(run.folder / "checkpoints")
+    with pytest.raises(DataError, match="the checkpoints of seed 42 are missing") as refused:
+        seed_training(run, Weights()).restore()
+    assert refused.value.fix == "restore the folder checkpoints, or start a new run"
+    assert run.event_bytes == logged
+
+
+def test_a_damaged_best_checkpoint_is_mentioned(run: Run) -> None:
+    made = seed_training(run, Weights())
+    made.save(Position(0, 1, 1), best=True)
+    made.save(Position(0, 2, 2), best=False)
+    best = run.folder / "checkpoints" / "seed-42" / "step-00000001"
+    notices: list[str] = []
+    for damage in (lambda: (best / "rank0-00000.safetensors").write_bytes(b"?"), lambda: shutil.rmtree(best)):
+        damage()
+        again = seed_training(run, Weights())
+        again.store.notice = notices.append
+        assert again.restore().step == 2
+    assert notices[0].startswith("the best checkpoint step-00000001 is damaged (rank0-00000.safetensors has 1 bytes")
+    assert notices[1:] == ["the best checkpoint step-00000001 is missing; step-00000002 is intact"]
 
 
 def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,15 +90,20 @@ def refuse(functions: list[str], number: int, point: str, nth: int) -> None:
 
 def unreadable(name: str, number: int, until: str) -> None:
     """Opening a file whose path ends with `name` fails until a moment is reached."""
-    original = io.open
-    _at(until, 1, lambda: setattr(io, "open", original))
+    for module in (io, os):
+        _open_fails(module, name, number, until)
+
+
+def _open_fails(module: Any, name: str, number: int, until: str) -> None:
+    original = module.open
+    _at(until, 1, lambda: setattr(module, "open", original))
 
     def opened(file: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(file, (str, os.PathLike)) and os.fspath(file).endswith(name):
             raise OSError(number, os.strerror(number))
         return original(file, *arguments, **options)
 
-    io.open = opened  # type: ignore[assignment]
+    module.open = opened
 
 
 def at_most(file_bytes: int) -> None:

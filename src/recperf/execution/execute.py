@@ -122,7 +122,7 @@ def _train_seeds(job: Job, started: dict[str, Any]) -> tuple[list[dict[str, Any]
             current().report_plan(trial, job.report.notice)
             finished = job.finish(seed, trial)
             started.setdefault("operators", choice.used())
-            job.run.write("progress.json", started)
+            job.run.note_progress(operators=started["operators"])
             job.run.write(f"trial-{seed}.json", finished)
             poll()
         trials.append(finished)

@@ -14,12 +14,16 @@ from ..distributed.exits import is_peer_failure
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, RecperfError
 from ..files import require_own_folders
+from ..jsonfile import Count, Struct, check
 from ..machine import available_bytes, out_of_memory
 from ..ops import choice
 from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
+from ..runs.result import Evaluation
 from ..runs.resume import OPERATORS, Change, changes, is_free, recorded_fields, require_allowed
 from ..stop import StopFlag, name_of
+from ..runs.schemas import Progress
+from ..train import checkpoint_folder as folders
 from ..train.cadence import Due, Minutes, either, every, never
 from ..train.checkpoint import CheckpointStore
 from ..train.checkpoint_state import shape_mismatch, tensor_bytes
@@ -31,8 +35,27 @@ from ..units import size
 from .submission import Submission
 from .workload import Prepared, Trial, Workload, load
 
-STATE = ("trial", "position", "history", "rng", "contract", "baselines", "event_bytes", "event_digest", "mlperf")
-"""The entries of a saved state."""
+
+class SavedPosition(Struct):
+    epoch: Count
+    batch: Count
+    step: Count
+
+
+class SavedState(Struct):
+    """The entries of a saved state, beside the tensors in `trial` and `rng`."""
+
+    position: SavedPosition
+    history: list[Evaluation]
+    contract: dict[str, Any]
+    baselines: str | None
+    event_bytes: Count
+    event_digest: str
+    mlperf: dict[str, Any] | None
+    trial: dict[str, Any]
+    rng: dict[str, Any]
+    seed: int | None = None
+    """None in checkpoints of earlier versions."""
 
 
 class Reporter(Protocol):
@@ -84,6 +107,10 @@ class SeedTraining:
         if job.log and job.workload.submission:
             self.submission = load(job.workload.submission)(trial, seed, job.log)
         self.evaluator = self._evaluator()
+        self._into: dict[str, Any] = {}
+        """The state of the trial before anything was loaded."""
+        self._restored = False
+        store.check, store.on_disk = self._check, lambda: self.run.note_saved(seed)
 
     def finish(self) -> dict[str, Any]:
         recipe, seed = self.trial.recipe, self.seed
@@ -166,33 +193,80 @@ class SeedTraining:
 
     def restore(self) -> Position:
         """Load the newest checkpoint, and cut the logs back to its step so that no step is logged twice."""
-        into = {"trial": self.trial.state()}
-        saved = self.store.load(into=into)
+        self._into = self.trial.state()
+        saved = self.store.load(into={"trial": self._into})
         if saved is None:
+            self._require_never_saved()
             self.run.forget_events(self.seed)
             if self.job.log:
                 self.job.log.rewind(None)
             self._log_changes(self.job.changed, 0)
             return Position()
-        missing = [name for name in STATE if name not in saved]
-        if missing:
-            raise DataError(f"the checkpoint has no {missing[0]}", where={"folder": self.store.folder})
         step = saved["position"]["step"]
-        changed = changes(saved["contract"], self.contract)
-        bound = [change for change in changed if not is_free(change.field)]
+        changed, bound = self._changes(saved["contract"])
         where: dict[str, object] = {"run": self.run.folder, "checkpoint": f"step {step}"}
         require_allowed(bound, self.job.allow, where)
         changed += operator_changes(saved["contract"].get(OPERATORS), self.job.allow, where)
         if not any(change.field.startswith("data.") for change in bound):
             self._require_baselines(saved["baselines"])
-        self._restore_trial(into["trial"], saved["trial"], [change.text for change in bound])
+        if not self._restored:
+            self._restore_trial(saved["trial"], [change.text for change in bound])
         self.evaluator.history.extend(saved["history"])
         _set_random_state(saved["rng"])
-        self.run.rewind_events(saved["event_bytes"], saved["event_digest"], step=step)
+        self.run.rewind_events(saved["event_bytes"], step=step)
         if self.job.log:
             self.job.log.rewind(saved["mlperf"])
         self._log_changes(changed, step)
         return Position(**saved["position"])
+
+    def _changes(self, saved: dict[str, Any]) -> tuple[list[Change], list[Change]]:
+        """All fields that differ from those of a checkpoint, and those among them that could change a number."""
+        changed = changes(saved, self.contract)
+        return changed, [change for change in changed if not is_free(change.field)]
+
+    def _require_never_saved(self) -> None:
+        """Refuse to start over where a checkpoint was saved: what was trained would be lost, and its log cut."""
+        progress = self.run.read("progress.json", Progress) or {}
+        if self.seed in progress.get("saved", ()):
+            raise DataError(
+                f"the checkpoints of seed {self.seed} are missing, but the run had saved some",
+                where={"folder": self.store.folder},
+                fix="restore the folder checkpoints, or start a new run",
+            )
+
+    def _check(self, step: int, saved: dict[str, Any]) -> None:
+        """Refuse a forged state, so that an older checkpoint is tried."""
+        try:
+            check(saved, SavedState, self.store.folder / folders.MANIFEST, what="is no state of a training")
+        except DataError as error:
+            raise folders.Damaged(error.what) from None
+        position, recipe = saved["position"], self.trial.recipe
+        if position.keys() != vars(Position()).keys() or position["step"] != step:
+            raise folders.Damaged(f"its position {position} is not of step {step}")
+        if saved.get("seed", self.seed) != self.seed:
+            raise folders.Damaged(f"it is of seed {saved['seed']}")
+        if any(not entry["step"] <= step or "auc" not in entry["metrics"] for entry in saved["history"]):
+            raise folders.Damaged("its evaluations are not of this training")
+        fault = self.run.log_fault(saved["event_bytes"], saved["event_digest"])
+        if fault is not None:
+            raise folders.Damaged(fault)
+        try:
+            _set_random_state(saved["rng"])
+        except (RuntimeError, LookupError, TypeError, AttributeError) as error:
+            if out_of_memory(error):
+                raise
+            raise folders.Damaged(f"its random state is not one: {' '.join(str(error).split())}") from None
+        if self.job.allow or self._changes(saved["contract"])[1]:
+            # Another config has other positions and shapes; `restore` names the fields that do not fit.
+            return
+        epoch, batch, batches = position["epoch"], position["batch"], len(recipe.order)
+        if step > recipe.steps or batch > batches or epoch * batches + batch != step:
+            raise folders.Damaged(f"its position {position} is not one of {recipe.steps} steps of {batches} batches")
+        try:
+            self._restore_trial(saved["trial"], [])
+        except ConfigError as error:
+            raise folders.Damaged(f"its state does not fit: {error.where['state']}") from None
+        self._restored = True
 
     def _log_changes(self, changes: Iterable[Change], step: int) -> None:
         for change in changes:
@@ -209,10 +283,11 @@ class SeedTraining:
                 fix="remove it: the next start computes it again",
             )
 
-    def _restore_trial(self, state: dict[str, Any], saved: dict[str, Any], changed: list[str]) -> None:
+    def _restore_trial(self, saved: dict[str, Any], changed: list[str]) -> None:
         # Copying would broadcast a tensor of one number over a larger one silently. Other parts of a state may have
         # shapes that depend on the data seen so far.
-        mismatch = shape_mismatch({part: state[part] for part in ("model", "optimizer") if part in state}, saved)
+        parts = {part: self._into[part] for part in ("model", "optimizer") if part in self._into}
+        mismatch = shape_mismatch(parts, saved)
         if mismatch is None:
             try:
                 self.trial.restore(saved)
@@ -239,6 +314,7 @@ class SeedTraining:
             "event_bytes": self.run.event_bytes,
             "event_digest": self.run.event_digest(),
             "mlperf": self.job.log.state() if self.job.log else None,
+            "seed": self.seed,
         }
         self.store.save(position.step, state, best=best)
 

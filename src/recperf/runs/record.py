@@ -148,17 +148,17 @@ class Run:
             file.seek(start)
             yield from file
 
-    def rewind_events(self, size: int, digest: str | None = None, *, step: int | None = None) -> None:
+    def log_fault(self, size: int, digest: str) -> str | None:
+        """Why the log is not the one that a checkpoint saw; None if it is."""
+        if size > self.event_bytes:
+            return "events.jsonl is shorter than its checkpoint says"
+        return None if self.event_digest(size) == digest else "events.jsonl was changed since its checkpoint"
+
+    def rewind_events(self, size: int, *, step: int | None = None) -> None:
         """Cut the log back to a checkpoint: the resumed training logs the later steps again.
 
         How long saving the checkpoint of that `step` took could only be logged after it; that event stays.
         """
-        if size > self.event_bytes:
-            raise DataError("events.jsonl is shorter than its checkpoint says", where={"folder": self.folder})
-        if digest is not None and self.event_digest(size) != digest:
-            raise DataError(
-                "events.jsonl was changed since its checkpoint", where={"folder": self.folder}, fix="start a new run"
-            )
         after = self._lines(size) if step is not None else iter(())
         own = next((line for line in after if _is_save(line, step)), b"")
         with writing(self.folder / "events.jsonl"):
@@ -209,6 +209,17 @@ class Run:
         value = jsonfile.read(path)
         jsonfile.check(value, kind, path, what="is damaged", fix="start a new run")
         return value
+
+    def note_saved(self, seed: int) -> None:
+        """Remember outside the checkpoints that a seed has one."""
+        saved = (self.read("progress.json") or {}).get("saved", [])
+        if seed not in saved:
+            self.note_progress(saved=[*saved, seed])
+
+    def note_progress(self, **fields: Any) -> None:
+        """Change fields of progress.json."""
+        progress = self.read("progress.json") or {"started": now(), "resumes": 0}
+        self.write("progress.json", {**progress, **fields})
 
     @property
     def finished(self) -> bool:

@@ -33,6 +33,8 @@ class Progress(Struct):
     resumes: int
     operators: dict[str, str] | None = None
     """The implementations that the finished trainings used."""
+    saved: tuple[int, ...] = ()
+    """Seeds that have a checkpoint; a run whose checkpoints were lost must not start over in silence."""
 
 
 class SealedFile(Struct):

@@ -32,6 +32,10 @@ class CheckpointStore:
     keep_last: int = 1
     background: bool = False
     """Copy the state to host memory and let a thread write it, one checkpoint at a time."""
+    check: Callable[[int, dict[str, Any]], None] = lambda step, state: None
+    """Raises `Damaged` where a state whose digests hold cannot be of that step of this training."""
+    on_disk: Callable[[], None] = lambda: None
+    """Is called when a checkpoint can be read from the disk, maybe by the thread that wrote it."""
     _damaged: set[Path] = field(default_factory=set)
     """Checkpoints newer than the loaded one that were damaged at that time."""
     _host_copies: dict[str, Tensor] = field(default_factory=dict)
@@ -89,6 +93,7 @@ class CheckpointStore:
         self._damaged.discard(final)
         with writing(self.folder / folders.INDEX):
             folders.write_index(self.folder, final, final if best else self.best())
+        self.on_disk()
         reached("save: indexed")
         self._prune(final)
 
@@ -194,6 +199,7 @@ class CheckpointStore:
                     self._damaged = set()
                     self._prune(path)
                     self._damaged = set(candidates[: len(faults)])
+                    self._report_best(path)
                 return state
             faults.append(f"{path.name}: {fault}")
             self.notice(f"checkpoint {path.name} is damaged ({fault})")
@@ -211,6 +217,17 @@ class CheckpointStore:
         self.notice(f"checkpoint {last} is missing")
         return True
 
+    def _report_best(self, loaded: Path) -> None:
+        """Mention a best checkpoint that cannot be used any more: training alone never reads it."""
+        name = folders.read_index(self.folder).get("best")
+        best = self.folder / name if name else self.best()
+        if best is None or best == loaded:
+            return
+        fault = self._fault(best) if os.path.lexists(best) else "missing"
+        if fault is not None:
+            state = "missing" if fault == "missing" else f"damaged ({fault})"
+            self.notice(f"the best checkpoint {best.name} is {state}; {loaded.name} is intact")
+
     def _require_never_saved(self, which: str) -> None:
         if which == "last" and folders.ever_saved(self.folder):
             raise DataError(
@@ -220,7 +237,9 @@ class CheckpointStore:
             )
 
     def _read(self, path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
-        return read_state(path, into)
+        state = read_state(path, into)
+        self.check(folders.step_of(path), state)
+        return state
 
 
 def read_state(path: Path, into: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -111,15 +111,28 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if body.get("format") != FORMAT or not isinstance(body["format"], int):
         raise Damaged(f"it has format {body.get('format')!r}; this version reads format {FORMAT}")
     body.pop("sha256", None)
-    if manifest_bytes(body) != content:
+    try:
+        genuine = manifest_bytes(body) == content
+    except (ValueError, RecursionError):
+        genuine = False
+    if not genuine:
         raise Damaged(f"{MANIFEST} does not match its digest")
     for name, kind in _TYPES.items():
-        if not isinstance(body.get(name), kind):
+        if type(body.get(name)) is not kind:
             raise Damaged(f"{MANIFEST} has no valid {name}")
+    if not body["when"].isprintable():
+        raise Damaged(f"{MANIFEST} has no valid when")
     for name, facts in body["files"].items():
-        if not _FILE.fullmatch(name) or not isinstance(facts, dict) or facts.keys() != {"bytes", "sha256"}:
+        if not _FILE.fullmatch(name) or not _are_facts(facts):
             raise Damaged(f"{MANIFEST} has an invalid file {name!r}")
     return body
+
+
+def _are_facts(facts: Any) -> bool:
+    """Whether a manifest states size and digest of a file."""
+    if not isinstance(facts, dict) or facts.keys() != {"bytes", "sha256"}:
+        return False
+    return type(facts["bytes"]) is int and facts["bytes"] >= 0 and isinstance(facts["sha256"], str)
 
 
 def fault(path: Path, *, hashed: bool = True, share: tuple[int, int] = (0, 1)) -> str | None:

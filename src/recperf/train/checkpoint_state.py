@@ -162,6 +162,8 @@ class StateReader:
     folder: Path
     manifest: dict[str, Any]
     _open: dict[str, TensorFile] = field(default_factory=dict)
+    _read: set[str] = field(default_factory=set)
+    """Tensors that were read: a few bytes of a state must not name one a thousand times."""
 
     def read(self, into: Any = None) -> Any:
         """The state; its tensors are those of `into`, where that has one of the same path, shape and dtype."""
@@ -178,7 +180,11 @@ class StateReader:
         if not isinstance(value, dict):
             return value
         if "$tensor" in value:
-            return self._tensor(self.manifest["tensors"][value["$tensor"]], into)
+            path = value["$tensor"]
+            if path in self._read:
+                raise ValueError(f"the state has {path!r} twice")
+            self._read.add(path)
+            return self._tensor(self.manifest["tensors"][path], into)
         if "$float" in value:
             return _NOT_FINITE[value["$float"]]
         into = into if isinstance(into, dict) else {}
