@@ -123,7 +123,7 @@ def test_other_operators_than_the_run_was_trained_with_are_refused_or_noted(
 ) -> None:
     monkeypatch.setattr(choice, "_used", {})
     relu.choose("auto", torch.device("cpu"))
-    seed_training(run, Weights()).save(Position(0, 4, 4), best=False)
+    seed_training(run, Weights()).save(Position(1, 1, 4), best=False)
     assert seed_training(run, Weights()).restore().step == 4
     monkeypatch.setattr(relu_native, "library", lambda: "no C compiler on this machine")
     with pytest.raises(ConfigError, match="operators is 'reference: relu'; this run has 'native: relu'") as refused:
