@@ -21,8 +21,8 @@ from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
 from ..runs.result import Evaluation
 from ..runs.resume import OPERATORS, Change, changes, is_free, recorded_fields, require_allowed
-from ..stop import StopFlag, name_of
 from ..runs.schemas import Progress
+from ..stop import StopFlag, name_of
 from ..train import checkpoint_folder as folders
 from ..train.cadence import Due, Minutes, either, every, never
 from ..train.checkpoint import CheckpointStore
