@@ -49,6 +49,11 @@ STREAM = {"bytes": 1e8, "beyond": 1e8}
         (operator("aten::embedding", ms=1.0, **ROWS), "cache"),
         (operator("aten::embedding", ms=5.0, missed=100_000, **ROWS), "latency"),  # prefetched
         (operator("aten::embedding", ms=1.4, missed=100_000, **ROWS), "cache"),
+        # Counted as cached, of a table beyond the knee: lost by then, if it took nearer to memory than to the cache.
+        (operator("aten::embedding", ms=5.0, table_rows=1 << 20, **ROWS), "latency"),
+        (operator("aten::embedding", ms=2.0, table_rows=1 << 20, **ROWS), "cache"),
+        (operator("aten::embedding", ms=5.0, table_rows=1 << 18, **ROWS), "operator"),
+        (operator("aten::embedding", ms=5.0, table_rows=1 << 20, flops=5e8, **ROWS), "compute"),
         (operator("aten::add", ms=1.0, bytes=1e8), "cache"),
         (operator("aten::add", ms=0.004), "dispatch"),
         (operator("aten::sort", bytes=1e6), "operator"),

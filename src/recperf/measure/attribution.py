@@ -83,7 +83,8 @@ def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, 
         times["operator" if limit == "unknown" else limit] += ms
     inside = observed.get("inside") or INSIDE
     rows = []
-    for operator in observed["operators"]:
+    for counted in observed["operators"]:
+        operator = _rows_by_time(counted, ceilings)
         # Python's way to an operator looks like Python code, but is part of what calling it costs.
         outside = min(times["python"], _python_ms(operator, ceilings, inside))
         times["python"] -= outside
@@ -120,8 +121,25 @@ def _python_ms(operator: dict[str, Any], ceilings: Ceilings | None, inside: floa
 
 def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> tuple[dict[str, float], str]:
     """The time of an operator (ms per step) by limit, and a note where a ceiling does not apply."""
+    operator = _rows_by_time(operator, ceilings)
     parts, note = _divided(operator, ceilings, inside)
     return _without_rows(parts, operator, ceilings), note
+
+
+def _rows_by_time(operator: dict[str, Any], ceilings: Ceilings | None) -> dict[str, Any]:
+    """The operator with all its random rows from memory, if it took nearer to that than to what was counted.
+
+    Rows of a table beyond the knee count as cached where they were used shortly before. A cache that is shared with
+    other work, or holds less under this step than when the knee was measured, has lost them by then.
+    """
+    rows, missed, row_bytes = (operator.get(name) or 0 for name in ("rows", "missed", "row_bytes"))
+    if ceilings is None or rows <= missed or (operator.get("table_rows") or 0) * row_bytes <= ceilings.knee:
+        return operator
+    memory = rows * ceilings.row_ns(row_bytes) / 1e6
+    counted = (missed * ceilings.row_ns(row_bytes) + (rows - missed) * ceilings.row_ns(row_bytes, cached=True)) / 1e6
+    arithmetic = (operator.get("flops") or 0) / ceilings.product(operator.get("precision")) * 1e3
+    time = operator["ms"] * (operator.get("parallel") or 1.0)
+    return {**operator, "missed": rows} if arithmetic < counted and time**2 > counted * memory else operator
 
 
 def _without_rows(parts: dict[str, float], operator: dict[str, Any], ceilings: Ceilings | None) -> dict[str, float]:
