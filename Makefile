@@ -16,8 +16,11 @@ torchrec-2.12.0 := torchrec==1.7.0 fbgemm-gpu-cpu==1.7.0
 torchrec-2.13.0 := torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
 OTHER   := .venv-torch-$(VERSION)
 
+MINUTES ?= 30
+SEED    ?= 1
+
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized lint types bench clean
+.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized chaos lint types bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +46,9 @@ test-torch: $(OTHER)/.ready ## the tests on another torch, as VERSION=2.12.0
 test-sanitized: $(VENV)/.test-ready ## the C bodies' tests under AddressSanitizer and UBSan
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -n 0 \
 	  --capture=no --sanitize -k "not triton" $$(grep -l native tests/ops/test_*.py)
+
+chaos: $(VENV)/.test-ready $(VENV)/.distributed-ready ## random signals, damage and full disks, as MINUTES=30 SEED=1
+	$(BIN)/python tests/reliability/chaos.py --minutes $(MINUTES) --seed $(SEED)
 
 lint: $(VENV)/.test-ready ## ruff and the import contracts
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import io
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,17 +63,29 @@ def pause_at(point: str, nth: int, mark: str) -> None:
 
 def kill_in(function: str, nth: int) -> None:
     """Kill the process at the n-th call of a function of `os`, before it takes effect."""
+    signal_in(function, nth, signal.SIGKILL)
+
+
+def signal_in(function: str, nth: int, number: int) -> None:
+    """Receive a signal at the n-th call of a function of `os`, before it takes effect."""
     original: Any = getattr(os, function)
     seen = 0
 
-    def dying(*arguments: Any, **options: Any) -> Any:
+    def signalled(*arguments: Any, **options: Any) -> Any:
         nonlocal seen
         seen += 1
         if seen == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         return original(*arguments, **options)
 
-    setattr(os, function, dying)
+    setattr(os, function, signalled)
+
+
+def load_again() -> None:
+    """Forget the compiled libraries that the fork server has loaded."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("recperf.ops.") and name.endswith(".native"):
+            module.library.cache_clear()
 
 
 def refuse(functions: list[str], number: int, point: str, nth: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -66,27 +67,64 @@ def _change(value: Any, draw: random.Random) -> None:
         value[key] = draw.choice(VALUES)
 
 
+def flips(content: bytes, draw: random.Random) -> bytes:
+    """Overwrite some bytes, far apart."""
+    changed = bytearray(content)
+    for _ in range(draw.randrange(2, 100)):
+        changed[draw.randrange(len(changed))] = draw.randrange(256)
+    return bytes(changed)
+
+
+def empty(content: bytes, draw: random.Random) -> bytes:
+    return b""
+
+
 WAYS: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "flip": flip, "truncate": truncate, "extend": extend, "zero": zero, "edit": edit,
+    "flip": flip, "flips": flips, "empty": empty, "truncate": truncate, "extend": extend, "zero": zero, "edit": edit,
 }  # fmt: skip
 
 
-def mutate(groups: list[list[Path]], draw: random.Random) -> str:
-    """Damage one file of one group, or exchange two; returns a description."""
-    files = draw.choice([group for group in groups if group])
+def files_in(folder: Path) -> list[Path]:
+    """Every file in a folder, except locks, whose content means nothing."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock" and path.name != "lock")
+    return sorted(found)
+
+
+def damage(files: list[Path], draw: random.Random, bystander: Path, *, devices: bool = True) -> str:
+    """Damage one of the files, or exchange two; a link may lead to the bystander. Returns a description."""
     path = draw.choice(files)
-    ways = ["flip", "truncate", "extend", "zero", "delete", "swap"]
-    ways += ["edit"] * 4 if path.suffix in (".json", ".jsonl", ".log") else []
+    name = f"{path.parent.name}/{path.name}"
+    ways = [
+        "flip",
+        "flips",
+        "truncate",
+        "extend",
+        "zero",
+        "empty",
+        "delete",
+        "swap",
+        "link",
+        "folder",
+        *["fifo"] * devices,
+    ]
+    ways += ["edit"] * 4 if path.suffix in (".json", ".jsonl") else []
     way = draw.choice(ways)
     content = path.read_bytes()
-    if way == "delete" or not content:
-        path.unlink()
-        return f"{path.name} of {path.parent.name} deleted"
+    if way in WAYS and content:
+        path.write_bytes(WAYS[way](content, draw))
+        return f"{way} in {name}"
     if way == "swap":
         other = draw.choice(files)
         others = other.read_bytes()
         other.write_bytes(content)
         path.write_bytes(others)
-        return f"{path.parent.name}/{path.name} and {other.parent.name}/{other.name} exchanged"
-    path.write_bytes(WAYS[way](content, draw))
-    return f"{way} in {path.parent.name}/{path.name}"
+        return f"{name} and {other.parent.name}/{other.name} exchanged"
+    path.unlink()
+    if way == "fifo":
+        os.mkfifo(path)
+    elif way == "folder":
+        path.mkdir()
+    elif way == "link":
+        path.symlink_to(draw.choice([bystander, path, path.with_name("nothing"), *[Path("/dev/zero")] * devices]))
+        return f"{name} is a link to {path.readlink().name}"
+    return f"{name} {'deleted' if way in ('delete', *WAYS) else f'is a {way}'}"

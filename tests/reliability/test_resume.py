@@ -1,12 +1,10 @@
-"""micro-dlrm, killed and resumed, ends bit for bit like an uninterrupted run; test_kills.py has more."""
+"""micro-dlrm, killed and resumed, ends bit for bit like an uninterrupted run; chaos.py kills at random."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,26 +85,6 @@ def straight(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     expected = outcome(folder / "run")
     assert len(expected["events"]) == 42
     return expected
-
-
-def test_kills_at_random_moments(straight: dict[str, Any], tmp_path: Path) -> None:
-    draw = random.Random(5)
-    for attempt in range(2):
-        folder, log = tmp_path / f"run-{attempt}", tmp_path / f"log-{attempt}"
-        process = Killable([*COMMAND, "--run-dir", str(folder)], log)
-        for _ in range(draw.choice([1, 1, 2])):
-            # Wait until it has started, so that kills do not only hit the start-up.
-            until = time.monotonic() + 30
-            while not (folder / "progress.json").exists() and process.alive and time.monotonic() < until:
-                time.sleep(0.005)
-            time.sleep(draw.uniform(0.0, 0.5))
-            process.process.kill()
-            process.process.join()
-            if (folder / "config.json").exists():
-                process = Killable(["run", "--resume", str(folder), *QUIETLY], log)
-        process.process.join(60)
-        finish(folder, log)
-        assert outcome(folder) == straight
 
 
 @pytest.mark.parametrize(("function", "calls"), [("replace", [2, 9]), ("fsync", [5, 17])])

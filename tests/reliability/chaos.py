@@ -1,0 +1,204 @@
+"""Troubles recperf at random for some minutes: signals, damaged files, full disks, ranks that die.
+
+    python tests/reliability/chaos.py --minutes 30 --jobs 2
+    python tests/reliability/chaos.py --only "damage: data" --seed 1234 --tries 1     repeats one try
+
+Every try has a number, from which all that it does follows. A run that was troubled must end, after a resume, bit for
+bit like one that was not, or refuse with one clear line and a documented exit code. Prints a table; exits with 1 if a
+try failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chaos_runs import Lab
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parents[1] / "src"
+OUTCOMES = ("completed", "refused", "resumed")
+HEADS = ("completed", "refused with one line", "stopped and resumed")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=1.5, help="how long to go on")
+    parser.add_argument("--tries", type=int, default=0, help="stop after this many tries; 0: only the time counts")
+    parser.add_argument("--seed", type=int, default=1, help="number of the first try")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tries at the same time")
+    parser.add_argument("--only", action="append", help="a kind of trouble, such as signals; can be repeated")
+    parser.add_argument("--table", type=Path, help="write the table to this file, too")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    root = Path(tempfile.mkdtemp(prefix="recperf-chaos-"))
+    # Before torch is imported: it starts threads, which a fork would lose.
+    os.environ.update(OMP_NUM_THREADS="1", RECPERF_HOME=str(root / "home"))
+    others = [HERE.parent / "distributed", HERE.parent / "browser", HERE.parent / "measure" / "trace", SOURCES]
+    sys.path[:0] = [str(HERE), *map(str, others)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    import killable_warm  # noqa: F401
+    from chaos_kinds import KINDS
+    from chaos_runs import Lab
+
+    for name in options.only or ():
+        if name not in KINDS:
+            sys.exit(f"--only {name}: one of {', '.join(KINDS)}")
+    try:
+        lab = Lab(root)
+        print("preparing: an uninterrupted run of every workload", flush=True)
+        lab.prepare()
+        times = ", ".join(f"{name} {subject.seconds:.2f} s" for name, subject in lab.subjects.items())
+        print(f"a run takes: {times}", flush=True)
+        results = trouble(lab, options)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    text = report(results, options)
+    print(text)
+    if options.table:
+        options.table.write_text(text + "\n")
+    return 1 if any("sort" in result for result in results) else 0
+
+
+def schedule(only: list[str] | None) -> list[str]:
+    """Kinds in the order in which they come round, the frequent ones spread out."""
+    from chaos_kinds import KINDS
+
+    places = [((place + 0.5) / weight, name) for name, (_, weight) in KINDS.items() for place in range(weight)]
+    return [name for _, name in sorted(places) if not only or name in only]
+
+
+def trouble(lab: Lab, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Let workers try until the time is over; each is a fork that takes every so many-th try."""
+    end = time.monotonic() + 60 * options.minutes
+    pipes, results = {}, []
+    for worker in range(options.jobs):
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            os.close(reading)
+            code = 1
+            try:
+                with os.fdopen(writing, "w", buffering=1) as pipe:
+                    work(lab, options, worker, end, pipe)
+                code = 0
+            except KeyboardInterrupt:
+                pass
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(writing)
+        pipes[reading] = os.fdopen(reading)
+    while pipes:
+        for handle in select.select(list(pipes), [], [])[0]:
+            line = pipes[handle].readline()
+            if not line:
+                pipes.pop(handle).close()
+                continue
+            results.append(json.loads(line))
+            show(results[-1])
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(options.jobs)]
+    assert not any(codes), "a worker failed"
+    return results
+
+
+def show(result: dict[str, Any]) -> None:
+    done = "; ".join(result["done"])
+    print(f"{result['seed']} {result['kind']}: {result.get('sort') or result['outcome']} ({done})", flush=True)
+    if "sort" in result:
+        print(f"FAILED, repeat with: {repeat(result)}\n{result['text']}", flush=True)
+
+
+def repeat(result: dict[str, Any]) -> str:
+    return f'python tests/reliability/chaos.py --only "{result["kind"]}" --seed {result["seed"]} --tries 1'
+
+
+def work(lab: Lab, options: argparse.Namespace, worker: int, end: float, pipe: Any) -> None:
+    from chaos_kinds import KINDS
+    from chaos_process import Failure
+    from chaos_runs import Try
+
+    kinds, number = schedule(options.only), worker
+    while time.monotonic() < end and not 0 < options.tries <= number:
+        seed = options.seed + number
+        kind = kinds[seed % len(kinds)]
+        folder = lab.root / f"try-{seed}"
+        folder.mkdir()
+        os.chdir(folder)
+        one, began = Try(lab, kind, seed, folder), time.monotonic()
+        result: dict[str, Any] = {"kind": kind, "seed": seed, "done": one.done}
+        try:
+            result["outcome"] = KINDS[kind][0](one)
+        except Failure as failure:
+            result |= {"sort": failure.sort, "text": failure.text}
+        except Exception:
+            # The comparison itself could not be made, as when a state that should be there is not.
+            result |= {"sort": "mismatch", "text": traceback.format_exc()}
+        result["seconds"] = time.monotonic() - began
+        os.chdir(lab.root)
+        shutil.rmtree(folder, ignore_errors=True)
+        pipe.write(json.dumps(result) + "\n")
+        number += options.jobs
+
+
+def report(results: list[dict[str, Any]], options: argparse.Namespace) -> str:
+    """The table of all tries in Markdown, and how to repeat each failure."""
+    from chaos_kinds import KINDS
+    from chaos_process import Failure
+
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for result in results:
+        for name in (result["kind"], "all"):
+            counts[name][result.get("sort") or result["outcome"]] += 1
+    columns = (*OUTCOMES, *Failure.SORTS)
+    rows = [["trouble", "tries", *HEADS, *Failure.SORTS]]
+    rows += [
+        [name, str(counts[name].total()), *(str(counts[name][column]) for column in columns)]
+        for name in (*KINDS, "all")
+        if name in counts
+    ]
+    rows.insert(1, ["---"] * len(rows[0]))
+    minutes = sum(result["seconds"] for result in results) / options.jobs / 60
+    failed = [f"* {repeat(result)}: {result['sort']}" for result in results if "sort" in result]
+    facts = (
+        f"{machine()}; commit {commit()}; tries from {options.seed}; {minutes:.0f} minutes, {options.jobs} at a time"
+    )
+    return "\n".join([facts, "", *("| " + " | ".join(row) + " |" for row in rows), *([""] if failed else []), *failed])
+
+
+def machine() -> str:
+    import torch
+
+    from recperf.machine import machine_facts
+
+    facts = machine_facts()
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{facts['cpu']}, {facts['cores']} cores{gpu}, Python {platform.python_version()}, torch {facts['torch']}"
+
+
+def commit() -> str:
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        call = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
