@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,13 +16,19 @@ from hypothesis import strategies as st
 
 from recperf.cli import main
 from recperf.data.batch import HistoryBatch
+from recperf.data.yambda import store as store_module
+from recperf.data.yambda import synthesize
 from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.store import EventStore, file_of, open_store
+from recperf.data.yambda.synthesize.config import of_size
 from recperf.errors import ConfigError, DataError, MachineError
 from recperf.models.dlrm_v4.cost import load_of, step
 from recperf.train.loop import Position
+from recperf.units import size
 from recperf.workloads import find
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
+from recperf.workloads.dlrm_v4 import data as data_module
 from recperf.workloads.dlrm_v4.build import HistoryTrial, PreparedHistories
 from recperf.workloads.dlrm_v4.config import (
     DLRMv4WorkloadConfig,
@@ -182,6 +189,44 @@ def test_evaluations_by_share_begin_late_and_stop_the_run_at_the_target(
     assert [event["step"] for event in events("one", "metric")] == [12, 15, 18, 21, 24, 27, 30]
     assert main(arguments("two", *chosen, "--train.stop-at-target", "--target.auc", "0.01")) == 0
     assert [event["step"] for event in events("two", "metric")] == [12]
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_run_reads_nothing_damaged_and_vouches_for_no_more_than_it_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(store_module, "DIGEST_BLOCK", 256)
+    opened: list[EventStore] = []
+    monkeypatch.setattr(data_module, "open_events", lambda path: opened.append(open_store(path)) or opened[-1])
+    folder = synthesize.write_store(of_size(3_000), Path("store"))
+    options = ("--data.path", "store", "--data.train-windows", "1", "--data.holdout-first", "1")
+    assert main(arguments("intact", *options)) == 0
+    blocks = opened[-1].items_E.blocks
+    assert blocks is not None
+    read, never_read = (int(np.flatnonzero(blocks._verified == state)[0]) for state in (True, False))
+    path = file_of(folder, "items")
+    whole = path.read_bytes()
+
+    def flip_high_bit(block: int) -> None:
+        path.write_bytes(whole[: 256 * block + 3] + bytes([whole[256 * block + 3] ^ 0x80]) + whole[256 * block + 4 :])
+
+    flip_high_bit(never_read)
+    assert main(arguments("elsewhere", *options)) == 0
+    results = [json.loads(Path(f"{run}/result.json").read_text()) for run in ("intact", "elsewhere")]
+    verified = results[1]["provenance"]["data_verified"]
+    assert verified == opened[-1].verified()
+    assert 0 < verified["bytes"] < verified["of"]
+    assert results[0]["quality"] == results[1]["quality"]
+    capsys.readouterr()
+    main(["check", "elsewhere"])
+    assert f"{size(verified['bytes'])} of the data's {size(verified['of'])} matched" in capsys.readouterr().out
+
+    flip_high_bit(read)
+    assert main(arguments("damaged", *options)) == 3
+    error = capsys.readouterr().err
+    assert f"items.u4 differs from its checksum in block {read} (from byte {256 * read:,})" in error
+    assert "Traceback" not in error
 
 
 @dataclass(frozen=True)
