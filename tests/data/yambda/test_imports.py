@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from recperf.config import to_json
 from recperf.data.yambda import imports
-from recperf.data.yambda.imports import ImportOptions, import_events, originals
+from recperf.data.yambda.imports import ImportOptions, import_events, load, originals
+from recperf.data.yambda.imports.convert import convert
 from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import EventStore, open_store, ratios, verify
 from recperf.errors import ConfigError, DataError, MachineError, RecperfError, UsageError
@@ -533,3 +534,47 @@ def test_a_lack_of_space_or_memory_leaves_nothing(
         assert error.__cause__.errno == errno.ENOSPC
     else:
         assert error.what == "the import does not fit into 1,024 MiB"
+
+
+@pytest.mark.parametrize("when", ["before it is read", "while it is read", "after it was read"])
+@pytest.mark.parametrize("kind", ["csv", "gzip", "parquet"])
+def test_a_file_that_grows_is_not_stored_under_the_digest_of_its_beginning(
+    kind: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grown(lines: int) -> bytes:
+        if kind == "parquet":
+            write_table(tmp_path, u=[1] * lines, i=[1] * lines, t=[*range(lines)], r=[5] * lines)
+            return (tmp_path / "log.parquet").read_bytes()
+        content = (HEADER + "".join(f"1,1,{line},5\n" for line in range(lines))).encode()
+        return content if kind == "csv" else gzip.compress(content)
+
+    short, long = grown(1_000), grown(2_000)
+    path = write(tmp_path, short, {"csv": "log.csv", "gzip": "log.csv.gz", "parquet": "log.parquet"}[kind])
+    called = {"before it is read": imports.sha256, "while it is read": load.column_types, "after it was read": convert}
+
+    def then_grow(*arguments: Any) -> Any:
+        answer = called[when](*arguments)
+        path.write_bytes(long)
+        return answer
+
+    place = {"before it is read": (imports, "sha256"), "while it is read": (load, "column_types")}
+    with monkeypatch.context() as patch:
+        patch.setattr(*place.get(when, (imports, "convert")), then_grow)
+        if when == "after it was read":
+            assert import_file(path).manifest["identity"]["sha256"] == hashlib.sha256(short).hexdigest()
+            return
+        error = import_error(path)
+    assert error.exit_code == 3
+    assert "changed while it was imported" in error.what or "damaged or cut short" in error.what
+    assert import_file(path).events == 2_000
+
+
+def test_first_lines_without_an_end(tmp_path: Path) -> None:
+    assert "a header and no events" in import_error(write(tmp_path, "u,i,t,r")).what
+    wide = ",".join(f"c{column}" for column in range(1_000_000))
+    for content in (wide, f"{wide}\n{wide}\n"):
+        error = import_error(write(tmp_path, content))
+        assert "the first line does not end within 1,048,572 bytes (144,961 columns so far)" in error.what
+    error = import_error(write(tmp_path, ",".join(f"c{column}" for column in range(100_000)) + "\n"))
+    assert error.what.endswith("known: " + ", ".join(f"c{column}" for column in range(20)) + " and 99,980 more")
+    assert len(str(error)) < 600

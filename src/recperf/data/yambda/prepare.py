@@ -74,6 +74,9 @@ def prepare(
                 where={"file": files.events},
                 fix="write the file again without statistics",
             )
+        if source_identity(files) != identity:
+            what = "the raw files changed while they were read"
+            raise DataError(what, where={"file": files.events}, fix="prepare them when they are complete")
         synthetic = SYNTHETIC_KEY in raw.metadata
         counts = {"raw_events": raw.rows, "train_events": writer.events, **state["counts"]}
         return writer.finish(

@@ -96,7 +96,7 @@ def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading:
         "import": to_json(dataclasses.replace(options, events=Path(source.path.name))),
     }
     with open_database(writer.draft / "sorting", memory=options.memory) as connection:
-        load_file(connection, source, reading)
+        source.require_unchanged(writer.identity["sha256"], load_file(connection, source, reading))
         convert(connection, source, options)
         facts["earlier_than_the_event_before"] = _out_of_order(connection)
         if options.ids == "dense":

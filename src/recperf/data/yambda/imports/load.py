@@ -18,8 +18,9 @@ from itertools import chain, islice
 from typing import Any
 
 from ....errors import DataError
+from ....files import sha256
 from .database import column_types, literal, optional_package
-from .source import READ_ERRORS, Source, bad_file, unreadable
+from .source import READ_ERRORS, HashedFile, Source, bad_file, unreadable
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read, and the bytes of the whole file."""
@@ -31,11 +32,17 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHITESPACE = "".join(chr(code) for code in range(1, 0x3001) if chr(code).isspace())
 
 
-def load_file(connection: Any, source: Source, progress: Progress) -> None:
-    """Create the table `raw` from the file."""
-    batches = _parquet_batches(source) if source.format == "parquet" else _text_batches(source)
-    _insert(connection, source, batches, progress)
+def load_file(connection: Any, source: Source, progress: Progress) -> str:
+    """Create the table `raw` from the file. Returns the SHA-256 of what was read."""
+    if source.format == "parquet":
+        _insert(connection, source, _parquet_batches(source), progress)
+        digest = sha256(source.path)
+    else:
+        with HashedFile(source.path) as file:
+            _insert(connection, source, _text_batches(source, file), progress)
+            digest = file.sha256.hexdigest()
     progress(source.size, source.size)
+    return digest
 
 
 def _trimmed(name: str) -> str:
@@ -62,11 +69,11 @@ def _insert(connection: Any, source: Source, batches: Iterator[tuple[Any, int]],
         progress(min(bytes_read, source.size), source.size)
 
 
-def _text_batches(source: Source) -> Iterator[tuple[Any, int]]:
+def _text_batches(source: Source, hashed: HashedFile) -> Iterator[tuple[Any, int]]:
     """Tables of about `_BLOCK` bytes of CSV or JSON lines; the last one is empty."""
     arrow, first_row = optional_package("pyarrow"), 1
     rows: list[Sequence[str | None]] = [[]]
-    with source.path.open("rb") as file:
+    with io.BufferedReader(hashed) as file:
         stream = gzip.GzipFile(fileobj=file) if source.gzipped else file
         # Bytes that are not UTF-8 become surrogates, which pyarrow refuses; then the row is known.
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import json
+import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ....errors import DataError, UsageError, closest
 from .database import optional_package
@@ -23,6 +25,9 @@ Format = Literal["csv", "json", "parquet"]
 Header = Literal["auto", "yes", "no"]
 _DELIMITERS = ("\t", ",", ";", "|")
 _SAMPLE_BYTES = 1 << 20
+_LONGEST_LINE = _SAMPLE_BYTES - 4
+_MOST_SHOWN = 20
+"""Names of columns in a message."""
 _BOM = b"\xef\xbb\xbf"
 READ_ERRORS = (OSError, EOFError, zlib.error)
 """What reading a damaged file raises, gzip among them."""
@@ -34,6 +39,8 @@ class Source:
 
     path: Path
     size: int
+    state: tuple[int, int, int]
+    """Inode, size and time of the last change when it was inspected."""
     format: Format
     names: list[str]
     """Names of the columns; empty strings where a file has no header."""
@@ -43,9 +50,32 @@ class Source:
     delimiter: str = ","
     has_header: bool = False
 
-    def open(self) -> gzip.GzipFile | io.BufferedReader:
-        """Open the file for reading, decompressed."""
-        return _open(self.path, self.gzipped)
+    def require_unchanged(self, hashed: str, imported: str) -> None:
+        """Refuse a file that was written to since it was inspected: what was imported must be what was hashed."""
+        try:
+            same = hashed == imported and self.state == _state(self.path.stat())
+        except OSError:
+            same = False
+        if not same:
+            what = "the events file changed while it was imported"
+            raise bad_file(self.path, what, "import it when it is complete, or import a copy")
+
+
+class HashedFile(io.FileIO):
+    """A file whose bytes are hashed as they are read, once and in their order."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.sha256 = hashlib.sha256()
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer) or 0
+        self.sha256.update(memoryview(buffer).cast("B")[:count])
+        return count
+
+
+def _state(facts: os.stat_result) -> tuple[int, int, int]:
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _open(path: Path, gzipped: bool) -> gzip.GzipFile | io.BufferedReader:
@@ -57,7 +87,8 @@ def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = N
     path = path.expanduser()
     try:
         with path.open("rb") as file:
-            magic, size = file.read(4), file.seek(0, 2)
+            magic, state = file.read(4), _state(os.fstat(file.fileno()))
+        size = state[1]
         gzipped = magic[:2] == b"\x1f\x8b"
     except OSError as error:
         raise bad_file(path, f"the events file cannot be opened: {error.strerror}", "check the path") from None
@@ -65,7 +96,8 @@ def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = N
         raise bad_file(path, "the events file is empty", "name a file with events")
     if magic == b"PAR1":
         names = _parquet_names(path)
-        return Source(path=path, size=size, format="parquet", names=names, columns=_positions(path, columns, names))
+        positions = _positions(path, columns, names)
+        return Source(path=path, size=size, state=state, format="parquet", names=names, columns=positions)
     if path.suffix in (".parquet", ".pq"):
         raise bad_file(path, "this is not a Parquet file", "name it .csv if it is text")
     try:
@@ -87,6 +119,7 @@ def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = N
     return Source(
         path=path,
         size=size,
+        state=state,
         format="json" if is_json else "csv",
         names=names,
         columns=_positions(path, columns, names),
@@ -98,8 +131,12 @@ def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = N
 
 def _first_line(path: Path, sample: bytes) -> str:
     line = (sample.splitlines() or [b""])[0]
-    if b"\0" in line or len(line) == _SAMPLE_BYTES:
+    if b"\0" in line:
         raise bad_file(path, "this is not a text file", "give CSV or JSON lines, in gzip or not, or Parquet")
+    if len(line) > _LONGEST_LINE:
+        commas = max(line.count(mark.encode()) for mark in _DELIMITERS)
+        what = f"the first line does not end within {_LONGEST_LINE:,} bytes ({commas + 1:,} columns so far)"
+        raise bad_file(path, what, "write only the columns to import, and end every line")
     try:
         text = line.decode()
     except UnicodeDecodeError:
@@ -161,7 +198,8 @@ def _position(path: Path, role: str, column: str, names: list[str]) -> int:
         raise bad_file(path, what, f"give the {role} by its number")
     if column.isdecimal() and 1 <= int(column) <= len(names):
         return int(column) - 1
-    known = ", ".join(names) if any(names) else f"1 to {len(names)}"
+    more = f" and {len(names) - _MOST_SHOWN:,} more" if len(names) > _MOST_SHOWN else ""
+    known = ", ".join(names[:_MOST_SHOWN]) + more if any(names) else f"1 to {len(names)}"
     guess = closest(column, names)
     what = f"there is no column {column!r} for the {role}; " + (
         f"did you mean {guess!r}?" if guess else f"known: {known}"
