@@ -373,7 +373,7 @@ def test_control_characters_out_of_files_are_printed_as_text(call: Call) -> None
 
 def test_characters_that_the_terminal_lacks_are_printed_as_escapes(tmp_path: Path) -> None:
     """Also in the path of a run, whose bytes need not be text at all."""
-    script = "import sys; from recperf.cli import main; sys.exit(main())"
+    script = "import sys; from recperf.cli import main, main; sys.exit(main())"
     place = os.fsencode(tmp_path) + "/é\N{SNOWMAN}".encode() + b"\xff"
     arguments = ["run", "--dry-run", "--seeds", "2", "--run-dir", place]
     done = subprocess.run(
@@ -381,3 +381,28 @@ def test_characters_that_the_terminal_lacks_are_printed_as_escapes(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     assert b"/\\xe9\\u2603\\udcff" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_a_full_disk_under_the_output_loses_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-m", "recperf", *QUICK, "--run-dir", "r", "--train.max-steps", "30"]
+    with Path("/dev/full").open("w") as full, Path("/dev/full").open("w") as stderr:
+        done = subprocess.run(command, cwd=tmp_path, timeout=90, stdout=full, stderr=subprocess.PIPE)
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert main(["check", str(tmp_path / "r")]) == 4
+        assert main(["show", "nothing"]) == 2
+    assert done.returncode == 4
+    assert (tmp_path / "r" / "seal.json").exists()
+    expected = "error: standard output could not be written: No space left on device; nothing else failed\n"
+    assert done.stderr.decode() == expected
+
+
+def test_a_failure_while_the_page_is_written_is_one_line(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("of a curve")
+
+    monkeypatch.setattr("recperf.runs.report.run_report.write", fails)
+    code, _, err = call(*QUICK[:-1], "--run-dir", "r", "--train.max-steps", "30")
+    assert (code, err) == (0, "error: no page, but the rest is complete: ZeroDivisionError: of a curve\n")
+    assert Path("r", "seal.json").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 
@@ -11,7 +10,7 @@ from ..errors import MachineError, RecperfError, UsageError, closest
 from ..machine import memory_error, out_of_memory
 from ..stop import FLAG
 from ..version import __version__
-from .terminal import print_error, print_text, replace_unknown_characters
+from .terminal import outputs, print_error, print_text
 
 COMMANDS = {
     "list": "list the workloads and their presets",
@@ -53,7 +52,17 @@ Start with: recperf run"""
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    replace_unknown_characters()
+    with outputs() as stdout:
+        code = _run(arguments)
+        stdout.flush()
+        if stdout.lost is not None:
+            print_error(stdout.lost, as_json=False)
+            code = code or stdout.lost.exit_code
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command; every error becomes a message and an exit code."""
     # What follows -- is for a program of the user.
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
@@ -65,10 +74,6 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print_text("\ninterrupted", stderr=True)
         return 130
-    except BrokenPipeError:
-        # The reader of our output, such as `head`, is gone.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if out_of_memory(error):
             print_error(memory_error(error), as_json=as_json)

@@ -12,14 +12,14 @@ from ..config import to_json, with_absolute_paths
 from ..distributed.exits import run_as_rank
 from ..distributed.launch import launch, rank_arguments, require_ranks
 from ..distributed.ranks import Ranks, current, enter
-from ..errors import MachineError, RecperfError, UsageError
+from ..errors import RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
 from ..runs.record import PROFILE_MARK, Run
 from ..stop import FLAG
 from . import profile_script
 from .options import C, Choice, WorkloadOptions, choose, read_options
-from .terminal import Terminal, print_error, print_json
+from .terminal import Terminal, page_optional, print_error, print_json
 
 if TYPE_CHECKING:
     from ..execution.profiling import ProfileOptions
@@ -222,13 +222,7 @@ def write_page(profile: dict[str, Any], folder: Path, terminal: Terminal) -> Non
     """Write the page; if that fails the profile itself is still valid."""
     from ..runs.report.profile_report import write_page as write_profile
 
-    try:
-        page = write_profile(
-            profile,
-            stored_peaks(folder),
-            read_json(folder / "machine.json"),
-            folder / "profile.html",
-        )
+    with page_optional(terminal):
+        machine = read_json(folder / "machine.json")
+        page = write_profile(profile, stored_peaks(folder), machine, folder / "profile.html")
         terminal.say(f"  page     {page}")
-    except MachineError as error:
-        terminal.notice(f"no page: {error.what}; {error.fix}")

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from ..errors import MachineError
 from ..files import require_writable, write_atomic, writing
 from ..runs.record import PROFILE_MARK
 from ..stop import FLAG
 from .parse import OutputOptions, parse
-from .terminal import Terminal, print_error, print_json
+from .terminal import Terminal, page_optional, print_error, print_json
 
 if TYPE_CHECKING:
     from ..runs.step_report import Report
@@ -106,11 +105,9 @@ def _show(report: Report, output: Path | None, page: Path | None, options: Optio
         write_atomic(output.parent / PROFILE_MARK, b"")
     if output is not None:
         terminal.say(f"\n  profile  {_short(report.save(output))}")
-    try:
+    with page_optional(terminal):
         if page is not None:
             terminal.say(f"  page     {_short(report.page(page))}")
-    except MachineError as error:
-        terminal.notice(f"no page: {error.what}; {error.fix}")
     if options.json:
         print_json(report.as_json())
 

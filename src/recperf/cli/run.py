@@ -32,7 +32,7 @@ from ..runs.resume import (
 from ..stop import FLAG
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .summary import summary
-from .terminal import Terminal, conclude, print_error, print_json
+from .terminal import Terminal, conclude, page_optional, print_error, print_json
 
 DESCRIPTION = """Train a workload (default: micro-dlrm), compare it with simple baselines and write a run folder.
 WORKLOAD comes first; each option below overrides one field of its config."""
@@ -258,10 +258,8 @@ def write_page(folder: Path, terminal: Terminal) -> None:
     """Write the page; a failure here must not fail a finished run."""
     from ..runs.report.run_report import write
 
-    try:
+    with page_optional(terminal):
         terminal.say(f"  page    {write([folder], folder / 'report.html')}")
-    except MachineError as error:
-        terminal.notice(f"no page: {error.what}; {error.fix}")
 
 
 def train(choice: Choice, config: Any, options: Options[Any], record: Run, terminal: Terminal) -> dict[str, Any]:

@@ -10,10 +10,13 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
-from ..errors import RecperfError, escape_controls
+from ..errors import MachineError, RecperfError, escape_controls
+from ..machine import out_of_memory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,23 +27,66 @@ def console(stream: IO[str]) -> Console:
     """Colour on a terminal, plain text elsewhere; long lines are left to the terminal, not cut at a guessed width."""
     from rich.console import Console
 
-    class PipeConsole(Console):
+    class PlainConsole(Console):
         def print(self, *objects: Any, **options: Any) -> None:
             super().print(*(escape_controls(one) if isinstance(one, str) else one for one in objects), **options)
 
-        def on_broken_pipe(self) -> None:
-            """The reader is gone, as with `head`: print nothing more and continue."""
-            self.quiet = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-    return PipeConsole(file=stream, highlight=False, markup=False, soft_wrap=True, emoji=False)
+    return PlainConsole(file=stream, highlight=False, markup=False, soft_wrap=True, emoji=False)
 
 
-def replace_unknown_characters() -> None:
-    """Let both streams write a character that their encoding lacks as an escape, instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+class Output:
+    """A standard stream that fails no command: once it cannot be written, the rest is dropped and the reason kept.
+
+    A character that its encoding lacks is written as an escape.
+    """
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        self.stream = stream or open(os.devnull, "w")
+        self.failure: OSError | ValueError | None = None
+        if isinstance(self.stream, io.TextIOWrapper):
+            self.stream.reconfigure(errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self.stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self.stream.flush)
+
+    def _try(self, work: Callable[[], object]) -> None:
+        if self.failure is not None:
+            return
+        try:
+            work()
+        except (OSError, ValueError) as failure:
+            self.failure = failure
+            # What is buffered would fail again when the interpreter ends.
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    @property
+    def lost(self) -> MachineError | None:
+        """The error that output is missing; a reader that went away, as `head` does, wanted no more."""
+        if self.failure is None or isinstance(self.failure, BrokenPipeError):
+            return None
+        cause = getattr(self.failure, "strerror", None) or self.failure
+        return MachineError(f"standard output could not be written: {cause}; nothing else failed")
+
+
+@contextmanager
+def outputs() -> Iterator[Output]:
+    """Write both standard streams through an `Output` inside; yields that of stdout."""
+    before, out = (sys.stdout, sys.stderr), Output(sys.stdout)
+    sys.stdout, sys.stderr = out, Output(sys.stderr)
+    try:
+        yield out
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
 
 
 def print_text(text: str, *, end: str = "\n", stderr: bool = False) -> None:
@@ -152,6 +198,18 @@ class Terminal:
         if self._bar:
             self._bar.stop()
             self._bar = None
+
+
+@contextmanager
+def page_optional(terminal: Terminal) -> Iterator[None]:
+    """Write a page inside. If that fails, the result is there nevertheless: one line says why there is no page."""
+    try:
+        yield
+    except RecperfError as error:
+        terminal.notice(f"no page: {error.what}" + (f"; {error.fix}" if error.fix else ""))
+    except Exception as error:
+        cause = "out of memory" if out_of_memory(error) else f"{type(error).__name__}: {error}"
+        print_text(f"error: no page, but the rest is complete: {cause}", stderr=True)
 
 
 def progress_bar(screen: Console) -> Progress:
