@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from recperf import __version__
+from recperf.cli import main
 from recperf.cli.terminal import table
 from recperf.data import movielens_like
 from recperf.data.movielens import MovieLens
@@ -390,7 +391,7 @@ def test_a_full_disk_under_the_output_loses_no_training(tmp_path: Path, monkeypa
         done = subprocess.run(command, cwd=tmp_path, timeout=90, stdout=full, stderr=subprocess.PIPE)
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.setattr(sys, "stderr", stderr)
-        assert main(["check", str(tmp_path / "r")]) == 4
+        assert main(["list"]) == 4
         assert main(["show", "nothing"]) == 2
     assert done.returncode == 4
     assert (tmp_path / "r" / "seal.json").exists()
