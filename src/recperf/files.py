@@ -208,6 +208,16 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it, and make their names survive a power failure."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        # Nobody but its owner can sync a folder that only lets others in.
+        with suppress(PermissionError):
+            sync_folder(place.parent)
+
+
 def sha256(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
     """The digest of a file's content; `progress` receives the number of bytes of each block read."""
     with path.open("rb") as file:

@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import jsonfile
 from ..errors import DataError, MachineError, UsageError
-from ..files import append, digest_of, end_of_lines, open_regular, reading, write_json, writing
+from ..files import append, digest_of, end_of_lines, make_folder, open_regular, reading, write_json, writing
 from .events import BadEvent, parse_events
 from .schemas import SavedConfig, require_schema
 
@@ -70,7 +70,7 @@ class Run:
             )
         made = not folder.exists()
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         run = cls(folder, made=made)
         write_json(folder / "config.json", {"schema": CONFIG_SCHEMA, "workload": workload, "config": config})
         return run

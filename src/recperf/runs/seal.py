@@ -24,7 +24,7 @@ EVIDENCE = (
 def seal(folder: Path) -> None:
     """Write seal.json over the evidence files in the folder; the last thing that a run does."""
     try:
-        sealed = {name: _facts(folder / name) for name in present(folder)}
+        sealed = {name: _facts(folder / name, sync=True) for name in present(folder)}
     except OSError as error:
         where = {"file": error.filename or folder}
         raise DataError(f"cannot seal the run: {error.strerror or error}", where=where) from error
@@ -32,8 +32,11 @@ def seal(folder: Path) -> None:
     write_json(folder / NAME, {"schema": SCHEMA, "files": files})
 
 
-def _facts(path: Path) -> SealedFile:
+def _facts(path: Path, *, sync: bool = False) -> SealedFile:
     with open(open_regular(path), "rb") as file:
+        if sync:
+            # After a power cut there must be no seal of a log that is shorter than it says.
+            os.fsync(file.fileno())
         return SealedFile(bytes=os.fstat(file.fileno()).st_size, sha256=digest_of(file))
 
 

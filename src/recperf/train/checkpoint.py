@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import DataError, MachineError
-from ..files import sync_folder, writing
+from ..files import make_folder, sync_folder, writing
 from ..machine import out_of_memory
 from ..points import reached
 from . import checkpoint_folder as folders
@@ -84,7 +84,7 @@ class CheckpointStore:
     def _write(self, step: int, content: Content, best: bool) -> None:
         final = self.folder / folders.name_of(step)
         with writing(final):
-            self._make_folder()
+            make_folder(self.folder)
             exists = os.path.lexists(final) and final not in self._damaged
             if not exists or self._fault(final) is not None:
                 self._write_new(final, step, content, best)
@@ -96,11 +96,6 @@ class CheckpointStore:
         self.on_disk()
         reached("save: indexed")
         self._prune(final)
-
-    def _make_folder(self) -> None:
-        if not self.folder.is_dir():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(self.folder.parent)
 
     def _write_new(self, final: Path, step: int, content: Content, best: bool) -> None:
         """Write a draft beside the final place, sync its files and the draft itself, then rename it."""
