@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -152,7 +153,7 @@ def test_traces_that_do_not_belong_together_are_refused(tmp_path: Path, second: 
         (b"hello", "not a trace"),
         (b"{}", "no list traceEvents"),
         (b'{"traceEvents":[{"ph":"X","name":"a","ts":1,"dur":1,"pid":1,"tid":1}]}', "does not name its rank"),
-        (b'{"traceEvents":[]}', "no event with a time"),
+        (b'{"traceEvents":[]}', "no event with a valid time"),
         (None, "cannot be read"),
     ],
 )
@@ -169,3 +170,17 @@ def test_a_cut_trace_keeps_its_barriers(tmp_path: Path) -> None:
     kept = write_cut(source, tmp_path / "cut.json", source.stat().st_size / 1e6 / 2.5)
     assert kept["steps_kept"] == 1
     assert "recperf.mark#0" in {event.name for event in read(tmp_path / "cut.json").host}
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 10**400, "1e400", "x", None])
+def test_events_without_a_valid_time_are_left_out(tmp_path: Path, value: Any) -> None:
+    strange = [made.op("aten::strange", 0, 5) | {"ts": value}, made.op("aten::strange", 0, 5) | {"dur": value}]
+    paths = [trace(tmp_path, rank) for rank in (0, 1)]
+    before, sane = merged(tmp_path, paths)
+    for path in paths:
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        content["traceEvents"] += strange
+        path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    after, events = merged(tmp_path, paths)
+    assert (after["apart_us"], events) == (before["apart_us"], sane)
+    assert read(paths[0]).ignored == 2

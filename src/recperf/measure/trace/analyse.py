@@ -59,8 +59,8 @@ def steps_of(
     """The steps of a trace, and the nesting of its host events."""
     if not trace.host and not trace.device:
         raise DataError(
-            "the trace has no events of torch.profiler",
-            where={"file": trace.path, "events": f"{trace.events:,}"},
+            "the trace has no events of torch.profiler with valid times",
+            where={"file": trace.path, "events": f"{trace.events:,}, {trace.ignored:,} of unknown kind or time"},
             fix="record it with torch.profiler.profile(...) and export_chrome_trace",
         )
     nesting = Nesting(trace, steps_name=steps_name, parts_prefix=parts_prefix)

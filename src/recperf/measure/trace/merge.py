@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import DataError, UsageError
 from .file import Event, Scan, write_trace
-from .read import ABOUT, MARK, MERGED
+from .read import ABOUT, MARK, MERGED, number_of, whole_of
 
 
 @dataclass(kw_only=True)
@@ -75,8 +75,8 @@ def inspect(path: Path) -> Source:
     count, begin, end, marks = 0, math.inf, -math.inf, {}
     for event in scan.events():
         count += 1
-        start, length = event.get("ts"), event.get("dur", 0)
-        if event.get("ph") != "X" or not isinstance(start, int | float) or not isinstance(length, int | float):
+        start, length = number_of(event.get("ts")), number_of(event.get("dur", 0))
+        if event.get("ph") != "X" or start is None or length is None or length < 0:
             continue
         begin, end = min(begin, start), max(end, start + length)
         name = str(event.get("name"))
@@ -84,7 +84,9 @@ def inspect(path: Path) -> Source:
             marks[name] = start + length
     if not math.isfinite(begin):
         raise DataError(
-            "the trace has no event with a time", where={"file": path}, fix="use traces exported by torch.profiler"
+            "the trace has no event with a valid time",
+            where={"file": path},
+            fix="use traces exported by torch.profiler",
         )
     headers = (scan.header.get(ABOUT), scan.header.get("distributedInfo"))
     ours, torchs = (value if isinstance(value, dict) else {} for value in headers)
@@ -97,23 +99,18 @@ def inspect(path: Path) -> Source:
             where={"file": path},
             fix="record it with recperf profile WORKLOAD --ranks N --trace",
         )
-    base = scan.header.get("baseTimeNanoseconds")
     return Source(
         path=path,
         rank=rank,
-        ranks=_whole(ours.get("ranks", torchs.get("world_size"))),
+        ranks=whole_of(ours.get("ranks", torchs.get("world_size"))),
         run=_text(ours.get("run")),
         host=_text(ours.get("host")),
-        base_ns=base if isinstance(base, int) else 0,
+        base_ns=whole_of(scan.header.get("baseTimeNanoseconds")) or 0,
         events=count,
         begin_us=begin,
         end_us=end,
         marks=marks,
     )
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def _text(value: Any) -> str | None:
@@ -217,7 +214,7 @@ class _Track:
         for event in Scan(self.source.path).events():
             if event.get("ph") == "M":
                 self._record_names(event)
-            else:
+            elif all(number_of(event[name]) is not None for name in ("ts", "dur") if name in event):
                 yield self._moved(event)
         for (process, thread), number in self._threads.items():
             name = self._names.get((process, thread), thread)
@@ -241,8 +238,8 @@ class _Track:
     def _moved(self, event: Event) -> Event:
         place = str(event.get("pid")), str(event.get("tid"))
         moved = {**event, "pid": self.pid, "tid": self._threads.setdefault(place, len(self._threads) + 1)}
-        time = event.get("ts")
-        if isinstance(time, int | float) and math.isfinite(time):
+        time = number_of(event.get("ts"))
+        if time is not None:
             moved["ts"] = (self.source.moment(time) - self.first) / 1e3
         for name in ("id", "bind_id"):
             if name in event:

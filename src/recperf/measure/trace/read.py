@@ -139,7 +139,7 @@ def collect(events: Iterable[dict[str, Any]], path: Path) -> Trace:
         if category in SILENT:
             continue
         kind = KINDS.get(category)
-        start, length = _number(event.get("ts")), _number(event.get("dur", 0))
+        start, length = number_of(event.get("ts")), number_of(event.get("dur", 0))
         if kind is None or start is None or length is None or length < 0:
             trace.ignored += 1
             continue
@@ -150,12 +150,12 @@ def collect(events: Iterable[dict[str, Any]], path: Path) -> Trace:
 def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: float, known: dict[str, Shapes]) -> None:
     args: dict[str, Any] = event["args"] if isinstance(event.get("args"), dict) else {}
     name = intern(str(event.get("name", "")))
-    correlation = _whole(args.get("correlation"))
-    external = _whole(args.get("External id", args.get("external id")))
+    correlation = whole_of(args.get("correlation"))
+    external = whole_of(args.get("External id", args.get("external id")))
     if kind in DEVICE:
-        place = _whole(args.get("device", event.get("pid"))) or 0
-        stream = _whole(args.get("stream", event.get("tid"))) or 0
-        size = _whole(args.get("bytes", args.get("Bytes"))) or _message_bytes(args)
+        place = whole_of(args.get("device", event.get("pid"))) or 0
+        stream = whole_of(args.get("stream", event.get("tid"))) or 0
+        size = whole_of(args.get("bytes", args.get("Bytes"))) or _message_bytes(args)
         trace.device.append(Device(kind, name, start, end, place, stream, correlation, external, size))
         return
     thread = intern(f"{event.get('pid')}/{event.get('tid')}")
@@ -163,7 +163,7 @@ def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: floa
         # Old versions of the profiler recorded steps as operators; ranges that cost little are recorded so too.
         kind = "range"
     shapes = _shapes(name, args, known) if kind in ("op", "range") else None
-    sequence = _whole(args.get("Sequence number"))
+    sequence = whole_of(args.get("Sequence number"))
     into = trace.python if kind == "python" else trace.host
     into.append(Host(kind, name, start, end, thread, correlation, external, shapes, sequence))
 
@@ -191,25 +191,27 @@ def _sizes(dim: Any) -> tuple[int, ...]:
     """The sizes of a tensor; empty for a list of tensors, which is a list of lists."""
     if not isinstance(dim, list) or any(isinstance(n, list) for n in dim):
         return ()
-    return tuple(size for n in dim if (size := _whole(n)) is not None and size >= 0)
+    return tuple(size for n in dim if (size := whole_of(n)) is not None and size >= 0)
 
 
 def _message_bytes(args: dict[str, Any]) -> int:
     """The bytes that a kernel of a collective sends."""
-    count = _whole(args.get("In msg nelems")) or 0
+    count = whole_of(args.get("In msg nelems")) or 0
     return max(0, count) * ELEMENT_BYTES.get(str(args.get("dtype")).lower(), 0)
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
+    """A number of a trace; None if it is none, or so large that sums would overflow."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    # A damaged number must not make sums overflow; NaN is not smaller than anything.
+    # NaN is not smaller than anything.
     return number if abs(number) < LARGEST_NUMBER else None
 
 
-def _whole(value: Any) -> int | None:
+def whole_of(value: Any) -> int | None:
+    """The same as an integer."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

@@ -295,7 +295,9 @@ def _ranks(compared: Analysis) -> list[Block]:
 
 def _file(analysis: Analysis, missing: dict[str, list[str]], viewer: Viewer | None) -> list[Block]:
     window = analysis["window"]
-    unknown = f", {analysis['ignored']:,} of them of unknown kinds" if analysis["ignored"] else ""
+    unknown = (
+        f", {analysis['ignored']:,} of them of unknown kinds or without a valid time" if analysis["ignored"] else ""
+    )
     software = [
         f"torch {analysis['torch']}" if analysis["torch"] else "",
         f"CUDA {analysis['cuda']}" if analysis["cuda"] else "",
