@@ -26,9 +26,27 @@ else:
     except ImportError:
         # A GPU image may hold little more than torch. Models train and are measured there all the same, so declared
         # types must be importable; their files are then read without validation.
-        msgspec, Struct, Meta = None, object, dict
+        msgspec, Meta = None, dict
 
-__all__ = ["Count", "Meta", "Number", "Problem", "Struct", "check", "decode", "fit", "read", "require", "shorten"]
+        class Struct:
+            def __init_subclass__(cls, **options: bool) -> None:
+                pass
+
+
+__all__ = [
+    "Count",
+    "Meta",
+    "Number",
+    "Problem",
+    "Struct",
+    "check",
+    "decode",
+    "fit",
+    "misfit",
+    "read",
+    "require",
+    "shorten",
+]
 
 T = TypeVar("T")
 
@@ -119,6 +137,12 @@ def check(value: Any, kind: type, path: Path, *, what: str, fix: str | None = No
     """Require that a value fits `kind`; without msgspec, nothing is checked."""
     if msgspec is not None:
         require(value, kind, path, what=what, fix=fix)
+
+
+def misfit(value: Any, kind: type) -> Problem | None:
+    """The first place at which a value does not fit `kind`; without msgspec, nothing is checked."""
+    fitted = fit(value, kind) if msgspec is not None else None
+    return fitted if isinstance(fitted, Problem) else None
 
 
 def _decode_path(kind: type, value: Any) -> Any:

@@ -50,6 +50,34 @@ def test_every_figure_is_positive_ordered_and_has_a_unit(measured: dict[str, Any
     assert peaks.faults(measured) == []
 
 
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ("", "copy"),
+        ("", "knee.points"),
+        ("", "calls.view"),
+        ("other_threads.9.", "copy"),
+        ("other_threads.9.", "gather.dram.rows.0.ns"),
+        ("gpu.H200.", "gather.cache.rows.0"),
+        ("gpu.H200.", "launch.kernel"),
+        ("gpu.H200.", "knee"),
+    ],
+)
+@pytest.mark.parametrize("value", [0, None, "x", 1e308, []])
+def test_damage_of_any_part_is_named(stored: dict[str, Any], part: str, field: str, value: Any) -> None:
+    stored["other_threads"]["9"] = {name: stored[name] for name in RATES}
+    launch = dict.fromkeys(("kernel", "queue", "round_trip"), stored["copy"])
+    stored["gpu"] = {"H200": {name: stored[name] for name in ("knee", "calls", *RATES)} | {"launch": launch}}
+    damaged = json.loads(json.dumps(stored))
+    assert peaks.faults(damaged) == []
+    *path, last = f"{part}{field}".split(".")
+    at = damaged
+    for name in path:
+        at = at[int(name) if isinstance(at, list) else name]
+    at[last] = value
+    assert field in peaks.faults(damaged)[0]
+
+
 def test_the_layout_is_as_documented(measured: dict[str, Any]) -> None:
     assert measured["schema"] == 2
     assert measured["machine"] == machine_facts()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
 
 from ... import places
 from ...errors import DataError, MachineError, RecperfError
 from ...files import write_json, writing
-from ...jsonfile import decode
+from ...jsonfile import Count, Meta, Number, Struct, decode, misfit
 from ...machine import host_facts, machine_facts
 from .other_work import DISTURBED, QUIET
 
@@ -18,18 +18,110 @@ SCHEMA = 2
 
 FIX = "recperf peaks"
 
-FIGURES = (
-    "gemm.float32",
-    "copy",
-    "read",
-    "fresh",
-    "cached",
-    "gather.cache.rows.0.ns",
-    "gather.dram.rows.0.ns",
-    "knee.points.0",
-    "calls.elementwise",
-)
-"""Figures that every file must have; others are checked where present."""
+
+class Figure(Struct):
+    p20: Number
+    p50: Number
+    p80: Number
+    n: Count
+
+
+NOT_MEASURED = cast(Figure, None)
+"""Default of a figure that a file may lack; null is not allowed there."""
+
+
+class Point(Figure):
+    table_bytes: Count
+
+
+class Row(Struct):
+    row_bytes: Count
+    ns: Figure
+    bytes_per_s: Figure
+    methods: dict[str, Number] = {}  # noqa: RUF012
+
+
+class RowTable(Struct):
+    table_bytes: Count
+    rows: Annotated[list[Row], Meta(min_length=1)]
+
+
+class RowTables(Struct):
+    cache: RowTable
+    dram: RowTable
+    near: RowTable = cast(RowTable, None)
+
+
+class Products(Struct):
+    float32: Figure
+    float64: Figure = NOT_MEASURED
+    tf32: Figure = NOT_MEASURED
+    bfloat16: Figure = NOT_MEASURED
+    float16: Figure = NOT_MEASURED
+
+
+class OfThreads(Struct):
+    """Figures that depend on the number of threads."""
+
+    gemm: Products
+    copy: Figure
+    read: Figure
+    fresh: Figure
+    cached: Figure
+    gather: RowTables
+    first_touch: Figure = NOT_MEASURED
+    special: Figure = NOT_MEASURED
+    other_work: Number | None = None
+
+
+class Stream(Struct):
+    bytes: Count
+    points: list[Point]
+
+
+class Knee(Struct):
+    bytes: Count
+    points: Annotated[list[Point], Meta(min_length=1)]
+    stream: Stream = cast(Stream, None)
+    row_bytes: Count = 0
+    lookups: Count = 0
+
+
+class Launch(Struct):
+    kernel: Figure
+    queue: Figure
+    round_trip: Figure
+
+
+class OfDevice(OfThreads, kw_only=True):
+    """Figures of a device."""
+
+    knee: Knee
+    calls: dict[str, Figure]
+    launch: Launch | None = None
+    transfer: dict[str, Figure] = {}  # noqa: RUF012
+
+
+class Gpu(Struct):
+    name: str
+
+
+class MeasuredMachine(Struct):
+    fingerprint: str
+    gpus: list[Gpu] | None = None
+
+
+class Peaks(OfDevice, kw_only=True):
+    """The file of ceilings."""
+
+    schema: int
+    machine: MeasuredMachine
+    threads: Count
+    other_threads: dict[str, OfThreads]
+    gpu: dict[str, OfDevice] | None = None
+    quick: bool = False
+    measured: str = ""
+    notes: list[str] = []  # noqa: RUF012
 
 
 def path_of(facts: dict[str, Any]) -> Path:
@@ -172,31 +264,11 @@ def _describe(facts: dict[str, Any]) -> str:
 
 def faults(peaks: Any) -> list[str]:
     """Errors in the content of a file; empty if there are none."""
-    if not isinstance(peaks, dict):
-        return ["it is not a JSON object"]
-    if peaks.get("schema") != SCHEMA:
-        return ["schema is missing"]
-    machine = peaks.get("machine")
-    if not isinstance(machine, dict) or not isinstance(machine.get("fingerprint"), str):
-        return ["machine.fingerprint is missing"]
-    errors = [
-        f"{path} is not measured" for path in FIGURES if not isinstance(_at(peaks, path).get("p50"), (int, float))
-    ]
-    if not isinstance(_at(peaks, "knee").get("bytes"), int):
-        errors.append("knee.bytes is missing")
-    if not isinstance(peaks.get("other_threads"), dict) or not isinstance(peaks.get("threads"), int):
-        errors.append("threads or other_threads is missing")
-    return errors + _figure_faults(peaks, "")
-
-
-def _at(value: Any, path: str) -> dict[str, Any]:
-    """The object at a path; empty if there is none."""
-    for key in path.split("."):
-        if isinstance(value, list) and key.isdigit() and int(key) < len(value):
-            value = value[int(key)]
-        else:
-            value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
+    problem = misfit(peaks, Peaks)
+    if problem:
+        return [str(problem)]
+    lacking = [] if "elementwise" in peaks["calls"] else ["calls.elementwise is missing"]
+    return lacking + _figure_faults(peaks, "")
 
 
 def _figure_faults(value: Any, path: str) -> list[str]:
