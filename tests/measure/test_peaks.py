@@ -74,7 +74,7 @@ def test_damage_of_any_part_is_named(stored: dict[str, Any], part: str, field: s
     at = damaged
     for name in path:
         at = at[int(name) if isinstance(at, list) else name]
-    at[last] = value
+    at[int(last) if isinstance(at, list) else last] = value
     assert field in peaks.faults(damaged)[0]
 
 
