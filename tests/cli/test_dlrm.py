@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,3 +140,18 @@ def test_what_is_refused_says_why(call: Call, options: list[str], code: int, mes
     got, _, err = call("run", "dlrm", *TINY, *options, "--run-dir", "r", *QUICKLY)
     assert (got, message in " ".join(err.split())) == (code, True), err
     assert not Path("r", "result.json").exists()
+
+
+def test_a_finished_run_has_a_model_and_a_disk_without_room_is_refused_before_it_trains(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("run", "dlrm", *TINY, "--run-dir", "r", *QUICKLY)[0] == 0
+    (saved,) = Path("r/checkpoints/seed-42").glob("step-*")
+    assert int(saved.name[5:]) == len(steps())
+    full = SimpleNamespace(free=1000)
+    monkeypatch.setattr("recperf.execution.training.disk_usage", lambda place: full)
+    code, _, err = call("run", "dlrm", *TINY, "--run-dir", "s", *QUICKLY)
+    assert code == 4
+    assert "on the disk; 1.0 KiB are free" in err
+    assert not Path("s").exists()
+    assert call("run", "dlrm", *TINY, "--run-dir", "s", *QUICKLY, "--train.no-checkpoint-end")[0] == 0

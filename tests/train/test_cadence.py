@@ -25,12 +25,25 @@ def test_either_calls_all() -> None:
     due = either(every(5), never, minutes)
     assert [due(at(step)) for step in range(1, 6)] == [False] * 4 + [True]
     now = 60.0
-    assert due(at(10))
-    assert not due(at(11))
-    now = 119.9
+    assert due(at(11))
+    with minutes.saving():
+        now = 61.0
     assert not due(at(12))
-    now = 120.0
+    now = 121.0
     assert due(at(13))
+
+
+def test_a_save_that_costs_much_is_done_less_often() -> None:
+    now, notices = 0.0, list[str]()
+    minutes = Minutes(10, clock=lambda: now, notice=notices.append)
+    for _ in range(2):
+        with minutes.saving():
+            now += 60.0
+    assert notices == ["a save takes 60.0 s: the next is due after 1200 s, so that saves take at most 5 % of the time"]
+    now += 20 * 60 - 1
+    assert not minutes()
+    now += 1
+    assert minutes()
 
 
 def test_zero_minutes_mean_never() -> None:

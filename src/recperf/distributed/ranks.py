@@ -54,11 +54,12 @@ class Ranks(World):
         self.barrier()
         return work()
 
-    def decide_on_leader(self, due: Callable[[Position], bool]) -> Callable[[Position], bool]:
-        """A condition that reads the clock: rank 0 evaluates it for all, since clocks differ."""
+    def decide_on_leader(self, due: Callable[[Position | None], bool]) -> Callable[[Position], bool]:
+        """A condition that reads the clock: rank 0 evaluates it for all once a step, since clocks differ."""
         if self.size == 1:
             return due
-        return lambda at: self.any_true(self.is_leader and due(at))
+        self.due_on_leader = due
+        return lambda at: self.due
 
     def share_run(self, run: Run | None) -> Run:
         """The run folder as this rank sees it: rank 0 passes it and writes it, the others pass None."""

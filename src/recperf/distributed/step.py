@@ -2,7 +2,7 @@
 batch and of an evaluation are divided.
 
 Shapes: B samples of this rank, N samples of an evaluation, G numbers that are summed: all dense gradients, one flag per
-parameter that has a gradient, the loss, one flag per signal.
+parameter that has a gradient, the loss, one flag per signal and one for a save that rank 0 finds due.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ T = TypeVar("T")
 
 
 class Reduction:
-    """Sums the dense gradients, the loss and received signals over the ranks: one buffer, one message."""
+    """Sums the dense gradients, the loss, received signals and whether a save is due: one buffer, one message."""
 
     def __init__(self, parameters: list[nn.Parameter], world: World) -> None:
         self.parameters, self.world = parameters, world
         count = sum(parameter.numel() for parameter in parameters)
-        self.buffer_G = torch.zeros(count + len(parameters) + 1 + len(SIGNALS), device=parameters[0].device)
+        self.buffer_G = torch.zeros(count + len(parameters) + len(SIGNALS) + 2, device=parameters[0].device)
 
     def __call__(self, loss: Tensor) -> Tensor:
         """The loss of the whole batch. Gradients become views of the buffer, with the same bits on every rank."""
         parameters, world = self.parameters, self.world
-        rest_R = self.buffer_G[-len(parameters) - 1 - len(SIGNALS) :]
+        rest_R = self.buffer_G[-len(parameters) - len(SIGNALS) - 2 :]
         received = world.stop_flag.received if world.stop_flag else None
         has_gradient = [float(parameter.grad is not None) for parameter in parameters]
-        rest_R.copy_(torch.tensor([*has_gradient, 0.0, *(float(received == number) for number in SIGNALS)]))
+        flags = [float(received == number) for number in SIGNALS]
+        due = float(world.is_leader and world.due_on_leader(None))
+        rest_R.copy_(torch.tensor([*has_gradient, 0.0, *flags, due]))
         rest_R[len(parameters)] = loss
         views = self._views()
         for parameter, view in zip(parameters, views):
@@ -53,6 +55,7 @@ class Reduction:
         for number, ranks in zip(SIGNALS, rest[len(parameters) + 1 :]):
             if ranks and world.signal is None:
                 world.signal = number
+        world.due = bool(rest[-1])
         return rest_R[len(parameters)].clone()
 
     def _views(self) -> list[Tensor]:

@@ -47,6 +47,10 @@ class World:
     """The signal on which all ranks agreed to stop."""
     stop_flag: ReceivesSignals | None = None
     """Holds the signal that this rank alone received; the others learn of it in the next step."""
+    due_on_leader: Callable[[None], bool] = lambda _: False
+    """A condition that rank 0 evaluates for all in every step."""
+    due: bool = False
+    """Whether it held in the last step."""
     shared_error: BaseException | None = None
     """An error that every rank raises; only rank 0 prints it."""
     on_lost: Lost | None = None

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any, Protocol
 
 import torch
 
 from ..distributed.exits import is_peer_failure
 from ..distributed.ranks import current
-from ..errors import ConfigError, DataError, RecperfError
+from ..errors import ConfigError, DataError, MachineError, RecperfError
 from ..files import require_own_folders
 from ..jsonfile import Count, Struct, check
 from ..machine import available_bytes, out_of_memory
@@ -24,7 +25,7 @@ from ..runs.resume import OPERATORS, Change, changes, is_free, recorded_fields, 
 from ..runs.schemas import Progress
 from ..stop import StopFlag, name_of
 from ..train import checkpoint_folder as folders
-from ..train.cadence import Due, Minutes, either, every, never
+from ..train.cadence import Minutes, either, every
 from ..train.checkpoint import CheckpointStore
 from ..train.checkpoint_state import shape_mismatch, tensor_bytes
 from ..train.config import TrainConfig
@@ -56,6 +57,10 @@ class SavedState(Struct):
     rng: dict[str, Any]
     seed: int | None = None
     """None in checkpoints of earlier versions."""
+
+
+LARGE = 1 << 30
+"""Bytes of a checkpoint from which on its size is announced."""
 
 
 class Reporter(Protocol):
@@ -91,6 +96,7 @@ class Job:
     def finish(self, seed: int, trial: Trial) -> dict[str, Any]:
         """Train a seed to its end: the contents of trial-<seed>.json."""
         folder = require_own_folders(self.run.folder, "checkpoints", f"seed-{seed}")
+        require_room(self.run.folder, trial, self.config.train, self.report.notice)
         with self.stop.deferred(), open_store(folder, trial, self.config.train, self.report.notice) as store:
             return SeedTraining(self, seed, trial, store).finish()
 
@@ -107,6 +113,7 @@ class SeedTraining:
         if job.log and job.workload.submission:
             self.submission = load(job.workload.submission)(trial, seed, job.log)
         self.evaluator = self._evaluator()
+        self.minutes = Minutes(0)
         self._into: dict[str, Any] = {}
         """The state of the trial before anything was loaded."""
         self._restored = False
@@ -174,9 +181,8 @@ class SeedTraining:
             steps, emit=self.emit, seed=self.seed, sync=self.job.prepared.settings.sync,
             alone=current().choose(True, several=False),
         )  # fmt: skip
-        minutes: Due = never
-        if settings.checkpoint_minutes:
-            minutes = current().decide_on_leader(Minutes(settings.checkpoint_minutes))
+        self.minutes = Minutes(settings.checkpoint_minutes, notice=self._notice)
+        minutes_due = current().decide_on_leader(self.minutes)
         return Watchers(
             recipe=recipe,
             losses=LossLog(emit=self.emit, seed=self.seed),
@@ -187,8 +193,9 @@ class SeedTraining:
             should_stop=lambda: self.job.stop.received is not None,
             stopped=self.stopped,
             evaluate_due=either(every(settings.evaluate_steps), recipe.evaluate_after),
-            save_due=either(every(settings.checkpoint_steps), recipe.save_after, minutes),
+            save_due=either(every(settings.checkpoint_steps), recipe.save_after, minutes_due),
             save_scored=settings.checkpoint_epochs,
+            save_end=settings.checkpoint_end,
         )
 
     def restore(self) -> Position:
@@ -316,7 +323,8 @@ class SeedTraining:
             "mlperf": self.job.log.state() if self.job.log else None,
             "seed": self.seed,
         }
-        self.store.save(position.step, state, best=best)
+        with self.minutes.saving():
+            self.store.save(position.step, state, best=best)
 
     def stopped(self, position: Position) -> RecperfError:
         # The message says that the state is saved, so it must be on disk.
@@ -370,6 +378,22 @@ def in_background(config: TrainConfig, state_bytes: int, notice: Callable[[str],
         "do not fit into memory"
     )
     return False
+
+
+def require_room(run: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> None:
+    """Refuse to train if the checkpoint at the end does not fit on the disk; say the size of a large one."""
+    world = current()
+    needed = int(world.total(tensor_bytes(trial.state())))
+    free = world.on_leader(lambda: disk_usage(run).free)
+    if needed > free and (config.checkpoint_end or config.checkpoint_epochs):
+        world.shared_error = error = MachineError(
+            f"a checkpoint needs {size(needed)} on the disk; {size(free)} are free",
+            where={"run": run},
+            fix="free some space, --run-dir on another disk, or --train.no-checkpoint-end --train.no-checkpoint-epochs",
+        )
+        raise error
+    if needed >= LARGE:
+        notice(f"a checkpoint has {size(needed)}")
 
 
 def open_store(folder: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> CheckpointStore:

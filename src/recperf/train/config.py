@@ -26,8 +26,11 @@ class TrainConfig:
     """Stop after this many steps, with the same learning-rate schedule; 0 means all epochs."""
     checkpoint_steps: int = 0
     """Save a checkpoint every this many steps; 0 disables it."""
-    checkpoint_minutes: float = 0.0
-    """Save a checkpoint every this many minutes; 0 disables it."""
+    checkpoint_minutes: float = 10.0
+    """Save a checkpoint every this many minutes, or less often so that saves take at most 5 % of the time; 0 disables
+    it."""
+    checkpoint_end: bool = True
+    """Save a checkpoint at the end of the training."""
     keep_last: int = 1
     """How many of the newest checkpoints to keep, in addition to the best one."""
     checkpoint_background: Literal["auto", "on", "off"] = "auto"

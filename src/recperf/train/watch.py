@@ -126,6 +126,7 @@ class Watchers:
     evaluate_due: Due = never
     save_due: Due = never
     save_scored: bool = True
+    save_end: bool = True
 
     def before_epoch(self) -> None:
         self.timer.before_epoch()
@@ -151,7 +152,7 @@ class Watchers:
         if self.should_stop():
             self._save(position, best)
             raise self.stopped(position)
-        if self.save_due(position) or (due and self.save_scored):
+        if self.save_due(position) or (due and self._saves_score(position)):
             self._save(position, best)
         if due and self.evaluator.met:
             raise TargetMet
@@ -160,10 +161,14 @@ class Watchers:
         if self.evaluator.scored(position):
             return
         best = self._score(position)
-        if self.save_scored:
+        if self._saves_score(position):
             self._save(position, best)
         if self.evaluator.met:
             raise TargetMet
+
+    def _saves_score(self, position: Position) -> bool:
+        ends = position.step >= self.recipe.steps or self.evaluator.met
+        return self.save_scored or (self.save_end and ends)
 
     def _score(self, position: Position) -> bool:
         self.losses.flush()

@@ -204,7 +204,6 @@ def mlperf() -> DLRMv4WorkloadConfig:
         table_learning_rate=1e-6,
         warmup_steps=24_000,
         stop_at_target=True,
-        checkpoint_minutes=60,
     )
     return replace(
         gpu(),
