@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,37 @@ def test_prune_keeps_off_a_run_in_use(run: Path, call: Call) -> None:
     assert steps(run, 42) == [10, 20, 30, 40]
     # Looking is always possible.
     assert call("list", run)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("open", "cannot write .lock: the file system is read-only"),
+        ("replace", "cannot remove step-00000030: Read-only"),
+    ],
+)
+def test_prune_on_a_read_only_disk_says_so(
+    run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, function: str, message: str
+) -> None:
+    real = getattr(os, function)
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if function == "replace" or arguments[0] & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, function, refuse)
+    code, _, err = call("prune", run)
+    assert code == 4
+    assert message in err
+    assert "--run-dir" not in err
+    assert steps(run, 42) == [10, 20, 30, 40]
+
+
+def test_prune_does_not_touch_the_log(run: Path, call: Call) -> None:
+    (run / "events.jsonl").write_text("half a line")
+    assert call("prune", run)[0] == 0
+    assert (run / "events.jsonl").read_text() == "half a line"
 
 
 @pytest.mark.parametrize(

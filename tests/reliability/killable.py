@@ -101,4 +101,14 @@ class Killable:
         return self.log.read_bytes()[self._from :].decode() if self.log.exists() else ""
 
 
+def claims(folder: Path) -> dict[str, Any]:
+    """What `recperf check` says of a finished run, by claim; what belongs to every run must hold."""
+    from recperf.cli.check import report
+    from recperf.runs.contract import ALWAYS
+
+    rows = {row["name"]: row for row in report(folder)["claims"]}
+    assert [rows[claim.name] for claim in ALWAYS if not rows[claim.name]["holds"]] == []
+    return {name: row["holds"] for name, row in rows.items()}
+
+
 KILLED = -signal.SIGKILL

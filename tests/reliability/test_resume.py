@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from killable import KILLED, Killable
+from killable import KILLED, Killable, claims
 
 from recperf.data.movielens_like import generate, write
 from recperf.train.checkpoint import CheckpointStore
@@ -57,6 +57,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         "best": best.name,
         "events": logged,
         "quality": result["quality"],
+        "claims": claims(folder),
     }
 
 

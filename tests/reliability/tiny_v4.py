@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from killable import KILLED, Killable, Trouble, home
+from killable import KILLED, Killable, Trouble, claims, home
 
 from recperf.data.yambda import synthesize
 from recperf.data.yambda.synthesize.config import YambdaLike
@@ -142,6 +142,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         "mlperf": mlperf(folder),
         "quality": result["quality"],
         "data": result["data"],
+        "claims": claims(folder),
     }
 
 

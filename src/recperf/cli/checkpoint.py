@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from ..errors import DataError, MachineError, UsageError
+from ..errors import DataError, UsageError
 from ..runs.checkpoints import listed, prune
-from ..runs.record import Run
+from ..runs.record import hold
 from ..units import size
 from .parse import OutputOptions, choose_action, parse
 from .terminal import Terminal, conclude, print_json, table
@@ -96,20 +97,16 @@ def remove_old(options: PruneOptions, terminal: Terminal) -> int:
     if options.keep < 1:
         raise UsageError(f"--keep is {options.keep}; it must be at least 1")
     listed(options.run, hashed=False)
-    # Opening the run takes its lock: a running training must not lose checkpoints it relies on.
-    try:
-        run = Run.open(options.run)
-    except MachineError as error:
-        raise MachineError(
-            error.what, where=dict(error.where), fix="wait until it is done; nothing was removed"
-        ) from None
+    # A running training must not lose checkpoints it relies on.
+    nothing = "nothing was removed"
+    lock = hold(options.run, busy=f"wait until it is done; {nothing}", refused=nothing)
     try:
         removed = [
             {"folder": str(path), "step": int(path.name.removeprefix("step-")), "why": why}
             for path, why in prune(options.run, options.keep)
         ]
     finally:
-        run.close()
+        os.close(lock)
     for entry in removed:
         terminal.say(f"removed {entry['folder']} ({entry['why']})")
     remaining = listed(options.run, hashed=False)

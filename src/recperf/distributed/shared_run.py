@@ -84,7 +84,7 @@ class _FollowerRun:
     def _ignore(self, *arguments: Any, **named: Any) -> None:
         pass
 
-    event = write = sync_events = rewind_events = forget_events = log_fault = note_progress = _ignore
+    event = write = sync_events = rewind_events = forget_events = log_fault = note_progress = remove = _ignore
 
 
 def share_run(run: Run | None, world: World) -> Run:

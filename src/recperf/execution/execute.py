@@ -25,7 +25,7 @@ from ..runs.seal import seal
 from ..runs.speed import budget_of, speed_of
 from ..stop import StopFlag, poll
 from ..train.device import applied
-from .measuring import measure_run
+from .measuring import MEASURED, measure_run
 from .submission import open_log
 from .training import Job, Reporter, operator_changes, operators_text
 from .workload import Prepared, Trial, Workload
@@ -123,6 +123,8 @@ def _train_seeds(job: Job, started: dict[str, Any]) -> tuple[list[dict[str, Any]
             finished = job.finish(seed, trial)
             started.setdefault("operators", choice.used())
             job.run.note_progress(operators=started["operators"])
+            # After a power cut there must be no trial whose last steps the log lacks.
+            job.run.sync_events()
             job.run.write(f"trial-{seed}.json", finished)
             poll()
         trials.append(finished)
@@ -223,6 +225,8 @@ def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
         report.notice(
             "this run was started on another machine or torch version; its numbers may differ in the last bits"
         )
+        # What limits a step there says nothing about this machine, which the result names.
+        run.remove(*MEASURED)
     run.write("machine.json", facts)
 
 

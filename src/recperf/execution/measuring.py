@@ -30,11 +30,18 @@ class Notices(Protocol):
     def notice(self, text: str) -> None: ...
 
 
+MEASURED = ("profile.json", "pair.json", "peaks.json")
+"""The files of a run that describe its machine's speed."""
+
+
 def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any] | None, report: Notices) -> None:
     """Write profile.json, the ceilings of the machine, and pair.json where the workload has a matched pair."""
     if peaks is not None:
         require_threads(peaks, report.notice)
         run.write("peaks.json", peaks)
+    else:
+        # Of an earlier start of this run: the profile would contradict them.
+        run.remove("peaks.json")
     pair = measure_pair(prepared, trial, peaks)
     if pair is not None:
         run.write("pair.json", pair)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..errors import DataError, MachineError
 from ..files import require_own_folders
 from ..train import checkpoint_folder as folders
 from .record import read_config
@@ -63,9 +63,15 @@ def prune(run: Path, keep: int) -> Iterator[tuple[Path, str]]:
     plans = [_plan(folder, keep) for folder in trainings(run) if folders.saved(folder)]
     for newest, best, removals in plans:
         for path, why in removals.items():
-            folders.discard(path)
-            if not path.exists():
-                yield path, why
+            try:
+                folders.remove(folders.set_aside(path))
+            except OSError as error:
+                raise MachineError(
+                    f"cannot remove {path.name}: {error.strerror or error}",
+                    where={"folder": path},
+                    fix="make the disk and the folder writable, and prune again",
+                ) from None
+            yield path, why
         folders.sweep(newest.parent)
         folders.write_index(newest.parent, newest, best)
 

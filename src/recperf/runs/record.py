@@ -45,7 +45,7 @@ class Run:
         self._began = monotonic()
         self._digest, self._digested = hashlib.sha256(), 0
         """Of the log up to a byte."""
-        self._lock = self._hold()
+        self._lock = hold(folder)
         try:
             self._events = self._open_events()
         except BaseException:
@@ -86,20 +86,6 @@ class Run:
                 fix=f"recperf run --config {folder} trains with its config",
             )
         return cls(folder)
-
-    def _hold(self) -> int:
-        with writing(self.folder / ".lock"):
-            handle = open_regular(self.folder / ".lock", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise MachineError(
-                "another process is using this run folder",
-                where={"folder": self.folder},
-                fix="wait for it, or choose another --run-dir",
-            ) from None
-        return handle
 
     def _open_events(self) -> int:
         path = self.folder / "events.jsonl"
@@ -201,6 +187,12 @@ class Run:
     def write(self, name: str, value: Any) -> None:
         write_json(self.folder / name, value)
 
+    def remove(self, *names: str) -> None:
+        """Remove files of the run; those that do not exist are no error."""
+        for name in names:
+            with writing(self.folder / name):
+                (self.folder / name).unlink(missing_ok=True)
+
     def read(self, name: str, kind: Any = dict[str, Any]) -> Any | None:
         """The content of a JSON file of the run, which must fit `kind`; None if it was not written yet."""
         path = self.folder / name
@@ -242,6 +234,21 @@ class Run:
     def close(self) -> None:
         os.close(self._events)
         os.close(self._lock)
+
+
+def hold(folder: Path, *, busy: str = "wait for it, or choose another --run-dir", refused: str | None = None) -> int:
+    """Take the lock of a run folder, which the process has until it closes the handle.
+
+    `busy` and `refused` say what to do if another process has it, or if the folder cannot be written.
+    """
+    with writing(folder / ".lock", fix=refused):
+        handle = open_regular(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise MachineError("another process is using this run folder", where={"folder": folder}, fix=busy) from None
+    return handle
 
 
 def _is_save(line: bytes, step: int | None) -> bool:

@@ -227,7 +227,7 @@ def write_index(folder: Path, last: Path | None, best: Path | None) -> None:
 def set_aside(path: Path) -> Path:
     """Take a checkpoint's name away, so that half of one is never seen while it is being removed."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
-    _remove(aside)
+    remove(aside)
     os.replace(path, aside)
     return aside
 
@@ -237,7 +237,7 @@ def discard(path: Path) -> None:
     with contextlib.suppress(OSError):
         aside = set_aside(path)
         reached("prune: set aside")
-        _remove(aside)
+        remove(aside)
         reached("prune: removed")
 
 
@@ -246,10 +246,11 @@ def sweep(folder: Path) -> None:
     for path in folder.glob(".*"):
         draft = _DRAFT.fullmatch(path.name)
         if draft and (int(draft[1]) == os.getpid() or not _alive(int(draft[1]))):
-            _remove(path)
+            remove(path)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a folder or a file; what cannot be removed stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
