@@ -329,3 +329,38 @@ def test_a_log_that_changes_underway_is_refused(log: Path) -> None:
 
     with pytest.raises(DataError, match=r"changed while it was read|is malformed: empty"):
         convert.convert(config(log), progress=grow, **SMALL)
+
+
+@pytest.mark.parametrize("name", [*convert.WIDTHS, convert.DIGESTS])
+@pytest.mark.parametrize("piece", [64, LINES])
+def test_a_flipped_bit_is_found_when_its_piece_is_read(log: Path, name: str, piece: int) -> None:
+    """With one piece, an empty one follows it."""
+    conversion = convert.convert(config(log), piece=piece)
+    width, row = convert.WIDTHS.get(name, 1), 100
+    path = conversion.folder / convert.column_name(0, name)
+    changed = bytearray(path.read_bytes())
+    changed[min(row * width, len(changed) - 1)] ^= 1
+    path.write_bytes(changed)
+    says = f"the converted log is damaged: {path.name} differs from its checksum"
+    if name == convert.DIGESTS:
+        with pytest.raises(DataError, match=says):
+            CriteoStore(conversion, 0.1)
+        return
+    store = CriteoStore(conversion, 0.1)
+    if piece < row:
+        store.read(0, piece)
+        store.read(2 * piece, LINES)
+        assert store.verified() == {"bytes": (LINES - piece) * convert.ROW_BYTES, "of": LINES * convert.ROW_BYTES}
+    for first in (0, row):
+        with pytest.raises(DataError, match=f"{says} in block {row // piece} ") as caught:
+            store.read(first, row + 1)
+    assert caught.value.exit_code == 3
+
+
+def test_arrays_of_earlier_versions_are_read_but_not_vouched_for(log: Path) -> None:
+    conversion = convert.convert(config(log), **SMALL)
+    (conversion.folder / convert.column_name(0, convert.DIGESTS)).unlink()
+    del conversion.manifest["parts"][0]["piece"]
+    store = CriteoStore(conversion, 0.1)
+    assert len(store.read(0, LINES)) == LINES
+    assert store.verified() == {"bytes": 0, "of": LINES * convert.ROW_BYTES}

@@ -2,8 +2,9 @@
 
 Every source file becomes three plain little-endian files (dense, ids, labels) that only grow. After every PIECE rows
 they are synced, and the manifest, replaced atomically, records the number of rows and the byte of the source at which
-they end. The next start truncates the files to that length, so that an interrupted conversion gives the same bytes as
-an uninterrupted one.
+they end. A fourth file has the digests of every such piece, by which pieces are verified when they are first read. The
+next start truncates the files to that length, so that an interrupted conversion gives the same bytes as an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ PIECE = 1 << 18
 WIDTHS = {"dense": 4 * DENSE, "ids": 4 * SPARSE, "labels": 1}
 """Bytes per row of each file."""
 ROW_BYTES = sum(WIDTHS.values())
+_PIECE_DIGESTS = hashlib.sha256().digest_size * len(WIDTHS)
 MANIFEST = "manifest.json"
+DIGESTS = "digests"
+"""File of the SHA-256 of every piece of a source's arrays. The manifest's `chain` is over these digests."""
 MOST_SHOWN = 5
 _AGAIN = "run the same command again; it resumes"
 
@@ -140,7 +144,9 @@ class _Converter:
         self._save()
 
     def _part(self, one: Source, part: dict[str, Any], index: int) -> None:
-        with _Columns(self.conversion.folder, index, part["rows"]) as columns:
+        if not part["rows"]:
+            part["piece"] = self.piece
+        with _Columns(self.conversion.folder, index, part) as columns:
             waiting = source.blocks(one, start=part["offset"], size=self.block)
             pushed: list[Block] = []
             while (block := self._next(waiting, pushed, one, part)) is not None:
@@ -205,11 +211,14 @@ class _Converter:
 
 
 class _Columns:
-    """The three array files of one source, which grow."""
+    """The three array files of one source and their digests, which grow."""
 
-    def __init__(self, folder: Path, index: int, rows: int) -> None:
-        self.paths = {name: folder / column_name(index, name) for name in WIDTHS}
-        self.rows = rows
+    def __init__(self, folder: Path, index: int, part: dict[str, Any]) -> None:
+        self.lengths = {name: part["rows"] * width for name, width in WIDTHS.items()}
+        # Earlier versions wrote no digests: a part that one of them began has none.
+        if "piece" in part:
+            self.lengths[DIGESTS] = part["rows"] // part["piece"] * _PIECE_DIGESTS
+        self.paths = {name: folder / column_name(index, name) for name in self.lengths}
         self.files: dict[str, IO[bytes]] = {}
         self.digests = {name: hashlib.sha256() for name in WIDTHS}
 
@@ -217,7 +226,7 @@ class _Columns:
         for name, path in self.paths.items():
             with writing(path, fix=_AGAIN):
                 self.files[name] = path.open("ab")
-                length = self.rows * WIDTHS[name]
+                length = self.lengths[name]
                 if self.files[name].tell() < length:
                     raise DataError(
                         f"{path.name} is shorter than its manifest states",
@@ -245,15 +254,45 @@ class _Columns:
 
     def commit(self, chain: str) -> str:
         """Sync the files, and chain the digests of this piece to those of the previous ones."""
+        digests = b"".join(self.digests[name].digest() for name in WIDTHS)
+        self.digests = {name: hashlib.sha256() for name in WIDTHS}
+        if DIGESTS in self.files:
+            with writing(self.paths[DIGESTS], fix=_AGAIN):
+                self.files[DIGESTS].write(digests)
         for name, file in self.files.items():
             with writing(self.paths[name], fix=_AGAIN):
                 file.flush()
                 os.fsync(file.fileno())
-        folded = hashlib.sha256(chain.encode())
-        for name in WIDTHS:
-            folded.update(self.digests[name].digest())
-            self.digests[name] = hashlib.sha256()
-        return folded.hexdigest()
+        return chained(chain, digests)
+
+
+def chained(chain: str, digests: bytes) -> str:
+    return hashlib.sha256(chain.encode() + digests).hexdigest()
+
+
+def piece_digests(conversion: Conversion, index: int) -> dict[str, list[str]] | None:
+    """Digests of the pieces of each array of a part; None where an earlier version wrote none."""
+    part, path = conversion.parts[index], conversion.folder / column_name(index, DIGESTS)
+    if "piece" not in part:
+        return None
+    content, chain = path.read_bytes() if path.is_file() else b"", ""
+    pieces = [content[at : at + _PIECE_DIGESTS] for at in range(0, len(content), _PIECE_DIGESTS)]
+    for digests in pieces:
+        chain = chained(chain, digests)
+    if chain != part["chain"]:
+        raise damaged(path, "differs from its checksum")
+    size = _PIECE_DIGESTS // len(WIDTHS)
+    # A last piece without rows has digests too.
+    filled = pieces[: -(-part["rows"] // part["piece"])]
+    return {name: [one[at * size :][:size].hex() for one in filled] for at, name in enumerate(WIDTHS)}
+
+
+def damaged(path: Path, how: str) -> DataError:
+    return DataError(
+        f"the converted log is damaged: {path.name} {how}",
+        where={"file": path},
+        fix=f"remove {path.parent} and convert again",
+    )
 
 
 def explain(line: int, text: bytes) -> dict[str, Any]:

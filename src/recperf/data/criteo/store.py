@@ -1,5 +1,7 @@
 """A converted click log as memory-mapped arrays, split into training and validation rows.
 
+Every piece of an array is compared with its digest when it is first read.
+
 Shapes: N rows, D = 13 numbers, F = 26 categories.
 """
 
@@ -13,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ..blocks import Blocks, Column, verified
 from .config import DENSE, SPARSE, CriteoConfig
-from .convert import Conversion, Progress, column_name, convert
+from .convert import WIDTHS, Conversion, Progress, column_name, convert, damaged, piece_digests
 
 Split = Literal["train", "valid"]
 
@@ -43,7 +46,7 @@ class CriteoStore:
         filled = [(index, part["rows"]) for index, part in enumerate(conversion.parts) if part["rows"]]
         self.rows = conversion.rows
         self.edges = np.cumsum([0] + [rows for _, rows in filled])
-        self.maps = [_maps(conversion, index, rows) for index, rows in filled]
+        self.columns = [_columns(conversion, index, rows) for index, rows in filled]
         if len(filled) > 1:
             self.split, self.train_rows = "last day", int(self.edges[-2])
         else:
@@ -66,20 +69,25 @@ class CriteoStore:
 
     def read(self, first: int, last: int) -> Rows:
         """The rows first .. last - 1."""
-        return Rows(*(np.concatenate(columns) for columns in zip(*self._pieces(first, last))))
+        pieces = [[column[here] for column in columns] for columns, here in self._parts(first, last)]
+        return Rows(*(np.concatenate(columns) for columns in zip(*pieces)))
 
     def click_rate(self, split: Split) -> float:
         """The share of the rows of a split that were clicked."""
         first, last = self.bounds(split)
-        return sum(int(labels_N.sum()) for _, _, labels_N in self._pieces(first, last)) / max(1, last - first)
+        clicks = sum(int(labels[here].sum()) for (_, _, labels), here in self._parts(first, last))
+        return clicks / max(1, last - first)
 
-    def _pieces(self, first: int, last: int) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    def verified(self) -> dict[str, int]:
+        """Bytes of the arrays that this process compared with their digests, and bytes of all of them."""
+        return verified(column for columns in self.columns for column in columns)
+
+    def _parts(self, first: int, last: int) -> Iterator[tuple[list[Column], slice]]:
+        """The columns of each part that has some of these rows, and which of its rows they are."""
         part = int(np.searchsorted(self.edges, first, side="right")) - 1
         while first < last:
             begin, end = int(self.edges[part]), min(last, int(self.edges[part + 1]))
-            here = slice(first - begin, end - begin)
-            dense, ids, labels = self.maps[part]
-            yield dense[here], ids[here], labels[here]
+            yield self.columns[part], slice(first - begin, end - begin)
             first, part = end, part + 1
 
 
@@ -99,12 +107,16 @@ def describe(store: CriteoStore) -> dict[str, Any]:
     }
 
 
-def _maps(conversion: Conversion, index: int, rows: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    def mapped(name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        return np.memmap(conversion.folder / column_name(index, name), dtype=kind, mode="r", shape=shape)
-
-    return (
-        mapped("dense", "<f4", (rows, DENSE)),
-        mapped("ids", "<i4", (rows, SPARSE)),
-        mapped("labels", "u1", (rows,)),
-    )
+def _columns(conversion: Conversion, index: int, rows: int) -> list[Column]:
+    """The dense, ids and labels of a part. Without digests, those of an earlier version, nothing is verified."""
+    kinds = {"dense": ("<f4", (rows, DENSE)), "ids": ("<i4", (rows, SPARSE)), "labels": ("u1", (rows,))}
+    digests, columns = piece_digests(conversion, index), []
+    for name, (kind, shape) in kinds.items():
+        path = conversion.folder / column_name(index, name)
+        content = np.memmap(path, dtype=np.uint8, mode="r", shape=(rows * WIDTHS[name],))
+        blocks = None
+        if digests is not None:
+            piece = conversion.parts[index]["piece"] * WIDTHS[name]
+            blocks = Blocks(path, content, digests[name], block=piece, damaged=damaged)
+        columns.append(Column(content.view(kind).reshape(shape), blocks))
+    return columns

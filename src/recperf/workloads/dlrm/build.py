@@ -95,6 +95,9 @@ class PreparedDLRM(Prepared):
     def baselines(self) -> dict[str, dict[str, float]]:
         return self.source.baselines(self.config.seed, self.settings.device)
 
+    def verified(self) -> dict[str, int] | None:
+        return self.source.verified()
+
     def trial(self, seed: int) -> DLRMTrial:
         return DLRMTrial(self, seed)
 

@@ -89,6 +89,9 @@ class ClickSource:
             parts["profile"] = hashlib.sha256(data.profile.read_bytes()).hexdigest()
         return describe_synthetic(f"synthetic {data.ids} ids", data, batch, parts)
 
+    def verified(self) -> dict[str, int] | None:
+        return None if self._store is None else self._store.verified()
+
     def bags(self, seed: int, device: torch.device | str) -> RandomBags:
         return RandomBags(
             keys=self.model.features,
