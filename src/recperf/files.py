@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import DataError, MachineError
+from .stop import poll
 
 _CAUSES = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose another place with --run-dir"),
@@ -228,6 +229,7 @@ def digest_of(file: BinaryIO, size: int | None = None, progress: Callable[[int],
     """The digest of the next `size` bytes of an open file, or of all, read in blocks."""
     digest, left = hashlib.sha256(), size
     while block := file.read(1 << 20 if left is None else min(left, 1 << 20)):
+        poll()
         digest.update(block)
         progress(len(block))
         left = left if left is None else left - len(block)

@@ -30,6 +30,7 @@ class StopFlag:
         self.received: int | None = None
         self.ends_at_once = False
         """A signal ends the process in the handler: for commands that have nothing to save or to remove."""
+        self._calls: list[Callable[[], None]] = []
         self.before_exit: list[Callable[[], None]] = []
         """Called before a second Ctrl-C ends the process, to end the processes that it has started."""
         self._deferred = 0
@@ -73,6 +74,9 @@ class StopFlag:
             self._exit()
         elif self.received is None:
             self.received = number
+            if not self._deferred:
+                for call in self._calls:
+                    call()
 
     def _exit(self) -> None:
         for end in self.before_exit:
@@ -105,6 +109,15 @@ class StopFlag:
             yield
         finally:
             self._deferred -= 1
+
+    @contextmanager
+    def calling(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        """Inside, a signal also calls `interrupt`, which makes a long call of a library return early."""
+        self._calls.append(interrupt)
+        try:
+            yield
+        finally:
+            self._calls.remove(interrupt)
 
     @contextmanager
     def explained(self, what: str, fix: str | None = None) -> Iterator[None]:

@@ -34,7 +34,7 @@ COMMANDS = {
 }
 
 STOP_IN_ORDER = ("run", "profile", "sweep", "data")
-"""Commands that poll for signals, to save or to remove what is incomplete; a signal ends the others at once."""
+"""Commands that poll for signals themselves, to save or to remove what is incomplete. A signal ends others at once."""
 
 HELP = """usage: recperf COMMAND [OPTIONS]
 
@@ -100,7 +100,8 @@ def dispatch(arguments: list[str]) -> int:
             fix=f"recperf {guess} --help" if guess else "recperf --help",
         )
     module = importlib.import_module(f".{name}", __name__)
-    FLAG.poll()
-    FLAG.ends_at_once = name not in STOP_IN_ORDER
+    if name not in STOP_IN_ORDER:
+        FLAG.poll()
+        FLAG.ends_at_once = True
     code: int = module.command(rest)
     return code

@@ -78,6 +78,7 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
     """Run the command in this process, which may be one of several ranks or may have to start them."""
     if any(argument.partition("=")[0] == "--resume" for argument in arguments):
         raise UsageError("a profile cannot be resumed", fix="--config uses the config of a run")
+    FLAG.poll()
     choice = choose(arguments, default="dlrm")
     options: Options[Any] = read_options(Options, choice, verb="profile", description=DESCRIPTION)
     if not options.trace_mb > 0:

@@ -74,6 +74,7 @@ def command(arguments: list[str]) -> int:
 
 def run_here(arguments: list[str], world: Ranks) -> int:
     """Run the command in this process: alone, as one of several ranks, or as their launcher."""
+    FLAG.poll()
     choice = choose(arguments)
     options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
     if choice.resume and options.run_dir:
@@ -94,6 +95,7 @@ def run_here(arguments: list[str], world: Ranks) -> int:
         if options.dry_run:
             return dry_run(choice, options, terminal)
         if world.size > 1:
+            FLAG.poll()
             world.join(options.values.train.device, options.values.distributed.timeout_s)
             world.require_same_config(choice.workload.name, with_absolute_paths(options.values))
         return run(choice, options, terminal) if world.is_leader else follow(choice, options, terminal)

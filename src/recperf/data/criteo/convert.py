@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
 from ...files import alone, write_json, writing
+from ...stop import poll
 from ...units import size
 from . import lines, source, synthesize
 from .config import DENSE, SPARSE, CriteoConfig
@@ -168,6 +169,7 @@ class _Converter:
                 if len(parsed.labels_N) and part["rows"] % self.piece == 0:
                     part["chain"] = columns.commit(part["chain"])
                     self._save()
+                poll()
                 self.progress(self.done + block.read, self.conversion.log.size, self.conversion.rows)
                 self._check_space(block)
             _require_unchanged(one)

@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from ... import places, units
-from ...errors import DataError, MachineError, UsageError
+from ...errors import DataError, Interrupted, MachineError, Stopped, UsageError
 from ...files import alone, sha256, sync_folder, write_json, writing
+from ...stop import poll
 from ...version import __version__
 from .schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE, LICENCE, REPOSITORY, REVISION, SIZES
 
@@ -164,7 +165,7 @@ def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> 
         try:
             hub.file_download.http_get(
                 remote.url,
-                file,
+                _PolledFile(file),
                 resume_size=file.tell(),
                 headers=headers,
                 expected_size=remote.bytes,
@@ -172,6 +173,8 @@ def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> 
             )
             file.flush()
             os.fsync(file.fileno())
+        except (Stopped, Interrupted):
+            raise
         except Exception as error:  # As above.
             if isinstance(error, OSError) and error.errno in _DISK_FAULTS:
                 with writing(part, fix=again):
@@ -191,6 +194,20 @@ def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> 
         for stale in path.parent.glob(f"{path.name}.*.incomplete"):
             stale.unlink()
     _record(folder, name, remote, digest)
+
+
+class _PolledFile:
+    """A file that a download is written to, polling for signals."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, block: bytes) -> int:
+        poll()
+        return self._file.write(block)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _complete(folder: Path, name: str) -> bool:

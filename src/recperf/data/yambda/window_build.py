@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
 from ...files import write_json, writing
+from ...stop import poll
 from .schema import LISTENS
 from .store import EventStore, seal_of
 
@@ -72,6 +73,7 @@ def anchor_chunks(
     first_U, next_U = store.user_first_U1[:-1], store.user_first_U1[1:]
     edges = np.stack([first_U, np.minimum(first_U + min_history, next_U)], axis=1).reshape(-1)
     for begin in range(0, store.events, chunk):
+        poll()
         end = min(store.events, begin + chunk)
         low, high = np.searchsorted(edges, [begin, end], side="right")
         inside = np.concatenate([[begin], edges[low:high], [end]])
@@ -202,6 +204,7 @@ def build(store: EventStore, folder: Path, facts: dict[str, Any], chunk: int = _
     draft = folder / _DRAFT
     with writing(draft, fix=_FIX), draft.open("wb") as file:
         for rows in rows_by_user(store, anchors, seconds, chunk):
+            poll()
             np.add.at(count_W, rows["window"], 1)
             total += int(rows["anchors"].sum(dtype=np.int64))
             file.write(rows.tobytes())
@@ -235,6 +238,7 @@ def _scatter(draft: Path, folder: Path, offsets_W1: NDArray[np.int64], chunk: in
     columns = {name: _mapped(folder / name, kind, rows_R) for name, kind in ROW_COLUMNS.items()}
     with draft.open("rb") as file:
         while len(rows := np.frombuffer(file.read(chunk * _ROW.itemsize), _ROW)):
+            poll()
             # numpy sorts 16-bit keys by radix, which is fast.
             order = np.argsort(rows["window"].astype(key), kind="stable")
             window = rows["window"][order]

@@ -13,6 +13,7 @@ from typing import Any
 
 from ....errors import DataError, MachineError
 from ....files import writing
+from ....stop import FLAG
 
 RESTART = "the same command starts again from the beginning"
 _MAX_THREADS = 4
@@ -64,8 +65,10 @@ def open_database(folder: Path, *, memory: int) -> Iterator[Any]:
                     ("TimeZone", "'UTC'"),
                 ):
                     connection.execute(f"SET {setting} = {value}")
-                yield connection
+                with FLAG.calling(connection.interrupt):
+                    yield connection
         except duckdb.Error as error:
+            FLAG.poll()
             message = str(error)
             if "No space left" in message or "max_temp_directory_size" in message:
                 raise OSError(errno.ENOSPC, "no space left") from error

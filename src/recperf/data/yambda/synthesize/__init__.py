@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ....config import to_json
 from ....errors import DataError
 from ....files import alone, atomic_file, writing
+from ....stop import poll
 from ..raw import need_pyarrow
 from ..schema import (
     ALBUMS_FILE,
@@ -77,6 +78,7 @@ def write_store(
             if writer.events - committed >= COMMIT_EVENTS:
                 writer.commit(next_user)
                 committed = writer.events
+            poll()
             if progress:
                 progress(writer.events, max(writer.events, config.events))
         facts = {"name": NAME, "synthetic": True, "licence": SYNTHETIC_LICENCE, "split": config.split}
