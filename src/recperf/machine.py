@@ -6,19 +6,27 @@ import errno
 import hashlib
 import json
 import math
+import mmap
 import os
 import platform
 import re
+import resource
 import subprocess
-from importlib import metadata
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 from .errors import MachineError
 
 _OUT_OF_MEMORY = re.compile(
-    "out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE
+    "out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|failed to map segment"
+    "|can't start new thread",
+    re.IGNORECASE,
 )
+RESERVED_BYTES = 32 << 20
+"""More than printing an error needs, with all that it imports."""
 _CGROUP_FILES = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -176,13 +184,71 @@ def memory_error(error: BaseException, **where: object) -> MachineError:
     """The error for a user when memory of the host or of a device ran out."""
     cause = " ".join(str(error).split())[:200]
     fix = "a smaller --train.batch-size or smaller tables; --resume RUN continues a run after its last checkpoint"
+    limit = address_space()
+    if limit:
+        where, fix = {**where, **limit}, f"ulimit -v unlimited; {fix}"
     return MachineError("out of memory", where={**where, **({"cause": cause} if cause else {})}, fix=fix)
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory of the host or of a device ran out; torch reports that in the message only."""
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+        isinstance(error, (RuntimeError, ImportError, OSError)) and _OUT_OF_MEMORY.search(str(error)) is not None
     )
+
+
+def address_space() -> dict[str, object]:
+    """The limit of this process's address space for a message; empty if there is none."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    unlimited = limit == resource.RLIM_INFINITY
+    return {} if unlimited else {"address space": f"limited to {limit >> 20:,} MiB (ulimit -v)"}
+
+
+@contextmanager
+def reserved_memory() -> Iterator[None]:
+    """Where the address space is limited, keep a part of it for reporting that the rest ran out."""
+    reserve = mmap.mmap(-1, RESERVED_BYTES) if address_space() else None
+    try:
+        yield
+    finally:
+        if reserve is not None:
+            reserve.close()
+
+
+def require_address_space(*, torch: bool) -> None:
+    """Where the address space is limited, test in a child whether numpy, and torch, can be loaded and can multiply.
+
+    OpenBLAS, which both may use, ends the process where memory is short, without an error that could be reported.
+    """
+    limit = address_space()
+    if not limit:
+        return
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with suppress(BaseException):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            _load_libraries(torch)
+            code = 0
+        os._exit(code)
+    if os.waitpid(child, 0)[1]:
+        names = "numpy and torch" if torch else "numpy"
+        raise MachineError(
+            f"out of memory: {names} cannot be loaded",
+            where=limit,
+            fix="ulimit -v unlimited, or a larger limit",
+        )
+    _load_libraries(torch)
+
+
+def _load_libraries(torch: bool) -> None:
+    """Load the libraries and let them allocate their buffers, which they do at the first large product."""
+    import numpy as np
+
+    square = np.ones((512, 512))
+    np.dot(square, square)
+    if torch:
+        ones = import_module("torch").ones(512, 512)
+        ones.mm(ones)

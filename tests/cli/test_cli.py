@@ -407,3 +407,19 @@ def test_a_failure_while_the_page_is_written_is_one_line(call, monkeypatch: pyte
     code, _, err = call(*QUICK[:-1], "--run-dir", "r", "--train.max-steps", "30")
     assert (code, err) == (0, "error: no page, but the rest is complete: ZeroDivisionError: of a curve\n")
     assert Path("r", "seal.json").exists()
+
+
+@pytest.mark.parametrize(("command", "code"), [("run --dry-run", 4), ("list", 0)])
+def test_too_little_address_space_is_one_error(tmp_path: Path, command: str, code: int) -> None:
+    script = "import sys; from recperf.cli import main; sys.exit(main())"
+    # Torch's libraries alone are larger than 280 MiB.
+    limited = ["bash", "-c", f'ulimit -v {280 << 10}; exec "$0" "$@"']
+    done = subprocess.run(
+        [*limited, sys.executable, "-c", script, *command.split()], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == code, done.stderr
+    if code:
+        first, limit, fix = done.stderr.splitlines()
+        assert first == "error: out of memory: numpy and torch cannot be loaded"
+        assert "limited to 280 MiB (ulimit -v)" in limit
+        assert "ulimit -v unlimited" in fix

@@ -7,7 +7,7 @@ import sys
 import traceback
 
 from ..errors import MachineError, RecperfError, UsageError, closest
-from ..machine import memory_error, out_of_memory
+from ..machine import address_space, memory_error, out_of_memory, require_address_space, reserved_memory
 from ..stop import FLAG
 from ..version import __version__
 from .terminal import outputs, print_error, print_text
@@ -32,6 +32,9 @@ COMMANDS = {
     "plan": "predict memory, time and cost on devices you do not have",
     "doctor": "test what works on this machine, and say how to fix what does not",
 }
+
+WITHOUT_NUMPY = ("list", "show", "checkpoint")
+WITH_TORCH = ("run", "profile", "sweep", "ladder", "pair", "peaks", "doctor")
 
 STOP_IN_ORDER = ("run", "profile", "sweep", "data")
 """Commands that poll for signals themselves, to save or to remove what is incomplete. A signal ends others at once."""
@@ -66,7 +69,7 @@ def _run(arguments: list[str]) -> int:
     # What follows -- is for a program of the user.
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
-        with FLAG.listening():
+        with FLAG.listening(), reserved_memory():
             return dispatch(arguments)
     except RecperfError as error:
         print_error(error, as_json=as_json)
@@ -77,6 +80,12 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if out_of_memory(error):
             print_error(memory_error(error), as_json=as_json)
+            return MachineError.exit_code
+        limit = address_space()
+        if limit:
+            # Modules that were half imported and C code that runs short fail with errors of any kind.
+            what = f"failed, probably for lack of address space: {type(error).__name__}: {error}"
+            print_error(MachineError(what, where=limit, fix="ulimit -v unlimited"), as_json=as_json)
             return MachineError.exit_code
         print_text(traceback.format_exc(), end="", stderr=True)
         what = f"internal error: {type(error).__name__}: {error}"
@@ -99,6 +108,8 @@ def dispatch(arguments: list[str]) -> int:
             f"unknown {kind} {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
             fix=f"recperf {guess} --help" if guess else "recperf --help",
         )
+    if name not in WITHOUT_NUMPY:
+        require_address_space(torch=name in WITH_TORCH)
     module = importlib.import_module(f".{name}", __name__)
     if name not in STOP_IN_ORDER:
         FLAG.poll()
