@@ -243,6 +243,20 @@ def test_a_prepared_store_is_returned_at_once_and_not_replaced(
     assert contents(folder) == before
 
 
+def test_sources_that_change_while_they_are_read_give_no_store(
+    tmp_path: Path, make_events: Make, write_raw: Make
+) -> None:
+    files = locate(write_raw(tmp_path / "raw", make_events()))
+    other = locate(write_raw(tmp_path / "other", make_events(), catalogue_I2=np.ones((51, 2), np.uint32)))
+
+    def replace_albums(done: int, total: int) -> None:
+        files.albums.write_bytes(other.albums.read_bytes())
+
+    with pytest.raises(DataError, match="the raw files changed while they were read"):
+        prepare(files, tmp_path / "s", name="x", progress=replace_albums)
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_disk_without_the_room_is_refused_before_the_work(
     tmp_path: Path, make_events: Make, write_raw: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

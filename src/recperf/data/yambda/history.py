@@ -97,7 +97,7 @@ class Histories:
     def _picked(self, begin_B: Words, positions_B: Words) -> Picked:
         """Pick the events of the histories; everything that picking and filling read is verified first."""
         store = self.store
-        for column in (store.packed_kinds_E, *(store.flags or ())):
+        for column in (store.packed_kinds_E, *(store.flags or ())[:3]):
             if column is not None:
                 column.require(begin_B, positions_B)
         picked = self._body.pick(self._events, begin_B, positions_B, self.rule)
