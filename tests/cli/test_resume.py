@@ -17,6 +17,7 @@ from recperf.runs.report.compare import compare
 from recperf.runs.report.reading import read
 from recperf.runs.report.text import render_sections
 from recperf.runs.resume import FREE
+from recperf.runs.seal import seal
 
 QUIETLY = ["--no-peaks", "--no-report"]
 Call = Callable[..., tuple[int, str]]
@@ -39,9 +40,11 @@ def begun(call: Call) -> Path:
     write(generate(3, users=120, items=200, ratings=5000), Path("data"))
     arguments = ["micro-dlrm", "--data.path", "data", "--train.epochs", "3", "--train.batch-size", "400"]
     arguments += ["--target.beat", "none", "--train.device", "cpu", "--train.checkpoint-steps", "20"]
-    code, output = call(*arguments, "--run-dir", "r", "--train.no-checkpoint-epochs")
+    code, output = call(*arguments, "--run-dir", "r", "--train.no-checkpoint-epochs", "--train.keep-last", "2")
     assert code == 0, output
     unfinish()
+    shutil.rmtree("r/checkpoints/seed-42/step-00000030")
+    Path("r/checkpoints/seed-42/index.json").write_text('{"last": "step-00000020"}')
     return Path("r")
 
 
@@ -255,3 +258,28 @@ def test_a_run_stopped_after_its_last_step_has_a_speed(begun: Path, call: Call) 
     }
     assert performance()["overall"]["evaluation_s"] > 0
     assert agrees()
+
+
+def test_a_finished_run_with_a_damaged_result_says_how_to_get_it_back(begun: Path, call: Call) -> None:
+    assert call("--resume", "r")[0] == 0
+    path, before = Path("r/result.json"), json.loads(Path("r/result.json").read_text())
+    for content in (b"{}", b"\0\xff", path.read_bytes()[:100], b""):
+        path.write_bytes(content)
+        code, output = call("--resume", "r")
+        assert code == 3
+        assert "this run is finished, but result.json has" in output
+        assert "remove its seal.json and result.json, and resume it" in output
+    path.write_text("{}")
+    seal(Path("r"))
+    code, output = call("--resume", "r")
+    assert code == 3
+    assert "this run is finished, but result.json does not fit its description" in output
+    for name in ("seal.json", "result.json"):
+        Path("r", name).unlink()
+    assert call("--resume", "r")[0] == 0
+    assert json.loads(path.read_text())["quality"] == before["quality"]
+    assert agrees()
+    with Path("r/events.jsonl").open("a") as log:
+        log.write("half a line")
+    assert call("--resume", "r")[0] == 3
+    assert Path("r/events.jsonl").read_text().endswith("half a line")

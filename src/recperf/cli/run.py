@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageErro
 from ..files import read_regular, require_writable, write_atomic
 from ..runs.record import Run, read_config
 from ..runs.report.sections import target_text
+from ..runs.result import fault
 from ..runs.resume import (
     Change,
     allowed_fields,
@@ -29,6 +31,7 @@ from ..runs.resume import (
     record_changes,
     require_allowed,
 )
+from ..runs.seal import broken
 from ..stop import FLAG
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .summary import summary
@@ -180,7 +183,7 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
         if current().size > 1:
             remember_run(record.folder)
             write_atomic(record.folder / JOB, job().encode())
-        result = record.read("result.json") if record.finished else None
+        result = finished_result(record)
         current().broadcast(result is not None)
         if result is not None:
             terminal.notice("this run is already finished")
@@ -211,6 +214,24 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
         missed = {"run": record.folder, "target": target_text(result)}
         return conclude(GateFailed("the quality target was missed", where=missed))
     return 0
+
+
+def finished_result(record: Run) -> dict[str, Any] | None:
+    """The result of a finished run, once its files match their seal; None if the run, or its result, is to be made."""
+    if not record.finished or not os.path.lexists(record.folder / "result.json"):
+        return None
+    wrong = next(iter(broken(record.folder)), None)
+    if wrong is None:
+        result: dict[str, Any] = record.read("result.json") or {}
+        wrong = fault(result)
+        if wrong is None:
+            return result
+        wrong = f"result.json does not fit its description: {wrong}"
+    raise DataError(
+        f"this run is finished, but {wrong}",
+        where={"run": record.folder},
+        fix="remove its seal.json and result.json, and resume it: the result is computed again from the other files",
+    )
 
 
 def begun(choice: Choice, options: Options[Any], config: Any) -> Path | None:

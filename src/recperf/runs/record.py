@@ -93,7 +93,7 @@ class Run:
             handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             # A crash can leave half a line at the end; whole lines stay.
             whole = end_of_lines(handle)
-            if whole != os.fstat(handle).st_size:
+            if whole != os.fstat(handle).st_size and not self.finished:
                 os.ftruncate(handle, whole)
         return handle
 
@@ -216,7 +216,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run is finished: sealing is the last thing that a run does."""
-        return (self.folder / "seal.json").exists()
+        return os.path.lexists(self.folder / "seal.json")
 
     @property
     def began(self) -> bool:
