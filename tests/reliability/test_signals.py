@@ -6,9 +6,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from early_signals import series, table
+import pytest
+from early_signals import CODES, series, table
+from tiny_v4 import continued, finish, outcome, straight
 
+from recperf.cli import main
+from recperf.execution import execute
+from recperf.runs.contract import check_run
 from recperf.stop import StopFlag
 
 
@@ -49,3 +55,47 @@ def test_a_second_interrupt_ends_at_once_and_ignored_signals_stay_ignored(tmp_pa
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == "error: interrupted\n"
         assert process.wait(10) == 130
+
+
+MOMENTS = {
+    "evaluation: first batch scored": signal.SIGHUP,
+    "save: manifest written": signal.SIGUSR1,
+    "evaluation: logged": signal.SIGUSR2,
+}
+
+
+def test_signals_at_named_moments_change_nothing(tmp_path: Path) -> None:
+    """One run, stopped at each moment in turn."""
+    folder = tmp_path / "run"
+    for point, number in MOMENTS.items():
+        process = continued(folder, ("signal_at", {"point": point, "nth": 1, "number": number}))
+        assert process.wait() == CODES[number], f"{point}\n{process.output}"
+        assert "Traceback" not in process.output
+    finish(folder)
+    assert outcome(folder) == straight().outcome
+    faults = [finding.detail for _, finding in check_run(folder, ()) if finding.holds is False]
+    assert faults == [], "check accepts it"
+
+
+def test_a_signal_after_the_training_ends_in_order_and_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = tmp_path / "run", execute.measure_run
+    command = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none"]
+
+    def measure(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        real(*arguments)
+
+    def page(*_: object) -> Path:
+        signal.raise_signal(signal.SIGUSR1)
+        return run / "report.html"
+
+    monkeypatch.setattr(execute, "measure_run", measure)
+    assert main([*command, "--run-dir", str(run), "--no-peaks"]) == 75
+    assert (run / "trial-42.json").exists()
+    assert not (run / "result.json").exists()
+    monkeypatch.setattr(execute, "measure_run", real)
+    monkeypatch.setattr("recperf.runs.report.run_report.write", page)
+    assert main(["run", "--resume", str(run), "--no-peaks"]) == 0, "only the last line was left to print"
+    assert (run / "seal.json").exists()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import MachineError
+from ..stop import poll
 
 FIX = "make setup-distributed, or pip install --no-deps -r requirements/distributed-cpu.txt (distributed-gpu.txt)"
 MODULES = ("fbgemm_gpu", "torchrec")
@@ -20,7 +21,9 @@ def require_torchrec() -> None:
     # It logs plans and topologies, which recperf prints as a table.
     for name in ("torchrec", "fbgemm_gpu", "torch.fx._symbolic_trace"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for name in MODULES:
+    for name in ("torch", *MODULES):
+        # Each import takes seconds.
+        poll()
         try:
             with warnings.catch_warnings(action="ignore"), _no_log():
                 importlib.import_module(name)
