@@ -154,6 +154,18 @@ def test_prune_on_a_read_only_disk_says_so(
     assert steps(run, 42) == [10, 20, 30, 40]
 
 
+@pytest.mark.parametrize("place", ["checkpoints", "checkpoints/seed-42"])
+def test_folders_that_are_links_are_not_followed(run: Path, call: Call, tmp_path: Path, place: str) -> None:
+    (run / place).rename(tmp_path / "elsewhere")
+    (run / place).symlink_to(tmp_path / "elsewhere")
+    before = sorted(tmp_path.joinpath("elsewhere").rglob("*"))
+    for action in ("list", "verify", "prune"):
+        code, _, err = call(action, run)
+        assert code == 3
+        assert f"{Path(place).name} is a link, which is not followed" in err
+    assert sorted(tmp_path.joinpath("elsewhere").rglob("*")) == before
+
+
 def test_prune_does_not_touch_the_log(run: Path, call: Call) -> None:
     (run / "events.jsonl").write_text("half a line")
     assert call("prune", run)[0] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ from recperf.runs.report.reading import read
         ("profile.json", "verdict.because", None, "profile.json does not fit its description"),
         ("pair.json", "cold.components.0.share", -1, "the shares of cold.components do not sum to 1"),
         ("pair.json", "verdict", 3, "pair.json does not fit its description"),
-        ("peaks.json", "copy", None, "peaks.json is damaged: copy is not measured"),
+        ("peaks.json", "copy", None, "peaks.json is damaged: copy should be an object, is null"),
         ("peaks.json", "schema", 3, "peaks.json has schema 3"),
         ("peaks.json", "machine.fingerprint", "another", "belong to another machine"),
         ("machine.json", "fingerprint", 1, "fingerprint should be a string, is 1"),
@@ -45,9 +46,24 @@ def test_broken_and_foreign_files_are_refused(
     assert Path(refused.value.where["file"]).name == file
 
 
-@pytest.mark.parametrize(
-    "file", ["result.json", "profile.json", "peaks.json", "pair.json", "machine.json", "config.json"]
-)
+FILES = ("result.json", "profile.json", "peaks.json", "pair.json", "machine.json", "config.json")
+
+
+@pytest.mark.parametrize("file", [*FILES, "events.jsonl"])
+def test_fifos_and_links_are_not_read(tmp_path: Path, file: str) -> None:
+    run = examples.make_run(tmp_path / "run")
+    (run / file).rename(tmp_path / "moved")
+    (run / file).symlink_to(tmp_path / "moved")
+    with pytest.raises(DataError, match=f"cannot read {file}: it is a link"):
+        read(run)
+    (run / file).unlink()
+    os.mkfifo(run / file)
+    with pytest.raises(DataError, match=f"cannot read {file}: it is not a regular file"):
+        read(run)
+    (run / file).unlink()
+
+
+@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("content", [b"[]", b"\xff\xfe", b"[" * 100_000])
 def test_damaged_files_are_reported(tmp_path: Path, file: str, content: bytes) -> None:
     run = examples.make_run(tmp_path / "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,16 @@ def test_a_line_that_is_not_an_event_is_named(folder: Path, line: str) -> None:
     (folder / "events.jsonl").write_text(f'{{"kind": "notice"}}\n{line}\n{{"kind": "notice"}}\n')
     with pytest.raises(NoEvidence, match="line 2 is not an event"):
         Evidence(folder).events("notice")
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "seal.json"])
+def test_fifos_and_links_are_differences(folder: Path, tmp_path: Path, name: str) -> None:
+    (folder / name).rename(tmp_path / "moved")
+    (folder / name).symlink_to(tmp_path / "moved")
+    assert broken(folder) == [f"{name} cannot be read: it is a link, which is not followed"]
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert broken(folder) == [f"{name} cannot be read: it is not a regular file"]
+    if name != "seal.json":
+        with pytest.raises(DataError, match="cannot seal the run: it is not a regular file"):
+            seal(folder)

@@ -71,7 +71,7 @@ class Reading:
 
 def read(folder: Path) -> Reading:
     """Everything that a run's folder holds; an error names the file at fault."""
-    if not (folder / "config.json").is_file():
+    if not os.path.lexists(folder / "config.json"):
         what = "there is no such run: config.json is missing" if folder.is_dir() else "there is no such run"
         raise DataError(what, where={"folder": folder}, fix="name a run's folder, such as runs/<name of the run>")
     workload, config = read_config(folder)
