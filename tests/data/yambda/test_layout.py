@@ -238,7 +238,8 @@ def test_a_full_disk_is_one_error_and_can_be_resumed(
     usual = Path.open
 
     def full(path: Path, mode: str = "r", *rest: Any) -> Any:
-        return usual(Path("/dev/full") if name in path.name and "w" in mode else path, mode, *rest)
+        fresh = name in path.name and mode == "x+b"
+        return usual(Path("/dev/full"), "w+b") if fresh else usual(path, mode, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", full)
