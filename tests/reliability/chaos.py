@@ -54,19 +54,28 @@ def main() -> int:
     others = [HERE.parent / "distributed", HERE.parent / "browser", HERE.parent / "measure" / "trace", SOURCES]
     sys.path[:0] = [str(HERE), *map(str, others)]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    seen = gpus()
+    # A process that has used CUDA cannot be forked.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import chaos_ranks
     import killable_warm  # noqa: F401
     from chaos_kinds import KINDS
-    from chaos_runs import Lab
+    from chaos_runs import WORKLOADS, Lab
 
+    names = [name for name in WORKLOADS if name not in chaos_ranks.NAMES]
+    chaos_ranks.add_kinds(seen)
     for name in options.only or ():
         if name not in KINDS:
             sys.exit(f"--only {name}: one of {', '.join(KINDS)}")
+    for name in [name for name in KINDS if options.only and name not in options.only]:
+        del KINDS[name]
     try:
-        lab = Lab(root)
+        lab = Lab(root, seen)
         print("preparing: an uninterrupted run of every workload", flush=True)
-        lab.prepare()
-        times = ", ".join(f"{name} {subject.seconds:.2f} s" for name, subject in lab.subjects.items())
-        print(f"a run takes: {times}", flush=True)
+        lab.prepare(names if any(not name.startswith("ranks") for name in KINDS) else ())
+        chaos_ranks.prepare(lab)
+        subjects = {**lab.subjects, **lab.ranks}
+        print("a run takes: " + ", ".join(f"{name} {one.seconds:.2f} s" for name, one in subjects.items()), flush=True)
         results = trouble(lab, options)
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -77,12 +86,21 @@ def main() -> int:
     return 1 if any("sort" in result for result in results) else 0
 
 
-def schedule(only: list[str] | None) -> list[str]:
+def gpus() -> str | None:
+    """The GPUs that torch sees, asked in a process of its own."""
+    if not Path("/dev/nvidiactl").exists():
+        return None
+    ask = [sys.executable, "-c", "import torch; raise SystemExit(not torch.cuda.is_available())"]
+    there = subprocess.run(ask, check=False).returncode == 0
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0") if there else None
+
+
+def schedule() -> list[str]:
     """Kinds in the order in which they come round, the frequent ones spread out."""
     from chaos_kinds import KINDS
 
     places = [((place + 0.5) / weight, name) for name, (_, weight) in KINDS.items() for place in range(weight)]
-    return [name for _, name in sorted(places) if not only or name in only]
+    return [name for _, name in sorted(places)]
 
 
 def trouble(lab: Lab, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -132,10 +150,10 @@ def repeat(result: dict[str, Any]) -> str:
 
 def work(lab: Lab, options: argparse.Namespace, worker: int, end: float, pipe: Any) -> None:
     from chaos_kinds import KINDS
-    from chaos_process import Failure
+    from chaos_process import TAIL, Failure
     from chaos_runs import Try
 
-    kinds, number = schedule(options.only), worker
+    kinds, number = schedule(), worker
     while time.monotonic() < end and not 0 < options.tries <= number:
         seed = options.seed + number
         kind = kinds[seed % len(kinds)]
@@ -147,7 +165,7 @@ def work(lab: Lab, options: argparse.Namespace, worker: int, end: float, pipe: A
         try:
             result["outcome"] = KINDS[kind][0](one)
         except Failure as failure:
-            result |= {"sort": failure.sort, "text": failure.text}
+            result |= {"sort": failure.sort, "text": f"{failure.text}\n{one.printed[-TAIL:]}"}
         except Exception:
             # The comparison itself could not be made, as when a state that should be there is not.
             result |= {"sort": "mismatch", "text": traceback.format_exc()}
@@ -184,13 +202,10 @@ def report(results: list[dict[str, Any]], options: argparse.Namespace) -> str:
 
 
 def machine() -> str:
-    import torch
-
     from recperf.machine import machine_facts
 
     facts = machine_facts()
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{facts['cpu']}, {facts['cores']} cores{gpu}, Python {platform.python_version()}, torch {facts['torch']}"
+    return f"{facts['cpu']}, {facts['cores']} cores, Python {platform.python_version()}, torch {facts['torch']}"
 
 
 def commit() -> str:

@@ -40,14 +40,13 @@ def kind(name: str, weight: int) -> object:
     return add
 
 
-def allowed_after(process: Process, run: Path) -> list[int]:
+def allowed_after(process: Process) -> list[int]:
     """The exit codes that the signals which were sent allow; 0 is a signal that came too late."""
     codes = [0]
-    for number, caught in process.sent:
+    for number, listening in process.sent:
         codes.append(-signal.SIGKILL if number == signal.SIGKILL else exit_code_of(number))
-        # Before the command has its handlers, and after it removed them, there is no training to lose.
-        outside = not (run / "events.jsonl").exists() or (run / "seal.json").exists()
-        if not caught and outside:
+        if not listening:
+            # Python's own start, before the command has its handlers.
             codes.append(-number)
     return codes
 
@@ -85,7 +84,7 @@ def send_some(one: Try, process: Process, span: float, numbers: tuple[int, ...])
 
 def ended(one: Try, process: Process, limit: float) -> int:
     process.wait(limit)
-    code = judge(process, allowed=allowed_after(process, one.run))
+    code = judge(process, allowed=allowed_after(process))
     require_saved(process, one.run)
     return code
 
@@ -139,7 +138,7 @@ def start(one: Try) -> str:
     subject.lay_profile(one.run)
     process = Process.start(subject.begin(one.run), one.log, home=one.home, OMP_NUM_THREADS="1")
     began = time.monotonic()
-    while not process._catches(signal.SIGTERM) and not process.ended(0.002):
+    while not process.listening and not process.ended(0.002):
         if time.monotonic() - began > subject.limit:
             raise Failure("hang", "no handler of signals")
     send_some(one, process, one.draw.choice([0.5, 4.0]), (*SOFT, *SOFT, signal.SIGKILL))

@@ -42,7 +42,7 @@ class Process:
     def __init__(self, pid: int, log: Path, begin: int) -> None:
         self.pid, self.log, self._begin = pid, log, begin
         self.sent: list[tuple[int, bool]] = []
-        """Signals that were sent, and whether the process had a handler for them at that time."""
+        """Signals that were sent, and whether the process was listening for any at that time."""
         self._handle = os.pidfd_open(pid)
         self.code: int | None = None
 
@@ -64,6 +64,7 @@ class Process:
         if pid == 0:
             code = 1
             try:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
                 os.environ.update({"RECPERF_HOME": str(home), **(environment or {})})
                 code = _become(list(arguments), log, stdout or str(log), stderr or str(log), list(troubles))
             except BaseException:
@@ -90,22 +91,22 @@ class Process:
 
     def send(self, number: int, *, pid: int | None = None) -> None:
         """Send a signal to the process, or to one that it started."""
-        caught = self._catches(number)
+        listening = self.listening
         try:
             os.kill(pid or self.pid, number)
         except ProcessLookupError:
             return
-        self.sent.append((number, caught))
+        self.sent.append((number, listening))
 
-    def _catches(self, number: int) -> bool:
+    @property
+    def listening(self) -> bool:
+        """Whether the command has its handlers: Python itself handles Ctrl-C from its start on, but not SIGTERM."""
         try:
             status = Path(f"/proc/{self.pid}/status").read_text()
         except OSError:
             return False
         masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
-        # Python itself handles Ctrl-C from its start on; the command does once it handles SIGTERM too.
-        number = signal.SIGTERM if number == signal.SIGINT else number
-        return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
+        return bool(masks) and bool(int(masks[0], 16) >> (signal.SIGTERM - 1) & 1)
 
     def ended(self, seconds: float) -> bool:
         """Wait at most so long for the end of the process."""
@@ -150,11 +151,12 @@ def _become(arguments: list[str], log: Path, stdout: str, stderr: str, troubles:
     faulthandler.register(signal.SIGQUIT, file=os.open(log, append), all_threads=True)
     import killable_troubles
 
-    from recperf.cli import main
+    from recperf.__main__ import main
 
     for name, options in troubles:
         getattr(killable_troubles, name)(**options)
-    code = main(arguments)
+    sys.argv = ["recperf", *arguments]
+    code = main()
     try:
         sys.stdout.flush()
     except OSError:

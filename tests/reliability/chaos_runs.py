@@ -7,7 +7,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ class Subject:
     outcome: dict[str, Any] = field(default_factory=dict)
     failed_claims: frozenset[str] = frozenset()
     """Claims that fail without any trouble, such as those that need the ceilings of the machine."""
+    exact: bool = True
+    """Whether two runs that nothing troubles end with the same bits."""
 
     @property
     def limit(self) -> float:
@@ -90,16 +92,20 @@ class Subject:
 class Lab:
     """What all tries share. It is not changed after its preparation."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, gpus: str | None = None) -> None:
         self.root, self.home = root, root / "home"
+        self.gpus = gpus
+        """The GPUs for ranks that talk by NCCL; no other process sees them."""
         self.home.mkdir(parents=True, exist_ok=True)
         self.subjects: dict[str, Subject] = {}
+        self.ranks: dict[str, Subject] = {}
+        """Runs of two ranks."""
 
-    def prepare(self) -> None:
+    def prepare(self, names: Iterable[str] = WORKLOADS) -> None:
         write(generate(3, users=120, items=200, ratings=5000), self.root / "ratings")
         synthesize.write_store(tiny_v4.EVENTS, self.root / "events")
         self.call(["data", "make", "criteo", "--path", str(self.root / "log" / "train.txt"), "--lines", "700"])
-        for name in WORKLOADS:
+        for name in names:
             self._prepare(name)
 
     def _prepare(self, name: str) -> None:
@@ -150,6 +156,8 @@ class Try:
         self.home = lab.home
         self.log, self.run = folder / "log", folder / "run"
         self.done: list[str] = []
+        self.attempts = 0
+        """How often ranks were started."""
 
     def subject(self, *names: str) -> Subject:
         subject = self.lab.subjects[self.draw.choice(names or list(self.lab.subjects))]
@@ -164,6 +172,12 @@ class Try:
         process = self.start(arguments, **options)
         process.wait(limit)
         return judge(process, allowed=allowed, printed="stderr" not in options)
+
+    @property
+    def printed(self) -> str:
+        """What all processes of this try printed."""
+        logs = [self.log, *sorted(self.folder.glob("rank-*.log"))]
+        return "".join(log.read_bytes().decode(errors="replace") for log in logs if log.exists())
 
     def own_home(self) -> Path:
         """A copy of the cache folder for this try alone."""
@@ -189,8 +203,7 @@ Kind = Callable[[Try], str]
 
 def outcome(folder: Path) -> dict[str, Any]:
     """What troubles must not change: every bit of the last state, the log and the result, except times."""
-    notices: list[str] = []
-    checkpoints = CheckpointStore(folder=folder / CHECKPOINTS, notice=notices.append)
+    checkpoints = CheckpointStore(folder=folder / CHECKPOINTS, notice=lambda text: None)
     best, state = checkpoints.best(), checkpoints.load()
     result = json.loads((folder / "result.json").read_bytes())
     return {
@@ -200,7 +213,6 @@ def outcome(folder: Path) -> dict[str, Any]:
         "mlperf": tiny_v4.mlperf(folder) if (folder / "mlperf.log").exists() else None,
         "quality": result["quality"],
         "data": result["data"],
-        "notices": notices,
     }
 
 

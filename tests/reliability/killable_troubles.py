@@ -5,6 +5,7 @@ Each function arms one fault and returns; a child calls them before the command.
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import os
@@ -79,6 +80,16 @@ def signal_in(function: str, nth: int, number: int) -> None:
         return original(*arguments, **options)
 
     setattr(os, function, signalled)
+
+
+def meet_in(file: str) -> None:
+    """Let ranks meet in a file, and not wait for an agent that would end them."""
+    from recperf.distributed import exits
+    from recperf.distributed.world import World
+
+    torch.set_num_threads(1)
+    exits.LINGER_S = 0.0
+    World.join = functools.partialmethod(World.join, init_method=f"file://{file}")  # type: ignore[method-assign]
 
 
 def load_again() -> None:
