@@ -116,7 +116,7 @@ def ended(one: Try, subject: Subject, ranks: list[Process], *more: int) -> list[
     asked = {0, *more, *(exit_code_of(number) for number in sent if number in SOFT)}
     # Before they train, one rank ends by itself and the other one misses it; the launcher's code is that of the first.
     lost = {4} if sent else set()
-    killed = [
+    killed = [[-signal.SIGKILL] * any(number == signal.SIGKILL for number, _ in rank.sent) for rank in ranks]
         [-signal.SIGKILL] if (signal.SIGKILL, True) in rank.sent or (signal.SIGKILL, False) in rank.sent else []
         for rank in ranks
     ]
