@@ -117,9 +117,6 @@ def ended(one: Try, subject: Subject, ranks: list[Process], *more: int) -> list[
     # Before they train, one rank ends by itself and the other one misses it; the launcher's code is that of the first.
     lost = {4} if sent else set()
     killed = [[-signal.SIGKILL] * any(number == signal.SIGKILL for number, _ in rank.sent) for rank in ranks]
-        [-signal.SIGKILL] if (signal.SIGKILL, True) in rank.sent or (signal.SIGKILL, False) in rank.sent else []
-        for rank in ranks
-    ]
     codes = [judge(rank, allowed=[*asked, *lost, *own], printed=False) for rank, own in zip(ranks, killed)]
     if sent and signal.SIGKILL not in sent and not asked & set(codes):
         raise Failure("wrong exit code", f"exit codes {codes}, none of them that of the signal")
