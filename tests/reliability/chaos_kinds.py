@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -57,9 +58,9 @@ def logged_steps(run: Path) -> int:
     return path.read_bytes().count(b'"kind": "step"') if path.exists() else 0
 
 
-def require_saved(process: Process, run: Path) -> None:
-    """A run that was asked once to stop has saved every step that it logged."""
-    if process.code not in (75, 130) or len(process.sent) != 1:
+def require_saved(process: Process, run: Path, before: int) -> None:
+    """A run that was asked once to stop has saved every step that it logged; `before` it began, the log had others."""
+    if process.code not in (75, 130) or len(process.sent) != 1 or logged_steps(run) <= before:
         return
     notices: list[str] = []
     saved = CheckpointStore(folder=run / CHECKPOINTS, notice=notices.append).saved()
@@ -82,10 +83,10 @@ def send_some(one: Try, process: Process, span: float, numbers: tuple[int, ...])
         span = one.draw.choice([0.01, 0.1, span])
 
 
-def ended(one: Try, process: Process, limit: float) -> int:
+def ended(one: Try, process: Process, limit: float, before: int = 0) -> int:
     process.wait(limit)
     code = judge(process, allowed=allowed_after(process))
-    require_saved(process, one.run)
+    require_saved(process, one.run, before)
     return code
 
 
@@ -96,10 +97,10 @@ def signals(one: Try) -> str:
     if one.draw.random() < 0.9:
         subject.lay_profile(one.run)
     for _ in range(one.draw.choice([1, 2, 3, 5])):
-        process = one.start(subject.go_on(one.run))
+        before, process = logged_steps(one.run), one.start(subject.go_on(one.run))
         span = subject.seconds * one.draw.choice([0.3, 1.0])
         send_some(one, process, span, (*SOFT, signal.SIGKILL, signal.SIGKILL))
-        stopped += ended(one, process, subject.limit) != 0
+        stopped += ended(one, process, subject.limit, before) != 0
         if (one.run / "seal.json").exists():
             break
     one.finish(subject)
@@ -112,7 +113,7 @@ def moments(one: Try) -> str:
     subject = one.subject()
     subject.lay_profile(one.run)
     for _ in range(one.draw.choice([1, 2, 3])):
-        number = one.draw.choice([signal.SIGKILL, signal.SIGKILL, *SOFT])
+        number, before = one.draw.choice([signal.SIGKILL, signal.SIGKILL, *SOFT]), logged_steps(one.run)
         if one.draw.random() < 0.5:
             options = {"point": one.draw.choice(list(points.NAMES)), "nth": one.draw.randrange(1, 6), "number": number}
             process = one.start(subject.go_on(one.run), troubles=[("signal_at", options)])
@@ -124,7 +125,7 @@ def moments(one: Try) -> str:
             process = one.start(subject.go_on(one.run), troubles=[("signal_in", options)])
         one.done.append(f"{signal.Signals(number).name} at {options}")
         process.sent.append((number, True))
-        ended(one, process, subject.limit)
+        ended(one, process, subject.limit, before)
         if (one.run / "seal.json").exists():
             break
     one.finish(subject)
@@ -322,6 +323,43 @@ def damaged_import(one: Try) -> str:
     if code == 0:
         one.call(["data", "check", "yambda-like", "--path", str(store)], READING, allowed=(0,))
     return "refused" if code else "completed"
+
+
+@kind("signals: data", 3)
+def stopped_data(one: Try) -> str:
+    """Signals while events are imported or generated, or a click log is converted; repeated, it leaves the same."""
+    log, name = one.folder / "log.csv", one.draw.choice(["import", "make", "convert"])
+    rows = (f"{row % 97},i{row % 331},{row * 977 % 10**6},{row % 6}" for row in range(20_000))
+    log.write_text("\n".join(["u,i,t,r", *rows]) + "\n")
+    columns = ["--user", "u", "--item", "i", "--time", "t", "--rating", "r", "--name", "mine"]
+    clicks = ["--path", str(one.lab.root / "log"), "--rows", "1000"]
+
+    def command(place: str) -> list[str]:
+        one.home = one.folder / place
+        if name == "convert":
+            return ["data", "convert", "criteo", *clicks, "--json"]
+        if name == "import":
+            return ["data", "import", "--events", str(log), *columns, "--store", str(one.home / "store"), "--json"]
+        return ["data", "make", "yambda-like", "--path", str(one.home / "store"), "--events", "20000", "--json"]
+
+    def digest(arguments: list[str]) -> str:
+        answer = one.folder / "answer"
+        answer.unlink(missing_ok=True)
+        one.call(arguments, 3 * READING, allowed=(0,), stdout=str(answer))
+        return str(json.loads(answer.read_bytes())["digest"])
+
+    began = time.monotonic()
+    expected = digest(command("untroubled"))
+    seconds, arguments = time.monotonic() - began, command("troubled")
+    one.done.append(name)
+    for _ in range(one.draw.choice([1, 2, 3])):
+        process = one.start(arguments)
+        send_some(one, process, seconds, (*SOFT, signal.SIGKILL, signal.SIGKILL))
+        process.wait(3 * READING)
+        judge(process, allowed=allowed_after(process))
+    if digest(arguments) != expected:
+        raise Failure("mismatch", f"{name} leaves other data")
+    return "resumed"
 
 
 @contextmanager
