@@ -29,6 +29,8 @@ KINDS: dict[str, tuple[Kind, int]] = {}
 """The function of each kind, and how often it comes round."""
 REFUSED = (3, 4)
 """Exit codes of a run that finds its files damaged or its disk full."""
+OUTPUT = 8000
+"""Bytes that a run may print: a limit on the size of files holds for its output too."""
 READING = 30.0
 """Seconds for a command that only reads small files, where no run gives a measure."""
 
@@ -386,7 +388,7 @@ def full_run_folder(one: Try) -> str:
         place = one.folder / "disk" / "run"
         troubles = []
         if limits == "file size" or not mounted:
-            troubles = [("at_most", {"file_bytes": one.draw.randrange(100, max(200, size // 2))})]
+            troubles = [("at_most", {"file_bytes": one.draw.randrange(OUTPUT, max(2 * OUTPUT, size // 2))})]
         elif limits == "calls":
             number = one.draw.choice([errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
             names = one.draw.choice([["write"], ["fsync"], ["mkdir"], ["replace"], ["write", "mkdir", "replace"]])
@@ -423,7 +425,7 @@ def full_home(one: Try) -> str:
             one.home = Path("/proc/self/nothing")
         troubles: list[tuple[str, dict[str, object]]] = [("load_again", {})]
         if way == "file size" or not mounted:
-            troubles.append(("at_most", {"file_bytes": one.draw.choice([0, 1000, 20_000])}))
+            troubles.append(("at_most", {"file_bytes": one.draw.choice([OUTPUT, 2 * OUTPUT])}))
         limit = subject.limit + READING
         code = one.call(subject.begin(one.run), limit, allowed=(0, 4), troubles=troubles)
     one.home = one.lab.home
