@@ -30,9 +30,12 @@ WORKLOADS[GLOO] = [
     "dlrm-v4", "--data.holdout-windows", "1", *tiny_v4.STREAM, *tiny_v4.MODEL, "--model.table-dim", "16",
     "--train.threads", "1", "--train.max-steps", "11", "--evaluate.every-windows", "2", "--train.checkpoint-windows",
     "1", "--train.checkpoint-steps", "3", "--train.keep-last", "2", "--mlperf", "--distributed.sharding",
-    "item_id=row,album_id=column,artist_id=data-parallel,uid=table",
+    "item_id=row,album_id=column,artist_id=data-parallel,uid=table", "--distributed.timeout-s", "20",
 ]  # fmt: skip
-WORKLOADS[NCCL] = [*WORKLOADS[GLOO], "--train.device", "cuda", "--train.deterministic"]
+"""A rank whose peer is gone before they met waits for the whole timeout: no launcher is there to end it."""
+WORKLOADS[NCCL] = [
+    *WORKLOADS[GLOO], "--train.device", "cuda", "--train.deterministic", "--distributed.timeout-s", "60",
+]  # fmt: skip
 
 
 def add_kinds(gpus: str | None) -> None:
