@@ -17,6 +17,7 @@ import os
 import platform
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -106,10 +107,14 @@ def schedule() -> list[str]:
 def trouble(lab: Lab, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Let workers try until the time is over; each is a fork that takes every so many-th try."""
     end = time.monotonic() + 60 * options.minutes
-    pipes, results = {}, []
+    pipes, workers, results = {}, [], []
+    # A signal ends the workers with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for worker in range(options.jobs):
         reading, writing = os.pipe()
-        if os.fork() == 0:
+        workers.append(os.fork())
+        if workers[-1] == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.close(reading)
             code = 1
             try:
@@ -124,15 +129,20 @@ def trouble(lab: Lab, options: argparse.Namespace) -> list[dict[str, Any]]:
                 os._exit(code)
         os.close(writing)
         pipes[reading] = os.fdopen(reading)
-    while pipes:
-        for handle in select.select(list(pipes), [], [])[0]:
-            line = pipes[handle].readline()
-            if not line:
-                pipes.pop(handle).close()
-                continue
-            results.append(json.loads(line))
-            show(results[-1])
-    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(options.jobs)]
+    try:
+        while pipes:
+            for handle in select.select(list(pipes), [], [])[0]:
+                line = pipes[handle].readline()
+                if not line:
+                    pipes.pop(handle).close()
+                    continue
+                results.append(json.loads(line))
+                show(results[-1])
+    except BaseException:
+        for pid in workers:
+            os.kill(pid, signal.SIGTERM)
+        raise
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in workers]
     assert not any(codes), "a worker failed"
     return results
 
