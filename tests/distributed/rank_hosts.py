@@ -36,7 +36,7 @@ class Hosts:
         self.folder, self.last_end = folder, 0.0
         (folder / "request").write_bytes(pickle.dumps(request))
         path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
-        meeting = {"MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(size), "PYTHONPATH": path}
+        meeting = {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size), "PYTHONPATH": path}
         shared = {**os.environ, **LOOPBACK, **meeting}
         self.processes = []
         for rank in range(size):
@@ -82,7 +82,7 @@ class Hosts:
         return "\n".join(f"---- rank {rank}\n" + "\n".join(tail) for rank, tail in enumerate(lines))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -19,8 +19,11 @@ import tiny_v4
 from chaos_kinds import KINDS, REFUSED, damaged, kind
 from chaos_process import SOFT, Failure, Process, exit_code_of, judge
 from chaos_runs import WORKLOADS, Lab, Subject, Try, outcome, require_equal
+from killable import Trouble
 from mutations import files_in
-from rank_hosts import LOOPBACK, _free_port
+from rank_hosts import LOOPBACK, free_port
+
+from recperf import points
 
 GLOO, NCCL = "dlrm-v4 on 2 ranks", "dlrm-v4 on 2 ranks by NCCL"
 NAMES = (GLOO, NCCL)
@@ -84,11 +87,11 @@ def prepare(lab: Lab) -> None:
         lab.ranks[name] = subject
 
 
-def start(one: Try, subject: Subject, arguments: list[str]) -> list[Process]:
-    """Start the two ranks of a command; each prints to a log of its own."""
+def start(one: Try, subject: Subject, arguments: list[str], **troubled: Trouble) -> list[Process]:
+    """Start the two ranks of a command, each with a log of its own; `rank0` and `rank1` arm a fault in one of them."""
     one.attempts += 1
     job = one.folder / f"job-{one.attempts}"
-    by_nccl, port = subject.name == NCCL, str(_free_port())
+    by_nccl, port = subject.name == NCCL, str(free_port())
     ranks = []
     for rank in (0, 1):
         log = one.folder / f"rank-{rank}.log"
@@ -102,8 +105,9 @@ def start(one: Try, subject: Subject, arguments: list[str]) -> list[Process]:
         folder.mkdir(parents=True)
         here |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "recperf-ranks-chaos"}
         here["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
-        trouble = ("meet_in", {"file": str(job / "meeting")})
-        ranks.append(Process.fork(arguments, log, home=one.home, environment=here, troubles=[trouble]))
+        troubles = [("meet_in", {"file": str(job / "meeting")})]
+        troubles += [trouble for name, trouble in troubled.items() if name == f"rank{rank}"]
+        ranks.append(Process.fork(arguments, log, home=one.home, environment=here, troubles=troubles))
     return ranks
 
 
@@ -153,6 +157,9 @@ def signals(one: Try, name: str) -> str:
     subject = one.lab.ranks[name]
     subject.lay_profile(one.run)
     for _ in range(one.draw.choice([1, 1, 2, 3])):
+        if name == GLOO and one.draw.random() < 0.4:
+            kill_at_a_moment(one, subject)
+            continue
         ranks = start(one, subject, subject.go_on(one.run))
         delay = one.draw.uniform(0, subject.seconds)
         number = one.draw.choice([*SOFT, signal.SIGKILL, signal.SIGKILL, signal.SIGKILL])
@@ -168,6 +175,20 @@ def signals(one: Try, name: str) -> str:
             break
     finish(one, subject)
     return "resumed"
+
+
+def kill_at_a_moment(one: Try, subject: Subject) -> None:
+    """Kill one rank while it saves or evaluates: at a named moment, or inside a system call."""
+    rank = one.draw.choice([0, 1])
+    place = {"point": one.draw.choice(list(points.NAMES))}
+    trouble: Trouble = ("signal_at", {**place, "nth": one.draw.choice([1, 2]), "number": signal.SIGKILL})
+    if one.draw.random() < 0.5:
+        place = {"function": one.draw.choice(["fsync", "replace", "write", "mkdir"])}
+        trouble = ("kill_in", {**place, "nth": one.draw.randrange(1, 12)})
+    one.done.append(f"rank {rank}: {trouble}")
+    ranks = start(one, subject, subject.go_on(one.run), **{f"rank{rank}": trouble})
+    ranks[rank].sent.append((signal.SIGKILL, True))
+    ended(one, subject, ranks)
 
 
 def damage(one: Try, name: str) -> str:

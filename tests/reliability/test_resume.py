@@ -88,17 +88,6 @@ def straight(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return expected
 
 
-@pytest.mark.parametrize(("function", "calls"), [("replace", [2, 9]), ("fsync", [5, 17])])
-def test_a_kill_inside_a_save(function: str, calls: list[int], straight: dict[str, Any], tmp_path: Path) -> None:
-    """Renames and syncs are where an incomplete file could become visible."""
-    for call in calls:
-        folder, log = tmp_path / f"run-{call}", tmp_path / f"log-{call}"
-        process = Killable([*COMMAND, "--run-dir", str(folder)], log, ("kill_in", {"function": function, "nth": call}))
-        assert process.wait() == KILLED, process.output
-        finish(folder, log)
-        assert outcome(folder) == straight
-
-
 def test_a_kill_while_a_resumed_run_cuts_its_log(straight: dict[str, Any], tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     first = Killable([*COMMAND, "--run-dir", str(folder)], log, ("kill_in", {"function": "replace", "nth": 20}))
