@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from .errors import RecperfError
 from .places import dataset_folder, home
 from .units import size
 
@@ -35,8 +36,9 @@ def examine() -> list[Finding]:
         try:
             findings.append(check())
         except Exception as error:
-            fix = getattr(error, "fix", None)
-            findings.append(Finding(check.__name__, MISSING, f"{type(error).__name__}: {error}", fix))
+            own = isinstance(error, RecperfError)
+            text = str(error) if own else f"{type(error).__name__}: {error}"
+            findings.append(Finding(check.__name__.replace("_", " "), MISSING, text, getattr(error, "fix", None)))
     return findings
 
 

@@ -423,3 +423,31 @@ def test_too_little_address_space_is_one_error(tmp_path: Path, command: str, cod
         assert first == "error: out of memory: numpy and torch cannot be loaded"
         assert "limited to 280 MiB (ulimit -v)" in limit
         assert "ulimit -v unlimited" in fix
+
+
+@pytest.mark.parametrize("command", ["run --run-dir", "run --resume", "run --dry-run --run-dir", "check", "report"])
+def test_a_path_that_is_too_long_is_one_error(call: Call, command: str) -> None:
+    for path in ("x" * 300, "/".join(["y" * 200] * 30)):
+        code, _, err = call(*command.split(), path)
+        assert (code, err.splitlines()[0]) == (4, "error: the path is too long")
+
+
+def test_a_path_need_not_be_utf_8(call: Call) -> None:
+    folder = os.fsdecode(b"ba\xffd")
+    code, _, err = call(*QUICK[:-1], "--run-dir", folder, "--seeds", "2")
+    assert (code, err) == (0, "")
+    for command in ("report", "run --resume"):
+        code, out, err = call(*command.split(), folder)
+        assert code == 0, out + err
+    assert "FAILED  dispatch" in call("check", folder)[1]
+    assert r"ba\udcffd" in Path(folder, "report.html").read_text()
+
+
+@pytest.mark.parametrize("command", ["data info movielens-100k", "peaks --quick", "run micro-dlrm-dram --run-dir r"])
+def test_a_home_that_is_a_file_is_named(call: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    Path("file").write_bytes(b"")
+    for place in ("file", "file/x", "~nobody-here/x"):
+        monkeypatch.setenv("RECPERF_HOME", place)
+        code, _, err = call(*command.split())
+        assert code == 4
+        assert err.startswith("error: RECPERF_HOME cannot be used: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 import traceback
@@ -80,6 +81,10 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if out_of_memory(error):
             print_error(memory_error(error), as_json=as_json)
+            return MachineError.exit_code
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            place: dict[str, object] = {"path": f"{str(error.filename)[:60]}..."}
+            print_error(MachineError("the path is too long", where=place, fix="choose a shorter one"), as_json=as_json)
             return MachineError.exit_code
         limit = address_space()
         if limit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .. import places
 from ..errors import RecperfError
 from ..measure import peaks
 from ..units import number, size
@@ -36,6 +37,7 @@ class Options(OutputOptions):
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf peaks", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    places.home()  # A cache folder that cannot be used is named before the measurement, not after it.
     terminal.say("measuring; other processes should be idle")
     measured = peaks.measure(quick=options.quick, say=lambda text: terminal.say(f"  {text}"))
     before, better = replaced(measured), peaks.better_stored(measured)

@@ -55,6 +55,7 @@ def load(source: Path, functions: Mapping[str, Any], returns: Mapping[str, Any] 
 
 
 def _load(source: Path) -> ctypes.CDLL | str:
+    home()  # A cache folder that is set wrongly is an error, not a reason to be slow.
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return "no C compiler on this machine"

@@ -22,7 +22,7 @@ def write(text: str, out: Path) -> Path:
     try:
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, text.encode())
+        write_atomic(out, text.encode(errors="backslashreplace"))
     except MachineError as error:
         # The place of a page is chosen with another option than the place of a run.
         fix = error.fix.replace("--run-dir", "--out") if error.fix else None
