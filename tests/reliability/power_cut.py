@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -269,14 +270,14 @@ class Recorder:
 
         return opening
 
-    def states(self, *, every: int = 1) -> Iterator[tuple[int, str, Tree]]:
+    def states(self, *, choices: int | None = None) -> Iterator[tuple[int, str, Tree]]:
         """Every different state that a cut may leave, with the number of operations done before it and a name.
 
-        With `every` only one of so many moments is looked at.
+        With `choices` only so many of what may be left at a moment: 2 are everything, and only what is synced.
         """
         seen: set[Any] = set()
-        for done in [*range(0, len(self.ops), every), len(self.ops)]:
-            for name, ops in self._kept(done):
+        for done in range(len(self.ops) + 1):
+            for name, ops in islice(self._kept(done), choices):
                 tree = self.before.copy()
                 for op in ops:
                     tree.apply(op)
