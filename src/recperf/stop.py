@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,11 +76,13 @@ class StopFlag:
             self.received = number
             if not self._deferred:
                 for call in self._calls:
-                    call()
+                    with suppress(Exception):
+                        call()
 
     def _exit(self) -> None:
         for end in self.before_exit:
-            end()
+            with suppress(Exception):
+                end()
         interrupted = self.received == signal.SIGINT
         text = "interrupted" if interrupted else f"stopped by {name_of(self.received)}"
         for stream, line in ((1, _SHOW_CURSOR), (2, f"error: {text}{self._what}\n".encode())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -246,3 +247,21 @@ def test_commands_that_cannot_be_several_ranks() -> None:
 def test_a_rank_does_not_start_ranks() -> None:
     assert rank_arguments(["dlrm-v4", "--ranks", "4", "--seed", "1"]) == ["dlrm-v4", "--seed", "1"]
     assert rank_arguments(["--ranks=4", "dlrm-v4", "--restarts", "2"]) == ["dlrm-v4"]
+
+
+def test_a_signal_reaches_ranks_that_have_just_been_started(tmp_path: Path) -> None:
+    """The default action of a signal would kill them before they listen."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+
+    rank = (
+        "from recperf.stop import FLAG; import time; FLAG.listen()\n"
+        "while FLAG.received is None: time.sleep(0.01)\n"
+        "raise SystemExit(75)"
+    )
+    words, logs = dict.fromkeys((0, 1), ("-c", rank)), DefaultLogsSpecs(log_dir=str(tmp_path))
+    with FLAG.listening(), launch._forwarding(tmp_path / "launcher"):
+        ranks = start_processes("ranks", sys.executable, words, envs={0: {}, 1: {}}, logs_specs=logs)
+        signal.raise_signal(signal.SIGHUP)
+        ended = ranks.wait(30, period=0.05)
+    assert ended is not None
+    assert {failure.exitcode for failure in ended.failures.values()} == {75}

@@ -287,6 +287,9 @@ def write_page(folder: Path, terminal: Terminal) -> None:
 
 def train(choice: Choice, config: Any, options: Options[Any], record: Run, terminal: Terminal) -> dict[str, Any]:
     # Importing torch takes seconds, so everything that can fail earlier has been checked before.
+    import torch  # noqa: F401
+
+    FLAG.poll()
     from ..execution.execute import execute
     from .peaks import stored_or_measured
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -172,8 +172,9 @@ def _forwarding(folder: Path) -> Iterator[None]:
 
     def send(number: int) -> None:
         for handler in (handler for context in contexts for handler in context.subprocess_handlers.values()):
-            if handler.proc.poll() is None:
-                os.killpg(handler.proc.pid, number)
+            with suppress(ProcessLookupError):
+                if handler.proc.poll() is None:
+                    os.killpg(handler.proc.pid, number)
 
     def begin(self: Any) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -25,6 +25,7 @@ from typing import Any
 from ..errors import MachineError, escape_controls
 from ..files import one_at_a_time, write_atomic
 from ..places import home, user_home
+from ..stop import FLAG
 
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-march=native")
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
@@ -178,7 +179,8 @@ def _call_compiler(command: list[str]) -> bytes:
         process_group=0,
     )  # fmt: skip
     try:
-        _, messages = process.communicate(timeout=COMPILER_SECONDS)
+        with FLAG.calling(lambda: os.killpg(process.pid, signal.SIGKILL)):
+            _, messages = process.communicate(timeout=COMPILER_SECONDS)
     except BaseException as error:
         # Its children too: they would hold the pipe open.
         os.killpg(process.pid, signal.SIGKILL)
@@ -187,6 +189,7 @@ def _call_compiler(command: list[str]) -> bytes:
             raise
         stuck[command[0]] = f"the C compiler {command[0]} did not end within {COMPILER_SECONDS:g} s"
         raise _CompilerFailed(stuck[command[0]]) from None
+    FLAG.poll()
     if process.returncode:
         lines = messages.decode(errors="replace").strip().splitlines()
         said = next((line for line in lines if "error" in line), lines[-1] if lines else "no message")
