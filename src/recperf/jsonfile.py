@@ -129,6 +129,9 @@ def fit(value: Any, kind: type[T], *, strict: bool = False) -> T | Problem:
         return _problem(str(error), value)
     except RecursionError:
         return Problem((), "less deeply nested", None)
+    except UnicodeEncodeError:
+        # JSON can escape half of a character, as "\\ud800".
+        return Problem((), "valid Unicode", None)
     unknown = _unknown_field(value, built) if strict else None
     return built if unknown is None else Problem(unknown, "unknown")
 
