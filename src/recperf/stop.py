@@ -139,12 +139,14 @@ class StopFlag:
             return
         self.poll()
         self.ends_at_once = True
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.SIGINT in self._before:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
             self.ends_at_once = False
+            if signal.SIGINT in self._before:
+                signal.signal(signal.SIGINT, self._receive)
 
     def error(self, what: str | None = None, fix: str | None = None) -> RecperfError:
         """The error with the exit code of the received signal."""
