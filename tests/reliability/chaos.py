@@ -195,10 +195,11 @@ def report(results: list[dict[str, Any]], options: argparse.Namespace) -> str:
     for result in results:
         for name in (result["kind"], "all"):
             counts[name][result.get("sort") or result["outcome"]] += 1
-    columns = (*OUTCOMES, *Failure.SORTS)
-    rows = [["trouble", "tries", *HEADS, *Failure.SORTS]]
+    # Sorts of failures that did not happen are named below the table.
+    happened = [sort for sort in Failure.SORTS if counts["all"][sort]]
+    rows = [["trouble", "tries", *HEADS, *happened]]
     rows += [
-        [name, str(counts[name].total()), *(str(counts[name][column]) for column in columns)]
+        [name, str(counts[name].total()), *(str(counts[name][column]) for column in (*OUTCOMES, *happened))]
         for name in (*KINDS, "all")
         if name in counts
     ]
@@ -208,7 +209,9 @@ def report(results: list[dict[str, Any]], options: argparse.Namespace) -> str:
     facts = (
         f"{machine()}; commit {commit()}; tries from {options.seed}; {minutes:.0f} minutes, {options.jobs} at a time"
     )
-    return "\n".join([facts, "", *("| " + " | ".join(row) + " |" for row in rows), *([""] if failed else []), *failed])
+    table = ["| " + " | ".join(row) + " |" for row in rows]
+    none = [sort for sort in Failure.SORTS if sort not in happened]
+    return "\n".join([facts, "", *table, "", f"Not once: {', '.join(none) or 'nothing'}.", *failed])
 
 
 def machine() -> str:

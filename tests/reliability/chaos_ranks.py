@@ -44,6 +44,7 @@ WORKLOADS[NCCL] = [
 def add_kinds(gpus: str | None) -> None:
     """Ranks need TorchRec, and NCCL a GPU."""
     if importlib.util.find_spec("torchrec") is None or importlib.util.find_spec("fbgemm_gpu") is None:
+        print("ranks are left out: TorchRec is not installed (make setup-distributed)")
         return
     import rank_warm  # noqa: F401
 

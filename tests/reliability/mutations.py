@@ -113,8 +113,8 @@ def damage(files: list[Path], draw: random.Random, bystander: Path, *, devices: 
     if way in WAYS and content:
         path.write_bytes(WAYS[way](content, draw))
         return f"{way} in {name}"
-    if way == "swap":
-        other = draw.choice(files)
+    if way == "swap" and len(files) > 1:
+        other = draw.choice([one for one in files if one != path])
         others = other.read_bytes()
         other.write_bytes(content)
         path.write_bytes(others)
