@@ -127,4 +127,4 @@ def damage(files: list[Path], draw: random.Random, bystander: Path, *, devices: 
     elif way == "link":
         path.symlink_to(draw.choice([bystander, path, path.with_name("nothing"), *[Path("/dev/zero")] * devices]))
         return f"{name} is a link to {path.readlink().name}"
-    return f"{name} {'deleted' if way in ('delete', *WAYS) else f'is a {way}'}"
+    return f"{name} {'deleted' if way in ('delete', 'swap', *WAYS) else f'is a {way}'}"
