@@ -209,11 +209,12 @@ def _same_data(run: Run, prepared: Prepared) -> None:
     """Refuse to resume a run with other data."""
     before = run.read("data.json", Data)
     if before is not None and before["digest"] != prepared.data["digest"]:
-        raise DataError(
+        current().shared_error = error = DataError(
             "the data changed since the run started",
             where={"run": run.folder, "digest then": before["digest"], "digest now": prepared.data["digest"]},
             fix="restore the old data, or start a new run",
         )
+        raise error
     if before != prepared.data:
         # A resumed run may be allowed to use other rows of the same data.
         run.write("data.json", prepared.data)

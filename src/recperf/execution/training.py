@@ -235,11 +235,12 @@ class SeedTraining:
         """Refuse to start over where a checkpoint was saved: what was trained would be lost, and its log cut."""
         progress = self.run.read("progress.json", Progress) or {}
         if self.seed in progress.get("saved", ()):
-            raise DataError(
+            current().shared_error = error = DataError(
                 f"the checkpoints of seed {self.seed} are missing, but the run had saved some",
                 where={"folder": self.store.folder},
                 fix="restore the folder checkpoints, or start a new run",
             )
+            raise error
 
     def _check(self, step: int, saved: dict[str, Any]) -> None:
         """Refuse a forged state, so that an older checkpoint is tried."""
@@ -284,11 +285,13 @@ class SeedTraining:
     def _require_baselines(self, digest: str | None) -> None:
         """Refuse baselines that were edited: they go into the result as they are."""
         if self.run.digest("baselines.json") != digest:
-            raise DataError(
+            # Every rank compares the digest that rank 0 read.
+            current().shared_error = error = DataError(
                 "baselines.json was changed since its checkpoint",
                 where={"run": self.run.folder},
                 fix="remove it: the next start computes it again",
             )
+            raise error
 
     def _restore_trial(self, saved: dict[str, Any], changed: list[str]) -> None:
         # Copying would broadcast a tensor of one number over a larger one silently. Other parts of a state may have
