@@ -64,6 +64,11 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+def read_linked(path: Path) -> bytes:
+    """The content of a file of a dataset, which may be a link to a file, but not to a fifo or a device."""
+    return read_regular(Path(os.path.realpath(path)))
+
+
 def require_own_folders(run: Path, *names: str) -> Path:
     """The folder under a run with these names, of which none may be a link: what a run writes stays in its folder."""
     place = run

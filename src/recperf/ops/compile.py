@@ -103,14 +103,14 @@ def _verified(path: Path) -> int | str:
         return MISSING
     except OSError as error:
         return "is a link" if path.is_symlink() else f"cannot be read ({error.strerror})"
-    fault = _fault(handle)
+    fault = _fault(handle, path.name)
     if fault is None:
         return handle
     os.close(handle)
     return fault
 
 
-def _fault(handle: int) -> str | None:
+def _fault(handle: int, name: str) -> str | None:
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         return "is not a file"
@@ -122,8 +122,13 @@ def _fault(handle: int) -> str | None:
         return "is damaged"
     with open(handle, "rb", closefd=False) as file:
         content = file.read()
-    intact = hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
+    intact = _digest(name, content[:-DIGEST_BYTES]) == content[-DIGEST_BYTES:]
     return None if intact else "is damaged"
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    """The digest at the end of a library; with its name, so that one is not taken for another."""
+    return hashlib.sha256(name.encode() + content).digest()
 
 
 @functools.cache
@@ -151,7 +156,7 @@ class _CompilerFailed(Exception):
 
 def _key(compiler: str, source: Path) -> str:
     """A digest of everything that determines the compiled file."""
-    flags = " ".join((*FLAGS, *extra_flags, "with digest"))
+    flags = " ".join((*FLAGS, *extra_flags, "digest with name"))
     return hashlib.sha256(source.read_bytes() + flags.encode() + _target(compiler)).hexdigest()[:16]
 
 
@@ -209,7 +214,7 @@ def _compile(compiler: str, source: Path, path: Path) -> None:
         draft = Path(folder) / path.name
         _call_compiler([compiler, *FLAGS, *extra_flags, "-o", str(draft), str(source), "-lm"])
         content = draft.read_bytes()
-    write_atomic(path, content + hashlib.sha256(content).digest())
+    write_atomic(path, content + _digest(path.name, content))
     path.chmod(0o755)
 
 

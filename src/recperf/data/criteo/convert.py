@@ -21,7 +21,7 @@ from typing import IO, Any
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
-from ...files import alone, write_json, writing
+from ...files import alone, read_linked, write_json, writing
 from ...stop import poll
 from ...units import size
 from . import lines, source, synthesize
@@ -323,7 +323,7 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(read_linked(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

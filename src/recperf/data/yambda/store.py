@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
+from ...files import read_linked
 from ..blocks import Blocks, Column, difference_in, verified
 from .schema import LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 
@@ -186,7 +187,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not exists:
         raise DataError("there is no event store here", where={"folder": folder}, fix="recperf data prepare --help")
     with _readable(path):
-        content = path.read_bytes()
+        content = read_linked(path)
     try:
         manifest = json.loads(content)
         seal = manifest.pop("seal")

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError, MachineError
-from ...files import one_at_a_time, require_writable, sync_folder, writing
+from ...files import one_at_a_time, read_linked, require_writable, sync_folder, writing
 from ...ops.splitmix import GOLDEN, finalise_numpy_
 from ...places import home
 from ..blocks import Blocks, Column
@@ -252,7 +252,7 @@ def _default_folders(store: EventStore) -> list[Path]:
 def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str, Any]) -> WindowIndex | None:
     """The index of this store; None if it does not exist or is damaged."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads(read_linked(folder / MANIFEST))
         if manifest.pop("seal") != seal_of(manifest) or any(manifest[name] != facts[name] for name in facts):
             return None
         columns = {name: _column(folder, name, manifest, store) for name in COLUMNS}
@@ -295,7 +295,7 @@ def verify_indexes(store: EventStore) -> list[str]:
     for place in _default_folders(store):
         for folder in sorted(path.parent for path in place.glob(f"*/{MANIFEST}") if not path.parent.suffix):
             try:
-                facts = {name: json.loads((folder / MANIFEST).read_bytes())[name] for name in _FACTS}
+                facts = {name: json.loads(read_linked(folder / MANIFEST))[name] for name in _FACTS}
                 config = WindowConfig(seconds=facts["seconds"], min_history=facts["min_history"])
             except (OSError, ValueError, KeyError, TypeError, ConfigError):
                 # The user's cache folder also has indexes of other stores.
