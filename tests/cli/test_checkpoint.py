@@ -101,6 +101,24 @@ def test_prune_keeps_the_newest_intact_and_the_best(run: Path, call: Call) -> No
     assert state["weights"][0] == 30
 
 
+def test_prune_keeps_no_damaged_best_and_names_it(run: Path, call: Call) -> None:
+    damage(run, 42, 20)
+    code, out, _ = call("prune", run)
+    assert code == 0
+    assert "step-00000020 (the best, but damaged: rank0-00000.safetensors does not match its digest)" in out
+    assert (steps(run, 42), steps(run, 43)) == ([40], [20, 40])
+    assert call("verify", run)[0] == 0
+
+
+def test_advice_holds_where_nothing_is_intact(run: Path, call: Call) -> None:
+    for step in (10, 20, 30, 40):
+        damage(run, 42, step, cut=True)
+    assert "no checkpoint of seed 42 is intact: restore one" in call("verify", run)[2]
+    for step in (10, 20, 30, 40):
+        damage(run, 43, step, cut=True)
+    assert "complete" not in call("list", run)[1]
+
+
 def test_prune_keeps_as_many_as_asked(run: Path, call: Call) -> None:
     damage(run, 42, 30)
     assert call("prune", run, "--keep", 2)[0] == 0

@@ -19,7 +19,7 @@ from .terminal import Terminal, conclude, print_json, table
 ACTIONS = {
     "list": "show step, time and size of all checkpoints, and which are the last and the best",
     "verify": "read every byte and compare the digests; exits 3 if a checkpoint is damaged",
-    "prune": "remove all but the newest intact checkpoints and the best one",
+    "prune": "remove all but the newest intact checkpoints and the best intact one",
 }
 HELP = """usage: recperf checkpoint ACTION RUN [OPTIONS]
 
@@ -58,12 +58,15 @@ def show(options: Options, terminal: Terminal, *, hashed: bool) -> int:
     checkpoints = listed(options.run, hashed=hashed)
     terminal.say(as_table(checkpoints, hashed=hashed) if checkpoints else "no checkpoints yet")
     damaged = [entry for entry in checkpoints if entry["fault"]]
+    lost = {entry["seed"] for entry in damaged} - {entry["seed"] for entry in checkpoints if not entry["fault"]}
     error = None
     if damaged and hashed:
         error = DataError(
             f"{len(damaged)} of {len(checkpoints)} checkpoints are damaged",
             where={f"seed {entry['seed']} {entry['name']}": entry["fault"] for entry in damaged},
-            fix="recperf run --resume continues from the newest intact one",
+            fix=f"no checkpoint of seed {min(lost)} is intact: restore one from a copy, or start a new run"
+            if lost
+            else "recperf run --resume continues from the newest intact one",
         )
     return conclude(error, {"checkpoints": checkpoints} if options.json else None)
 
@@ -86,7 +89,7 @@ def as_table(checkpoints: list[dict[str, Any]], *, hashed: bool) -> str:
         )
     lines = [table(rows)]
     lines += [f"  seed {e['seed']} step {e['step']:,}: {e['fault']}" for e in checkpoints if e["fault"]]
-    if not hashed:
+    if not hashed and any(not entry["fault"] for entry in checkpoints):
         lines.append(
             "  complete: all files exist and have the right size; recperf checkpoint verify compares their digests"
         )

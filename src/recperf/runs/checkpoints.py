@@ -11,6 +11,9 @@ from ..files import require_own_folders
 from ..train import checkpoint_folder as folders
 from .record import read_config
 
+OLDER = "older"
+"""Why an intact checkpoint is removed."""
+
 
 def trainings(run: Path) -> list[Path]:
     """The checkpoint folders of a run, one for each seed that has saved."""
@@ -56,7 +59,7 @@ def _facts(path: Path, *, hashed: bool) -> dict[str, Any]:
 
 
 def prune(run: Path, keep: int) -> Iterator[tuple[Path, str]]:
-    """Remove all but each seed's newest intact checkpoints and its best; yields each removed one and the reason.
+    """Remove all but each seed's newest intact checkpoints and its best intact one; yields each removed one, and why.
 
     The caller holds the run's lock. Nothing is removed if a seed has no intact checkpoint.
     """
@@ -81,7 +84,7 @@ def _plan(folder: Path, keep: int) -> tuple[Path, Path | None, dict[Path, str]]:
     intact: list[Path] = []
     removals: dict[Path, str] = {}
     for path in folders.saved(folder):
-        fault = folders.fault(path) if len(intact) < keep else "older"
+        fault = folders.fault(path) if len(intact) < keep else OLDER
         if fault is None:
             intact.append(path)
         else:
@@ -91,5 +94,10 @@ def _plan(folder: Path, keep: int) -> tuple[Path, Path | None, dict[Path, str]]:
             f"no checkpoint of {folder.name} is intact, so nothing was removed ({next(iter(removals.values()))})",
             where={"folder": folder},
         )
-    best = folders.best_of(folder, without=[path for path, why in removals.items() if why != "older"])
+    damaged = [path for path, why in removals.items() if why != OLDER]
+    best = folders.best_of(folder, without=damaged)
+    while best is not None and best not in intact and (fault := folders.fault(best)):
+        removals[best] = f"the best, but damaged: {fault}"
+        damaged.append(best)
+        best = folders.best_of(folder, without=damaged)
     return intact[0], best, {path: why for path, why in removals.items() if path != best}
