@@ -10,7 +10,11 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST = 300
+"""Longer values, such as paths, are shortened in a message; JSON has them whole."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNDECODED = re.compile("[\udc80-\udcff]+")
+"""Bytes of a path that are not UTF-8, as Python represents them."""
 
 
 class RecperfError(Exception):
@@ -26,7 +30,9 @@ class RecperfError(Exception):
 
     def lines(self) -> list[str]:
         """The message as it is printed: one `error:` line, then labelled lines."""
-        labelled = list(self.where.items()) + ([("try", self.fix)] if self.fix else [])
+        labelled = [(label, shorten_middle(text)) for label, text in self.where.items()] + (
+            [("try", self.fix)] if self.fix else []
+        )
         width = max((len(label) for label, _ in labelled), default=0) + 1
         return [f"error: {self.what}"] + [f"  {label + ':':<{width}} {text}" for label, text in labelled]
 
@@ -77,9 +83,17 @@ class Interrupted(RecperfError):
 def escape_controls(text: str) -> str:
     """Text for a terminal: control characters, which could move the cursor or hide text, are written as escapes.
 
-    So are those that reverse the direction of text, and line separators; newlines and tabs stay.
+    So are those that reverse the direction of text, and line separators; newlines and tabs stay. Bytes that are not
+    UTF-8 are written as a shell reads them: a path can be pasted back.
     """
+    text = _UNDECODED.sub(lambda match: "$'" + "".join(f"\\x{ord(one) - 0xDC00:02x}" for one in match[0]) + "'", text)
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def shorten_middle(text: str, longest: int = LONGEST) -> str:
+    """Text of which the middle is left out where it is too long: beginning and end of a path tell most."""
+    half = longest // 2 - 2
+    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -25,8 +25,9 @@ _CAUSES = {
     errno.EIO: ("the disk reported an input/output error", "check the disk"),
     errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another place with --run-dir"),
     errno.ENAMETOOLONG: ("the path is too long", "choose a shorter --run-dir"),
-    errno.ELOOP: ("it is a link, which is not followed", "remove the link"),
-    errno.ENXIO: ("it is not a regular file", "remove it"),
+    errno.ELOOP: ("it is a link, which is not followed", "put the file itself in its place"),
+    errno.ENXIO: ("it is not a regular file", "put the file itself in its place"),
+    errno.EISDIR: ("a folder of that name is in the way", "move the folder away"),
 }
 
 
@@ -39,7 +40,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}) from None
+        fix = _CAUSES[error.errno][1] if error.errno in (errno.ELOOP, errno.ENXIO) else None
+        raise DataError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}, fix=fix) from None
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from .errors import DataError, MachineError
-from .files import read_regular
+from .files import read_regular, reading
 
 if TYPE_CHECKING:
     import msgspec
@@ -81,9 +81,8 @@ def _no_number(name: str) -> None:
 def read(path: Path, *, named: bool = False) -> Any:
     """The content of a JSON file of a run; one that the user has `named` may also be a link or a pipe."""
     try:
-        return decode(path.read_bytes() if named else read_regular(path))
-    except OSError as error:
-        raise DataError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}) from None
+        with reading(path):
+            return decode(path.read_bytes() if named else read_regular(path))
     except ValueError as error:
         raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import resource
@@ -381,7 +382,7 @@ def test_characters_that_the_terminal_lacks_are_printed_as_escapes(tmp_path: Pat
         [sys.executable, "-c", script, *arguments], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
     )
     assert done.returncode == 0, done.stderr
-    assert b"/\\xe9\\u2603\\udcff" in done.stdout
+    assert b"/\\xe9\\u2603$'\\xff'" in done.stdout
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
@@ -397,6 +398,16 @@ def test_a_full_disk_under_the_output_loses_no_training(tmp_path: Path, monkeypa
     assert (tmp_path / "r" / "seal.json").exists()
     expected = "error: standard output could not be written: No space left on device; nothing else failed\n"
     assert done.stderr.decode() == expected
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_a_lost_output_hides_no_other_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = io.StringIO()
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "stderr", errors)
+        assert main(["show", "nothing", "--json"]) == 2
+    assert errors.getvalue().endswith("standard output could not be written: No space left on device\n")
 
 
 def test_a_failure_while_the_page_is_written_is_one_line(call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,8 +185,9 @@ def test_the_target_of_a_link_is_not_touched(tmp_path: Path, name: str) -> None:
     precious.write_text("first\nlast line")
     (tmp_path / "r" / name).unlink()
     (tmp_path / "r" / name).symlink_to(precious)
-    with pytest.raises(RecperfError, match="it is a link"):
+    with pytest.raises(RecperfError, match="it is a link") as refused:
         Run.open(tmp_path / "r")
+    assert refused.value.fix == "put the file itself in its place"
     assert precious.read_text() == "first\nlast line"
 
 

@@ -59,9 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
     with outputs() as stdout:
         code = _run(arguments)
         stdout.flush()
-        if stdout.lost is not None:
-            print_error(stdout.lost, as_json=False)
-            code = code or stdout.lost.exit_code
+        lost = stdout.lost(code)
+        if lost is not None:
+            print_error(lost, as_json=False)
+            code = code or lost.exit_code
     return code
 
 
@@ -83,7 +84,7 @@ def _run(arguments: list[str]) -> int:
             print_error(memory_error(error), as_json=as_json)
             return MachineError.exit_code
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            place: dict[str, object] = {"path": f"{str(error.filename)[:60]}..."}
+            place: dict[str, object] = {"path": str(error.filename)}
             print_error(MachineError("the path is too long", where=place, fix="choose a shorter one"), as_json=as_json)
             return MachineError.exit_code
         limit = address_space()

@@ -67,13 +67,17 @@ class Output:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
-    @property
-    def lost(self) -> MachineError | None:
-        """The error that output is missing; a reader that went away, as `head` does, wanted no more."""
+    def lost(self, code: int) -> MachineError | None:
+        """The error that output of a command with this exit code is missing.
+
+        None where the reader went away, as `head` does: it wanted no more.
+        """
         if self.failure is None or isinstance(self.failure, BrokenPipeError):
             return None
         cause = getattr(self.failure, "strerror", None) or self.failure
-        return MachineError(f"standard output could not be written: {cause}; nothing else failed")
+        return MachineError(
+            f"standard output could not be written: {cause}" + ("" if code else "; nothing else failed")
+        )
 
 
 @contextmanager
