@@ -1,13 +1,13 @@
 """Mapped columns whose blocks are compared with their digests when they are first read.
 
-Each block of a file has a SHA-256. A process compares a block once, before anything of it is used; a bitmap remembers
-it, so that later reads cost nothing. Threads hash several blocks at once, which SHA-256 instructions do at the speed
-of the disk or of memory.
+Each block of a file has a SHA-256. A process verifies a block once, before anything in it is used, so that later reads
+cost nothing. Threads hash several blocks at once, which SHA-256 instructions do at the speed of the disk or of memory.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,7 +43,7 @@ class Blocks:
         damaged: Callable[[Path, str], DataError],
     ) -> None:
         self.path, self.block, self.bytes = path, block, len(content)
-        self._content, self._digests, self._damaged = content, digests, damaged
+        self._content, self._digests, self.damaged = content, digests, damaged
         if len(digests) != -(-len(content) // block):
             raise damaged(path, f"has {-(-len(content) // block):,} blocks and {len(digests):,} checksums")
         self._verified = np.zeros(len(digests), np.bool_)
@@ -74,7 +74,8 @@ class Blocks:
                 self._compare(np.flatnonzero(covered & ~self._verified))
 
     def _compare(self, blocks: NDArray[np.int64]) -> None:
-        threads = min(MOST_THREADS, usable_cores(), len(blocks))
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # The ranks of a host share its cores.
+        threads = min(MOST_THREADS, usable_cores() // ranks, len(blocks))
         if threads < 2:
             for block in blocks.tolist():
                 self._compare_one(block)
@@ -87,7 +88,7 @@ class Blocks:
     def _compare_one(self, block: int) -> None:
         first = block * self.block
         if hashlib.sha256(self._content[first : first + self.block].data).hexdigest() != self._digests[block]:
-            raise self._damaged(self.path, difference_in(block, first))
+            raise self.damaged(self.path, difference_in(block, first))
 
 
 class Column:
@@ -110,10 +111,12 @@ class Column:
     def __getitem__(self, rows: Rows) -> NDArray[Any]:
         if self.blocks is not None and not self.blocks.complete:
             if isinstance(rows, slice):
-                first, stop, _ = rows.indices(len(self))
-                self.require(first, max(first, stop))
+                if within := range(*rows.indices(len(self))):
+                    self.require(min(within[0], within[-1]), max(within[0], within[-1]) + 1)
             else:
-                places = np.asarray(rows, np.int64).ravel()
+                places = np.asarray(rows)
+                places = np.flatnonzero(places) if places.dtype == np.bool_ else places.astype(np.int64).ravel()
+                places = np.where(places < 0, places + len(self), places)
                 self.require(places, places + 1)
         return np.asarray(self.array[rows])
 
@@ -123,8 +126,13 @@ class Column:
     def require(self, first: Any, stop: Any) -> None:
         """Verify ranges of rows; after that, `array` may be read there without this class."""
         if self.blocks is not None and not self.blocks.complete:
+            first, stop = np.atleast_1d(np.asarray(first, np.int64)), np.atleast_1d(np.asarray(stop, np.int64))
+            if ((first < 0) | (stop > len(self))).any():
+                raise self.blocks.damaged(
+                    self.blocks.path, f"has {len(self):,} rows, without {first.min():,} to {stop.max() - 1:,}"
+                )
             at, width = self._offset, self._width
-            self.blocks.require(np.asarray(first, np.int64) * width + at, np.asarray(stop, np.int64) * width + at)
+            self.blocks.require(first * width + at, stop * width + at)
 
 
 def verified(columns: Iterable[Column]) -> dict[str, int]:

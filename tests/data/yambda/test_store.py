@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recperf.data import blocks
 from recperf.data.blocks import Blocks
 from recperf.data.yambda import store as store_module
 from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
@@ -141,6 +142,43 @@ def test_an_item_outside_the_catalogue_is_refused_before_it_is_counted(folder: P
     items[77] = 1 << 31
     with pytest.raises(DataError, match="an item outside the catalogue of 51 items"):
         replace(store, items_E=items).items_at(slice(70, 80))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [np.arange(500) >= 450, slice(None, None, -1), slice(480, 470, -3), -1, [-500, -20], np.uint32(499)],
+    ids=["mask", "reversed", "strided", "last", "negative", "unsigned"],
+)
+def test_every_kind_of_index_verifies_what_it_reads(folder: Path, rows: Any) -> None:
+    """Only the first 75 items, in the first block, are verified before; the damage is in the others."""
+    column = open_store(folder).items_E
+    whole, path = column.array.copy(), file_of(folder, "items")
+    np.testing.assert_array_equal(column[rows], whole[rows])
+    path.write_bytes(path.read_bytes()[:300] + b"\xff" * (path.stat().st_size - 300))
+    column = open_store(folder).items_E
+    column[:75]
+    with pytest.raises(DataError, match="differs from its checksum"):
+        column[rows]
+
+
+@pytest.mark.parametrize("rows", [500, -501, [3, 1 << 40], [-(1 << 62)]])
+def test_rows_that_do_not_exist_are_refused_before_anything_is_allocated(folder: Path, rows: Any) -> None:
+    with pytest.raises(DataError, match=r"items\.u4 has 500 rows"):
+        open_store(folder).items_E[rows]
+
+
+def test_the_ranks_of_a_host_share_its_cores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[int] = []
+    monkeypatch.setattr(blocks, "usable_cores", lambda: 8)
+    monkeypatch.setattr(
+        blocks, "ThreadPoolExecutor", lambda threads, **_: (pools.append(threads), ThreadPoolExecutor(threads))[1]
+    )
+    for ranks, threads in (("", [7]), ("3", [2]), ("8", []), ("16", [])):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        column = open_store(folder).items_E
+        pools.clear()
+        column[:]
+        assert pools == threads
 
 
 def test_threads_verify_each_block_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
