@@ -27,7 +27,7 @@ def operator(name: str = "aten::x", ms: float = 10.0, **figures: Any) -> dict[st
 
 
 def limit_of(row: dict[str, Any], ceilings: Ceilings | None = CEILINGS) -> str:
-    divided, _ = classify(row, ceilings, INSIDE)
+    divided = classify(row, ceilings, INSIDE)["limits"]
     return max((name for name in divided), key=lambda name: divided[name])
 
 
@@ -64,7 +64,7 @@ STREAM = {"bytes": 1e8, "beyond": 1e8}
 )
 def test_each_operator_goes_to_the_ceiling_that_explains_it(row: dict[str, Any], limit: str) -> None:
     assert limit_of(row) == limit
-    divided, _ = classify(row, CEILINGS, INSIDE)
+    divided = classify(row, CEILINGS, INSIDE)["limits"]
     assert sum(divided.values()) == pytest.approx(row["ms"])
     assert limit_of(operator("aten::mm", flops=1e9), None) == "operator"
 
@@ -100,18 +100,19 @@ def test_a_ceiling_that_is_twice_as_fast_changes_the_limit(row: dict[str, Any], 
 def test_a_threshold_of_half_or_twice_changes_the_limit(
     name: str, row: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = classify(row, CEILINGS, INSIDE)[0]
+    before = classify(row, CEILINGS, INSIDE)["limits"]
     changed = []
     for factor in (0.5, 2.0):
         monkeypatch.setattr(attribution, name, factor * getattr(attribution, name))
-        changed.append(classify(row, CEILINGS, INSIDE)[0] != before)
+        changed.append(classify(row, CEILINGS, INSIDE)["limits"] != before)
         monkeypatch.undo()
     assert any(changed)
 
 
 def test_a_ceiling_that_cannot_apply_is_not_believed() -> None:
     row = operator("aten::mm", ms=1.0, flops=1e9)
-    divided, note = classify(row, CEILINGS, INSIDE)
+    row = classify(row, CEILINGS, INSIDE)
+    divided, note = row["limits"], row["note"]
     assert "compute" not in divided
     assert "the ceiling does not apply: its arithmetic would take 10" in note
 
@@ -187,7 +188,7 @@ def test_random_rows_are_latency_or_bandwidth_by_the_measured_widths() -> None:
         (20.0, 10, 10), (30.0, 15, 15),
         (14.0, 4, 10),  # Prefetched: an implementation can hide latency, but it moves all bytes.
     ):  # fmt: skip
-        divided, _ = classify({**row, "ms": ms + INSIDE * 0.002}, widths, INSIDE)
+        divided = classify({**row, "ms": ms + INSIDE * 0.002}, widths, INSIDE)["limits"]
         assert (divided["latency"], divided["bandwidth"]) == (pytest.approx(latency), pytest.approx(bandwidth))
     result = attribute(observed({}, row), widths)
     assert result["random"] == pytest.approx(result["shares"]["latency"] + result["shares"]["bandwidth"])

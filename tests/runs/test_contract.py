@@ -87,7 +87,7 @@ def a_profile(embedding_ms: float) -> dict[str, Any]:
         "ids": {"lookups": 10_870, "unique_rows": 700, "row_bytes": 1024, "working_set_bytes": 1, "touched_bytes": 1},
         "observed": {
             "device": "cpu",
-            "threads": 1,
+            "threads": 2,
             "step_ms": {"p20": 1.4, "p50": 1.5, "p80": 1.7},
             "operators": [],
             "waits": {"python": 0.6, "input": 0.3},
@@ -375,6 +375,7 @@ def test_work_in_the_cache_counts_where_the_cache_holds_the_rows_of_a_step(
     edit(folder, "peaks.json", lambda p: p["knee"].update(bytes=knee))
     derived = {"verdict": {"limit": "cache"}, "shares": shares}
     claim = measured_claims.limits_lead("bandwidth", derive=lambda *_: derived, cached_rows=True)
+    assert "with cache where it holds the rows of a step" in claim.text
     assert judge(claim, Evidence(folder)).holds is holds
 
 

@@ -83,17 +83,14 @@ def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, 
         times["operator" if limit == "unknown" else limit] += ms
     inside = observed.get("inside") or INSIDE
     rows = []
-    for counted in observed["operators"]:
-        operator = _rows_by_time(counted, ceilings)
+    for operator in observed["operators"]:
         # Python's way to an operator looks like Python code, but is part of what calling it costs.
         outside = min(times["python"], _python_ms(operator, ceilings, inside))
         times["python"] -= outside
         times["dispatch"] += outside
-        parts, note = _divided(operator, ceilings, inside)
-        limits = _without_rows(parts, operator, ceilings)
-        for limit, ms in limits.items():
+        rows.append(classify(operator, ceilings, inside))
+        for limit, ms in rows[-1]["limits"].items():
             times[limit] += ms
-        rows.append({**operator, "limits": limits, "random_ms": parts.get("rows", 0.0), "note": note})
     whole = sum(times.values())
     return {
         "shares": {limit: times[limit] / whole if whole > 0 else 0.0 for limit in LIMITS},
@@ -119,11 +116,13 @@ def _python_ms(operator: dict[str, Any], ceilings: Ceilings | None, inside: floa
     return float(operator["python_calls"] * (1 - inside) * _call_ns(operator, ceilings) / 1e6)
 
 
-def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> tuple[dict[str, float], str]:
-    """The time of an operator (ms per step) by limit, and a note where a ceiling does not apply."""
+def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> dict[str, Any]:
+    """The operator with its time (ms per step) by limit, that of random rows from memory, and a note where a ceiling
+    does not apply."""
     operator = _rows_by_time(operator, ceilings)
     parts, note = _divided(operator, ceilings, inside)
-    return _without_rows(parts, operator, ceilings), note
+    limits = _without_rows(parts, operator, ceilings)
+    return {**operator, "limits": limits, "random_ms": parts.get("rows", 0.0), "note": note}
 
 
 def _rows_by_time(operator: dict[str, Any], ceilings: Ceilings | None) -> dict[str, Any]:

@@ -93,7 +93,8 @@ def limits_lead(*names: str, derive: Derive, cached_rows: bool = False) -> Claim
         ceilings = _from_peaks(evidence, lambda peaks: measured_beside(peaks, stated.device, stated.observed.threads))
         return _undisturbed(objections, own > others[second], shown, steps=_steps_beside(evidence), ceilings=ceilings)
 
-    return Claim(name=f"limit: {together}", text=f"{together} takes the largest share of a step", holds=holds)
+    cache = ", with cache where it holds the rows of a step," if cached_rows else ""
+    return Claim(name=f"limit: {together}", text=f"{together}{cache} takes the largest share of a step", holds=holds)
 
 
 def _step_in_cache(profile: Profile, peaks: dict[str, Any]) -> bool:
@@ -124,7 +125,7 @@ def slower_than_copies(component: str) -> Claim:
         part = _component("profile.json", profile.components, component)
         moved = _positive(f"profile.json: bytes of {component}", part.bytes)
         rate = moved / (_positive(f"profile.json: p50 of {component}", part.ms.p50) / 1e3)
-        copies = _from_peaks(evidence, lambda peaks: copy_rate(peaks, profile.device, profile.threads))
+        copies = _from_peaks(evidence, lambda peaks: copy_rate(peaks, profile.device, profile.observed.threads))
         if copies is None:
             raise NoEvidence("peaks.json has no copies on this device with this number of threads")
         shown = f"{component} {rate / 1e9:,.4g} GB/s, copies {copies / 1e9:,.4g}"

@@ -150,7 +150,6 @@ class Profile(ComparedProfile):
     shares: dict[str, Number]
     experiments: list[Experiment]
     observed: Observed
-    threads: int | None = None
     other_work: Number | None = None
 
 

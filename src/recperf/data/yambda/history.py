@@ -8,7 +8,7 @@ artist and album, the label, and the hour and origin for the cross features.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,12 +100,12 @@ class Histories:
         for column in (store.packed_kinds_E, *(store.flags or ())[:3]):
             if column is not None:
                 column.require(begin_B, positions_B)
-        picked = self._body.pick(self._events, begin_B, positions_B, self.rule)
+        picked: Picked = self._body.pick(self._events, begin_B, positions_B, self.rule)
         some_B = picked.offsets_B1[1:] > picked.offsets_B1[:-1]
         oldest_B = begin_B[some_B] + picked.places_T[picked.offsets_B1[:-1][some_B]]
         for column in (store.items_E, store.times_E):
             column.require(oldest_B, positions_B[some_B])
-        return cast(Picked, picked)
+        return picked
 
     def _checked(self, positions_B: Words) -> Words:
         positions_B = np.asarray(positions_B)
