@@ -64,12 +64,13 @@ _NAMES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "
 def decode(content: bytes) -> Any:
     """Parse JSON. NaN, infinities, text that is not UTF-8 and absurd nesting are a ValueError."""
     try:
-        return msgspec.json.decode(content) if msgspec else json.loads(content, parse_constant=_no_number)
-    except ValueError as error:
-        if "surrogate" not in str(error):
-            raise
-        # A path whose bytes are not UTF-8: Python writes each such byte as half of a surrogate pair.
-        return json.loads(content, parse_constant=_no_number)
+        try:
+            return msgspec.json.decode(content) if msgspec else json.loads(content, parse_constant=_no_number)
+        except ValueError as error:
+            if "surrogate" not in str(error):
+                raise
+            # A path whose bytes are not UTF-8: Python writes each such byte as half of a surrogate pair.
+            return json.loads(content, parse_constant=_no_number)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -268,18 +268,26 @@ def test_a_finished_run_with_a_damaged_result_says_how_to_get_it_back(begun: Pat
         code, output = call("--resume", "r")
         assert code == 3
         assert "this run is finished, but result.json has" in output
-        assert "remove its seal.json and result.json, and resume it" in output
+        assert "remove result.json and resume the run" in output
     path.write_text("{}")
     seal(Path("r"))
     code, output = call("--resume", "r")
     assert code == 3
     assert "this run is finished, but result.json does not fit its description" in output
-    for name in ("seal.json", "result.json"):
-        Path("r", name).unlink()
+    path.unlink()
     assert call("--resume", "r")[0] == 0
     assert json.loads(path.read_text())["quality"] == before["quality"]
     assert agrees()
+
+
+def test_damaged_evidence_of_a_finished_run_is_not_sealed_again(begun: Path, call: Call) -> None:
+    assert call("--resume", "r")[0] == 0
     with Path("r/events.jsonl").open("a") as log:
         log.write("half a line")
-    assert call("--resume", "r")[0] == 3
+    for _ in ("with its result", "without"):
+        code, output = call("--resume", "r")
+        assert code == 3
+        assert "this run is finished, but events.jsonl has" in output
+        assert "restore the file from a backup, or start a new run" in output
+        Path("r/result.json").unlink(missing_ok=True)
     assert Path("r/events.jsonl").read_text().endswith("half a line")

@@ -9,6 +9,7 @@ import pytest
 
 from recperf.errors import DataError, MachineError, RecperfError, UsageError
 from recperf.files import write_atomic, write_json
+from recperf.jsonfile import decode
 from recperf.runs.record import Run, read_config
 
 
@@ -222,3 +223,8 @@ def test_an_atomic_write_does_not_follow_a_link_in_place_of_its_draft(tmp_path: 
     write_json(tmp_path / "profile.json", {"new": True})
     assert precious.read_text() == "mine"
     assert json.loads((tmp_path / "profile.json").read_text()) == {"new": True}
+
+
+def test_deep_nesting_after_half_a_character_is_no_fault() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode(b'["\\ud800",' + b"[" * 200_000 + b"]" * 200_001)

@@ -31,7 +31,7 @@ from ..runs.resume import (
     record_changes,
     require_allowed,
 )
-from ..runs.seal import broken
+from ..runs.seal import differences
 from ..stop import FLAG
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .summary import summary
@@ -218,20 +218,22 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
 
 def finished_result(record: Run) -> dict[str, Any] | None:
     """The result of a finished run, once its files match their seal; None if the run, or its result, is to be made."""
-    if not record.finished or not os.path.lexists(record.folder / "result.json"):
+    if not record.finished:
         return None
-    wrong = next(iter(broken(record.folder)), None)
-    if wrong is None:
-        result: dict[str, Any] = record.read("result.json") or {}
-        wrong = fault(result)
-        if wrong is None:
+    wrong = differences(record.folder)
+    fix = "restore the file from a backup, or start a new run"
+    if wrong.keys() <= {"result.json"}:
+        if not os.path.lexists(record.folder / "result.json"):
+            # A kill from here on leaves an unfinished run, not files that differ from their seal.
+            record.remove("seal.json")
+            return None
+        result: dict[str, Any] = {} if wrong else record.read("result.json") or {}
+        problem = fault(result)
+        if not wrong and problem is None:
             return result
-        wrong = f"result.json does not fit its description: {wrong}"
-    raise DataError(
-        f"this run is finished, but {wrong}",
-        where={"run": record.folder},
-        fix="remove its seal.json and result.json, and resume it: the result is computed again from the other files",
-    )
+        wrong = wrong or {"result.json": f"result.json does not fit its description: {problem}"}
+        fix = "remove result.json and resume the run: it is computed again from the other files"
+    raise DataError(f"this run is finished, but {next(iter(wrong.values()))}", where={"run": record.folder}, fix=fix)
 
 
 def begun(choice: Choice, options: Options[Any], config: Any) -> Path | None:

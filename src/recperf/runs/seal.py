@@ -51,26 +51,31 @@ def is_evidence(name: str) -> bool:
 
 def broken(folder: Path) -> list[str]:
     """Every difference between the evidence files and their seal; empty if there is none."""
+    return list(differences(folder).values())
+
+
+def differences(folder: Path) -> dict[str, str]:
+    """The differences by the name of the file; one of seal.json means that no file could be compared."""
     try:
         value = decode(read_regular(folder / NAME))
         names = present(folder)
     except FileNotFoundError:
-        return [f"{NAME} is missing"]
+        return {NAME: f"{NAME} is missing"}
     except OSError as error:
-        return [f"{NAME} cannot be read: {error.strerror or error}"]
+        return {NAME: f"{NAME} cannot be read: {error.strerror or error}"}
     except ValueError as error:
-        return [f"{NAME} is not JSON: {error}"]
+        return {NAME: f"{NAME} is not JSON: {error}"}
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema != SCHEMA or isinstance(schema, bool):
-        return [f"{NAME} has schema {schema!r}; this recperf reads {SCHEMA}"]
+        return {NAME: f"{NAME} has schema {schema!r}; this recperf reads {SCHEMA}"}
     sealed = fit(value, Seal)
     if isinstance(sealed, Problem):
-        return [f"{NAME} is damaged: {sealed}"]
+        return {NAME: f"{NAME} is damaged: {sealed}"}
     if not sealed.files:
-        return [f"{NAME} lists no files"]
-    differences = [_difference(folder, name, facts) for name, facts in sealed.files.items()]
-    differences += [f"{name} is not in {NAME}" for name in names if name not in sealed.files]
-    return [text for text in differences if text]
+        return {NAME: f"{NAME} lists no files"}
+    texts = {name: _difference(folder, name, facts) for name, facts in sealed.files.items()}
+    texts |= {name: f"{name} is not in {NAME}" for name in names if name not in sealed.files}
+    return {name: text for name, text in texts.items() if text}
 
 
 def _difference(folder: Path, name: str, sealed: SealedFile) -> str:

@@ -53,6 +53,15 @@ def test_logs_of_one_name_keep_their_paths_apart(write: Callable[..., Path]) -> 
     assert [curve.name for curve in curves(paths, [])] == [str(path) for path in paths]
 
 
+def test_a_log_may_be_a_link_where_the_user_names_it_but_not_in_a_run(write: Callable[..., Path]) -> None:
+    log = write("own.log")
+    link = log.with_name("mlperf.log")
+    link.symlink_to(log)
+    assert len(curves([link], [])) == 1
+    with pytest.raises(DataError, match=r"cannot read mlperf\.log: it is a link"):
+        curves([link.parent], [])
+
+
 def test_where_published_logs_lie(golden: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("RECPERF_GOLDEN", str(golden))
     assert published_logs() == [golden / "mlperf_logs"]

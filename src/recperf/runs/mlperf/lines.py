@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from ...errors import DataError
-from ...files import read_regular, reading
+from ...files import open_regular, reading
 from ...jsonfile import Meta, Problem, Struct, decode, fit
 
 TOKEN = b":::MLLOG "
@@ -89,22 +90,29 @@ def _parse(text: bytes, end: int) -> Line | str:
 def read(path: Path) -> Lines:
     """The lines of a log, which may be mixed with other output and end in half a line; it must have an MLLOG line."""
     with reading(path):
-        # A log that the user names may be a link or a pipe.
-        lines = scan(read_regular(path) if path.name == LOG_NAME else path.read_bytes(), mixed=True)
+        lines = scan(path.read_bytes(), mixed=True)
     if not lines.good:
         raise DataError("this is not an MLPerf log: it has no :::MLLOG line", where={"file": path})
     return lines
 
 
 def logs_in(paths: list[Path]) -> list[Path]:
-    """The logs that files and folders name: the log of a run, or every log and result file of a folder."""
+    """The logs that files and folders name: the log of a run, or every log and result file of a folder.
+
+    A log that the user names may be a link or a pipe; the log of a run may not.
+    """
     logs: list[Path] = []
     for path in paths:
         if not path.is_dir():
             logs.append(path)
             continue
         own = path / LOG_NAME
-        inside = [own] if own.exists() else sorted({*path.glob("result_*.txt"), *path.glob("*.log")})
+        if os.path.lexists(own):
+            with reading(own):
+                os.close(open_regular(own))
+            logs.append(own)
+            continue
+        inside = sorted({*path.glob("result_*.txt"), *path.glob("*.log")})
         if not inside:
             raise DataError(
                 f"no MLPerf log in this folder: it has neither {LOG_NAME} nor result_*.txt",
