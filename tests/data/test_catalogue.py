@@ -171,7 +171,7 @@ def test_get_without_pooch_names_the_package(server: Server, monkeypatch: pytest
 
 def test_get_into_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where the folder should be")
-    with pytest.raises(MachineError, match="cannot be written"):
+    with pytest.raises(MachineError, match="RECPERF_HOME cannot be used"):
         catalogue.get(NAME, say=quiet, url=server.url)
 
 

@@ -397,6 +397,6 @@ def test_a_folder_that_cannot_be_written_is_an_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RECPERF_HOME", str(tmp_path / "file"))
-    with pytest.raises(MachineError, match="cannot write") as caught:
+    with pytest.raises(MachineError, match="RECPERF_HOME cannot be used") as caught:
         peaks.save(stored)
     assert "RECPERF_HOME" in (caught.value.fix or "")

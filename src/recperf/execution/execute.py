@@ -52,6 +52,7 @@ def execute(
     world = current()
     stop = world.share_stop(stop)
     poll()
+    choice.forget_used()
     started = _start(run)
     log = world.leader_only(lambda: open_log(config, run.folder))
     if log:

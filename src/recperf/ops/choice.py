@@ -50,8 +50,13 @@ def choose(
     raise MachineError(f"the {name} implementation of {op} cannot be used: {problem}", fix=fix)
 
 
+def forget_used() -> None:
+    """Begin again with what `used` lists: a process may train several runs."""
+    _used.clear()
+
+
 def used() -> dict[str, str]:
-    """The implementations that this process uses because of what the machine offers, by op and type of device."""
+    """The implementations that a run uses because of what the machine offers, by op and type of device."""
     return dict(sorted(_used.items()))
 
 
