@@ -47,7 +47,7 @@ def load(source: Path, functions: Mapping[str, Any], returns: Mapping[str, Any] 
     """The compiled library, or the reason why it cannot be used. `functions`: the argument types of each."""
     library = _load(source)
     if isinstance(library, str):
-        _notice_once(f"{library}; the slower reference operators are used")
+        notice_once(f"{library}; the slower reference operators are used")
         return library
     for name, arguments in functions.items():
         getattr(library, name).argtypes = list(arguments)
@@ -69,7 +69,7 @@ def _load(source: Path) -> ctypes.CDLL | str:
                 handle = _verified(path)
                 if isinstance(handle, str):
                     if handle != MISSING:
-                        _notice_once(f"the compiled library {path} {handle}: it is compiled again")
+                        notice_once(f"the compiled library {path} {handle}: it is compiled again")
                     _compile(compiler, source, path)
                     handle = _verified(path)
     except (_CompilerFailed, MachineError) as error:
@@ -132,8 +132,10 @@ def _digest(name: str, content: bytes) -> bytes:
 
 
 @functools.cache
-def _notice_once(text: str) -> None:
-    print(f"note: {escape_controls(text)}", file=sys.stderr, flush=True)
+def notice_once(text: str) -> None:
+    """Print a note once per process; of the ranks of a host, the first prints it."""
+    if os.environ.get("LOCAL_RANK") in (None, "", "0"):
+        print(f"note: {escape_controls(text)}", file=sys.stderr, flush=True)
 
 
 def native_library(

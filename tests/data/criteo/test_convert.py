@@ -357,10 +357,16 @@ def test_a_flipped_bit_is_found_when_its_piece_is_read(log: Path, name: str, pie
     assert caught.value.exit_code == 3
 
 
-def test_arrays_of_earlier_versions_are_read_but_not_vouched_for(log: Path) -> None:
+def test_arrays_of_earlier_versions_are_read_but_not_vouched_for(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conversion = convert.convert(config(log), **SMALL)
+    CriteoStore(conversion, 0.1)
+    assert capsys.readouterr().err == ""
     (conversion.folder / convert.column_name(0, convert.DIGESTS)).unlink()
     del conversion.manifest["parts"][0]["piece"]
     store = CriteoStore(conversion, 0.1)
+    CriteoStore(conversion, 0.1)
+    note = capsys.readouterr().err
+    assert note.startswith(f"note: {conversion.folder} was converted by an earlier version")
+    assert note.count("note:") == 1
     assert len(store.read(0, LINES)) == LINES
     assert store.verified() == {"bytes": 0, "of": LINES * convert.ROW_BYTES}

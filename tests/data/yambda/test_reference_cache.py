@@ -116,14 +116,17 @@ def test_what_is_not_finished_is_not_opened(cache: Path, tmp_path: Path) -> None
         open_events(tmp_path / "begun")
 
 
-def test_a_cache_without_the_files_beside_it(cache: Path) -> None:
+def test_a_cache_without_the_files_beside_it(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the record, which has the digests, it is read unverified, and says so once."""
     whole = open_reference(cache)
+    assert capsys.readouterr().err == ""
     for name in ("split_meta.json", "item_popularity.npy", ".recperf.json"):
         (cache.parent / name).unlink()
     for path in (*cache.glob("positions*"), *cache.glob("anchor*")):
         path.unlink()
     same_events(open_reference(cache), whole)
     assert "split" not in open_reference(cache).manifest
+    assert capsys.readouterr().err.count(f"note: {cache} has no digests") == 1
 
 
 ANCHORS = ["positions_L9", "positions_L9_m2", "anchor_ts_L9_m2"]

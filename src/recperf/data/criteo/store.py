@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...ops.compile import notice_once
 from ..blocks import Blocks, Column, verified
 from .config import DENSE, SPARSE, CriteoConfig
 from .convert import WIDTHS, Conversion, Progress, column_name, convert, damaged, piece_digests
@@ -47,6 +48,11 @@ class CriteoStore:
         self.rows = conversion.rows
         self.edges = np.cumsum([0] + [rows for _, rows in filled])
         self.columns = [_columns(conversion, index, rows) for index, rows in filled]
+        if any(column.blocks is None for columns in self.columns for column in columns):
+            notice_once(
+                f"{conversion.folder} was converted by an earlier version, without digests: training does not notice "
+                "damage; remove that folder and convert again"
+            )
         if len(filled) > 1:
             self.split, self.train_rows = "last day", int(self.edges[-2])
         else:

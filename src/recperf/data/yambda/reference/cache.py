@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import DataError, MachineError
+from ....ops.compile import notice_once
 from ...blocks import Blocks, Column
 from ..maps import catalogue
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
@@ -81,6 +82,11 @@ def open_reference(cache_folder: Path, maps: Path | None = None) -> EventStore:
     events, users = _counts(folder)
     recorded = read_json(folder.absolute().parent / RECORD).get("files")
     flat = {name: _flat(folder, name, events, recorded) for name in FLAT_COLUMNS}
+    if any(values.blocks is None for values in flat.values()):
+        notice_once(
+            f"{folder} has no digests, since recperf did not write it: training does not notice damage; recperf data "
+            "prepare makes a store with digests from the raw events"
+        )
     for path in sorted([*folder.glob("positions_L*.npy"), *folder.glob("anchor_ts_L*.npy")]):
         map_npy(path, "<i8")
     user_ids_U, user_first_U1 = _users(folder, flat["flat_uid"], users)
