@@ -9,7 +9,7 @@ import pytest
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.trace.analyse import steps_of
 from recperf.measure.trace.read import collect
-from recperf.measure.trace_evidence import limit_of, observed
+from recperf.measure.trace_evidence import analyse_file, limit_of, observed
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float32": 1e11}, copy=23e9, first_touch=2e9, cached=60e9,
@@ -119,6 +119,13 @@ def test_time_outside_of_operators_is_waiting_or_python() -> None:
         {"aten::re": 0.2, "autograd": 0.1}
     )
     assert any("record_shapes=True" in note for note in seen["notes"])
+
+
+def test_times_that_are_not_valid_are_named_as_the_doubt(tmp_path: Path) -> None:
+    events = [*recommender(), *(made.op("aten::mm", 1e308, 1e308) for _ in range(500))]
+    doubts = analyse_file(made.write(tmp_path / "t.json", events))["limit"]["verdict"]["doubts"]
+    assert "the trace has many events without valid times, which are left out" in doubts
+    assert not any("unknown kinds" in doubt for doubt in doubts)
 
 
 def test_a_gpu_is_divided_by_its_device() -> None:

@@ -47,7 +47,7 @@ MAPS = 0.7
 FEW_STEPS = 4
 """From this many steps on, only the typical ones are divided among limits."""
 UNKNOWN_KINDS = 0.05
-"""Share of events that nothing is known about from which they may matter."""
+"""Share of events of unknown kinds, or without valid times, from which they may matter."""
 NOTICEABLE = 0.05
 """Findings about a smaller share of the step are not mentioned."""
 SLOW = " Far below the ceiling: look for page faults of newly allocated memory, denormal numbers, or too few threads."
@@ -71,7 +71,9 @@ def analyse_file(path: Path, peaks: Json | None = None, *, chosen: bool = False)
     doubts = []
     if ceilings and device == "cpu" and not chosen and facts["host"] != node():
         doubts.append("the ceilings may be those of another machine than the one that recorded the trace")
-    if trace.ignored > UNKNOWN_KINDS * trace.events:
+    if trace.untimed > UNKNOWN_KINDS * trace.events:
+        doubts.append("the trace has many events without valid times, which are left out")
+    if trace.ignored - trace.untimed > UNKNOWN_KINDS * trace.events:
         doubts.append("the trace has many events of unknown kinds, perhaps of a device that recperf does not know")
     return {
         **facts,
@@ -304,9 +306,8 @@ def _qualified(
                 f" Outside of them the nearest are {first} ({shares[first]:.0%}) and {second} ({shares[second]:.0%})."
             )
             advice = "Run recperf peaks on the machine that recorded the trace, and name its file with --peaks."
-            return replace(
-                verdict, limit=UNCLEAR, share=inside, confidence="low", because=[reason, *others], advice=advice
-            )
+            verdict = replace(verdict, because=[reason, *others], doubts=[*verdict.doubts, *more])
+            return replace(verdict, limit=UNCLEAR, share=inside, confidence="low", advice=advice)
         verdict = replace(verdict, because=[*others, reason])
     unknown = sum(row["ms"] for row in seen["operators"] if not row["counted"])
     doubts = [*verdict.doubts, *more]

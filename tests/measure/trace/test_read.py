@@ -66,7 +66,7 @@ def test_invalid_events_are_ignored(tmp_path: Path) -> None:
     ]
     trace = read(made.write(tmp_path / "t.json", odd))
     assert [work.name for work in trace.device] == ["words"]
-    assert (trace.events, trace.ignored) == (8, 5)
+    assert (trace.events, trace.ignored, trace.untimed) == (8, 5, 4)
     assert trace.host[0].shapes is not None
     assert trace.host[0].shapes.dims == ((), ())
 

@@ -118,6 +118,8 @@ class Trace:
     """Number of events in the file."""
     ignored: int = 0
     """Number of timed events of unknown kinds or without valid times."""
+    untimed: int = 0
+    """Number of those of known kinds, whose times are not valid."""
 
 
 def read(path: Path, *, largest: int = LARGEST) -> Trace:
@@ -142,6 +144,7 @@ def collect(events: Iterable[dict[str, Any]], path: Path) -> Trace:
         start, length = number_of(event.get("ts")), number_of(event.get("dur", 0))
         if kind is None or start is None or length is None or length < 0:
             trace.ignored += 1
+            trace.untimed += kind is not None
             continue
         _add(trace, event, kind, start, start + length, known)
     return trace
