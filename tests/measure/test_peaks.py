@@ -166,7 +166,7 @@ def test_what_is_missing_is_measured_once_and_stored(measured: dict[str, Any], m
     assert said[2:] == [f"using the ceilings measured at {measured['measured']} (quick)"]
 
 
-def test_ceilings_of_an_older_recperf_are_measured_anew(
+def test_old_or_damaged_ceilings_are_measured_anew(
     stored: dict[str, Any], measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peaks.save(stored | {"schema": 1})
@@ -175,6 +175,9 @@ def test_ceilings_of_an_older_recperf_are_measured_anew(
     assert peaks.load() is None
     assert peaks.require(None, said.append) == peaks.load() == measured
     assert said[0] == "the stored ceilings were measured by an older recperf and are not used"
+    peaks.path_of(measured["machine"]).write_bytes(b"{")
+    assert peaks.require(None, said.append) == peaks.load() == measured
+    assert any("ceilings is damaged" in line and line.endswith("measured again") for line in said)
 
 
 def test_ceilings_measured_beside_other_work_are_replaced_on_a_quiet_machine(

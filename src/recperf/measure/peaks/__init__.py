@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MachineError
+from ...errors import DataError, MachineError
 from ...machine import machine_facts, usable_cores
 from .other_work import DISTURBED, QUIET
 from .store import SCHEMA, better_stored, disturbed, faults, load, path_of, require_own, save
@@ -43,9 +43,13 @@ Say = Callable[[str], None]
 def require(threads: int | None, say: Say) -> dict[str, Any]:
     """The ceilings of this machine with this number of threads; None: with the default one.
 
-    Those that are not stored yet are measured quickly and stored.
+    Those that are not stored yet, or are damaged, are measured quickly and stored.
     """
-    stored = load(say=say)
+    try:
+        stored = load(say=say)
+    except DataError as error:
+        say(f"{error.what}; the ceilings are measured again")
+        stored = None
     if stored is not None and disturbed(stored, QUIET if stored["quick"] else DISTURBED) and _quiet_now():
         say("the stored ceilings were measured while other processes were busy; they are not now")
         stored = None

@@ -189,7 +189,8 @@ def load(facts: dict[str, Any] | None = None, *, say: Callable[[str], None] = la
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise MachineError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}) from error
+        what = f"cannot read {path.name}: {error.strerror or error}"
+        raise MachineError(what, where={"file": path}, fix="make it readable, or remove it") from error
     peaks = _content(text, path)
     if peaks is None or "near" not in peaks["gather"]:
         say("the stored ceilings were measured by an older recperf and are not used")
