@@ -178,6 +178,12 @@ def require_writable(folder: Path) -> None:
             raise OSError(errno.EACCES, "permission denied")
 
 
+def require_short(path: Path) -> None:
+    """Refuse a path that is too long for the system, before any work is done for it."""
+    with writing(path), suppress(FileNotFoundError):
+        os.lstat(path)
+
+
 @contextmanager
 def atomic_file(path: Path, *, fix: str | None = None) -> Iterator[BinaryIO]:
     """A file that gets its final name when the block succeeds and the content is on disk; otherwise it is removed."""

@@ -47,6 +47,14 @@ class Weights:
         self.seen = state["seen"]
 
 
+def test_paths_that_checkpoints_would_make_too_long_are_refused_before_training() -> None:
+    run = Path("/".join(["y" * 199] * 20))
+    training.require_names(run / "checkpoints/seed-42", steps=30)
+    with pytest.raises(MachineError, match="the path is too long") as refused:
+        training.require_names(run / ("z" * 60) / "checkpoints/seed-42", steps=30)
+    assert all(len(line) < 400 for line in refused.value.lines())
+
+
 @dataclass
 class Log:
     """A log that remembers to which states it was rewound."""

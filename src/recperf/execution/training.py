@@ -14,7 +14,7 @@ import torch
 from ..distributed.exits import is_peer_failure
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, MachineError, RecperfError
-from ..files import require_own_folders
+from ..files import require_own_folders, require_short
 from ..jsonfile import Count, Struct, check
 from ..machine import available_bytes, out_of_memory
 from ..ops import choice
@@ -96,6 +96,7 @@ class Job:
     def finish(self, seed: int, trial: Trial) -> dict[str, Any]:
         """Train a seed to its end: the contents of trial-<seed>.json."""
         folder = require_own_folders(self.run.folder, "checkpoints", f"seed-{seed}")
+        require_names(folder, trial.recipe.steps)
         require_room(self.run.folder, trial, self.config.train, self.report.notice)
         with self.stop.deferred(), open_store(folder, trial, self.config.train, self.report.notice) as store:
             return SeedTraining(self, seed, trial, store).finish()
@@ -381,6 +382,17 @@ def in_background(config: TrainConfig, state_bytes: int, notice: Callable[[str],
         "do not fit into memory"
     )
     return False
+
+
+def require_names(folder: Path, steps: int) -> None:
+    """Refuse to train if the path of a checkpoint's file, the longest that a run writes, is too long."""
+    world = current()
+    try:
+        require_short(folders.draft_of(folder / folders.name_of(steps)) / f"rank{world.size - 1}-00000.safetensors")
+    except MachineError as error:
+        error.where = {"run": str(folder.parents[1])}
+        world.shared_error = error
+        raise
 
 
 def require_room(run: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> None:
