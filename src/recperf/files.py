@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import DataError, MachineError
-from .stop import poll
+from .stop import FLAG, poll
 
 _CAUSES = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose another place with --run-dir"),
@@ -188,7 +188,7 @@ def require_short(path: Path) -> None:
 def atomic_file(path: Path, *, fix: str | None = None) -> Iterator[BinaryIO]:
     """A file that gets its final name when the block succeeds and the content is on disk; otherwise it is removed."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path, fix=fix):
+    with writing(path, fix=fix), FLAG.before_exit(lambda: draft.unlink(missing_ok=True)):
         try:
             draft.unlink(missing_ok=True)
             with draft.open("x+b") as file:
@@ -200,6 +200,19 @@ def atomic_file(path: Path, *, fix: str | None = None) -> Iterator[BinaryIO]:
             draft.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+@contextmanager
+def temporary_folder(prefix: str = "recperf-", *, beside: Path | None = None) -> Iterator[Path]:
+    """A folder that is removed with its content after the block, also where a signal ends the process inside."""
+    import shutil
+    import tempfile
+
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, dir=beside) as folder,
+        FLAG.before_exit(lambda: shutil.rmtree(folder, ignore_errors=True)),
+    ):
+        yield Path(folder)
 
 
 def write_atomic(path: Path, content: bytes, *, fix: str | None = None) -> None:

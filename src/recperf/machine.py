@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MachineError
+from .stop import poll
 
 _OUT_OF_MEMORY = re.compile(
-    "out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|failed to map segment"
-    "|can't start new thread",
+    "out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|can't start new thread",
     re.IGNORECASE,
 )
 RESERVED_BYTES = 32 << 20
@@ -194,9 +194,25 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory of the host or of a device ran out; torch reports that in the message only."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or (
-        isinstance(error, (RuntimeError, ImportError, OSError)) and _OUT_OF_MEMORY.search(str(error)) is not None
-    )
+    if isinstance(error, (RuntimeError, ImportError, OSError)):
+        return _OUT_OF_MEMORY.search(str(error)) is not None or _fails_to_map(error)
+    return isinstance(error, MemoryError)
+
+
+def _fails_to_map(error: BaseException) -> bool:
+    """Whether a library did not fit into a limited address space; a folder without execute permission says the same."""
+    text = str(error)
+    return "failed to map segment" in text and "not permitted" not in text and bool(address_space())
+
+
+def lacks_address_space(error: BaseException) -> bool:
+    """Whether an error may come of too little address space: C code or a module that could not be loaded whole."""
+    if isinstance(error, (ImportError, SystemError)):
+        return not isinstance(error, ModuleNotFoundError) and "not permitted" not in str(error)
+    if isinstance(error, AttributeError) and "partially initialized module" in str(error):
+        return True
+    cause = error.__cause__ or error.__context__
+    return cause is not None and (out_of_memory(cause) or lacks_address_space(cause))
 
 
 def address_space() -> dict[str, object]:
@@ -230,10 +246,15 @@ def require_address_space(*, torch: bool) -> None:
         code = 1
         with suppress(BaseException):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            _load_libraries(torch)
+            # What is not installed is no matter of memory.
+            with suppress(ModuleNotFoundError):
+                _load_libraries(torch)
             code = 0
         os._exit(code)
-    if os.waitpid(child, 0)[1]:
+    failed = os.waitpid(child, 0)[1] != 0
+    # Ctrl-C ends the child too.
+    poll()
+    if failed:
         names = "numpy and torch" if torch else "numpy"
         raise MachineError(
             f"out of memory: {names} cannot be loaded",

@@ -1,4 +1,4 @@
-"""Stopping on a signal: a handler only remembers it, and code that takes long polls where it can stop in order.
+"""Stopping on a signal: a handler only remembers it, and code that takes long polls where it can stop cleanly.
 
 Nothing is raised from a handler, so that no import, save or write ends in its middle. A second Ctrl-C ends the process
 at once. Importing this imports nothing slow: `recperf` listens before it imports anything else.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .errors import RecperfError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Ctrl-C, and what schedulers, a closed terminal or a dropped connection send: each stops a command in order."""
+"""Ctrl-C, and what schedulers, a closed terminal or a dropped connection send: each stops a command cleanly."""
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
 
@@ -29,10 +29,9 @@ class StopFlag:
     def __init__(self) -> None:
         self.received: int | None = None
         self.ends_at_once = False
-        """A signal ends the process in the handler: for commands that have nothing to save or to remove."""
+        """A signal ends the process in the handler: for commands that have nothing to save."""
         self._calls: list[Callable[[], None]] = []
-        self.before_exit: list[Callable[[], None]] = []
-        """Called before a second Ctrl-C ends the process, to end the processes that it has started."""
+        self._cleanups: list[Callable[[], object]] = []
         self._deferred = 0
         self._what, self._fix = "", None  # type: tuple[str, str | None]
         self._process = 0
@@ -80,9 +79,10 @@ class StopFlag:
                         call()
 
     def _exit(self) -> None:
-        for end in self.before_exit:
+        # The newest first: what writes into a folder ends before the folder is removed.
+        for call in (*self._calls, *reversed(self._cleanups)):
             with suppress(Exception):
-                end()
+                call()
         interrupted = self.received == signal.SIGINT
         text = "interrupted" if interrupted else f"stopped by {name_of(self.received)}"
         for stream, line in ((1, _SHOW_CURSOR), (2, f"error: {text}{self._what}\n".encode())):
@@ -122,6 +122,15 @@ class StopFlag:
             self._calls.remove(interrupt)
 
     @contextmanager
+    def before_exit(self, cleanup: Callable[[], object]) -> Iterator[None]:
+        """Inside, a signal that ends the process at once first calls `cleanup`: no draft and no child remains."""
+        self._cleanups.append(cleanup)
+        try:
+            yield
+        finally:
+            self._cleanups.remove(cleanup)
+
+    @contextmanager
     def explained(self, what: str, fix: str | None = None) -> Iterator[None]:
         """Inside, the error of a signal says `what` became of the work, and how to continue it."""
         before = self._what, self._fix
@@ -132,13 +141,13 @@ class StopFlag:
             self._what, self._fix = before
 
     @contextmanager
-    def as_python_does(self) -> Iterator[None]:
+    def default_signals(self) -> Iterator[None]:
         """Run a program of the user inside: Ctrl-C raises KeyboardInterrupt in it, other signals end the process."""
         if self._process != os.getpid():
             yield
             return
-        self.poll()
         self.ends_at_once = True
+        self.poll()
         if signal.SIGINT in self._before:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

@@ -7,20 +7,23 @@ import io
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from recperf import __version__
 from recperf.cli import main
-from recperf.cli.terminal import table
+from recperf.cli.terminal import Terminal, page_optional, table
 from recperf.data import movielens_like
 from recperf.data.movielens import MovieLens
 from recperf.data.movielens_like import generate
+from recperf.errors import Stopped
 
 Call = Callable[..., tuple[int, str, str]]
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none"]
@@ -434,6 +437,44 @@ def test_too_little_address_space_is_one_error(tmp_path: Path, command: str, cod
         assert first == "error: out of memory: numpy and torch cannot be loaded"
         assert "limited to 280 MiB (ulimit -v)" in limit
         assert "ulimit -v unlimited" in fix
+
+
+UNMAPPED = "x.so: failed to map segment from shared object"
+
+
+def killed(_: bool) -> None:
+    """Ctrl-C and a scheduler signal the parent and the child."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("where", "failure", "code", "text"),
+    [
+        ("machine._load_libraries", killed, 75, "stopped by SIGTERM"),
+        ("machine._load_libraries", ModuleNotFoundError("No module named 'torch'"), 1, "internal error: Module"),
+        ("machine._load_libraries", ImportError(UNMAPPED), 4, "out of memory: numpy and torch cannot be loaded"),
+        ("cli.dispatch", ImportError(f"{UNMAPPED}: Operation not permitted"), 1, "internal error: ImportError"),
+        ("cli.dispatch", KeyError("bug"), 1, "internal error: KeyError"),
+        ("cli.dispatch", SystemError("returned NULL"), 4, "probably for lack of address space: SystemError"),
+    ],
+)
+def test_a_limited_address_space_explains_only_what_it_causes(
+    call: Call, monkeypatch: pytest.MonkeyPatch, where: str, failure: Any, code: int, text: str
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise failure
+
+    for module in ("machine", "cli"):
+        monkeypatch.setattr(f"recperf.{module}.address_space", lambda: {"address space": "limited"})
+    monkeypatch.setattr(f"recperf.{where}", killed if failure is killed else fail)
+    got, _, err = call("peaks", "--help")
+    assert (got, text in err) == (code, True), err
+
+
+def test_a_signal_while_a_page_is_written_is_no_missing_page() -> None:
+    with pytest.raises(Stopped), page_optional(Terminal(as_json=False, quiet=True)):
+        raise Stopped("stopped by SIGTERM")
 
 
 @pytest.mark.parametrize("command", ["run --run-dir", "run --resume", "run --dry-run --run-dir", "check", "report"])

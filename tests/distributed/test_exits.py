@@ -25,7 +25,7 @@ from recperf.errors import DataError, Interrupted, MachineError, RecperfError, S
 from recperf.machine import out_of_memory
 from recperf.measure import spans
 from recperf.runs.record import Run
-from recperf.stop import FLAG
+from recperf.stop import FLAG, SIGNALS
 
 
 @pytest.fixture
@@ -249,6 +249,24 @@ def test_a_rank_does_not_start_ranks() -> None:
     assert rank_arguments(["--ranks=4", "dlrm-v4", "--restarts", "2"]) == ["dlrm-v4"]
 
 
+def test_ranks_of_nohup_ignore_its_signal_and_a_failed_start_leaves_none_blocked(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+
+    rank = "import signal; raise SystemExit(signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)"
+    logs, before = DefaultLogsSpecs(log_dir=str(tmp_path)), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with FLAG.listening(), launch._forwarding():
+            with pytest.raises(OSError, match="no-such-program"):
+                start_processes("ranks", "no-such-program", {0: ()}, envs={0: {}}, logs_specs=logs)
+            assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(SIGNALS)
+            ended = start_processes("ranks", sys.executable, {0: ("-c", rank)}, envs={0: {}}, logs_specs=logs).wait(30)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert ended is not None
+        assert not ended.failures
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_signal_reaches_ranks_that_have_just_been_started(tmp_path: Path) -> None:
     """The default action of a signal would kill them before they listen."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
@@ -259,7 +277,7 @@ def test_a_signal_reaches_ranks_that_have_just_been_started(tmp_path: Path) -> N
         "raise SystemExit(75)"
     )
     words, logs = dict.fromkeys((0, 1), ("-c", rank)), DefaultLogsSpecs(log_dir=str(tmp_path))
-    with FLAG.listening(), launch._forwarding(tmp_path / "launcher"):
+    with FLAG.listening(), launch._forwarding():
         ranks = start_processes("ranks", sys.executable, words, envs={0: {}, 1: {}}, logs_specs=logs)
         signal.raise_signal(signal.SIGHUP)
         ended = ranks.wait(30, period=0.05)

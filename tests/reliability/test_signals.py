@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,30 @@ def test_a_second_interrupt_ends_at_once_and_ignored_signals_stay_ignored(tmp_pa
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == "error: interrupted\n"
         assert process.wait(10) == 130
+
+
+def test_a_signal_that_ends_at_once_leaves_no_draft_and_no_child(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, time; from recperf.stop import FLAG; from recperf.ops import compile\n"
+        "from recperf.files import atomic_file, temporary_folder\n"
+        "FLAG.listen(); FLAG.ends_at_once = True; place = pathlib.Path(sys.argv[1])\n"
+        "with atomic_file(place / 'report.html'), temporary_folder(beside=place) as folder:\n"
+        "    (folder / 'half').write_text('x')\n"
+        "    compile._call_compiler(['sh', '-c', 'echo $$ >$0; exec sleep 60', str(place / 'child')])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
+        child = tmp_path / "child"
+        until = time.monotonic() + 30
+        while not (child.exists() and child.read_text()) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert len(list(tmp_path.iterdir())) == 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 75
+    assert list(tmp_path.iterdir()) == [child]
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < until:
+            os.kill(int(child.read_text()), 0)
+            time.sleep(0.02)
 
 
 MOMENTS = {

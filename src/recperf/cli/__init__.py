@@ -8,7 +8,14 @@ import sys
 import traceback
 
 from ..errors import MachineError, RecperfError, UsageError, closest
-from ..machine import address_space, memory_error, out_of_memory, require_address_space, reserved_memory
+from ..machine import (
+    address_space,
+    lacks_address_space,
+    memory_error,
+    out_of_memory,
+    require_address_space,
+    reserved_memory,
+)
 from ..stop import FLAG
 from ..version import __version__
 from .terminal import outputs, print_error, print_text
@@ -37,7 +44,7 @@ COMMANDS = {
 WITHOUT_NUMPY = ("list", "show", "checkpoint")
 WITH_TORCH = ("run", "profile", "sweep", "ladder", "pair", "peaks", "doctor")
 
-STOP_IN_ORDER = ("run", "profile", "sweep", "data")
+STOP_CLEANLY = ("run", "profile", "sweep", "data")
 """Commands that poll for signals themselves, to save or to remove what is incomplete. A signal ends others at once."""
 
 HELP = """usage: recperf COMMAND [OPTIONS]
@@ -88,8 +95,7 @@ def _run(arguments: list[str]) -> int:
             print_error(MachineError("the path is too long", where=place, fix="choose a shorter one"), as_json=as_json)
             return MachineError.exit_code
         limit = address_space()
-        if limit:
-            # Modules that were half imported and C code that runs short fail with errors of any kind.
+        if limit and lacks_address_space(error):
             what = f"failed, probably for lack of address space: {type(error).__name__}: {error}"
             print_error(MachineError(what, where=limit, fix="ulimit -v unlimited"), as_json=as_json)
             return MachineError.exit_code
@@ -117,8 +123,8 @@ def dispatch(arguments: list[str]) -> int:
     if name not in WITHOUT_NUMPY:
         require_address_space(torch=name in WITH_TORCH)
     module = importlib.import_module(f".{name}", __name__)
-    if name not in STOP_IN_ORDER:
-        FLAG.poll()
+    if name not in STOP_CLEANLY:
         FLAG.ends_at_once = True
+        FLAG.poll()
     code: int = module.command(rest)
     return code

@@ -71,7 +71,7 @@ def command(arguments: list[str]) -> int:
         options.input_function,
         options.to_the_end,
     )
-    with FLAG.as_python_does(), _stdout_to_stderr() if options.json else nullcontext():
+    with FLAG.default_signals(), _stdout_to_stderr() if options.json else nullcontext():
         outcome = profile_program(program, quiet=options.quiet, peaks=options.peaks)
     if outcome.report is None:
         assert outcome.missing is not None

@@ -206,7 +206,7 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
     if options.report:
         with FLAG.explained("; the run is complete, only its page is missing", f"recperf report {record.folder}"):
             FLAG.poll()
-        write_page(record.folder, terminal)
+            write_page(record.folder, terminal)
     if options.json:
         print_json(result)
     if not result["quality"]["met"]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
-from ..errors import MachineError, RecperfError, escape_controls
+from ..errors import Interrupted, MachineError, RecperfError, Stopped, escape_controls
 from ..machine import out_of_memory
 
 if TYPE_CHECKING:
@@ -209,6 +209,8 @@ def page_optional(terminal: Terminal) -> Iterator[None]:
     """Write a page inside. If that fails, the result is there nevertheless: one line says why there is no page."""
     try:
         yield
+    except (Stopped, Interrupted):
+        raise
     except RecperfError as error:
         terminal.notice(f"no page: {error.what}" + (f"; {error.fix}" if error.fix else ""))
     except Exception as error:

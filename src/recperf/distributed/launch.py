@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from time import monotonic
 from typing import Any
 
 from ..errors import Interrupted, MachineError, RecperfError, Stopped, UsageError
+from ..files import temporary_folder
 from ..machine import usable_cores
 from ..stop import FLAG, SIGNALS, name_of
 from .progress import LAUNCHER, Exit, Progress, read_exit, read_progress
@@ -73,8 +72,8 @@ def launch(
 
     require_torchrec()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
-    with tempfile.TemporaryDirectory(prefix=LAUNCHER) as folder:
-        agent = Agent([verb, *arguments], ranks, Path(folder))
+    with temporary_folder(LAUNCHER) as folder:
+        agent = Agent([verb, *arguments], ranks, folder)
         for attempt in range(1, restarts + 2):
             FLAG.poll()
             outcome = agent.run()
@@ -121,7 +120,7 @@ class Agent:
         # The agent's log says at length what is reported here in a line.
         logging.disable(logging.CRITICAL)
         try:
-            with _forwarding(self.folder):
+            with _forwarding():
                 exit_codes = self._elastic()
         finally:
             logging.disable(logging.NOTSET)
@@ -158,11 +157,11 @@ class Agent:
 
 
 @contextmanager
-def _forwarding(folder: Path) -> Iterator[None]:
+def _forwarding() -> Iterator[None]:
     """Forward a signal to the ranks, give them SAVE_S seconds after it, and END_S once one has ended.
 
     The agent would raise from its own signal handlers. Ranks start with the signals blocked, so that none comes before
-    they can receive it. A second Ctrl-C kills them and removes `folder`.
+    they can receive it. A second Ctrl-C kills them.
     """
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
@@ -176,13 +175,17 @@ def _forwarding(folder: Path) -> Iterator[None]:
                 if handler.proc.poll() is None:
                     os.killpg(handler.proc.pid, number)
 
-    def begin(self: Any) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        start(self)
+    def start_ranks(self: Any) -> None:
         contexts.append(self)
-        FLAG.listen()
+        # Torch would handle SIGHUP too, and the ranks would not inherit that nohup ignores it.
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            start(self)
+        finally:
+            FLAG.listen()
 
-    def look(self: Any) -> Any:
+    def poll_ranks(self: Any) -> Any:
         nonlocal forwarded
         if FLAG.received is not None and forwarded is None:
             forwarded = monotonic()
@@ -191,25 +194,20 @@ def _forwarding(folder: Path) -> Iterator[None]:
             send(signal.SIGKILL)
         return poll(self)
 
-    def end(self: Any, death_sig: Any = None, timeout: int = 30) -> None:
+    def close_ranks(self: Any, death_sig: Any = None, timeout: int = 30) -> None:
         # A signal that does nothing: a rank that is asked to stop would not say that it lost another one.
         close(self, signal.SIGURG, END_S)
 
-    def kill() -> None:
-        send(signal.SIGKILL)
-        shutil.rmtree(folder, ignore_errors=True)
-
-    replaced = {"start": begin, "_poll": look, "close": end}
+    replaced = {"start": start_ranks, "_poll": poll_ranks, "close": close_ranks}
     originals = {"start": start, "_poll": poll, "close": close}
-    FLAG.before_exit.append(kill)
     try:
         for name, function in replaced.items():
             setattr(SubprocessContext, name, function)
-        yield
+        with FLAG.before_exit(lambda: send(signal.SIGKILL)):
+            yield
     finally:
         for name, function in originals.items():
             setattr(SubprocessContext, name, function)
-        FLAG.before_exit.remove(kill)
 
 
 def judge(folders: dict[int, Path], exit_codes: dict[int, int], received: int | None) -> Outcome:

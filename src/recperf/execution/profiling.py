@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +16,7 @@ import torch
 
 from ..distributed.ranks import current
 from ..errors import DataError
+from ..files import temporary_folder
 from ..measure import fixes, sections
 from ..measure.experiments import SECONDS
 from ..measure.profile import endless
@@ -113,8 +113,8 @@ def _traced(
     recipe = trial.recipe
     batches = endless(recipe.order, recipe.epochs + TRACED_LATER)
     cuda = prepared.settings.device.type == "cuda"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
+    with temporary_folder() as folder:
+        path = folder / "trace.json"
         record(
             lambda _: take_step(recipe, batches, recipe.steps - 1), TRACED, path, cuda,
             about=current().trace_facts(options.run), meet=current().trace_barrier(),

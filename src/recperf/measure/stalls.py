@@ -12,10 +12,10 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
+
+from ..files import temporary_folder
 
 _REASON = "smsp__pcsamp_warps_issue_stalled_"
 _PERCENT = {
@@ -38,8 +38,8 @@ def stalls(command: list[str], kernels: list[str], *, launches: int = 3, timeout
         return {"missing": "ncu, the command of Nsight Compute, is not on PATH; it comes with the CUDA toolkit"}
     if not kernels:
         return {"missing": "the profile has no kernels"}
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "ncu.csv"
+    with temporary_folder() as folder:
+        log = folder / "ncu.csv"
         arguments = [tool, *ncu_options(kernels, launches), "--log-file", str(log), *command]
         code, output = _run(arguments, timeout_s)
         text = log.read_text(errors="replace") if log.is_file() else output

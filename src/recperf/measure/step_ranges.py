@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
+from ..files import temporary_folder
 from .clocks import Moment, ThreadClock
 from .native_calls import fast_range
 from .spans import is_wait
@@ -53,8 +52,8 @@ class Recording:
     def stop(self) -> None:
         """End recording. The trace is kept compressed: reading it would make the loop wait."""
         self._end()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
+        with temporary_folder() as folder:
+            path = folder / "trace.json"
             self._profiler.export_chrome_trace(str(path))
             content = path.read_bytes()
         self.on_device = b'"cat": "kernel"' in content
@@ -63,8 +62,8 @@ class Recording:
 
     def trace(self, last: int | None = None) -> Trace:
         """What was recorded; with `last`, of the named steps only so many."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
+        with temporary_folder() as folder:
+            path = folder / "trace.json"
             path.write_bytes(zlib.decompress(self._content))
             trace = read(path)
         if last:

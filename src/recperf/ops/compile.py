@@ -16,14 +16,13 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ..errors import MachineError, escape_controls
-from ..files import one_at_a_time, write_atomic
+from ..files import one_at_a_time, temporary_folder, write_atomic
 from ..places import home, user_home
 from ..stop import FLAG
 
@@ -212,8 +211,8 @@ def _compile(compiler: str, source: Path, path: Path) -> None:
         # Of a process that was killed, or a folder where the library belongs.
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=DRAFT) as folder:
-        draft = Path(folder) / path.name
+    with temporary_folder(DRAFT, beside=path.parent) as folder:
+        draft = folder / path.name
         _call_compiler([compiler, *FLAGS, *extra_flags, "-o", str(draft), str(source), "-lm"])
         content = draft.read_bytes()
     write_atomic(path, content + _digest(path.name, content))

@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ...config import flatten, to_json
 from ...errors import DataError, RecperfError
+from ...files import temporary_folder
 from ..record import read_saved_config
 from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
 from .lines import TOKEN, Lines, read
@@ -46,8 +46,8 @@ def verdict(path: Path, division: Division | None = None) -> Verdict:
     lines = read(path)
     if division is None:
         return _with_own_rules(_judged(compliance, path, path, lines), lines)
-    with tempfile.TemporaryDirectory(prefix="recperf-") as folder:
-        copy = Path(folder) / path.name
+    with temporary_folder() as folder:
+        copy = folder / path.name
         copy.write_bytes(_redeclared(path.read_bytes(), lines, division))
         return _with_own_rules(_judged(compliance, path, copy, read(copy)), lines)
 
@@ -180,9 +180,9 @@ def convergence(paths: list[Path]) -> Convergence:
     why = _no_set(logs)
     if why is not None:
         return Convergence(ran=False, passed=None, text=why, logs=len(logs))
-    with tempfile.TemporaryDirectory(prefix="recperf-") as folder:
+    with temporary_folder() as folder:
         for index, path in enumerate(paths):
-            shutil.copyfile(path, Path(folder) / f"result_{index}.txt")
+            shutil.copyfile(path, folder / f"result_{index}.txt")
         try:
             with captured_log() as records:
                 passed, text, normalisation = rcp.check_directory(

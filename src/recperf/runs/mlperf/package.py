@@ -6,14 +6,13 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...config import to_json
 from ...errors import DataError, GateFailed, UsageError
-from ...files import read_regular, sync_folder, writing
+from ...files import read_regular, sync_folder, temporary_folder, writing
 from ...jsonfile import decode
 from .check import Verdict, verdict
 from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
@@ -49,16 +48,14 @@ def package(folder: Path, logs: list[Path], *, force: bool = False) -> Package:
     platform = _shared(logs, read_logs)
     with writing(folder, fix="name another folder"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-        try:
-            os.chmod(draft, 0o755)
+        with temporary_folder(f".{folder.name}.", beside=folder.parent) as place:
+            draft = place / "package"
+            draft.mkdir()
             left = _lay_out(draft, logs, read_logs, platform)
             passed, faults = checked(draft)
             files = sorted(path.relative_to(draft) for path in draft.rglob("*") if path.is_file())
             os.replace(draft, folder)
             sync_folder(folder.parent)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
     return Package(folder=folder, files=files, passed=passed, faults=faults, left=left)
 
 
@@ -169,8 +166,8 @@ def checked(folder: Path) -> tuple[bool, list[str]]:
     """The verdict of the official package checker, on a copy: it writes scaling factors into the results."""
     checker = official("package_checker.package_checker")
     compliance = official("compliance_checker.mlp_compliance")
-    with tempfile.TemporaryDirectory(prefix="recperf-") as place:
-        copy = Path(place) / "package"
+    with temporary_folder() as place:
+        copy = place / "package"
         shutil.copytree(folder, copy)
         try:
             with captured_log() as records:
