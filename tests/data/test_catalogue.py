@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import signal
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ import pytest
 
 from recperf import places
 from recperf.data import catalogue, movielens, movielens_like
-from recperf.errors import DataError, MachineError, UsageError
+from recperf.errors import DataError, MachineError, Stopped, UsageError
+from recperf.stop import FLAG
 
 NAME = "movielens-100k"
 
@@ -27,11 +29,14 @@ class Server:
         self.status = 200
         self.cut = 0
         self.requests = 0
+        self.answers = threading.Event()
+        self.answers.set()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.requests += 1
+                outer.answers.wait(20)
                 self.send_response(outer.status)
                 self.send_header("Content-Length", str(len(outer.body)))
                 self.end_headers()
@@ -92,6 +97,17 @@ def nothing_left() -> bool:
 
 def quiet(_: str) -> None:
     pass
+
+
+def test_a_signal_ends_the_wait_for_a_server(server: Server) -> None:
+    server.answers.clear()
+    try:
+        with FLAG.listening(), pytest.raises(Stopped):
+            threading.Timer(0.2, signal.raise_signal, [signal.SIGTERM]).start()
+            catalogue.get(NAME, say=quiet, url=server.url)
+    finally:
+        server.answers.set()
+    assert nothing_left()
 
 
 def test_get_downloads_and_verifies_once(server: Server) -> None:

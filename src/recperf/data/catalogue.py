@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import zipfile
 from collections.abc import Callable
 from importlib import import_module
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from .. import places
 from ..errors import DataError, MachineError, UsageError
+from ..stop import poll
 from . import clicks, movielens, movielens_like
 from .config import MovieLensConfig
 from .movielens import MovieLens
@@ -242,15 +244,10 @@ def _download(url: str, target: Path) -> None:
     except ImportError as error:
         raise MachineError(f"downloading needs the package {error.name or 'pooch'}", fix="pip install pooch") from None
     pooch.get_logger().setLevel("WARNING")
+    # Not streamed: pooch leaves the connection of a failed stream open, and the archive has only 5 MB.
+    downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_S, stream=False)
     try:
-        pooch.retrieve(
-            url,
-            known_hash=None,
-            fname=target.name,
-            path=target.parent,
-            # Not streamed: pooch leaves the connection of a failed stream open, and the archive has only 5 MB.
-            downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_S, stream=False),
-        )
+        _polling(lambda: pooch.retrieve(url, None, target.name, target.parent, downloader=downloader))
     except (requests.exceptions.RequestException, ValueError) as error:
         if isinstance(error, requests.exceptions.Timeout):
             reason = f"no answer within {_TIMEOUT_S} s"
@@ -265,3 +262,23 @@ def _download(url: str, target: Path) -> None:
             where={"url": url},
             fix=f"download {URL} on another machine, unzip it, and use --data.path FOLDER/ml-100k",
         ) from None
+
+
+def _polling(call: Callable[[], object]) -> None:
+    """Call in a thread, polling for signals here: the library waits for a server that does not answer."""
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            call()
+        except Exception as error:
+            failures.append(error)
+
+    # A daemon, since nobody waits for it after a signal.
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.05)
+        poll()
+    if failures:
+        raise failures[0]

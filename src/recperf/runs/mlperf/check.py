@@ -186,7 +186,7 @@ def convergence(paths: list[Path]) -> Convergence:
         try:
             with captured_log() as records:
                 passed, text, normalisation = rcp.check_directory(
-                    folder, USAGE, RULESET, False, False, rcp_pass="pruned_rcps"
+                    str(folder), USAGE, RULESET, False, False, rcp_pass="pruned_rcps"
                 )
         except (Exception, SystemExit) as error:
             raise DataError(
