@@ -110,7 +110,7 @@ class EventStore:
         return {**facts, "of": stated or facts["of"]}
 
     def items_at(self, which: Which) -> NDArray[np.int64]:
-        """Items of some events. One outside the catalogue is an error: whoever counts items would allocate by it."""
+        """Items of some events. One outside the catalogue is an error: callers allocate arrays by the largest item."""
         items = self.items_E[which].astype(np.int64)
         if len(items) and not 0 <= items.min() <= items.max() < self.items:
             raise DataError(
