@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+quiet = False
+"""Whether code without a terminal leaves out its notices: under --quiet, and on ranks other than 0."""
 LONGEST = 300
 """Longer values, such as paths, are shortened in a message; JSON has them whole."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

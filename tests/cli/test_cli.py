@@ -456,7 +456,7 @@ def killed(_: bool) -> None:
         ("machine._load_libraries", ImportError(UNMAPPED), 4, "out of memory: numpy and torch cannot be loaded"),
         ("cli.dispatch", ImportError(f"{UNMAPPED}: Operation not permitted"), 1, "internal error: ImportError"),
         ("cli.dispatch", KeyError("bug"), 1, "internal error: KeyError"),
-        ("cli.dispatch", SystemError("returned NULL"), 4, "probably for lack of address space: SystemError"),
+        ("cli.dispatch", SystemError("returned NULL"), 4, "probably for lack of address space\n"),
     ],
 )
 def test_a_limited_address_space_explains_only_what_it_causes(

@@ -104,7 +104,10 @@ def test_a_library_of_another_user_is_not_loaded(cached: Path, monkeypatch: pyte
     assert compile._folder() == cached.parent / "own" / "native"
 
 
-def test_reasons_why_a_body_cannot_be_used(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_why_a_body_cannot_be_used(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("recperf.errors.quiet", True)
     source.write_text("int answer(void) { return 42 }")
     assert re.match(r"the C compiler \S+cc failed with exit code 1: .*native.c:1.* error: ", compile.load(source, {}))
     assert [path.name for path in (source.parents[1] / "cache" / "native").iterdir()] == ["lock"]
@@ -114,6 +117,7 @@ def test_reasons_why_a_body_cannot_be_used(source: Path, monkeypatch: pytest.Mon
     assert compile.load(source, {}) == "no C compiler on this machine"
     with pytest.raises(compile.MachineError, match="the C body cannot be used: no C compiler"):
         compile.usable("no C compiler")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_compiler_that_hangs_is_stopped_once(
@@ -125,11 +129,12 @@ def test_a_compiler_that_hangs_is_stopped_once(
     compiler.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda name: str(compiler))
     monkeypatch.setattr(compile, "COMPILER_SECONDS", 0.3)
+    monkeypatch.setattr("recperf.errors.quiet", False)
     began = time.monotonic()
     reason = f"the C compiler {compiler} did not end within 0.3 s"
     assert [compile.load(source, {}) for _ in range(3)] == [reason] * 3
     assert time.monotonic() - began < 5
-    assert capfd.readouterr().err == f"note: {reason}; the slower reference operators are used\n"
+    assert capfd.readouterr().err == f"note: {reason}: only the slower reference operators can be used\n"
 
 
 def test_doctor_names_the_body_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

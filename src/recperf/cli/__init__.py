@@ -96,8 +96,9 @@ def _run(arguments: list[str]) -> int:
             return MachineError.exit_code
         limit = address_space()
         if limit and lacks_address_space(error):
-            what = f"failed, probably for lack of address space: {type(error).__name__}: {error}"
-            print_error(MachineError(what, where=limit, fix="ulimit -v unlimited"), as_json=as_json)
+            what = "failed, probably for lack of address space"
+            facts = {**limit, "failure": f"{type(error).__name__}: {error}"}
+            print_error(MachineError(what, where=facts, fix="ulimit -v unlimited"), as_json=as_json)
             return MachineError.exit_code
         print_text(traceback.format_exc(), end="", stderr=True)
         what = f"internal error: {type(error).__name__}: {error}"

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
+from .. import errors
 from ..errors import Interrupted, MachineError, RecperfError, Stopped, escape_controls
 from ..machine import out_of_memory
 
@@ -141,7 +142,7 @@ class Terminal:
     """Prints the progress of a run on stdout, on stderr when stdout is for JSON, or nothing when quiet."""
 
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
-        self.quiet = quiet
+        self.quiet = errors.quiet = quiet
         self.screen = console(sys.stderr if as_json else sys.stdout)
         self.live = not quiet and self.screen.is_terminal
         self._bar: Progress | None = None

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from .. import errors
 from ..errors import MachineError, escape_controls
 from ..files import one_at_a_time, temporary_folder, write_atomic
 from ..places import home, user_home
@@ -46,7 +47,7 @@ def load(source: Path, functions: Mapping[str, Any], returns: Mapping[str, Any] 
     """The compiled library, or the reason why it cannot be used. `functions`: the argument types of each."""
     library = _load(source)
     if isinstance(library, str):
-        notice_once(f"{library}; the slower reference operators are used")
+        notice_once(f"{library}: only the slower reference operators can be used")
         return library
     for name, arguments in functions.items():
         getattr(library, name).argtypes = list(arguments)
@@ -132,8 +133,8 @@ def _digest(name: str, content: bytes) -> bytes:
 
 @functools.cache
 def notice_once(text: str) -> None:
-    """Print a note once per process; of the ranks of a host, the first prints it."""
-    if os.environ.get("LOCAL_RANK") in (None, "", "0"):
+    """Print a note once per process unless it is quiet; of the ranks of a host, at most the first prints it."""
+    if not errors.quiet and os.environ.get("LOCAL_RANK") in (None, "", "0"):
         print(f"note: {escape_controls(text)}", file=sys.stderr, flush=True)
 
 
