@@ -115,7 +115,9 @@ class Column:
                     self.require(min(within[0], within[-1]), max(within[0], within[-1]) + 1)
             else:
                 places = np.asarray(rows)
-                places = np.flatnonzero(places) if places.dtype == np.bool_ else places.astype(np.int64).ravel()
+                if places.dtype == np.bool_:
+                    places = np.flatnonzero(np.broadcast_to(places, len(self)))
+                places = places.astype(np.int64).ravel()
                 places = np.where(places < 0, places + len(self), places)
                 self.require(places, places + 1)
         return np.asarray(self.array[rows])

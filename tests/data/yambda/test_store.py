@@ -146,8 +146,8 @@ def test_an_item_outside_the_catalogue_is_refused_before_it_is_counted(folder: P
 
 @pytest.mark.parametrize(
     "rows",
-    [np.arange(500) >= 450, slice(None, None, -1), slice(480, 470, -3), -1, [-500, -20], np.uint32(499)],
-    ids=["mask", "reversed", "strided", "last", "negative", "unsigned"],
+    [np.arange(500) >= 450, True, slice(None, None, -1), slice(480, 470, -3), -1, [-500, -20], np.uint32(499)],
+    ids=["mask", "all", "reversed", "strided", "last", "negative", "unsigned"],
 )
 def test_every_kind_of_index_verifies_what_it_reads(folder: Path, rows: Any) -> None:
     """Only the first 75 items, in the first block, are verified before; the damage is in the others."""
