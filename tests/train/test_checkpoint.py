@@ -96,7 +96,7 @@ def test_never_a_silent_fresh_start(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none of the 1 checkpoints is intact \(step-00000010: rank0-0.* is missing"):
         checkpoints.load()
     shutil.rmtree(tmp_path / "step-00000010")
-    with pytest.raises(DataError, match="all checkpoints of this run are missing"):
+    with pytest.raises(DataError, match="all checkpoints of this training are missing"):
         checkpoints.load()
     (tmp_path / "index.json").unlink()
     (tmp_path / "step-00000010").write_text("a file")

@@ -149,7 +149,7 @@ class RankStore(CheckpointStore):
     def _do_read(self, path: Path) -> str | None:
         try:
             self._state = read_state(path, self._into)
-            self.check(folders.step_of(path), self._state)
+            self.accept(folders.step_of(path), self._state)
         except folders.Damaged as damage:
             return str(damage)
         return None

@@ -19,7 +19,7 @@ from ..runs.provenance import checkout, packages
 from ..runs.record import Run, now, read_saved_config
 from ..runs.result import SCHEMA, Baselines, Data, checked
 from ..runs.result import Trial as TrialFile
-from ..runs.resume import Change, recorded_fields, reported_changes, since_start
+from ..runs.resume import Change, operator_changes, operators_text, recorded_fields, reported_changes, since_start
 from ..runs.schemas import Machine, Progress
 from ..runs.seal import seal
 from ..runs.speed import budget_of, speed_of
@@ -27,7 +27,7 @@ from ..stop import StopFlag, poll
 from ..train.device import applied
 from .measuring import MEASURED, measure_run
 from .submission import open_log
-from .training import Job, Reporter, operator_changes, operators_text
+from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
 
 Ceilings = Callable[[], dict[str, Any] | None]
@@ -64,7 +64,8 @@ def execute(
     world.require_same_data(prepared.data["digest"])
     _same_data(run, prepared)
     changed = world.on_leader(lambda: _since_start(run, config))
-    changed += tuple(operator_changes(started.get("operators"), allow, {"run": run.folder}))
+    used = started.get("operators")
+    changed += tuple(operator_changes(used, world.all_gather(choice.replaced(used)), allow, {"run": run.folder}))
     facts = machine_facts()
     _same_machine(run, facts, report)
     ceilings = peaks() if peaks else None
@@ -174,7 +175,11 @@ def _logged(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
 def _start(run: Run) -> dict[str, Any]:
     """Record the start of the run, and count its resumes."""
     before = run.read("progress.json", Progress)
-    state = {"started": now(), "resumes": 0} if before is None else {**before, "resumes": before["resumes"] + 1}
+    if before is None:
+        # A log that has lost its progress.json may be of a run that has saved.
+        state = {"started": now(), "resumes": 0, **({} if run.event_bytes else {"saved": []})}
+    else:
+        state = {**before, "resumes": before["resumes"] + 1}
     run.write("progress.json", state)
     return state
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -15,14 +15,13 @@ from ..distributed.exits import is_peer_failure
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, MachineError, RecperfError
 from ..files import require_own_folders, require_short
-from ..jsonfile import Count, Struct, check
+from ..jsonfile import check
 from ..machine import available_bytes, out_of_memory
 from ..ops import choice
 from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
-from ..runs.result import Evaluation
-from ..runs.resume import OPERATORS, Change, changes, is_free, recorded_fields, require_allowed
-from ..runs.schemas import Progress
+from ..runs.resume import OPERATORS, Change, changes, is_free, operator_changes, recorded_fields, require_allowed
+from ..runs.schemas import SavedState
 from ..stop import StopFlag, name_of
 from ..train import checkpoint_folder as folders
 from ..train.cadence import Minutes, either, every
@@ -35,29 +34,6 @@ from ..train.watch import Evaluator, LossLog, TargetMet, Watchers
 from ..units import size
 from .submission import Submission
 from .workload import Prepared, Trial, Workload, load
-
-
-class SavedPosition(Struct):
-    epoch: Count
-    batch: Count
-    step: Count
-
-
-class SavedState(Struct):
-    """The entries of a saved state, beside the tensors in `trial` and `rng`."""
-
-    position: SavedPosition
-    history: list[Evaluation]
-    contract: dict[str, Any]
-    baselines: str | None
-    event_bytes: Count
-    event_digest: str
-    mlperf: dict[str, Any] | None
-    trial: dict[str, Any]
-    rng: dict[str, Any]
-    seed: int | None = None
-    """None in checkpoints of earlier versions."""
-
 
 LARGE = 1 << 30
 """Bytes of a checkpoint from which on its size is announced."""
@@ -95,8 +71,7 @@ class Job:
 
     def finish(self, seed: int, trial: Trial) -> dict[str, Any]:
         """Train a seed to its end: the contents of trial-<seed>.json."""
-        folder = require_own_folders(self.run.folder, "checkpoints", f"seed-{seed}")
-        require_names(folder, trial.recipe.steps)
+        folder = checkpoint_folder(self.run.folder, seed, trial.recipe.steps)
         require_room(self.run.folder, trial, self.config.train, self.report.notice)
         with self.stop.deferred(), open_store(folder, trial, self.config.train, self.report.notice) as store:
             return SeedTraining(self, seed, trial, store).finish()
@@ -117,8 +92,8 @@ class SeedTraining:
         self.minutes = Minutes(0)
         self._into: dict[str, Any] = {}
         """The state of the trial before anything was loaded."""
-        self._restored = False
-        store.check, store.on_disk = self._check, lambda: self.run.note_saved(seed)
+        store.accept, store.on_disk = self._accept, lambda: self.run.note_saved(seed)
+        store.ever_saved = lambda: self.run.ever_saved(seed)
 
     def finish(self) -> dict[str, Any]:
         recipe, seed = self.trial.recipe, self.seed
@@ -204,23 +179,20 @@ class SeedTraining:
         self._into = self.trial.state()
         saved = self.store.load(into={"trial": self._into})
         if saved is None:
-            self._require_never_saved()
             self.run.forget_events(self.seed)
             if self.job.log:
                 self.job.log.rewind(None)
             self._log_changes(self.job.changed, 0)
             return Position()
-        step = saved["position"]["step"]
+        step, operators = saved["position"]["step"], saved["contract"].get(OPERATORS)
         changed, bound = self._changes(saved["contract"])
         where: dict[str, object] = {"run": self.run.folder, "checkpoint": f"step {step}"}
         require_allowed(bound, self.job.allow, where)
-        changed += operator_changes(saved["contract"].get(OPERATORS), self.job.allow, where)
+        replaced = current().all_gather(choice.replaced(operators))
+        changed += operator_changes(operators, replaced, self.job.allow, where)
         if not any(change.field.startswith("data.") for change in bound):
             self._require_baselines(saved["baselines"])
-        if not self._restored:
-            self._restore_trial(saved["trial"], [change.text for change in bound])
         self.evaluator.history.extend(saved["history"])
-        _set_random_state(saved["rng"])
         self.run.rewind_events(saved["event_bytes"], step=step)
         if self.job.log:
             self.job.log.rewind(saved["mlperf"])
@@ -232,50 +204,62 @@ class SeedTraining:
         changed = changes(saved, self.contract)
         return changed, [change for change in changed if not is_free(change.field)]
 
-    def _require_never_saved(self) -> None:
-        """Refuse to start over where a checkpoint was saved: what was trained would be lost, and its log cut."""
-        progress = self.run.read("progress.json", Progress) or {}
-        if self.seed in progress.get("saved", ()):
-            current().shared_error = error = DataError(
-                f"the checkpoints of seed {self.seed} are missing, but the run had saved some",
-                where={"folder": self.store.folder},
-                fix="restore the folder checkpoints, or start a new run",
+    def _accept(self, step: int, saved: dict[str, Any]) -> None:
+        """Restore weights and random state from a checkpoint; refuse a forged one, so that an older one is tried."""
+        self._require_own(step, saved)
+        fault = self.run.log_fault(saved["event_bytes"], saved["event_digest"])
+        if fault is not None:
+            raise DataError(
+                fault,
+                where={"file": self.run.folder / "events.jsonl", "checkpoint": folders.name_of(step)},
+                fix="restore the file, remove this checkpoint to continue from an older one, or start a new run",
             )
-            raise error
-
-    def _check(self, step: int, saved: dict[str, Any]) -> None:
-        """Refuse a forged state, so that an older checkpoint is tried."""
+        _, bound = self._changes(saved["contract"])
+        if any(change.field not in self.job.allow for change in bound):
+            # `restore` names them.
+            return
+        if not bound:
+            self._require_position(saved["position"])
+        mismatch = self._restore_trial(saved["trial"])
+        if mismatch is not None and not bound:
+            raise folders.Damaged(f"its state does not fit: {mismatch}")
+        if mismatch is not None:
+            raise ConfigError(
+                f"the checkpoint does not fit this config: {'; '.join(change.text for change in bound)}",
+                where={"run": self.run.folder, "state": mismatch},
+                fix="resume with the config it was saved with, or start a new run",
+            )
         try:
-            check(saved, SavedState, self.store.folder / folders.MANIFEST, what="is no state of a training")
+            _set_random_state(saved["rng"])
+        except (RuntimeError, LookupError, TypeError, AttributeError) as error:
+            if out_of_memory(error):
+                raise
+            raise folders.Damaged(f"its random state is invalid: {' '.join(str(error).split())}") from None
+
+    def _require_own(self, step: int, saved: dict[str, Any]) -> None:
+        """Refuse what is not a state of this training at that step."""
+        try:
+            check(saved, SavedState, self.store.folder / folders.MANIFEST, what="is not a training state")
         except DataError as error:
             raise folders.Damaged(error.what) from None
-        position, recipe = saved["position"], self.trial.recipe
+        position = saved["position"]
         if position.keys() != vars(Position()).keys() or position["step"] != step:
             raise folders.Damaged(f"its position {position} is not of step {step}")
         if saved.get("seed", self.seed) != self.seed:
             raise folders.Damaged(f"it is of seed {saved['seed']}")
         if any(not entry["step"] <= step or "auc" not in entry["metrics"] for entry in saved["history"]):
             raise folders.Damaged("its evaluations are not of this training")
-        fault = self.run.log_fault(saved["event_bytes"], saved["event_digest"])
-        if fault is not None:
-            raise folders.Damaged(fault)
-        try:
-            _set_random_state(saved["rng"])
-        except (RuntimeError, LookupError, TypeError, AttributeError) as error:
-            if out_of_memory(error):
-                raise
-            raise folders.Damaged(f"its random state is not one: {' '.join(str(error).split())}") from None
-        if self.job.allow or self._changes(saved["contract"])[1]:
-            # Another config has other positions and shapes; `restore` names the fields that do not fit.
-            return
-        epoch, batch, batches = position["epoch"], position["batch"], len(recipe.order)
-        if step > recipe.steps or batch > batches or epoch * batches + batch != step:
-            raise folders.Damaged(f"its position {position} is not one of {recipe.steps} steps of {batches} batches")
-        try:
-            self._restore_trial(saved["trial"], [])
-        except ConfigError as error:
-            raise folders.Damaged(f"its state does not fit: {error.where['state']}") from None
-        self._restored = True
+
+    def _require_position(self, position: dict[str, int]) -> None:
+        """Refuse a position that training with this config never reaches."""
+        epoch, batch, step = position["epoch"], position["batch"], position["step"]
+        batches, steps = len(self.trial.recipe.order), self.trial.recipe.steps
+        # After an allowed change, epochs before it may have had more or fewer batches.
+        counted = self.job.allow or (step <= steps and epoch * batches + batch == step)
+        if batch > batches or not counted:
+            raise folders.Damaged(
+                f"its position {position} is outside the training: {steps} steps, {batches} batches an epoch"
+            )
 
     def _log_changes(self, changes: Iterable[Change], step: int) -> None:
         for change in changes:
@@ -294,7 +278,8 @@ class SeedTraining:
             )
             raise error
 
-    def _restore_trial(self, saved: dict[str, Any], changed: list[str]) -> None:
+    def _restore_trial(self, saved: dict[str, Any]) -> str | None:
+        """Restore the state of the trial, or say what does not fit."""
         # Copying would broadcast a tensor of one number over a larger one silently. Other parts of a state may have
         # shapes that depend on the data seen so far.
         parts = {part: self._into[part] for part in ("model", "optimizer") if part in self._into}
@@ -302,16 +287,11 @@ class SeedTraining:
         if mismatch is None:
             try:
                 self.trial.restore(saved)
-                return
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
                 if out_of_memory(error) or is_peer_failure(error):
                     raise
                 mismatch = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(
-            "the checkpoint does not fit this config" + (f": {'; '.join(changed)}" if changed else ""),
-            where={"run": self.run.folder, "state": mismatch},
-            fix="resume with the config it was saved with, or start a new run",
-        )
+        return mismatch
 
     def save(self, position: Position, best: bool) -> None:
         self.run.sync_events()
@@ -341,33 +321,6 @@ class SeedTraining:
         )
 
 
-def operator_changes(recorded: Any, allow: tuple[str, ...], where: dict[str, object]) -> list[Change]:
-    """The change of operators that this machine makes to a resumed run; it must be allowed, since numbers change too.
-
-    Fails on every rank where one of them would use other operators.
-    """
-    if not isinstance(recorded, dict):
-        return []
-    world = current()
-    for rank, other in enumerate(world.all_gather(choice.replaced(recorded))):
-        if other:
-            was = operators_text({name: recorded[name] for name in other})
-            now = operators_text({name: body for name, (body, _) in other.items()})
-            reasons = ", ".join(sorted({reason for _, reason in other.values()}))
-            place = {"reason": reasons, **world.choose({}, several={"rank": rank}), **where}
-            require_allowed([Change(OPERATORS, was, now)], allow, place)
-            return [Change(OPERATORS, was, now)]
-    return []
-
-
-def operators_text(bodies: Mapping[str, str]) -> str:
-    """Implementations in words: `native: bag, dot; triton: draw`."""
-    by_body: dict[str, list[str]] = {}
-    for name, body in bodies.items():
-        by_body.setdefault(str(body), []).append(name.partition(" on ")[0])
-    return "; ".join(f"{body}: {', '.join(names)}" for body, names in sorted(by_body.items()))
-
-
 def in_background(config: TrainConfig, state_bytes: int, notice: Callable[[str], None] = lambda text: None) -> bool:
     """Whether checkpoints are written while training goes on: that takes a copy of the state in memory.
 
@@ -384,15 +337,19 @@ def in_background(config: TrainConfig, state_bytes: int, notice: Callable[[str],
     return False
 
 
-def require_names(folder: Path, steps: int) -> None:
-    """Refuse to train if the path of a checkpoint's file, the longest that a run writes, is too long."""
+def checkpoint_folder(run: Path, seed: int, steps: int) -> Path:
+    """The folder of a seed's checkpoints; it may not be a link, nor the path of a file there, the longest that a run
+    writes, be too long."""
     world = current()
     try:
+        folder = require_own_folders(run, "checkpoints", f"seed-{seed}")
         require_short(folders.draft_of(folder / folders.name_of(steps)) / f"rank{world.size - 1}-00000.safetensors")
-    except MachineError as error:
-        error.where = {"run": str(folder.parents[1])}
+    except RecperfError as error:
+        if isinstance(error, MachineError):
+            error.where = {"run": str(run)}
         world.shared_error = error
         raise
+    return folder
 
 
 def require_room(run: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> None:
@@ -402,13 +359,13 @@ def require_room(run: Path, trial: Trial, config: TrainConfig, notice: Callable[
     free = world.on_leader(lambda: disk_usage(run).free)
     if needed > free and (config.checkpoint_end or config.checkpoint_epochs):
         world.shared_error = error = MachineError(
-            f"a checkpoint needs {size(needed)} on the disk; {size(free)} are free",
+            f"a checkpoint takes {size(needed)} of disk; {size(free)} are free",
             where={"run": run},
             fix="free some space, --run-dir on another disk, or --train.no-checkpoint-end --train.no-checkpoint-epochs",
         )
         raise error
     if needed >= LARGE:
-        notice(f"a checkpoint has {size(needed)}")
+        notice(f"each checkpoint takes {size(needed)} of disk")
 
 
 def open_store(folder: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> CheckpointStore:

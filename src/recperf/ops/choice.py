@@ -7,7 +7,7 @@ import functools
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Literal
 
@@ -60,9 +60,11 @@ def used() -> dict[str, str]:
     return dict(sorted(_used.items()))
 
 
-def replaced(recorded: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def replaced(recorded: Any) -> dict[str, tuple[str, str]]:
     """Of recorded implementations those that this machine replaces: by which, and the reason."""
-    now = {}
+    now: dict[str, tuple[str, str]] = {}
+    if not isinstance(recorded, dict):
+        return now
     for name, body in recorded.items():
         op, _, device = name.partition(" on ")
         if device in ("cpu", "cuda") and op.isidentifier() and _exists(f"{__package__}.{op}", "reference"):

@@ -22,7 +22,7 @@ from .. import jsonfile
 from ..errors import DataError, MachineError, UsageError
 from ..files import append, digest_of, end_of_lines, make_folder, open_regular, reading, write_json, writing
 from .events import BadEvent, parse_events
-from .schemas import SavedConfig, require_schema
+from .schemas import Progress, SavedConfig, require_schema
 
 CONFIG_SCHEMA = 1
 PROFILE_MARK = ".profile"
@@ -202,9 +202,16 @@ class Run:
         jsonfile.check(value, kind, path, what="is damaged", fix="start a new run")
         return value
 
+    def ever_saved(self, seed: int) -> bool:
+        """Whether a seed had a checkpoint. Where progress.json does not say, one that logged steps may have had one."""
+        saved = (self.read("progress.json", Progress) or {}).get("saved")
+        if saved is not None:
+            return seed in saved
+        return any(event["kind"] == "step" and event["seed"] == seed for event in self.events())
+
     def note_saved(self, seed: int) -> None:
         """Remember outside the checkpoints that a seed has one."""
-        saved = (self.read("progress.json") or {}).get("saved", [])
+        saved = (self.read("progress.json") or {}).get("saved") or []
         if seed not in saved:
             self.note_progress(saved=[*saved, seed])
 

@@ -7,7 +7,7 @@ the next checkpoint may be hours away. events.jsonl says after which step each t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -85,6 +85,36 @@ def require_allowed(changes: list[Change], allow: Iterable[str], where: dict[str
             where={"field": refused[0].field, **where},
             fix=" ".join(f"--allow-change {change.field}" for change in refused) + ", or a new run",
         )
+
+
+def operator_changes(
+    recorded: Any, replaced: list[dict[str, tuple[str, str]]], allow: Iterable[str], where: dict[str, object]
+) -> list[Change]:
+    """The change of operators that a machine makes to a resumed run; it must be allowed, since numbers change too.
+
+    `replaced`: what `ops.choice.replaced` says on each rank. The first rank that uses other operators is named.
+    """
+    for rank, other in enumerate(replaced):
+        if other:
+            change = Change(
+                OPERATORS,
+                operators_text({name: recorded[name] for name in other}),
+                operators_text({name: body for name, (body, _) in other.items()}),
+            )
+            reasons = ", ".join(sorted({reason for _, reason in other.values()}))
+            require_allowed(
+                [change], allow, {"reason": reasons, **({"rank": rank} if len(replaced) > 1 else {}), **where}
+            )
+            return [change]
+    return []
+
+
+def operators_text(bodies: Mapping[str, str]) -> str:
+    """Implementations in words: `native: bag, dot; triton: draw`."""
+    by_body: dict[str, list[str]] = {}
+    for name, body in bodies.items():
+        by_body.setdefault(str(body), []).append(name.partition(" on ")[0])
+    return "; ".join(f"{body}: {', '.join(names)}" for body, names in sorted(by_body.items()))
 
 
 def allowed_fields(names: Iterable[str], config: Any) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..jsonfile import Count, Number, Struct
-from .result import Percentiles, Rank
+from .result import Evaluation, Percentiles, Rank
 
 
 class SavedConfig(Struct):
@@ -33,8 +33,31 @@ class Progress(Struct):
     resumes: int
     operators: dict[str, str] | None = None
     """The implementations that the finished trainings used."""
-    saved: tuple[int, ...] = ()
-    """Seeds that have a checkpoint; a run whose checkpoints were lost must not start over in silence."""
+    saved: tuple[int, ...] | None = None
+    """Seeds that have a checkpoint; a run whose checkpoints were lost must not start over in silence. None in runs of
+    earlier versions."""
+
+
+class SavedPosition(Struct):
+    epoch: Count
+    batch: Count
+    step: Count
+
+
+class SavedState(Struct):
+    """The state in a checkpoint; the tensors are in `trial` and `rng`."""
+
+    position: SavedPosition
+    history: list[Evaluation]
+    contract: dict[str, Any]
+    baselines: str | None
+    event_bytes: Count
+    event_digest: str
+    mlperf: dict[str, Any] | None
+    trial: dict[str, Any]
+    rng: dict[str, Any]
+    seed: int | None = None
+    """None in checkpoints of earlier versions."""
 
 
 class SealedFile(Struct):

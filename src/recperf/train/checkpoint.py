@@ -32,10 +32,12 @@ class CheckpointStore:
     keep_last: int = 1
     background: bool = False
     """Copy the state to host memory and let a thread write it, one checkpoint at a time."""
-    check: Callable[[int, dict[str, Any]], None] = lambda step, state: None
-    """Raises `Damaged` where a state whose digests hold cannot be of that step of this training."""
+    accept: Callable[[int, dict[str, Any]], None] = lambda step, state: None
+    """Is called with the step and the state of a checkpoint whose digests hold; raises `Damaged` to refuse it."""
     on_disk: Callable[[], None] = lambda: None
     """Is called when a checkpoint can be read from the disk, maybe by the thread that wrote it."""
+    ever_saved: Callable[[], bool] = lambda: False
+    """Whether there was a checkpoint, as far as something outside the folder tells."""
     _damaged: set[Path] = field(default_factory=set)
     """Checkpoints newer than the loaded one that were damaged at that time."""
     _host_copies: dict[str, Tensor] = field(default_factory=dict)
@@ -175,7 +177,12 @@ class CheckpointStore:
         self.wait()
         candidates = self.saved() if which == "last" else [path for path in [self.best()] if path]
         if not candidates:
-            self._require_never_saved(which)
+            if which == "last" and (folders.ever_saved(self.folder) or self.ever_saved()):
+                raise DataError(
+                    "all checkpoints of this training are missing",
+                    where={"folder": self.folder},
+                    fix="restore the folder from a backup, or start a new run",
+                )
             return None
         gone = which == "last" and self._report_gone(candidates)
         faults: list[str] = []
@@ -223,17 +230,9 @@ class CheckpointStore:
             state = "missing" if fault == "missing" else f"damaged ({fault})"
             self.notice(f"the best checkpoint {best.name} is {state}; {loaded.name} is intact")
 
-    def _require_never_saved(self, which: str) -> None:
-        if which == "last" and folders.ever_saved(self.folder):
-            raise DataError(
-                "all checkpoints of this run are missing",
-                where={"folder": self.folder},
-                fix="restore the files from a backup, or start a new run",
-            )
-
     def _read(self, path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
         state = read_state(path, into)
-        self.check(folders.step_of(path), state)
+        self.accept(folders.step_of(path), state)
         return state
 
 

@@ -160,5 +160,8 @@ def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
 
 
 def next_epoch_if_done(at: Position, batches: int) -> Position:
-    """The first position of the next epoch when all batches are done, else the position itself."""
-    return Position(at.epoch + 1, 0, at.step) if at.batch == batches else at
+    """The first position of the next epoch when all batches are done, else the position itself.
+
+    A run that was resumed with larger batches may have done more of them than an epoch now has.
+    """
+    return Position(at.epoch + 1, 0, at.step) if at.batch >= batches else at
