@@ -140,6 +140,10 @@ class StopFlag:
         finally:
             self._what, self._fix = before
 
+    def explain(self, what: str) -> None:
+        """Inside `explained`: what became of the work, from here on."""
+        self._what = what
+
     @contextmanager
     def default_signals(self) -> Iterator[None]:
         """Run a program of the user inside: Ctrl-C raises KeyboardInterrupt in it, other signals end the process."""

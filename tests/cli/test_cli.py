@@ -24,6 +24,7 @@ from recperf.data import movielens_like
 from recperf.data.movielens import MovieLens
 from recperf.data.movielens_like import generate
 from recperf.errors import Stopped
+from recperf.stop import FLAG
 
 Call = Callable[..., tuple[int, str, str]]
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none"]
@@ -411,6 +412,21 @@ def test_a_lost_output_hides_no_other_failure(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(sys, "stderr", errors)
         assert main(["show", "nothing", "--json"]) == 2
     assert errors.getvalue().endswith("standard output could not be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("where", "became"), [("_baselines", "nothing was trained yet"), ("measure_run", "what was trained is saved")]
+)
+def test_a_signal_outside_of_the_training_says_what_became_of_it(
+    call: Call, monkeypatch: pytest.MonkeyPatch, where: str, became: str
+) -> None:
+    def stopped(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        FLAG.poll()
+
+    monkeypatch.setattr(f"recperf.execution.execute.{where}", stopped)
+    code, _, err = call(*QUICK[:-1], "--run-dir", "r", "--train.max-steps", "10")
+    assert (code, err.splitlines()[0]) == (75, f"error: stopped by SIGTERM; {became}")
 
 
 def test_a_failure_while_the_page_is_written_is_one_line(call, monkeypatch: pytest.MonkeyPatch) -> None:

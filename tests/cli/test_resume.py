@@ -278,6 +278,8 @@ def test_a_finished_run_with_a_damaged_result_says_how_to_get_it_back(begun: Pat
     assert call("--resume", "r")[0] == 0
     assert json.loads(path.read_text())["quality"] == before["quality"]
     assert agrees()
+    Path("r/checkpoints/seed-42/step-00000020/manifest.json").unlink()
+    assert "checkpoint step-00000020 of seed 42 is damaged: manifest.json is missing" in call("--resume", "r")[1]
 
 
 def test_damaged_evidence_of_a_finished_run_is_not_sealed_again(begun: Path, call: Call) -> None:

@@ -18,6 +18,7 @@ from ..distributed.progress import job, remember_run, remembered_run, restarted,
 from ..distributed.ranks import Ranks, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import read_regular, require_writable, write_atomic
+from ..runs.checkpoints import listed
 from ..runs.record import Run, read_config
 from ..runs.report.sections import target_text
 from ..runs.result import fault
@@ -187,11 +188,14 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
         current().broadcast(result is not None)
         if result is not None:
             terminal.notice("this run is already finished")
+            for one in listed(record.folder, hashed=False):
+                if one["fault"]:
+                    terminal.notice(f"checkpoint {one['name']} of seed {one['seed']} is damaged: {one['fault']}")
         else:
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
             again = f"recperf run --resume {record.folder}{current().resume_options()}"
             with (
-                FLAG.explained("; no completed training is lost", again),
+                FLAG.explained("; what was saved is kept" if record.began else "; nothing was trained yet", again),
                 changed(choice, options, config, record, terminal),
             ):
                 result = train(choice, config, options, record, terminal)

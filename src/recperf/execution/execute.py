@@ -128,6 +128,7 @@ def _train_seeds(job: Job, started: dict[str, Any]) -> tuple[list[dict[str, Any]
             # After a power cut there must be no trial whose last steps the log lacks.
             job.run.sync_events()
             job.run.write(f"trial-{seed}.json", finished)
+            job.stop.explain("; what was trained is saved")
             poll()
         trials.append(finished)
     return trials, trial

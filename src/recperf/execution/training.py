@@ -73,6 +73,8 @@ class Job:
         """Train a seed to its end: the contents of trial-<seed>.json."""
         folder = checkpoint_folder(self.run.folder, seed, trial.recipe.steps)
         require_room(self.run.folder, trial, self.config.train, self.report.notice)
+        # Said only when a second Ctrl-C ends the process at once.
+        self.stop.explain("; what was trained since the last checkpoint is lost")
         with self.stop.deferred(), open_store(folder, trial, self.config.train, self.report.notice) as store:
             return SeedTraining(self, seed, trial, store).finish()
 
