@@ -49,10 +49,18 @@ class Weights:
 
 def test_paths_that_checkpoints_would_make_too_long_are_refused_before_training() -> None:
     run = Path("/".join(["y" * 199] * 20))
-    training.require_names(run / "checkpoints/seed-42", steps=30)
+    training.checkpoint_folder(run, 42, steps=30)
     with pytest.raises(MachineError, match="the path is too long") as refused:
-        training.require_names(run / ("z" * 60) / "checkpoints/seed-42", steps=30)
+        training.checkpoint_folder(run / ("z" * 60), 42, steps=30)
     assert all(len(line) < 400 for line in refused.value.lines())
+
+
+def test_a_linked_folder_of_checkpoints_is_an_error_that_one_rank_prints(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(tmp_path)
+    with pytest.raises(DataError, match="checkpoints is a link, which is not followed") as refused:
+        training.checkpoint_folder(tmp_path, 42, steps=30)
+    assert training.current().shared_error is refused.value
+    training.current().shared_error = None
 
 
 @dataclass
