@@ -357,7 +357,10 @@ def test_a_flipped_bit_is_found_when_its_piece_is_read(log: Path, name: str, pie
     assert caught.value.exit_code == 3
 
 
-def test_arrays_of_earlier_versions_are_read_but_not_vouched_for(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arrays_of_earlier_versions_are_read_but_not_vouched_for(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recperf.errors.quiet", False)
     conversion = convert.convert(config(log), **SMALL)
     CriteoStore(conversion, 0.1)
     assert capsys.readouterr().err == ""

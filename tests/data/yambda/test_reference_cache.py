@@ -116,8 +116,11 @@ def test_what_is_not_finished_is_not_opened(cache: Path, tmp_path: Path) -> None
         open_events(tmp_path / "begun")
 
 
-def test_a_cache_without_the_files_beside_it(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_without_the_files_beside_it(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the record, which has the digests, it is read unverified, and says so once."""
+    monkeypatch.setattr("recperf.errors.quiet", False)
     whole = open_reference(cache)
     assert capsys.readouterr().err == ""
     for name in ("split_meta.json", "item_popularity.npy", ".recperf.json"):
