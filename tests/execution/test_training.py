@@ -202,7 +202,7 @@ def forged(**changes: Any) -> Any:
     ("forge", "reason"),
     [
         (forged(position={"epoch": 0, "batch": 2, "step": -2}), "position.step should be an integer at least 0"),
-        (forged(position={"epoch": 1, "batch": 2, "step": 5}), "is not of step 2"),
+        (forged(position={"epoch": 1, "batch": 2, "step": 5}), "does not match step 2"),
         (forged(position={"epoch": 0, "batch": "two", "step": 2}), "position.batch should be an integer, is 'two'"),
         (forged(position={"step": 2}), "position.epoch is missing"),
         (forged(position={"epoch": 7, "batch": 4, "step": 2}), "is outside the training: 9 steps"),
@@ -210,8 +210,8 @@ def forged(**changes: Any) -> Any:
             forged(position={"epoch": 0, "batch": 1 << 40, "step": 2}),
             "is outside the training: 9 steps",
         ),
-        (forged(seed=43), "it is of seed 43"),
-        (forged(history=[{"step": 7, "epoch": 0, "metrics": {"auc": 0.5}}]), "its evaluations are not of"),
+        (forged(seed=43), "it belongs to seed 43"),
+        (forged(history=[{"step": 7, "epoch": 0, "metrics": {"auc": 0.5}}]), "its evaluations do not belong to"),
         (forged(history=[{"step": 1, "epoch": 0, "metrics": {"auc": "high"}}]), "metrics.auc should be a number"),
         (forged(event_bytes=-1), "event_bytes should be an integer at least 0"),
         (forged(rng__cpu=torch.zeros(3)), "its random state is invalid"),
@@ -281,7 +281,7 @@ def test_a_damaged_log_is_no_damaged_checkpoint(run: Run) -> None:
         run.event("step", seed=42, step=step, loss=0.5)
         made.save(Position(0, step, step), best=False)
     (run.folder / "events.jsonl").write_bytes(b"")
-    with pytest.raises(DataError, match=r"events\.jsonl is shorter than its checkpoint says") as refused:
+    with pytest.raises(DataError, match=r"events\.jsonl is shorter than the checkpoint says") as refused:
         seed_training(run, Weights()).restore()
     assert refused.value.where["checkpoint"] == "step-00000002"
     assert "remove this checkpoint to continue from an older one" in (refused.value.fix or "")
@@ -335,7 +335,7 @@ def test_baselines_that_were_changed_are_refused_unless_the_data_was(run: Run) -
     run.write("baselines.json", {"majority": {"auc": 0.5}})
     seed_training(run, Weights(), contract={"data.events": 1}).save(Position(0, 1, 1), best=False)
     run.write("baselines.json", {"majority": {"auc": 0.1}})
-    with pytest.raises(DataError, match=r"baselines\.json was changed since its checkpoint"):
+    with pytest.raises(DataError, match=r"baselines\.json has changed since the checkpoint was saved"):
         seed_training(run, Weights(), contract={"data.events": 1}).restore()
     assert seed_training(run, Weights(), contract={"data.events": 2}, allow=("data.events",)).restore().step == 1
 

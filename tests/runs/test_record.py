@@ -36,7 +36,7 @@ def test_rewinding_drops_what_a_checkpoint_has_not_seen(tmp_path: Path) -> None:
     run.event("step", step=2)
     run.rewind_events(size)
     assert [event["step"] for event in events(run)] == [1]
-    assert run.log_fault(size + 1000, "") == "events.jsonl is shorter than its checkpoint says"
+    assert run.log_fault(size + 1000, "") == "events.jsonl is shorter than the checkpoint says"
     run.close()
 
 

@@ -246,11 +246,11 @@ class SeedTraining:
             raise folders.Damaged(error.what) from None
         position = saved["position"]
         if position.keys() != vars(Position()).keys() or position["step"] != step:
-            raise folders.Damaged(f"its position {position} is not of step {step}")
+            raise folders.Damaged(f"its position {position} does not match step {step}")
         if saved.get("seed", self.seed) != self.seed:
-            raise folders.Damaged(f"it is of seed {saved['seed']}")
+            raise folders.Damaged(f"it belongs to seed {saved['seed']}")
         if any(not entry["step"] <= step or "auc" not in entry["metrics"] for entry in saved["history"]):
-            raise folders.Damaged("its evaluations are not of this training")
+            raise folders.Damaged("its evaluations do not belong to this training")
 
     def _require_position(self, position: dict[str, int]) -> None:
         """Refuse a position that training with this config never reaches."""
@@ -274,7 +274,7 @@ class SeedTraining:
         if self.run.digest("baselines.json") != digest:
             # Every rank compares the digest that rank 0 read.
             current().shared_error = error = DataError(
-                "baselines.json was changed since its checkpoint",
+                "baselines.json has changed since the checkpoint was saved",
                 where={"run": self.run.folder},
                 fix="remove it: the next start computes it again",
             )

@@ -137,8 +137,8 @@ class Run:
     def log_fault(self, size: int, digest: str) -> str | None:
         """Why the log is not the one that a checkpoint saw; None if it is."""
         if size > self.event_bytes:
-            return "events.jsonl is shorter than its checkpoint says"
-        return None if self.event_digest(size) == digest else "events.jsonl was changed since its checkpoint"
+            return "events.jsonl is shorter than the checkpoint says"
+        return None if self.event_digest(size) == digest else "events.jsonl has changed since the checkpoint was saved"
 
     def rewind_events(self, size: int, *, step: int | None = None) -> None:
         """Cut the log back to a checkpoint: the resumed training logs the later steps again.
