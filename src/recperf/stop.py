@@ -113,6 +113,15 @@ class StopFlag:
             self._deferred -= 1
 
     @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Inside, `poll` raises even in `deferred`: for work that can be abandoned and done again after a resume."""
+        deferred, self._deferred = self._deferred, 0
+        try:
+            yield
+        finally:
+            self._deferred = deferred
+
+    @contextmanager
     def calling(self, interrupt: Callable[[], None]) -> Iterator[None]:
         """Inside, a signal also calls `interrupt`, which makes a long call of a library return early."""
         self._calls.append(interrupt)

@@ -97,6 +97,8 @@ def test_signals_at_named_moments_change_nothing(tmp_path: Path) -> None:
         process = continued(folder, ("signal_at", {"point": point, "nth": 1, "number": number}))
         assert process.wait() == CODES[number], f"{point}\n{process.output}"
         assert "Traceback" not in process.output
+        scored = '"metric"' in (folder / "events.jsonl").read_text()
+        assert scored == (point != "evaluation: first batch scored"), "that evaluation is abandoned"
     finish(folder)
     assert outcome(folder) == straight().outcome
     faults = [finding.detail for _, finding in check_run(folder, ()) if finding.holds is False]

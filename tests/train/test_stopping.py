@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from recperf.errors import Stopped
 from recperf.train.cadence import every
 from recperf.train.loop import Position, Recipe, train
 from recperf.train.timing import StepTimer
@@ -124,12 +125,32 @@ def test_training_stops_at_the_first_score_that_meets_the_target(enough: float, 
     assert scored[-1] == step
 
 
-def test_a_signal_saves_the_score_that_was_due_with_the_state() -> None:
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("position", [Position(0, 8, 8), Position(1, 0, 10)])
+def test_a_signal_before_or_in_an_evaluation_leaves_it_to_the_resumed_training(
+    before: bool, position: Position
+) -> None:
     watched = Watched(evaluate_due=every(4), save_scored=False)
-    watched.stop_at = 8
+    score, stops = watched.evaluator.score, [position.step]
+
+    def abandon(at: Position) -> dict[str, float]:
+        if at.step in stops:
+            stops.clear()
+            raise Stopped("stopped by SIGTERM")
+        return score(at)
+
+    if before and position.batch:
+        watched.stop_at = position.step
+    else:
+        watched.evaluator.score = abandon
     with pytest.raises(KeyboardInterrupt):
         watched.train()
-    assert watched.saved == [(Position(0, 8, 8), True, [4, 8])]
+    done = [4] if position.batch else [4, 8]
+    assert watched.saved == [(position, False, done)]
+    watched.stop_at = 0
+    watched.watch.before_training(position)
+    watched.train(position)
+    assert watched.scored == [4, 8, 10, 12, 16, 20]
 
 
 @pytest.mark.parametrize(("max_steps", "position"), [(0, Position(1, 10, 20)), (13, Position(1, 3, 13))])

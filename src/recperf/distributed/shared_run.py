@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,6 +106,10 @@ class SharedStop:
 
     def deferred(self) -> AbstractContextManager[None]:
         return self._own.deferred()
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Ranks agree on signals in steps only, so they finish together what they do between steps."""
+        return nullcontext()
 
     def error(self, what: str, fix: str | None) -> RecperfError:
         return StopFlag.error(cast(StopFlag, self), what, fix)

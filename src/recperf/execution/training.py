@@ -94,6 +94,8 @@ class SeedTraining:
         self.minutes = Minutes(0)
         self._into: dict[str, Any] = {}
         """The state of the trial before anything was loaded."""
+        self._unscored: int | None = None
+        """The step of a checkpoint that lacks a score which an uninterrupted run would have saved with it."""
         store.accept, store.on_disk = self._accept, lambda: self.run.note_saved(seed)
         store.ever_saved = lambda: self.run.ever_saved(seed)
 
@@ -108,9 +110,15 @@ class SeedTraining:
         reasons = self.job.prepared.settings.reasons
         graph = reasons.get("graph")
         if not self.evaluator.met:
-            recipe.prepare_evaluation(start)
+            watchers = self._watchers(recipe.steps - start.step)
+            scored = self.evaluator.scored(start)
+            if start.step and not scored and (start.batch < len(recipe.order) or not watchers.save_due(start)):
+                self._unscored = start.step
             with contextlib.suppress(TargetMet):
-                train(recipe, start, self._watchers(recipe.steps - start.step))
+                watchers.before_training(start)
+                if self.evaluator.scored(start) == scored:
+                    recipe.prepare_evaluation(start)
+                train(recipe, start, watchers)
         if reasons.get("graph") != graph:
             self._notice(f"CUDA graph {reasons['graph']}")
         last = self.evaluator.history[-1]
@@ -135,7 +143,22 @@ class SeedTraining:
             self.submission.loss(fields["step"], fields["loss"])
 
     def _evaluator(self) -> Evaluator:
-        submission, reached = self.submission, self.job.reached
+        submission, reached, log = self.submission, self.job.reached, self.job.log
+        log_state: dict[str, Any] | None = None
+
+        def score(at: Position) -> dict[str, float]:
+            with self.job.stop.interruptible():
+                return self.trial.score(at)
+
+        def begins(at: Position) -> None:
+            nonlocal log_state
+            if submission and log:
+                log_state = log.state()
+                submission.begins(at)
+
+        def abandoned() -> None:
+            if submission and log:
+                log.rewind(log_state)
 
         def ends(at: Position, metrics: dict[str, float]) -> None:
             if submission:
@@ -144,12 +167,13 @@ class SeedTraining:
 
         return Evaluator(
             recipe=self.trial.recipe,
-            score=self.trial.score,
+            score=score,
             emit=self.emit,
             seed=self.seed,
             enough=reached,
-            begins=submission.begins if submission else lambda at: None,
+            begins=begins,
             ends=ends,
+            abandoned=abandoned,
         )
 
     def _watchers(self, steps: int) -> Watchers:
@@ -296,6 +320,8 @@ class SeedTraining:
         return mismatch
 
     def save(self, position: Position, best: bool) -> None:
+        if position.step == self._unscored and self.evaluator.scored(position):
+            self.store.supersede(position.step)
         self.run.sync_events()
         state = {
             "trial": self.trial.state(),

@@ -55,6 +55,10 @@ class CheckpointStore:
         self._thread = threading.Thread(target=self._try, args=(step, content, best), name="checkpoint", daemon=False)
         self._thread.start()
 
+    def supersede(self, step: int) -> None:
+        """Let the next save of this step replace its checkpoint, which lacks the evaluation that was due there."""
+        self._damaged.add(self.folder / folders.name_of(step))
+
     def _try(self, step: int, content: Content, best: bool) -> None:
         try:
             self._write(step, content, best)

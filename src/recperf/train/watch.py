@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import GateFailed
+from ..errors import GateFailed, Interrupted, Stopped
 from ..ops.faults import raise_if_any
 from ..points import reached
 from .cadence import Due, never
@@ -70,6 +70,8 @@ class Evaluator:
     """Whether these metrics meet the target, which ends the training."""
     begins: Callable[[Position], None] = lambda at: None
     ends: Callable[[Position, dict[str, float]], None] = lambda at, metrics: None
+    abandoned: Callable[[], None] = lambda: None
+    """Undoes `begins` where a signal ended the scoring."""
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @torch.no_grad()
@@ -77,14 +79,19 @@ class Evaluator:
         """Evaluate now; true when the AUC is better than all before."""
         reached("evaluation: due")
         self.begins(position)
+        self.recipe.model.train(False)
+        try:
+            metrics = self.score(position)
+        except (Stopped, Interrupted):
+            self.abandoned()
+            raise
+        self.recipe.model.train()
+        reached("evaluation: scored")
+        # After the scoring, so that a signal in it changes nothing that is saved.
         if (training := self.recipe.training_metrics()) is not None:
             self.emit("training", seed=self.seed, step=position.step, epoch=position.epoch, **training)
         if facts := self.recipe.evaluation_facts(position):
             self.emit("evaluation", seed=self.seed, step=position.step, epoch=position.epoch, **facts)
-        self.recipe.model.train(False)
-        metrics = self.score(position)
-        self.recipe.model.train()
-        reached("evaluation: scored")
         self._require_finite(metrics, position.step)
         best = all(metrics["auc"] > past["metrics"]["auc"] for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
@@ -128,6 +135,12 @@ class Watchers:
     save_scored: bool = True
     save_end: bool = True
 
+    def before_training(self, start: Position) -> None:
+        """Evaluate a state that a signal saved before the evaluation due there; `train` does so at an epoch's end."""
+        due = start.batch == 0 or (start.batch < len(self.recipe.order) and self.evaluate_due(start))
+        if start.step and due and not self.evaluator.scored(start):
+            self._evaluate(start, self.save_due(start))
+
     def before_epoch(self) -> None:
         self.timer.before_epoch()
 
@@ -145,10 +158,10 @@ class Watchers:
             for event in events:
                 self.losses.emit(**event, seed=self.losses.seed, step=position.step)
             reached("window: logged")
-        # Before saving, so that a saved state never lacks a score that was due. After the last batch of an epoch
-        # `after_epoch` evaluates.
+        # Before saving, so that a saved state lacks a score that was due only where a signal came. After the last batch
+        # of an epoch `after_epoch` evaluates.
         due = self.evaluate_due(position) and position.batch < len(self.recipe.order)
-        best = self._score(position) if due else False
+        best = self._score(position) if due and not self.should_stop() else False
         if self.should_stop():
             self._save(position, best)
             raise self.stopped(position)
@@ -158,10 +171,12 @@ class Watchers:
             raise TargetMet
 
     def after_epoch(self, position: Position) -> None:
-        if self.evaluator.scored(position):
-            return
+        if not self.evaluator.scored(position):
+            self._evaluate(position)
+
+    def _evaluate(self, position: Position, save: bool = False) -> None:
         best = self._score(position)
-        if self._saves_score(position):
+        if save or self._saves_score(position):
             self._save(position, best)
         if self.evaluator.met:
             raise TargetMet
@@ -172,8 +187,13 @@ class Watchers:
 
     def _score(self, position: Position) -> bool:
         self.losses.flush()
-        with self.timer.aside("evaluation", position):
-            return self.evaluator.run(position)
+        try:
+            with self.timer.aside("evaluation", position):
+                return self.evaluator.run(position)
+        except (Stopped, Interrupted):
+            # A long evaluation must not delay the save; the resumed training begins with it.
+            self.save(position, False)
+            raise self.stopped(position) from None
 
     def _save(self, position: Position, best: bool) -> None:
         self.losses.flush()

@@ -24,6 +24,7 @@ from ...models.losses import make as make_loss
 from ...models.streams import SideStreams
 from ...models.tables import SparseTables
 from ...ops import dot, relu
+from ...stop import poll
 from ...train.device import Settings, choose
 from ...train.fast import SWITCH, resolve
 from ...train.graph import BETWEEN_RANKS, CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed, GraphStep
@@ -289,6 +290,7 @@ class DLRMTrial(DLRMTrialState):
         """Logits and labels of the validation rows, in order."""
         logits, labels = [], []
         for batch in self.prepared.held_out(self.seed):
+            poll()
             logits.append(self.model(batch.dense_BD, batch.features))
             labels.append(batch.labels_B)
         return torch.cat(logits), torch.cat(labels)

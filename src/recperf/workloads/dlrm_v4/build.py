@@ -29,6 +29,7 @@ from ...models.dlrm_v4.stages import StagedLoss
 from ...points import reached
 from ...runs.mlperf.facts import Facts, Precision
 from ...runs.mlperf.log import MLPerfLog
+from ...stop import poll
 from ...train import stream
 from ...train.device import choose, repeatable, resident_threads
 from ...train.graph import BETWEEN_RANKS, SWITCH, GraphStep, choose_graph
@@ -212,6 +213,7 @@ class Evaluations:
         """Logits and labels of all that is scored, on the host."""
         logits, labels = [], []
         for batch in batches:
+            poll()
             batch_inputs = inputs.inputs(batch)
             logits.append(self.trial.model(batch_inputs))
             labels.append(batch_inputs.labels_B)

@@ -20,6 +20,7 @@ from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
 from ...models.tables import HashedTable
+from ...stop import poll
 from ...train.baselines import baselines, synthetic_baselines
 from ...train.device import Settings, choose
 from ...train.loop import Order, Position
@@ -160,6 +161,7 @@ class DramTrial(DLRMTrialState):
         self.model.eval()
         logits, labels = [], []
         for batch in self.prepared.held_out(self.seed):
+            poll()
             logits.append(self.model(batch.dense_BD, batch.features))
             labels.append(batch.labels_B)
         return binary_metrics(torch.cat(logits), torch.cat(labels))
