@@ -66,9 +66,14 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+def open_linked(path: Path) -> BinaryIO:
+    """Open a file of a dataset, which may be a link to a file, but not to a fifo or a device."""
+    return open(open_regular(Path(os.path.realpath(path))), "rb")
+
+
 def read_linked(path: Path) -> bytes:
-    """The content of a file of a dataset, which may be a link to a file, but not to a fifo or a device."""
-    return read_regular(Path(os.path.realpath(path)))
+    with open_linked(path) as file:
+        return file.read()
 
 
 def require_own_folders(run: Path, *names: str) -> Path:

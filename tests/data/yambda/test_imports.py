@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -413,7 +414,7 @@ def test_unknown_columns(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert import_error(tmp_path / "absent.csv").what == "the events file cannot be opened: No such file or directory"
     (tmp_path / "folder").mkdir()
-    assert "Is a directory" in import_error(tmp_path / "folder").what
+    assert "it is a folder" in import_error(tmp_path / "folder").what
     assert "is empty" in import_error(write(tmp_path, "")).what
     assert import_error(write(tmp_path, HEADER)).what == "the file has a header and no events"
     assert import_error(write(tmp_path, '"u",i,t,r')).what == "the file has a header and no events"
@@ -426,6 +427,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "the first line cannot be read" in import_error(write(tmp_path, "u" * 200_000 + "\n1\n")).what
     # A quote inside of a value is an ordinary character.
     assert import_file(write(tmp_path, HEADER.replace("\n", ",x\n") + '1,1,1,4,5"\n2,1,1,4,b\n')).events == 2
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "events.csv")
+    assert "it is not a regular file" in import_error(tmp_path / "events.csv").what
 
 
 def test_truncated_and_damaged_files(tmp_path: Path) -> None:

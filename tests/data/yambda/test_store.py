@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -210,15 +211,15 @@ def test_a_column_of_another_length_is_never_opened(name: str, how: str, folder:
 def test_a_column_that_is_a_folder_or_is_unreadable_is_an_error(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, usual = file_of(folder, name), Path.open
+    path, usual = file_of(folder, name), os.open
 
-    def forbidden(opened: Path, *rest: Any, **more: Any) -> Any:
-        if opened == path:
+    def forbidden(opened: Any, *rest: Any, **more: Any) -> Any:
+        if str(opened) == str(path):
             raise PermissionError(errno.EACCES, "Permission denied")
         return usual(opened, *rest, **more)
 
     with monkeypatch.context() as patch, pytest.raises(MachineError, match=f"{path.name} cannot be read: perm") as no:
-        patch.setattr(Path, "open", forbidden)
+        patch.setattr(os, "open", forbidden)
         open_store(folder)
     assert (no.value.exit_code, no.value.where["file"]) == (4, str(path))
     path.unlink()

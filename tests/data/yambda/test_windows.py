@@ -246,7 +246,13 @@ def test_an_index_is_built_once_and_read_after(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [(window_build.MANIFEST, "missing"), (window_build.MANIFEST, "changed"), ("first", "short"), ("users", "changed")],
+    [
+        (window_build.MANIFEST, "missing"),
+        (window_build.MANIFEST, "changed"),
+        ("first", "short"),
+        ("users", "changed"),
+        ("events", "fifo"),
+    ],
 )
 def test_a_damaged_index_is_built_again(name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = keeps(monkeypatch)
@@ -255,8 +261,10 @@ def test_a_damaged_index_is_built_again(name: str, how: str, tmp_path: Path, mon
     expected = [index.anchors(window).tolist() for window in range(index.windows)]
     path = index.folder / name
     content = path.read_bytes()
-    if how == "missing":
+    if how in ("missing", "fifo"):
         path.unlink()
+        if how == "fifo":
+            os.mkfifo(path)
     elif how == "short":
         path.write_bytes(content[:-4])
     else:

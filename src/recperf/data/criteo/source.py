@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from ...errors import ConfigError, DataError
+from ...files import open_linked
 from .config import CriteoConfig
 from .lines import MOST_LINE
 
@@ -122,7 +123,7 @@ def _refuse_duplicates(folder: Path, names: list[str], days: dict[str, int]) -> 
 def examine(path: Path) -> Source:
     try:
         facts = path.stat()
-        with path.open("rb") as file:
+        with open_linked(path) as file:
             head = file.read(_EDGE)
             file.seek(max(0, facts.st_size - _EDGE))
             edges = hashlib.sha256(head + file.read(_EDGE)).hexdigest()
@@ -184,7 +185,7 @@ def blocks(source: Source, *, start: int = 0, size: int = BLOCK) -> Iterator[Blo
 def _unpacked(source: Source, start: int, size: int) -> Iterator[tuple[bytes, int]]:
     """Parts of the uncompressed file, each with the bytes of the file on disk read so far."""
     try:
-        with source.path.open("rb") as file:
+        with open_linked(source.path) as file:
             if source.packed:
                 yield from _gunzip(file, start, size)
                 return

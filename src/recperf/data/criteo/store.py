@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...files import open_linked
 from ...ops.compile import notice_once
 from ..blocks import Blocks, Column, verified
 from .config import DENSE, SPARSE, CriteoConfig
@@ -119,7 +120,8 @@ def _columns(conversion: Conversion, index: int, rows: int) -> list[Column]:
     digests, columns = piece_digests(conversion, index), []
     for name, (kind, shape) in kinds.items():
         path = conversion.folder / column_name(index, name)
-        content = np.memmap(path, dtype=np.uint8, mode="r", shape=(rows * WIDTHS[name],))
+        with open_linked(path) as file:
+            content = np.memmap(file, dtype=np.uint8, mode="r", shape=(rows * WIDTHS[name],))
         blocks = None
         if digests is not None:
             piece = conversion.parts[index]["piece"] * WIDTHS[name]

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError, UsageError
+from ...files import open_linked
 from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, IDS, MOST_ID, NULLABLE
 
 READ_AHEAD = 1 << 20
@@ -292,7 +293,7 @@ def require_known(chunk: Chunk, items: int, files: RawFiles) -> None:
 
 def identity_of(path: Path) -> dict[str, Any]:
     """Name, length and digest of the footer of a parquet file."""
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_linked(path) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 8))
         length = int.from_bytes(file.read(8)[:4], "little")

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
-from ...files import read_linked
+from ...files import open_linked, read_linked
 from ..blocks import Blocks, Column, difference_in, verified
 from .schema import LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 
@@ -229,7 +229,7 @@ def file_of(folder: Path, name: str) -> Path:
 
 def block_digests(path: Path) -> Iterator[str]:
     """SHA-256 of each block of a file."""
-    with _readable(path), path.open("rb") as file:
+    with _readable(path), open_linked(path) as file:
         while block := file.read(DIGEST_BLOCK):
             yield hashlib.sha256(block).hexdigest()
 
@@ -291,7 +291,7 @@ def verify(store: EventStore, progress: Callable[[int, int], None] | None = None
 def map_file(path: Path, dtype: str, bytes_: int | None = None) -> NDArray[Any]:
     """A file as an array, mapped shared and read-only. numpy's mode "r" maps privately, which counts as memory on
     machines that do not overcommit."""
-    with _readable(path), path.open("rb") as file:
+    with _readable(path), open_linked(path) as file:
         size = file.seek(0, 2)
         if bytes_ is not None and size != bytes_:
             raise _damaged(path, f"has {size:,} bytes, not the {bytes_:,} its manifest states")

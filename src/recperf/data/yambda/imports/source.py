@@ -16,9 +16,10 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from ....errors import DataError, UsageError, closest
+from ....files import open_linked
 from .database import optional_package
 
 Format = Literal["csv", "json", "parquet"]
@@ -78,15 +79,15 @@ def _state(facts: os.stat_result) -> tuple[int, int, int]:
     return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
-def _open(path: Path, gzipped: bool) -> gzip.GzipFile | io.BufferedReader:
-    return gzip.open(path) if gzipped else path.open("rb")
+def _open(path: Path, gzipped: bool) -> gzip.GzipFile | BinaryIO:
+    return gzip.open(path) if gzipped else open_linked(path)
 
 
 def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = None, header: Header = "auto") -> Source:
     """Find the format of a file and its columns. `columns` maps each role to a column's name or number."""
     path = path.expanduser()
     try:
-        with path.open("rb") as file:
+        with open_linked(path) as file:
             magic, state = file.read(4), _state(os.fstat(file.fileno()))
         size = state[1]
         gzipped = magic[:2] == b"\x1f\x8b"
