@@ -105,7 +105,7 @@ def test_signals_at_named_moments_change_nothing(tmp_path: Path) -> None:
     assert faults == [], "check accepts it"
 
 
-def test_a_signal_after_the_training_ends_in_order_and_is_resumed(
+def test_a_signal_after_the_training_stops_cleanly_and_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, real = tmp_path / "run", execute.measure_run
