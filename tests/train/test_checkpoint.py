@@ -168,6 +168,18 @@ def test_a_stop_at_any_point_leaves_an_intact_state(tmp_path: Path, name: str, a
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_stop_while_the_only_checkpoint_is_replaced_leaves_it(tmp_path: Path) -> None:
+    """It was set aside, and the kill came before the new one had its name."""
+    checkpoints, _ = store(tmp_path)
+    checkpoints.save(10, state(10), best=False)
+    aside = tmp_path / f".step-00000010.{NOBODY}.aside"
+    (tmp_path / "step-00000010").rename(aside)
+    again, notices = store(tmp_path)
+    assert value_of(again) == 10
+    assert notices == []
+    assert names(tmp_path) == ["index.json", "step-00000010"]
+
+
 def refuse(monkeypatch: pytest.MonkeyPatch, function: str, number: int, after: int) -> None:
     """Let a function of `os` fail after a number of calls."""
     original, calls = getattr(os, function), [0]

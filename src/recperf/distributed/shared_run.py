@@ -107,6 +107,9 @@ class SharedStop:
     def deferred(self) -> AbstractContextManager[None]:
         return self._own.deferred()
 
+    def explain(self, what: str) -> None:
+        self._own.explain(what)
+
     def interruptible(self) -> AbstractContextManager[None]:
         """Ranks agree on signals in steps only, so they finish together what they do between steps."""
         return nullcontext()

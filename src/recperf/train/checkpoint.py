@@ -179,6 +179,8 @@ class CheckpointStore:
         an error, never a silent fresh start.
         """
         self.wait()
+        if which == "last":
+            folders.put_back(self.folder)
         candidates = self.saved() if which == "last" else [path for path in [self.best()] if path]
         if not candidates:
             if which == "last" and (folders.ever_saved(self.folder) or self.ever_saved()):

@@ -69,6 +69,11 @@ def draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
+def _final(path: Path) -> Path:
+    """The checkpoint itself, of a draft or of one that is set aside."""
+    return path.with_name(path.name.removeprefix(".").partition(".")[0])
+
+
 def saved(folder: Path) -> list[Path]:
     """Everything with a checkpoint's name, newest first; a file of that name counts as a damaged one."""
     try:
@@ -143,7 +148,7 @@ def fault(path: Path, *, hashed: bool = True, share: tuple[int, int] = (0, 1)) -
     """
     try:
         manifest = read_manifest(path)
-        if path.name != name_of(manifest["step"]):
+        if _final(path).name != name_of(manifest["step"]):
             return f"its manifest is of step {manifest['step']}"
         files = manifest["files"]
         extra = sorted(set(os.listdir(path)) - {*files, MANIFEST})
@@ -241,12 +246,25 @@ def discard(path: Path) -> None:
         reached("prune: removed")
 
 
+def put_back(folder: Path) -> None:
+    """Give checkpoints that were set aside their name again, if they are intact and nothing has taken it: a kill came
+    between the two renames that replace one."""
+    for path in _leftovers(folder):
+        if path.suffix == ".aside" and not os.path.lexists(_final(path)) and fault(path) is None:
+            with contextlib.suppress(OSError):
+                os.replace(path, _final(path))
+
+
 def sweep(folder: Path) -> None:
     """Remove drafts and half-removed checkpoints, unless another live process may be working on them."""
-    for path in folder.glob(".*"):
-        draft = _DRAFT.fullmatch(path.name)
-        if draft and (int(draft[1]) == os.getpid() or not _alive(int(draft[1]))):
-            remove(path)
+    for path in _leftovers(folder):
+        remove(path)
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """Drafts and what was set aside by processes that are gone, or by this one."""
+    found = [(path, _DRAFT.fullmatch(path.name)) for path in folder.glob(".*")]
+    return [path for path, draft in found if draft and (int(draft[1]) == os.getpid() or not _alive(int(draft[1])))]
 
 
 def remove(path: Path) -> None:
