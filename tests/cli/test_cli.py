@@ -277,7 +277,7 @@ def test_a_changed_log_is_noticed_on_resume(call) -> None:
     Path("r/events.jsonl").write_bytes(content)
     code, _, err = call("run", "--resume", "r", "--no-peaks", "--no-report")
     assert code == 3
-    assert "events.jsonl was changed" in err
+    assert "events.jsonl has changed since the checkpoint was saved" in err
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(call, monkeypatch: pytest.MonkeyPatch) -> None:

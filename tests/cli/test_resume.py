@@ -184,6 +184,13 @@ def test_an_edited_config_is_found_by_the_checkpoint(begun: Path, call: Call) ->
     assert code == 0, output
 
 
+def test_a_config_of_an_unknown_workload_is_a_damaged_file(begun: Path, call: Call) -> None:
+    Path("r/config.json").write_text(json.dumps({**saved(), "workload": "step-00000012"}))
+    code, output = call("--resume", "r")
+    assert code == 3
+    assert "the config names an unknown workload 'step-00000012'" in output
+
+
 def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Path, call: Call) -> None:
     before = Path("r/config.json").read_bytes()
     code, output = call("--resume", "r", "--model.top", "8", "1", "--allow-change", "model.top")

@@ -81,6 +81,12 @@ def _choose(arguments: list[str], default: str) -> Choice:
     if "--resume" in sources and not path.is_dir():
         raise DataError("there is no such run", where={"folder": path}, fix="recperf run --resume runs/<name>")
     saved_name, values = read_config(path)
+    if saved_name not in names():
+        raise DataError(
+            f"the config names an unknown workload {saved_name!r}",
+            where={"file": path, "known": ", ".join(names())},
+            fix="install the package that has this workload, or restore the file",
+        )
     workload = find(saved_name)
     if name and name != saved_name:
         raise UsageError(f"the config is for workload {saved_name!r}, not {name!r}", where={"file": path})
