@@ -154,6 +154,6 @@ def test_a_finished_run_has_a_model_and_a_disk_without_room_is_refused_before_it
     monkeypatch.setattr("recperf.execution.training.disk_usage", lambda place: full)
     code, _, err = call("run", "dlrm", *TINY, "--run-dir", "s", *QUICKLY)
     assert code == 4
-    assert "on the disk; 1.0 KiB are free" in err
+    assert "of disk; 1.0 KiB are free" in err
     assert not Path("s").exists()
     assert call("run", "dlrm", *TINY, "--run-dir", "s", *QUICKLY, "--train.no-checkpoint-end")[0] == 0

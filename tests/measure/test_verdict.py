@@ -97,13 +97,13 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
     "functions such as exp": lambda c: main_limit(row(10.0, special=4e6), ceilings=c) == "compute",
     "slow functions": lambda c: main_limit(row(10.0, special=2e6), ceilings=c) == "operator",
     # A ceiling that is exceeded by 1.3 times is believed, by 1.8 times it is not.
-    "above the ceiling": lambda c: "compute" in classify(row(10.0, flops=1.3e9), c, 0.5)[0],
-    "far above the ceiling": lambda c: "compute" not in classify(row(10.0, flops=1.8e9), c, 0.5)[0],
+    "above the ceiling": lambda c: "compute" in classify(row(10.0, flops=1.3e9), c, 0.5)["limits"],
+    "far above the ceiling": lambda c: "compute" not in classify(row(10.0, flops=1.8e9), c, 0.5)["limits"],
     # A call of an operator that computes nothing may take some times the cost of the simplest one.
-    "only a call": lambda c: classify(row(0.003), c, 0.5)[0].keys() == {"dispatch"},
-    "more than a call": lambda c: "operator" in classify(row(0.0065), c, 0.5)[0],
-    "small work": lambda c: classify(row(0.0039, bytes=20_000), c, 0.5)[0].keys() == {"dispatch"},
-    "not so small work": lambda c: "cache" in classify(row(0.0039, bytes=40_000), c, 0.5)[0],
+    "only a call": lambda c: classify(row(0.003), c, 0.5)["limits"].keys() == {"dispatch"},
+    "more than a call": lambda c: "operator" in classify(row(0.0065), c, 0.5)["limits"],
+    "small work": lambda c: classify(row(0.0039, bytes=20_000), c, 0.5)["limits"].keys() == {"dispatch"},
+    "not so small work": lambda c: "cache" in classify(row(0.0039, bytes=40_000), c, 0.5)["limits"],
     "kernels": lambda c: main_limit(row(1.0, kernels=300), ceilings=c) == "dispatch",
     "long kernels": lambda c: main_limit(row(1.0, kernels=200), ceilings=c) == "operator",
     "clear": lambda c: confidence({"compute": 0.35, "cache": 0.0}).limit == "compute",
@@ -122,7 +122,7 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
 for place, kind in enumerate(KINDS, 1):
     # Half of a call's cost is inside the operator: twice its cost is a call and as much again.
     PROBES[f"cost of {kind}"] = lambda c, kind=kind, place=place: (  # type: ignore[misc]
-        classify(row(place / 1e3 * 4.5, kind=kind, python_calls=0), c, 0.5)[0].get("dispatch")
+        classify(row(place / 1e3 * 4.5, kind=kind, python_calls=0), c, 0.5)["limits"].get("dispatch")
         == pytest.approx(place / 2e3)
     )
 
