@@ -6,7 +6,10 @@ SIGHUP, SIGUSR1 or SIGUSR2, a run resumably; 130 Ctrl-C after a clean save.
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -80,6 +83,13 @@ class Interrupted(RecperfError):
     """Ctrl-C arrived; the state is saved and the run can be resumed."""
 
     exit_code = 130
+
+
+@functools.cache
+def notice_once(text: str) -> None:
+    """Print a note once per process unless it is quiet; of the ranks of a host, at most the first prints it."""
+    if not quiet and os.environ.get("LOCAL_RANK") in (None, "", "0"):
+        print(f"note: {escape_controls(text)}", file=sys.stderr, flush=True)
 
 
 def escape_controls(text: str) -> str:

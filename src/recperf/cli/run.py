@@ -195,7 +195,7 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
             again = f"recperf run --resume {record.folder}{current().resume_options()}"
             with (
-                FLAG.explained("; what was saved is kept" if record.began else "; nothing was trained yet", again),
+                FLAG.explained("; what was saved remains" if record.began else "; nothing was trained yet", again),
                 changed(choice, options, config, record, terminal),
             ):
                 result = train(choice, config, options, record, terminal)

@@ -36,7 +36,7 @@ def console(stream: IO[str]) -> Console:
 
 
 class Output:
-    """A standard stream that fails no command: once it cannot be written, the rest is dropped and the reason kept.
+    """A standard stream that fails no command: once it cannot be written, the rest is dropped.
 
     A character that its encoding lacks is written as an escape.
     """

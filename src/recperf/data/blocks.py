@@ -1,7 +1,7 @@
 """Mapped columns whose blocks are compared with their digests when they are first read.
 
 Each block of a file has a SHA-256. A process verifies a block once, before anything in it is used, so that later reads
-cost nothing. Threads hash several blocks at once, which SHA-256 instructions do at the speed of the disk or of memory.
+cost nothing. Threads hash several blocks at once.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class Column:
             first, stop = np.atleast_1d(np.asarray(first, np.int64)), np.atleast_1d(np.asarray(stop, np.int64))
             if ((first < 0) | (stop > len(self))).any():
                 raise self.blocks.damaged(
-                    self.blocks.path, f"has {len(self):,} rows, without {first.min():,} to {stop.max() - 1:,}"
+                    self.blocks.path,
+                    f"has {len(self):,} rows, not {first.min():,} to {stop.max() - 1:,}",
                 )
             at, width = self._offset, self._width
             self.blocks.require(first * width + at, stop * width + at)

@@ -80,13 +80,29 @@ def execute(
         trials, trial = _train_seeds(job, started)
         if run.read("profile.json") is None:
             measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
+    result = checked(_result(job, trials, baselines, started, facts, ceilings))
+    run.write("result.json", result)
+    world.leader_only(lambda: seal(run.folder))
+    return result
+
+
+def _result(
+    job: Job,
+    trials: list[dict[str, Any]],
+    baselines: dict[str, Any],
+    started: dict[str, Any],
+    facts: dict[str, Any],
+    ceilings: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """The content of result.json, from the files of the run and what its trainings gave."""
+    run, prepared, world = job.run, job.prepared, current()
     operators = operators_text({**(started.get("operators") or {}), **choice.used()})
     profile = run.read("profile.json")
     speed, changes = world.on_leader(lambda: _logged(run))
     verified = prepared.verified()
-    result = {
+    return {
         "schema": SCHEMA,
-        "workload": workload.name,
+        "workload": job.workload.name,
         "run": run.folder.resolve().name,
         "quality": quality(trials, baselines, prepared.target),
         "performance": {
@@ -99,14 +115,11 @@ def execute(
         },
         "data": prepared.data,
         "provenance": {
-            **provenance(started, facts, prepared.data, config.seed),
+            **provenance(started, facts, prepared.data, job.config.seed),
             **changes,
             **({"data_verified": verified} if verified else {}),
         },
     }
-    run.write("result.json", checked(result))
-    world.leader_only(lambda: seal(run.folder))
-    return result
 
 
 def _train_seeds(job: Job, started: dict[str, Any]) -> tuple[list[dict[str, Any]], Trial | None]:

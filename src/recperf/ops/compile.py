@@ -15,14 +15,12 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from .. import errors
-from ..errors import MachineError, escape_controls
+from ..errors import MachineError, notice_once
 from ..files import one_at_a_time, temporary_folder, write_atomic
 from ..places import home, user_home
 from ..stop import FLAG
@@ -41,6 +39,10 @@ I64, F32, POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 extra_flags: tuple[str, ...] = ()
 """`SANITIZERS` in a run of the tests under the sanitizers; set before anything is compiled."""
+
+
+_stuck: dict[str, str] = {}
+"""Compilers that did not end in time, and the message: the other ops do not wait for them again."""
 
 
 def load(source: Path, functions: Mapping[str, Any], returns: Mapping[str, Any] | None = None) -> ctypes.CDLL | str:
@@ -131,13 +133,6 @@ def _digest(name: str, content: bytes) -> bytes:
     return hashlib.sha256(name.encode() + content).digest()
 
 
-@functools.cache
-def notice_once(text: str) -> None:
-    """Print a note once per process unless it is quiet; of the ranks of a host, at most the first prints it."""
-    if not errors.quiet and os.environ.get("LOCAL_RANK") in (None, "", "0"):
-        print(f"note: {escape_controls(text)}", file=sys.stderr, flush=True)
-
-
 def native_library(
     module: str, functions: Mapping[str, Any], returns: Mapping[str, Any] | None = None
 ) -> Callable[[], ctypes.CDLL | str]:
@@ -168,17 +163,10 @@ def _target(compiler: str) -> bytes:
     return _call_compiler([compiler, "-v", "-march=native", "-E", "-x", "c", os.devnull])
 
 
-@functools.cache
-def _stuck_compilers() -> dict[str, str]:
-    """Compilers that did not end in time: the other ops do not wait for them again."""
-    return {}
-
-
 def _call_compiler(command: list[str]) -> bytes:
     """Run the compiler and return its messages; raises where it fails or does not end."""
-    stuck = _stuck_compilers()
-    if command[0] in stuck:
-        raise _CompilerFailed(stuck[command[0]])
+    if command[0] in _stuck:
+        raise _CompilerFailed(_stuck[command[0]])
     # A library that is preloaded into Python, such as a sanitizer's, is not meant for the compiler.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     process = subprocess.Popen(
@@ -194,8 +182,8 @@ def _call_compiler(command: list[str]) -> bytes:
         process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        stuck[command[0]] = f"the C compiler {command[0]} did not end within {COMPILER_SECONDS:g} s"
-        raise _CompilerFailed(stuck[command[0]]) from None
+        _stuck[command[0]] = f"the C compiler {command[0]} did not end within {COMPILER_SECONDS:g} s"
+        raise _CompilerFailed(_stuck[command[0]]) from None
     FLAG.poll()
     if process.returncode:
         lines = messages.decode(errors="replace").strip().splitlines()

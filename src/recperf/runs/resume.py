@@ -110,7 +110,7 @@ def operator_changes(
 
 
 def operators_text(bodies: Mapping[str, str]) -> str:
-    """Implementations in words: `native: bag, dot; triton: draw`."""
+    """Implementations as text: `native: bag, dot; triton: draw`."""
     by_body: dict[str, list[str]] = {}
     for name, body in bodies.items():
         by_body.setdefault(str(body), []).append(name.partition(" on ")[0])

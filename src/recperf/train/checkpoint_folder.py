@@ -263,8 +263,8 @@ def sweep(folder: Path) -> None:
 
 def _leftovers(folder: Path) -> list[Path]:
     """Drafts and what was set aside by processes that are gone, or by this one."""
-    found = [(path, _DRAFT.fullmatch(path.name)) for path in folder.glob(".*")]
-    return [path for path, draft in found if draft and (int(draft[1]) == os.getpid() or not _alive(int(draft[1])))]
+    matches = [(path, _DRAFT.fullmatch(path.name)) for path in folder.glob(".*")]
+    return [path for path, draft in matches if draft and (int(draft[1]) == os.getpid() or not _alive(int(draft[1])))]
 
 
 def remove(path: Path) -> None:

@@ -14,9 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
+from ...errors import DataError, notice_once
 from ...files import open_linked
-from ...ops.compile import notice_once
 from ..blocks import Blocks, Column, verified
 from .config import DENSE, SPARSE, CriteoConfig
 from .convert import WIDTHS, Conversion, Progress, column_name, convert, damaged, piece_digests

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import DataError, MachineError
-from ....ops.compile import notice_once
+from ....errors import DataError, MachineError, notice_once
 from ...blocks import Blocks, Column
 from ..maps import catalogue
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
