@@ -20,7 +20,7 @@ MINUTES ?= 30
 SEED    ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized chaos lint types bench clean
+.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized chaos lint types docs bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ lint: $(VENV)/.test-ready ## ruff and the import contracts
 types: $(VENV)/.test-ready ## mypy
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs-ready ## the documentation as a site, in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
+
 bench: $(VENV)/.bench-ready ## every benchmark, rows appended; a missed goal does not stop it
 	@for script in benchmarks/[a-z]*.py; do repeats=; \
 	  case $$script in *_peer.py) continue;; */claims_repeat.py) repeats="2 1";; esac; \
@@ -81,8 +85,12 @@ $(VENV)/.bench-ready: $(VENV)/.run-ready
 	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,bench]"
 	@touch $@
 
+$(VENV)/.docs-ready: $(VENV)/.run-ready
+	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,docs]"
+	@touch $@
+
 $(VENV)/.test-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,dev]"
+	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,docs,dev]"
 	@touch $@
 
 # Torch brings its own triton, whose interpreter (3.6) needs numpy before 2.4, and its bounds of setuptools. Where no
