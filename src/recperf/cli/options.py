@@ -9,10 +9,11 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from ..config import from_json
-from ..errors import ConfigError, DataError, UsageError, did_you_mean
+from ..data import datasets
+from ..errors import ConfigError, DataError, UsageError, closest, did_you_mean
 from ..execution.workload import Workload
 from ..runs.record import read_config
-from ..workloads import find, names
+from ..workloads import able, find, names
 from .parse import OutputOptions, parse
 
 C = TypeVar("C")
@@ -23,7 +24,7 @@ FLAGS = ("json", "quiet", "dry-run", "peaks", "report", "quick", "try-fixes", "t
 SHORT = {"--mlperf": "--mlperf.log", "--no-mlperf": "--mlperf.no-log"}
 """Switches with a shorter name than their field."""
 SWITCHES = {"-h", "--help", *(f"--{no}{name}" for name in FLAGS for no in ("", "no-")), *SHORT.values()}
-SOURCES = ("--preset", "--config", "--resume")
+SOURCES = ("--preset", "--config", "--resume", "--data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,9 @@ class WorkloadOptions(OutputOptions, Generic[C]):
     """Start from this preset; `recperf list` shows them."""
     config: str | None = None
     """Start from a saved config: a file, or the folder of a run."""
+    dataset: Annotated[str | None, tyro.conf.arg(name="data")] = None
+    """Train on this dataset: a name that `recperf data list` shows, or the path of one. Sets the fields of the workload
+    that depend on the data; other options override them."""
 
 
 def read_options(
@@ -46,7 +50,21 @@ def read_options(
         description=description,
         default=kind(values=choice.config),
     )
+    _require_data(options.values, choice.workload.name)
     return replace(options, values=choice.workload.resolve(options.values))
+
+
+def _require_data(config: Any, workload: str) -> None:
+    """Refuse a path that does not exist but is the name of a dataset."""
+    path = getattr(getattr(config, "data", None), "path", None)
+    if path is None or len(Path(path).parts) != 1 or Path(path).exists():
+        return
+    name = closest(str(path), datasets.names())
+    if name is not None:
+        raise DataError(
+            f"data.path is {str(path)!r}, which does not exist; datasets are named with --data",
+            fix=f"recperf run {workload} --data {name}",
+        )
 
 
 @dataclass(frozen=True)
@@ -70,8 +88,38 @@ def choose(arguments: list[str], *, default: str = DEFAULT) -> Choice:
 
 def _choose(arguments: list[str], default: str) -> Choice:
     name, sources, rest = _split(arguments)
+    data = datasets.find(sources.pop("--data")) if "--data" in sources and "--resume" not in sources else None
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} exclude each other")
+    choice = _read(name, sources, rest, default if data is None else _trained_by(data, default))
+    return choice if data is None else replace(choice, config=_on(data, choice))
+
+
+def _trained_by(data: datasets.Dataset, default: str) -> str:
+    """The workload for a dataset where none is named: one made for its kind, or the default one."""
+    return next(iter(able(data.kind)), default)
+
+
+def _on(data: datasets.Dataset, choice: Choice) -> Any:
+    """The config of a choice for a dataset."""
+    workload = choice.workload
+    if data.kind in workload.datasets:
+        return workload.datasets[data.kind](choice.config, data)
+    others = able(data.kind)
+    log = data.folder / "u.data" if data.kind == "movielens" and data.folder is not None else None
+    if log is not None and "events" in workload.datasets:
+        fix = f"recperf data import {log} --user 1 --item 2 --rating 3 --time 4 --name NAME, then --data NAME"
+    else:
+        fix = f"recperf run {others[0]} --data {data.name}" if others else "recperf data list"
+    raise UsageError(
+        f"{workload.name} cannot train on {data.name}, which is a dataset of {data.kind}; "
+        + (f"these can: {', '.join(others)}" if others else "no workload can"),
+        fix=fix,
+    )
+
+
+def _read(name: str | None, sources: dict[str, str], rest: list[str], default: str) -> Choice:
+    """The config that a preset or a saved file names."""
     saved = sources.get("--config") or sources.get("--resume")
     if saved is None:
         workload = find(name or default)

@@ -21,6 +21,9 @@ from ..stop import poll
 from . import clicks, movielens, movielens_like
 from .config import MovieLensConfig
 from .movielens import MovieLens
+from .ratings import Ratings
+from .yambda.ratings import read_events
+from .yambda.store import MANIFEST
 
 Say = Callable[[str], None]
 
@@ -38,10 +41,12 @@ DEFAULT_SEED = 7
 _TIMEOUT_S = 30
 
 
-def load(config: MovieLensConfig) -> MovieLens:
+def load(config: MovieLensConfig) -> Ratings:
     """Load the dataset of a config. A folder in the config is never replaced by synthetic ratings."""
     if config.source != "embedded":
         if config.path is not None:
+            if (config.path.expanduser() / MANIFEST).exists():
+                return read_events(config.path)
             return movielens.read(config.path)
         folder = places.dataset_folder(REAL)
         if folder.is_dir():

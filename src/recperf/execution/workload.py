@@ -21,6 +21,7 @@ from ..units import size
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..data.datasets import Dataset
     from ..distributed.config import DistributedConfig
     from ..plan.work import PlannedWorkload
     from ..train.device import Settings
@@ -226,6 +227,9 @@ class Workload:
     """"module:function" that counts the work of a config for `recperf plan`."""
     resolve: Callable[[Any], Any] = lambda config: config
     """Replaces values of a config that stand for what this machine has; a run saves and resumes the result."""
+    datasets: Mapping[str, Callable[[Any, Dataset], Any]] = field(default_factory=dict)
+    """By kind, the datasets that it can train on: functions that take a config and a dataset and return the config for
+    that dataset. They are called before the fields on a command line are set."""
     submission: str | None = None
     """"module:function" that returns the `Submission` of a trial, for workloads with an MLPerf log."""
 

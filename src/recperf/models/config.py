@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ..config import require, within
 from ..measure.spans import declare
@@ -131,7 +131,8 @@ class HashedDLRMConfig:
     huge_pages: bool = True
     """Ask the kernel for 2 MiB pages for the table."""
 
-    features: ClassVar[tuple[str, ...]] = ("user", "item", "occupation")
+    features: tuple[str, ...] = ("user", "item", "occupation")
+    """Names of the sparse features, in the order in which batches hold them."""
 
     def __post_init__(self) -> None:
         rows = self.rows

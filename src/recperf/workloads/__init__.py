@@ -38,3 +38,9 @@ def find(name: str) -> Workload:
         where={"known": ", ".join(names())},
         fix=f"recperf run {guess}" if guess else "recperf list",
     )
+
+
+def able(kind: str) -> list[str]:
+    """Workloads that can train on datasets of a kind, those made for it first: they list it before other kinds."""
+    kinds = {name: list(find(name).datasets) for name in names()}
+    return sorted((name for name in kinds if kind in kinds[name]), key=lambda name: kinds[name].index(kind))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import Any
 
-from ... import places
+from ...data import datasets
 from ...errors import UsageError, closest
 from ..parse import choose_action, parse
 from ..terminal import Terminal, conclude, print_json, print_text
 
 ACTIONS = {
+    "list": "list the datasets on this machine, with the command that trains on each",
     "get": "download a dataset into the cache folder and verify it",
     "check": "read a whole dataset and compare it with its digests or its format",
     "make": "write a synthetic dataset",
@@ -27,18 +27,13 @@ HELP = """usage: recperf data ACTION NAME [OPTIONS]
 
 names: movielens-100k (real), movielens-like (synthetic), criteo (your click logs; nothing is downloaded), yambda-50m,
        yambda-500m, yambda-5b (real), yambda-like (synthetic), or the name of a dataset you imported
+  recperf data import FILE --name NAME    your own events
   recperf data ACTION NAME --help    options of an action"""
 
-FAMILY = {
-    "movielens-100k": "movielens",
-    "movielens-like": "movielens",
-    "criteo": "criteo",
-    "yambda-50m": "yambda",
-    "yambda-500m": "yambda",
-    "yambda-5b": "yambda",
-    "yambda-like": "yambda",
-}
-"""The module of every dataset."""
+MODULES = {"events": "yambda"}
+"""The module of each kind of dataset, where it does not have the name of the kind."""
+FAMILY = {"criteo": "criteo"} | {name: MODULES.get(kind, kind) for name, (kind, _) in datasets.BUILT_IN.items()}
+"""The module of every dataset that recperf knows."""
 ONLY = {
     "convert": ("criteo", "needs no conversion; only click logs are converted", "--path FILE_OR_FOLDER"),
     "prepare": ("yambda-50m", "is not raw listening events; only those are prepared", "--path FOLDER"),
@@ -66,6 +61,10 @@ def command(words: list[str]) -> int:
     action = choose_action("data", words, ACTIONS, HELP)
     if action is None:
         return 0
+    if action == "list":
+        from .list import list_datasets
+
+        return list_datasets(words[1:])
     if action in NAMED_BY and _named(words[1:]) is None:
         names = ", ".join(NAMED_BY[action])
         if not {"-h", "--help"} & set(words):
@@ -73,6 +72,8 @@ def command(words: list[str]) -> int:
         own = "" if action in ("get", "make") else ",\n       or the name of a dataset you imported"
         print_text(WITHOUT_NAME.format(action=action, text=ACTIONS[action], names=names + own))
         return 0
+    if action == "import" and len(words) > 1 and not words[1].startswith("-"):
+        words = ["import", "--events", *words[1:]]
     family = import_module(f".{_family(action, words[1:])}", __name__)
     options: Any = parse(
         family.OPTIONS[action], words[1:], prog=f"recperf data {action}", description=ACTIONS[action] + "."
@@ -96,12 +97,14 @@ def _family(action: str, words: list[str]) -> str:
     example, refusal, call = ONLY.get(action, ("", "", ""))
     if name is None:
         return FAMILY[example]
-    family = FAMILY.get(name) or ("yambda" if _imported(name) else None)
+    imported = {dataset.name: MODULES.get(dataset.kind, dataset.kind) for dataset in datasets.imported()}
+    family = FAMILY.get(name) or imported.get(name)
     if family is None:
-        guess = closest(name, FAMILY)
+        known = [*FAMILY, *imported]
+        guess = closest(name, known)
         raise UsageError(
-            f"unknown dataset {name!r}; " + (f"did you mean {guess!r}?" if guess else f"known: {', '.join(FAMILY)}"),
-            fix=f"one of: {', '.join(FAMILY)}",
+            f"unknown dataset {name!r}; " + (f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}"),
+            fix=f"one of: {', '.join(known)}",
         )
     if refusal and family != FAMILY[example]:
         raise UsageError(f"{name} {refusal}", fix=f"recperf data {action} {example} {call}")
@@ -115,7 +118,3 @@ def _named(words: list[str]) -> str | None:
         if not word.startswith("-") and (not last.startswith("-") or "=" in last or last in _SWITCHES):
             return word
     return None
-
-
-def _imported(name: str) -> bool:
-    return os.path.basename(name) == name and (places.dataset_folder(name) / "store" / "store.json").is_file()

@@ -19,6 +19,7 @@ from ...train.config import PLAIN, DLRMTrainConfig, FastConfig, TargetConfig
 from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
+    from ...data.datasets import Dataset
     from ...plan.work import PlannedWorkload
 
 KAGGLE_ROWS = (
@@ -192,6 +193,14 @@ def dcnv2() -> DLRMWorkloadConfig:
     )  # fmt: skip
 
 
+def on_criteo(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
+    """The config for a Criteo log; a preset whose model does not fit its columns gets the model of criteo-kaggle."""
+    data = replace(config.data, source="criteo", path=dataset.folder)
+    if len(config.model.rows) != len(KEYS) or config.model.bottom[0] != DENSE:
+        config = criteo_kaggle()
+    return replace(config, data=data)
+
+
 def max_ids(config: DLRMWorkloadConfig) -> tuple[int, ...]:
     """Maximum number of ids in a bag of each feature."""
     rows = config.dlrm.rows
@@ -286,4 +295,5 @@ DLRM = Workload(
     build="recperf.workloads.dlrm.build:PreparedDLRM",
     ranks="recperf.workloads.dlrm.ranks:PreparedDLRMOnRanks",
     plan="recperf.workloads.dlrm.config:planned",
+    datasets={"criteo": on_criteo},
 )

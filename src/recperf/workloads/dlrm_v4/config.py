@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import require, within
 from ...data.yambda.config import HistoryConfig, Leftover, WindowConfig
@@ -21,6 +21,9 @@ from ...models.dlrm_v4.memory import memory
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...runs.mlperf.config import SubmissionConfig
 from ...train.config import BIASES, GraphTrainConfig, TargetConfig
+
+if TYPE_CHECKING:
+    from ...data.datasets import Dataset
 
 SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length, or a smaller --train.batch-size"
 
@@ -215,6 +218,11 @@ def mlperf() -> DLRMv4WorkloadConfig:
     )
 
 
+def on_events(config: DLRMv4WorkloadConfig, dataset: Dataset) -> DLRMv4WorkloadConfig:
+    """The config for the events of a store, or for the embedded ones."""
+    return replace(config, data=replace(config.data, path=dataset.folder))
+
+
 def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
     """Counts a step whose rows all have the maximum length."""
     model, load = config.model, full_load(config.model, config.train.batch_size)
@@ -250,5 +258,6 @@ DLRM_V4 = Workload(
     build="recperf.workloads.dlrm_v4.build:PreparedHistories",
     ranks="recperf.workloads.dlrm_v4.ranks:PreparedHistoriesOnRanks",
     plan="recperf.workloads.dlrm_v4.plan:planned",
+    datasets={"events": on_events},
     submission="recperf.workloads.dlrm_v4.build:submission",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ...data.config import MovieLensConfig
 from ...distributed.config import DistributedConfig
@@ -18,8 +18,10 @@ from ...train.config import BIASES, GraphTrainConfig
 from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
+    from ...data.datasets import Dataset
     from ...plan.work import PlannedWorkload
 
+T = TypeVar("T", bound=Any)
 PUBLISHED_TARGET = {"accuracy": 0.71, "auc": 0.78}
 """Bounds on the real data with the random split; two bias terms alone reach 0.705 and 0.772 there."""
 
@@ -49,6 +51,23 @@ def default() -> MicroDLRMConfig:
 def dot() -> MicroDLRMConfig:
     """Pairwise dot products in place of concatenation."""
     return replace(default(), model=replace(_model(), interaction="dot"))
+
+
+def on_movielens(config: T, dataset: Dataset) -> T:
+    """The config for MovieLens in a folder, or for the embedded ratings."""
+    source: Literal["files", "embedded"] = "embedded" if dataset.folder is None else "files"
+    changed: T = replace(config, data=replace(config.data, source=source, path=dataset.folder))
+    return changed
+
+
+def on_events(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
+    """The config for the listens of an event store: its features, and tables as large as its ids."""
+    from ...data.yambda.ratings import event_tables
+
+    rows, dense = event_tables(dataset)
+    bottom = (dense, *config.model.bottom[1:])
+    model = replace(config.model, features=tuple(rows), rows=tuple(rows.values()), bottom=bottom)
+    return on_movielens(replace(config, model=model), dataset)
 
 
 def estimate(config: MicroDLRMConfig) -> Estimate:
@@ -103,4 +122,5 @@ MICRO_DLRM = Workload(
     build="recperf.workloads.micro_dlrm.build:PreparedClicks",
     ranks="recperf.workloads.micro_dlrm.ranks:PreparedClicksOnRanks",
     plan="recperf.workloads.micro_dlrm.config:planned",
+    datasets={"movielens": on_movielens, "events": on_events},
 )

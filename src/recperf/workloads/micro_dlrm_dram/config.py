@@ -18,8 +18,10 @@ from ...runs.contract import Claim, budget_sums, known_machine, loss_falls, qual
 from ...runs.measured_claims import limits_lead, on_cpu, pair_ratio_as_measured, share_of_forward_at_least
 from ...train.config import BIASES, SparseTrainConfig
 from ..click_plan import planned_clicks
+from ..micro_dlrm import config as micro_dlrm
 
 if TYPE_CHECKING:
+    from ...data.datasets import Dataset
     from ...plan.work import PlannedWorkload
 
 KNEES = 20
@@ -51,6 +53,23 @@ def movielens() -> MicroDLRMDramConfig:
     """MovieLens through the same table: it uses 2,648 rows, which fit a cache."""
     train = replace(default().train, epochs=10, batch_size=256, table_learning_rate=0.02, table_weight_decay=0.5)
     return replace(default(), data=DramDataConfig(ids="movielens", ids_per_bag=1), train=train)
+
+
+def on_movielens(config: MicroDLRMDramConfig, dataset: Dataset) -> MicroDLRMDramConfig:
+    """The config for MovieLens through the table; presets of virtual ids get the training of preset movielens."""
+    if config.data.ids != "movielens":
+        preset = movielens()
+        config = replace(config, data=preset.data, train=preset.train)
+    return micro_dlrm.on_movielens(config, dataset)
+
+
+def on_events(config: MicroDLRMDramConfig, dataset: Dataset) -> MicroDLRMDramConfig:
+    """The config for the listens of an event store, whose features share the table."""
+    from ...data.yambda.ratings import event_tables
+
+    rows, dense = event_tables(dataset)
+    model = replace(config.model, features=tuple(rows), bottom=(dense, *config.model.bottom[1:]))
+    return replace(on_movielens(config, dataset), model=model)
 
 
 def resolved_rows(config: MicroDLRMDramConfig) -> int:
@@ -134,4 +153,5 @@ MICRO_DLRM_DRAM = Workload(
     checks="recperf.workloads.micro_dlrm_dram.data:check",
     build="recperf.workloads.micro_dlrm_dram.build:PreparedDram",
     plan="recperf.workloads.micro_dlrm_dram.config:planned",
+    datasets={"movielens": on_movielens, "events": on_events},
 )

@@ -1,0 +1,157 @@
+"""Datasets by name: those that recperf knows and those that a user imported.
+
+A kind says how a dataset is stored; each workload lists the kinds it can train on (`Workload.datasets`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import places
+from ..errors import DataError, UsageError, closest
+from ..files import open_linked, read_linked
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How imported datasets of one kind are stored."""
+
+    manifest: str
+    """Path of its description inside the dataset's folder; the file is written last."""
+    rows: str
+    """Field of the description with the number of rows."""
+
+
+KINDS = {"events": Kind("store/store.json", rows="events")}
+"""Kinds that an import writes; a dataset has the first of which the description exists."""
+CRITEO_COLUMNS = 40
+BUILT_IN = {
+    "movielens-100k": ("movielens", ""),
+    "movielens-like": ("movielens", None),
+    "yambda-50m": ("events", "store"),
+    "yambda-500m": ("events", "store"),
+    "yambda-5b": ("events", "store"),
+    "yambda-like": ("events", None),
+}
+"""Kind of each dataset that recperf knows, and its folder inside the cache; none for generated ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    name: str
+    kind: str
+    folder: Path | None
+    """Folder or file of the data; none for data that is generated when it is used."""
+    manifest: Path | None = None
+    """Description of an imported dataset."""
+
+    def facts(self) -> dict[str, Any]:
+        """The description of an imported dataset, not verified; empty if it cannot be read."""
+        try:
+            facts = json.loads(read_linked(self.manifest)) if self.manifest else {}
+        except (OSError, ValueError, DataError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    @property
+    def rows(self) -> int | None:
+        rows = self.facts().get(KINDS[self.kind].rows) if self.kind in KINDS else None
+        return rows if isinstance(rows, int) else None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk."""
+        if self.folder is None:
+            return 0
+        files = (Path(root, file) for root, _, files in os.walk(self.folder) for file in files)
+        return sum(file.lstat().st_size for file in files)
+
+
+def names() -> list[str]:
+    """Names that commands accept: built-in datasets, then imported ones."""
+    return [*BUILT_IN, *(dataset.name for dataset in imported())]
+
+
+def imported() -> Iterator[Dataset]:
+    """The datasets that a user imported, by name."""
+    try:
+        folders = sorted(places.dataset_folder(".").iterdir())
+    except OSError:
+        return
+    for folder in folders:
+        dataset = None if folder.name in BUILT_IN else _imported(folder)
+        if dataset is not None:
+            yield dataset
+
+
+def _imported(folder: Path) -> Dataset | None:
+    for kind, stored in KINDS.items():
+        manifest = folder / stored.manifest
+        if manifest.is_file():
+            return Dataset(name=folder.name, kind=kind, folder=manifest.parent, manifest=manifest)
+    return None
+
+
+def find(name: str) -> Dataset:
+    """The dataset of a name, or else of a path. An unknown name is an error that lists the nearest one."""
+    if name in BUILT_IN:
+        kind, inside = BUILT_IN[name]
+        folder = None if inside is None else places.dataset_folder(name) / inside
+        if folder is not None and not folder.is_dir():
+            raise DataError(f"{name} is not on this machine", where={"folder": folder}, fix=f"recperf data get {name}")
+        return Dataset(name=name, kind=kind, folder=folder)
+    is_name = os.path.basename(name) == name and name not in ("", ".", "..")
+    dataset = _imported(places.dataset_folder(name)) if is_name else None
+    if dataset is not None:
+        return dataset
+    path = Path(name).expanduser()
+    if os.path.lexists(path):
+        return at(path)
+    guess = closest(name, names())
+    raise UsageError(
+        f"there is no dataset and no file {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
+        where={"known": ", ".join(names())},
+        fix=f"--data {guess}" if guess else "recperf data list, or recperf data import --help",
+    )
+
+
+def at(path: Path) -> Dataset:
+    """The dataset in a folder or file, by what it contains."""
+    name, path = str(path), path.absolute()
+    for kind, stored in KINDS.items():
+        for manifest in (path / Path(stored.manifest).name, path / stored.manifest):
+            if manifest.is_file():
+                return Dataset(name=name, kind=kind, folder=manifest.parent, manifest=manifest)
+    if (path / "u.data").exists() or (path / "ml-100k" / "u.data").exists():
+        return Dataset(name=name, kind="movielens", folder=path)
+    is_cache = path.name.startswith("hstu_cache_L") or (path / "store_meta.json").exists()
+    if is_cache or any(path.glob("hstu_cache_L*")):
+        return Dataset(name=name, kind="events", folder=path)
+    if _is_criteo(path):
+        return Dataset(name=name, kind="criteo", folder=path)
+    if path.is_file():
+        what, fix = "a file of your own is imported first", f"recperf data import {path} --name NAME"
+    else:
+        what, fix = "this folder has no dataset that recperf knows", "recperf data import --help, or recperf data list"
+    raise DataError(what, where={"path": path}, fix=fix)
+
+
+def _is_criteo(path: Path) -> bool:
+    """Whether a file, or a folder by the names of its files, is a click log in Criteo's layout without a header."""
+    if path.is_dir():
+        return any(path.glob("train.txt*")) or any(path.glob("day_0*"))
+    try:
+        with open_linked(path) as file:
+            gzipped = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            line = (gzip.GzipFile(fileobj=file) if gzipped else file).readline(1 << 16)
+    except (OSError, EOFError, zlib.error):
+        return False
+    return line.count(b"\t") == CRITEO_COLUMNS - 1

@@ -1,0 +1,77 @@
+"""Datasets by name: `--data NAME` on every command that takes a workload, and `recperf data list`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def mine(call: Call) -> str:
+    """A small log of ratings, imported as `mine`."""
+    pytest.importorskip("duckdb")
+    rows = [
+        f"{user},{10 * item},{1 + (user + item) % 5},{1000 * item + user}" for user in range(40) for item in range(30)
+    ]
+    Path("ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(rows) + "\n")
+    columns = ("--user", "userId", "--item", "movieId", "--rating", "rating", "--time", "timestamp")
+    code, _, err = call("data", "import", "ratings.csv", *columns, "--name", "mine")
+    assert code == 0, err
+    return "mine"
+
+
+@pytest.mark.parametrize("workload", ["micro-dlrm", "micro-dlrm-dram", "dlrm-v4"])
+def test_every_workload_takes_imported_ratings_by_name(call: Call, mine: str, workload: str) -> None:
+    dram = ("--model.rows", "5000") if workload == "micro-dlrm-dram" else ()
+    code, out, err = call("run", workload, "--data", mine, *dram, "--dry-run", "--json")
+    assert code == 0, err
+    checked = json.loads(out)
+    assert checked["data"].startswith("mine, 1,200 ")
+    assert checked["config"]["data"]["path"].endswith("data/mine/store")
+
+
+def test_tables_follow_the_ids_and_options_override_them(call: Call, mine: str) -> None:
+    code, out, err = call("show", "micro-dlrm", f"--data={mine}", "--train.batch-size", "8", "--json")
+    assert code == 0, err
+    config = json.loads(out)["config"]
+    assert (config["model"]["features"], config["model"]["rows"]) == (["user", "item"], [41, 32])
+    assert config["train"]["batch_size"] == 8
+
+
+def test_a_dataset_chooses_the_workload(call: Call, mine: str) -> None:
+    assert json.loads(call("show", "--data", mine, "--json")[1])["workload"] == "dlrm-v4"
+    assert json.loads(call("show", "--data", "movielens-like", "--json")[1])["workload"] == "micro-dlrm"
+
+
+def test_datasets_are_listed_with_the_command_that_trains_on_them(call: Call, mine: str) -> None:
+    listed = {row["name"]: row for row in json.loads(call("data", "list", "--json")[1])["datasets"]}
+    assert listed["mine"]["rows"] == 1200
+    assert listed["mine"]["bytes"] > 1200 * 11
+    assert listed["mine"]["train"] == "recperf run dlrm-v4 --data mine"
+    assert "movielens-100k" not in listed, "it is not on this machine"
+    assert "mine" in call("data", "list")[1]
+
+
+def test_names_and_paths_that_do_not_fit_are_one_line_each(call: Call, mine: str, tmp_path: Path) -> None:
+    log, folder = tmp_path / "log.gz", tmp_path / "folder"
+    log.write_bytes(gzip.compress(("\t".join(["1"] * 40) + "\n").encode()))
+    folder.mkdir()
+    for arguments, code, message in [
+        (("run", "dlrm-v4", "--data", "mime"), 2, "did you mean 'mine'?"),
+        (("run", "dlrm-v4", "--data.path", "mine"), 3, "recperf run dlrm-v4 --data mine"),
+        (("run", "dlrm-v4", "--data", "movielens-like"), 2, "dlrm-v4 cannot train on movielens-like"),
+        (("run", "dlrm-v4", "--data", log.name), 2, "recperf run dlrm --data log.gz"),
+        (("run", "dlrm-v4", "--data", "yambda-50m"), 3, "recperf data get yambda-50m"),
+        (("show", "--data", "ratings.csv"), 3, "recperf data import"),
+        (("show", "--data", folder), 3, "no dataset that recperf knows"),
+        (("data", "info", "mime"), 2, "did you mean 'mine'?"),
+    ]:
+        found, _, err = call(*arguments)
+        assert (found, message in err) == (code, True), (arguments, err)
+        assert err.count("error:") == 1
