@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recperf.data.click_store import columns
 from recperf.data.criteo import convert, lines, source, synthesize
 from recperf.data.criteo.config import CriteoConfig
 from recperf.data.criteo.store import CriteoStore, describe
@@ -51,8 +52,8 @@ def test_arrays_hold_the_lines_of_the_log(log: Path) -> None:
     rows = store.read(0, LINES)
     assert rows.labels_N.tolist() == [line.label for line in read if isinstance(line, lines.Line)]
     missing = [[value is None for value in line.categories] for line in read if isinstance(line, lines.Line)]
-    assert (rows.ids_NF == 0).tolist() == missing
-    assert rows.ids_NF.max() < 1000
+    assert (rows.ids_NS == 0).tolist() == missing
+    assert rows.ids_NS.max() < 1000
     assert rows.dense_ND.min() == 0.0
 
 
@@ -65,7 +66,7 @@ def test_blocks_and_packing_do_not_show_in_the_arrays(log: Path, piece: int, blo
     packed.write_bytes(gzip.compress(half) + gzip.compress(log.read_bytes()[20_000:]) + b"\0" * 512)
     other = convert.convert(config(packed), piece=piece, block=block)
     for index, name in ((0, "dense"), (0, "ids"), (0, "labels")):
-        file = convert.column_name(index, name)
+        file = columns.column_name(index, name)
         assert (whole.folder / file).read_bytes() == (other.folder / file).read_bytes()
     assert whole.manifest["digest"] == other.manifest["digest"]
     assert whole.rows == other.rows == LINES
@@ -259,7 +260,7 @@ def test_days_are_read_in_order_and_the_last_validates(tmp_path: Path) -> None:
     assert store.conversion.log.missing_days == [1, 3, 4, 5, 6, 7, 8, 9]
     assert describe(store)["split"] == "last day"
     assert store.click_rate("valid") == store.read(30, 60).labels_N.mean()
-    assert np.array_equal(store.read(5, 45).ids_NF, store.read(0, 60).ids_NF[5:45])
+    assert np.array_equal(store.read(5, 45).ids_NS, store.read(0, 60).ids_NS[5:45])
 
 
 def test_what_a_result_says(log: Path) -> None:
@@ -309,7 +310,7 @@ def test_a_damaged_manifest_is_named(log: Path, text: str) -> None:
 
 def test_arrays_that_were_cut_are_not_read(log: Path) -> None:
     conversion = convert.convert(config(log))
-    (conversion.folder / convert.column_name(0, "ids")).write_bytes(b"")
+    (conversion.folder / columns.column_name(0, "ids")).write_bytes(b"")
     with pytest.raises(DataError, match="another length than its manifest"):
         convert.convert(config(log))
 
@@ -331,18 +332,18 @@ def test_a_log_that_changes_underway_is_refused(log: Path) -> None:
         convert.convert(config(log), progress=grow, **SMALL)
 
 
-@pytest.mark.parametrize("name", [*convert.WIDTHS, convert.DIGESTS])
+@pytest.mark.parametrize("name", [*convert.LAYOUT.widths, columns.DIGESTS])
 @pytest.mark.parametrize("piece", [64, LINES])
 def test_a_flipped_bit_is_found_when_its_piece_is_read(log: Path, name: str, piece: int) -> None:
     """With one piece, an empty one follows it."""
     conversion = convert.convert(config(log), piece=piece)
-    width, row = convert.WIDTHS.get(name, 1), 100
-    path = conversion.folder / convert.column_name(0, name)
+    width, row = convert.LAYOUT.widths.get(name, 1), 100
+    path = conversion.folder / columns.column_name(0, name)
     changed = bytearray(path.read_bytes())
     changed[min(row * width, len(changed) - 1)] ^= 1
     path.write_bytes(changed)
     says = f"the converted log is damaged: {path.name} differs from its checksum"
-    if name == convert.DIGESTS:
+    if name == columns.DIGESTS:
         with pytest.raises(DataError, match=says):
             CriteoStore(conversion, 0.1)
         return
@@ -364,7 +365,7 @@ def test_arrays_of_earlier_versions_are_read_but_not_vouched_for(
     conversion = convert.convert(config(log), **SMALL)
     CriteoStore(conversion, 0.1)
     assert capsys.readouterr().err == ""
-    (conversion.folder / convert.column_name(0, convert.DIGESTS)).unlink()
+    (conversion.folder / columns.column_name(0, columns.DIGESTS)).unlink()
     del conversion.manifest["parts"][0]["piece"]
     store = CriteoStore(conversion, 0.1)
     CriteoStore(conversion, 0.1)

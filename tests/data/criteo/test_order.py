@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from recperf.data.batch import ClickBatch
+from recperf.data.click_store.order import ClickOrder
 from recperf.data.criteo import synthesize
 from recperf.data.criteo.config import KEYS, CriteoConfig
-from recperf.data.criteo.order import CriteoOrder
 from recperf.data.criteo.store import CriteoStore
 
 
@@ -22,9 +22,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> CriteoStore:
     return CriteoStore.open(CriteoConfig(path=folder, cache=folder / "cache", rows=(1 << 20,)))
 
 
-def order(store: CriteoStore, **more: object) -> CriteoOrder:
+def order(store: CriteoStore, **more: object) -> ClickOrder:
     settings = {"batch_size": 32, "seed": 5, "block_rows": 16, "group_blocks": 4, **more}
-    return CriteoOrder(store=store, **settings)  # type: ignore[arg-type]
+    return ClickOrder(store=store, **settings)  # type: ignore[arg-type]
 
 
 def rows_of(batch: ClickBatch) -> list[bytes]:
@@ -36,7 +36,7 @@ def rows_of(batch: ClickBatch) -> list[bytes]:
 
 def stored(store: CriteoStore, first: int, last: int) -> list[bytes]:
     rows = store.read(first, last)
-    return [d.tobytes() + i.tobytes() + bytes([y]) for d, i, y in zip(rows.dense_ND, rows.ids_NF, rows.labels_N)]
+    return [d.tobytes() + i.tobytes() + bytes([y]) for d, i, y in zip(rows.dense_ND, rows.ids_NS, rows.labels_N)]
 
 
 @pytest.mark.parametrize(("batch", "block", "group"), [(32, 16, 4), (7, 16, 4), (500, 16, 2), (1, 1, 1), (64, 1000, 3)])

@@ -11,34 +11,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-from numpy.typing import NDArray
+from typing import Any
 
 from ...errors import DataError, MachineError
-from ...files import alone, read_linked, write_json, writing
+from ...files import alone, read_linked, write_json
 from ...stop import poll
 from ...units import size
+from ..click_store.columns import PIECE, ColumnWriter, Layout, require_arrays
 from . import lines, source, synthesize
 from .config import DENSE, SPARSE, CriteoConfig
-from .parse import Parsed, Parser
+from .parse import Parser
 from .source import Block, BrokenGzip, Log, Source
 
 FORMAT = 1
-PIECE = 1 << 18
-"""Rows between two updates of the manifest."""
-WIDTHS = {"dense": 4 * DENSE, "ids": 4 * SPARSE, "labels": 1}
-"""Bytes per row of each file."""
-ROW_BYTES = sum(WIDTHS.values())
-_PIECE_DIGESTS = hashlib.sha256().digest_size * len(WIDTHS)
+LAYOUT = Layout({"dense": ("<f4", DENSE), "ids": ("<i4", SPARSE), "labels": ("u1", 0)})
+ROW_BYTES = LAYOUT.row_bytes
 MANIFEST = "manifest.json"
-DIGESTS = "digests"
-"""File of the SHA-256 of every piece of a source's arrays. The manifest's `chain` is over these digests."""
 MOST_SHOWN = 5
 _AGAIN = "run the same command again; it resumes"
 
@@ -110,7 +102,7 @@ def convert(
             _Converter(config, conversion, progress or (lambda *_: None), piece, block).run()
     for bad in conversion.first_bad if config.on_error == "stop" else ():
         raise refusal(conversion.log.path if conversion.log.path.is_file() else conversion.log.path / bad["file"], bad)
-    _require_arrays(conversion)
+    require_arrays(conversion.folder, conversion.parts, LAYOUT)
     return conversion
 
 
@@ -147,7 +139,7 @@ class _Converter:
     def _part(self, one: Source, part: dict[str, Any], index: int) -> None:
         if not part["rows"]:
             part["piece"] = self.piece
-        with _Columns(self.conversion.folder, index, part) as columns:
+        with ColumnWriter(self.conversion.folder, index, part, LAYOUT, again=_AGAIN) as columns:
             waiting = source.blocks(one, start=part["offset"], size=self.block)
             pushed: list[Block] = []
             while (block := self._next(waiting, pushed, one, part)) is not None:
@@ -161,7 +153,7 @@ class _Converter:
                     parsed = self.parser.parse(block.text)
                 for number, text in parsed.bad:
                     self._bad(explain(part["lines"] + number + 1, text), one, part)
-                columns.append(parsed)
+                columns.append({"dense": parsed.dense_ND, "ids": parsed.ids_NF, "labels": parsed.labels_N})
                 part["lines"] += parsed.lines
                 part["offset"] += block.span
                 part["rows"] += len(parsed.labels_N)
@@ -212,100 +204,11 @@ class _Converter:
         write_json(self.conversion.folder / MANIFEST, self.manifest, fix=_AGAIN)
 
 
-class _Columns:
-    """The three array files of one source and their digests, which grow."""
-
-    def __init__(self, folder: Path, index: int, part: dict[str, Any]) -> None:
-        self.lengths = {name: part["rows"] * width for name, width in WIDTHS.items()}
-        # Earlier versions wrote no digests: a part that one of them began has none.
-        if "piece" in part:
-            self.lengths[DIGESTS] = part["rows"] // part["piece"] * _PIECE_DIGESTS
-        self.paths = {name: folder / column_name(index, name) for name in self.lengths}
-        self.files: dict[str, IO[bytes]] = {}
-        self.digests = {name: hashlib.sha256() for name in WIDTHS}
-
-    def __enter__(self) -> _Columns:
-        for name, path in self.paths.items():
-            with writing(path, fix=_AGAIN):
-                self.files[name] = path.open("ab")
-                length = self.lengths[name]
-                if self.files[name].tell() < length:
-                    raise DataError(
-                        f"{path.name} is shorter than its manifest states",
-                        where={"file": path},
-                        fix=f"remove {path.parent} and convert again",
-                    )
-                self.files[name].truncate(length)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self.files.values():
-            try:
-                file.close()
-            except OSError:
-                # Unwritten rows are not in the manifest; the error was raised already.
-                continue
-
-    def append(self, parsed: Parsed) -> None:
-        arrays: dict[str, NDArray[Any]] = {"dense": parsed.dense_ND, "ids": parsed.ids_NF, "labels": parsed.labels_N}
-        for name, array in arrays.items():
-            content = array.tobytes()
-            self.digests[name].update(content)
-            with writing(self.paths[name], fix=_AGAIN):
-                self.files[name].write(content)
-
-    def commit(self, chain: str) -> str:
-        """Sync the files, and chain the digests of this piece to those of the previous ones."""
-        digests = b"".join(self.digests[name].digest() for name in WIDTHS)
-        self.digests = {name: hashlib.sha256() for name in WIDTHS}
-        if DIGESTS in self.files:
-            with writing(self.paths[DIGESTS], fix=_AGAIN):
-                self.files[DIGESTS].write(digests)
-        for name, file in self.files.items():
-            with writing(self.paths[name], fix=_AGAIN):
-                file.flush()
-                os.fsync(file.fileno())
-        return chained(chain, digests)
-
-
-def chained(chain: str, digests: bytes) -> str:
-    return hashlib.sha256(chain.encode() + digests).hexdigest()
-
-
-def piece_digests(conversion: Conversion, index: int) -> dict[str, list[str]] | None:
-    """Digests of the pieces of each array of a part; None where an earlier version wrote none."""
-    part, path = conversion.parts[index], conversion.folder / column_name(index, DIGESTS)
-    if "piece" not in part:
-        return None
-    content, chain = path.read_bytes() if path.is_file() else b"", ""
-    pieces = [content[at : at + _PIECE_DIGESTS] for at in range(0, len(content), _PIECE_DIGESTS)]
-    for digests in pieces:
-        chain = chained(chain, digests)
-    if chain != part["chain"]:
-        raise damaged(path, "differs from its checksum")
-    size = _PIECE_DIGESTS // len(WIDTHS)
-    # A last piece without rows has digests too.
-    filled = pieces[: -(-part["rows"] // part["piece"])]
-    return {name: [one[at * size :][:size].hex() for one in filled] for at, name in enumerate(WIDTHS)}
-
-
-def damaged(path: Path, how: str) -> DataError:
-    return DataError(
-        f"the converted log is damaged: {path.name} {how}",
-        where={"file": path},
-        fix=f"remove {path.parent} and convert again",
-    )
-
-
 def explain(line: int, text: bytes) -> dict[str, Any]:
     """Number, kind and fault of a malformed line."""
     fault = lines.read(text)
     assert isinstance(fault, lines.Fault), f"line {line} was refused but is valid: {text!r}"
     return {"line": line, "kind": fault.kind, "what": fault.what}
-
-
-def column_name(index: int, name: str) -> str:
-    return f"part-{index:03d}.{name}"
 
 
 def _empty_part() -> dict[str, Any]:
@@ -333,18 +236,6 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     if not isinstance(manifest, dict) or not {"key", "parts", "complete", "synthetic", "layout"} <= manifest.keys():
         raise DataError("the manifest is damaged", where={"file": path}, fix=f"remove {path.parent} and convert again")
     return manifest
-
-
-def _require_arrays(conversion: Conversion) -> None:
-    for index, part in enumerate(conversion.parts):
-        for name, width in WIDTHS.items():
-            path = conversion.folder / column_name(index, name)
-            if not path.is_file() or path.stat().st_size != part["rows"] * width:
-                raise DataError(
-                    f"{path.name} is missing or has another length than its manifest states",
-                    where={"file": path},
-                    fix=f"remove {conversion.folder} and convert again",
-                )
 
 
 def _require_unchanged(one: Source) -> None:

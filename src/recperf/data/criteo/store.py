@@ -8,46 +8,32 @@ Shapes: N rows, D = 13 numbers, F = 26 categories.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DataError, notice_once
-from ...files import open_linked
-from ..blocks import Blocks, Column, verified
-from .config import DENSE, SPARSE, CriteoConfig
-from .convert import WIDTHS, Conversion, Progress, column_name, convert, damaged, piece_digests
-
-Split = Literal["train", "valid"]
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Some rows of a log, copied into memory."""
-
-    dense_ND: NDArray[np.float32]
-    ids_NF: NDArray[np.int32]
-    labels_N: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.labels_N)
-
-    def take(self, order_N: NDArray[np.int64]) -> Rows:
-        """The same rows in another order."""
-        return Rows(self.dense_ND.take(order_N, axis=0), self.ids_NF.take(order_N, axis=0), self.labels_N.take(order_N))
+from ..blocks import Column, verified
+from ..click_store.columns import open_columns
+from ..click_store.order import Rows, Split
+from .config import KEYS, CriteoConfig
+from .convert import LAYOUT, Conversion, Progress, convert
 
 
 class CriteoStore:
     """All rows of a log by row number; the first `train_rows` are for training, the others for validation."""
+
+    keys, slots = KEYS, (1,) * len(KEYS)
 
     def __init__(self, conversion: Conversion, holdout: float) -> None:
         self.conversion = conversion
         filled = [(index, part["rows"]) for index, part in enumerate(conversion.parts) if part["rows"]]
         self.rows = conversion.rows
         self.edges = np.cumsum([0] + [rows for _, rows in filled])
-        self.columns = [_columns(conversion, index, rows) for index, rows in filled]
+        parts = conversion.parts
+        self.columns = [
+            list(open_columns(conversion.folder, index, parts[index], LAYOUT).values()) for index, _ in filled
+        ]
         if any(column.blocks is None for columns in self.columns for column in columns):
             notice_once(
                 f"{conversion.folder} was converted by an earlier version, without digests: training does not notice "
@@ -72,6 +58,15 @@ class CriteoStore:
     def bounds(self, split: Split) -> tuple[int, int]:
         """The first row of a split and the one after its last."""
         return (0, self.train_rows) if split == "train" else (self.train_rows, self.rows)
+
+    def count(self, split: Split) -> int:
+        first, last = self.bounds(split)
+        return last - first
+
+    def rows_of(self, split: Split, first: int, last: int) -> Rows:
+        """The rows of a split from its `first` to before its `last`."""
+        begin, _ = self.bounds(split)
+        return self.read(begin + first, begin + last)
 
     def read(self, first: int, last: int) -> Rows:
         """The rows first .. last - 1."""
@@ -111,19 +106,3 @@ def describe(store: CriteoStore) -> dict[str, Any]:
         "synthetic": manifest["synthetic"],
         **({"skipped": skipped} if skipped else {}),
     }
-
-
-def _columns(conversion: Conversion, index: int, rows: int) -> list[Column]:
-    """The dense, ids and labels of a part. Without digests, those of an earlier version, nothing is verified."""
-    kinds = {"dense": ("<f4", (rows, DENSE)), "ids": ("<i4", (rows, SPARSE)), "labels": ("u1", (rows,))}
-    digests, columns = piece_digests(conversion, index), []
-    for name, (kind, shape) in kinds.items():
-        path = conversion.folder / column_name(index, name)
-        with open_linked(path) as file:
-            content = np.memmap(file, dtype=np.uint8, mode="r", shape=(rows * WIDTHS[name],))
-        blocks = None
-        if digests is not None:
-            piece = conversion.parts[index]["piece"] * WIDTHS[name]
-            blocks = Blocks(path, content, digests[name], block=piece, damaged=damaged)
-        columns.append(Column(content.view(kind).reshape(shape), blocks))
-    return columns

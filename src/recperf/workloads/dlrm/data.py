@@ -12,9 +12,9 @@ import torch
 
 from ...config import to_json
 from ...data.batch import ClickBatch
+from ...data.click_store.order import ClickOrder
 from ...data.criteo.config import DENSE, KEYS
 from ...data.criteo.convert import find
-from ...data.criteo.order import CriteoOrder
 from ...data.criteo.store import CriteoStore
 from ...data.criteo.store import describe as describe_criteo
 from ...data.random_bags import RandomBags
@@ -106,7 +106,7 @@ class ClickSource:
     def host_order(self, seed: int) -> Order:
         if self._store is None:
             return self.bags(seed, "cpu")
-        return CriteoOrder(store=self._store, batch_size=self.config.train.batch_size, seed=seed)
+        return ClickOrder(store=self._store, batch_size=self.config.train.batch_size, seed=seed)
 
     def order(self, seed: int, device: torch.device, input: str) -> Order:
         """Batches on the device that trains: drawn there, or made on the host and copied."""
@@ -119,7 +119,7 @@ class ClickSource:
     def held_out(self, seed: int, device: torch.device) -> Iterable[ClickBatch]:
         if self._store is None:
             return self.bags(seed, device).held_out(self.config.data.held_out_batches)
-        order = CriteoOrder(store=self._store, batch_size=SCORING_BATCH, seed=seed, split="valid")
+        order = ClickOrder(store=self._store, batch_size=SCORING_BATCH, seed=seed, split="valid")
         return (batch.to(device) for batch in order.cut())
 
     def baselines(self, seed: int, device: torch.device) -> dict[str, dict[str, float]]:

@@ -1,9 +1,9 @@
-"""Batches of a converted click log in an order that is a pure function of (seed, epoch, position).
+"""Batches of stored click rows in an order that is a pure function of (seed, epoch, position).
 
 A log may be larger than memory, so rows are not shuffled individually: blocks of adjacent rows are, and then the rows
 of a group of blocks. A read is as long as a block, memory is limited to groups, and an epoch has every row once.
 
-Shapes: B samples a batch, N rows of a group, D = 13 numbers, F = 26 categories.
+Shapes: B samples a batch, N rows of a group, D numbers, F features, S slots of ids (one for each id a row can have).
 """
 
 from __future__ import annotations
@@ -11,28 +11,60 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...ops.hashing import hash_int
 from ..batch import ClickBatch, JaggedFeatures
 from ..order import permutation
-from .config import KEYS
-from .store import CriteoStore, Rows, Split
 
+Split = Literal["train", "valid"]
+EMPTY = -1
+"""In the slots of a feature with several ids: no id."""
 BLOCK_ROWS = 4096
 GROUP_BLOCKS = 64
-"""64 blocks of 4,096 rows are 39 MiB; at most three groups are in memory: the current one, and the next twice."""
+"""64 blocks of 4,096 rows of Criteo are 39 MiB; at most three groups are in memory: the current one, and the next
+twice."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some click rows, copied into memory."""
+
+    dense_ND: NDArray[np.float32]
+    ids_NS: NDArray[np.int32]
+    labels_N: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+    def take(self, order_N: NDArray[np.int64]) -> Rows:
+        """The same rows in another order."""
+        return Rows(self.dense_ND.take(order_N, axis=0), self.ids_NS.take(order_N, axis=0), self.labels_N.take(order_N))
+
+
+class ClickRows(Protocol):
+    """What an order reads: click rows by their position within the training or the validation rows."""
+
+    keys: tuple[str, ...]
+    """Names of the sparse features."""
+    slots: tuple[int, ...]
+    """Most ids a row has of each of them."""
+
+    def count(self, split: Split) -> int: ...
+
+    def rows_of(self, split: Split, first: int, last: int) -> Rows: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CriteoOrder:
+class ClickOrder:
     """Every row of a split once per epoch, shuffled by blocks; the last batch may be smaller."""
 
-    store: CriteoStore
+    store: ClickRows
     batch_size: int
     seed: int
     split: Split = "train"
@@ -43,8 +75,7 @@ class CriteoOrder:
 
     @property
     def rows(self) -> int:
-        first, last = self.store.bounds(self.split)
-        return last - first
+        return self.store.count(self.split)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -68,13 +99,13 @@ class CriteoOrder:
 
     def cut(self, start: int = 0) -> Iterator[ClickBatch]:
         """The batches of the split in the order of the log, from the given one on."""
-        begin, end = self.store.bounds(self.split)
+        end = self.rows
         # Groups of whole batches, so that no batch spans two groups.
         group = self.batch_size * max(1, self.block_rows * self.group_blocks // self.batch_size)
-        firsts = range(begin + start * self.batch_size, end, group)
+        firsts = range(start * self.batch_size, end, group)
 
         def straight(first: int) -> Rows:
-            return self.store.read(first, min(end, first + group))
+            return self.store.rows_of(self.split, first, min(end, first + group))
 
         return self._cut(_ahead(straight, firsts), 0)
 
@@ -82,10 +113,9 @@ class CriteoOrder:
         return np.minimum(self.rows - blocks * self.block_rows, self.block_rows)
 
     def _gather(self, blocks: NDArray[np.int64]) -> Rows:
-        begin, end = self.store.bounds(self.split)
-        firsts = begin + blocks * self.block_rows
-        read = [self.store.read(int(first), min(end, int(first) + self.block_rows)) for first in firsts]
-        columns = zip(*((rows.dense_ND, rows.ids_NF, rows.labels_N) for rows in read))
+        ends = np.minimum((blocks + 1) * self.block_rows, self.rows)
+        read = [self.store.rows_of(self.split, int(b) * self.block_rows, int(end)) for b, end in zip(blocks, ends)]
+        columns = zip(*((rows.dense_ND, rows.ids_NS, rows.labels_N) for rows in read))
         return Rows(*(np.concatenate(column) for column in columns))
 
     def _cut(self, groups: Iterator[Rows], skipped: int) -> Iterator[ClickBatch]:
@@ -93,11 +123,11 @@ class CriteoOrder:
         begun: list[tuple[Tensor, Tensor, Tensor]] = []
         missing = self.batch_size
         for rows in groups:
-            dense_ND, ids_NF, labels_N = map(torch.from_numpy, (rows.dense_ND, rows.ids_NF, rows.labels_N))
+            dense_ND, ids_NS, labels_N = map(torch.from_numpy, (rows.dense_ND, rows.ids_NS, rows.labels_N))
             at, skipped = skipped, 0
             while at < len(rows):
                 here = slice(at, at + missing)
-                begun.append((dense_ND[here], ids_NF[here], labels_N[here]))
+                begun.append((dense_ND[here], ids_NS[here], labels_N[here]))
                 rows_here = len(begun[-1][2])
                 at, missing = at + rows_here, missing - rows_here
                 if not missing:
@@ -107,17 +137,26 @@ class CriteoOrder:
             yield self._batch(begun)
 
     def _batch(self, pieces: list[tuple[Tensor, Tensor, Tensor]]) -> ClickBatch:
-        dense_BD, ids_BF, labels_B = pieces[0] if len(pieces) == 1 else (torch.cat(parts) for parts in zip(*pieces))
+        dense_BD, ids_BS, labels_B = pieces[0] if len(pieces) == 1 else (torch.cat(parts) for parts in zip(*pieces))
         if torch.device(self.device).type == "cuda":
-            dense_BD, ids_BF, labels_B = dense_BD.pin_memory(), ids_BF.pin_memory(), labels_B.pin_memory()
+            dense_BD, ids_BS, labels_B = dense_BD.pin_memory(), ids_BS.pin_memory(), labels_B.pin_memory()
         # Ids are copied to the device as int32 and widened there.
-        ids_BF = ids_BF.to(self.device, non_blocking=True)
-        values_V = ids_BF.t().to(torch.int64, memory_format=torch.contiguous_format).reshape(-1)
+        ids_BS = ids_BS.to(self.device, non_blocking=True)
         return ClickBatch(
             dense_BD.to(self.device, non_blocking=True),
-            JaggedFeatures(KEYS, values_V, self._offsets_of(values_V.numel()), True),
+            self._features(ids_BS),
             labels_B.to(self.device, non_blocking=True).float(),
         )
+
+    def _features(self, ids_BS: Tensor) -> JaggedFeatures:
+        keys, slots = self.store.keys, self.store.slots
+        if max(slots) == 1:
+            values_V = ids_BS.t().to(torch.int64, memory_format=torch.contiguous_format).reshape(-1)
+            return JaggedFeatures(keys, values_V, self._offsets_of(values_V.numel()), True)
+        bags = torch.split(ids_BS, list(slots), dim=1)
+        lengths = [(ids_BL != EMPTY).sum(1) for ids_BL in bags]
+        values_V = torch.cat([ids_BL[ids_BL != EMPTY] for ids_BL in bags]).to(torch.int64)
+        return JaggedFeatures(keys, values_V, nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0)))
 
     def _offsets_of(self, ids: int) -> Tensor:
         if ids not in self._offsets:
@@ -127,7 +166,7 @@ class CriteoOrder:
 
 def _ahead(make: Callable[[int], Rows], keys: range) -> Iterator[Rows]:
     """The group of each key in turn; a thread reads and shuffles the next one while this one is used."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="recperf-criteo")
+    pool = ThreadPoolExecutor(1, thread_name_prefix="recperf-clicks")
     try:
         reading = pool.submit(make, keys[0]) if keys else None
         for key in keys[1:]:
