@@ -8,16 +8,14 @@ from torch.nn import functional as F
 
 from recperf.data.batch import ClickBatch
 from recperf.data.order import ShuffledOrder, cut
-from recperf.execution.workload import Prepared
+from recperf.execution.workload import Predictions
 from recperf.measure.cost import FLOAT, Cost
 from recperf.measure.spans import span
 from recperf.models.embeddings import StackedTables
-from recperf.train.baselines import baselines
 from recperf.train.device import choose
 from recperf.train.loop import Position
-from recperf.train.metrics import binary_metrics
 from recperf.train.optim import AdamW
-from recperf.workloads.clicks import SCORING_BATCH, DLRMTrialState, one_cycle_recipe
+from recperf.workloads.clicks import SCORING_BATCH, DLRMTrialState, PreparedSamples, one_cycle_recipe
 from recperf.workloads.micro_dlrm.build import movielens_samples
 
 from .config import DeepFMConfig, estimate, sizes
@@ -47,14 +45,11 @@ class DeepFM(nn.Module):
         return F.binary_cross_entropy_with_logits(self(batch), batch.labels_B)
 
 
-class PreparedDeepFM(Prepared):
+class PreparedDeepFM(PreparedSamples):
     def __init__(self, config: DeepFMConfig) -> None:
         self.config, self.target = config, config.target.bounds("user_item_bias")
         self.train, self.valid, self.data = movielens_samples(config.data)
         self.settings = choose(config.train, largest_product_flops=0)
-
-    def baselines(self) -> dict[str, dict[str, float]]:
-        return baselines(self.train, self.valid)
 
     def trial(self, seed: int) -> DeepFMTrial:
         return DeepFMTrial(self, seed)
@@ -68,16 +63,16 @@ class PreparedDeepFM(Prepared):
 
 class DeepFMTrial(DLRMTrialState):
     def __init__(self, prepared: PreparedDeepFM, seed: int) -> None:
-        train, device = prepared.config.train, prepared.settings.device
+        self.prepared, train, device = prepared, prepared.config.train, prepared.settings.device
         self.valid = prepared.valid.to(device)
         self.model = DeepFM(prepared.config, prepared.train.keys, seed).to(device)
         self.optimizer = AdamW([(list(self.model.parameters()), train.weight_decay)])
         order = ShuffledOrder(samples=prepared.train.to(device), batch_size=train.batch_size, seed=seed)
         self.recipe = one_cycle_recipe(self.model, self.optimizer, order, train)
 
-    def score(self, at: Position | None = None) -> dict[str, float]:
+    def predictions(self, at: Position | None = None) -> Predictions:
         logits = [self.model(batch) for batch in cut(self.valid, SCORING_BATCH)]
-        return binary_metrics(torch.cat(logits), self.valid.labels_N)
+        return self.prepared.predictions(torch.cat(logits))
 
     def rows_of(self, batch: ClickBatch) -> Tensor:
         return self.model.embeddings.rows_of(batch.features)

@@ -31,6 +31,9 @@ class ClickArrays:
     """[sparse features, rows], in the order of `Clicks.feature_names`; 0 stands for an id that no training row has."""
     labels: NDArray[np.float32]
     """[rows], 1 for a click."""
+    users: Ints
+    """[rows], as numbered in the data, also those that no training row has."""
+    items: Ints
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +63,11 @@ def build(data: Ratings, config: SplitConfig) -> Clicks:
 
     def side(rows: Rows) -> ClickArrays:
         return ClickArrays(
-            dense=dense[rows], ids=np.ascontiguousarray(ids[:, rows]), labels=labels[rows].astype(np.float32)
+            dense=dense[rows],
+            ids=np.ascontiguousarray(ids[:, rows]),
+            labels=labels[rows].astype(np.float32),
+            users=data.user[rows],
+            items=data.item[rows],
         )
 
     return Clicks(

@@ -23,6 +23,9 @@ class Samples(Tensors):
     dense_ND: Tensor
     ids_FN: Tensor
     labels_N: Tensor
+    users_N: Tensor | None = None
+    """The user of each sample, also of users whose id in `ids_FN` is 0; None where samples have no user."""
+    items_N: Tensor | None = None
 
     def __len__(self) -> int:
         return self.labels_N.shape[0]

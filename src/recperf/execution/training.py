@@ -141,7 +141,7 @@ class SeedTraining:
 
         def score(at: Position) -> dict[str, float]:
             with self.job.stop.interruptible():
-                return self.trial.score(at)
+                return self.trial.metrics(self.trial.predictions(at))
 
         def begins(at: Position) -> None:
             nonlocal log_state

@@ -76,14 +76,46 @@ class Fix:
     """Fixes that its options switch on too."""
 
 
+MOST_ROWS = 20_000_000
+"""Users and items of more scored rows than this are not collected, and such rows have no bootstrap interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRows:
+    """The rows that a model is scored on, in the order in which it is, on the host."""
+
+    labels_N: Tensor
+    users_N: Tensor | None = None
+    """A number for each row's user, also for users without training rows; None where rows have no user."""
+    items_N: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Logits of the scored rows in their order, and of these rows the labels, users and items, on the host."""
+
+    logits_N: Tensor
+    labels_N: Tensor
+    users_N: Tensor | None = None
+    items_N: Tensor | None = None
+
+
 class Trial(Protocol):
     """One training with one seed."""
 
     recipe: Recipe
 
-    def score(self, at: Position | None = None) -> dict[str, float]:
+    def predictions(self, at: Position | None = None) -> Predictions:
         """Of the validation rows; where those depend on how far training is, of those of that moment."""
         ...
+
+    def metrics(self, predictions: Predictions) -> dict[str, float]:
+        """What an evaluation records of its predictions; each evaluation calls it once."""
+        ...
+
+    def score(self, at: Position | None = None) -> dict[str, float]:
+        """The metrics of the predictions."""
+        return self.metrics(self.predictions(at))
 
     def rows_of(self, batch: Any) -> Tensor: ...
 
@@ -106,9 +138,21 @@ class Prepared(Protocol):
     """Bounds to reach: beat (name of a baseline), accuracy, auc; None where there is none."""
     settings: Settings
 
-    def baselines(self) -> dict[str, dict[str, float]]:
-        """Metrics of simple rules on the same split, by name."""
+    def scored_rows(self) -> ScoredRows:
+        """The rows that the end of a training is scored on, in the order of `Trial.predictions`; where each seed has
+        rows of its own, those of the first."""
         ...
+
+    def baseline_logits(self) -> dict[str, Tensor]:
+        """Logits, or scores of any scale, that simple rules give the scored rows, by name and in the rows' order."""
+        ...
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Metrics of simple rules on the same rows, by name."""
+        from ..train.metrics import binary_metrics
+
+        labels_N = self.scored_rows().labels_N
+        return {name: binary_metrics(logits_N, labels_N) for name, logits_N in self.baseline_logits().items()}
 
     def trial(self, seed: int) -> Trial: ...
 

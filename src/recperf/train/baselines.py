@@ -12,23 +12,21 @@ from torch import Tensor
 
 from ..data.order import Samples
 from ..data.random_bags import RandomBags
-from .metrics import binary_metrics
 
 
-def baselines(train: Samples, valid: Samples) -> dict[str, dict[str, float]]:
-    """Majority class, item bias, and user + item bias logistic regression, scored on the validation rows."""
+def bias_logits(train: Samples, valid: Samples) -> dict[str, Tensor]:
+    """Logits of the validation rows by majority class, item bias, and user + item bias logistic regression."""
     user, item = train.keys.index("user"), train.keys.index("item")
-    scores = {
+    return {
         "majority": majority(float(train.labels_N.double().mean()), len(valid)),
         "item_bias": additive_logits([train.ids_FN[item]], train.labels_N, [valid.ids_FN[item]]),
         "user_item_bias": additive_logits(
             [train.ids_FN[user], train.ids_FN[item]], train.labels_N, [valid.ids_FN[user], valid.ids_FN[item]]
         ),
     }
-    return {name: binary_metrics(logits_N, valid.labels_N) for name, logits_N in scores.items()}
 
 
-def popularity(train: Samples, valid: Samples) -> dict[str, float]:
+def popularity(train: Samples, valid: Samples) -> Tensor:
     """Logistic regression on the logarithm of how often an item is in the training rows."""
     item = train.keys.index("item")
     train_N, valid_N = train.ids_FN[item], valid.ids_FN[item]
@@ -44,19 +42,15 @@ def popularity(train: Samples, valid: Samples) -> dict[str, float]:
         weight_2 += change_2
         if float(change_2.abs().max()) < 1e-8:
             break
-    return binary_metrics(weight_2[0] + weight_2[1] * counts[valid_N], valid.labels_N)
+    return weight_2[0] + weight_2[1] * counts[valid_N]
 
 
-def synthetic_baselines(bags: RandomBags, held_out_batches: int) -> dict[str, dict[str, float]]:
+def synthetic_logits(bags: RandomBags, held_out_batches: int) -> dict[str, Tensor]:
     """The majority class of as many training batches as are held out, and the logits that labels were drawn from."""
     first = (bags.batch(0, step) for step in range(min(len(bags), held_out_batches)))
     rate = float(torch.cat([batch.labels_B for batch in first]).double().mean())
-    held_out = [(batch.labels_B, bags.planted_logits(batch)) for batch in bags.held_out(held_out_batches)]
-    labels_N, planted_N = (torch.cat(column) for column in zip(*held_out))
-    return {
-        "majority": binary_metrics(majority(rate, len(labels_N)), labels_N),
-        "planted": binary_metrics(planted_N, labels_N),
-    }
+    planted_N = torch.cat([bags.planted_logits(batch) for batch in bags.held_out(held_out_batches)]).cpu()
+    return {"majority": majority(rate, len(planted_N)), "planted": planted_N}
 
 
 def majority(rate: float, count: int) -> Tensor:

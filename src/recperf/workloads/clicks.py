@@ -4,22 +4,55 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
+from ..data.order import Samples
+from ..execution.workload import Predictions, Prepared, ScoredRows
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
 from ..models.tables import HashedTable, SparseTables
+from ..train.baselines import bias_logits
 from ..train.config import TrainConfig
-from ..train.loop import Optimizer, Order, Recipe
+from ..train.loop import Optimizer, Order, Position, Recipe
+from ..train.metrics import binary_metrics
 from ..train.schedule import one_cycle
 
 SCORING_BATCH = 8192
 
 
+class PreparedSamples(Prepared):
+    """Training and validation rows in memory, on the host."""
+
+    train: Samples | None
+    valid: Samples
+
+    def scored_rows(self) -> ScoredRows:
+        return ScoredRows(self.valid.labels_N, self.valid.users_N, self.valid.items_N)
+
+    def baseline_logits(self) -> dict[str, Tensor]:
+        assert self.train is not None
+        return bias_logits(self.train, self.valid)
+
+    def predictions(self, logits_N: Tensor) -> Predictions:
+        """Logits of the validation rows, with what these rows are."""
+        return Predictions(logits_N.cpu(), self.valid.labels_N, self.valid.users_N, self.valid.items_N)
+
+
 class DLRMTrialState:
-    """The tables of a DLRM trial and the state that a checkpoint saves."""
+    """The tables of a DLRM trial, the metrics of its predictions, and the state that a checkpoint saves."""
 
     model: DLRM
     optimizer: Optimizer
+
+    def predictions(self, at: Position | None = None) -> Predictions:
+        raise NotImplementedError
+
+    def metrics(self, predictions: Predictions) -> dict[str, float]:
+        return binary_metrics(predictions.logits_N, predictions.labels_N)
+
+    def score(self, at: Position | None = None) -> dict[str, float]:
+        return self.metrics(self.predictions(at))
 
     def tables(self) -> list[tuple[str, int]]:
         """Name and rows of each table."""

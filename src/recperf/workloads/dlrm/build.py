@@ -13,7 +13,7 @@ from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError
-from ...execution.workload import Fix, Prepared, cpu_fixes, require_memory
+from ...execution.workload import Fix, Predictions, Prepared, ScoredRows, cpu_fixes, require_memory
 from ...measure.cost import FLOAT, Cost
 from ...models.arithmetic import Arithmetic, FastArithmetic
 from ...models.cost import dlrm_step, sparse_dlrm_step
@@ -29,7 +29,6 @@ from ...train.device import Settings, choose
 from ...train.fast import SWITCH, resolve
 from ...train.graph import BETWEEN_RANKS, CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed, GraphStep
 from ...train.loop import Optimizer, Order, Position, Recipe
-from ...train.metrics import binary_metrics
 from ...train.optim import make_dense
 from ...train.schedule import make as make_schedule
 from ...train.sparse import SparseRows, SplitOptimizer
@@ -93,8 +92,11 @@ class PreparedDLRM(Prepared):
     def held_out(self, seed: int) -> Iterable[ClickBatch]:
         return self.source.held_out(seed, self.settings.device)
 
-    def baselines(self) -> dict[str, dict[str, float]]:
-        return self.source.baselines(self.config.seed, self.settings.device)
+    def scored_rows(self) -> ScoredRows:
+        return self.source.scored_rows(self.config.seed, self.settings.device)
+
+    def baseline_logits(self) -> dict[str, Tensor]:
+        return self.source.baseline_logits(self.config.seed, self.settings.device)
 
     def verified(self) -> dict[str, int] | None:
         return self.source.verified()
@@ -280,11 +282,11 @@ class DLRMTrial(DLRMTrialState):
         )
 
     @torch.no_grad()
-    def score(self, at: Position | None = None) -> dict[str, float]:
+    def predictions(self, at: Position | None = None) -> Predictions:
         self.model.eval()
         logits_N, labels_N = self.predicted()
         self.model.train()
-        return binary_metrics(logits_N, labels_N)
+        return Predictions(logits_N.cpu(), labels_N.cpu())
 
     def predicted(self) -> tuple[Tensor, Tensor]:
         """Logits and labels of the validation rows, in order."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...config import to_json
 from ...data.batch import ClickBatch
@@ -20,10 +21,9 @@ from ...data.criteo.store import describe as describe_criteo
 from ...data.random_bags import RandomBags
 from ...data.random_config import read_profile
 from ...errors import ConfigError
-from ...execution.workload import describe_synthetic, require_memory
-from ...train.baselines import majority, synthetic_baselines
+from ...execution.workload import ScoredRows, describe_synthetic, require_memory
+from ...train.baselines import majority, synthetic_logits
 from ...train.loop import Order
-from ...train.metrics import binary_metrics
 from ..clicks import SCORING_BATCH
 from .config import LESS, DLRMWorkloadConfig, estimate, reduction_bytes, table_share
 
@@ -122,9 +122,13 @@ class ClickSource:
         order = ClickOrder(store=self._store, batch_size=SCORING_BATCH, seed=seed, split="valid")
         return (batch.to(device) for batch in order.cut())
 
-    def baselines(self, seed: int, device: torch.device) -> dict[str, dict[str, float]]:
+    def scored_rows(self, seed: int, device: torch.device) -> ScoredRows:
+        """Of rows drawn on a device, or read on the host."""
+        held_out = self.held_out(seed, device if self.drawn else torch.device("cpu"))
+        return ScoredRows(torch.cat([batch.labels_B for batch in held_out]).cpu())
+
+    def baseline_logits(self, seed: int, device: torch.device) -> dict[str, Tensor]:
         """The majority class of the training rows, and for random batches the logits that labels were drawn from."""
         if self._store is None:
-            return synthetic_baselines(self.bags(seed, device), self.config.data.held_out_batches)
-        labels_N = torch.cat([batch.labels_B for batch in self.held_out(seed, torch.device("cpu"))])
-        return {"majority": binary_metrics(majority(self._store.click_rate("train"), len(labels_N)), labels_N)}
+            return synthetic_logits(self.bags(seed, device), self.config.data.held_out_batches)
+        return {"majority": majority(self._store.click_rate("train"), self.facts()["valid_rows"])}

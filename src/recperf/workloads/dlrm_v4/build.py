@@ -18,7 +18,7 @@ from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...distributed.ranks import current
 from ...execution.submission import Submission
-from ...execution.workload import Prepared
+from ...execution.workload import Predictions, Prepared
 from ...measure.cost import FLOAT, Cost
 from ...measure.spans import span
 from ...models.dlrm_v4.cost import load_of, step
@@ -196,7 +196,7 @@ class Evaluations:
         inputs = self.trial.inputs(self.prepared.valid_order(windows))
         self._ahead = windows, inputs, iter(inputs.loader())
 
-    def score(self, at: Position | None) -> dict[str, float]:
+    def predictions(self, at: Position | None) -> Predictions:
         windows = self.prepared.windows_at(at)
         if self._ahead is None or self._ahead[0] != windows:
             self.gather(windows)
@@ -204,6 +204,11 @@ class Evaluations:
         _, inputs, batches = self._ahead
         self._ahead = None
         logits_N, labels_N = self.predicted(inputs, batches)
+        rows = self.prepared.rows_of(windows)
+        return Predictions(logits_N, labels_N, rows.users_N, rows.items_N)
+
+    def metrics(self, predictions: Predictions) -> dict[str, float]:
+        logits_N, labels_N = predictions.logits_N, predictions.labels_N
         self.lifetime.add(logits_N, labels_N)
         metrics = binary_metrics(logits_N, labels_N)
         entropy = normalized_entropy(metrics["log_loss"], float(labels_N.double().mean()))
@@ -331,10 +336,17 @@ class HistoryTrial:
             self.evaluations.gather(self.prepared.windows_at(self.due.next(at)))
 
     @torch.no_grad()
-    def score(self, at: Position | None = None) -> dict[str, float]:
-        """Of every anchor of the windows that are due; counts towards the lifetime AUC."""
+    def predictions(self, at: Position | None = None) -> Predictions:
+        """Of every anchor of the windows that are due."""
         self.model.eval()
-        return self.evaluations.score(at)
+        return self.evaluations.predictions(at)
+
+    def metrics(self, predictions: Predictions) -> dict[str, float]:
+        """Counts the predictions towards the lifetime AUC."""
+        return self.evaluations.metrics(predictions)
+
+    def score(self, at: Position | None = None) -> dict[str, float]:
+        return self.metrics(self.predictions(at))
 
     def rows_of(self, batch: Numbered | PackedBatch) -> Tensor:
         """The distinct rows of all tables that a batch looks up, tables one behind the other."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...data.order import Samples
 from ...data.yambda import catalogue
@@ -19,7 +20,8 @@ from ...data.yambda.schema import LISTEN_PLUS
 from ...data.yambda.synthesize.config import of_size
 from ...data.yambda.windows import Users, WindowIndex, refuse_overlap
 from ...errors import ConfigError, DataError
-from ...train.baselines import baselines, popularity
+from ...execution.workload import MOST_ROWS, ScoredRows
+from ...train.baselines import bias_logits, popularity
 from ...train.loop import Position
 from ...train.stream import next_window
 from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room
@@ -109,7 +111,25 @@ class EventWindows:
             self.index, windows=windows, batch_size=batch_size, leftover="carry", users=self.scored_users
         )
 
-    def baselines(self) -> dict[str, dict[str, float]]:
+    def rows_of(self, windows: range) -> ScoredRows:
+        """The anchors of windows, in the order in which they are scored."""
+        positions_N = self._scored_positions(windows)
+        labels_N = torch.from_numpy(self._labels(positions_N))
+        if len(positions_N) > MOST_ROWS:
+            return ScoredRows(labels_N)
+        users_N = torch.from_numpy(self.store.users_by_position(positions_N))
+        return ScoredRows(labels_N, users_N, torch.from_numpy(self.store.items_at(positions_N)))
+
+    def _scored_positions(self, windows: range) -> np.ndarray[Any, Any]:
+        return np.concatenate([self.index.order(window, self.scored_users) for window in windows])
+
+    def _labels(self, positions_N: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return ((self.store.kinds(positions_N) & LISTEN_PLUS) > 0).astype(np.float32)
+
+    def scored_rows(self) -> ScoredRows:
+        return self.rows_of(self.windows_at(None))
+
+    def baseline_logits(self) -> dict[str, Tensor]:
         """Of the rows that the end of training is scored on."""
         newest: list[np.ndarray[Any, Any]] = []
         for window in reversed(self.train_windows):
@@ -117,19 +137,17 @@ class EventWindows:
             if sum(map(len, newest)) >= MOST_BASELINE_ROWS:
                 break
         train = self._samples(np.concatenate(newest)[-MOST_BASELINE_ROWS:])
-        scored = [self.index.anchors(window, self.scored_users) for window in self.windows_at(None)]
-        valid = self._samples(np.concatenate(scored))
-        return {**baselines(train, valid), "popularity": popularity(train, valid)}
+        valid = self._samples(self._scored_positions(self.windows_at(None)))
+        return {**bias_logits(train, valid), "popularity": popularity(train, valid)}
 
     def _samples(self, positions_N: np.ndarray[Any, Any]) -> Samples:
         users = self.store.users_by_position(positions_N)
         ids = np.stack([users, self.store.items_at(positions_N)])
-        labels = (self.store.kinds(positions_N) & LISTEN_PLUS) > 0
         return Samples(
             keys=("user", "item"),
             dense_ND=torch.zeros(len(positions_N), 0),
             ids_FN=torch.from_numpy(ids),
-            labels_N=torch.from_numpy(labels.astype(np.float32)),
+            labels_N=torch.from_numpy(self._labels(positions_N)),
         )
 
 

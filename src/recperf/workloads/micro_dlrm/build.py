@@ -13,13 +13,12 @@ from ...data.clicks import ClickArrays
 from ...data.config import MovieLensConfig, RatingsConfig
 from ...data.order import Samples, ShuffledOrder, cut
 from ...distributed.ranks import current
-from ...execution.workload import Prepared
+from ...execution.workload import Predictions
 from ...measure.cost import FLOAT, Cost
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_step
 from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
-from ...train.baselines import baselines
 from ...train.device import choose
 from ...train.graph import (
     BETWEEN_RANKS,
@@ -32,19 +31,26 @@ from ...train.graph import (
     choose_graph,
 )
 from ...train.loop import Position
-from ...train.metrics import binary_metrics
 from ...train.optim import AdamW
-from ..clicks import SCORING_BATCH, DLRMTrialState, largest_product, one_cycle_recipe, own_samples
+from ..clicks import (
+    SCORING_BATCH,
+    DLRMTrialState,
+    PreparedSamples,
+    largest_product,
+    one_cycle_recipe,
+    own_samples,
+)
 from .config import MicroDLRMConfig, bounds, require_room
 from .data import check_sizes, read
 
 
-class PreparedClicks(Prepared):
+class PreparedClicks(PreparedSamples):
     """MovieLens read, split and turned into tensors on the device that trains."""
 
     def __init__(self, config: MicroDLRMConfig) -> None:
         require_room(config)
         self.config = config
+        self.train: Samples
         self.train, self.valid, self.data = movielens_samples(config.data, config.model)
         self.settings = choose(
             config.train, largest_product_flops=largest_product(config.model, config.train.batch_size)
@@ -54,9 +60,6 @@ class PreparedClicks(Prepared):
         self.graph, self.settings.reasons["graph"] = choose_graph(
             config.train.graph, self.settings.device, lack, why=FIXED_SHAPES, switch=SWITCH
         )
-
-    def baselines(self) -> dict[str, dict[str, float]]:
-        return baselines(self.train, self.valid)
 
     def trial(self, seed: int) -> ClickTrial:
         return ClickTrial(self, seed)
@@ -73,7 +76,7 @@ class ClickTrial(DLRMTrialState):
     """One DLRM, its optimizer and the order of its batches."""
 
     def __init__(self, prepared: PreparedClicks, seed: int) -> None:
-        config, device = prepared.config, prepared.settings.device
+        self.prepared, config, device = prepared, prepared.config, prepared.settings.device
         settings = config.train
         self.model = DLRM(config.model, seed=seed).to(device)
         tables = list(self.model.embeddings.parameters())
@@ -100,8 +103,8 @@ class ClickTrial(DLRMTrialState):
         self.model.eval()
         return torch.cat([self.model(b.dense_BD, b.features) for b in cut(self.valid, SCORING_BATCH)])
 
-    def score(self, at: Position | None = None) -> dict[str, float]:
-        return binary_metrics(self.logits(), self.valid.labels_N)
+    def predictions(self, at: Position | None = None) -> Predictions:
+        return self.prepared.predictions(self.logits())
 
     def rows_of(self, batch: ClickBatch | IndexedBatch) -> Tensor:
         """The table rows a batch looks up."""
@@ -136,4 +139,6 @@ def _samples(keys: tuple[str, ...], arrays: ClickArrays) -> Samples:
         dense_ND=torch.from_numpy(arrays.dense),
         ids_FN=torch.from_numpy(arrays.ids).t().contiguous().t(),
         labels_N=torch.from_numpy(arrays.labels),
+        users_N=torch.from_numpy(arrays.users),
+        items_N=torch.from_numpy(arrays.items),
     )

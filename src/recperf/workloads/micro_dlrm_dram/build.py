@@ -15,25 +15,24 @@ from ...data.batch import ClickBatch
 from ...data.order import Samples, ShuffledOrder, cut
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
-from ...execution.workload import Arm, Fix, Prepared, Trial, cpu_fixes, describe_synthetic
+from ...execution.workload import Arm, Fix, Predictions, ScoredRows, Trial, cpu_fixes, describe_synthetic
 from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
 from ...models.tables import HashedTable
 from ...stop import poll
-from ...train.baselines import baselines, synthetic_baselines
+from ...train.baselines import synthetic_logits
 from ...train.device import Settings, choose
 from ...train.loop import Order, Position
-from ...train.metrics import binary_metrics
 from ...train.optim import AdamW
 from ...train.sparse import SparseRows, SplitOptimizer
-from ..clicks import SCORING_BATCH, DLRMTrialState, largest_product, one_cycle_recipe
+from ..clicks import SCORING_BATCH, DLRMTrialState, PreparedSamples, largest_product, one_cycle_recipe
 from ..micro_dlrm.build import movielens_samples
 from .config import MicroDLRMDramConfig, bounds, hot_ids, resolved_rows
 from .data import check
 
 
-class PreparedDram(Prepared):
+class PreparedDram(PreparedSamples):
     """Data and settings; a trial allocates the table."""
 
     def __init__(self, config: MicroDLRMDramConfig) -> None:
@@ -86,10 +85,15 @@ class PreparedDram(Prepared):
             return cut(self.valid.to(self.settings.device), SCORING_BATCH)
         return self.bags(seed).held_out(self.config.data.held_out_batches)
 
-    def baselines(self) -> dict[str, dict[str, float]]:
+    def scored_rows(self) -> ScoredRows:
         if self.train is not None:
-            return baselines(self.train, self.valid)
-        return synthetic_baselines(self.bags(self.config.seed), self.config.data.held_out_batches)
+            return super().scored_rows()
+        return ScoredRows(torch.cat([batch.labels_B for batch in self.held_out(self.config.seed)]).cpu())
+
+    def baseline_logits(self) -> dict[str, Tensor]:
+        if self.train is not None:
+            return super().baseline_logits()
+        return synthetic_logits(self.bags(self.config.seed), self.config.data.held_out_batches)
 
     def trial(self, seed: int) -> DramTrial:
         return DramTrial(self, seed)
@@ -157,14 +161,16 @@ class DramTrial(DLRMTrialState):
         self.recipe = one_cycle_recipe(self.model, self.optimizer, prepared.order(seed), settings)
 
     @torch.no_grad()
-    def score(self, at: Position | None = None) -> dict[str, float]:
+    def predictions(self, at: Position | None = None) -> Predictions:
         self.model.eval()
         logits, labels = [], []
         for batch in self.prepared.held_out(self.seed):
             poll()
             logits.append(self.model(batch.dense_BD, batch.features))
             labels.append(batch.labels_B)
-        return binary_metrics(torch.cat(logits), torch.cat(labels))
+        if self.prepared.train is not None:
+            return self.prepared.predictions(torch.cat(logits))
+        return Predictions(torch.cat(logits).cpu(), torch.cat(labels).cpu())
 
     def rows_of(self, batch: ClickBatch) -> Tensor:
         """The table rows a batch looks up."""
