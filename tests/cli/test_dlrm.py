@@ -106,10 +106,10 @@ def test_a_stopped_run_goes_on_to_the_same_result(
     assert call(*arguments, "--run-dir", "straight", *QUICKLY)[0] == 0
     straight, real = result("straight"), loop.take_step
 
-    def interrupted(recipe: Any, batches: Any, step: int) -> Any:
+    def interrupted(recipe: Any, batches: Any, step: int, record_norm: Any) -> Any:
         if step == 3:
             signal.raise_signal(signal.SIGTERM)
-        return real(recipe, batches, step)
+        return real(recipe, batches, step, record_norm)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "take_step", interrupted)

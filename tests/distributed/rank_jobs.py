@@ -95,10 +95,10 @@ def training(
     trial = find("dlrm-v4").prepare(config).trial(SEED)
     if state is not None:
         restore(world, trial, state)
-    batches, losses, samples = trial.recipe.order.batches(0, done), [], []
+    batches, losses, samples, norms = trial.recipe.order.batches(0, done), [], [], []
     trial.model.train()
     for step in range(done, done + steps):
-        loss, count = take_step(trial.recipe, batches, step)
+        loss, count = take_step(trial.recipe, batches, step, lambda norm: norms.append(float(norm)))
         losses.append(float(loss))
         samples.append(count)
     saved = whole_state(world, trial)
@@ -108,7 +108,7 @@ def training(
     dense = [parameter.detach().clone() for parameter in trial.model.dense_parameters()]
     return {
         "losses": losses, "samples": samples, "state": saved, "metrics": metrics, "seen": seen, "logits": logits,
-        "labels": labels, "dense": dense,
+        "labels": labels, "dense": dense, "norms": norms,
     }  # fmt: skip
 
 

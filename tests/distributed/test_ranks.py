@@ -67,6 +67,7 @@ def test_losses_are_those_of_a_single_process(ranks: int) -> None:
     (one,), found = trained(1), trained(ranks)
     assert close(one["losses"], found[0]["losses"]), (one["losses"], found[0]["losses"])
     assert len(set(one["losses"])) == STEPS
+    assert close(one["norms"], found[0]["norms"], 1e-3), (one["norms"], found[0]["norms"])
     for told in found[1:]:
         assert told["losses"] == found[0]["losses"]
         assert told["samples"] == one["samples"]

@@ -41,10 +41,14 @@ def histories(graph: Any = "auto", **train: Any) -> PreparedHistories:
 WORKLOADS: dict[str, Callable[..., Any]] = {"micro-dlrm": clicks, "dlrm-v4": histories}
 
 
-def trained(prepared: Any, trial: Any, steps: int, *, start: int = 0) -> list[float]:
+def trained(
+    prepared: Any, trial: Any, steps: int, *, start: int = 0, norms: list[torch.Tensor] | None = None
+) -> list[float]:
+    """The losses of some steps; the gradient norm of every second one is added to `norms`."""
     with applied(prepared.settings):
         batches = trial.recipe.order.batches(0, start)
-        losses = [take_step(trial.recipe, batches, step)[0] for step in range(start, start + steps)]
+        records = [norms.append if norms is not None and step % 2 == 0 else None for step in range(steps)]
+        losses = [take_step(trial.recipe, batches, start + step, record)[0] for step, record in enumerate(records)]
         return torch.stack(losses).tolist()
 
 
@@ -56,12 +60,14 @@ def test_the_default_is_a_graph_that_trains_as_without_one(name: str) -> None:
     one, other = graph.trial(3), eager.trial(3)
     assert other.recipe.whole_step is None
     last = len(other.recipe.order) - 3
-    expected = trained(eager, other, 8) + trained(eager, other, 3, start=last)
-    actual = trained(graph, one, 8)
+    norms: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    expected = trained(eager, other, 8, norms=norms[0]) + trained(eager, other, 3, start=last, norms=norms[0])
+    actual = trained(graph, one, 8, norms=norms[1])
     resumed = graph.trial(3)
     resumed.restore(one.state())
-    actual += trained(graph, resumed, 3, start=last)
+    actual += trained(graph, resumed, 3, start=last, norms=norms[1])
     assert actual == pytest.approx(expected, rel=1e-3)
+    assert torch.stack(norms[1]).tolist() == pytest.approx(torch.stack(norms[0]).tolist(), rel=2e-2)
     for trial in (one, resumed):
         assert isinstance(trial.recipe.whole_step, GraphStep)
         assert not trial.recipe.whole_step.failed, graph.settings.reasons["graph"]

@@ -58,16 +58,16 @@ class Recorded(GraphStep):
 
     recording = False
 
-    def _record(self, clock: Any) -> Any:
+    def _record(self, clock: Any, *, norm: bool) -> Any:
         self.recording = True
         try:
-            return super()._record(clock)
+            return super()._record(clock, norm=norm)
         finally:
             self.recording = False
 
-    def _step(self) -> None:
+    def _step(self, *, norm: bool = False) -> None:
         if not self.recording:
-            super()._step()
+            super()._step(norm=norm)
 
 
 def trained(recipe: Recipe, steps: int, *, start: int = 0) -> list[float]:

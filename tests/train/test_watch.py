@@ -36,6 +36,19 @@ def test_losses_are_logged_in_groups_and_none_is_lost() -> None:
     assert [event["loss"] for event in emitted.events] == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_the_norm_of_the_first_and_of_every_nth_step_is_logged_with_its_loss() -> None:
+    emitted = Emitted()
+    log = LossLog(emit=emitted, seed=1, norm_every=2)
+    for step in range(1, 7):
+        if record := log.before_step(step):
+            record(torch.tensor(math.inf if step == 4 else step / 2))
+        log.after_step(Position(step=step), torch.tensor(1.0))
+    log.flush()
+    norms = {event["step"]: event["gradient_norm"] for event in emitted.events if "gradient_norm" in event}
+    assert norms == {1: 0.5, 2: 1.0, 4: None, 6: 3.0}
+    assert [LossLog.for_training(steps, emit=emitted, seed=1).norm_every for steps in (5, 2_000, 10**6)] == [10, 20, 50]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_nan_loss_names_its_step(bad: float) -> None:
     log = LossLog(emit=Emitted(), seed=1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..measure.device_clock import step_clock
 from ..measure.spans import span
 from ..stop import SIGNALS
-from ..train.loop import Model, Optimizer
+from ..train.loop import Model, Optimizer, RecordNorm
 from .progress import note, note_step
 from .world import World
 
@@ -82,7 +82,9 @@ class RankStep:
         self.before = before
         """Receives the learning rate before anything is looked up."""
 
-    def __call__(self, batches: Iterator[Any], rate: float) -> tuple[Tensor, int]:
+    def __call__(
+        self, batches: Iterator[Any], rate: float, record_norm: RecordNorm | None = None
+    ) -> tuple[Tensor, int]:
         note("waiting for a batch")
         with span("data"):
             batch = next(batches)
@@ -97,6 +99,8 @@ class RankStep:
             value = self.reduction(loss.detach())
         note(f"step {batch.step + 1}: update")
         with span("update"):
+            if record_norm:
+                record_norm(self.optimizer.gradient_norm())
             self.optimizer.step(rate)
         note_step(batch.step + 1, perf_counter() - began)
         return value, len(batch)

@@ -180,7 +180,7 @@ class SeedTraining:
         minutes_due = current().decide_on_leader(self.minutes)
         return Watchers(
             recipe=recipe,
-            losses=LossLog(emit=self.emit, seed=self.seed),
+            losses=LossLog.for_training(recipe.steps, emit=self.emit, seed=self.seed),
             timer=timer,
             evaluator=self.evaluator,
             save=self.save,

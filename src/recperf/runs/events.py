@@ -24,11 +24,13 @@ class Event(Struct):
 
 
 class Step(Struct):
-    """A training step; the loss is None if it was not finite."""
+    """A training step; the loss and the norm are None if they were not finite."""
 
     seed: int
     step: int
     loss: Number | None
+    gradient_norm: Number | None = None
+    """Of the dense gradient, over all ranks and before clipping; in some steps only."""
 
 
 class Metric(Struct):

@@ -22,7 +22,7 @@ from ..errors import MachineError
 from ..machine import out_of_memory
 from ..measure.device_clock import EventClock
 from ..measure.spans import listen, span
-from .loop import Model, Optimizer
+from .loop import Model, Optimizer, RecordNorm
 
 LOSSES = 4096
 """Size of the ring buffer: far more losses than wait to be logged at any time."""
@@ -223,7 +223,8 @@ class CopiedFeed:
 
 
 class GraphStep:
-    """Executes whole steps. The graph is captured at the first step, and once more with a clock inside.
+    """Executes whole steps. The graph is captured at the first step, once more with the norm of the gradient at the
+    first step whose norm is logged, and once more with a clock inside; all use the same memory.
 
     `state` lists what a step changes even at learning rate 0, beside the optimizer's own state. `reasons` are the
     settings of the run; a capture that fails is stated there, and steps are then taken without a graph. If the user
@@ -246,22 +247,35 @@ class GraphStep:
         self.rate_1 = torch.zeros(1, device=device)
         self.losses = torch.zeros(LOSSES, device=device)
         self.place_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        self.norm_1 = torch.zeros(1, device=device)
         self._rate, self._steps = 0.0, 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: dict[bool, torch.cuda.CUDAGraph | None] = {}
+        """The graph without the gradient's norm and the one with it."""
+        self._pool: Any = None
+        """Memory of the graphs; what lasts from replay to replay lies outside of it."""
         self._clocked: tuple[torch.cuda.CUDAGraph, EventClock] | None = None
         self.failed = False
         """Whether a capture failed."""
 
-    def __call__(self, batches: Iterator[Any], rate: float) -> tuple[Tensor, int]:
+    def __call__(
+        self, batches: Iterator[Any], rate: float, record_norm: RecordNorm | None = None
+    ) -> tuple[Tensor, int]:
         """One step: returns its loss and its number of samples."""
-        if self._graph is None and not self.failed:
-            self._graph = self._captured(None)
-        if self._graph is None:
-            return self.eager(batches, rate)
+        norm = record_norm is not None
+        if norm not in self._graphs and not self.failed:
+            self._graphs[norm] = self._captured(None, norm=norm)
+        graph = self._graphs.get(norm)
+        if graph is None:
+            return self.eager(batches, rate, record_norm)
         with span("data"):
             uneven = self.feed.load(batches)
         with span("graph"):
-            return self._replay(self._graph, rate) if uneven is None else self._without_graph(uneven, rate)
+            if uneven is not None:
+                return self._without_graph(uneven, rate, record_norm)
+            taken = self._replay(graph, rate)
+            if record_norm:
+                record_norm(self.norm_1[0].clone())
+            return taken
 
     def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:
         """One step with a clock inside: its time and the times of its parts on the device, in ns."""
@@ -289,20 +303,24 @@ class GraphStep:
         parts["other"] = parts.get("other", 0) + max(0, wall - whole - around.get("data", 0))
         return sum(parts.values()), parts
 
-    def eager(self, batches: Iterator[Any], rate: float) -> tuple[Tensor, int]:
+    def eager(self, batches: Iterator[Any], rate: float, record_norm: RecordNorm | None = None) -> tuple[Tensor, int]:
         """One step whose kernels are launched one by one, as they are before a graph is captured."""
         with span("data"):
             uneven = self.feed.load(batches)
         if uneven is not None:
-            return self._without_graph(uneven, rate)
+            return self._without_graph(uneven, rate, record_norm)
         self._set_rate(rate)
-        self._step()
+        self._step(norm=record_norm is not None)
+        if record_norm:
+            record_norm(self.norm_1[0].clone())
         return self._taken()
 
-    def _without_graph(self, batch: Any, rate: float) -> tuple[Tensor, int]:
+    def _without_graph(self, batch: Any, rate: float, record_norm: RecordNorm | None = None) -> tuple[Tensor, int]:
         """A step on a batch of another size than the graph's, as the last one of a file may be."""
         loss = self.model.loss(batch)
         loss.backward()
+        if record_norm:
+            record_norm(self.optimizer.gradient_norm())
         self.optimizer.step(torch.full_like(self.rate_1, rate))
         return loss.detach(), len(batch)
 
@@ -322,29 +340,31 @@ class GraphStep:
             self.rate_1.fill_(rate)
             self._rate = rate
 
-    def _step(self) -> None:
+    def _step(self, *, norm: bool = False) -> None:
         with span("data"):
             self.feed.draw()
         loss = self.model.loss(self.feed.batch)
         loss.backward()
         with span("update"):
+            if norm:
+                self.norm_1.copy_(self.optimizer.gradient_norm())
             self.optimizer.step(self.rate_1)
         with span("loss"):
             self.losses.index_copy_(0, self.place_1, loss.detach().view(1))
             self.place_1.add_(1).remainder_(LOSSES)
 
-    def _captured(self, clock: EventClock | None) -> torch.cuda.CUDAGraph | None:
+    def _captured(self, clock: EventClock | None, *, norm: bool = False) -> torch.cuda.CUDAGraph | None:
         """Capture the step as a graph, after a warm-up; none where that fails."""
         listener = listen(None)  # A clock around the step must not record its events in the graph.
         try:
-            self._warm_up()
-            graph = self._record(clock)
+            self._warm_up(norm=norm)
+            graph = self._record(clock, norm=norm)
         finally:
             listen(listener)
         self.rate_1.fill_(self._rate)
         return graph
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, *, norm: bool) -> None:
         """Take steps at learning rate 0, in which kernels are compiled and libraries allocate memory; weights, moments
         and counters are as before afterwards."""
         changed = [self.place_1, *self.feed.counters, *self.state(), *tensors_in(self.optimizer.state_dict())]
@@ -354,21 +374,21 @@ class GraphStep:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                self._step()
+                self._step(norm=norm)
         torch.cuda.current_stream().wait_stream(side)
         # In place: a graph that was captured before holds the addresses.
         for tensor, value in zip(changed, before):
             tensor.copy_(value)
         torch.cuda.synchronize()
 
-    def _record(self, clock: EventClock | None) -> torch.cuda.CUDAGraph | None:
+    def _record(self, clock: EventClock | None, *, norm: bool) -> torch.cuda.CUDAGraph | None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             # Other threads may allocate memory meanwhile, as those that prepare batches do.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 if clock:
                     clock.begin()
-                self._step()
+                self._step(norm=norm)
                 if clock:
                     clock.close()
         except RuntimeError as error:
@@ -380,13 +400,15 @@ class GraphStep:
                     raise cause from None
             torch.cuda.synchronize()
             self.model.forget_gradients()
-            self.failed, self._graph = True, None
+            self.failed = True
+            self._graphs.clear()
             message = str(error).strip().splitlines() or [type(error).__name__]
             why = f"the step could not be captured: {message[0]}"
             if self.requested_by:
                 raise MachineError(f"no CUDA graph: {why}", fix=f"{self.requested_by} off") from error
             self.reasons["graph"] = f"off: {why}"
             return None
+        self._pool = graph.pool()
         return graph
 
 

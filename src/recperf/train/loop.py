@@ -12,6 +12,9 @@ from torch import Tensor
 from ..measure.spans import span
 from ..stop import poll
 
+RecordNorm = Callable[[Tensor], None]
+"""Receives the norm of a step's dense gradient, on its device."""
+
 
 class Order(Protocol):
     def __len__(self) -> int: ...
@@ -38,13 +41,20 @@ class Model(Protocol):
 class Optimizer(Protocol):
     def step(self, learning_rate: float | Tensor) -> None: ...
 
+    def gradient_norm(self) -> Tensor:
+        """Norm of the dense gradient before `step`, not clipped. Rows of a table that is updated sparsely have no
+        dense gradient and are not counted."""
+        ...
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class WholeStep(Protocol):
-    def __call__(self, batches: Iterator[Any], rate: float) -> tuple[Tensor, int]: ...
+    def __call__(
+        self, batches: Iterator[Any], rate: float, record_norm: RecordNorm | None = None
+    ) -> tuple[Tensor, int]: ...
 
     def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:
         """The same step, timed inside: the step's time and the times of its parts, in ns."""
@@ -68,7 +78,9 @@ class Watch(Protocol):
 
     def before_epoch(self) -> None: ...
 
-    def before_step(self) -> None: ...
+    def before_step(self, step: int) -> RecordNorm | None:
+        """Is called with the number of the step that begins; returns who wants to know its gradient's norm."""
+        ...
 
     def after_step(self, position: Position, loss: Tensor, samples: int) -> None: ...
 
@@ -109,11 +121,13 @@ class Recipe:
         return min(planned, self.max_steps) if self.max_steps else planned
 
 
-def take_step(recipe: Recipe, batches: Iterator[Any], step: int) -> tuple[Tensor, int]:
+def take_step(
+    recipe: Recipe, batches: Iterator[Any], step: int, record_norm: RecordNorm | None = None
+) -> tuple[Tensor, int]:
     """One training step on the next batch: returns its loss and its number of samples."""
     poll()
     if recipe.whole_step:
-        return recipe.whole_step(batches, recipe.learning_rate(step))
+        return recipe.whole_step(batches, recipe.learning_rate(step), record_norm)
     with span("data"):
         batch = next(batches)
         parts = slices(batch, recipe.micro_batches)
@@ -124,6 +138,8 @@ def take_step(recipe: Recipe, batches: Iterator[Any], step: int) -> tuple[Tensor
             loss.backward()
         losses.append(loss.detach())
     with span("update"):
+        if record_norm:
+            record_norm(recipe.optimizer.gradient_norm())
         recipe.optimizer.step(recipe.learning_rate(step))
     return (losses[0] if len(losses) == 1 else torch.stack(losses).sum()), len(batch)
 
@@ -150,8 +166,8 @@ def train(recipe: Recipe, start: Position, watch: Watch) -> Position:
         watch.before_epoch()
         batches = order.batches(at.epoch, at.batch)
         while at.batch < len(order) and at.step < total:
-            watch.before_step()
-            loss, samples = take_step(recipe, batches, at.step)
+            record_norm = watch.before_step(at.step + 1)
+            loss, samples = take_step(recipe, batches, at.step, record_norm)
             at = replace(at, batch=at.batch + 1, step=at.step + 1)
             watch.after_step(at, loss, samples)
         at = next_epoch_if_done(at, len(order))

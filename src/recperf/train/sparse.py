@@ -106,6 +106,11 @@ class SplitOptimizer:
             self.dense.step(learning_rate)
             self.streams.join_all()
 
+    def gradient_norm(self) -> Tensor:
+        """Of the dense parameters; the tables' gradient exists only row by row, and is not counted."""
+        self.streams.join("weights")
+        return self.dense.gradient_norm()
+
     def _scale(self) -> float:
         """The factor that limits the norm of the whole gradient, dense and sparse, to `clip`."""
         squares = [float(g.square().sum()) for g in self.dense.gradients()]

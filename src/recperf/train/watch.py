@@ -14,21 +14,38 @@ from ..errors import GateFailed, Interrupted, Stopped
 from ..ops.faults import raise_if_any
 from ..points import reached
 from .cadence import Due, never
-from .loop import Position, Recipe
+from .loop import Position, Recipe, RecordNorm
 from .timing import Emit, StepTimer
 
+NORM_EVERY = (10, 50)
+"""Steps between two logged gradient norms, at least and at most; a training of few steps has more of them. On a CPU the
+norm of a small model takes up to a tenth of its step."""
 DIVERGED = "lower --train.learning-rate; the last checkpoint is from before it"
 
 
 @dataclass
 class LossLog:
-    """Collects losses on their device and logs them in groups, so that no step waits for a GPU."""
+    """Collects losses, and at some steps the norm of the gradient, on their device and logs them in groups, so that no
+    step waits for a GPU."""
 
     emit: Emit
     seed: int
     group: int = 50
+    norm_every: int = 0
+    """Log the norm of the first step and of every so many; 0: of none."""
     last: float = math.nan
     _pending: list[tuple[int, Tensor]] = field(default_factory=list)
+    _norms: dict[int, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def for_training(cls, steps: int, *, emit: Emit, seed: int) -> LossLog:
+        """For a training of so many steps, from its first one on."""
+        least, most = NORM_EVERY
+        return cls(emit=emit, seed=seed, norm_every=min(most, max(least, steps // 100)))
+
+    def before_step(self, step: int) -> RecordNorm | None:
+        due = self.norm_every and (step == 1 or step % self.norm_every == 0)
+        return (lambda norm: self._norms.__setitem__(step, norm)) if due else None
 
     def after_step(self, position: Position, loss: Tensor) -> None:
         self._pending.append((position.step, loss))
@@ -42,15 +59,19 @@ class LossLog:
         steps = [step for step, _ in self._pending]
         losses_N = torch.stack([loss for _, loss in self._pending])
         losses = losses_N.tolist()
+        norms = dict(zip(self._norms, torch.stack([*self._norms.values()]).tolist())) if self._norms else {}
         raise_if_any(losses_N.device)
         self._pending.clear()
+        self._norms.clear()
         for step, loss in zip(steps, losses):
             if not math.isfinite(loss):
                 raise GateFailed(
                     f"the loss is {loss} at step {step}",
                     fix=DIVERGED,
                 )
-            self.emit("step", seed=self.seed, step=step, loss=loss)
+            norm = norms.get(step)
+            fields = {} if norm is None else {"gradient_norm": norm if math.isfinite(norm) else None}
+            self.emit("step", seed=self.seed, step=step, loss=loss, **fields)
         self.last = losses[-1]
 
 
@@ -144,8 +165,9 @@ class Watchers:
     def before_epoch(self) -> None:
         self.timer.before_epoch()
 
-    def before_step(self) -> None:
+    def before_step(self, step: int) -> RecordNorm | None:
         self.timer.before_step()
+        return self.losses.before_step(step)
 
     def after_step(self, position: Position, loss: Tensor, samples: int) -> None:
         self.timer.after_step(position, samples)

@@ -130,6 +130,9 @@ class DenseAndBags:
         with span("dense_update"):
             self.dense.step(learning_rate)
 
+    def gradient_norm(self) -> Tensor:
+        return self.dense.gradient_norm()
+
     def state_dict(self) -> dict[str, Any]:
         return {"dense": self.dense.state_dict(), "rows": None}
 

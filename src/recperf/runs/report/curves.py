@@ -122,26 +122,27 @@ def smooth(values: list[float], weight: float = 0.15) -> list[float]:
 def training(
     width: int,
     losses: dict[int, list[tuple[int, float]]],
+    norms: dict[int, list[tuple[int, float]]],
     history: dict[int, list[tuple[int, float]]],
     metric: str,
     target: float | None,
 ) -> Sheet:
-    """Loss on the left, a validation metric on the right; on a phone, below each other."""
+    """Loss, gradient norm and a validation metric side by side; on a phone, below each other."""
     wide, height = width == WIDE, 250
-    panels = [panel for panel in ("loss", "history") if (losses if panel == "loss" else history)]
+    series = {"training loss": losses, "gradient norm": norms, f"validation {metric}": history}
+    panels = [title for title, by_seed in series.items() if by_seed]
     sheet = Sheet(width, height if wide else (height - 20) * len(panels))
     each = (width - 56 * (len(panels) - 1)) / len(panels) if wide else width
-    for index, panel in enumerate(panels):
+    for index, title in enumerate(panels):
         left = (index * (each + 56) if wide else 0) + 40
         top = 34 if wide else 34 + index * (height - 20)
         frame = (height if wide else height - 20) - 34 - 34
         axes = sheet.axes(left, top, width - left + 40 - each + 6, sheet.height - top - frame)
-        if panel == "loss":
-            sheet.text(left - 40, top - 22, "training loss", color="ink", size=12, weight="bold", va="center")
-            _losses(axes, losses)
-        else:
-            sheet.text(left - 40, top - 22, f"validation {metric}", color="ink", size=12, weight="bold", va="center")
+        sheet.text(left - 40, top - 22, title, color="ink", size=12, weight="bold", va="center")
+        if series[title] is history:
             _history(axes, history, target)
+        else:
+            _losses(axes, series[title])
         sheet.text(left - 40 + each - 6, top + frame + 26, "steps", ha="right", va="center")
     return sheet
 

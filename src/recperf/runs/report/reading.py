@@ -29,9 +29,11 @@ MISFIT = "does not fit its description"
 
 @dataclass(frozen=True)
 class Events:
-    """What the training logged: pairs of step and loss by seed, and the evaluations in their order."""
+    """What the training logged: pairs of step and loss, and of step and gradient norm, by seed, and the evaluations in
+    their order."""
 
     losses: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    norms: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -167,6 +169,8 @@ def _events(path: Path) -> Events:
         for event in parse_events(_whole_lines(path)):
             if event["kind"] == "step" and event["loss"] is not None:
                 events.losses.setdefault(event["seed"], []).append((event["step"], float(event["loss"])))
+                if event.get("gradient_norm") is not None:
+                    events.norms.setdefault(event["seed"], []).append((event["step"], float(event["gradient_norm"])))
             elif event["kind"] == "metric":
                 events.metrics.append(event)
     except BadEvent as error:

@@ -200,8 +200,10 @@ def training(run: Reading, key: str) -> Section:
             f"Loss of {count(steps)} steps in at most {curves.BUCKETS} groups per seed: the band spans the smallest "
             "and largest loss of a group, the line is an exponential moving average of the group means."
         )
-    label = f"Training loss ({'; '.join(ends)}) and validation {metric(name)} over the steps"
-    draw = lambda width: curves.training(width, events.losses, history, metric(name), bound)  # noqa: E731
+    if events.norms:
+        caption += " The gradient norm is that of the dense parameters, over all ranks and before clipping."
+    label = f"Training loss ({'; '.join(ends)}), gradient norm and validation {metric(name)} over the steps"
+    draw = lambda width: curves.training(width, events.losses, events.norms, history, metric(name), bound)  # noqa: E731
     blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
     names = [name for name in run.result["quality"]["metrics"] if any(name in event for event in events.metrics)]
     if events.metrics and names:

@@ -35,6 +35,7 @@ from ...train.device import choose, repeatable, resident_threads
 from ...train.graph import BETWEEN_RANKS, SWITCH, GraphStep, choose_graph
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
+from ...train.optim import norm_of
 from ...train.stream import after_windows, interval, seams_of
 from .batches import InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder
 from .config import DLRMv4WorkloadConfig, HistoryTrainConfig, require_room
@@ -143,6 +144,10 @@ class AdamAndRows:
         with span("sparse_update"):
             ratio = self.config.table_learning_rate / self.config.learning_rate
             self.model.tables.update(float(learning_rate) * ratio if rate is None else rate * ratio)
+
+    def gradient_norm(self) -> Tensor:
+        gradients = [parameter.grad for parameter in self.model.dense_parameters()]
+        return norm_of([gradient for gradient in gradients if gradient is not None])
 
     @contextmanager
     def _rate(self, rate: float | Tensor) -> Iterator[None]:
