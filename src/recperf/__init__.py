@@ -1,6 +1,8 @@
 """recperf trains recommendation models, measures them and explains what limits them.
 
     report = recperf.profile(step, batches=loader, model=model)
+    run = recperf.open("runs/...")
+    scores = run.score(frame)
 
 Importing this imports nothing else: torch is loaded when a name is used.
 """
@@ -15,14 +17,18 @@ if TYPE_CHECKING:
 
     from .execution.step_profile import Profiler, profile
     from .runs.step_report import Report, load
+    from .workloads.opened import OpenRun
+    from .workloads.opened import OpenRun as open
 
-__all__ = ["Profiler", "Report", "__version__", "load", "profile"]
+__all__ = ["OpenRun", "Profiler", "Report", "__version__", "load", "open", "profile"]
 
 _PLACES = {
     "profile": "execution.step_profile",
     "Profiler": "execution.step_profile",
     "load": "runs.step_report",
     "Report": "runs.step_report",
+    "OpenRun": "workloads.opened",
+    "open": "workloads.opened",
 }
 
 
@@ -31,7 +37,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'recperf' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{_PLACES[name]}", __name__), name)
+    module = import_module(f".{_PLACES[name]}", __name__)
+    return getattr(module, "OpenRun" if name == "open" else name)
 
 
 def __dir__() -> list[str]:

@@ -8,6 +8,7 @@ rows, and every scaling is a constant written here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +54,7 @@ def build(data: Ratings, config: SplitConfig) -> Clicks:
     sparse = data.id_features()
     ids = np.stack([_known_in_training(ids, valid) for ids, _ in sparse.values()])
     mean, count = user_history(data.user, labels, valid)
-    features = {
-        **data.user_features(),
-        "user mean": (mean - 0.5) * 4.0,
-        "user count": np.log1p(count) / 5.0,
-        **data.item_features(),
-    }
+    features = dense_features(data, mean, count)
     dense = np.stack(list(features.values()), axis=1).astype(np.float32)
 
     def side(rows: Rows) -> ClickArrays:
@@ -77,6 +73,16 @@ def build(data: Ratings, config: SplitConfig) -> Clicks:
         feature_names=tuple(sparse),
         dense_names=tuple(features),
     )
+
+
+def dense_features(data: Ratings, mean: Floats, count: Ints) -> dict[str, NDArray[Any]]:
+    """Numbers about every rating, by name; `mean` and `count` are those of its user's training rows."""
+    return {
+        **data.user_features(),
+        "user mean": (mean - 0.5) * 4.0,
+        "user count": np.log1p(count) / 5.0,
+        **data.item_features(),
+    }
 
 
 def split_rows(data: Ratings, config: SplitConfig) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class Ratings:
     """Unix seconds."""
     liked_from: float = 4.0
     """A rating of at least this is a click."""
+    own_ids: dict[str, list[int | str]] | None = None
+    """The user's own ids of all users and items, in the order of their numbers; None where the numbers are the ids."""
 
     def id_features(self) -> dict[str, tuple[Ints, int]]:
         """For each sparse feature the id of every rating, and the rows of its table: its largest id + 1."""
@@ -48,6 +50,11 @@ class Ratings:
     def item_features(self) -> dict[str, NDArray[Any]]:
         """Numbers about the item of every rating, by name."""
         return {}
+
+
+    def for_pairs(self, user: Ints, item: Ints) -> Ratings:
+        """The same data with other pairs of user and item in place of the ratings; 0 stands for an unknown one."""
+        return replace(self, user=user, item=item)
 
 
 def read_ratings(config: RatingsConfig) -> Ratings:
@@ -71,15 +78,17 @@ def read_ratings(config: RatingsConfig) -> Ratings:
     if not rows:
         raise DataError("the file has no ratings", where={"file": path}, fix="check data.path")
     users, items, ratings, times = zip(*rows)
+    (own_users, user), (own_items, item) = (np.unique(ids, return_inverse=True) for ids in (users, items))
     return Ratings(
         name=path.name,
         synthetic=False,
         digest=sha256(path),
-        user=np.unique(users, return_inverse=True)[1] + 1,
-        item=np.unique(items, return_inverse=True)[1] + 1,
+        user=user + 1,
+        item=item + 1,
         rating=np.array(ratings),
         timestamp=np.array(times),
         liked_from=config.liked_from,
+        own_ids={"user": own_users.tolist(), "item": own_items.tolist()},
     )
 
 

@@ -274,6 +274,8 @@ class Workload:
     datasets: Mapping[str, Callable[[Any, Dataset], Any]] = field(default_factory=dict)
     """By kind, the datasets that it can train on: functions that take a config and a dataset and return the config for
     that dataset. They are called before the fields on a command line are set."""
+    serve: str | None = None
+    """"module:Class" of the `Served` model of a config, for scoring rows after training; None where rows are random."""
     submission: str | None = None
     """"module:function" that returns the `Submission` of a trial, for workloads with an MLPerf log."""
 

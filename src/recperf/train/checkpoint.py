@@ -242,10 +242,13 @@ class CheckpointStore:
         return state
 
 
-def read_state(path: Path, into: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Read the state of a checkpoint whose digests hold."""
+def read_state(path: Path, into: dict[str, Any] | None = None, *, part: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Read the state of a checkpoint whose digests hold, or a part of it, such as ("trial", "model")."""
     try:
-        state = StateReader(path, folders.read_manifest(path)).read(into)
+        manifest = folders.read_manifest(path)
+        for name in part:
+            manifest["state"] = manifest["state"][name]
+        state = StateReader(path, manifest).read(into)
     except folders.Damaged:
         raise
     except Exception as error:

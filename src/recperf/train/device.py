@@ -114,7 +114,9 @@ def applied(settings: Settings) -> Iterator[None]:
         torch.set_num_threads(threads)
         allow_onednn(onednn)
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.use_deterministic_algorithms(strict)
+        if settings.deterministic:
+            # Only where it was set: the call imports torch's compiler, which takes seconds.
+            torch.use_deterministic_algorithms(strict)
 
 
 def allow_onednn(allowed: bool) -> None:

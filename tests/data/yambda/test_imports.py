@@ -412,7 +412,7 @@ def test_unknown_columns(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert import_error(tmp_path / "absent.csv").what == "the events file cannot be opened: No such file or directory"
+    assert import_error(tmp_path / "absent.csv").what == "the file cannot be opened: No such file or directory"
     (tmp_path / "folder").mkdir()
     assert "it is a folder" in import_error(tmp_path / "folder").what
     assert "is empty" in import_error(write(tmp_path, "")).what

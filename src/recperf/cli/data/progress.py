@@ -14,7 +14,7 @@ from ..terminal import Terminal, progress_bar
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-Unit = Literal["events", "bytes", "share"]
+Unit = Literal["events", "rows", "bytes", "share"]
 
 
 class Bar:
@@ -38,19 +38,21 @@ class Bar:
             return
         self.last = now
         rate = max(1, done - self.first) / max(1e-9, now - self.began)
-        line = f"{self.label}  {self._amount(done, total, rows, rate)}  {(total - done) / rate:,.0f} s left"
+        left = f"  {(total - done) / rate:,.0f} s left" if total else ""
+        line = f"{self.label}  {self._amount(done, total, rows, rate)}{left}"
         if not self.terminal.live:
             self.terminal.say(line)
             return
         if self.bar is None:
             self.bar = progress_bar(self.terminal.screen)
-            self.bar.add_task(self.label, total=total)
+            self.bar.add_task(self.label, total=total or None)
             self.bar.start()
-        self.bar.update(self.bar.task_ids[0], completed=done, total=total, description=line, refresh=True)
+        self.bar.update(self.bar.task_ids[0], completed=done, total=total or None, description=line, refresh=True)
 
     def _amount(self, done: int, total: int, rows: int, rate: float) -> str:
-        if self.unit == "events":
-            return f"{number(done)} of {number(total)} events  {number(rate)} events/s"
+        if self.unit in ("events", "rows"):
+            of = f" of {number(total)}" if total else ""
+            return f"{number(done)}{of} {self.unit}  {number(rate)} {self.unit}/s"
         if self.unit == "share":
             return f"{100 * done / max(1, total):.0f} %"
         return f"{size(done)} of {size(total)}" + (f"  {number(rows)} rows" if rows else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from ...errors import UsageError
 from ..datasets import Dataset
 from ..ratings import Ints, Ratings
+from .imports.ids import own_ids
 from .reference.cache import open_events
 from .schema import LISTEN_PLUS, LISTENS
 from .store import EventStore
@@ -27,6 +28,14 @@ class EventRatings(Ratings):
     def id_features(self) -> dict[str, tuple[Ints, int]]:
         ids = {"user": self.user, "item": self.item, **self.groups}
         return {name: (ids[name], rows) for name, rows in self.rows.items()}
+
+    def for_pairs(self, user: Ints, item: Ints) -> EventRatings:
+        groups = {}
+        for name, ids in self.groups.items():
+            by_item = np.zeros(self.rows["item"], np.int64)
+            by_item[self.item] = ids
+            groups[name] = by_item[item]
+        return replace(self, user=user, item=item, groups=groups)
 
 
 def table_rows(store: EventStore) -> dict[str, int]:
@@ -64,4 +73,5 @@ def read_events(folder: Path) -> EventRatings:
         liked_from=1.0,
         groups=groups,
         rows=rows,
+        own_ids={"user": own_ids(store, "user"), "item": own_ids(store, "item")},
     )

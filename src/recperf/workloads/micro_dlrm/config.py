@@ -123,4 +123,5 @@ MICRO_DLRM = Workload(
     ranks="recperf.workloads.micro_dlrm.ranks:PreparedClicksOnRanks",
     plan="recperf.workloads.micro_dlrm.config:planned",
     datasets={"movielens": on_movielens, "events": on_events},
+    serve="recperf.workloads.micro_dlrm.serve:ServedRatings",
 )

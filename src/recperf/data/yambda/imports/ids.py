@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ....errors import DataError
 from ....files import writing
+from ..store import EventStore
 from .convert import OPTIONAL_ROLES
 from .database import RESTART, column_types, fetch_row
 from .options import ImportOptions
@@ -73,6 +74,18 @@ def catalogue(connection: Any, options: ImportOptions) -> tuple[NDArray[np.uint3
             catalogue_I2[item, position] = last
             several[f"{role}s"] += int(differs.sum())
     return catalogue_I2, several
+
+
+def own_ids(store: EventStore, role: str) -> list[int | str]:
+    """The user's own ids of the users, in the order of the store, or of the items 0, 1 and so on; role: user or item.
+
+    The id of an item that no event has is that of the store.
+    """
+    numbers = store.user_ids_U.tolist() if role == "user" else list(range(store.items))
+    if f"{role}s" not in store.manifest.get("originals", {}):
+        return numbers
+    listed = originals(store.folder, f"{role}s")
+    return [listed[number - 1] if 0 < number <= len(listed) else number for number in numbers]
 
 
 def originals(folder: Path, role: str) -> list[int | str]:

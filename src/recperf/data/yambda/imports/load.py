@@ -45,6 +45,15 @@ def load_file(connection: Any, source: Source, progress: Progress) -> str:
     return digest
 
 
+def tables_of(source: Source) -> Iterator[Any]:
+    """The rows of a file as pyarrow tables, whose columns are named by `source.columns`."""
+    if source.format == "parquet":
+        yield from (table for table, _ in _parquet_batches(source))
+        return
+    with HashedFile(source.path) as file:
+        yield from (table for table, _ in _text_batches(source, file))
+
+
 def _trimmed(name: str) -> str:
     """SQL for text without the whitespace around it."""
     # Most values are printable ASCII without spaces; testing for that is far faster than trimming.

@@ -53,13 +53,16 @@ class Source:
 
     def require_unchanged(self, hashed: str, imported: str) -> None:
         """Refuse a file that was written to since it was inspected: what was imported must be what was hashed."""
-        try:
-            same = hashed == imported and self.state == _state(self.path.stat())
-        except OSError:
-            same = False
-        if not same:
-            what = "the events file changed while it was imported"
+        if hashed != imported or self.has_changed():
+            what = "the file changed while it was imported"
             raise bad_file(self.path, what, "import it when it is complete, or import a copy")
+
+    def has_changed(self) -> bool:
+        """Whether the file was written to, replaced or removed since it was inspected."""
+        try:
+            return self.state != _state(self.path.stat())
+        except OSError:
+            return True
 
 
 class HashedFile(io.FileIO):
@@ -92,9 +95,9 @@ def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = N
         size = state[1]
         gzipped = magic[:2] == b"\x1f\x8b"
     except OSError as error:
-        raise bad_file(path, f"the events file cannot be opened: {error.strerror}", "check the path") from None
+        raise bad_file(path, f"the file cannot be opened: {error.strerror}", "check the path") from None
     if not size:
-        raise bad_file(path, "the events file is empty", "name a file with events")
+        raise bad_file(path, "the file is empty", "name a file with rows")
     if magic == b"PAR1":
         names = _parquet_names(path)
         positions = _positions(path, columns, names)
@@ -215,4 +218,4 @@ def bad_file(path: Path, what: str, fix: str) -> DataError:
 def unreadable(path: Path, error: Exception) -> DataError:
     """The error for a file that is damaged or cut short."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return bad_file(path, f"the events file is damaged or cut short: {lines[0].rstrip('.')}", "fetch or write it again")
+    return bad_file(path, f"the file is damaged or cut short: {lines[0].rstrip('.')}", "fetch or write it again")

@@ -1,0 +1,91 @@
+"""recperf score RUN"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from ..errors import UsageError
+from ..units import number
+from ..workloads.opened import OpenRun
+from .parse import OutputOptions, parse
+from .terminal import Terminal, print_json
+
+DESCRIPTION = """Score the rows of a file with the model of a run. The output has the columns of the file, the
+probability of a positive label (score) and its log odds (logit). A stopped or killed command continues where it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(OutputOptions):
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The folder of a run."""
+    checkpoint: str = "last"
+    """The checkpoint to use: last, best, or a name that `recperf checkpoint list` shows."""
+    seed: int | None = None
+    """Of a run with several seeds, the seed whose model is used; default: the first."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto: on a GPU if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ModelOptions):
+    input: Path | None = None
+    """The rows: CSV or JSON lines (either may be in gzip) or Parquet; the first line of a CSV file names its
+    columns."""
+    held_out: bool = False
+    """Score the held-out rows of the run, with their labels, in place of a file."""
+    output: Path
+    """The file to write: .parquet or .csv."""
+    columns: tuple[str, ...] | None = None
+    """Columns of the input to write beside the scores; default: all."""
+
+
+def open_run(options: ModelOptions, terminal: Terminal) -> OpenRun:
+    return OpenRun(
+        options.run, checkpoint=options.checkpoint, device=options.device, seed=options.seed, notice=terminal.notice
+    )
+
+
+def command(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="recperf score", description=DESCRIPTION)
+    if (options.input is None) != options.held_out:
+        raise UsageError(
+            "give either --input or --held-out", fix="recperf score RUN --input rows.csv --output scores.csv"
+        )
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    run = open_run(options, terminal)
+    from ..execution.scoring import score_file
+    from .data.progress import Bar
+
+    bar = Bar(terminal, "scoring", "rows")
+    try:
+        summary = score_file(
+            run.model,
+            options.input,
+            options.output,
+            columns=options.columns,
+            progress=lambda done, total: bar(done, total or 0),
+        )
+    finally:
+        bar.close()
+    terminal.say(text_of(summary))
+    if options.json:
+        print_json(summary)
+    return 0
+
+
+def text_of(summary: dict[str, Any]) -> str:
+    """The summary of a scoring for people."""
+    resumed = f", {summary['resumed_at']:,} of them before this command" if summary["resumed_at"] else ""
+    lines = [
+        f"{summary['rows']:,} rows scored{resumed} in {summary['seconds']:.1f} s on {summary['device']}: "
+        f"{number(summary['rows_per_s'])} rows/s",
+        f"  model:  seed {summary['seed']}, checkpoint {summary['checkpoint']}",
+    ]
+    unknown = [f"{count:,} rows with an unknown {role}" for role, count in summary["unknown"].items() if count]
+    if unknown:
+        lines.append(f"  served by the row for unknown ids: {', '.join(unknown)}")
+    return "\n".join([*lines, f"  scores: {summary['output']}"])

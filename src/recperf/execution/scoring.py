@@ -1,0 +1,212 @@
+"""Scores the rows of a file: streamed, in parts that a stopped or killed process continues from.
+
+The parts are Parquet files in a folder beside the output, each complete or not there. At the end they are joined.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any, BinaryIO
+
+from ..data.rows import BadRow, RowFile, Table, in_blocks, pyarrow
+from ..errors import DataError, UsageError, did_you_mean
+from ..files import alone, atomic_file, read_regular, require_writable, write_json
+from ..jsonfile import decode
+from ..points import reached
+from ..stop import FLAG, poll
+from ..version import __version__
+from .serving import TrainedModel, with_scores
+
+JOB = "job.json"
+GROUP_ROWS = 1 << 16
+"""Rows of a row group of the output."""
+AGAIN = "the same command continues"
+Progress = Callable[[int, int | None], None]
+"""Called with the rows scored so far, and with all of them where that is known."""
+_UNKNOWN = b"recperf.unknown"
+_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv"}
+
+
+def format_of(path: Path) -> str:
+    """The format of an output, by its name."""
+    form = _SUFFIXES.get(path.suffix.lower())
+    if form is None:
+        raise UsageError(
+            f"the output {path.name!r} has no known format", fix=f"a name that ends in {', '.join(_SUFFIXES)}"
+        )
+    return form
+
+
+def score_file(
+    model: TrainedModel,
+    source: Path | None,
+    output: Path,
+    *,
+    columns: Sequence[str] | None = None,
+    progress: Progress = lambda done, total: None,
+) -> dict[str, Any]:
+    """Score the rows of a file, or without one the held-out rows of the run, and write them with their scores.
+
+    `columns` are the input's columns to write, by default all. Returns a summary.
+    """
+    format_of(output)
+    require_writable(output.parent)
+    rows = HeldOut(model) if source is None else FileRows(model, source, columns)
+    if source is not None and os.path.realpath(source) == os.path.realpath(output):
+        raise UsageError("the output is the input", fix="write the scores to another file")
+    job = {"recperf": __version__, "checkpoint": model.digest, **model.facts, "input": rows.identity}
+    folder = output.with_name(f"{output.name}.parts")
+    with alone(folder, what="scoring into this file", again=AGAIN):
+        parts = Parts(folder, job)
+        began, before = perf_counter(), parts.rows
+        with FLAG.explained("; the rows scored so far are saved", AGAIN):
+            for table, unknown in rows.scored(parts.rows):
+                parts.add(table, unknown)
+                progress(parts.rows, rows.count)
+                poll()
+        seconds = perf_counter() - began
+        if not parts.rows:
+            raise DataError("the file has no rows", where={"file": source}, fix="name a file with rows to score")
+        rows.require_unchanged()
+        write_rows(output, parts.tables())
+        reached("score: joined")
+        shutil.rmtree(folder)
+    return {
+        **model.facts,
+        "rows": parts.rows,
+        "resumed_at": before,
+        "unknown": parts.unknown,
+        "seconds": round(seconds, 3),
+        "rows_per_s": round((parts.rows - before) / max(seconds, 1e-9), 1),
+        "output": str(output),
+    }
+
+
+class FileRows:
+    """The rows of a file, scored in blocks."""
+
+    def __init__(self, model: TrainedModel, path: Path, columns: Sequence[str] | None) -> None:
+        self.model, self.file = model, RowFile(path)
+        names = self.file.names
+        self.columns = model.columns(names)
+        self.written = list(names if columns is None else columns)
+        for name in self.written:
+            if name not in names:
+                raise UsageError(f"--columns: the file has no column {name!r}{did_you_mean(name, names)}")
+        self.count = self.file.rows()
+        source = self.file.source
+        self.identity = {"file": source.path.name, "state": list(source.state), "columns": self.written}
+
+    def scored(self, first: int) -> Iterator[tuple[Table, Mapping[str, int]]]:
+        read = list(dict.fromkeys([*self.written, *self.columns.values()]))
+        for block in self.file.blocks(read, whole_batches(self.model), first=first):
+            try:
+                logits_N, unknown = self.model.score(block, self.columns)
+            except BadRow as error:
+                raise error.after(first, self.file.source.path) from None
+            yield with_scores(block.select(self.written), logits_N), unknown
+            first += len(block)
+
+    def require_unchanged(self) -> None:
+        source = self.file.source
+        if source.has_changed():
+            raise DataError("the file changed while it was scored", where={"file": source.path}, fix="score it again")
+
+
+class HeldOut:
+    """The held-out rows of a run, scored in blocks."""
+
+    def __init__(self, model: TrainedModel) -> None:
+        self.model, self.count = model, None
+        self.identity = "held-out rows"
+
+    def scored(self, first: int) -> Iterator[tuple[Table, Mapping[str, int]]]:
+        for table, inputs in self.model.served.held_out(self.model.seed):
+            if first >= len(table):
+                first -= len(table)
+                continue
+            yield with_scores(table, self.model.logits(inputs)), {}
+
+    def require_unchanged(self) -> None:
+        """Stores verify what they read."""
+
+
+def whole_batches(model: TrainedModel) -> int:
+    """Rows of a block: whole batches, so that each batch has the rows that it would have without blocks."""
+    batch = model.served.batch_size
+    return batch * max(1, model.served.block_rows // batch)
+
+
+class Parts:
+    """The finished parts of an output. Parts of another job are removed."""
+
+    def __init__(self, folder: Path, job: dict[str, Any]) -> None:
+        self.folder, self.rows = folder, 0
+        self.unknown: dict[str, int] = {}
+        self._paths: list[Path] = []
+        path = folder / JOB
+        if not os.path.lexists(path) or decode(read_regular(path)) != json.loads(json.dumps(job)):
+            for old in folder.glob("part-*.parquet"):
+                old.unlink()
+            write_json(path, job, fix=AGAIN)
+        while os.path.lexists(part := folder / f"part-{self.rows:012d}.parquet"):
+            with _readable(part):
+                about = pyarrow(".parquet").ParquetFile(str(part), page_checksum_verification=True)
+                self._count(part, about.metadata.num_rows, json.loads(about.schema_arrow.metadata[_UNKNOWN]))
+
+    def add(self, table: Table, unknown: Mapping[str, int]) -> None:
+        part = self.folder / f"part-{self.rows:012d}.parquet"
+        table = table.replace_schema_metadata({_UNKNOWN: json.dumps(dict(unknown)).encode()})
+        with atomic_file(part, fix=AGAIN) as file:
+            pyarrow(".parquet").write_table(table, file, write_page_checksum=True)
+        self._count(part, len(table), unknown)
+        reached("score: part written")
+
+    def _count(self, part: Path, rows: int, unknown: Mapping[str, int]) -> None:
+        self._paths.append(part)
+        self.rows += rows
+        for role, count in unknown.items():
+            self.unknown[role] = self.unknown.get(role, 0) + count
+
+    def tables(self) -> Iterator[Table]:
+        for part in self._paths:
+            with _readable(part):
+                table = pyarrow(".parquet").read_table(str(part), page_checksum_verification=True)
+            yield table.replace_schema_metadata(None)
+
+
+@contextmanager
+def _readable(part: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{part.name} is damaged: {error}", where={"file": part}, fix=f"remove {part.parent} and score again"
+        ) from None
+
+
+def write_rows(output: Path, tables: Iterable[Table]) -> int:
+    """Write tables of one schema as a Parquet or CSV file, complete or not at all; returns the number of rows."""
+    form, rows = format_of(output), 0
+    with atomic_file(output, fix=AGAIN) as file:
+        writer = None
+        for table in in_blocks(tables, GROUP_ROWS):
+            writer = writer or _writer(form, file, table.schema)
+            writer.write_table(table)
+            rows += len(table)
+            poll()
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def _writer(form: str, file: BinaryIO, schema: Any) -> Any:
+    if form == "parquet":
+        return pyarrow(".parquet").ParquetWriter(file, schema)
+    return pyarrow(".csv").CSVWriter(file, schema)

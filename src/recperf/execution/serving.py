@@ -1,0 +1,215 @@
+"""A trained model without its training: rebuilt from the folder of a run, with the encodings of its data.
+
+Shapes: N rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..data.rows import Ids, Table, find_column, pyarrow
+from ..errors import DataError, UsageError, did_you_mean
+from ..files import digest_of, open_regular, reading
+from ..runs.checkpoints import trainings
+from ..stop import poll
+from ..train import checkpoint_folder as folders
+from ..train.checkpoint import read_state
+from ..train.checkpoint_state import shape_mismatch
+from ..train.device import Settings, applied
+from .workload import Workload, load
+
+SCORES = ("score", "logit")
+"""Columns that scoring adds: the probability of a positive label, and its log odds."""
+BLOCK_ROWS = 1 << 16
+"""Rows that are encoded at once, rounded down to whole batches."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows as a model reads them."""
+
+    inputs: Any
+    unknown: Mapping[str, int]
+    """How many rows have an id that the training data has not, by role."""
+
+
+class Served(Protocol):
+    """A model and the encodings of its data, as a workload builds them for `Workload.serve`. Inherit the defaults."""
+
+    settings: Settings
+    model: nn.Module
+    batch_size: int
+    """Rows of a forward pass, as many as in an evaluation: then scores equal its predictions bit for bit."""
+    block_rows: int = BLOCK_ROWS
+    roles: Mapping[str, tuple[str, ...]]
+    """Spellings of the column of each role that rows must have, the preferred one first."""
+    optional: Mapping[str, tuple[str, ...]] = {}
+    """The same for roles that rows may have."""
+    users: Ids | None = None
+    items: Ids | None = None
+    """Own ids of users and items; None where the rows have no such column."""
+
+    def encode(self, rows: Mapping[str, Any]) -> Encoded:
+        """Encode columns, by role, as the training data was encoded."""
+        ...
+
+    def logits(self, inputs: Any) -> Tensor:
+        """The logits of encoded rows, on the host."""
+        ...
+
+    def held_out(self, seed: int) -> Iterator[tuple[Table, Any]]:
+        """The rows that the end of a training is scored on, in that order: their columns with `label`, and inputs."""
+        ...
+
+    def seen(self, user: int) -> Sequence[int]:
+        """Places in `items` of what a user, given as a place in `users`, had in the training data."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedModel:
+    """A model with the weights of a checkpoint."""
+
+    served: Served
+    checkpoint: Path
+    seed: int
+
+    @property
+    def digest(self) -> str:
+        """Digest of the checkpoint."""
+        path = self.checkpoint / folders.MANIFEST
+        with reading(path), open(open_regular(path), "rb") as file:
+            return digest_of(file)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a summary says of the model."""
+        return {
+            "seed": self.seed,
+            "checkpoint": self.checkpoint.name,
+            "step": folders.step_of(self.checkpoint),
+            "device": self.served.settings.device_name,
+        }
+
+    def columns(self, names: Sequence[str]) -> dict[str, str]:
+        """The column of rows with these names that serves each role."""
+        served = self.served
+        required = {role: find_column(role, spellings, names) for role, spellings in served.roles.items()}
+        more = {role: find_column(role, names_, names, required=False) for role, names_ in served.optional.items()}
+        return {role: column for role, column in {**required, **more}.items() if column is not None}
+
+    def score(self, rows: Table, columns: Mapping[str, str] | None = None) -> tuple[Tensor, Mapping[str, int]]:
+        """The logits of rows, and how many of them have an unknown id, by role."""
+        columns = self.columns(rows.column_names) if columns is None else columns
+        encoded = self.served.encode({role: rows[column] for role, column in columns.items()})
+        return self.logits(encoded.inputs), encoded.unknown
+
+    @torch.no_grad()
+    def logits(self, inputs: Any) -> Tensor:
+        self.served.model.eval()
+        with applied(self.served.settings):
+            return self.served.logits(inputs).float()
+
+
+def with_scores(rows: Table, logits_N: Tensor) -> Table:
+    """The rows with their scores, in place of columns of the same names."""
+    arrow = pyarrow()
+    rows = rows.select([name for name in rows.column_names if name not in SCORES])
+    for name, values_N in score_columns(logits_N).items():
+        rows = rows.append_column(name, arrow.array(values_N))
+    return rows
+
+
+def score_columns(logits_N: Tensor) -> dict[str, Any]:
+    return {"score": torch.sigmoid(logits_N).numpy(), "logit": logits_N.numpy()}
+
+
+def open_model(
+    workload: Workload,
+    config: Any,
+    run: Path,
+    *,
+    checkpoint: str = "last",
+    seed: int | None = None,
+    device: str = "auto",
+    notice: Callable[[str], None] = lambda text: None,
+) -> TrainedModel:
+    """Build the model of a run and read its weights. `checkpoint` is last, best or the name of one."""
+    if workload.serve is None:
+        raise UsageError(f"workload {workload.name!r} cannot score rows: its data is random", fix="recperf list")
+    path = find_checkpoint(run, checkpoint, seed)
+    if not os.path.lexists(run / "seal.json"):
+        notice(f"this run is not finished; its checkpoint of step {folders.step_of(path):,} is used")
+    fault = folders.fault(path)
+    if fault is not None:
+        raise _damaged(path, fault)
+    poll()
+    served: Served = load(workload.serve)(replace(config, train=replace(config.train, device=device)))
+    restore(served.model, path)
+    served.model.eval()
+    return TrainedModel(served=served, checkpoint=path, seed=int(path.parent.name.removeprefix("seed-")))
+
+
+def find_checkpoint(run: Path, which: str, seed: int | None = None) -> Path:
+    """The checkpoint of a run that is last, best, or has a name; of the first seed if none is given."""
+    by_seed = {int(folder.name.removeprefix("seed-")): folder for folder in trainings(run) if folders.saved(folder)}
+    if not by_seed:
+        raise DataError(
+            "this run has no checkpoint", where={"run": run}, fix=f"recperf run --resume {run}, or train it again"
+        )
+    if seed is not None and seed not in by_seed:
+        raise DataError(
+            f"this run has no checkpoint of seed {seed}",
+            where={"run": run, "seeds": ", ".join(map(str, by_seed))},
+            fix=f"--seed {next(iter(by_seed))}",
+        )
+    folder = by_seed[min(by_seed) if seed is None else seed]
+    saved = {path.name: path for path in folders.saved(folder)}
+    best = folders.best_of(folder)
+    special = {"last": next(iter(saved.values())), **({"best": best} if best else {})}
+    path = {**saved, **special}.get(which)
+    if path is None:
+        raise UsageError(
+            f"this run has no checkpoint {which!r}{did_you_mean(which, saved)}",
+            where={"run": run, "checkpoints": ", ".join([*special, *saved])},
+            fix=f"recperf checkpoint list {run}",
+        )
+    return path
+
+
+def restore(model: nn.Module, path: Path) -> None:
+    """Read the weights of a model from a checkpoint whose digests hold."""
+    into = model.state_dict()
+    try:
+        state = read_state(path, into, part=("trial", "model"))
+    except folders.Damaged as damage:
+        raise _damaged(path, str(damage)) from None
+    lacking = [name for name in into if name not in state]
+    mismatch = shape_mismatch(into, state) or (f"it has no {lacking[0]}" if lacking else None)
+    if mismatch is None:
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            mismatch = " ".join(str(error).split())
+    if mismatch is not None:
+        raise DataError(
+            f"the checkpoint does not fit the config of its run: {mismatch}",
+            where={"checkpoint": path},
+            fix="restore config.json, or another checkpoint",
+        )
+
+
+def _damaged(path: Path, fault: str) -> DataError:
+    others = [other.name for other in folders.saved(path.parent) if other != path]
+    return DataError(
+        f"checkpoint {path.name} is damaged: {fault}",
+        where={"folder": path},
+        fix=f"--checkpoint {others[0]}" if others else "restore it from a copy, or train again",
+    )

@@ -1,0 +1,99 @@
+"""The folder of a run, opened to use its model: `recperf.open`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import from_json
+from ..errors import ConfigError, DataError
+from ..execution.workload import Workload
+from ..jsonfile import read
+from ..runs.record import read_config
+from . import find, names
+
+if TYPE_CHECKING:
+    from ..execution.serving import TrainedModel
+
+
+def read_run(folder: Path) -> tuple[Workload, Any]:
+    """The workload of a run and its config, from its config.json."""
+    if not folder.is_dir():
+        raise DataError("there is no such run", where={"folder": folder}, fix="name the folder of a run: runs/<name>")
+    name, values = read_config(folder)
+    if name not in names():
+        raise DataError(
+            f"the config names an unknown workload {name!r}",
+            where={"file": folder / "config.json", "known": ", ".join(names())},
+            fix="install the package that has this workload, or restore the file",
+        )
+    workload = find(name)
+    try:
+        return workload, from_json(workload.config, values)
+    except ConfigError as error:
+        raise ConfigError(error.what, where={**error.where, "file": folder / "config.json"}, fix=error.fix) from None
+
+
+class OpenRun:
+    """A run and its model, which is built and read when it is first used.
+
+    `checkpoint` is "last", "best" or the name of one; `device` is "auto", "cpu" or "cuda"; `seed` is one of the run's
+    seeds, by default the first. Frames are those of pandas or polars, tables of pyarrow, or dicts of arrays; the same
+    kind is returned.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        checkpoint: str = "last",
+        device: str = "auto",
+        seed: int | None = None,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
+        self.folder = Path(folder).expanduser()
+        self.workload, self.config = read_run(self.folder)
+        self._options: dict[str, Any] = {"checkpoint": checkpoint, "device": device, "seed": seed}
+        self._notice = notice
+
+    def __repr__(self) -> str:
+        return f"<run of {self.workload.name} in {self.folder}>"
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The content of result.json."""
+        path = self.folder / "result.json"
+        if not path.is_file():
+            raise DataError(
+                "this run has no result yet", where={"run": self.folder}, fix=f"recperf run --resume {self.folder}"
+            )
+        result: dict[str, Any] = read(path)
+        return result
+
+    @cached_property
+    def model(self) -> TrainedModel:
+        from ..errors import notice_once
+        from ..execution.serving import open_model
+
+        notice = self._notice or notice_once
+        return open_model(self.workload, self.config, self.folder, notice=notice, **self._options)
+
+    def score(self, frame: Any) -> Any:
+        """The frame with two more columns: `score`, the probability of a positive label, and `logit`, its log odds."""
+        import torch
+
+        from ..data.rows import in_blocks
+        from ..execution.frames import names_of, to_table, with_columns
+        from ..execution.scoring import whole_batches
+        from ..execution.serving import score_columns
+
+        columns = self.model.columns(names_of(frame))
+        blocks = in_blocks([to_table(frame, columns.values())], whole_batches(self.model))
+        logits = [self.model.score(block, columns)[0] for block in blocks]
+        return with_columns(frame, score_columns(torch.cat(logits) if logits else torch.empty(0)))
+
+    def recommend(self, users: Sequence[Any] | Any, k: int = 10, *, exclude_seen: bool = False) -> Any:
+        """The k items with the highest scores for each user, from all items: columns user, rank, item, score, logit."""
+        raise NotImplementedError
