@@ -51,7 +51,6 @@ class Ratings:
         """Numbers about the item of every rating, by name."""
         return {}
 
-
     def for_pairs(self, user: Ints, item: Ints) -> Ratings:
         """The same data with other pairs of user and item in place of the ratings; 0 stands for an unknown one."""
         return replace(self, user=user, item=item)

@@ -1,0 +1,191 @@
+"""Scoring with a trained model: equal to the evaluation, resumable, and one clear line for each bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import recperf
+from recperf.cli import main
+from recperf.errors import DataError, RecperfError
+from recperf.execution import scoring
+from recperf.train.checkpoint import read_state
+from recperf.train.device import applied
+
+TRAIN = ("--train.max-steps", "30", "--no-report", "--no-peaks", "--quiet")
+DATA = {"micro-dlrm": ("--data.source", "embedded")}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that trains a workload for a few steps, once."""
+    trained: dict[str, Path] = {}
+
+    def train(name: str) -> Path:
+        if name not in trained:
+            trained[name] = tmp_path_factory.mktemp("runs") / name
+            assert main(["run", name, "--run-dir", str(trained[name]), *DATA[name], *TRAIN]) in (0, 5)
+        return trained[name]
+
+    return train
+
+
+@pytest.fixture
+def run(runs: Any) -> Path:
+    folder: Path = runs("micro-dlrm")
+    return folder
+
+
+def evaluated(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Logits and labels of an evaluation with the weights of the last checkpoint."""
+    opened = recperf.open(folder)
+    prepared = opened.workload.prepare(opened.config)
+    trial = prepared.trial(opened.config.seed)
+    trial.restore(read_state(opened.model.checkpoint)["trial"])
+    with applied(prepared.settings), torch.no_grad():
+        predictions = trial.predictions()
+    return predictions.logits_N.numpy(), predictions.labels_N.numpy()
+
+
+@pytest.mark.parametrize("name", list(DATA))
+def test_scores_equal_the_evaluation(name: str, runs: Any, tmp_path: Path) -> None:
+    folder, held_out = runs(name), tmp_path / "held-out.parquet"
+    assert main(["score", str(folder), "--held-out", "--output", str(held_out), "--quiet"]) == 0
+    rows = pq.read_table(held_out)
+    logits, labels = evaluated(folder)
+    np.testing.assert_array_equal(rows["logit"].to_numpy(), logits)
+    np.testing.assert_array_equal(rows["label"].to_numpy(), labels)
+    # The same rows from a file.
+    again = tmp_path / "again.csv"
+    assert main(["score", str(folder), "--input", str(held_out), "--output", str(again), "--quiet"]) == 0
+    table = pyarrow.csv.read_csv(again)
+    assert table.column_names == rows.column_names
+    np.testing.assert_array_equal(table["logit"].to_numpy().astype(np.float32), logits)
+    assert np.allclose(table["score"].to_numpy(), 1 / (1 + np.exp(-logits.astype(np.float64))), atol=1e-6)
+
+
+def pairs(rows: int) -> dict[str, Any]:
+    return {"user": np.arange(rows) % 90 + 1, "item": np.arange(rows) % 70 + 1}
+
+
+def test_a_killed_score_continues_and_ends_bit_equal(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "rows.csv", tmp_path / "scores.parquet"
+    pyarrow.csv.write_csv(pa.table({**pairs(40_000), "note": np.arange(40_000)}), source)
+    monkeypatch.setattr("recperf.execution.serving.Served.block_rows", 8192)
+    command = ["score", str(run), "--input", str(source), "--output", str(output), "--json"]
+    assert main(command) == 0
+    whole = output.read_bytes()
+    assert pq.read_table(output).column_names == ["user", "item", "note", "score", "logit"]
+    output.unlink()
+    capfd.readouterr()
+    written: list[str] = []
+
+    def reached(point: str) -> None:
+        written.append(point)
+        if written.count("score: part written") == 2:
+            os.kill(os.getpid(), 15)
+            written.clear()
+
+    monkeypatch.setattr(scoring, "reached", reached)
+    assert main(command) == 75
+    assert "the rows scored so far are saved" in capfd.readouterr().err
+    assert not output.exists()
+    assert main(command) == 75
+    monkeypatch.undo()
+    assert main(command) == 0
+    summary = json.loads(capfd.readouterr().out.rpartition("\n{\n")[2].join(["{", ""]))
+    assert summary["rows"] == 40_000
+    assert output.read_bytes() == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv", "scores.parquet"]
+
+
+def test_frames_in_and_out(run: Path) -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    opened, columns = recperf.open(run), pairs(50)
+    plain = opened.score(columns)
+    assert isinstance(plain, dict)
+    for make in (pandas.DataFrame, polars.DataFrame, pa.table):
+        frame = opened.score(make(columns))
+        assert type(frame) is type(make(columns))
+        np.testing.assert_array_equal(np.asarray(frame["logit"]), plain["logit"])
+    indexed = pandas.DataFrame(columns, index=np.arange(50) * 2)
+    assert opened.score(indexed).index.equals(indexed.index)
+    assert opened.result["workload"] == "micro-dlrm"
+    assert opened.config.train.max_steps == 30
+
+
+def test_unknown_ids_are_served_and_counted(run: Path) -> None:
+    model = recperf.open(run).model
+    rows = pa.table({"user": [1, 10**9, None], "item": ["1", "", "-7"]})
+    logits_N, unknown = model.score(rows)
+    assert unknown == {"user": 2, "item": 2}
+    assert torch.isfinite(logits_N).all()
+
+
+def refused(*arguments: object) -> RecperfError:
+    """The error of a score command."""
+    from recperf.cli.score import command
+
+    with pytest.raises(RecperfError) as error:
+        command([*map(str, arguments), "--quiet"])
+    assert "\n" not in error.value.what
+    return error.value
+
+
+def test_bad_inputs_are_one_line_each(run: Path, tmp_path: Path) -> None:
+    file, output = tmp_path / "rows.csv", tmp_path / "scores.csv"
+    arguments = (run, "--input", file, "--output", output)
+    file.write_text("usr,item\n1,2\n")
+    error = refused(*arguments)
+    assert error.what == "the rows have no column 'user' for the user; is it 'usr'?"
+    file.write_text("user,item\n1,2\n3,four\n")
+    assert refused(*arguments).what == "row 2: item 'four' is not a whole number"
+    file.write_text("")
+    assert refused(*arguments).what == "the file is empty"
+    file.write_text("user,item\n")
+    assert refused(*arguments).what == "the file has no rows"
+    file.write_text("user,item\n1,2\n")
+    assert refused(*arguments, "--columns", "itm").what == "--columns: the file has no column 'itm'; did you mean 'item'?"
+    assert "no known format" in refused(run, "--input", file, "--output", tmp_path / "scores.txt").what
+    assert refused(run, "--input", file, "--output", file).what == "the output is the input"
+    assert not output.exists()
+
+
+def test_bad_checkpoints_are_one_line_each(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file, copy = tmp_path / "rows.csv", tmp_path / "run"
+    file.write_text("user,item\n1,2\n")
+    arguments = (copy, "--input", file, "--output", tmp_path / "scores.csv")
+    shutil.copytree(run, copy)
+    assert "no checkpoint 'step-1'" in refused(*arguments, "--checkpoint", "step-1").what
+    assert refused(*arguments, "--seed", 7).what == "this run has no checkpoint of seed 7"
+    (copy / "seal.json").unlink()
+    assert main(["score", *map(str, arguments)]) == 0
+    assert "this run is not finished; its checkpoint of step 30 is used" in capfd.readouterr().out
+    weights = next(copy.glob("checkpoints/seed-42/*/*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    error = refused(*arguments)
+    assert isinstance(error, DataError)
+    assert error.what.startswith("checkpoint step-00000030 is damaged: ")
+    shutil.rmtree(copy / "checkpoints")
+    assert refused(*arguments).what == "this run has no checkpoint"
+
+
+def test_opening_a_run_imports_no_torch(run: Path) -> None:
+    program = f"import recperf, sys; recperf.open({str(run)!r}).result; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
