@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,3 @@ class OpenRun:
         blocks = in_blocks([to_table(frame, columns.values())], whole_batches(self.model))
         logits = [self.model.score(block, columns)[0] for block in blocks]
         return with_columns(frame, score_columns(torch.cat(logits) if logits else torch.empty(0)))
-
-    def recommend(self, users: Sequence[Any] | Any, k: int = 10, *, exclude_seen: bool = False) -> Any:
-        """The k items with the highest scores for each user, from all items: columns user, rank, item, score, logit."""
-        raise NotImplementedError
