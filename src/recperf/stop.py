@@ -40,6 +40,8 @@ class StopFlag:
     def listen(self) -> None:
         """Install the handlers. A signal that the parent process ignores, as nohup does with SIGHUP, stays ignored."""
         self._process = os.getpid()
+        # None arrives between the first handler and the last: all of them are installed, or none.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before.setdefault(number, signal.signal(number, self._receive))

@@ -96,6 +96,14 @@ def test_the_innermost_span_is_recorded(folders: dict[int, Path]) -> None:
     assert progress.read_progress(folders[0]) is None
 
 
+def test_a_host_reports_what_is_wrong_with_itself_before_ranks_have_met(folders: dict[int, Path]) -> None:
+    for local, lines in ((0, ["no GPU"]), (1, [])):
+        reported: list[RecperfError] = []
+        world = World(rank=2 + local, size=4, local_rank=local, local_size=2)
+        assert exits.run_as_rank(world, raising(MachineError("no GPU")), reported.append) == 4
+        assert [error.what for error in reported] == lines
+
+
 def test_only_errors_of_torch_mean_that_others_are_gone(folders: dict[int, Path]) -> None:
     code, reported, end = ended(RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"))
     assert (code, reported, end.lost) == (4, [], "gone")

@@ -14,7 +14,7 @@ from torch import distributed
 from recperf.distributed.ranks import Ranks
 from recperf.distributed.rendezvous import agree_on_round
 from recperf.distributed.world import RendezvousError, World
-from recperf.errors import UsageError
+from recperf.errors import MachineError, UsageError
 from recperf.train.metrics import Tally
 
 
@@ -35,6 +35,13 @@ def test_ranks_are_read_from_torchruns_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("RANK", "five")
     with pytest.raises(UsageError, match="not numbers"):
         World.from_environment()
+
+
+def test_every_rank_of_a_host_with_too_few_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for rank in (0, 1):
+        with pytest.raises(MachineError, match="2 ranks on a host need as many GPUs; this one has 1"):
+            Ranks(rank=rank, size=2, local_rank=rank, local_size=2).join("cuda", 1)
 
 
 def test_a_single_process_sends_nothing() -> None:

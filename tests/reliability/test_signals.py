@@ -38,6 +38,17 @@ def test_the_flag_is_set_and_nothing_is_raised() -> None:
     assert flag.received is None
 
 
+def test_no_signal_arrives_between_the_first_handler_and_the_last() -> None:
+    code = (
+        "import signal; from recperf.stop import FLAG; install = signal.signal\n"
+        "def disturbed(number, handler):\n"
+        "    if number == signal.SIGHUP: signal.raise_signal(signal.SIGUSR2)\n"
+        "    return install(number, handler)\n"
+        "signal.signal = disturbed; FLAG.listen(); raise SystemExit(FLAG.received != signal.SIGUSR2)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_a_second_interrupt_ends_at_once_and_ignored_signals_stay_ignored(tmp_path: Path) -> None:
     code = (
         "import signal, time; from recperf.stop import FLAG; FLAG.listen(); print(1, flush=True)\n"

@@ -135,7 +135,9 @@ def _report_own(world: World, error: BaseException, text: str, report: Report) -
         return error.exit_code
     if isinstance(error, RecperfError):
         same = isinstance(error, _SAME_ON_ALL) or not world.joined or error is world.shared_error
-        if world.is_leader or not same:
+        # Before the ranks have met, a host reports what is wrong with itself.
+        here = world.local_rank == 0 and not world.joined and isinstance(error, MachineError)
+        if world.is_leader or here or not same:
             error.where = error.where if same else {**error.where, "rank": str(world.rank)}
             report(error)
         return error.exit_code

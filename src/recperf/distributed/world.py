@@ -121,9 +121,10 @@ class World:
         device = ("cuda" if torch.cuda.is_available() else "cpu") if requested == "auto" else requested
         if device == "cuda":
             count = torch.cuda.device_count()
-            if self.local_rank >= count:
+            if self.local_size > count:
+                # Every rank of the host raises it, so that the one that reports errors does, too.
                 raise MachineError(
-                    f"rank {self.rank} needs GPU {self.local_rank} of its host, which has {count} GPUs",
+                    f"{self.local_size} ranks on a host need as many GPUs; this one has {count}",
                     fix="start one rank per GPU, or use --train.device cpu",
                 )
             torch.cuda.set_device(self.local_rank)
