@@ -7,7 +7,7 @@ from typing import Any
 
 from ..measure.limits import UNCLEAR
 from ..runs.report.formats import component, percent, spread, throughput, time, whole_time
-from ..runs.report.sections import measured_steps, quality_table, target_sentence, unsteady_steps
+from ..runs.report.sections import certainty, measured_steps, quality_table, target_sentence, unsteady_steps
 from ..runs.report.step_sections import headline
 from ..runs.report.text import render_block
 from ..runs.resume import change_text
@@ -25,7 +25,9 @@ def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None
         *_skipped(data),
         "",
     ]
-    lines += [*render_block(quality_table(result)), f"  {target_sentence(result)}", ""]
+    lines += [*render_block(quality_table(result)), *(f"  {sentence}" for sentence in certainty(result))]
+    lines += [f"  warning: {text}" for text in result["quality"].get("warnings") or ()]
+    lines += [f"  {target_sentence(result)}", ""]
     lines += [f"  changed {change_text(change)}" for change in result["provenance"].get("changes", [])]
     lines += _performance(result["performance"])
     if profile:

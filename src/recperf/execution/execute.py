@@ -10,22 +10,24 @@ from typing import Any
 
 import torch
 
-from ..distributed.ranks import Ranks, current
+from ..distributed.ranks import current
 from ..errors import ConfigError, DataError
 from ..machine import machine_facts
 from ..measure.ceilings import ceilings_of_profile
 from ..ops import choice
 from ..runs.provenance import checkout, packages
+from ..runs.quality import detail
 from ..runs.record import Run, now, read_saved_config
-from ..runs.result import SCHEMA, Baselines, Data, checked
+from ..runs.result import SCHEMA, Data, checked
 from ..runs.result import Trial as TrialFile
 from ..runs.resume import Change, operator_changes, operators_text, recorded_fields, reported_changes, since_start
-from ..runs.schemas import Machine, Progress
+from ..runs.schemas import Machine, Progress, Scores
 from ..runs.seal import seal
 from ..runs.speed import budget_of, speed_of
 from ..stop import StopFlag, poll
 from ..train.device import applied
 from .measuring import MEASURED, measure_run
+from .quality import FILE, Assessment
 from .submission import open_log
 from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
@@ -71,11 +73,13 @@ def execute(
     ceilings = peaks() if peaks else None
     poll()
     with applied(prepared.settings):
-        baselines = _baselines(run, world, prepared)
+        assessment = Assessment(run, world, prepared, report.notice)
+        baselines = assessment.baselines()
         poll()
         job = Job(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
             reached=stopping_rule(config, baselines, prepared.target), log=log, changed=changed,
+            trained=assessment.trained,
         )  # fmt: skip
         trials, trial = _train_seeds(job, started)
         if run.read("profile.json") is None:
@@ -104,7 +108,7 @@ def _result(
         "schema": SCHEMA,
         "workload": job.workload.name,
         "run": run.folder.resolve().name,
-        "quality": quality(trials, baselines, prepared.target),
+        "quality": quality(trials, baselines, prepared.target, run.read(FILE, Scores)),
         "performance": {
             "device": prepared.settings.device_name,
             "settings": {**prepared.settings.reasons, "operators": operators, **world.settings()},
@@ -198,14 +202,6 @@ def _start(run: Run) -> dict[str, Any]:
     return state
 
 
-def _baselines(run: Run, world: Ranks, prepared: Prepared) -> dict[str, Any]:
-    baselines = run.read("baselines.json", Baselines)
-    if baselines is None:
-        baselines = world.on_leader(prepared.baselines)
-        run.write("baselines.json", baselines)
-    return baselines
-
-
 def _can_stop(config: Any, target: dict[str, Any]) -> None:
     """Refuse to stop at a target without bounds, which would be reached before the first step."""
     if config.train.stop_at_target and all(bound is None for bound in target.values()):
@@ -263,9 +259,12 @@ def mfu(profile: dict[str, Any] | None, peaks: dict[str, Any] | None, steady: di
 
 
 def quality(
-    trials: list[dict[str, Any]], baselines: dict[str, dict[str, float]], target: dict[str, Any]
+    trials: list[dict[str, Any]],
+    baselines: dict[str, dict[str, float]],
+    target: dict[str, Any],
+    scores: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Mean and spread over the seeds, the baselines, and whether the target is reached."""
+    """Mean and spread over the seeds, the baselines, whether the target is reached, and what scores.json adds."""
     names = trials[0]["metrics"].keys()
     metrics = {name: statistics.fmean(t["metrics"][name] for t in trials) for name in names}
     spread = {}
@@ -278,6 +277,7 @@ def quality(
         "target": target,
         "met": meets(metrics, baselines, target),
         "baselines": baselines,
+        **(detail(scores, metrics) if scores else {}),
     }
 
 

@@ -29,7 +29,7 @@ from ..train.timing import StepTimer
 from ..train.watch import Evaluator, LossLog, TargetMet, Watchers
 from .saving import checkpoint_folder, open_store, require_room
 from .submission import Submission
-from .workload import Prepared, Trial, Workload, load
+from .workload import Predictions, Prepared, Trial, Workload, load
 
 
 class Reporter(Protocol):
@@ -61,6 +61,8 @@ class Job:
     """Config fields that may differ from those the run was started with."""
     changed: tuple[Change, ...] = ()
     """Those that do differ, for seeds that have no checkpoint."""
+    trained: Callable[[int, Trial, Predictions], None] = lambda seed, trial, predictions: None
+    """Receives the last predictions of a trained seed."""
 
     def finish(self, seed: int, trial: Trial) -> dict[str, Any]:
         """Train a seed to its end: the contents of trial-<seed>.json."""
@@ -89,6 +91,8 @@ class SeedTraining:
         """The state of the trial before anything was loaded."""
         self._unscored: int | None = None
         """The step of a checkpoint that lacks a score which an uninterrupted run would have saved with it."""
+        self._predictions: tuple[int, Predictions] | None = None
+        """The step of the last evaluation, and what the model predicted."""
         store.accept, store.on_disk = self._accept, lambda: self.run.note_saved(seed)
         store.ever_saved = lambda: self.run.ever_saved(seed)
 
@@ -117,11 +121,20 @@ class SeedTraining:
         last = self.evaluator.history[-1]
         if self.submission:
             self.submission.stop(last["step"], last["metrics"])
+        self.job.trained(seed, self.trial, self._last_predictions(last["step"], start))
         early = last["step"] if last["step"] < recipe.steps else None
         if early is not None:
             self._notice(f"seed {seed} reached the target at step {early} of {recipe.steps} and stopped")
         best = max(self.evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))
         return {"seed": seed, "metrics": last["metrics"], "best": best, "stopped_early": early}
+
+    @torch.no_grad()
+    def _last_predictions(self, step: int, start: Position) -> Predictions:
+        """Of the last evaluation, which an earlier process may have done."""
+        if self._predictions is None or self._predictions[0] != step:
+            self.trial.recipe.model.train(False)
+            self._predictions = step, self.trial.predictions(start)
+        return self._predictions[1]
 
     def _notice(self, text: str) -> None:
         self.run.event("notice", seed=self.seed, text=text)
@@ -141,7 +154,9 @@ class SeedTraining:
 
         def score(at: Position) -> dict[str, float]:
             with self.job.stop.interruptible():
-                return self.trial.metrics(self.trial.predictions(at))
+                predictions = self.trial.predictions(at)
+                self._predictions = at.step, predictions
+                return self.trial.metrics(predictions)
 
         def begins(at: Position) -> None:
             nonlocal log_state

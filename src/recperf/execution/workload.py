@@ -154,6 +154,10 @@ class Prepared(Protocol):
         labels_N = self.scored_rows().labels_N
         return {name: binary_metrics(logits_N, labels_N) for name, logits_N in self.baseline_logits().items()}
 
+    def strongest_feature(self) -> tuple[str, float] | None:
+        """The input whose own AUC on the scored rows is highest; asked for where a label may have leaked into one."""
+        return None
+
     def trial(self, seed: int) -> Trial: ...
 
     def verified(self) -> dict[str, int] | None:

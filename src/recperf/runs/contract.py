@@ -17,9 +17,11 @@ from typing import Any
 from ..machine import fingerprint
 from ..units import size
 from .evidence import Evidence, NoEvidence
+from .quality import detail
 from .report.formats import printable
 from .result import Metrics, Target, Trial, fault
 from .resume import reported_changes
+from .schemas import Scores
 from .seal import broken, present
 from .speed import budget_of, speed_of
 
@@ -131,8 +133,10 @@ def _speed(evidence: Evidence) -> Finding:
 def _same(stated: Any, derived: Any) -> bool:
     if isinstance(stated, dict) and isinstance(derived, dict):
         return stated.keys() == derived.keys() and all(_same(stated[name], derived[name]) for name in derived)
+    if isinstance(stated, list) and isinstance(derived, list):
+        return len(stated) == len(derived) and all(map(_same, stated, derived))
     if isinstance(stated, (int, float)) and isinstance(derived, (int, float)):
-        return math.isclose(stated, derived, rel_tol=SAME)
+        return math.isclose(stated, derived, rel_tol=SAME, abs_tol=SAME**2)
     return bool(stated == derived)
 
 
@@ -158,6 +162,7 @@ def quality_target(target: Derive | None = None) -> Claim:
         objections += _differences("quality.spread", quality.spread, spread)
         if quality.baselines != evidence.baselines:
             objections.append("result.json: quality.baselines differs from baselines.json")
+        objections += _detail_objections(evidence, metrics)
         objections += _target_objections(evidence, target)
         bounds, missed = _bounds(quality.target, metrics, evidence.baselines)
         if quality.met != (not missed):
@@ -166,6 +171,21 @@ def quality_target(target: Derive | None = None) -> Claim:
         return finding(objections, f"{', '.join(bounds) or 'no target set'}; log and trials agree ({len(trials)})")
 
     return Claim(name="quality", text="the logged metrics meet the quality target", holds=holds)
+
+
+def _detail_objections(evidence: Evidence, metrics: Metrics) -> Iterator[str]:
+    """Intervals and differences must follow from scores.json, which runs of earlier versions do not have."""
+    stated = evidence.raw("result.json")["quality"]
+    if not evidence.has("scores.json"):
+        if any(stated.get(name) for name in ("interval", "differences")):
+            yield "result.json states intervals, but scores.json is missing"
+        return
+    scores = evidence.file("scores.json", Scores)
+    if set(scores.seeds) - {str(seed) for seed in evidence.seeds()}:
+        yield "scores.json has seeds that the config does not ask for"
+    for name, value in detail(evidence.raw("scores.json"), metrics).items():
+        if not _same(stated.get(name), value):
+            yield f"result.json: quality.{name} differs from what scores.json gives"
 
 
 def _trial_objections(name: str, trial: Trial, evidence: Evidence) -> Iterator[str]:

@@ -52,6 +52,34 @@ class Target(Struct):
     auc: Number | None
 
 
+class Interval(Struct):
+    """The middle 95 % of bootstrap replicates."""
+
+    low: Number
+    high: Number
+
+
+class ModelInterval(Interval):
+    """Of the model's AUC; with several seeds, of their mean: a replicate draws the seeds too."""
+
+    by: str
+    """What a replicate draws with replacement: users or rows."""
+    units: int
+    """How many there are."""
+    replicates: int
+
+
+class Difference(Interval):
+    """The AUC of the model less that of a baseline, from replicates with the same users."""
+
+    baseline: str
+    auc: Number
+    below_zero: Number
+    """Share of the replicates in which the baseline is better."""
+    seeds: int
+    """Seeds that were scored on the rows that the baseline was scored on."""
+
+
 class Quality(Struct):
     """How good the model is on the validation rows after the last step."""
 
@@ -65,6 +93,13 @@ class Quality(Struct):
     """Whether the mean metrics meet every bound of the target."""
     baselines: dict[str, Metrics]
     """Metrics of simple rules on the same split."""
+    interval: ModelInterval | None = None
+    """Of the AUC; None in results of earlier versions and for more than 20 million rows."""
+    baseline_intervals: dict[str, Interval] | None = None
+    differences: tuple[Difference, ...] = ()
+    """To every baseline, the best first."""
+    warnings: tuple[str, ...] = ()
+    """Reasons to doubt the metrics."""
 
 
 class RankTimes(Struct):

@@ -60,6 +60,34 @@ class SavedState(Struct):
     """None in checkpoints of earlier versions."""
 
 
+class SampledScores(Struct):
+    """The quality of a baseline or of a trained seed, and of bootstrap replicates of the scored rows."""
+
+    auc: Number
+    auc_replicates: list[Number]
+    rows_digest: str | None = None
+    """Digest of the scored rows' labels and users; None for baselines, whose rows scores.json names."""
+
+
+class StrongestFeature(Struct):
+    name: str
+    auc: Number
+
+
+class Scores(Struct):
+    """scores.json."""
+
+    rows: int
+    rows_digest: str
+    by: str
+    """What the replicates draw: users or rows."""
+    units: int
+    """The number of users or rows."""
+    baselines: dict[str, SampledScores]
+    seeds: dict[str, SampledScores]
+    strongest_feature: StrongestFeature | None = None
+
+
 class SealedFile(Struct):
     bytes: int
     sha256: str

@@ -15,8 +15,8 @@ SCHEMA = 1
 NAME = "seal.json"
 
 EVIDENCE = (
-    "result.json", "events.jsonl", "config.json", "machine.json", "data.json", "baselines.json", "progress.json",
-    "profile.json", "pair.json", "peaks.json",
+    "result.json", "events.jsonl", "config.json", "machine.json", "data.json", "baselines.json", "scores.json",
+    "progress.json", "profile.json", "pair.json", "peaks.json",
 )  # fmt: skip
 """The evidence files, together with every trial-<seed>.json."""
 

@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from ...config import flatten
+from ..quality import best_difference
 from ..resume import change_text, is_free, repeatable
 from . import curves, plots
 from . import formats as fmt
@@ -76,13 +77,37 @@ def quality_table(result: Result) -> Table:
     return Table(("", *(metric(name) for name in names)), rows, note)
 
 
+def certainty(result: Result) -> list[str]:
+    """How certain the AUC is, and the difference to the best baseline; empty for results of earlier versions."""
+    part, sentences = result["quality"], []
+    bounds, difference = part.get("interval"), best_difference(part)
+    if bounds:
+        sentences.append(
+            f"AUC {part['metrics']['auc']:.4f} ({bounds['low']:.3f} to {bounds['high']:.3f}, 95 %), from "
+            f"{bounds['replicates']} bootstrap samples of {count(bounds['units'])} {bounds['by']}."
+        )
+    if difference:
+        seeds, ends = difference["seeds"], (difference["low"], difference["high"])
+        over = f"{difference['auc']:+.4f} over"
+        if difference["auc"] < 0:
+            over, ends = f"{-difference['auc']:.4f} below", (-ends[1], -ends[0])
+        sentences.append(
+            f"{over} {baseline(difference['baseline'])} ({ends[0]:.4f} to {ends[1]:.4f}), "
+            f"{seeds} seed{'s' * (seeds > 1)}; the baseline is better in {percent(difference['below_zero'], 1)} of the "
+            "bootstrap samples."
+        )
+    return sentences
+
+
 def _deviation(value: float | None) -> str:
     return "" if value is None else f"± {value:.4f}"
 
 
 def quality(run: Reading, key: str) -> Section:
-    blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
     part, target = run.result["quality"], bounds(run.result)
+    blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
+    blocks += [Text(sentence) for sentence in certainty(run.result)]
+    blocks += [Text(f"{text[0].upper()}{text[1:]}.", "warning") for text in part.get("warnings") or ()]
     bars = [_own_bar(run)]
     bars += [plots.Bar(baseline(rule), metrics) for rule, metrics in reversed(part["baselines"].items())]
     panels = [(name, metric(name)) for name in ("auc", "accuracy") if all(name in bar.values for bar in bars)]

@@ -1,0 +1,95 @@
+"""What the bootstrap replicates of a run say: intervals, differences to baselines with their certainty, warnings.
+
+Computed from scores.json without torch, so that `recperf check` can compute it again.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+FEW_ROWS = 1000
+LEAKED_AUC = 0.99
+ORACLES = ("planted",)
+"""Baselines that know what no model can: not counted among those to beat."""
+
+
+def interval(replicates: Sequence[float]) -> dict[str, float]:
+    """The middle 95 % of the replicates."""
+    ordered = sorted(replicates)
+    return {"low": _quantile(ordered, 0.025), "high": _quantile(ordered, 0.975)}
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def combined(seeds: Sequence[Sequence[float]]) -> list[float]:
+    """Replicates of the mean over the seeds: in each replicate the seeds are drawn with replacement, as users are."""
+    if len(seeds) == 1:
+        return list(seeds[0])
+    draw = random.Random(len(seeds))
+    return [statistics.fmean(draw.choice(seeds)[place] for _ in seeds) for place in range(len(seeds[0]))]
+
+
+def detail(scores: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
+    """The fields of a result's quality that follow from scores.json; `metrics` are the means over the seeds."""
+    seeds, baselines = list(scores["seeds"].values()), scores["baselines"]
+    fields: dict[str, Any] = {}
+    if seeds:
+        bounds = interval(combined([seed["auc_replicates"] for seed in seeds]))
+        facts = {name: scores[name] for name in ("by", "units")}
+        fields["interval"] = {**bounds, **facts, "replicates": len(seeds[0]["auc_replicates"])}
+    paired = [seed for seed in seeds if seed["rows_digest"] == scores["rows_digest"]]
+    if paired and baselines:
+        fields["baseline_intervals"] = {name: interval(rule["auc_replicates"]) for name, rule in baselines.items()}
+        fields["differences"] = [
+            _difference(name, baselines[name], paired, "auc")
+            for name in sorted(baselines, key=lambda name: -float(baselines[name]["auc"]))
+        ]
+    if texts := warnings(scores, metrics):
+        fields["warnings"] = texts
+    return fields
+
+
+def _difference(name: str, rule: dict[str, Any], seeds: list[dict[str, Any]], metric: str) -> dict[str, Any]:
+    """Model less baseline: its mean over the seeds, the interval over users and seeds, and how often it is negative."""
+    theirs = rule[f"{metric}_replicates"]
+    own = [[one - other for one, other in zip(seed[f"{metric}_replicates"], theirs)] for seed in seeds]
+    replicates = combined(own)
+    return {
+        "baseline": name,
+        metric: statistics.fmean(seed[metric] for seed in seeds) - rule[metric],
+        **interval(replicates),
+        "below_zero": sum(value < 0 for value in replicates) / len(replicates),
+        "seeds": len(seeds),
+    }
+
+
+def best_difference(quality: dict[str, Any]) -> dict[str, Any] | None:
+    """The difference to the best baseline that a model can be expected to beat."""
+    return next((row for row in quality.get("differences") or () if row["baseline"] not in ORACLES), None)
+
+
+def few_rows(rows: int) -> str | None:
+    if rows >= FEW_ROWS:
+        return None
+    return f"only {rows:,} rows are scored; below {FEW_ROWS:,} metrics say little: hold out more"
+
+
+def warnings(scores: dict[str, Any], metrics: dict[str, float]) -> list[str]:
+    """Reasons to doubt the metrics."""
+    texts = [few_rows(scores["rows"])]
+    if metrics["auc"] > LEAKED_AUC:
+        text = f"AUC {metrics['auc']:.4f}: a feature may contain the label"
+        strongest = scores.get("strongest_feature")
+        if strongest:
+            text += f"; {strongest['name']} alone reaches {strongest['auc']:.4f}"
+        texts.append(text)
+    return [text for text in texts if text]
