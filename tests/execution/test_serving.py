@@ -25,7 +25,10 @@ from recperf.train.checkpoint import read_state
 from recperf.train.device import applied
 
 TRAIN = ("--train.max-steps", "30", "--no-report", "--no-peaks", "--quiet")
-DATA = {"micro-dlrm": ("--data.source", "embedded")}
+DATA = {
+    "micro-dlrm": ("--data.source", "embedded"),
+    "dlrm-v4": ("--data.events", "20000", "--data.windows.min-history", "8", "--train.batch-size", "64"),
+}
 
 
 @pytest.fixture(scope="module")

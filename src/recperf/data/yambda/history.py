@@ -8,6 +8,7 @@ artist and album, the label, and the hour and origin for the cross features.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,26 @@ def rule_of(config: HistoryConfig) -> Rule:
     return Rule(pools=(POOLS,), cap=config.length, most=config.longest)
 
 
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """Candidates at a moment, which need not be events of the store."""
+
+    users_B: Words
+    """Places of the users in the store; -1 for a user that it does not have."""
+    ends_B: Words
+    """Positions before which the histories end; of an event, its own position."""
+    items_B: Words
+    times_B: Words
+    organic_B: Words
+    """1 where the user found the item without a recommendation."""
+
+    def __len__(self) -> int:
+        return len(self.ends_B)
+
+    def __getitem__(self, rows: slice) -> Queries:
+        return Queries(*(column[rows] for column in vars(self).values()))
+
+
 class Histories:
     """Makes batches of a store's anchors; thread-safe, each call uses one thread.
 
@@ -61,9 +82,21 @@ class Histories:
     def batch(self, positions_B: Words) -> HistoryBatch:
         """The samples of these anchors, in their order. An anchor is given as the position of its event."""
         positions_B = self._checked(positions_B)
-        users_B, begin_B = self._scans(positions_B)
-        picked = self._picked(begin_B, positions_B)
-        batch, total = len(positions_B), len(picked.places_T)
+        kinds_B = self.store.kinds(positions_B)
+        return self.queried(self.events(positions_B, kinds_B), (kinds_B & LISTEN_PLUS) > 0)
+
+    def events(self, positions_B: Words, kinds_B: NDArray[np.uint8]) -> Queries:
+        """Events as queries."""
+        store = self.store
+        times_B, items_B = store.times_E[positions_B].astype(np.int64), store.items_at(positions_B)
+        organic_B = ((kinds_B & ORGANIC) > 0).astype(np.int64)
+        return Queries(store.users_by_position(positions_B), positions_B, items_B, times_B, organic_B)
+
+    def queried(self, queries: Queries, labels_B: NDArray[np.bool_] | None = None) -> HistoryBatch:
+        """The samples of queries, in their order; without labels these are 0."""
+        begin_B = self._scans(queries)
+        picked = self._picked(begin_B, queries.ends_B)
+        batch, total = len(queries), len(picked.places_T)
         lengths_FB = np.ones((len(KEYS), batch), np.int64)
         lengths_FB[len(CONTEXT) : -len(CANDIDATE)] = np.diff(picked.offsets_B1)
 
@@ -79,8 +112,7 @@ class Histories:
         except DataError as error:
             raise _damaged(self.store, error.what) from None
 
-        kinds_B, target_times_B = self.store.kinds(positions_B), self.store.times_E[positions_B].astype(np.int64)
-        target = self._target(positions_B, users_B, kinds_B, target_times_B)
+        target = self._target(queries)
         context_XB = context.reshape(len(CONTEXT), batch)
         context_XB[0] = target["uid"]
         crosses(target, context_XB[1:])
@@ -90,8 +122,8 @@ class Histories:
             self._tensor(picked.offsets_B1),
             self._tensor(picked.actions_T),
             times_T,
-            self._tensor(_query_times(picked.offsets_B1, room.times_T, target_times_B)),
-            self._tensor(((kinds_B & LISTEN_PLUS) > 0).astype(np.float32)),
+            self._tensor(_query_times(picked.offsets_B1, room.times_T, queries.times_B)),
+            self._tensor((np.zeros(batch) if labels_B is None else labels_B).astype(np.float32)),
         )
 
     def _picked(self, begin_B: Words, positions_B: Words) -> Picked:
@@ -123,29 +155,27 @@ class Histories:
             )
         return np.ascontiguousarray(positions_B, np.int64)
 
-    def _scans(self, positions_B: Words) -> tuple[Words, Words]:
-        """The users of the anchors, and the first event to scan for each."""
-        users_B = self.store.users_by_position(positions_B)
-        first_B = self.store.user_first_U1[users_B].astype(np.int64)
-        if ((first_B < 0) | (first_B > positions_B)).any():
+    def _scans(self, queries: Queries) -> Words:
+        """The first event to scan for each history."""
+        known_B = queries.users_B >= 0
+        first_B = np.where(known_B, self.store.user_first_U1[queries.users_B], queries.ends_B).astype(np.int64)
+        if ((first_B < 0) | (first_B > queries.ends_B)).any():
             raise _damaged(self.store, "its users are not in ascending order")
-        return users_B, np.maximum(first_B, positions_B - self.config.scan)
+        return np.maximum(first_B, queries.ends_B - self.config.scan)
 
-    def _target(
-        self, positions_B: Words, users_B: Words, kinds_B: NDArray[np.uint8], times_B: Words
-    ) -> dict[str, Words]:
-        """The inputs of the cross features, by their names in schema.py."""
-        item_B = self.store.items_at(positions_B)
+    def _target(self, queries: Queries) -> dict[str, Words]:
+        """The inputs of the cross features, by their names in schema.py. An unknown user has id 0."""
+        users_B, item_B = queries.users_B, queries.items_B
         artist_B, album_B = self.store.catalogue_I2[item_B].T.astype(np.int64)
         if max(artist_B.max(initial=0), album_B.max(initial=0)) > MOST_ID:
             raise _damaged(self.store, LARGE_ID)
         return {
-            "uid": self.store.user_ids_U[users_B].astype(np.int64),
+            "uid": np.where(users_B >= 0, self.store.user_ids_U[users_B], 0).astype(np.int64),
             "item": item_B,
             "artist": artist_B,
             "album": album_B,
-            "hour": times_B // HOUR_S % DAY_HOURS,
-            "organic": ((kinds_B & ORGANIC) > 0).astype(np.int64),
+            "hour": queries.times_B // HOUR_S % DAY_HOURS,
+            "organic": queries.organic_B,
         }
 
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:

@@ -31,7 +31,7 @@ from ...runs.mlperf.facts import Facts, Precision
 from ...runs.mlperf.log import MLPerfLog
 from ...stop import poll
 from ...train import stream
-from ...train.device import choose, repeatable, resident_threads
+from ...train.device import Settings, choose, repeatable, resident_threads
 from ...train.graph import BETWEEN_RANKS, SWITCH, GraphStep, choose_graph
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
@@ -49,18 +49,22 @@ SENT: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bfloat16"
 """Names of precisions in an MLPerf log; gradients of dense parameters are sent in fp32."""
 
 
+def settings_of(config: DLRMv4WorkloadConfig) -> Settings:
+    model = config.model
+    product = 2 * config.train.batch_size * model.hstu.max_length * model.dim * model.hstu.uvqk_width
+    settings = choose(config.train, largest_product_flops=product)
+    # The precision of the transducer; the rest of the model is float32.
+    settings = replace(settings, precision=model.precision, others_exact=True)
+    return repeatable(settings) if config.train.deterministic else settings
+
+
 class PreparedHistories(EventWindows, Prepared):
     """Events divided into windows, and the device and settings that train on them."""
 
     def __init__(self, config: DLRMv4WorkloadConfig) -> None:
         require_room(config)
         super().__init__(config)
-        model = config.model
-        product = 2 * config.train.batch_size * model.hstu.max_length * model.dim * model.hstu.uvqk_width
-        settings = choose(config.train, largest_product_flops=product)
-        # The precision of the transducer; the rest of the model is float32.
-        settings = replace(settings, precision=model.precision, others_exact=True)
-        self.settings = repeatable(settings) if config.train.deterministic else settings
+        self.settings = settings_of(config)
         self.histories = Histories(self.store, config.data.history, pin=self.settings.device.type == "cuda")
         self.graph, self.settings.reasons["graph"] = self._graph()
 

@@ -259,5 +259,6 @@ DLRM_V4 = Workload(
     ranks="recperf.workloads.dlrm_v4.ranks:PreparedHistoriesOnRanks",
     plan="recperf.workloads.dlrm_v4.plan:planned",
     datasets={"events": on_events},
+    serve="recperf.workloads.dlrm_v4.serve:ServedHistories",
     submission="recperf.workloads.dlrm_v4.build:submission",
 )

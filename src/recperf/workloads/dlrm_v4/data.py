@@ -17,6 +17,7 @@ from ...data.yambda import catalogue
 from ...data.yambda.order import StreamOrder
 from ...data.yambda.reference.cache import open_events
 from ...data.yambda.schema import LISTEN_PLUS
+from ...data.yambda.store import EventStore
 from ...data.yambda.synthesize.config import of_size
 from ...data.yambda.windows import Users, WindowIndex, refuse_overlap
 from ...errors import ConfigError, DataError
@@ -39,16 +40,19 @@ def check(config: DLRMv4WorkloadConfig) -> str:
     return f"{store.name}, {store.events:,} events{' (synthetic)' if store.synthetic else ''}"
 
 
+def opened(data: EventsConfig) -> EventStore:
+    """The store of a config; the embedded events are generated if they do not exist."""
+    if data.path is not None:
+        return open_events(data.path)
+    return catalogue.embedded(say=lambda _: None, config=of_size(data.events, seed=data.embedded_seed))
+
+
 class EventWindows:
     """Events opened, and their windows divided into those to train on and those to score."""
 
     def __init__(self, config: DLRMv4WorkloadConfig) -> None:
         self.config, data = config, config.data
-        if data.path is None:
-            synthetic = of_size(data.events, seed=data.embedded_seed)
-            self.store = catalogue.embedded(say=lambda _: None, config=synthetic)
-        else:
-            self.store = open_events(data.path)
+        self.store = opened(data)
         self.index = WindowIndex.open(self.store, data.windows)
         try:
             self.train_windows, self.holdout = divided(data, self.index.windows)
