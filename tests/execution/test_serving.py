@@ -144,6 +144,28 @@ def test_unknown_ids_are_served_and_counted(run: Path) -> None:
     assert torch.isfinite(logits_N).all()
 
 
+@pytest.mark.parametrize("name", list(DATA))
+def test_recommendations_are_the_highest_scores(
+    name: str, runs: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    opened = recperf.open(runs(name))
+    served = opened.model.served
+    user, items = served.users.values[3].as_py(), served.items.values.to_pylist()
+    scores = opened.score({"user": np.full(len(items), user), "item": np.array(items)})["logit"]
+    best = np.argsort(-scores, kind="stable")[:5]
+    rows = opened.recommend([user], k=5)
+    assert rows["item"].tolist() == [items[place] for place in best]
+    np.testing.assert_allclose(rows["logit"], scores[best], rtol=1e-5, atol=1e-6)
+    capfd.readouterr()
+    command = ["recommend", str(opened.folder), "--users", str(user), "--k", "5", "--json", "--exclude-seen"]
+    assert main(command) == 0
+    unseen = [row["item"] for row in json.loads(capfd.readouterr().out)["recommendations"]]
+    seen = {items[place] for place in served.seen(3)}
+    assert seen
+    ranked = [items[place] for place in np.argsort(-scores, kind="stable")]
+    assert unseen == [item for item in ranked if item not in seen][:5]
+
+
 def refused(*arguments: object) -> RecperfError:
     """The error of a score command."""
     from recperf.cli.score import command

@@ -25,6 +25,7 @@ COMMANDS = {
     "show": "show config, parameters, FLOPs, bytes and memory of a workload without running it",
     "run": "train a workload and write its result",
     "score": "score rows of a file with the model of a run",
+    "recommend": "list the items with the highest scores for users, by the model of a run",
     "checkpoint": "list, verify or prune the checkpoints of a run",
     "report": "write the HTML page of a run, or of several runs compared",
     "profile": "measure what limits a workload or a program of yours, and predict and try fixes",
@@ -43,7 +44,7 @@ COMMANDS = {
 }
 
 WITHOUT_NUMPY = ("list", "show", "checkpoint")
-WITH_TORCH = ("run", "score", "profile", "sweep", "ladder", "pair", "peaks", "doctor")
+WITH_TORCH = ("run", "score", "recommend", "profile", "sweep", "ladder", "pair", "peaks", "doctor")
 
 STOP_CLEANLY = ("run", "score", "profile", "sweep", "data")
 """Commands that poll for signals themselves, to save or to remove what is incomplete. A signal ends others at once."""

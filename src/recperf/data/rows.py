@@ -1,10 +1,9 @@
-"""Rows of a user's file as pyarrow tables in blocks, and the user's own ids as the numbers that tables count by."""
+"""Rows of a user as pyarrow tables: in blocks, columns by their role, own ids as the numbers that tables count by."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, MachineError, closest
-from .yambda.imports.load import tables_of
-from .yambda.imports.source import Source, bad_file, inspect
 
 Table = Any
 """A pyarrow.Table."""
@@ -41,37 +38,6 @@ class BadRow(DataError):
     def after(self, rows: int, path: Path) -> DataError:
         """The same error of a table that follows so many rows of a file."""
         return DataError(f"row {rows + self.row + 1:,}: {self.value}", where={"file": path}, fix=self.fix)
-
-
-class RowFile:
-    """A CSV, JSON-lines (either may be in gzip) or Parquet file of a user, whose first line names its columns.
-
-    Columns of text files are text.
-    """
-
-    def __init__(self, path: Path) -> None:
-        source = inspect(path, {}, header="yes")
-        repeated = next((name for name in source.names if source.names.count(name) > 1), None)
-        if repeated is not None:
-            raise bad_file(
-                source.path, f"the file has {source.names.count(repeated)} columns named {repeated!r}", "rename one"
-            )
-        self.source: Source = replace(source, columns={name: at for at, name in enumerate(source.names)})
-
-    @property
-    def names(self) -> list[str]:
-        return self.source.names
-
-    def rows(self) -> int | None:
-        """How many rows there are, if that is known without reading them."""
-        if self.source.format != "parquet":
-            return None
-        return int(pyarrow(".parquet").read_metadata(str(self.source.path)).num_rows)
-
-    def blocks(self, names: Sequence[str], size: int, *, first: int = 0) -> Iterator[Table]:
-        """Tables of `size` rows with these columns, the last one shorter, from row `first` on."""
-        source = replace(self.source, columns={name: self.source.columns[name] for name in names})
-        return in_blocks(tables_of(source), size, first=first)
 
 
 def in_blocks(tables: Iterable[Table], size: int, *, first: int = 0) -> Iterator[Table]:

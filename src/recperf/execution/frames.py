@@ -34,17 +34,15 @@ def names_of(frame: Any) -> list[str]:
 
 def to_table(frame: Any, columns: Iterable[str]) -> Table:
     """Columns of a frame as a pyarrow table."""
-    arrow, kind = pyarrow(), kind_of(frame)
-    return arrow.table({name: _array(frame[name], kind) for name in columns})
+    return pyarrow().table({name: array_of(frame[name]) for name in columns})
 
 
-def _array(column: Any, kind: str) -> Any:
-    arrow = pyarrow()
-    if kind == "polars":
-        return column.to_arrow()
-    if kind == "pyarrow":
-        return column
-    return arrow.array(column, from_pandas=True)
+def array_of(column: Any) -> Any:
+    """A column of a frame, or a list, as an array of pyarrow."""
+    kind = kind_of(column)
+    if kind in ("polars", "pyarrow"):
+        return column.to_arrow() if kind == "polars" else column
+    return pyarrow().array(column, from_pandas=True)
 
 
 def with_columns(frame: Any, columns: Columns) -> Any:

@@ -14,7 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, BinaryIO
 
-from ..data.rows import BadRow, RowFile, Table, in_blocks, pyarrow
+from ..data.row_file import RowFile
+from ..data.rows import BadRow, Table, in_blocks, pyarrow
 from ..errors import DataError, UsageError, did_you_mean
 from ..files import alone, atomic_file, read_regular, require_writable, write_json
 from ..jsonfile import decode

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -68,6 +69,14 @@ class Served(Protocol):
         """The rows that the end of a training is scored on, in that order: their columns with `label`, and inputs."""
         ...
 
+    def rank(self, users: Any) -> Tensor:
+        """The logits of all items, in the order of `items`, for each user of a column of own ids, on the host."""
+        assert self.items is not None
+        compute, count = pyarrow(".compute"), len(self.items)
+        pairs = np.repeat(np.arange(len(users)), count), np.tile(np.arange(count), len(users))
+        columns = [compute.take(values, pyarrow().array(at)) for values, at in zip((users, self.items.values), pairs)]
+        return self.logits(self.encode(dict(zip(("user", "item"), columns))).inputs).view(len(users), count)
+
     def seen(self, user: int) -> Sequence[int]:
         """Places in `items` of what a user, given as a place in `users`, had in the training data."""
         return ()
@@ -113,9 +122,14 @@ class TrainedModel:
 
     @torch.no_grad()
     def logits(self, inputs: Any) -> Tensor:
-        self.served.model.eval()
         with applied(self.served.settings):
             return self.served.logits(inputs).float()
+
+    @torch.no_grad()
+    def rank(self, users: Any) -> Tensor:
+        """The logits of all items, in the order of their ids, for each user of a column of own ids."""
+        with applied(self.served.settings):
+            return self.served.rank(users).float()
 
 
 def with_scores(rows: Table, logits_N: Tensor) -> Table:

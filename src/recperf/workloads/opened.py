@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import from_json
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, UsageError
 from ..execution.workload import Workload
 from ..jsonfile import read
 from ..runs.record import read_config
@@ -93,3 +93,18 @@ class OpenRun:
         blocks = in_blocks([to_table(frame, columns.values())], whole_batches(self.model))
         logits = [self.model.score(block, columns)[0] for block in blocks]
         return with_columns(frame, score_columns(torch.cat(logits) if logits else torch.empty(0)))
+
+    def recommend(self, users: Any, k: int = 10, *, exclude_seen: bool = False) -> Any:
+        """The k items with the highest scores for each user, from all items: columns user, rank, item, score, logit.
+
+        `users` are own ids, as a list or as a column of a frame. With `exclude_seen`, items that a user has in the
+        training data are left out.
+        """
+        from ..data.rows import pyarrow
+        from ..execution.frames import array_of, kind_of, maker
+        from ..execution.recommending import recommend
+
+        tables = list(recommend(self.model, array_of(users), k, exclude_seen=exclude_seen))
+        if not tables:
+            raise UsageError("no user is given", fix="recommend([1, 2, 3])")
+        return maker(kind_of(users))(pyarrow().concat_tables(tables))

@@ -57,6 +57,12 @@ class ServedHistories(Served):
             logits.append(self.model(prepare(batch.to(self.settings.device), self.config.model)))
         return torch.cat(logits).cpu()
 
+    def rank(self, users: Any) -> Tensor:
+        """Of now: with all events of the store as history."""
+        users_U, items_I = self.users.places(users), self.items.numbers_V
+        queries = self.moments.at(np.repeat(users_U, len(items_I)), np.tile(items_I, len(users_U)), None)
+        return self.logits(queries).view(len(users_U), len(items_I))
+
     def held_out(self, seed: int) -> Iterator[tuple[Table, Queries]]:
         windows = EventWindows(self.config)
         order = windows.valid_order(windows.windows_at(None))

@@ -1,0 +1,111 @@
+"""recperf recommend RUN"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from ..errors import UsageError
+from ..units import number
+from .parse import parse
+from .score import ModelOptions, open_run
+from .terminal import Terminal, print_json, table
+
+DESCRIPTION = """List the items with the highest scores for users, exact over the whole catalogue. dlrm-v4 reads each
+user's whole history in the store. Users and items are your own ids."""
+MOST_SHOWN = 20
+"""Users whose items are printed; more go to a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ModelOptions):
+    users: tuple[str, ...] = ()
+    """Ids of users."""
+    users_file: Path | None = None
+    """A CSV, JSON-lines or Parquet file with a column of users."""
+    all_users: bool = False
+    """Every user of the data."""
+    k: int = 10
+    """Items for each user."""
+    exclude_seen: bool = False
+    """Leave out the items that a user has in the training data."""
+    output: Path | None = None
+    """The file to write, .parquet or .csv, with the columns user, rank, item, score and logit; without one the items of
+    up to 20 users are printed."""
+
+
+def command(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="recperf recommend", description=DESCRIPTION)
+    if sum((bool(options.users), options.users_file is not None, options.all_users)) != 1:
+        raise UsageError("give one of --users, --users-file and --all-users", fix="recperf recommend RUN --users 1 2 3")
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    run = open_run(options, terminal)
+    from ..execution.recommending import recommend
+    from ..execution.scoring import format_of, write_rows
+    from .data.progress import Bar
+
+    if options.output is not None:
+        format_of(options.output)
+    users = ids_of(run.model, options)
+    if options.output is None and len(users) > MOST_SHOWN:
+        raise UsageError(f"{len(users):,} users are too many to print", fix="--output recommendations.parquet")
+    bar, done = Bar(terminal, "recommending", "users"), 0
+    unknown = int((run.model.served.users.places(users) < 0).sum()) if run.model.served.users else 0
+
+    def tables() -> Iterator[Any]:
+        nonlocal done
+        for rows in recommend(run.model, users, options.k, exclude_seen=options.exclude_seen):
+            done += len(rows["user"].unique())
+            bar(done, len(users))
+            yield rows
+
+    began, rows = perf_counter(), []
+    try:
+        if options.output is not None:
+            write_rows(options.output, tables())
+        else:
+            rows = [row for one in tables() for row in one.to_pylist()]
+    finally:
+        bar.close()
+    seconds = perf_counter() - began
+    summary = {
+        **run.model.facts,
+        "users": len(users),
+        "unknown_users": unknown,
+        "seconds": round(seconds, 3),
+        "users_per_s": round(len(users) / max(seconds, 1e-9), 1),
+        "output": None if options.output is None else str(options.output),
+    }
+    if rows:
+        cells = [[str(row["user"]), str(row["rank"]), str(row["item"]), f"{row['score']:.4f}"] for row in rows]
+        terminal.say(table([["user", "rank", "item", "score"], *cells]))
+    text = f"{len(users):,} users in {seconds:.1f} s on {summary['device']}: {number(summary['users_per_s'])} users/s"
+    terminal.say(text + (f"; {unknown:,} are unknown and were served by the row for unknown ids" if unknown else ""))
+    if options.output is not None:
+        terminal.say(f"  recommendations: {options.output}")
+    if options.json:
+        print_json({**summary, **({"recommendations": rows} if options.output is None else {})})
+    return 0
+
+
+def ids_of(model: Any, options: Options) -> Any:
+    """The own ids of the users that the options name."""
+    from ..data.row_file import RowFile
+    from ..data.rows import find_column, pyarrow
+    from ..execution.recommending import require_recommender
+
+    users, _ = require_recommender(model)
+    arrow = pyarrow()
+    if options.all_users:
+        return users.values
+    if options.users_file is None:
+        return arrow.array(options.users)
+    file = RowFile(options.users_file)
+    column = find_column("user", model.served.roles["user"], file.names)
+    blocks = [block[column] for block in file.blocks([column], 1 << 20)]
+    if not blocks:
+        raise UsageError("the file has no users", where={"file": options.users_file}, fix="name a file with users")
+    return arrow.chunked_array([chunk for block in blocks for chunk in block.chunks]).unique()
