@@ -104,7 +104,7 @@ def ids_of(model: Any, options: Options) -> Any:
     if options.users_file is None:
         return arrow.array(options.users)
     file = RowFile(options.users_file)
-    column = find_column("user", model.served.roles["user"], file.names)
+    column = find_column("user", model.served.roles["user"], file.names) or ""
     blocks = [block[column] for block in file.blocks([column], 1 << 20)]
     if not blocks:
         raise UsageError("the file has no users", where={"file": options.users_file}, fix="name a file with users")

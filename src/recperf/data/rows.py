@@ -81,7 +81,7 @@ class Ids:
         self.text = bool(pyarrow().types.is_string(values.type))
 
     @staticmethod
-    def of(role: str, values: Sequence[int] | Sequence[str], numbers: NDArray[np.int64] | None = None) -> Ids:
+    def of(role: str, values: Sequence[int | str], numbers: NDArray[np.int64] | None = None) -> Ids:
         arrow = pyarrow()
         text = any(isinstance(value, str) for value in values)
         kind = arrow.string() if text else arrow.int64()
