@@ -43,14 +43,18 @@ def begun(call: Call) -> Path:
     code, output = call(*arguments, "--run-dir", "r", "--train.no-checkpoint-epochs", "--train.keep-last", "2")
     assert code == 0, output
     unfinish()
-    shutil.rmtree("r/checkpoints/seed-42/step-00000030")
-    Path("r/checkpoints/seed-42/index.json").write_text('{"last": "step-00000020"}')
+    forget_the_last_checkpoint()
     return Path("r")
 
 
 def unfinish() -> None:
     for name in ("seal.json", "result.json", "trial-42.json", "profile.json"):
         Path("r", name).unlink()
+
+
+def forget_the_last_checkpoint() -> None:
+    shutil.rmtree("r/checkpoints/seed-42/step-00000030")
+    Path("r/checkpoints/seed-42/index.json").write_text('{"last": "step-00000020"}')
 
 
 def saved() -> dict[str, Any]:
@@ -247,6 +251,27 @@ def test_a_resumed_run_keeps_the_times_of_the_processes_before_it(begun: Path, c
     assert speed["steady"]["steps"] == speed["steps_timed"] == 22
     assert [event for event in logged() if event["kind"] == "timing"][: len(before)] == before
     assert [event["part"] for event in before] == ["warmup", "steady", "evaluation", "steady", "save"]
+
+
+def test_curves_go_on_where_a_run_is_resumed(begun: Path, call: Call) -> None:
+    """First with a logger that lacks the steps before, then with steps that are repeated, then without the option."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    straight = {event["step"]: event for event in logged() if "gradient_norm" in event}
+    for options in (["--log", "tensorboard"], []):
+        code, output = call("--resume", "r", *options)
+        assert code == 0, output
+        curves = EventAccumulator("r/tensorboard/seed-42").Reload()
+        for name in ("loss", "gradient_norm", "learning_rate"):
+            points = [(point.step, point.value) for point in curves.Scalars(f"train/{name}")]
+            assert [step for step, _ in points] == [1, 10, 20, 30]
+            assert [value for _, value in points] == pytest.approx([straight[step][name] for step, _ in points])
+        assert [point.step for point in curves.Scalars("valid/auc")] == [10, 20, 30]
+        assert sum(point.value for tag in curves.Tags()["scalars"] if tag.startswith("budget/")
+                   for point in curves.Scalars(tag)[-1:]) == pytest.approx(1)  # fmt: skip
+        assert "verdict/text_summary" in curves.Tags()["tensors"]
+        unfinish()
+        forget_the_last_checkpoint()
 
 
 def test_a_run_stopped_after_its_last_step_has_a_speed(begun: Path, call: Call) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from recperf.errors import GateFailed
 from recperf.measure.device_clock import StepMarks
 from recperf.runs.speed import speed_of
 from recperf.train import timing
-from recperf.train.loop import Position
+from recperf.train.loop import Position, Recipe
 from recperf.train.timing import StepTimer
 from recperf.train.watch import LossLog
 
@@ -38,7 +38,7 @@ def test_losses_are_logged_in_groups_and_none_is_lost() -> None:
 
 def test_the_norm_of_the_first_and_of_every_nth_step_is_logged_with_its_loss() -> None:
     emitted = Emitted()
-    log = LossLog(emit=emitted, seed=1, norm_every=2)
+    log = LossLog(emit=emitted, seed=1, norm_every=2, rate=lambda step: step / 2)
     for step in range(1, 7):
         if record := log.before_step(step):
             record(torch.tensor(math.inf if step == 4 else step / 2))
@@ -46,7 +46,18 @@ def test_the_norm_of_the_first_and_of_every_nth_step_is_logged_with_its_loss() -
     log.flush()
     norms = {event["step"]: event["gradient_norm"] for event in emitted.events if "gradient_norm" in event}
     assert norms == {1: 0.5, 2: 1.0, 4: None, 6: 3.0}
-    assert [LossLog.for_training(steps, emit=emitted, seed=1).norm_every for steps in (5, 2_000, 10**6)] == [10, 20, 50]
+    rates = {event["step"]: event["learning_rate"] for event in emitted.events if "learning_rate" in event}
+    assert rates == {1: 0.0, 2: 0.5, 4: 1.5, 6: 2.5}
+    recipe = Recipe(
+        model=None,
+        optimizer=None,
+        order=range(5),
+        learning_rate=float,
+        epochs=10**6,
+        max_steps=0,  # type: ignore[arg-type]
+    )
+    every = [LossLog.for_training(replace(recipe, max_steps=n), emit=emitted, seed=1) for n in (5, 2_000, 10**6)]
+    assert [log.norm_every for log in every] == [10, 20, 50]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -32,6 +32,7 @@ from ..runs.resume import (
     record_changes,
     require_allowed,
 )
+from ..runs.schemas import Progress
 from ..runs.seal import differences
 from ..stop import FLAG
 from .options import C, Choice, WorkloadOptions, choose, read_options
@@ -53,6 +54,9 @@ class Options(WorkloadOptions[C]):
     """With --resume: a field that may be changed nevertheless, such as train.batch_size; can be repeated."""
     run_dir: Path | None = None
     """Folder of the run; default runs/<workload>-<time>-<id>."""
+    log: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "wandb", "mlflow"], ...]] = ()
+    """Send loss, gradient norm, learning rate, throughput, metrics and budget there too (docs/logging.md); can be
+    repeated. A resumed run continues."""
     peaks: bool = True
     """Compare the run with the ceilings of this machine; they are measured first (some seconds) if none are saved."""
     report: bool = True
@@ -297,11 +301,18 @@ def train(choice: Choice, config: Any, options: Options[Any], record: Run, termi
 
     FLAG.poll()
     from ..execution.execute import execute
+    from ..runs.loggers import open_curves
     from .peaks import stored_or_measured
 
     peaks = (lambda: stored_or_measured(terminal)) if options.peaks else None
     # A field that config.json already has with its new value was edited there by hand.
     allow = (*changed_before(record.folder), *allowed_fields(options.allow_change, config)) if choice.resume else ()
+    names = options.log or (record.read("progress.json", Progress) or {}).get("log", ())
+    curves = open_curves(names, record.folder, terminal.notice)
     world = current()
     world.broadcast(allow)
-    return execute(choice.workload, config, world.share_run(record), FLAG, terminal, peaks, allow=allow)
+    try:
+        shared = world.share_run(record)
+        return execute(choice.workload, config, shared, FLAG, terminal, peaks, allow=allow, curves=curves)
+    finally:
+        curves.close()

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from ..config import to_json
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError
 from ..machine import machine_facts
 from ..measure.ceilings import ceilings_of_profile
 from ..ops import choice
+from ..runs.loggers import Curves
 from ..runs.provenance import checkout, packages
 from ..runs.quality import detail
 from ..runs.record import Run, now, read_saved_config
@@ -46,6 +48,7 @@ def execute(
     peaks: Ceilings | None = None,
     *,
     allow: tuple[str, ...] = (),
+    curves: Curves | None = None,
 ) -> dict[str, Any]:
     """Train every unfinished seed, measure a window of steps and write result.json.
 
@@ -55,7 +58,8 @@ def execute(
     stop = world.share_stop(stop)
     poll()
     choice.forget_used()
-    started = _start(run)
+    curves = curves or Curves()
+    started = _start(run, curves.names)
     log = world.leader_only(lambda: open_log(config, run.folder))
     if log:
         log.begin()
@@ -79,13 +83,16 @@ def execute(
         job = Job(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
             reached=stopping_rule(config, baselines, prepared.target), log=log, changed=changed,
-            trained=assessment.trained,
+            trained=assessment.trained, curves=curves,
         )  # fmt: skip
         trials, trial = _train_seeds(job, started)
         if run.read("profile.json") is None:
             measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
     result = checked(_result(job, trials, baselines, started, facts, ceilings))
     run.write("result.json", result)
+    profile = run.read("profile.json")  # On every rank: rank 0 sends what it reads.
+    if curves.loggers:
+        curves.finish(run, result, profile, to_json(config))
     world.leader_only(lambda: seal(run.folder))
     return result
 
@@ -190,14 +197,16 @@ def _logged(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     return speed_of(events), {"changes": rows} if rows else {}
 
 
-def _start(run: Run) -> dict[str, Any]:
-    """Record the start of the run, and count its resumes."""
+def _start(run: Run, loggers: tuple[str, ...]) -> dict[str, Any]:
+    """Record the start of the run, count its resumes, and remember its loggers for the next one."""
     before = run.read("progress.json", Progress)
     if before is None:
         # A log that has lost its progress.json may be of a run that has saved.
         state = {"started": now(), "resumes": 0, **({} if run.event_bytes else {"saved": []})}
     else:
         state = {**before, "resumes": before["resumes"] + 1}
+    if loggers:
+        state["log"] = list(loggers)
     run.write("progress.json", state)
     return state
 

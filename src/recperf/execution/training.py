@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from ..errors import ConfigError, DataError, RecperfError
 from ..jsonfile import check
 from ..machine import out_of_memory
 from ..ops import choice
+from ..runs.loggers import Curves
 from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
 from ..runs.resume import OPERATORS, Change, changes, is_free, operator_changes, recorded_fields, require_allowed
@@ -57,6 +58,7 @@ class Job:
     reached: Callable[[dict[str, float]], bool]
     """Whether metrics are good enough to end a training."""
     log: MLPerfLog | None = None
+    curves: Curves = field(default_factory=Curves)
     allow: tuple[str, ...] = ()
     """Config fields that may differ from those the run was started with."""
     changed: tuple[Change, ...] = ()
@@ -104,6 +106,7 @@ class SeedTraining:
         if start.step:
             self.report.notice(f"seed {seed} resumes at step {start.step} of {recipe.steps}")
         self.report.trial(seed, recipe.steps, start.step)
+        self.job.curves.begin(self.run, seed, start.step)
         reasons = self.job.prepared.settings.reasons
         graph = reasons.get("graph")
         if not self.evaluator.met:
@@ -142,6 +145,7 @@ class SeedTraining:
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.run.event(kind, **fields)
+        self.job.curves.event(kind, fields)
         if kind == "metric":
             shown = {name: fields[name] for name in ("accuracy", "auc", "log_loss")}
             self.report.metric(fields["step"], fields["epoch"], shown)
@@ -195,7 +199,7 @@ class SeedTraining:
         minutes_due = current().decide_on_leader(self.minutes)
         return Watchers(
             recipe=recipe,
-            losses=LossLog.for_training(recipe.steps, emit=self.emit, seed=self.seed),
+            losses=LossLog.for_training(recipe, emit=self.emit, seed=self.seed),
             timer=timer,
             evaluator=self.evaluator,
             save=self.save,

@@ -30,7 +30,8 @@ class Step(Struct):
     step: int
     loss: Number | None
     gradient_norm: Number | None = None
-    """Of the dense gradient, over all ranks and before clipping; in some steps only."""
+    """Of the dense gradient, over all ranks and before clipping; in some steps only, with the learning rate."""
+    learning_rate: Number | None = None
 
 
 class Metric(Struct):

@@ -36,6 +36,8 @@ class Progress(Struct):
     saved: tuple[int, ...] | None = None
     """Seeds that have a checkpoint; a run whose checkpoints were lost must not start over in silence. None in runs of
     earlier versions."""
+    log: tuple[str, ...] = ()
+    """The tools that its curves go to, as --log names them."""
 
 
 class SavedPosition(Struct):

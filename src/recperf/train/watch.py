@@ -32,16 +32,17 @@ class LossLog:
     seed: int
     group: int = 50
     norm_every: int = 0
-    """Log the norm of the first step and of every so many; 0: of none."""
+    """Log the norm and the learning rate of the first step and of every so many; 0: of none."""
+    rate: Callable[[int], float] = lambda step: math.nan
     last: float = math.nan
     _pending: list[tuple[int, Tensor]] = field(default_factory=list)
     _norms: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def for_training(cls, steps: int, *, emit: Emit, seed: int) -> LossLog:
-        """For a training of so many steps, from its first one on."""
+    def for_training(cls, recipe: Recipe, *, emit: Emit, seed: int) -> LossLog:
         least, most = NORM_EVERY
-        return cls(emit=emit, seed=seed, norm_every=min(most, max(least, steps // 100)))
+        every = min(most, max(least, recipe.steps // 100))
+        return cls(emit=emit, seed=seed, norm_every=every, rate=recipe.learning_rate)
 
     def before_step(self, step: int) -> RecordNorm | None:
         due = self.norm_every and (step == 1 or step % self.norm_every == 0)
@@ -69,10 +70,15 @@ class LossLog:
                     f"the loss is {loss} at step {step}",
                     fix=DIVERGED,
                 )
-            norm = norms.get(step)
-            fields = {} if norm is None else {"gradient_norm": norm if math.isfinite(norm) else None}
-            self.emit("step", seed=self.seed, step=step, loss=loss, **fields)
+            self.emit("step", seed=self.seed, step=step, loss=loss, **self._more(step, norms))
         self.last = losses[-1]
+
+    def _more(self, step: int, norms: dict[int, float]) -> dict[str, float | None]:
+        """What is logged of some steps only."""
+        if step not in norms:
+            return {}
+        norm = norms[step]
+        return {"gradient_norm": norm if math.isfinite(norm) else None, "learning_rate": float(self.rate(step - 1))}
 
 
 class TargetMet(Exception):

@@ -1,0 +1,198 @@
+"""Curves that leave a run. A logger that fails ends no training; wandb and mlflow are fakes with their signatures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar, cast
+
+import pytest
+
+from recperf.errors import MachineError
+from recperf.runs.loggers import open_curves, scalars_of
+from recperf.runs.record import Run
+
+STEPS = [
+    {"kind": "step", "seed": 3, "step": step, "loss": 1 / step, "gradient_norm": 2.0, "learning_rate": 0.1}
+    for step in (1, 10, 20, 30)
+]
+METRIC = {"kind": "metric", "seed": 3, "step": 20, "epoch": 1, "split": "valid", "auc": 0.75}
+RESULT = {"quality": {"seeds": [{"seed": 3}], "metrics": {"auc": 0.75}}, "performance": {"budget": {"top": 1.0}}}
+PROFILE = {"shares": {"python": 0.9}, "verdict": {"limit": "python", "confidence": "high", "because": ["Loops."]}}
+
+
+class Log:
+    """The log of a run; `events` is what it holds."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self.kept = [*events]
+
+    def events(self) -> list[dict[str, Any]]:
+        return self.kept
+
+
+def trained(name: str, folder: Path, steps: list[dict[str, Any]], *, done: int = 0, end: bool = True) -> None:
+    """A training that resumes after `done` steps."""
+    notices: list[str] = []
+    curves = open_curves([name], folder, notices.append)
+    run = cast(Run, Log(*(event for event in [*STEPS, METRIC] if event["step"] <= max(done, steps[-1]["step"]))))
+    curves.begin(run, 3, done)
+    for event in steps:
+        curves.event(event["kind"], {key: value for key, value in event.items() if key != "kind"})
+    if end:
+        curves.finish(run, RESULT, PROFILE, {"train": {"batch_size": 8, "layers": [4, 1], "none": None}})
+    curves.close()
+    assert not notices
+
+
+def test_points_of_events() -> None:
+    assert scalars_of(STEPS[0]) == {"train/loss": 1.0, "train/gradient_norm": 2.0, "train/learning_rate": 0.1}
+    assert scalars_of(METRIC) == {"valid/auc": 0.75}
+    assert scalars_of({"kind": "step", "seed": 3, "step": 2, "loss": 1.0}) == {}
+    assert scalars_of({**STEPS[0], "gradient_norm": None}).keys() == {"train/loss", "train/learning_rate"}
+    timing = {"kind": "timing", "seed": 3, "step": 9, "part": "steady", "seconds": 2.0, "samples": 100}
+    assert scalars_of(timing) == {"throughput/samples_per_s": 50.0}
+
+
+def test_a_logger_that_fails_is_dropped_with_one_notice(tmp_path: Path) -> None:
+    notices: list[str] = []
+    curves = open_curves(["tensorboard"], tmp_path, notices.append)
+    curves.begin(cast(Run, Log()), 3, 0)
+    logger: Any = curves.loggers["tensorboard"]
+    logger._writer.close()
+    logger._writer = type(logger._writer)(open("/dev/full", "wb", buffering=0))
+    for _ in range(3):
+        curves.event("step", STEPS[0] | {"kind": "step"})
+    curves.finish(cast(Run, Log()), RESULT, PROFILE, {})
+    (notice,) = notices
+    assert notice == "nothing more is logged to tensorboard: No space left on device; training goes on"
+
+
+@pytest.mark.parametrize(("name", "fix"), [("tensorboard", "'recperf[log]'"), ("wandb", "wandb"), ("mlflow", "mlflow")])
+def test_a_package_that_is_missing_is_named(
+    name: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [module for module in sys.modules if module.split(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MachineError, match=f"--log {name} needs {name}") as caught:
+        open_curves([name], tmp_path, print)
+    assert caught.value.fix == f"pip install {fix}"
+
+
+class WandbRun:
+    """The part of wandb's Run that is used; like it, it ignores steps that it has."""
+
+    runs: ClassVar[dict[str, WandbRun]] = {}
+
+    def __init__(self, id: str) -> None:
+        self.id, self.step, self.finished = id, 0, False
+        self.history: list[tuple[int, dict[str, Any]]] = []
+        self.config, self.summary = SimpleNamespace(update=self._config), {}
+        self.values: dict[str, Any] = {}
+
+    def _config(self, d: dict[str, Any], allow_val_change: bool | None = None) -> None:
+        self.values = d
+
+    def log(self, data: dict[str, Any], step: int | None = None, commit: bool | None = None) -> None:
+        assert step is not None
+        if step >= self.step:
+            self.history.append((step, data))
+            self.step = step
+
+    def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
+        self.finished = True
+
+
+def init(
+    entity: str | None = None, project: str | None = None, dir: Any = None, id: str | None = None,
+    name: str | None = None, notes: str | None = None, tags: Any = None, config: Any = None, group: str | None = None,
+    job_type: str | None = None, mode: str | None = None, reinit: Any = None, resume: Any = None,
+) -> WandbRun:  # fmt: skip
+    assert id is not None
+    assert not set(id) & set("/\\#?%:")
+    assert (project, mode, resume) == ("recperf", "offline", "allow")
+    return WandbRun.runs.setdefault(id, WandbRun(id))
+
+
+def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setitem(sys.modules, "wandb", cast(ModuleType, SimpleNamespace(init=init)))
+    monkeypatch.setattr(WandbRun, "runs", {})
+    trained("wandb", tmp_path, STEPS[:3], end=False)
+    trained("wandb", tmp_path, STEPS[1:], done=1)
+    (run,) = WandbRun.runs.values()
+    assert run.finished
+    assert [step for step, data in run.history if "train/loss" in data and step != 20] == [1, 10, 30]
+    assert run.history[-1] == (30, {"budget/top": 1.0, "limit/python": 0.9})
+    assert run.values == {"train.batch_size": 8, "train.layers": [4, 1]}
+    assert run.summary == {"verdict": "python (high confidence): Loops.", "result/auc": 0.75}
+
+
+class MlflowClient:
+    """A tracking store of mlflow, with the methods that are used."""
+
+    runs: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, tracking_uri: str | None = None, registry_uri: str | None = None) -> None:
+        assert tracking_uri is not None
+        assert tracking_uri.startswith("file:///")
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id="1") if self.runs else None
+
+    def create_experiment(self, name: str, artifact_location: str | None = None, tags: Any = None) -> str:
+        return "1"
+
+    def search_runs(
+        self, experiment_ids: list[str], filter_string: str = "", run_view_type: int = 1, max_results: int = 1000
+    ) -> list[Any]:
+        wanted = filter_string.split("'")[1]
+        return [run for run in self.runs.values() if run.tags["recperf.training"] == wanted][:max_results]
+
+    def create_run(
+        self, experiment_id: str, start_time: int | None = None, tags: Any = None, run_name: str | None = None
+    ) -> Any:
+        info = SimpleNamespace(run_id=f"r{len(self.runs)}")
+        self.runs[info.run_id] = run = SimpleNamespace(info=info, tags=tags, metrics=[], params={}, status="RUNNING")
+        return run
+
+    def update_run(self, run_id: str, status: str | None = None, name: str | None = None) -> None:
+        self.runs[run_id].status = status
+
+    def get_metric_history(self, run_id: str, key: str) -> list[Any]:
+        return [metric for metric in self.runs[run_id].metrics if metric.key == key]
+
+    def log_batch(
+        self, run_id: str, metrics: Any = (), params: Any = (), tags: Any = (), synchronous: bool | None = None
+    ) -> None:
+        assert len(metrics) <= 1000
+        assert len(params) <= 100
+        self.runs[run_id].metrics += metrics
+        self.runs[run_id].params |= {param.key: param.value for param in params}
+
+    def set_tag(self, run_id: str, key: str, value: Any, synchronous: bool | None = None) -> None:
+        self.runs[run_id].tags[key] = value
+
+    def set_terminated(self, run_id: str, status: str | None = None, end_time: int | None = None) -> None:
+        self.runs[run_id].status = "FINISHED"
+
+
+def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entities = SimpleNamespace(
+        Metric=lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step),
+        Param=lambda key, value: SimpleNamespace(key=key, value=value),
+    )
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setitem(sys.modules, "mlflow", cast(ModuleType, SimpleNamespace(MlflowClient=MlflowClient)))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", cast(ModuleType, entities))
+    monkeypatch.setattr(MlflowClient, "runs", {})
+    trained("mlflow", tmp_path, STEPS[:3], end=False)
+    trained("mlflow", tmp_path, STEPS[1:], done=1)
+    (run,) = MlflowClient.runs.values()
+    assert [metric.step for metric in run.metrics if metric.key == "train/loss"] == [1, 10, 20, 30]
+    assert {metric.key: metric.value for metric in run.metrics}["budget/top"] == 1.0
+    assert run.params == {"train.batch_size": "8", "train.layers": "[4, 1]"}
+    assert (run.status, run.tags["verdict"]) == ("FINISHED", "python (high confidence): Loops.")
+    assert {metric.key for metric in run.metrics} >= {"result/auc", "limit/python"}
