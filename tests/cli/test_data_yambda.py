@@ -217,7 +217,7 @@ def test_damage_is_found(call: Call) -> None:
         (["info", "yambda-like", "--plot", "x.doc"], 2, "a plot is one of"),
         (["check", "yambda-50m", "--path", "nowhere"], 3, "the path does not exist"),
         (["import", "--events", "nowhere.csv", "--label", "y"], 3, "nowhere.csv"),
-        (["import", "--events", "x.csv"], 2, "exactly one"),
+        (["import", "x.csv", "--label", "y", "--rating", "r"], 2, "rating and label are given"),
     ],
 )
 def test_what_cannot_be_done_says_so(call: Call, arguments: list[str], code: int, message: str) -> None:

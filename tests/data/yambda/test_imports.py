@@ -454,12 +454,12 @@ def test_options_are_checked(tmp_path: Path) -> None:
     def options(**changed: Any) -> ImportOptions:
         return ImportOptions(events=tmp_path, **{"rating": "r", **changed})
 
-    with pytest.raises(UsageError, match="none of rating, ratio and label is given"):
-        options(rating=None)
+    with pytest.raises(UsageError, match="negatives are drawn for a log without rating"):
+        options(negatives=2)
     with pytest.raises(UsageError, match="rating and label are given"):
         options(label="x")
     with pytest.raises(UsageError, match="column 'item' is given as user and as item"):
-        options(user="item")
+        options(user="item", item="item")
     for wrong in (
         {"user": ""},
         {"delimiter": "ab"},

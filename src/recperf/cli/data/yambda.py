@@ -9,15 +9,18 @@ from typing import Any, Literal
 
 import tyro
 
+from ... import places
 from ...data.yambda.config import Strategy
 from ...data.yambda.imports.options import ImportOptions
 from ...errors import DataError, UsageError
+from ...units import size
 from ..parse import OutputOptions
 from ..terminal import Terminal
 from .output import print_facts
 from .progress import progress_bars
 
 SYNTHETIC = "yambda-like"
+TIME_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "iso": "dates"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +166,12 @@ def not_intact(name: str, facts: dict[str, Any]) -> DataError:
 
 
 def say(facts: dict[str, Any], terminal: Terminal) -> None:
+    if "imported" in facts:
+        _say_import(facts, terminal)
+        return
     lengths = facts.pop("user_lengths", None)
+    if "days_of_events" in facts:
+        facts.pop("first_time"), facts.pop("last_time")
     for part in ("raw", "store"):
         if isinstance(facts.get(part), dict):
             facts |= {f"{part}_{name}": value for name, value in facts.pop(part).items()}
@@ -173,3 +181,41 @@ def say(facts: dict[str, Any], terminal: Terminal) -> None:
         widest = max(lengths.values())
         for label, users in lengths.items():
             terminal.say(f"  {label:>22} {'█' * max(1, round(40 * users / widest))} {users:,}")
+
+
+def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:
+    """What was imported, what will be held out, and the next command."""
+    name, days, options = facts["name"], facts.get("days"), facts["import"]
+    verb = "imported" if facts["imported"] else "already imported"
+    span = f", {days['first']} to {days['last']}" if days else ""
+    counts = f"{facts['events_in_file']:,} events of {facts['users']:,} users and {facts['items']:,} items"
+    terminal.say(f"{verb} {name}: {counts}{span}")
+    roles = ("user", "item", "time", "rating", "ratio", "label", "genres", "artist", "album", "type")
+    used = [f"{role} {options[role]}" for role in roles if options[role] is not None]
+    terminal.say(f"  columns    {', '.join(used)}")
+    if options["time"] is not None:
+        terminal.say(f"  times      {TIME_UNITS[options['time_unit']]}")
+    share = facts["positive_share"]
+    if share is not None:
+        rule = f", rating {options['positive_from']:g} or more" if options["rating"] is not None else ""
+        terminal.say(
+            f"  positives  {share:.1%} of {facts['by_type']['listen'] + _drawn(facts):,} labelled events{rule}"
+        )
+    per_user = facts["events_per_user"]
+    terminal.say(f"  per user   {per_user['p50']:,} events (median), {per_user['min']:,} to {per_user['max']:,}")
+    groups = [f"{facts[role]:,} {role}" for role in ("artists", "albums") if role in facts]
+    if groups:
+        source = " (first genre, and set of genres)" if options["genres"] is not None else ""
+        terminal.say(f"  groups     {', '.join(groups)}{source}")
+    begin = f", from {days['held_out_from']} on" if days else ""
+    terminal.say(f"  held out   by default the last fifth, about {facts['held_out']:,} events{begin}")
+    terminal.say(f"  store      {facts['folder']}, {size(facts['store_bytes'])}, written in {facts['seconds']:.1f} s")
+    for note in facts["notes"]:
+        terminal.notice(note)
+    here = facts["folder"] == str(places.dataset_folder(name) / "store")
+    terminal.say(f"train on it: recperf run dlrm-v4 --data {name if here else facts['folder']}")
+
+
+def _drawn(facts: dict[str, Any]) -> int:
+    drawn: int = facts.get("negatives", {}).get("drawn", 0)
+    return drawn

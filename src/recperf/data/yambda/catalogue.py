@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -229,6 +230,7 @@ def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> di
 
 def import_events(options: ImportOptions, *, store: Path | None, progress: Bars) -> dict[str, Any]:
     """Import events from a file of the user as a store."""
+    from .imports import HELD_OUT
     from .imports import import_events as build
 
     folder, began = (store or store_folder(options.name)).expanduser(), monotonic()
@@ -237,14 +239,48 @@ def import_events(options: ImportOptions, *, store: Path | None, progress: Bars)
     made = open_store(folder)
     seconds = monotonic() - began
     hidden = ("format", "version", "columns", "seal", "identity", "digest", "name")
+    facts = {key: value for key, value in made.manifest.items() if key not in hidden}
+    drawn = facts.get("negatives", {}).get("drawn", 0)
+    labelled = facts["by_type"]["listen"] + drawn
     return {
         "name": options.name,
         "folder": str(folder),
         "imported": not existed,
-        **{key: value for key, value in made.manifest.items() if key not in hidden},
+        **facts,
+        **facts["distinct"],
+        "positive_share": facts["by_pool"]["listen_plus"] / labelled if labelled else None,
+        "held_out": round(HELD_OUT * labelled),
+        "store_bytes": sum(column["bytes"] for column in made.manifest["columns"].values()),
         "digest": made.digest,
+        "notes": list(_notes(facts)),
         "seconds": round(seconds, 2),
     }
+
+
+def _notes(facts: dict[str, Any]) -> Iterator[str]:
+    """What a user should know about an import, one sentence each."""
+    if facts["distinct"]["users"] == 1:
+        yield "all rows have the same user: check --user"
+    if facts["time_order"] == "random order":
+        yield "the file has no time: events are in random order, and a random fifth is held out; or: --order rows"
+    elif facts["time_order"] == "order of the file":
+        yield "the file has no time: the order of its rows is used, and its last fifth is held out"
+    elif date.fromisoformat(facts["days"]["last"]) > datetime.now(UTC).date():
+        yield f"the last event is in the future, {facts['days']['last']}: check --time and --time-unit"
+    share = facts["positive_share_in_file"]
+    if "negatives" in facts:
+        drawn = facts["negatives"]
+        yield (
+            f"the file has no label: every row is positive, with {drawn['per_event']} negatives drawn for each "
+            f"({drawn['by']}, seed {drawn['seed']}), none of them an item of the same user"
+        )
+        if drawn["left_out"]:
+            yield f"{drawn['left_out']:,} negatives could not be drawn: their users have nearly every item"
+    elif share in (0.0, 1.0):
+        which = "positive" if share else "negative"
+        yield f"all rows are {which}: check --positive-from, or draw negatives with --negatives 4 and without a label"
+    if facts["unused_columns"]:
+        yield f"columns that are not used: {', '.join(facts['unused_columns'])}"
 
 
 def _size_in(name: str) -> str | None:

@@ -80,7 +80,7 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
         "layout": store.layout,
         "events": store.events,
         "users": store.users,
-        "items": store.items,
+        "items": store.manifest.get("distinct", {}).get("items", store.items),
         "digest": store.digest,
         **verified,
         "indexes": indexes,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from .config import HistoryConfig, WindowConfig
 from .reference.cache import FLAT_COLUMNS
-from .schema import DAY_S, EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
+from .schema import DAY_S, DRAWN, EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from .store import EVENT_BYTES, EventStore
 from .window_build import anchor_chunks
 from .windows import WindowIndex
@@ -21,6 +21,7 @@ from .windows import WindowIndex
 _STRIDE = 1 << 22
 _FLAT_BYTES = sum(np.dtype(kind).itemsize for kind in FLAT_COLUMNS.values())
 """Columns of the reference's cache, without its files of anchors."""
+ROLES = ("user", "item", "time", "rating", "ratio", "label", "genres", "artist", "album", "type")
 _SAMPLED = 512
 """Number of anchors whose history lengths are measured."""
 
@@ -37,6 +38,8 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
     types = {name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)}
     pools = {"listen_plus": LISTEN_PLUS, "skip": SKIP, "like": LIKE}
     shares = {name: float(by_kind[(kinds & bit) > 0].sum() / store.events) for name, bit in pools.items()}
+    drawn_share = float(by_kind[(kinds & DRAWN) > 0].sum() / store.events)
+    drawn = {"drawn": drawn_share} if drawn_share else {}
     # A store too small for any anchor has no windows but can be described.
     index = WindowIndex.open(store, windows) if any(map(len, anchor_chunks(store, windows.min_history))) else None
     anchors_W = index.counts() if index else np.zeros(0, np.int64)
@@ -48,7 +51,7 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
         "licence": store.manifest.get("licence", "that of the source"),
         "digest": store.digest,
         "users": store.users,
-        "items": store.items,
+        "items": store.manifest.get("distinct", {}).get("items", store.items),
         "items_with_events": len(seen),
         "artists": _distinct(store.catalogue_I2[:, 0]),
         "albums": _distinct(store.catalogue_I2[:, 1]),
@@ -57,8 +60,9 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
         "days": round((last - first) / DAY_S, 2),
         "first_time": first,
         "last_time": last,
+        **_imported(store),
         "by_type": types,
-        "shares": {**shares, "other": 1.0 - sum(shares.values())},
+        "shares": {**shares, **drawn, "other": 1.0 - sum(shares.values()) - sum(drawn.values())},
         "organic_share": float(by_kind[(kinds & ORGANIC) > 0].sum() / store.events),
         "events_per_user": _spread(lengths_U),
         "events_per_item": _spread(seen),
@@ -85,6 +89,20 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
             "anchors_by_window": anchors_W,
         },
     }
+
+
+def _imported(store: EventStore) -> dict[str, Any]:
+    """What an import recorded about its file: days, columns, negatives."""
+    manifest = store.manifest
+    if "import" not in manifest or "distinct" not in manifest:
+        return {}
+    days = (
+        {"days_of_events": f"{manifest['days']['first']} to {manifest['days']['last']}"} if "days" in manifest else {}
+    )
+    columns = {role: name for role, name in manifest["import"].items() if role in ROLES and name is not None}
+    names = ("time_order", "events_in_file", "density", "negatives", "unused_columns")
+    facts = {name: manifest[name] for name in names if manifest.get(name)}
+    return {**days, "columns": columns, **facts}
 
 
 def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

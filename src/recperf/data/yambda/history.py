@@ -161,7 +161,7 @@ class Histories:
         first_B = np.where(known_B, self.store.user_first_U1[queries.users_B], queries.ends_B).astype(np.int64)
         if ((first_B < 0) | (first_B > queries.ends_B)).any():
             raise _damaged(self.store, "its users are not in ascending order")
-        return np.maximum(first_B, queries.ends_B - self.config.scan)
+        return np.maximum(first_B, queries.ends_B - self.config.scan * self.store.stored_per_event)
 
     def _target(self, queries: Queries) -> dict[str, Words]:
         """The inputs of the cross features, by their names in schema.py. An unknown user has id 0."""

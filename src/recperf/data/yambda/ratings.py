@@ -12,7 +12,7 @@ from ..datasets import Dataset
 from ..ratings import Ints, Ratings
 from .imports.ids import own_ids
 from .reference.cache import open_events
-from .schema import LISTEN_PLUS, LISTENS
+from .schema import ANCHORS, LISTEN_PLUS
 from .store import EventStore
 
 GROUPS = ("artist", "album")
@@ -57,7 +57,7 @@ def read_events(folder: Path) -> EventRatings:
     """Read all listens of a store into memory."""
     store = open_events(folder)
     kinds = store.kinds(slice(None))
-    listens = np.flatnonzero(kinds & LISTENS)
+    listens = np.flatnonzero(kinds & ANCHORS)
     item, rows = store.items_at(listens), table_rows(store)
     groups = {
         name: store.catalogue_I2[item, GROUPS.index(name)].astype(np.int64) + 1 for name in rows if name in GROUPS

@@ -46,7 +46,10 @@ LEAST_PLAYED: Final = 50
 
 ORGANIC: Final = 8
 TYPE_SHIFT: Final = 4
-"""The kind of an event is one byte: pools in bits 0 to 2, organic in bit 3, the event type from bit 4 on."""
+"""The kind of an event is one byte: pools in bits 0 to 2, organic in bit 3, the event type in bits 4 to 6."""
+DRAWN: Final = 128
+"""Bit 7: a negative that an import drew. It is in no pool, so that no history contains it, but it is an anchor."""
+ANCHORS: Final = LISTENS | DRAWN
 
 CROSSES: Final = {
     "user_x_artist": (("uid", "artist"), 100_000_000),

@@ -98,6 +98,11 @@ class EventStore:
         return str(self.manifest["digest"])
 
     @property
+    def stored_per_event(self) -> int:
+        """Events stored for every event that happened: more than 1 where an import drew negatives."""
+        return 1 + int(self.manifest.get("negatives", {}).get("per_event", 0))
+
+    @property
     def columns(self) -> tuple[Column, ...]:
         """The columns of events."""
         optional = (self.packed_kinds_E, *(self.flags or ()), self.types_E)

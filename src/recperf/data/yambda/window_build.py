@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...errors import ConfigError, DataError
 from ...files import write_json, writing
 from ...stop import poll
-from .schema import LISTENS
+from .schema import ANCHORS
 from .store import EventStore, seal_of
 
 FORMAT, VERSION = "recperf-windows", 2
@@ -58,7 +58,8 @@ class AnchorRange:
 
 
 def is_listen(store: EventStore, which: slice | NDArray[np.int64]) -> NDArray[np.bool_]:
-    return np.asarray((store.kinds(which) & np.uint8(LISTENS)) != 0)
+    """Whether events are listens or negatives that an import drew: what can be an anchor."""
+    return np.asarray((store.kinds(which) & np.uint8(ANCHORS)) != 0)
 
 
 def anchor_chunks(
@@ -71,7 +72,8 @@ def anchor_chunks(
     default from the mapped store."""
     kinds = kinds or (lambda begin, end: store.kinds(slice(begin, end)))
     first_U, next_U = store.user_first_U1[:-1], store.user_first_U1[1:]
-    edges = np.stack([first_U, np.minimum(first_U + min_history, next_U)], axis=1).reshape(-1)
+    least = min_history * store.stored_per_event
+    edges = np.stack([first_U, np.minimum(first_U + least, next_U)], axis=1).reshape(-1)
     for begin in range(0, store.events, chunk):
         poll()
         end = min(store.events, begin + chunk)
@@ -79,16 +81,16 @@ def anchor_chunks(
         inside = np.concatenate([[begin], edges[low:high], [end]])
         # The edges alternate: a user's first events, which cannot be anchors, then the rest.
         late = np.repeat(np.arange(low, high + 1) % 2 == 0, np.diff(inside))
-        yield np.flatnonzero(late & (kinds(begin, end) & np.uint8(LISTENS) != 0)) + begin
+        yield np.flatnonzero(late & (kinds(begin, end) & np.uint8(ANCHORS) != 0)) + begin
 
 
 def anchor_range(store: EventStore, min_history: int) -> AnchorRange:
     """The first and last anchor of each user, found by reading few events of each."""
-    low_U, high_U = store.user_first_U1[:-1] + min_history, store.user_first_U1[1:]
+    low_U, high_U = store.user_first_U1[:-1] + min_history * store.stored_per_event, store.user_first_U1[1:]
     start_U = _outermost(store, low_U, high_U, 1)
     users = np.flatnonzero(start_U >= 0)
     if not len(users):
-        longest = int(np.diff(store.user_first_U1).max(initial=0))
+        longest = int(np.diff(store.user_first_U1).max(initial=0)) // store.stored_per_event
         raise DataError(
             f"no listen has {min_history:,} earlier events of its user; the most active user has {longest:,} events",
             where={"store": store.folder},

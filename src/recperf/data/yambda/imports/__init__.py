@@ -2,7 +2,7 @@
 
 Rows may come in any order: DuckDB sorts them by user, time and place in the file, within a memory limit and with
 temporary files beside the store. Every user has at least one event, because users are known only by their rows. There
-is no split by time: that is Yambda's own rule.
+is no split by time: that is Yambda's own rule. A log without labels gets drawn negatives, one without times an order.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,23 @@ import numpy as np
 from ....config import to_json
 from ....errors import DataError
 from ....files import sha256
+from ..schema import LEAST_PLAYED
 from ..store import MANIFEST, kinds_of, read_manifest
 from ..writer import StoreWriter, finished
 from .convert import ID_ROLES, convert
-from .database import RESTART, fetch_row, open_database
+from .database import RESTART, column_types, fetch_row, open_database
 from .ids import catalogue, number_ids, originals, write_originals
 from .load import load_file
+from .negatives import Events, Negatives
 from .options import ImportOptions
-from .source import Source, inspect
+from .source import Source, inspect, require_role
 
 __all__ = ["ImportOptions", "import_events", "originals"]
 
 LICENCE = "that of the source"
+HELD_OUT = 0.2
+"""Share of the latest events that workloads hold out by default."""
+QUANTILES = {"min": 0.0, "p20": 0.2, "p50": 0.5, "p80": 0.8, "max": 1.0}
 _BATCH_ROWS = 1 << 17
 
 Progress = Callable[[int, int], None]
@@ -47,7 +53,17 @@ def import_events(
     A finished store of the same file and options is left as it is. `reading` is called with the bytes read and the
     bytes of the file, `sorting` with the events written and the number of events.
     """
-    source = inspect(options.events, options.columns, delimiter=options.delimiter, header=options.header)
+    source = inspect(
+        options.events,
+        options.columns,
+        delimiter=options.delimiter,
+        header=options.header,
+        recognised=options.recognised,
+    )
+    for role in ("user", "item"):
+        require_role(source, role)
+    options = options.with_columns({role: source.names[position] for role, position in source.columns.items()})
+    source = dataclasses.replace(source, columns={role: source.columns[role] for role in options.columns})
     identity = {
         "source": source.path.name,
         "bytes": source.size,
@@ -89,25 +105,73 @@ def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
 
 
 def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading: Progress, sorting: Progress) -> Path:
-    facts: dict[str, Any] = {
-        "name": options.name,
-        "synthetic": False,
-        "licence": LICENCE,
-        "import": to_json(dataclasses.replace(options, events=Path(source.path.name))),
-    }
+    facts: dict[str, Any] = {"name": options.name, "synthetic": False, "licence": LICENCE}
     with open_database(writer.draft / "sorting", memory=options.memory) as connection:
         source.require_unchanged(writer.identity["sha256"], load_file(connection, source, reading))
-        convert(connection, source, options)
-        facts["earlier_than_the_event_before"] = _out_of_order(connection)
+        options = convert(connection, source, options)
+        facts["import"] = to_json(dataclasses.replace(options, events=Path(source.path.name)))
+        roles = [role for role in ID_ROLES if f"{role}_id" in column_types(connection, "events")]
+        facts |= {
+            "unused_columns": _unused(source),
+            **_times(connection, options),
+            **_counts(connection, roles),
+        }
         if options.ids == "dense":
             facts["originals"] = {}
-            for role in (role for role in ID_ROLES if role in options.columns):
+            for role in roles:
                 number_ids(connection, role)
                 listed = write_originals(connection, role, writer.draft / f"{role}s.jsonl")
                 facts["originals"][f"{role}s"] = listed
         catalogue_I2, facts["items_with_several"] = catalogue(connection, options)
-        _write_sorted(connection, writer, sorting)
+        negatives = _negatives(connection, options, len(catalogue_I2))
+        _write_sorted(connection, writer, sorting, negatives)
+        if negatives is not None:
+            facts["negatives"] = {
+                "per_event": options.drawn,
+                "by": options.negatives_by,
+                "seed": options.seed,
+                "drawn": negatives.drawn,
+                "left_out": negatives.left_out,
+            }
     return writer.finish(catalogue_I2, facts)
+
+
+def _unused(source: Source) -> list[str]:
+    used = set(source.columns.values())
+    return [name for position, name in enumerate(source.names) if position not in used and name]
+
+
+def _times(connection: Any, options: ImportOptions) -> dict[str, Any]:
+    """What `seconds` mean: times of the file with the days of the first and last, or an order."""
+    if options.time is None:
+        how = "random order" if options.order == "random" else "order of the file"
+        return {"time_order": how, "earlier_than_the_event_before": 0}
+    # Approximate, since an exact quantile would hold all times in memory.
+    held_out = f"approx_quantile(seconds, {1 - HELD_OUT})"
+    first, held_out, last = fetch_row(connection, f"SELECT min(seconds), {held_out}, max(seconds) FROM events")
+    days = {name: _day(seconds) for name, seconds in (("first", first), ("held_out_from", held_out), ("last", last))}
+    return {"time_order": "time", "days": days, "earlier_than_the_event_before": _out_of_order(connection)}
+
+
+def _day(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+def _counts(connection: Any, roles: list[str]) -> dict[str, Any]:
+    """How many different users, items, artists and albums there are, and how the events spread over users and items."""
+    count = "SELECT count(*) FROM (SELECT DISTINCT {role}_id FROM events WHERE {role}_id IS NOT NULL)"
+    ids = {f"{role}s": fetch_row(connection, count.format(role=role))[0] for role in roles}
+    played = f"avg((played >= {LEAST_PLAYED})::INT) FILTER (type_code = 0)"
+    events, positive = fetch_row(connection, f"SELECT count(*), {played} FROM events")
+    shares = ", ".join(f"quantile_disc(count, {share})" for share in QUANTILES.values())
+    per_user = fetch_row(connection, f"SELECT {shares} FROM (SELECT count(*) AS count FROM events GROUP BY user_id)")
+    return {
+        "distinct": ids,
+        "events_in_file": events,
+        "positive_share_in_file": positive,
+        "density": events / (ids["users"] * ids["items"]),
+        "events_per_user": dict(zip(QUANTILES, per_user)),
+    }
 
 
 def _out_of_order(connection: Any) -> int:
@@ -116,17 +180,40 @@ def _out_of_order(connection: Any) -> int:
     return int(fetch_row(connection, f"SELECT count(*) FROM ({previous}) WHERE seconds < previous")[0])
 
 
-def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress) -> None:
+def _negatives(connection: Any, options: ImportOptions, items: int) -> Negatives | None:
+    """Draws for a log without labels; none for others."""
+    if not options.drawn:
+        return None
+    counts_I = np.zeros(items, np.int64)
+    query = "SELECT item_id, count(*) FROM events GROUP BY item_id"
+    for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
+        item, count = (column.to_numpy() for column in batch.columns)
+        counts_I[item] = count
+    popularity = options.negatives_by == "popularity"
+    return Negatives(options.drawn, counts_I, by_popularity=popularity, seed=options.seed)
+
+
+def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress, negatives: Negatives | None) -> None:
     """Append all events by user and time; those of one second keep the order of the file."""
     total, written = fetch_row(connection, "SELECT count(*) FROM events")[0], 0
     progress(written, total)
     query = """
         SELECT user_id, item_id, seconds, type_code, if(type_code = 0, played, 0)::USMALLINT
         FROM events ORDER BY user_id, seconds, row"""
+    waiting: Events | None = None
     for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
         users, items, times, types, ratios = (column.to_numpy() for column in batch.columns)
         # Nothing says that a recommender was behind an event.
         kinds = kinds_of(types, ratios, np.ones(len(types), np.uint8))
-        writer.append(uids=users, items=items, times=times, kinds=kinds, ratios=ratios)
+        events = {"uids": users, "items": items, "times": times, "kinds": kinds, "ratios": ratios}
+        if negatives is not None:
+            # Whole users only: a negative must not be an item that follows in the next batch.
+            events = {name: np.concatenate([waiting[name], events[name]]) for name in events} if waiting else events
+            whole = int(np.searchsorted(events["uids"], events["uids"][-1]))
+            waiting = {name: column[whole:] for name, column in events.items()}
+            events = negatives.add({name: column[:whole] for name, column in events.items()})
+        writer.append(**events)
         written += len(batch)
         progress(written, total)
+    if negatives is not None and waiting is not None:
+        writer.append(**negatives.add(waiting))

@@ -7,13 +7,14 @@ row, its value and what is allowed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 from ....errors import DataError
 from ..schema import EVENT_TYPES, MOST_ID
 from .database import column_types, fetch_row, literal
-from .options import ImportOptions
+from .load import LIST_MARK
+from .options import ImportOptions, TimeUnit
 from .source import Source
 
 OPTIONAL_ROLES = ("artist", "album")
@@ -21,7 +22,14 @@ ID_ROLES = ("user", "item", *OPTIONAL_ROLES)
 LAST_SECOND = 0xFFFFFFFF
 LARGEST_RATIO = 0xFFFF
 FULLY_PLAYED = 100
-_UNITS = {"s": ("seconds", 1), "ms": ("milliseconds", 1_000), "us": ("microseconds", 1_000_000)}
+_UNITS = {
+    "s": ("seconds", 1),
+    "ms": ("milliseconds", 1_000),
+    "us": ("microseconds", 1_000_000),
+    "ns": ("nanoseconds", 1_000_000_000),
+}
+_VALUES_SHOWN = 5
+"""Values of a label in a message."""
 _MISSING = ("#N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "\\N", "n/a", "nan", "null")
 """How programs write a missing value; taken for an id, all users without one would become one user."""
 _TRUE, _FALSE = ("1", "true", "1.0"), ("0", "false", "0.0")
@@ -37,6 +45,9 @@ _MACROS = (
     # The operator // rounds towards zero, so times before 1970 are left out first.
     "whole_seconds(x, unit) AS CASE WHEN x >= 0 THEN x // unit END",
     "digits(x) AS coalesce(TRY_CAST(x AS BIGINT), 0)",
+    # Quotes are those of a list that a program printed.
+    f"genres_of(x) AS list_filter(list_transform(string_split(x, '{LIST_MARK}'), "
+    "lambda genre: trim(genre, ' ''\"')), lambda genre: genre <> '')",
 )
 
 
@@ -46,10 +57,12 @@ class Column:
 
     role: str
     type: str
+    sql: str | None = None
+    """An expression in place of the column."""
 
     @property
     def name(self) -> str:
-        return f'"{self.role}"'
+        return self.sql or f'"{self.role}"'
 
     @property
     def family(self) -> Literal["text", "integer", "float", "decimal", "time", "other"]:
@@ -64,16 +77,19 @@ class Column:
         return "time" if self.type.startswith(("TIMESTAMP", "DATE")) else "other"
 
 
-def convert(connection: Any, source: Source, options: ImportOptions) -> None:
-    """Create the table `events`: row, user_id, item_id, seconds, type_code, played, and artist_id, album_id if any."""
+def convert(connection: Any, source: Source, options: ImportOptions) -> ImportOptions:
+    """Create the table `events`: row, user_id, item_id, seconds, type_code, played, and artist_id, album_id if any.
+
+    Returns the options with the unit of times that was found.
+    """
     for macro in _MACROS:
         connection.execute(f"CREATE MACRO {macro}")
-    types = column_types(connection, "raw")
-    # The order in which the faults of one row are reported.
-    order = ("user", "item", "time", "type", options.signal, *OPTIONAL_ROLES)
-    columns = {role: Column(role, types[role]) for role in order if role in types}
-    values = {"type": "0::UTINYINT"} | {role: _value(connection, column, options) for role, column in columns.items()}
-    selected = ", ".join(f"{value} AS {_target(role, options)}" for role, value in values.items())
+    columns = _columns(connection, options)
+    if "time" in columns and options.time_unit == "auto":
+        options = replace(options, time_unit=_unit(connection, columns["time"]))
+    values = {"seconds": _order(options), "type_code": "0::UTINYINT", "played": f"{FULLY_PLAYED}::USMALLINT"}
+    values |= {_target(role, options): _value(connection, column, options) for role, column in columns.items()}
+    selected = ", ".join(f"{value} AS {name}" for name, value in values.items())
     faults = {role: _fault(column, options) for role, column in columns.items()}
     connection.execute(
         f"CREATE TABLE events AS SELECT rowid AS row, {selected}, {' OR '.join(faults.values())} AS bad FROM raw"
@@ -85,11 +101,56 @@ def convert(connection: Any, source: Source, options: ImportOptions) -> None:
         column = next(columns[role] for role, flag in zip(faults, flags) if flag)
         value = fetch_row(connection, f"SELECT {column.name}::VARCHAR FROM raw WHERE rowid = {row}")[0]
         what, fix = _explain(column, value, options)
+        if column.role == "label" and value is not None:
+            what, fix = _explain_label(connection, column, what)
         raise DataError(f"row {row + 1:,}: {what}", where={"file": source.path}, fix=fix)
     if not fetch_row(connection, "SELECT count(*) FROM events")[0]:
         content = "a header and no events" if source.has_header else "no events"
         raise DataError(f"the file has {content}", where={"file": source.path}, fix="name a file with events")
     connection.execute("DROP TABLE raw")
+    return options
+
+
+def _columns(connection: Any, options: ImportOptions) -> dict[str, Column]:
+    """The columns by role, in the order in which the faults of one row are reported."""
+    types = column_types(connection, "raw")
+    order = ("user", "item", "time", "type", options.signal, *OPTIONAL_ROLES)
+    columns = {role: Column(role, types[role]) for role in order if role in types}
+    if "genres" not in types:
+        return columns
+    values = f"genres_of({_genres(connection, types['genres'])})"
+    joined = f"array_to_string(list_sort(list_distinct({values})), '{LIST_MARK}')"
+    derived = {"artist": f"{values}[1]", "album": f"nullif({joined}, '')"}
+    return columns | {role: Column(role, "VARCHAR", sql) for role, sql in derived.items() if role not in columns}
+
+
+def _genres(connection: Any, kind: str) -> str:
+    """SQL for the values of a column as text between marks: with none, between semicolons, else between commas."""
+    text = "regexp_replace(\"genres\"::VARCHAR, '^\\[|\\]$', '', 'g')"
+    marks = ", ".join(f"bool_or(contains({text}, '{mark}'))" for mark in (LIST_MARK, ";"))
+    marked, semicolons = fetch_row(connection, f"SELECT {marks} FROM raw")
+    return text if marked else f"replace({text}, '{';' if semicolons else ','}', '{LIST_MARK}')"
+
+
+def _order(options: ImportOptions) -> str:
+    """SQL for a time where the file has none: the number of the row in the file, or in a random order."""
+    if options.order == "rows":
+        return "rowid::UINTEGER"
+    key = f"md5_number_lower('{options.seed}:' || rowid)"
+    return f"(row_number() OVER (ORDER BY {key}, rowid) - 1)::UINTEGER"
+
+
+def _unit(connection: Any, column: Column) -> TimeUnit:
+    """The unit of times: the coarsest in which the largest one is before 2106; text that is no number is ISO."""
+    if column.family == "time":
+        return "iso"
+    number = _number(column)
+    least, largest = fetch_row(connection, f"SELECT min({number}), max({number}) FROM raw")
+    if largest is None:
+        return "iso" if column.family == "text" else "s"
+    # Both small and large numbers are two units in one column: the first large one will be named.
+    fitting = (unit for unit, (_, per_second) in _UNITS.items() if largest <= LAST_SECOND * per_second)
+    return "s" if least <= LAST_SECOND else cast(TimeUnit, next(fitting, "s"))
 
 
 def _target(role: str, options: ImportOptions) -> str:
@@ -114,7 +175,10 @@ def _value(connection: Any, column: Column, options: ImportOptions) -> str:
     text = f"lower({column.name}::VARCHAR)"
     if column.role == "type":
         return f"(list_position([{_list(EVENT_TYPES)}], {text}) - 1)::UTINYINT"
-    if column.role == "label":
+    if column.role == "label" and options.positives:
+        positives = _list(tuple(value.lower() for value in options.positives))
+        ratio = f"CASE WHEN {text} IN ({positives}) THEN {FULLY_PLAYED} WHEN {text} IS NOT NULL THEN 0 END"
+    elif column.role == "label":
         ratio = f"CASE WHEN {text} IN ({_list(_TRUE)}) THEN {FULLY_PLAYED} WHEN {text} IN ({_list(_FALSE)}) THEN 0 END"
     elif column.role == "rating":
         listened = f"{_number(column)} >= {options.positive_from!r}"
@@ -192,6 +256,17 @@ def _list(values: tuple[str, ...]) -> str:
     return ", ".join(map(literal, values))
 
 
+def _explain_label(connection: Any, column: Column, what: str) -> tuple[str, str]:
+    """Say which values a label has that is not binary, and how to name its positive ones."""
+    query = f"SELECT DISTINCT {column.name}::VARCHAR AS value FROM raw WHERE value IS NOT NULL ORDER BY value"
+    values = [value for (value,) in connection.execute(f"{query} LIMIT {_VALUES_SHOWN + 1}").fetchall()]
+    shown = ", ".join(values[:_VALUES_SHOWN]) + (", ..." if len(values) > _VALUES_SHOWN else "")
+    return (
+        f"{what}; it has the values {shown}",
+        f"--positives {values[-1]} names those that count as positive, or --rating",
+    )
+
+
 def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple[str, str]:
     """Say what is wrong with a value, and what to do."""
     role, fix = column.role, "repair or remove that row, or check which column is which"
@@ -205,10 +280,10 @@ def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple
         allowed, fix = "text or an integer below 2**63", "store the column as text or integers"
     elif role == "time" and options.time_unit == "iso":
         allowed = "an ISO time from 1970 to 2106 like 2024-05-01T12:00:00, with a zone in every row or in none"
-        fix = "check --time-unit: s, ms, us or iso"
+        fix = "check --time-unit: s, ms, us, ns or iso"
     elif role == "time":
         unit, per_second = _UNITS[options.time_unit]
-        allowed, fix = f"a time of 0 to {LAST_SECOND * per_second:,} {unit}", "check --time-unit: s, ms, us or iso"
+        allowed, fix = f"a time of 0 to {LAST_SECOND * per_second:,} {unit}", "check --time-unit: s, ms, us, ns or iso"
     elif role == "type":
         allowed = f"one of {', '.join(EVENT_TYPES)}"
     elif role == "label":

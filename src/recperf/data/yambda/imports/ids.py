@@ -62,8 +62,9 @@ def catalogue(connection: Any, options: ImportOptions) -> tuple[NDArray[np.uint3
             fix="--ids dense, or a larger --memory-mib",
         )
     catalogue_I2, several = np.zeros((largest + 1, 2), np.uint32), {}
+    stored = column_types(connection, "events")
     for position, role in enumerate(OPTIONAL_ROLES):
-        if role not in options.columns:
+        if f"{role}_id" not in stored:
             continue
         query = f"""
             SELECT item_id, arg_max({role}_id, row)::UINTEGER, min({role}_id) <> max({role}_id)

@@ -24,6 +24,8 @@ from .source import READ_ERRORS, HashedFile, Source, bad_file, unreadable
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read, and the bytes of the whole file."""
+LIST_ROLE, LIST_MARK = "genres", "|"
+"""The role whose values may be lists, and what is put between the values of one."""
 _BLOCK = 1 << 20
 """Bytes of text that become one table."""
 _ROWS_AT_ONCE = 1024
@@ -127,13 +129,15 @@ def _csv_records(source: Source, text: io.TextIOWrapper) -> Iterator[Sequence[st
 
 def _json_records(source: Source, text: io.TextIOWrapper) -> Iterator[Sequence[str | None]]:
     """Read the values of JSON objects as text; numbers keep their digits, and blank lines are skipped."""
-    row = 1
+    row, lists = 1, source.columns.get(LIST_ROLE)
     try:
         for line in filter(str.strip, text):
             record = json.loads(line, parse_int=str, parse_float=str)
             if not isinstance(record, dict):
                 raise ValueError("not an object")
-            values = [record.get(name) for name in source.names]
+            values: list[Any] = [record.get(name) for name in source.names]
+            if lists is not None and isinstance(values[lists], list):
+                values[lists] = LIST_MARK.join(map(str, values[lists]))
             yield [value if isinstance(value, str | None) else json.dumps(value) for value in values]
             row += 1
     except ValueError as error:
@@ -153,11 +157,22 @@ def _parquet_batches(source: Source) -> Iterator[tuple[Any, int]]:
             empty = arrow.RecordBatch.from_pylist([], schema=file.schema_arrow)
             batches = file.iter_batches(_PARQUET_ROWS, columns=list(names.values()), use_threads=False)
             for batch in chain([empty], batches):
-                columns = {role: _plain(batch.column(name), source, first_row) for role, name in names.items()}
+                columns = {
+                    role: _plain(_text(batch.column(name), role), source, first_row) for role, name in names.items()
+                }
                 first_row += len(batch)
                 yield arrow.table(columns), source.size * (first_row - 1) // max(1, file.metadata.num_rows)
     except (arrow.ArrowException, OSError) as error:
         raise unreadable(source.path, error) from None
+
+
+def _text(column: Any, role: str) -> Any:
+    """A column of lists as text, for the role that may have several values."""
+    arrow = optional_package("pyarrow")
+    is_list = arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)
+    if role != LIST_ROLE or not is_list:
+        return column
+    return optional_package("pyarrow.compute").binary_join(column.cast(arrow.list_(arrow.string())), LIST_MARK)
 
 
 def _plain(column: Any, source: Source, first_row: int) -> Any:

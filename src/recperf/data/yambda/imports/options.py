@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from ....config import require, within
 from ....errors import UsageError
 
-TimeUnit = Literal["s", "ms", "us", "iso"]
+TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
 Signal = Literal["rating", "ratio", "label"]
 SIGNALS: Final[tuple[Signal, ...]] = ("rating", "ratio", "label")
+KNOWN_NAMES: Final = {
+    "user": ("user", "userid", "uid", "visitorid", "visitor", "customerid", "customer", "memberid", "reviewerid"),
+    "item": (
+        *("item", "itemid", "iid", "movieid", "movie", "productid", "product", "articleid", "article", "trackid"),
+        *("track", "songid", "song", "bookid", "book", "videoid", "video", "gameid", "game", "isbn", "asin"),
+    ),
+    "time": ("time", "timestamp", "ts", "datetime", "date", "eventtime", "createdat"),
+    "rating": ("rating", "stars", "score"),
+    "label": ("label", "clicked", "click", "liked", "bought", "purchased"),
+    "genres": ("genres", "genre", "categories", "category"),
+}
+"""Names by which the column of a role is recognised, in small letters without other characters."""
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _RESERVED: Final = ("yambda-", "movielens-100k", "movielens-like", "criteo")
 
@@ -22,20 +34,38 @@ class ImportOptions:
     events: Path
     """The file: CSV or another delimited text, JSON lines (either may be in gzip), or Parquet. Its content decides the
     format. Text is UTF-8."""
-    user: str = "user"
-    """Column of the user's id. A column is given by its name or, counted from 1, its number."""
-    item: str = "item"
+    user: str | None = None
+    """Column of the user's id. A column is given by its name or, counted from 1, its number. Columns of user, item,
+    time, rating or label, and genres that are not given are recognised by usual names like userId or timestamp."""
+    item: str | None = None
     """Column of the item's id."""
-    time: str = "time"
-    """Column of the time."""
+    time: str | None = None
+    """Column of the time. Without one, `order` says how events follow each other."""
     rating: str | None = None
-    """Column of a rating. Give exactly one of rating, ratio and label."""
+    """Column of a rating. Give one of rating, ratio and label, or none: then every row is positive and negatives are
+    drawn."""
     ratio: str | None = None
-    """Column of the share that was played, in percent; 50 and more counts as listened."""
+    """Column of the share that was played, in percent; 50 and more counts as positive."""
     label: str | None = None
-    """Column of 0 or 1, false or true: whether the item was liked, bought, listened to."""
+    """Column of 0 or 1, false or true: whether the item was liked, bought, listened to. Or of any other values, see
+    `positives`."""
     positive_from: float = 4.0
-    """The least rating that counts as listened."""
+    """The least rating that counts as positive."""
+    positives: tuple[str, ...] = ()
+    """Values of the label that count as positive, such as buy; all others are negative."""
+    negatives: int | None = None
+    """Without rating, ratio and label: negative items to draw for every row, none of them one that the user has
+    anywhere in the file; default: 4."""
+    negatives_by: Literal["uniform", "popularity"] = "uniform"
+    """Draw every item equally often, or as often as it is in the file."""
+    order: Literal["random", "rows"] = "random"
+    """Without a time: put events in random order, so that a random part of them is held out, or in the order of the
+    file."""
+    seed: int = 7
+    """Seed of drawn negatives and of the random order."""
+    genres: str | None = None
+    """Column with any number of values per item, like genres: a list, or text separated by |, ; or commas. The first
+    value becomes the item's artist and the set of all its album, which models read, unless those columns are given."""
     artist: str | None = None
     """Column of the item's artist, or any group it belongs to; empty where unknown."""
     album: str | None = None
@@ -43,9 +73,10 @@ class ImportOptions:
     type: str | None = None
     """Column of the event's type: listen, like, dislike, unlike or undislike. Without it all are listens; only listens
     need a rating, ratio or label."""
-    time_unit: TimeUnit = "s"
-    """Unit of times: seconds, milliseconds, microseconds, or ISO text like 2024-05-01T12:00:00 (UTC if it has no zone).
-    A Parquet column of type timestamp or date has its own unit. Fractions of a second are cut."""
+    time_unit: TimeUnit = "auto"
+    """Unit of times: seconds, milliseconds, microseconds, nanoseconds, or ISO text like 2024-05-01T12:00:00 (UTC if it
+    has no zone); auto decides by the largest time. A Parquet column of type timestamp or date has its own unit.
+    Fractions of a second are cut."""
     delimiter: str | None = None
     """Delimiter between columns, one character or the same twice; by default the most common one in the first line."""
     header: Literal["auto", "yes", "no"] = "auto"
@@ -60,9 +91,13 @@ class ImportOptions:
 
     def __post_init__(self) -> None:
         signals = [signal for signal in SIGNALS if getattr(self, signal) is not None]
-        if len(signals) != 1:
-            shown = f"{' and '.join(signals)} are given" if signals else "none of rating, ratio and label is given"
-            raise UsageError(f"{shown}; an import needs exactly one", fix="--rating COLUMN, or --ratio, or --label")
+        if len(signals) > 1:
+            raise UsageError(f"{' and '.join(signals)} are given; an import has one of them", fix="leave one out")
+        if signals and self.negatives is not None:
+            what = f"negatives are drawn for a log without {signals[0]}"
+            raise UsageError(what, fix=f"leave out --{signals[0]} or --negatives")
+        within(0, 4 if self.negatives is None else self.negatives, 1000, "negatives")
+        within(0, self.seed, 1 << 53, "seed")
         roles: dict[str, str] = {}
         for role, column in self.columns.items():
             require(bool(column), role, column, "a column's name or number")
@@ -84,11 +119,31 @@ class ImportOptions:
         return self.memory_mib << 20
 
     @property
-    def signal(self) -> Signal:
-        return next(signal for signal in SIGNALS if getattr(self, signal) is not None)
+    def signal(self) -> Signal | None:
+        """What says whether a row is positive; none if all are."""
+        return next((signal for signal in SIGNALS if getattr(self, signal) is not None), None)
+
+    @property
+    def drawn(self) -> int:
+        """Negatives to draw for every positive row."""
+        return 0 if self.signal is not None else 4 if self.negatives is None else self.negatives
 
     @property
     def columns(self) -> dict[str, str]:
         """The column of each role that has one."""
-        roles = ("user", "item", "time", *SIGNALS, "artist", "album", "type")
+        roles = ("user", "item", "time", *SIGNALS, "artist", "album", "genres", "type")
         return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
+
+    @property
+    def recognised(self) -> dict[str, tuple[str, ...]]:
+        """Usual names of the columns of roles that are not given."""
+        optional = () if self.signal is not None or self.negatives is not None else ("rating", "label")
+        roles = ("user", "item", "time", *optional, *(() if self.album else ("genres",)))
+        return {role: KNOWN_NAMES[role] for role in roles if getattr(self, role) is None}
+
+    def with_columns(self, columns: dict[str, str]) -> ImportOptions:
+        """The options with recognised columns; of rating and label the first."""
+        extra = {role: name for role, name in columns.items() if role not in self.columns}
+        if "rating" in extra:
+            extra.pop("label", None)
+        return replace(self, **extra)  # type: ignore[arg-type]

@@ -12,8 +12,9 @@ import hashlib
 import io
 import json
 import os
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -86,8 +87,16 @@ def _open(path: Path, gzipped: bool) -> gzip.GzipFile | BinaryIO:
     return gzip.open(path) if gzipped else open_linked(path)
 
 
-def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = None, header: Header = "auto") -> Source:
-    """Find the format of a file and its columns. `columns` maps each role to a column's name or number."""
+def inspect(
+    path: Path,
+    columns: Mapping[str, str],
+    *,
+    delimiter: str | None = None,
+    header: Header = "auto",
+    recognised: Mapping[str, Sequence[str]] | None = None,
+) -> Source:
+    """Find the format of a file and its columns. `columns` maps each role to a column's name or number; `recognised`
+    has the usual names of the columns of other roles, which need not exist."""
     path = path.expanduser()
     try:
         with open_linked(path) as file:
@@ -100,7 +109,7 @@ def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = N
         raise bad_file(path, "the file is empty", "name a file with rows")
     if magic == b"PAR1":
         names = _parquet_names(path)
-        positions = _positions(path, columns, names)
+        positions = _positions(path, columns, names, recognised or {})
         return Source(path=path, size=size, state=state, format="parquet", names=names, columns=positions)
     if path.suffix in (".parquet", ".pq"):
         raise bad_file(path, "this is not a Parquet file", "name it .csv if it is text")
@@ -113,7 +122,7 @@ def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = N
     is_json = delimiter is None and first_line.lstrip().startswith("{")
     delimiter = delimiter or _guess_delimiter(path, first_line)
     names = _json_names(path, first_line) if is_json else _first_record(path, sample, delimiter)
-    by_number = all(column.isdecimal() for column in columns.values())
+    by_number = bool(columns) and all(column.isdecimal() for column in columns.values())
     has_header = not is_json and (header == "yes" or (header == "auto" and not by_number))
     if not (has_header or is_json or by_number):
         name = next(column for column in columns.values() if not column.isdecimal())
@@ -126,7 +135,7 @@ def inspect(path: Path, columns: Mapping[str, str], *, delimiter: str | None = N
         state=state,
         format="json" if is_json else "csv",
         names=names,
-        columns=_positions(path, columns, names),
+        columns=_positions(path, columns, names, recognised or {}),
         gzipped=gzipped,
         delimiter=delimiter,
         has_header=has_header,
@@ -183,7 +192,9 @@ def _parquet_names(path: Path) -> list[str]:
         raise unreadable(path, error) from None
 
 
-def _positions(path: Path, columns: Mapping[str, str], names: list[str]) -> dict[str, int]:
+def _positions(
+    path: Path, columns: Mapping[str, str], names: list[str], recognised: Mapping[str, Sequence[str]]
+) -> dict[str, int]:
     roles: dict[int, str] = {}
     for role, column in columns.items():
         position = _position(path, role, column, names)
@@ -191,7 +202,30 @@ def _positions(path: Path, columns: Mapping[str, str], names: list[str]) -> dict
             what = f"column {column!r} is given as {roles[position]} and as {role}"
             raise UsageError(what, where={"file": path}, fix="give each column once")
         roles[position] = role
+    plain = [re.sub("[^a-z0-9]", "", name.lower()) for name in names]
+    for role, usual in recognised.items():
+        matching = [plain.index(name) for name in usual if plain.count(name) == 1]
+        for position in [position for position in matching if position not in roles][:1]:
+            roles[position] = role
     return {role: position for position, role in roles.items()}
+
+
+def require_role(source: Source, role: str) -> None:
+    """Refuse a file without a column for a role that every row needs."""
+    if role in source.columns:
+        return
+    shown = shown_names(source.names)
+    if all(re.fullmatch(r"[0-9.]*", name) for name in source.names):
+        what, fix = "the first line has numbers in place of column names", "--user 1 --item 2 --rating 3 --time 4"
+    else:
+        what, fix = f"no column is named like a {role}", f"--{role} COLUMN, one of those"
+    raise DataError(what, where={"file": source.path, "columns": shown}, fix=fix)
+
+
+def shown_names(names: list[str]) -> str:
+    """The names of columns for a message, or their numbers where they have none."""
+    more = f" and {len(names) - _MOST_SHOWN:,} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(names[:_MOST_SHOWN]) + more if any(names) else f"1 to {len(names)}"
 
 
 def _position(path: Path, role: str, column: str, names: list[str]) -> int:
@@ -202,8 +236,7 @@ def _position(path: Path, role: str, column: str, names: list[str]) -> int:
         raise bad_file(path, what, f"give the {role} by its number")
     if column.isdecimal() and 1 <= int(column) <= len(names):
         return int(column) - 1
-    more = f" and {len(names) - _MOST_SHOWN:,} more" if len(names) > _MOST_SHOWN else ""
-    known = ", ".join(names[:_MOST_SHOWN]) + more if any(names) else f"1 to {len(names)}"
+    known = shown_names(names)
     guess = closest(column, names)
     what = f"there is no column {column!r} for the {role}; " + (
         f"did you mean {guess!r}?" if guess else f"known: {known}"

@@ -1,0 +1,83 @@
+"""Draws negatives for logs in which every row is positive: items that the user has nowhere in the file.
+
+Shapes: N positive events of whole users, K negatives of each, I items.
+
+They are stored as events with the mark `DRAWN`: anchors with label 0 that no history contains. They come right before
+their positive event and have its time, so that both see the same history.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...xxh64 import xxh64
+from ..schema import DRAWN, ORGANIC
+
+_ROUNDS = 32
+"""Draws of one negative before it is left out, because its user has nearly every item."""
+
+Events = dict[str, NDArray[Any]]
+
+
+@dataclass
+class Negatives:
+    """`draw` is a pure function of the seed and of the number of events before: parts give what the whole gives."""
+
+    count: int
+    counts_I: NDArray[np.int64]
+    """Events of every item, by its id."""
+    by_popularity: bool
+    seed: int
+    events: int = 0
+    """Positive events so far."""
+    drawn: int = 0
+    left_out: int = 0
+    _known: NDArray[np.int64] = field(init=False)
+    _ends: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._known = np.flatnonzero(self.counts_I)
+        self._ends = np.cumsum(
+            self.counts_I[self._known] if self.by_popularity else np.ones(len(self._known), np.int64)
+        )
+
+    def add(self, events: Events) -> Events:
+        """Events of whole users with the negatives of every listen before it."""
+        users_N, items_N = events["uids"].astype(np.int64), events["items"].astype(np.int64)
+        items_NK, drawn_NK = self.draw(users_N, items_N)
+        # Only listens have a label.
+        drawn_NK &= ((events["kinds"] >> 4) == 0)[:, None]
+        self.drawn += int(drawn_NK.sum())
+        everything = np.ones((len(users_N), 1), np.bool_)
+        stored = np.concatenate([drawn_NK, everything], axis=1)
+        wide = {name: np.repeat(column[:, None], self.count + 1, axis=1) for name, column in events.items()}
+        wide["items"][:, :-1] = items_NK
+        wide["kinds"][:, :-1] = DRAWN | ORGANIC
+        wide["ratios"][:, :-1] = 0
+        return {name: column[stored] for name, column in wide.items()}
+
+    def draw(self, users_N: NDArray[np.int64], items_N: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Items that the user of each event has nowhere, and whether one was found."""
+        own = np.unique(users_N * len(self.counts_I) + items_N)
+        items_NK = np.zeros((len(users_N), self.count), np.int64)
+        place = np.arange(items_NK.size)
+        row, column = np.divmod(place, max(1, self.count))
+        for attempt in range(_ROUNDS):
+            words = xxh64([row + self.events, column, np.full(len(row), attempt)], self.seed)
+            ticket = (words % np.uint64(self._ends[-1])).astype(np.int64)
+            items = self._known[np.searchsorted(self._ends, ticket, side="right")]
+            items_NK.reshape(-1)[place] = items
+            key = users_N[row] * len(self.counts_I) + items
+            taken = own[np.minimum(np.searchsorted(own, key), len(own) - 1)] == key
+            place, row, column = place[taken], row[taken], column[taken]
+            if not len(place):
+                break
+        found_NK = np.ones(items_NK.shape, np.bool_)
+        found_NK.reshape(-1)[place] = False
+        self.events += len(users_N)
+        self.left_out += len(place)
+        return items_NK, found_NK

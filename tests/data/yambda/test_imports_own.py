@@ -1,0 +1,180 @@
+"""Imports of logs as users have them: without labels, without times, with genres, with columns under usual names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recperf.data.yambda import catalogue, imports
+from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.data.yambda.history import Histories
+from recperf.data.yambda.imports import ImportOptions, import_events, originals
+from recperf.data.yambda.ratings import read_events
+from recperf.data.yambda.schema import DRAWN, LISTEN_PLUS
+from recperf.data.yambda.store import EventStore, open_store, verify
+from recperf.data.yambda.windows import WindowIndex
+from recperf.errors import DataError
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("duckdb")
+
+
+def imported(path: Path, content: str, *, folder: str = "store", **options: Any) -> EventStore:
+    path.write_text(content)
+    store = open_store(import_events(ImportOptions(events=path, **options), path.parent / folder))
+    verify(store)
+    return store
+
+
+def clicks(users: int = 30, items: int = 50) -> list[tuple[int, int, int]]:
+    random = np.random.default_rng(5)
+    return [(user, int(item), int(time)) for user in range(users)
+            for item, time in zip(random.integers(0, items, 12), np.sort(random.integers(0, 10**6, 12)))]  # fmt: skip
+
+
+@pytest.fixture
+def implicit(tmp_path: Path) -> EventStore:
+    lines = "".join(f"{user},{item},{time}\n" for user, item, time in clicks())
+    return imported(tmp_path / "log.csv", "user_id,item_id,ts\n" + lines, negatives=3)
+
+
+def test_columns_are_recognised_by_usual_names(tmp_path: Path) -> None:
+    store = imported(tmp_path / "log.csv", "Movie ID,userId,rating,timestamp,title\n7,1,5,9,A\n8,2,1,8,B\n")
+    columns = {role: store.manifest["import"][role] for role in ("user", "item", "rating", "time")}
+    assert columns == {"user": "userId", "item": "Movie ID", "rating": "rating", "time": "timestamp"}
+    assert store.manifest["unused_columns"] == ["title"]
+    assert store.manifest["distinct"] == {"users": 2, "items": 2}
+    for header, message in (
+        ("who,item,r", "no column is named like a user"),
+        ("1,2,3", "the first line has numbers in place of column names"),
+    ):
+        with pytest.raises(DataError, match=message):
+            imported(tmp_path / "log.csv", header + "\n1,2,3\n", folder="other")
+
+
+def test_drawn_negatives_are_no_items_of_their_user_and_share_the_time_of_their_positive(implicit: EventStore) -> None:
+    drawn = (implicit.kinds(slice(None)) & DRAWN) > 0
+    items, times = implicit.items_at(slice(0, implicit.events)), implicit.times_E[:]
+    users = implicit.users_by_position(np.arange(implicit.events))
+    assert implicit.manifest["negatives"] == {"per_event": 3, "by": "uniform", "seed": 7, "drawn": 1080, "left_out": 0}
+    assert drawn.reshape(-1, 4).tolist() == [[True, True, True, False]] * 360, "each positive follows its negatives"
+    assert (times.reshape(-1, 4) == times.reshape(-1, 4)[:, :1]).all()
+    own = set(zip(users[~drawn].tolist(), items[~drawn].tolist()))
+    assert own.isdisjoint(zip(users[drawn].tolist(), items[drawn].tolist()))
+    assert len(set(items[drawn].tolist())) == 50
+
+
+def test_histories_hold_no_drawn_events_and_are_those_of_the_positive(implicit: EventStore) -> None:
+    index = WindowIndex.open(implicit, WindowConfig(seconds=1 << 30, min_history=5))
+    anchors = np.sort(index.anchors(0))
+    assert len(anchors) == 30 * 7 * 4
+    batch = Histories(implicit, HistoryConfig(length=50, strategy="last-n", scan=12)).batch(anchors)
+    lengths = np.diff(batch.history_offsets_B1.numpy()).reshape(-1, 4)
+    assert lengths.tolist() == [[count] * 4 for count in range(5, 12)] * 30
+    assert set(batch.actions_T.tolist()) == {LISTEN_PLUS}
+    assert batch.labels_B.reshape(-1, 4).tolist() == [[0, 0, 0, 1]] * 210
+    assert (batch.query_times_B.reshape(-1, 4) == batch.query_times_B.reshape(-1, 4)[:, :1]).all()
+
+
+def test_negatives_do_not_depend_on_the_size_of_batches(
+    implicit: EventStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "_BATCH_ROWS", 2048)
+    options = ImportOptions(events=tmp_path / "log.csv", negatives=3)
+    monkeypatch.setattr("recperf.data.yambda.imports.database._MAX_THREADS", 1)
+    assert open_store(import_events(options, tmp_path / "again")).digest == implicit.digest
+    popular = ImportOptions(events=tmp_path / "log.csv", negatives=3, negatives_by="popularity")
+    assert open_store(import_events(popular, tmp_path / "popular")).digest != implicit.digest
+
+
+def test_a_user_who_has_every_item_gets_no_negatives(tmp_path: Path) -> None:
+    store = imported(tmp_path / "log.csv", "user,item,time\n1,1,1\n1,2,2\n2,1,1\n")
+    assert store.manifest["negatives"]["left_out"] == 8
+    assert store.events == 3 + 4
+
+
+def test_events_without_a_time_are_in_random_order_or_in_that_of_the_file(tmp_path: Path) -> None:
+    content = "user,item,rating\n" + "".join(f"{row % 7},{row},{1 + row % 5}\n" for row in range(70))
+    random = imported(tmp_path / "log.csv", content)
+    assert random.manifest["time_order"] == "random order"
+    assert sorted(random.times_E[:].tolist()) == list(range(70))
+    assert np.corrcoef(random.times_E[:], random.items_at(slice(0, 70)))[0, 1] < 0.5
+    in_order = imported(tmp_path / "log.csv", content, folder="rows", order="rows")
+    assert in_order.times_E[:].tolist() == [row for user in range(7) for row in range(user, 70, 7)]
+    assert imported(tmp_path / "log.csv", content, folder="seed", seed=8).digest != random.digest
+
+
+@pytest.mark.parametrize("form", ["list in JSON", "list in Parquet", "bars", "commas", "printed list"])
+def test_genres_become_groups_that_models_read(tmp_path: Path, form: str) -> None:
+    genres = {10: ["War", "Drama"], 11: ["Drama", "War"], 12: [], 13: ["Drama"]}
+    rows = [(user, item, 10 * user + item, genres[item]) for user in (1, 2) for item in genres]
+    path = tmp_path / "log"
+    names = ("userId", "movieId", "timestamp", "genres")
+    if form == "list in Parquet":
+        parquet.write_table(pa.table(dict(zip(names, map(list, zip(*rows))))), path)
+        store = open_store(import_events(ImportOptions(events=path, negatives=0), tmp_path / "store"))
+    elif form == "list in JSON":
+        lines = "".join(json.dumps(dict(zip(names, row))) + "\n" for row in rows)
+        store = imported(path, lines, negatives=0)
+    else:
+        text = {"bars": "|".join, "commas": ", ".join, "printed list": str}[form]
+        lines = "".join(f'{user},{item},{time},"{text(values)}"\n' for user, item, time, values in rows)
+        store = imported(path, ",".join(names) + "\n" + lines, negatives=0)
+    assert originals(store.folder, "artists") == ["Drama", "War"]
+    assert originals(store.folder, "albums") == ["Drama", "Drama|War"]
+    assert store.catalogue_I2.tolist() == [[0, 0], [2, 2], [1, 2], [0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("times", "unit"),
+    [
+        (("1700000000", "1700000009"), "s"),
+        (("1700000000000", "1700000009000"), "ms"),
+        (("1700000000000000", "1700000009000000"), "us"),
+        (("1700000000000000000", "1700000009000000000"), "ns"),
+        (("2023-11-14T22:13:20", "2023-11-14T22:13:29"), "iso"),
+    ],
+)
+def test_the_unit_of_times_follows_from_them(tmp_path: Path, times: tuple[str, str], unit: str) -> None:
+    store = imported(tmp_path / "log.csv", f"user,item,time,label\n1,1,{times[0]},1\n2,1,{times[1]},0\n")
+    assert store.times_E[:].tolist() == [1_700_000_000, 1_700_000_009]
+    assert store.manifest["import"]["time_unit"] == unit
+    assert store.manifest["days"]["first"] == "2023-11-14"
+
+
+def test_a_label_of_several_actions_needs_its_positive_ones_named(tmp_path: Path) -> None:
+    content = "user,item,time,action\n1,1,1,view\n1,2,2,cart\n2,1,1,buy\n2,2,3,View\n"
+    with pytest.raises(DataError, match="it has the values View, buy, cart, view") as failure:
+        imported(tmp_path / "log.csv", content, label="action")
+    assert "--positives view" in str(failure.value.fix)
+    store = imported(tmp_path / "log.csv", content, label="action", positives=("buy", "cart"))
+    assert (store.kinds(slice(None)) & LISTEN_PLUS).tolist() == [0, 1, 1, 0]
+
+
+def test_click_models_read_drawn_negatives_as_rows(implicit: EventStore) -> None:
+    ratings = read_events(implicit.folder)
+    assert len(ratings.user) == 1440
+    assert int((ratings.rating >= ratings.liked_from).sum()) == 360
+
+
+def test_notes_say_what_an_import_assumed(tmp_path: Path) -> None:
+    def notes(content: str, name: str) -> list[str]:
+        path = tmp_path / f"{name}.csv"
+        path.write_text(content)
+        options = ImportOptions(events=path, name=name)
+        facts = catalogue.import_events(options, store=tmp_path / name, progress=lambda *_: lambda *_: None)
+        return list(facts["notes"])
+
+    assert notes("user,item,time,rating\n1,1,4102444800,5\n1,2,9,1\n", "one") == [
+        "all rows have the same user: check --user",
+        "the last event is in the future, 2100-01-01: check --time and --time-unit",
+    ]
+    without, drawn = notes("user,item\n1,1\n2,2\n", "bare")
+    assert "random order" in without
+    assert "4 negatives drawn for each (uniform, seed 7)" in drawn
+    assert notes("user,item,time,rating\n1,1,1,0.9\n2,1,1,0.8\n", "low")[0].startswith("all rows are negative")
