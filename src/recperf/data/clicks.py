@@ -87,48 +87,62 @@ def dense_features(data: Ratings, mean: Floats, count: Ints) -> dict[str, NDArra
 
 def split_rows(data: Ratings, config: SplitConfig) -> Rows:
     """Mark the validation rows; the answer never depends on a rating's value."""
-    split = {"random": _random, "last": _last_of_each_user, "cold": _cold_users}[config.split]
-    valid = split(data, config)
+    return mark_validation(config, name=data.name, rows=len(data.user), users=data.user, times=data.timestamp)
+
+
+def mark_validation(
+    config: SplitConfig, *, name: str, rows: int, users: Ints | None = None, times: Ints | None = None
+) -> Rows:
+    """Mark the validation rows among rows with a user and a time each, where those are known.
+
+    Rows of the same time, or without one, count in the order of the file.
+    """
+    needed = {"last": ("user", users), "cold": ("user", users), "time": ("time", times)}.get(config.split)
+    if needed is not None and needed[1] is None:
+        what = f"split {config.split!r} needs a {needed[0]} column, which {name} does not have"
+        raise DataError(what, fix=f"import it with --{needed[0]} COLUMN, or --data.split random")
+    valid = np.zeros(rows, dtype=np.bool_)
+    if config.split == "random":
+        valid[_permuted(rows, config)[: _share(rows, config)]] = True
+    elif config.split == "time":
+        assert times is not None
+        valid[np.argsort(times, kind="stable")[rows - _share(rows, config) :]] = True
+    elif config.split == "cold":
+        assert users is not None
+        known = np.unique(users)
+        valid = np.isin(users, known[_permuted(len(known), config)[: _share(len(known), config)]])
+    else:
+        assert users is not None
+        valid = _last_of_each_user(users, np.zeros(rows) if times is None else times, config)
     empty = "train" if valid.all() else "validate" if not valid.any() else None
     if empty:
-        size = f"{len(valid)} ratings by {len(np.unique(data.user))} users"
+        size = f"{rows} ratings by {len(np.unique(users))} users" if users is not None else f"{rows} rows"
         raise DataError(
             f"split {config.split!r} with holdout {config.holdout} leaves no rating to {empty} on ({size})",
-            where={"data": data.name},
+            where={"data": name},
             fix="use more ratings, another data.split or another data.holdout",
         )
     return valid
 
 
-def _share(size: int, holdout: float) -> int:
-    return round(holdout * size)
+def _share(size: int, config: SplitConfig) -> int:
+    return round(config.holdout * size)
 
 
-def _random(data: Ratings, config: SplitConfig) -> Rows:
-    size = len(data.user)
-    valid = np.zeros(size, dtype=np.bool_)
-    order = np.random.Generator(np.random.PCG64(config.split_seed)).permutation(size)
-    valid[order[: _share(size, config.holdout)]] = True
-    return valid
+def _permuted(size: int, config: SplitConfig) -> Ints:
+    return np.random.Generator(np.random.PCG64(config.split_seed)).permutation(size)
 
 
-def _last_of_each_user(data: Ratings, config: SplitConfig) -> Rows:
-    size = len(data.user)
-    order = np.lexsort((np.arange(size), data.timestamp, data.user))
-    count = np.bincount(data.user)
+def _last_of_each_user(users: Ints, times: NDArray[Any], config: SplitConfig) -> Rows:
+    size = len(users)
+    order = np.lexsort((np.arange(size), times, users))
+    count = np.bincount(users)
     end = np.cumsum(count)
-    from_end = end[data.user[order]] - np.arange(size)
+    from_end = end[users[order]] - np.arange(size)
     held = np.minimum(np.floor(count * config.holdout + 0.5).astype(np.int64), np.maximum(count - 1, 0))
     valid = np.zeros(size, dtype=np.bool_)
-    valid[order] = from_end <= held[data.user[order]]
+    valid[order] = from_end <= held[users[order]]
     return valid
-
-
-def _cold_users(data: Ratings, config: SplitConfig) -> Rows:
-    users = np.unique(data.user)
-    order = np.random.Generator(np.random.PCG64(config.split_seed)).permutation(len(users))
-    cold = users[order[: _share(len(users), config.holdout)]]
-    return np.isin(data.user, cold)
 
 
 def _known_in_training(ids: Ints, valid: Rows) -> Ints:

@@ -13,10 +13,11 @@ from ..config import require, within
 class SplitConfig:
     """How ratings are split into training and validation rows."""
 
-    split: Literal["random", "last", "cold"] = "random"
-    """Validation rows: random ones, the last of each user by time, or all ratings of users that never train."""
+    split: Literal["random", "last", "time", "cold"] = "random"
+    """Validation rows: random ones, the last of each user by time, the last of all by time, or all of users that never
+    train."""
     holdout: float = 0.2
-    """Share of the ratings (of the users, with split cold) used for validation."""
+    """Share of the rows (of the users, with split cold) used for validation."""
     split_seed: int = 42
     """Seed of the random and cold splits; separate from the training seed, so that repeats share a split."""
 
@@ -51,9 +52,9 @@ class RatingsConfig(SplitConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MovieLensConfig(SplitConfig):
-    source: Literal["auto", "files", "embedded"] = "auto"
-    """Source of the ratings: files (a folder or the downloaded copy), embedded (synthetic), or auto: files if there are
-    any, else embedded."""
+    source: Literal["auto", "files", "embedded", "clicks"] = "auto"
+    """Source of the ratings: files (a folder or the downloaded copy), embedded (synthetic), clicks that `recperf data
+    import --clicks` imported, or auto: files if there are any, else embedded."""
     path: Path | None = None
     """Folder with u.data, u.item and u.user, or an event store; none means the copy that `recperf data get
     movielens-100k` downloaded."""
@@ -69,6 +70,11 @@ class MovieLensConfig(SplitConfig):
             str(self.path),
             "none when data.source is embedded",
         )
+        require(self.path is not None or self.source != "clicks", "data.path", None, "the folder of data.source clicks")
+
+    def rows_split(self) -> SplitConfig:
+        """How rows are split, without where they are."""
+        return SplitConfig(split=self.split, holdout=self.holdout, split_seed=self.split_seed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ class Kind:
     """Field of the description with the number of rows."""
 
 
-KINDS = {"events": Kind("store/store.json", rows="events")}
+KINDS = {"events": Kind("store/store.json", rows="events"), "clicks": Kind("clicks/clicks.json", rows="rows")}
 """Kinds that an import writes; a dataset has the first of which the description exists."""
 CRITEO_COLUMNS = 40
 BUILT_IN = {

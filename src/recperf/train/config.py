@@ -160,7 +160,9 @@ class DLRMTrainConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    beat: Literal["auto", "majority", "item_bias", "user_item_bias", "popularity", "none"] = "auto"
+    beat: Literal[
+        "auto", "majority", "item_bias", "user_item_bias", "popularity", "logistic", "gradient_boosting", "none"
+    ] = "auto"
     """Baseline whose AUC the model must exceed. auto: user_item_bias for micro-dlrm, for dlrm-v4 and for MovieLens ids
     in micro-dlrm-dram; majority, whose AUC is 0.5, for dlrm and for virtual ids in micro-dlrm-dram. popularity: only
     dlrm-v4 has it."""

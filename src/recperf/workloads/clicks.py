@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from ..data.click_store.imported import ImportedClicks
+from ..data.click_store.order import Rows, Split
 from ..data.order import Samples
+from ..errors import ConfigError
 from ..execution.workload import Predictions, Prepared, ScoredRows
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
 from ..models.tables import HashedTable, SparseTables
-from ..train.baselines import bias_logits
+from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_logits
 from ..train.config import TrainConfig
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
@@ -37,6 +42,63 @@ class PreparedSamples(Prepared):
     def predictions(self, logits_N: Tensor) -> Predictions:
         """Logits of the validation rows, with what these rows are."""
         return Predictions(logits_N.cpu(), self.valid.labels_N, self.valid.users_N, self.valid.items_N)
+
+
+def imported_rows(clicks: ImportedClicks) -> ScoredRows:
+    """The validation rows of imported clicks."""
+    labels_N = torch.from_numpy(clicks.labels("valid")).float()
+    ids = (clicks.role_ids(role, "valid") for role in ("user", "item"))
+    return ScoredRows(labels_N, *(None if codes is None else torch.from_numpy(codes) for codes in ids))
+
+
+def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
+    """Of baselines on the features of imported clicks."""
+    train, valid = clicks.count("train"), clicks.count("valid")
+    roles = {role: clicks.manifest[role] for role in ("user", "item")}
+    names = {role: name if name in clicks.keys else None for role, name in roles.items()}
+    step = -(-train // MOST_TRAINING_ROWS)
+    fitted = _feature_rows(clicks, clicks.every("train", step))
+    return click_logits(fitted, _feature_rows(clicks, clicks.rows_of("valid", 0, valid)), **names)
+
+
+def _feature_rows(clicks: ImportedClicks, rows: Rows) -> FeatureRows:
+    columns = torch.split(torch.from_numpy(rows.ids_NS).long(), list(clicks.slots), dim=1)
+    ids = {key: column[:, 0] if column.shape[1] == 1 else column for key, column in zip(clicks.keys, columns)}
+    dense_ND = torch.from_numpy(rows.dense_ND)
+    if not clicks.columns.numeric:
+        dense_ND = dense_ND[:, :0]
+    return FeatureRows(dense_ND=dense_ND, ids=ids, labels_N=torch.from_numpy(rows.labels_N).float())
+
+
+def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples]:
+    """The training and validation rows of imported clicks in memory, for a model with one id per feature."""
+    several = [key for key, slots in zip(clicks.keys, clicks.slots) if slots > 1]
+    if several:
+        what = f"column {several[0]!r} has several categories in a row, which micro-dlrm does not read"
+        raise ConfigError(what, fix=f"recperf run dlrm --data {clicks.manifest['name']}")
+
+    def samples(split: Split) -> Samples:
+        rows = clicks.rows_of(split, 0, clicks.count(split))
+        users, items = (clicks.role_ids(role, split) for role in ("user", "item"))
+        return Samples(
+            keys=clicks.keys,
+            dense_ND=torch.from_numpy(rows.dense_ND),
+            ids_FN=torch.from_numpy(rows.ids_NS.astype(np.int64)).t(),
+            labels_N=torch.from_numpy(rows.labels_N).float(),
+            users_N=None if users is None else torch.from_numpy(users),
+            items_N=None if items is None else torch.from_numpy(items),
+        )
+
+    return samples("train"), samples("valid")
+
+
+def require_tables(model: DLRMConfig, clicks: ImportedClicks) -> None:
+    """Refuse a model whose tables or dense features are not those of the data, as in a config of other rows."""
+    sizes = (clicks.keys, clicks.table_rows, len(clicks.dense_names))
+    if (model.features, model.rows, model.dense) != sizes:
+        name = clicks.manifest["name"]
+        what = f"the model has other tables than the rows of {name} need: {model.rows}, not {clicks.table_rows}"
+        raise ConfigError(what, where={"field": "model.rows"}, fix=f"recperf run dlrm --data {name}")
 
 
 class DLRMTrialState:

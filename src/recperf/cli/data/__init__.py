@@ -17,7 +17,7 @@ ACTIONS = {
     "make": "write a synthetic dataset",
     "convert": "convert a click log to arrays, in bounded memory",
     "prepare": "convert raw listening events to an event store, in bounded memory",
-    "import": "import your own events (CSV, Parquet, JSON lines) into an event store",
+    "import": "import your own events, or with --clicks labelled rows (CSV, Parquet, JSON lines)",
     "info": "describe a dataset",
 }
 
@@ -27,7 +27,8 @@ HELP = """usage: recperf data ACTION NAME [OPTIONS]
 
 names: movielens-100k (real), movielens-like (synthetic), criteo (your click logs; nothing is downloaded), yambda-50m,
        yambda-500m, yambda-5b (real), yambda-like (synthetic), or the name of a dataset you imported
-  recperf data import FILE --name NAME    your own events
+  recperf data import FILE --name NAME             your own events
+  recperf data import --clicks FILE --name NAME    your own clicks: rows with a label
   recperf data ACTION NAME --help    options of an action"""
 
 MODULES = {"events": "yambda"}
@@ -92,7 +93,7 @@ def command(words: list[str]) -> int:
 def _family(action: str, words: list[str]) -> str:
     """The module of the dataset named on the command line."""
     if action == "import":
-        return "yambda"
+        return "clicks" if any(word.partition("=")[0] == "--clicks" for word in words) else "yambda"
     name = _named(words)
     example, refusal, call = ONLY.get(action, ("", "", ""))
     if name is None:

@@ -50,10 +50,15 @@ class Rows:
 class ClickRows(Protocol):
     """What an order reads: click rows by their position within the training or the validation rows."""
 
-    keys: tuple[str, ...]
-    """Names of the sparse features."""
-    slots: tuple[int, ...]
-    """Most ids a row has of each of them."""
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the sparse features."""
+        ...
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Most ids a row has of each of them."""
+        ...
 
     def count(self, split: Split) -> int: ...
 

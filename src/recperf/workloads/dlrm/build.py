@@ -60,11 +60,12 @@ class PreparedDLRM(Prepared):
             settings = replace(settings, onednn=False)
         self.settings: Settings = replace(settings, precision=self.switches.precision, reasons=reasons)
         self.source = ClickSource(config)
-        if not self.drawn and config.data.ids_per_feature:
+        if config.data.source == "criteo" and config.data.ids_per_feature:
             reasons["ids"] = (
                 "1 per table: a column of the log has one category; data.ids_per_feature is for random data"
             )
         self.data = self.source.facts()
+        self.rows = self.scored_rows() if config.data.source == "clicks" else None
         self.target = bounds(config)
 
     @property
@@ -286,7 +287,9 @@ class DLRMTrial(DLRMTrialState):
         self.model.eval()
         logits_N, labels_N = self.predicted()
         self.model.train()
-        return Predictions(logits_N.cpu(), labels_N.cpu())
+        rows = self.prepared.rows
+        users_N, items_N = (rows.users_N, rows.items_N) if rows is not None else (None, None)
+        return Predictions(logits_N.cpu(), labels_N.cpu(), users_N, items_N)
 
     def predicted(self) -> tuple[Tensor, Tensor]:
         """Logits and labels of the validation rows, in order."""

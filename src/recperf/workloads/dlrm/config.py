@@ -1,4 +1,4 @@
-"""dlrm: the classic DLRM and DLRM-DCNv2 on synthetic batches or Criteo; the profiling experiment."""
+"""dlrm: the classic DLRM and DLRM-DCNv2 on synthetic batches, Criteo or your own clicks; the profiling experiment."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import require, within
+from ...data.config import SplitConfig
 from ...data.criteo.config import DENSE, KEYS, CriteoConfig
 from ...data.random_config import RandomBagsConfig
 from ...distributed.config import DistributedConfig
@@ -15,7 +16,7 @@ from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
-from ...train.config import PLAIN, DLRMTrainConfig, FastConfig, TargetConfig
+from ...train.config import BIASES, PLAIN, DLRMTrainConfig, FastConfig, TargetConfig
 from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
@@ -35,14 +36,18 @@ DCNV2_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 2
 """Ids per sample in each table of MLPerf's DLRM-DCNv2, 214 in total."""
 LESS = "a smaller --model.row-scale, --model.dim or --train.batch-size, or --train.optimizer rowwise-adagrad"
 """How to need less memory."""
+SMALL_DATA = 1_000_000
+"""Imported clicks with at most so many rows and categories are read several times."""
 SMALL_TABLE = 1000
 """Tables are not scaled below this many rows: that would limit how many distinct ids a bag can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DLRMModelConfig:
+    features: tuple[str, ...] = ()
+    """Names of the tables; default: t1, t2 and so on, and the columns of the data with source criteo or clicks."""
     rows: tuple[int, ...] = (4, 3, 2)
-    """Rows of each table."""
+    """Rows of each table. With source clicks they follow the data, and so does the number of dense features."""
     row_scale: float = 1.0
     """Factor for the rows of every table with more than 1,000 rows, to fit a large model on a smaller machine."""
     dim: int = 64
@@ -73,7 +78,7 @@ class DLRMModelConfig:
         if self.row_scale != 1:
             scaled = tuple(max(min(rows, SMALL_TABLE), round(rows * self.row_scale)) for rows in self.rows)
         return DLRMConfig(
-            features=features or tuple(f"t{index}" for index in range(1, len(scaled) + 1)),
+            features=features or self.features or tuple(f"t{index}" for index in range(1, len(scaled) + 1)),
             rows=scaled,
             dim=self.dim,
             bottom=self.bottom,
@@ -88,16 +93,24 @@ class DLRMModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DLRMDataConfig(RandomBagsConfig):
-    source: Literal["random", "criteo"] = "random"
-    """Synthetic batches, or a Criteo click log; `recperf data make criteo` generates one."""
+    source: Literal["random", "criteo", "clicks"] = "random"
+    """Synthetic batches, a Criteo click log (`recperf data make criteo` generates one), or clicks that
+    `recperf data import --clicks` imported."""
     path: Path | None = None
-    """With source criteo: the log's file, or a folder with train.txt (Kaggle) or day_0, day_1, ... (Terabyte)."""
+    """With source criteo: the log's file, or a folder with train.txt (Kaggle) or day_0, day_1, ... (Terabyte). With
+    source clicks: the folder of the imported rows."""
     layout: Literal["auto", "kaggle", "terabyte"] = "auto"
     """With source criteo: layout of the files; auto decides by their names."""
     on_error: Literal["stop", "skip"] = "stop"
     """With source criteo: whether a malformed line stops the run, or is skipped and counted."""
     holdout: float = 1 / 7
-    """With source criteo: share of the rows at the end that is held out; with several days the last day is held out."""
+    """With source criteo: share of the rows at the end that is held out; with several days the last day is held out.
+    With source clicks: share of the rows, or of the users with split cold."""
+    split: Literal["random", "last", "time", "cold"] = "random"
+    """With source clicks, the validation rows: random ones, the last of each user by time, the last of all by time, or
+    all of users that never train."""
+    split_seed: int = 42
+    """With source clicks: seed of the random and cold splits."""
     hash_seed: int = 0
     """With source criteo: seed of the hashes of categories."""
     cache: Path | None = None
@@ -105,10 +118,13 @@ class DLRMDataConfig(RandomBagsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        criteo = self.source == "criteo"
-        require(
-            criteo == (self.path is not None), "data.path", str(self.path), "a log with data.source criteo, or none"
-        )
+        has_path = self.path is not None
+        allowed = "a log with data.source criteo, the folder of imported rows with clicks, or none"
+        require(has_path == (self.source != "random"), "data.path", str(self.path), allowed)
+        self.click_split()
+
+    def click_split(self) -> SplitConfig:
+        return SplitConfig(split=self.split, holdout=self.holdout, split_seed=self.split_seed)
 
     def criteo(self, rows: tuple[int, ...]) -> CriteoConfig:
         return CriteoConfig(
@@ -133,7 +149,8 @@ class DLRMWorkloadConfig(TrialsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.distributed.require_tables(self.dlrm.features)
+        if self.data.source != "clicks" or self.model.features:
+            self.distributed.require_tables(self.dlrm.features)
         if self.data.source == "random":
             self.data.max_ids(self.dlrm.rows)
 
@@ -201,15 +218,60 @@ def on_criteo(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
     return replace(config, data=data)
 
 
+def clicks(rows: int, categories: int) -> DLRMWorkloadConfig:
+    """The model for imported clicks of so many rows and categories.
+
+    Few rows are read several times by AdamW, whose decay of unused table rows keeps it from memorising them. Many rows
+    are read once, and only the table rows that a step uses are updated.
+    """
+    model = DLRMModelConfig(
+        rows=(1,), dim=32, bottom=(1, 64, 32), top=(64, 32, 1), interaction="concat", cross_rank=32, table_init_std=0.01
+    )
+    if rows <= SMALL_DATA and categories <= SMALL_DATA:
+        train = DLRMTrainConfig(
+            epochs=12, batch_size=256 if rows <= SMALL_DATA // 5 else 1024, learning_rate=5e-3, optimizer="adamw",
+            weight_decay=0.01, table_weight_decay=1.0, schedule="one-cycle",
+        )  # fmt: skip
+    else:
+        train = DLRMTrainConfig(epochs=1, batch_size=2048, learning_rate=0.02, optimizer="rowwise-adagrad")
+    return DLRMWorkloadConfig(model=model, train=train)
+
+
+def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
+    """The config for imported clicks; another preset than the first keeps its layers and its training."""
+    if config == experiment():
+        facts = dataset.facts()
+        columns = [column for column in facts.get("columns", []) if column.get("slots")]
+        entries = (column.get("buckets") or column["vocabulary"]["entries"] for column in columns)
+        config = clicks(facts.get("rows", 0), sum(entries))
+    return replace(config, data=DLRMDataConfig(source="clicks", path=dataset.folder, holdout=SplitConfig().holdout))
+
+
+def resolve(config: DLRMWorkloadConfig) -> DLRMWorkloadConfig:
+    """With imported clicks: the tables and the number of dense features that the data has."""
+    if config.data.source != "clicks":
+        return config
+    from ...data.click_store.imported import sizes_of
+
+    assert config.data.path is not None
+    sizes = sizes_of(config.data.path, config.data.click_split())
+    bottom = (sizes.dense, *config.model.bottom[1:])
+    model = replace(config.model, features=sizes.keys, rows=sizes.rows, row_scale=1.0, bottom=bottom)
+    several = sizes.slots if max(sizes.slots) > 1 else ()
+    return replace(config, model=model, data=replace(config.data, ids_per_feature=several))
+
+
 def max_ids(config: DLRMWorkloadConfig) -> tuple[int, ...]:
     """Maximum number of ids in a bag of each feature."""
     rows = config.dlrm.rows
-    return (1,) * len(rows) if config.data.source == "criteo" else config.data.max_ids(rows)
+    if config.data.source == "random":
+        return config.data.max_ids(rows)
+    return (config.data.source == "clicks" and config.data.ids_per_feature) or (1,) * len(rows)
 
 
 def expected_ids(config: DLRMWorkloadConfig) -> int:
     """Ids of an average batch, counting repeats within a bag."""
-    exact = config.data.source == "criteo" or config.data.fixed
+    exact = config.data.source != "random" or config.data.fixed
     a_sample = sum(float(most) if exact else _mean_length(most) for most in max_ids(config))
     return round(config.train.batch_size * a_sample)
 
@@ -260,7 +322,7 @@ def reduction_bytes(config: DLRMWorkloadConfig) -> int:
 
 
 def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
-    exact = config.data.source == "criteo" or config.data.fixed
+    exact = config.data.source != "random" or config.data.fixed
     ids = tuple(float(most) if exact else _mean_length(most) for most in max_ids(config))
     precision = "bfloat16" if config.fast.precision == "auto" else config.fast.precision
     return planned_clicks(
@@ -269,7 +331,9 @@ def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
 
 
 def bounds(config: DLRMWorkloadConfig) -> dict[str, Any]:
-    """The bounds a result is judged by: the only baseline is the majority class."""
+    """The bounds a result is judged by: without rows of a user the only baseline is the majority class."""
+    if config.data.source == "clicks":
+        return config.target.bounds("logistic", *BIASES, "gradient_boosting")
     return config.target.bounds("majority")
 
 
@@ -279,7 +343,7 @@ def claims(config: DLRMWorkloadConfig) -> tuple[Claim, ...]:
 
 DLRM = Workload(
     name="dlrm",
-    summary="the classic DLRM and DCNv2 on synthetic batches or Criteo; the profiling experiment",
+    summary="the classic DLRM and DCNv2 on synthetic batches, Criteo or your own clicks; the profiling experiment",
     config=DLRMWorkloadConfig,
     presets={
         "experiment": experiment,
@@ -295,5 +359,6 @@ DLRM = Workload(
     build="recperf.workloads.dlrm.build:PreparedDLRM",
     ranks="recperf.workloads.dlrm.ranks:PreparedDLRMOnRanks",
     plan="recperf.workloads.dlrm.config:planned",
-    datasets={"criteo": on_criteo},
+    datasets={"criteo": on_criteo, "clicks": on_clicks},
+    resolve=resolve,
 )

@@ -1,4 +1,4 @@
-"""The batches of dlrm: drawn at random, or read from a Criteo click log."""
+"""The batches of dlrm: drawn at random, or read from a Criteo click log or a user's imported clicks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...config import to_json
 from ...data.batch import ClickBatch
+from ...data.click_store.imported import ImportedClicks, open_clicks
 from ...data.click_store.order import ClickOrder
 from ...data.criteo.config import DENSE, KEYS
 from ...data.criteo.convert import find
@@ -24,7 +25,7 @@ from ...errors import ConfigError
 from ...execution.workload import ScoredRows, describe_synthetic, require_memory
 from ...train.baselines import majority, synthetic_logits
 from ...train.loop import Order
-from ..clicks import SCORING_BATCH
+from ..clicks import SCORING_BATCH, imported_logits, imported_rows, require_tables
 from .config import LESS, DLRMWorkloadConfig, estimate, reduction_bytes, table_share
 
 
@@ -35,6 +36,9 @@ def check(config: DLRMWorkloadConfig) -> str:
     _require_readable(config)
     if config.data.source == "random":
         return f"synthetic batches, {config.data.ids} ids"
+    if config.data.source == "clicks":
+        facts = _imported(config).describe()
+        return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
     log = find(config.data.criteo(config.dlrm.rows))
     state = f"{log.rows:,} rows, already converted" if log.complete else "to be converted first"
     return f"Criteo log {config.data.path}, {state}"
@@ -45,6 +49,8 @@ def _require_readable(config: DLRMWorkloadConfig) -> None:
     if config.data.source == "random":
         if config.data.profile is not None:
             read_profile(config.data.profile, dict(zip(config.dlrm.features, config.dlrm.rows)))
+    elif config.data.source == "clicks":
+        require_tables(config.dlrm, _imported(config))
     elif len(config.model.rows) != len(KEYS) or config.model.bottom[0] != DENSE:
         raise ConfigError(
             f"Criteo has {DENSE} dense features and {len(KEYS)} tables, the model {config.model.bottom[0]} and "
@@ -52,6 +58,11 @@ def _require_readable(config: DLRMWorkloadConfig) -> None:
             where={"field": "model.rows, model.bottom"},
             fix="--preset criteo-kaggle",
         )
+
+
+def _imported(config: DLRMWorkloadConfig) -> ImportedClicks:
+    assert config.data.path is not None
+    return open_clicks(config.data.path, config.data.click_split())
 
 
 @dataclass(frozen=True)
@@ -71,16 +82,22 @@ class CopiedOrder:
 
 
 class ClickSource:
-    """Random batches or a Criteo log, opened."""
+    """Random batches, a Criteo log or imported clicks, opened."""
 
     def __init__(self, config: DLRMWorkloadConfig) -> None:
         _require_readable(config)
         self.config, self.model = config, config.dlrm
         self.drawn = config.data.source == "random"
-        self._store = None if self.drawn else CriteoStore.open(config.data.criteo(self.model.rows))
+        self._store: CriteoStore | ImportedClicks | None = None
+        if config.data.source == "clicks":
+            self._store = _imported(config)
+        elif config.data.source == "criteo":
+            self._store = CriteoStore.open(config.data.criteo(self.model.rows))
 
     def facts(self) -> dict[str, Any]:
         """What a result records about the data."""
+        if isinstance(self._store, ImportedClicks):
+            return self._store.describe()
         if self._store is not None:
             return describe_criteo(self._store)
         data, batch = self.config.data, self.config.train.batch_size
@@ -124,11 +141,16 @@ class ClickSource:
 
     def scored_rows(self, seed: int, device: torch.device) -> ScoredRows:
         """Of rows drawn on a device, or read on the host."""
+        if isinstance(self._store, ImportedClicks):
+            return imported_rows(self._store)
         held_out = self.held_out(seed, device if self.drawn else torch.device("cpu"))
         return ScoredRows(torch.cat([batch.labels_B for batch in held_out]).cpu())
 
     def baseline_logits(self, seed: int, device: torch.device) -> dict[str, Tensor]:
-        """The majority class of the training rows, and for random batches the logits that labels were drawn from."""
+        """The majority class of the training rows; for random batches the logits that labels were drawn from; for
+        imported clicks also models of the same features."""
         if self._store is None:
             return synthetic_logits(self.bags(seed, device), self.config.data.held_out_batches)
+        if isinstance(self._store, ImportedClicks):
+            return imported_logits(self._store)
         return {"majority": majority(self._store.click_rate("train"), self.facts()["valid_rows"])}

@@ -36,12 +36,15 @@ from ..clicks import (
     SCORING_BATCH,
     DLRMTrialState,
     PreparedSamples,
+    imported_logits,
+    imported_samples,
     largest_product,
     one_cycle_recipe,
     own_samples,
+    require_tables,
 )
 from .config import MicroDLRMConfig, bounds, require_room
-from .data import check_sizes, read
+from .data import check_sizes, imported, read
 
 
 class PreparedClicks(PreparedSamples):
@@ -51,7 +54,13 @@ class PreparedClicks(PreparedSamples):
         require_room(config)
         self.config = config
         self.train: Samples
-        self.train, self.valid, self.data = movielens_samples(config.data, config.model)
+        self.clicks = imported(config.data) if config.data.source == "clicks" else None
+        if self.clicks is not None:
+            require_tables(config.model, self.clicks)
+            self.train, self.valid = imported_samples(self.clicks)
+            self.data = self.clicks.describe()
+        else:
+            self.train, self.valid, self.data = movielens_samples(config.data, config.model)
         self.settings = choose(
             config.train, largest_product_flops=largest_product(config.model, config.train.batch_size)
         )
@@ -60,6 +69,12 @@ class PreparedClicks(PreparedSamples):
         self.graph, self.settings.reasons["graph"] = choose_graph(
             config.train.graph, self.settings.device, lack, why=FIXED_SHAPES, switch=SWITCH
         )
+
+    def baseline_logits(self) -> dict[str, Tensor]:
+        return super().baseline_logits() if self.clicks is None else imported_logits(self.clicks)
+
+    def verified(self) -> dict[str, int] | None:
+        return None if self.clicks is None else self.clicks.verified()
 
     def trial(self, seed: int) -> ClickTrial:
         return ClickTrial(self, seed)

@@ -41,7 +41,8 @@ class MicroDLRMConfig(TrialsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.distributed.require_tables(self.model.features)
+        if self.data.source != "clicks":
+            self.distributed.require_tables(self.model.features)
 
 
 def default() -> MicroDLRMConfig:
@@ -70,6 +71,23 @@ def on_events(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
     return on_movielens(replace(config, model=model), dataset)
 
 
+def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
+    """The config for imported clicks; `resolve` sets the tables."""
+    return replace(config, data=replace(config.data, source="clicks", path=dataset.folder))
+
+
+def resolve(config: MicroDLRMConfig) -> MicroDLRMConfig:
+    """With imported clicks: the tables and the number of dense features that the data has."""
+    if config.data.source != "clicks":
+        return config
+    from ...data.click_store.imported import sizes_of
+
+    assert config.data.path is not None
+    sizes = sizes_of(config.data.path, config.data.rows_split())
+    bottom = (sizes.dense, *config.model.bottom[1:])
+    return replace(config, model=replace(config.model, features=sizes.keys, rows=sizes.rows, bottom=bottom))
+
+
 def estimate(config: MicroDLRMConfig) -> Estimate:
     model, batch = config.model, config.train.batch_size
     return Estimate(
@@ -93,6 +111,8 @@ def planned(config: MicroDLRMConfig) -> PlannedWorkload:
 
 def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
     """The requested bounds, or else the published ones on the published data and split."""
+    if config.data.source == "clicks":
+        return config.target.bounds("logistic", *BIASES, "gradient_boosting")
     bounds = config.target.bounds(*BIASES)
     if data["name"] == "movielens-100k" and data["split"] == "random":
         requested = {name: bound for name, bound in bounds.items() if bound is not None}
@@ -122,6 +142,7 @@ MICRO_DLRM = Workload(
     build="recperf.workloads.micro_dlrm.build:PreparedClicks",
     ranks="recperf.workloads.micro_dlrm.ranks:PreparedClicksOnRanks",
     plan="recperf.workloads.micro_dlrm.config:planned",
-    datasets={"movielens": on_movielens, "events": on_events},
+    datasets={"movielens": on_movielens, "events": on_events, "clicks": on_clicks},
+    resolve=resolve,
     serve="recperf.workloads.micro_dlrm.serve:ServedRatings",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...data.catalogue import load
+from ...data.click_store.imported import ImportedClicks, open_clicks
 from ...data.clicks import Clicks, build
 from ...data.config import MovieLensConfig, RatingsConfig
 from ...data.ratings import Ratings, read_ratings
@@ -14,9 +15,17 @@ from .config import MicroDLRMConfig, require_room
 def check(config: MicroDLRMConfig) -> str:
     """Check memory, data and table sizes without training; the line names the data."""
     require_room(config)
+    if config.data.source == "clicks":
+        facts = imported(config.data).describe()
+        return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
     ratings, clicks = read(config.data)
     check_sizes(config.model, clicks)
     return describe(ratings)
+
+
+def imported(config: MovieLensConfig) -> ImportedClicks:
+    assert config.path is not None
+    return open_clicks(config.path, config.rows_split())
 
 
 def read(config: MovieLensConfig | RatingsConfig) -> tuple[Ratings, Clicks]:

@@ -29,6 +29,12 @@ _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _RESERVED: Final = ("yambda-", "movielens-100k", "movielens-like", "criteo")
 
 
+def require_name(name: str) -> None:
+    """Refuse a name that a dataset of a user cannot have."""
+    is_free = re.fullmatch(_NAME, name) is not None and not name.startswith(_RESERVED)
+    require(is_free, "name", name, "letters, digits, dots and dashes, and not the name of another dataset")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
     events: Path
@@ -110,8 +116,7 @@ class ImportOptions:
         is_valid = marks is None or (len(marks) in (1, 2) and len(set(marks)) == 1 and marks[0] not in '"\r\n')
         require(is_valid, "delimiter", marks, "one character, or the same twice")
         within(64, self.memory_mib, 1 << 30, "memory_mib")
-        is_free = re.fullmatch(_NAME, self.name) is not None and not self.name.startswith(_RESERVED)
-        require(is_free, "name", self.name, "letters, digits, dots and dashes, and not the name of another dataset")
+        require_name(self.name)
 
     @property
     def memory(self) -> int:

@@ -1,0 +1,63 @@
+"""A user's own clicks: import, check, info."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ... import places
+from ...data import datasets
+from ...data.click_store.options import ClickOptions
+from ...errors import DataError
+from ..parse import OutputOptions
+from ..terminal import Terminal
+from .output import print_facts
+from .progress import progress_bars
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import(ClickOptions, OutputOptions):
+    store: Path | None = None
+    """Folder of the rows; default: one in the cache folder, which other commands find by the dataset's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info(OutputOptions):
+    name: tyro.conf.Positional[str]
+    """A dataset you imported."""
+    path: Path | None = None
+    """Folder of the rows; default: in the cache folder."""
+
+
+OPTIONS: dict[str, Any] = {"import": Import, "check": Info, "info": Info}
+
+
+def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
+    from ...data.click_store import catalogue
+
+    if action == "import":
+        values = {field.name: getattr(options, field.name) for field in fields(ClickOptions)}
+        folder = options.store or places.dataset_folder(options.name) / Path(datasets.KINDS["clicks"].manifest).parent
+        with progress_bars(terminal, resumable=False) as bar:
+            return catalogue.make(
+                ClickOptions(**values), folder, reading=bar("reading", "bytes"), rows=bar("writing", "rows")
+            )
+    place: Any = options.path or datasets.find(options.name).folder
+    return catalogue.info(place) if action == "info" else catalogue.check(place)
+
+
+def not_intact(name: str, facts: dict[str, Any]) -> DataError:
+    return DataError(f"{name} is damaged", where={"folder": facts["folder"]})
+
+
+def say(facts: dict[str, Any], terminal: Terminal) -> None:
+    columns, following = facts.pop("columns", {}), facts.pop("next", None)
+    print_facts(facts, terminal)
+    width = max([20, *map(len, columns)])
+    for name, text in columns.items():
+        terminal.say(f"{name:<{width}} {text}")
+    if following:
+        terminal.say(f"next: {following}")

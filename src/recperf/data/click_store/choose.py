@@ -1,0 +1,212 @@
+"""Which columns of a file are the label, features, time, user and item: as options say, else by name and type."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ...errors import DataError, UsageError, closest
+from ..yambda.imports.database import column_types, fetch_row, literal
+from ..yambda.imports.source import Source, inspect
+from .options import ClickOptions
+from .values import category, is_integer, is_list, is_number, is_text, is_time, no_number, present
+
+Kind = Literal["categorical", "numeric", "multi"]
+NAMES = {
+    "label": ("label", "click", "clicked", "is_click", "is_clicked", "target", "converted", "conversion"),
+    "rating": ("rating", "stars"),
+    "time": ("timestamp", "time", "ts", "datetime", "date", "event_time", "unix_timestamp"),
+    "user": ("user", "user_id", "userid", "uid", "visitor_id", "customer_id"),
+    "item": ("item", "item_id", "itemid", "movie_id", "movieid", "product_id", "ad_id", "article_id", "iid"),
+}
+"""Names by which a column is recognised where no option names one, the likeliest first."""
+RATINGS = ["user", "item", "rating", "timestamp"]
+"""The columns of a file of four numbers without a header, as MovieLens has them."""
+_CRITEO_NUMBER, _CRITEO_CATEGORY = (
+    re.compile(r"(i|int|integer)_?[0-9]{1,2}"),
+    re.compile(r"(c|cat|category)_?[0-9]{1,2}"),
+)
+_FEW_VALUES = 1000
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The columns of an import by their position in the file."""
+
+    names: list[str]
+    label: int
+    is_rating: bool
+    time: int | None = None
+    user: int | None = None
+    item: int | None = None
+    features: dict[int, Kind] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Columns that are no features, and why."""
+    undecided: tuple[int, ...] = ()
+    """Columns whose type decides."""
+
+    @property
+    def positions(self) -> list[int]:
+        """All columns to read."""
+        roles = [self.label, self.time, *self.features, *self.undecided]
+        return sorted({position for position in roles if position is not None})
+
+    def name(self, position: int) -> str:
+        return self.names[position]
+
+
+def sql_name(position: int) -> str:
+    """The column of the table `raw`: a user's names never become SQL."""
+    return f"c{position}"
+
+
+def choose_columns(options: ClickOptions) -> tuple[Source, Columns]:
+    """Inspect the file and assign its columns as far as names and options do."""
+    source = inspect(options.clicks, {}, delimiter=options.delimiter, header="yes")
+    names = source.names
+    has_header = source.has_header and options.header != "no"
+    if options.header == "auto" and source.format == "csv" and names and all(map(_is_number, names)):
+        has_header = False
+    if source.format == "csv" and not has_header:
+        is_ratings = len(names) == len(RATINGS) and names[3].isdecimal() and int(names[3]) >= 10**8
+        names = RATINGS if is_ratings else [f"column_{number}" for number in range(1, len(names) + 1)]
+        source = replace(source, has_header=False)
+    _require_distinct(source, names)
+    columns = _assign(source, names, options)
+    return replace(source, columns={sql_name(position): position for position in columns.positions}), columns
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9]+([.][0-9]+)?", text) is not None
+
+
+def _require_distinct(source: Source, names: list[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        what = f"the file has {names.count(twice)} columns named {twice!r}"
+        raise DataError(what, where={"file": source.path}, fix="rename one of them in the first line")
+
+
+def _assign(source: Source, names: list[str], options: ClickOptions) -> Columns:
+    def position(column: str, role: str) -> int:
+        return _position(source, names, column, role)
+
+    roles: dict[str, int | None] = {}
+    for role in ("time", "user", "item"):
+        requested = getattr(options, role)
+        roles[role] = position(requested, role) if requested else _recognised(names, role)
+    label, is_rating = _label(source, names, options)
+    features: dict[int, Kind] = {}
+    for kind in ("categorical", "numeric", "multi"):
+        for column in options.listed(kind):
+            at = position(column, f"{kind} column")
+            if at == label or at in features:
+                what = f"column {names[at]!r} is given as {features.get(at, 'label')} and as {kind}"
+                fix = "a label must not be a feature" if at == label else "give each column once"
+                raise UsageError(what, where={"file": source.path}, fix=fix)
+            features[at] = kind
+    for role in ("user", "item"):
+        at_role = roles[role]
+        # A user or item that is only recognised by its name is a feature where none are given, or if it is among them.
+        if at_role is not None and (getattr(options, role) or not options.features):
+            features = {at_role: "categorical", **features}
+        elif at_role is not None and features.get(at_role) != "categorical":
+            roles[role] = None
+    if roles["time"] in (*features, label):
+        roles["time"] = None
+    undecided = () if options.features else tuple(
+        at for at in range(len(names)) if at not in (*features, label, roles["time"])
+    )  # fmt: skip
+    return Columns(
+        names=names,
+        label=label,
+        is_rating=is_rating,
+        time=roles["time"],
+        user=roles["user"],
+        item=roles["item"],
+        features=features,
+        undecided=undecided,
+    )
+
+
+def _label(source: Source, names: list[str], options: ClickOptions) -> tuple[int, bool]:
+    for role in ("label", "rating"):
+        requested = getattr(options, role)
+        if requested:
+            return _position(source, names, requested, role), role == "rating"
+    for role in ("label", "rating"):
+        at = _recognised(names, role)
+        if at is not None and (role == "rating" or options.positive_from is None):
+            return at, role == "rating"
+    raise UsageError(
+        "no column is recognised as the label",
+        where={"file": source.path, "columns": _shown(names)},
+        fix="--label COLUMN, or --rating COLUMN for a number of which high values count as clicks",
+    )
+
+
+def _recognised(names: list[str], role: str) -> int | None:
+    plain = [name.strip().lower().replace(" ", "_") for name in names]
+    return next((plain.index(name) for name in NAMES[role] if name in plain), None)
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_SHOWN:,} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(names[:_MOST_SHOWN]) + more
+
+
+def _position(source: Source, names: list[str], column: str, role: str) -> int:
+    if column in names:
+        return names.index(column)
+    if column.isdecimal() and 1 <= int(column) <= len(names):
+        return int(column) - 1
+    guess = closest(column, names)
+    what = f"there is no column {column!r} for the {role}"
+    what += f"; did you mean {guess!r}?" if guess else f"; known: {_shown(names)}"
+    raise DataError(what, where={"file": source.path, "columns": _shown(names)}, fix=f"give the {role} one of those")
+
+
+def decide_types(connection: Any, columns: Columns, separator: str) -> Columns:
+    """Make features of the undecided columns by what is in them."""
+    kinds = column_types(connection, "raw")
+    features, left_out = dict(columns.features), dict(columns.left_out)
+    for at in columns.undecided:
+        kind, why = _decide(connection, columns.name(at), sql_name(at), kinds[sql_name(at)], separator)
+        if kind is None:
+            left_out[columns.name(at)] = why
+        else:
+            features[at] = kind
+    return replace(columns, features=dict(sorted(features.items())), left_out=left_out, undecided=())
+
+
+def _decide(connection: Any, name: str, column: str, kind: str, separator: str) -> tuple[Kind | None, str]:
+    plain = name.lower()
+    if is_list(kind):
+        return "multi", ""
+    if is_time(kind):
+        return None, "a time"
+    value = present(column, kind, trimmed=True) if is_text(kind) else column
+    is_whole = f"bool_and(regexp_full_match({value}, '-?[0-9]{{1,18}}'))" if is_text(kind) else str(is_integer(kind))
+    is_a_number = f"NOT bool_or({no_number(column, kind, trimmed=True)})" if is_text(kind) else str(is_number(kind))
+    several = f"avg(contains({value}, {literal(separator)})::INT)" if is_text(kind) else "0.0"
+    rows, distinct, whole, numbers, parts = fetch_row(
+        connection,
+        f"SELECT count({value}), approx_count_distinct({category(column, kind, trimmed=True)}), {is_whole}, "
+        f"{is_a_number}, {several} FROM raw",
+    )
+    if not rows or distinct < 2:
+        return None, "the same everywhere" if rows else "empty"
+    if _CRITEO_NUMBER.fullmatch(plain) and numbers:
+        return "numeric", ""
+    if _CRITEO_CATEGORY.fullmatch(plain):
+        return "categorical", ""
+    if numbers and not whole:
+        return "numeric", ""
+    is_id = re.search(r"(^|_)ids?$", plain) is not None or plain in (*NAMES["user"], *NAMES["item"])
+    if numbers and not is_id and not (distinct <= _FEW_VALUES and distinct * 10 <= rows):
+        return "numeric", ""
+    if distinct * 2 > rows:
+        return None, "almost every row has a value of its own"
+    return ("multi" if parts and parts > 0.1 else "categorical"), ""

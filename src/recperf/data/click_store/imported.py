@@ -1,0 +1,275 @@
+"""A user's imported clicks, split into training and validation rows, with everything fitted on the training rows only.
+
+A table has row 0 for rare and new categories, row 1 for a missing one, and one row for each category that enough
+training rows have. Numbers are scaled by their distribution in the training rows.
+
+Shapes: N rows, D dense features, S slots of ids, F sparse features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...config import from_json
+from ...errors import DataError
+from ..blocks import verified
+from ..clicks import mark_validation
+from ..config import SplitConfig
+from .columns import open_columns, require_arrays
+from .encode import ColumnFacts, StoredColumns, encode_table, layout_of
+from .imports import read_manifest
+from .order import EMPTY, Rows, Split
+from .vocabulary import read_vocabulary
+
+RARE, MISSING, FIRST = 0, 1, 2
+"""Rows of a table: of rare and new categories, of missing ones, and of the first listed category."""
+_AT_ONCE = 1 << 18
+_MOST_FITTED = 1_000_000
+"""Training rows by which numbers are scaled: all, or so many at equal distances."""
+_QUANTILES = 256
+_LARGEST = 10.0
+"""Scaled numbers are cut at plus and minus this many deviations."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NumberScale:
+    """How the numbers of a column become a dense feature; a missing number becomes 0, the mean."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+    quantiles: NDArray[np.float64] | None = None
+
+    @staticmethod
+    def fit(values: NDArray[np.float32], scale: str) -> NumberScale:
+        present = values[~np.isnan(values)].astype(np.float64)
+        if not len(present):
+            return NumberScale()
+        if scale == "quantile":
+            return NumberScale(quantiles=np.quantile(present, np.linspace(0, 1, _QUANTILES)))
+        logs = np.sign(present) * np.log1p(np.abs(present))
+        return NumberScale(mean=float(logs.mean()), deviation=float(logs.std()) or 1.0)
+
+    def __call__(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        x = values.astype(np.float64)
+        if self.quantiles is not None:
+            # Ties have the middle of their share; a uniform number has deviation 1 / sqrt(12).
+            low = np.searchsorted(self.quantiles, x, side="left")
+            high = np.searchsorted(self.quantiles, x, side="right")
+            scaled = ((low + high) / (2 * len(self.quantiles)) - 0.5) * np.sqrt(12.0)
+        else:
+            scaled = (np.sign(x) * np.log1p(np.abs(x)) - self.mean) / self.deviation
+        return np.where(np.isnan(x), 0.0, np.clip(scaled, -_LARGEST, _LARGEST)).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What a model of some imported clicks needs."""
+
+    keys: tuple[str, ...]
+    rows: tuple[int, ...]
+    slots: tuple[int, ...]
+    dense: int
+
+
+@lru_cache(maxsize=4)
+def open_clicks(folder: Path, split: SplitConfig) -> ImportedClicks:
+    """Open and fit a dataset once in a process: its sizes are asked for before its rows are read."""
+    return ImportedClicks(folder, split)
+
+
+def sizes_of(folder: Path, split: SplitConfig) -> Sizes:
+    clicks = open_clicks(folder, split)
+    return Sizes(keys=clicks.keys, rows=clicks.table_rows, slots=clicks.slots, dense=len(clicks.dense_names))
+
+
+class ImportedClicks:
+    """The rows of an imported dataset as a model reads them; `order.ClickOrder` makes batches of them.
+
+    `encode` gives the same for other rows of the same columns, to be scored.
+    """
+
+    def __init__(self, folder: Path, split: SplitConfig) -> None:
+        self.folder, self.split = folder.expanduser(), split
+        self.manifest = read_manifest(self.folder)
+        facts = [from_json(ColumnFacts, one) for one in self.manifest["columns"]]
+        self.columns = StoredColumns(
+            facts=facts,
+            vocabularies=[read_vocabulary(self.folder, f.vocabulary) if f.vocabulary else f.hashed() for f in facts],
+            separator=self.manifest["separator"],
+        )
+        layout = layout_of(facts, times=self.manifest["times"] is not None)
+        require_arrays(self.folder, self.manifest["parts"], layout)
+        self.arrays = open_columns(self.folder, 0, self.manifest["parts"][0], layout, self._damaged)
+        self.rows: int = self.manifest["rows"]
+        if not self.columns.sparse:
+            raise DataError(
+                f"{self.manifest['name']} has no categorical column, which a model with tables needs",
+                where={"folder": self.folder},
+                fix="import it with --categorical COLUMNS",
+            )
+        valid = self._validation_rows()
+        self._index: dict[Split, NDArray[np.int64]] = {
+            "train": np.flatnonzero(~valid),
+            "valid": np.flatnonzero(valid),
+        }
+        self._tables = self._fit_tables()
+        self._scales, self._indicators = self._fit_numbers()
+
+    def _damaged(self, path: Path, how: str) -> DataError:
+        fix = f"remove {self.folder} and import again"
+        return DataError(f"the imported clicks are damaged: {path.name} {how}", where={"file": path}, fix=fix)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the sparse features, which are the tables."""
+        return tuple(one.name for one, _ in self.columns.sparse)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return tuple(one.slots for one, _ in self.columns.sparse)
+
+    @property
+    def table_rows(self) -> tuple[int, ...]:
+        """Rows that the table of each sparse feature needs."""
+        return tuple(int(rows.max()) + 1 for rows in self._tables)
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of the dense features: numbers, then indicators of missing ones; without any, a constant."""
+        numbers = [one.name for one in self.columns.numeric]
+        return (*numbers, *(f"{numbers[at]} missing" for at in self._indicators)) or ("constant",)
+
+    def count(self, split: Split) -> int:
+        return len(self._index[split])
+
+    def rows_of(self, split: Split, first: int, last: int) -> Rows:
+        """Rows of a split by their position in it."""
+        return self._at(self._index[split][first:last])
+
+    def every(self, split: Split, step: int) -> Rows:
+        """Every so many rows of a split."""
+        return self._at(self._index[split][::step])
+
+    def labels(self, split: Split) -> NDArray[np.uint8]:
+        return np.asarray(self.arrays["labels"][self._index[split]])
+
+    def _at(self, index: NDArray[np.int64]) -> Rows:
+        return self._transform(self._raw("dense", index), self._raw("ids", index), self.arrays["labels"][index])
+
+    def encode(self, table: Any) -> Rows:
+        """The rows of a pyarrow table with the user's own columns, for scoring: exactly what the same row of the
+        imported file is to the model. Labels are 0. A column that is missing is an error, a new category is row 0."""
+        arrays = encode_table(self.columns, table)
+        return self._transform(arrays["dense"], arrays["ids"], np.zeros(len(table), np.uint8))
+
+    def categories(self, key: str) -> list[str | None]:
+        """What each row of a table stands for, in the user's own values: None for those of row 0 and 1, and where a
+        column is hashed."""
+        at = self.keys.index(key)
+        names: list[str | None] = [None] * self.table_rows[at]
+        vocabulary = self.columns.sparse[at][1]
+        if vocabulary.values is not None:
+            for row, value in zip(self._tables[at][1:].tolist(), vocabulary.values.to_pylist()):
+                if row >= FIRST:
+                    names[row] = value
+        return names
+
+    def role_ids(self, role: str, split: Split) -> NDArray[np.int64] | None:
+        """The user or item of every row of a split, as codes of the whole file; None if the dataset has no such
+        column."""
+        name = self.manifest[role]
+        if name not in self.keys:
+            return None
+        return self._slot(name)[self._index[split]].astype(np.int64)
+
+    def click_rate(self, split: Split) -> float:
+        """The share of the rows of a split that were clicked."""
+        return float(self.arrays["labels"][self._index[split]].mean())
+
+    def verified(self) -> dict[str, int]:
+        """Bytes of the arrays that this process compared with their digests, and bytes of all of them."""
+        return verified(self.arrays.values())
+
+    def describe(self) -> dict[str, Any]:
+        """Facts about the data for a result."""
+        return {
+            "name": self.manifest["name"],
+            "digest": self.manifest["digest"],
+            "rows": self.rows,
+            "train_rows": self.count("train"),
+            "valid_rows": self.count("valid"),
+            "split": self.split.split,
+            "synthetic": False,
+        }
+
+    def _validation_rows(self) -> NDArray[np.bool_]:
+        by_user = self.split.split in ("last", "cold") and self.manifest["user"] in self.keys
+        by_time = self.split.split in ("last", "time") and "times" in self.arrays
+        return mark_validation(
+            self.split,
+            name=self.manifest["name"],
+            rows=self.rows,
+            users=self._slot(self.manifest["user"]).astype(np.int64) if by_user else None,
+            times=self.arrays["times"][:] if by_time else None,
+        )
+
+    def _slot(self, name: str) -> NDArray[np.int32]:
+        """The codes of a column with one slot, of all rows."""
+        at = sum(self.slots[: self.keys.index(name)])
+        codes: NDArray[np.int32] = self.arrays["ids"][:][:, at]
+        return codes
+
+    def _raw(self, name: str, index: NDArray[np.int64]) -> NDArray[Any]:
+        if name not in self.arrays:
+            return np.zeros((len(index), 0), np.float32)
+        return self.arrays[name][index]
+
+    def _training_pieces(self) -> Iterator[NDArray[np.int64]]:
+        index = self._index["train"]
+        for first in range(0, len(index), _AT_ONCE):
+            yield index[first : first + _AT_ONCE]
+
+    def _fit_tables(self) -> list[NDArray[np.int32]]:
+        """For each sparse feature the table row of every code; the last two entries are those of the codes EMPTY and
+        UNSEEN, which are -1 and -2."""
+        sizes = [vocabulary.size for _, vocabulary in self.columns.sparse]
+        counts = [np.zeros(size + 1, np.int64) for size in sizes]
+        edges = np.cumsum((0, *self.slots))
+        listed = [vocabulary.values is not None for _, vocabulary in self.columns.sparse]
+        if any(listed):
+            for index in self._training_pieces():
+                ids_NS = self._raw("ids", index)
+                for at, count in enumerate(counts):
+                    codes = ids_NS[:, edges[at] : edges[at + 1]]
+                    count += np.bincount(codes[codes != EMPTY], minlength=len(count))
+        tables = []
+        for size, count, has_list in zip(sizes, counts, listed):
+            rows = np.full(size + 3, RARE, np.int32)
+            frequent = count[1:] >= self.manifest["min_count"] if has_list else np.ones(size, np.bool_)
+            rows[1 : size + 1][frequent] = FIRST + np.arange(int(frequent.sum()), dtype=np.int32)
+            rows[0], rows[-1] = MISSING, EMPTY
+            tables.append(rows)
+        return tables
+
+    def _fit_numbers(self) -> tuple[list[NumberScale], list[int]]:
+        """The scale of each numeric column, and the columns that some training row lacks."""
+        train = self._index["train"]
+        sample = self._raw("dense", train[:: -(-len(train) // _MOST_FITTED)])
+        scales = [NumberScale.fit(sample[:, at], self.manifest["scale"]) for at in range(sample.shape[1])]
+        return scales, [at for at in range(sample.shape[1]) if np.isnan(sample[:, at]).any()]
+
+    def _transform(self, dense_ND: NDArray[Any], ids_NS: NDArray[Any], labels_N: NDArray[np.uint8]) -> Rows:
+        columns = [scale(dense_ND[:, at]) for at, scale in enumerate(self._scales)]
+        columns += [np.isnan(dense_ND[:, at]).astype(np.float32) for at in self._indicators]
+        if not columns:
+            columns = [np.ones(len(labels_N), np.float32)]
+        edges = np.cumsum((0, *self.slots))
+        ids = [rows[ids_NS[:, first:last]] for rows, first, last in zip(self._tables, edges, edges[1:])]
+        return Rows(np.stack(columns, 1), np.concatenate(ids, 1), np.ascontiguousarray(labels_N))
