@@ -128,6 +128,8 @@ def test_genres_become_groups_that_models_read(tmp_path: Path, form: str) -> Non
     assert originals(store.folder, "artists") == ["Drama", "War"]
     assert originals(store.folder, "albums") == ["Drama", "Drama|War"]
     assert store.catalogue_I2.tolist() == [[0, 0], [2, 2], [1, 2], [0, 0], [1, 1]]
+    flags = read_events(store.folder).item_features()
+    assert {name: values[:4].tolist() for name, values in flags.items()} == {"Drama": [1, 1, 0, 1], "War": [1, 1, 0, 0]}
 
 
 @pytest.mark.parametrize(

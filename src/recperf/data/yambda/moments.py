@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from ..rows import BadRow, Ids, as_text, one_array, pyarrow
 from .history import Queries
 from .imports.ids import own_ids
-from .schema import LISTENS, ORGANIC
+from .schema import ANCHORS, ORGANIC
 from .store import EventStore
 
-UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000}
-NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "iso": "ISO text"}
+UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "iso": "ISO text"}
 LAST_SECOND = 0xFFFFFFFF
 
 Longs = NDArray[np.int64]
@@ -101,7 +101,7 @@ class Moments:
         while open_N.size:
             at = here_N[open_N]
             open_N, at = (part[self.store.times_E[at] == times_N[open_N]] for part in (open_N, at))
-            same = (self.store.items_E[at] == items_N[open_N]) & ((self.store.kinds(at) & LISTENS) > 0)
+            same = (self.store.items_E[at] == items_N[open_N]) & ((self.store.kinds(at) & ANCHORS) > 0)
             ends_N[open_N[same]] = at[same]
             here_N[open_N] += 1
             open_N = open_N[~same & (here_N[open_N] < stop_N[open_N])]
@@ -109,7 +109,9 @@ class Moments:
 
     @property
     def _unit(self) -> str:
-        return str(self.imported.get("time_unit") or "s")
+        unit = str(self.imported.get("time_unit"))
+        # An import without times leaves the unit open: its times are numbers of rows.
+        return unit if unit in NAMES else "s"
 
     def seconds(self, column: Any) -> Longs:
         """Times as whole seconds of the store, in the unit they were imported with; -1 where missing."""

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..datasets import Dataset
 from ..ratings import Ints, Ratings
-from .imports.ids import own_ids
+from .imports.ids import originals, own_ids
+from .imports.load import LIST_MARK
 from .reference.cache import open_events
 from .schema import ANCHORS, LISTEN_PLUS
 from .store import EventStore
 
 GROUPS = ("artist", "album")
+GENRES_USED = 12
+"""Genres that become dense features, the most common ones."""
+USER_NUMBERS = 2
+"""Dense features that `clicks.build` adds: mean label and count of the user."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,10 +32,15 @@ class EventRatings(Ratings):
 
     groups: dict[str, Ints]
     rows: dict[str, int]
+    genres: dict[str, NDArray[np.uint8]]
+    """For each of the most common genres, by the id of an item: whether it has the genre."""
 
     def id_features(self) -> dict[str, tuple[Ints, int]]:
         ids = {"user": self.user, "item": self.item, **self.groups}
         return {name: (ids[name], rows) for name, rows in self.rows.items()}
+
+    def item_features(self) -> dict[str, NDArray[Any]]:
+        return {name: flags[self.item] for name, flags in self.genres.items()}
 
     def for_pairs(self, user: Ints, item: Ints) -> EventRatings:
         groups = {}
@@ -45,12 +58,28 @@ def table_rows(store: EventStore) -> dict[str, int]:
     return {"user": store.users + 1, "item": store.items + 1, **known}
 
 
+def genre_flags(store: EventStore) -> dict[str, NDArray[np.uint8]]:
+    """For each of the most common genres, by the id of an item: 1 if it has the genre. Albums are sets of genres."""
+    options = store.manifest.get("import", {})
+    if options.get("genres") is None or options.get("album") is not None:
+        return {}
+    sets = [set[str](), *(set(str(text).split(LIST_MARK)) for text in originals(store.folder, "albums"))]
+    # An item of the store is one larger as an id; 0 is an unknown one.
+    album_R = np.concatenate([[0], store.catalogue_I2[:, 1]])
+    counts: Counter[str] = Counter()
+    for genres, items in zip(sets, np.bincount(album_R, minlength=len(sets)).tolist()):
+        counts.update(dict.fromkeys(genres, items))
+    common = sorted(counts, key=lambda genre: (-counts[genre], genre))[:GENRES_USED]
+    return {genre: np.array([genre in genres for genres in sets], np.uint8)[album_R] for genre in common}
+
+
 def event_tables(dataset: Dataset) -> tuple[dict[str, int], int]:
     """The tables that click models need for a dataset of events, and the number of dense features."""
     if dataset.folder is None:
         fix = f"recperf data make {dataset.name} --path FOLDER, then --data FOLDER"
         raise UsageError(f"{dataset.name} is generated for dlrm-v4 only", fix=fix)
-    return table_rows(open_events(dataset.folder)), 2
+    store = open_events(dataset.folder)
+    return table_rows(store), USER_NUMBERS + len(genre_flags(store))
 
 
 def read_events(folder: Path) -> EventRatings:
@@ -73,5 +102,6 @@ def read_events(folder: Path) -> EventRatings:
         liked_from=1.0,
         groups=groups,
         rows=rows,
+        genres=genre_flags(store),
         own_ids={"user": own_ids(store, "user"), "item": own_ids(store, "item")},
     )

@@ -98,6 +98,12 @@ class EventStore:
         return str(self.manifest["digest"])
 
     @property
+    def order_note(self) -> str:
+        """What takes the place of time in a store of events without times, for the description of a split."""
+        order = self.manifest.get("time_order", "time")
+        return "" if order == "time" else f"; events without times, in {order}"
+
+    @property
     def stored_per_event(self) -> int:
         """Events stored for every event that happened: more than 1 where an import drew negatives."""
         return 1 + int(self.manifest.get("negatives", {}).get("per_event", 0))

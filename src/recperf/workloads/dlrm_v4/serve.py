@@ -15,7 +15,7 @@ from torch import Tensor
 from ...data.rows import Ids, Table, pyarrow
 from ...data.yambda.history import Histories, Queries
 from ...data.yambda.moments import Moments
-from ...data.yambda.schema import LISTEN_PLUS
+from ...data.yambda.schema import DRAWN, LISTEN_PLUS
 from ...execution.serving import Encoded, Served
 from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
@@ -85,6 +85,7 @@ class ServedHistories(Served):
 
     def seen(self, user: int) -> Sequence[int]:
         first, stop = self.store.user_first_U1[user : user + 2].tolist()
-        items = np.unique(self.store.items_at(slice(first, stop)))
+        happened = (self.store.kinds(slice(first, stop)) & DRAWN) == 0
+        items = np.unique(self.store.items_at(slice(first, stop))[happened])
         places: list[int] = np.searchsorted(self.items.numbers_V, items).tolist()
         return places
