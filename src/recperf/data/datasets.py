@@ -99,6 +99,17 @@ def _imported(folder: Path) -> Dataset | None:
     return None
 
 
+def refuse_other_kind(name: str, kind: str) -> None:
+    """Refuse to import a dataset under the name of one of another kind, which would hide it."""
+    existing = _imported(places.dataset_folder(name))
+    if existing is not None and existing.kind != kind:
+        raise DataError(
+            f"there is a dataset {name!r} of {existing.kind} already",
+            where={"folder": existing.folder},
+            fix="choose another --name, or remove it",
+        )
+
+
 def find(name: str) -> Dataset:
     """The dataset of a name, or else of a path. An unknown name is an error that lists the nearest one."""
     if name in BUILT_IN:

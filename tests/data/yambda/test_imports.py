@@ -255,7 +255,7 @@ def test_the_manifest_names_the_source(tmp_path: Path) -> None:
     options = ImportOptions(events=path, rating="r", **NAMED)
     import_events(options, tmp_path / "store")
     manifest = open_store(tmp_path / "store").manifest
-    assert (manifest["name"], manifest["synthetic"], manifest["licence"]) == ("imported", False, "that of the source")
+    assert (manifest["name"], manifest["synthetic"], manifest["licence"]) == ("log", False, "that of the source")
     relevant = {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
     facts = {"source": "log.csv", "bytes": path.stat().st_size, "sha256": sha256(path), "options": relevant}
     assert manifest["identity"] == facts

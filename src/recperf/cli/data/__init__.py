@@ -79,6 +79,8 @@ def command(words: list[str]) -> int:
     options: Any = parse(
         family.OPTIONS[action], words[1:], prog=f"recperf data {action}", description=ACTIONS[action] + "."
     )
+    if action == "import" and options.store is None:
+        datasets.refuse_other_kind(options.name, "clicks" if family.__name__.endswith(".clicks") else "events")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     facts = family.perform(action, options, terminal)
     if options.json:

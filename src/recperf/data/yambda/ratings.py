@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UsageError
+from ...errors import notice_once
 from ..datasets import Dataset
 from ..ratings import Ints, Ratings
 from .imports.ids import originals, own_ids
@@ -73,12 +73,18 @@ def genre_flags(store: EventStore) -> dict[str, NDArray[np.uint8]]:
     return {genre: np.array([genre in genres for genres in sets], np.uint8)[album_R] for genre in common}
 
 
+def stored(dataset: Dataset) -> Path:
+    """The folder of a dataset of events; synthetic ones are generated if they are not there yet."""
+    if dataset.folder is not None:
+        return dataset.folder
+    from .catalogue import embedded
+
+    return embedded(say=notice_once).folder
+
+
 def event_tables(dataset: Dataset) -> tuple[dict[str, int], int]:
     """The tables that click models need for a dataset of events, and the number of dense features."""
-    if dataset.folder is None:
-        fix = f"recperf data make {dataset.name} --path FOLDER, then --data FOLDER"
-        raise UsageError(f"{dataset.name} is generated for dlrm-v4 only", fix=fix)
-    store = open_events(dataset.folder)
+    store = open_events(stored(dataset))
     return table_rows(store), USER_NUMBERS + len(genre_flags(store))
 
 

@@ -247,6 +247,13 @@ def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
     return replace(config, data=DLRMDataConfig(source="clicks", path=dataset.folder, holdout=SplitConfig().holdout))
 
 
+def on_events(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
+    """The config for the listens of an event store as clicks."""
+    from ...data.click_store.from_events import clicks_of
+
+    return on_clicks(config, clicks_of(dataset))
+
+
 def resolve(config: DLRMWorkloadConfig) -> DLRMWorkloadConfig:
     """With imported clicks: the tables and the number of dense features that the data has."""
     if config.data.source != "clicks":
@@ -359,6 +366,6 @@ DLRM = Workload(
     build="recperf.workloads.dlrm.build:PreparedDLRM",
     ranks="recperf.workloads.dlrm.ranks:PreparedDLRMOnRanks",
     plan="recperf.workloads.dlrm.config:planned",
-    datasets={"criteo": on_criteo, "clicks": on_clicks},
+    datasets={"criteo": on_criteo, "clicks": on_clicks, "events": on_events},
     resolve=resolve,
 )

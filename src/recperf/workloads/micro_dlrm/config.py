@@ -63,8 +63,9 @@ def on_movielens(config: T, dataset: Dataset) -> T:
 
 def on_events(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
     """The config for the listens of an event store: its features, and tables as large as its ids."""
-    from ...data.yambda.ratings import event_tables
+    from ...data.yambda.ratings import event_tables, stored
 
+    dataset = replace(dataset, folder=stored(dataset))
     rows, dense = event_tables(dataset)
     bottom = (dense, *config.model.bottom[1:])
     model = replace(config.model, features=tuple(rows), rows=tuple(rows.values()), bottom=bottom)

@@ -65,8 +65,9 @@ def on_movielens(config: MicroDLRMDramConfig, dataset: Dataset) -> MicroDLRMDram
 
 def on_events(config: MicroDLRMDramConfig, dataset: Dataset) -> MicroDLRMDramConfig:
     """The config for the listens of an event store, whose features share the table."""
-    from ...data.yambda.ratings import event_tables
+    from ...data.yambda.ratings import event_tables, stored
 
+    dataset = replace(dataset, folder=stored(dataset))
     rows, dense = event_tables(dataset)
     model = replace(config.model, features=tuple(rows), bottom=(dense, *config.model.bottom[1:]))
     return replace(on_movielens(config, dataset), model=model)

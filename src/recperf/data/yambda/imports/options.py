@@ -29,6 +29,12 @@ _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _RESERVED: Final = ("yambda-", "movielens-100k", "movielens-like", "criteo")
 
 
+def legal_name(text: str) -> str:
+    """A name that a dataset may have, like a text."""
+    name = re.sub("[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:48] or "imported"
+    return f"my-{name}" if name.startswith(_RESERVED) else name
+
+
 def require_name(name: str) -> None:
     """Refuse a name that a dataset of a user cannot have."""
     is_free = re.fullmatch(_NAME, name) is not None and not name.startswith(_RESERVED)
@@ -90,8 +96,8 @@ class ImportOptions:
     ids: Literal["dense", "keep"] = "dense"
     """dense: ids are numbered 1, 2 and so on in ascending order, and the store lists the original ids; keep: ids stay,
     and must be integers from 0 to 2,147,483,647. An id that is empty, or text like nan, NULL or NA, is missing."""
-    name: str = "imported"
-    """Name of the dataset."""
+    name: str = ""
+    """Name of the dataset; default: that of the file, without its ending."""
     memory_mib: int = 1024
     """Memory limit in MiB, at least 64; the interpreter and its libraries come on top."""
 
@@ -116,6 +122,8 @@ class ImportOptions:
         is_valid = marks is None or (len(marks) in (1, 2) and len(set(marks)) == 1 and marks[0] not in '"\r\n')
         require(is_valid, "delimiter", marks, "one character, or the same twice")
         within(64, self.memory_mib, 1 << 30, "memory_mib")
+        if not self.name:
+            object.__setattr__(self, "name", legal_name(self.events.name.split(".")[0]))
         require_name(self.name)
 
     @property

@@ -1,0 +1,98 @@
+"""The listens of an event store as click rows, so that dlrm trains on imported ratings: converted once, then reused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import places
+from ...errors import notice_once
+from ...files import make_folder, one_at_a_time, temporary_folder, writing
+from ..datasets import Dataset
+from ..yambda.imports.database import optional_package
+from ..yambda.imports.ids import originals, own_ids
+from ..yambda.imports.load import LIST_MARK, LIST_ROLE
+from ..yambda.imports.options import legal_name
+from ..yambda.ratings import GROUPS, stored
+from ..yambda.reference.cache import open_events
+from ..yambda.schema import ANCHORS, LISTEN_PLUS
+from ..yambda.store import EventStore
+from .imports import MANIFEST, import_clicks
+from .options import ClickOptions
+
+_CHUNK = 1 << 18
+
+
+def clicks_of(dataset: Dataset) -> Dataset:
+    """A dataset of events as one of clicks, in the cache folder under the digest of the events."""
+    store = open_events(stored(dataset))
+    folder = places.home() / "clicks-of-events" / store.digest[:32]
+    if not (folder / MANIFEST).is_file():
+        with one_at_a_time(folder.with_name(folder.name + ".lock")):
+            if not (folder / MANIFEST).is_file():
+                notice_once(f"converting the events of {store.name} to click rows once, in {folder}")
+                _convert(store, folder)
+    return Dataset(name=dataset.name, kind="clicks", folder=folder, manifest=folder / MANIFEST)
+
+
+def _convert(store: EventStore, folder: Path) -> None:
+    columns = _Columns(store)
+    make_folder(folder.parent)
+    with writing(folder), temporary_folder(".rows-", beside=folder.parent) as draft:
+        path = draft / "rows.parquet"
+        parquet: Any = None
+        for start in range(0, store.events, _CHUNK):
+            table = columns.table(slice(start, min(store.events, start + _CHUNK)))
+            parquet = parquet or optional_package("pyarrow.parquet").ParquetWriter(path, table.schema)
+            parquet.write_table(table)
+        parquet.close()
+        options = ClickOptions(
+            clicks=path,
+            label="label",
+            user="user",
+            item="item",
+            time="time" if columns.timed else None,
+            categorical=",".join(columns.single),
+            multi=",".join(columns.multi) or None,
+            separator=LIST_MARK,
+            name=legal_name(store.name),
+        )
+        import_clicks(options, folder)
+
+
+class _Columns:
+    """The columns of the rows, with the user's own ids: user, item, groups of the item, label and time."""
+
+    def __init__(self, store: EventStore) -> None:
+        self.store, self.arrow = store, optional_package("pyarrow")
+        self.own = {role: self.arrow.array(own_ids(store, role)) for role in ("user", "item")}
+        self.by_item: dict[str, Any] = {}
+        options = store.manifest.get("import", {})
+        sets = options.get(LIST_ROLE) is not None and options.get("album") is None
+        for position, role in enumerate(GROUPS):
+            ids_I = store.catalogue_I2[:, position].astype(np.int64)
+            if not ids_I.any() or (sets and role == "artist"):
+                continue
+            listed = originals(store.folder, f"{role}s") if f"{role}s" in store.manifest.get("originals", {}) else None
+            known = self.arrow.array([None, *(listed or range(1, int(ids_I.max()) + 1))])
+            self.by_item[LIST_ROLE if sets else role] = known.take(self.arrow.array(ids_I))
+        self.multi = [LIST_ROLE] if LIST_ROLE in self.by_item else []
+        self.single = ["user", "item", *(name for name in self.by_item if name not in self.multi)]
+        self.timed = not store.order_note
+
+    def table(self, part: slice) -> Any:
+        """The listens among some events."""
+        kinds = self.store.kinds(part)
+        positions = np.flatnonzero(kinds & ANCHORS) + part.start
+        items = self.arrow.array(self.store.items_at(positions))
+        columns = {
+            "user": self.own["user"].take(self.arrow.array(self.store.users_by_position(positions))),
+            "item": self.own["item"].take(items),
+            **{name: values.take(items) for name, values in self.by_item.items()},
+            "label": ((kinds[positions - part.start] & LISTEN_PLUS) > 0).astype(np.int8),
+        }
+        if self.timed:
+            columns["time"] = self.store.times_E[positions].astype(np.int64)
+        return self.arrow.table(columns)
