@@ -30,6 +30,8 @@ class Watch:
     def __init__(self) -> None:
         self.began = self.scored = 0.0
 
+    live = False
+
     def notice(self, text: str) -> None: ...
 
     def trial(self, seed: int, total_steps: int, done: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -97,7 +97,7 @@ def run_here(arguments: list[str], world: Ranks) -> int:
     if options.restarts:
         raise UsageError("--restarts needs --ranks", fix="torchrun --max-restarts")
     terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.is_leader)
-    try:
+    with FLAG.before_exit(terminal.close), closing(terminal):
         if options.dry_run and not world.is_leader:
             return 0
         if options.dry_run:
@@ -107,8 +107,6 @@ def run_here(arguments: list[str], world: Ranks) -> int:
             world.join(options.values.train.device, options.values.distributed.timeout_s)
             world.require_same_config(choice.workload.name, with_absolute_paths(options.values))
         return run(choice, options, terminal) if world.is_leader else follow(choice, options, terminal)
-    finally:
-        terminal.close()
 
 
 def start_ranks(arguments: list[str], options: Options[Any]) -> int:

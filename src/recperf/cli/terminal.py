@@ -1,4 +1,4 @@
-"""Output for people: messages, tables, a live progress line on a terminal and plain lines elsewhere.
+"""Output for people: messages, tables, and the progress of a training.
 
 Names from files of a user, such as operators of a trace, may contain control characters: here they become text.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from time import monotonic
+from time import monotonic, thread_time
 from typing import IO, TYPE_CHECKING, Any
 
 from .. import errors
 from ..errors import Interrupted, MachineError, RecperfError, Stopped, escape_controls
 from ..machine import out_of_memory
+from .live import DRAW_S, LINE_S, SHARE, LiveView, Training
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,14 +144,13 @@ class Terminal:
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
         self.quiet = errors.quiet = quiet
         self.screen = console(sys.stderr if as_json else sys.stdout)
-        self.live = not quiet and self.screen.is_terminal
-        self._bar: Progress | None = None
-        self._last = 0.0
-        self._began = 0.0
-        self._first = 0
-        self._samples = 0
-        self._total = 0
-        self._label = ""
+        self.live = not quiet and self.screen.is_terminal and not self.screen.is_dumb_terminal
+        self._training: Training | None = None
+        self._view: LiveView | None = None
+        self._next = 0.0
+        """When to draw or print again."""
+        self._unchecked = 0
+        """Steps until the clock is read again: reading it at every step would cost more than some steps take."""
 
     def say(self, text: str = "") -> None:
         if not self.quiet:
@@ -162,47 +161,51 @@ class Terminal:
 
     def trial(self, seed: int, total_steps: int, done: int) -> None:
         self.close()
-        self._label, self._total, self._first = f"seed {seed}", total_steps, done
-        self._began, self._samples, self._last = monotonic(), 0, 0.0
+        self._training = Training(f"seed {seed}", total_steps, done)
+        self._unchecked, self._next = 1, self._training.began + (DRAW_S if self.live else LINE_S)
         if self.live:
-            self._bar = progress_bar(self.screen)
-            self._bar.add_task(self._label, total=total_steps, completed=done)
-            self._bar.start()
+            self._view = LiveView(self.screen, self._training)
 
     def step(self, step: int, loss: float, samples: int) -> None:
-        """A live line at most ten times a second, a plain line at most every five seconds."""
-        self._samples += samples
-        # Reading the clock at every step would cost more than some steps take.
-        if self.quiet or step % 8:
+        """Draw the view, or print a line, where it is time to."""
+        training = self._training
+        if training is None or self.quiet:
+            return
+        training.samples += samples
+        self._unchecked -= 1
+        if self._unchecked > 0 and step < training.total:
             return
         now = monotonic()
-        if now - max(self._last, self._began) < (0.1 if self.live else 5.0):
+        pace = (step - training.first) / max(1e-9, now - training.began)
+        self._unchecked = round(pace * (DRAW_S if self.live else 1.0) / 4)
+        if now < self._next and not (self.live and step == training.total):
             return
-        self._last = now
-        line = self._line(step, loss, now)
-        if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=step, description=line, refresh=True)
+        training.mark(now, step, loss)
+        if self._view:
+            worked = thread_time()
+            self._view.draw()
+            self._next = now + max(DRAW_S, SHARE * (thread_time() - worked))
         else:
-            self.screen.print(line)
+            self.screen.print(training.line)
+            self._next = now + LINE_S
 
-    def _line(self, step: int, loss: float, now: float) -> str:
-        taken = max(1e-9, now - self._began)
-        left = taken / max(1, step - self._first) * (self._total - step)
-        shown = "" if math.isnan(loss) else f"  loss {loss:.4f}"
-        return (
-            f"{self._label}  step {step:,}/{self._total:,}{shown}  {self._samples / taken:,.0f} samples/s overall"
-            f"  {left:.0f} s left"
-        )
+    def limit(self, text: str) -> None:
+        """What limits a step, as far as it is known while training."""
+        if self._training:
+            self._training.limit = text
 
     def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.say(f"{self._label}  step {step:,}  epoch {epoch}  {shown}")
+        if self._training is None:
+            return
+        self._training.score = f"{shown} (step {step:,})"
+        self.say(f"{self._training.label}  step {step:,}  epoch {epoch}  {shown}")
 
     def close(self) -> None:
-        """Remove the live line."""
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
+        """Remove the live view."""
+        if self._view:
+            self._view.close()
+            self._view = None
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from ..train.checkpoint_state import shape_mismatch
 from ..train.loop import Position, train
 from ..train.timing import StepTimer
 from ..train.watch import Evaluator, LossLog, TargetMet, Watchers
+from .observing import LimitSoFar
 from .saving import checkpoint_folder, open_store, require_room
 from .submission import Submission
 from .workload import Predictions, Prepared, Trial, Workload, load
@@ -36,7 +37,12 @@ from .workload import Predictions, Prepared, Trial, Workload, load
 class Reporter(Protocol):
     """Shows progress: a terminal, or nothing."""
 
+    live: bool
+    """Whether it shows what limits a step while training."""
+
     def notice(self, text: str) -> None: ...
+
+    def limit(self, text: str) -> None: ...
 
     def trial(self, seed: int, total_steps: int, done: int) -> None: ...
 
@@ -88,6 +94,8 @@ class SeedTraining:
         if job.log and job.workload.submission:
             self.submission = load(job.workload.submission)(trial, seed, job.log)
         self.evaluator = self._evaluator()
+        on_cpu = job.prepared.settings.sync is None
+        self.timed = LimitSoFar(self.report.limit) if self.report.live and on_cpu else None
         self.minutes = Minutes(0)
         self._into: dict[str, Any] = {}
         """The state of the trial before anything was loaded."""
@@ -118,7 +126,11 @@ class SeedTraining:
                 watchers.before_training(start)
                 if self.evaluator.scored(start) == scored:
                     recipe.prepare_evaluation(start)
-                train(recipe, start, watchers)
+                try:
+                    train(recipe, start, watchers)
+                finally:
+                    if self.timed:
+                        self.timed.end()
         if reasons.get("graph") != graph:
             self._notice(f"CUDA graph {reasons['graph']}")
         last = self.evaluator.history[-1]
@@ -210,6 +222,7 @@ class SeedTraining:
             save_due=either(every(settings.checkpoint_steps), recipe.save_after, minutes_due),
             save_scored=settings.checkpoint_epochs,
             save_end=settings.checkpoint_end,
+            timed=self.timed,
         )
 
     def restore(self) -> Position:

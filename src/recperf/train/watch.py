@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -79,6 +79,14 @@ class LossLog:
             return {}
         norm = norms[step]
         return {"gradient_norm": norm if math.isfinite(norm) else None, "learning_rate": float(self.rate(step - 1))}
+
+
+class TimedStep(Protocol):
+    """Times some of the steps from inside."""
+
+    def begin(self, step: int) -> None: ...
+
+    def end(self) -> None: ...
 
 
 class TargetMet(Exception):
@@ -161,6 +169,7 @@ class Watchers:
     save_due: Due = never
     save_scored: bool = True
     save_end: bool = True
+    timed: TimedStep | None = None
 
     def before_training(self, start: Position) -> None:
         """Evaluate a state that a signal saved before the evaluation due there; `train` does so at an epoch's end."""
@@ -173,9 +182,14 @@ class Watchers:
 
     def before_step(self, step: int) -> RecordNorm | None:
         self.timer.before_step()
-        return self.losses.before_step(step)
+        record_norm = self.losses.before_step(step)
+        if self.timed and record_norm is None:
+            self.timed.begin(step)
+        return record_norm
 
     def after_step(self, position: Position, loss: Tensor, samples: int) -> None:
+        if self.timed:
+            self.timed.end()
         self.timer.after_step(position, samples)
         self.losses.after_step(position, loss)
         self.progress(position, self.losses.last, samples)
