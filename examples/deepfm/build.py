@@ -70,6 +70,9 @@ class DeepFMTrial(DLRMTrialState):
         order = ShuffledOrder(samples=prepared.train.to(device), batch_size=train.batch_size, seed=seed)
         self.recipe = one_cycle_recipe(self.model, self.optimizer, order, train)
 
+    def logits_of(self, batch: ClickBatch) -> Tensor:
+        return self.model(batch)
+
     def predictions(self, at: Position | None = None) -> Predictions:
         logits = [self.model(batch) for batch in cut(self.valid, SCORING_BATCH)]
         return self.prepared.predictions(torch.cat(logits))

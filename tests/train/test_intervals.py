@@ -65,14 +65,15 @@ def test_differences_are_paired_and_combine_the_seeds() -> None:
     resampling = Resampling(len(users_N), users_N)
 
     def sampled(logits_N: torch.Tensor, **more: Any) -> dict[str, Any]:
-        return {"auc": auc(logits_N, labels_N), "auc_replicates": resampling.auc(logits_N, labels_N), **more}
+        return {"auc": auc(logits_N, labels_N), "auc_replicates": resampling.auc(logits_N, labels_N), **more,
+                "segments": {}, "calibration": []}  # fmt: skip
 
     model = [
         sampled(logits_N + 0.3 * labels_N + 0.01 * seed * users_N.double().sin(), rows_digest="a") for seed in (1, 2)
     ]
     other = sampled(logits_N * -1, rows_digest="rows of another seed")
     scores = {
-        "rows": 5000, "rows_digest": "a", "by": "users", "units": 300,
+        "rows": 5000, "rows_digest": "a", "by": "users", "units": 300, "segments": {},
         "baselines": {"majority": sampled(labels_N * 0), "good": sampled(logits_N), "planted": sampled(labels_N)},
         "seeds": {"1": model[0], "2": model[1], "3": other},
     }  # fmt: skip

@@ -67,3 +67,48 @@ def test_predictions_and_baselines_are_of_the_same_rows(make: Callable[[], Any],
     assert scored.items() >= binary_metrics(predictions.logits_N, predictions.labels_N).items()
     if has_users:
         assert len(rows.users_N.unique()) > 1
+
+
+def clicks() -> Any:
+    return PreparedClicks(default())
+
+
+@pytest.mark.parametrize("make", [histories, clicks])
+def test_a_candidate_scores_what_a_row_with_its_item_scores(make: Callable[[], Any]) -> None:
+    """The same item gives the row's own logit; another item what it gives alone, and it matters which."""
+    prepared = make()
+    trial = prepared.trial(7)
+    with torch.no_grad():
+        for parameter in trial.model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    predictions, catalogue = trial.predictions(), prepared.catalogue()
+    rows_P = torch.arange(0, len(predictions.logits_N), 7)[:60]
+    known_P = torch.isin(predictions.items_N[rows_P], catalogue.items_I)
+    own_P = trial.candidate_logits(rows_P, predictions.items_N[rows_P])
+    torch.testing.assert_close(own_P[known_P], predictions.logits_N[rows_P][known_P], atol=1e-5, rtol=1e-5)
+    others = catalogue.items_I[:: max(1, len(catalogue.items_I) // 5)]
+    together = trial.candidate_logits(rows_P.repeat_interleave(len(others)), others.repeat(len(rows_P)))
+    alone = torch.stack([trial.candidate_logits(rows_P, other.expand_as(rows_P)) for other in others], 1)
+    torch.testing.assert_close(together, alone.flatten(), atol=1e-5, rtol=1e-5)
+    assert (alone.std(1) > 1e-3).all()
+    row = int(rows_P[3])
+    same_user = (predictions.users_N == predictions.users_N[row]).nonzero()[0]
+    assert catalogue.user_rows_N[row] >= len(catalogue.seen(row).unique())
+    assert set(catalogue.seen(row).tolist()) == set(catalogue.seen(int(same_user[0])).tolist()) or make is histories
+
+
+def test_columns_of_an_item_are_those_with_one_value_an_item() -> None:
+    from recperf.workloads.click_candidates import ItemColumns
+
+    items_N = torch.tensor([3, 5, 3, 5, 2])
+    dense_ND = torch.tensor([[1.0, 0.1], [2.0, 0.2], [1.0, 0.3], [2.0, 0.4], [9.0, 0.5]])
+    ids_NS = torch.stack([items_N * 10, torch.arange(5)], 1)
+    columns = ItemColumns(7, 2, 2)
+    for part in (slice(0, 2), slice(2, 5)):
+        columns.add(items_N[part], dense_ND[part], ids_NS[part])
+    assert columns.by_item_D.tolist() == columns.by_item_S.tolist() == [True, False]
+    assert columns.rows_I.tolist() == [0, 0, 1, 2, 0, 2, 0]
+    # Item 6 has no training rows: nothing is known of it.
+    dense_PD, ids_PS = columns.replaced(torch.tensor([2, 6]), dense_ND[:2], ids_NS[:2])
+    assert dense_PD.tolist() == torch.tensor([[9.0, 0.1], [2.0, 0.2]]).tolist()
+    assert ids_PS.tolist() == [[20, 0], [50, 1]]

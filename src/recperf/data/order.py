@@ -26,6 +26,8 @@ class Samples(Tensors):
     users_N: Tensor | None = None
     """The user of each sample, also of users whose id in `ids_FN` is 0; None where samples have no user."""
     items_N: Tensor | None = None
+    dense_names: tuple[str, ...] = ()
+    """Names of the dense features, where they are known."""
 
     def __len__(self) -> int:
         return self.labels_N.shape[0]

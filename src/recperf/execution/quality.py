@@ -1,12 +1,19 @@
-"""What a run records of predictions beside their metrics: bootstrap replicates of the model and of the baselines."""
+"""What a run records of predictions beside their metrics: bootstrap replicates, segments, calibration and rankings, of
+the model and of the baselines.
+
+Shapes: N scored rows.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..distributed.ranks import Ranks
@@ -15,10 +22,13 @@ from ..runs.record import Run
 from ..runs.result import Baselines
 from ..runs.schemas import Scores
 from ..train.intervals import Resampling
-from ..train.metrics import auc, binary_metrics
-from .workload import MOST_ROWS, Predictions, Prepared, ScoredRows, Trial
+from ..train.metrics import auc, binary_metrics, reliability
+from .ranking import RankedRows
+from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, ScoredRows, Trial
 
 FILE = "scores.json"
+SEGMENT = 0.1
+"""The share of the scored rows whose users, or items, have the fewest training rows: the new users and rare items."""
 
 
 class Assessment:
@@ -43,28 +53,41 @@ class Assessment:
 
     def _baselines(self, metrics: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
         rows, logits = self.prepared.scored_rows(), self.prepared.baseline_logits()
-        resampling = _resampling(rows)
-        scores: dict[str, Any] = {
-            "rows": len(rows.labels_N),
-            "rows_digest": _digest(rows),
-            "by": resampling.by if resampling else "rows",
-            "units": resampling.units if resampling else len(rows.labels_N),
-            "baselines": {},
-            "seeds": {},
-        }
-        if resampling:
-            scores["baselines"] = {
-                name: _sampled(resampling, logits_N, rows.labels_N) for name, logits_N in logits.items()
-            }
         if metrics is None:
             metrics = {name: binary_metrics(logits_N, rows.labels_N) for name, logits_N in logits.items()}
+        assessed = self._assessed
+        scores: dict[str, Any] = {"rows": len(rows.labels_N), "baselines": {}, "seeds": {}, **assessed.facts()}
+        if assessed.resampling:
+            scores["baselines"] = {name: assessed.sampled(logits_N, rows.labels_N) for name, logits_N in logits.items()}
+        if isinstance(assessed.ranked, RankedRows):
+            scores["ranking"]["baselines"] = {
+                name: assessed.ranks(scorer) for name, scorer in self.prepared.baseline_scorers().items()
+            }
         return metrics, scores
+
+    @cached_property
+    def _assessed(self) -> AssessedRows:
+        """Of the first seed; where seeds have rows of their own, no user and no item is known."""
+        rows, catalogue = self.prepared.scored_rows(), None
+        reason = "rows have no user or no item"
+        if len(rows.labels_N) > MOST_ROWS:
+            reason = f"more than {MOST_ROWS:,} rows are scored"
+        elif self.world.size > 1:
+            reason = "several ranks hold the tables"
+        else:
+            catalogue = self.prepared.catalogue()
+        config = self.prepared.config
+        trained = config.train.epochs * self.prepared.data["train_rows"]
+        if config.train.max_steps:
+            trained = min(trained, config.train.max_steps * config.train.batch_size)
+        chosen = RankedRows.choose(config.ranking, trained, rows, catalogue) if catalogue else reason
+        return AssessedRows(rows, catalogue, chosen)
 
     def trained(self, seed: int, trial: Trial, predictions: Predictions) -> None:
         """Record the predictions of a trained model."""
         scores = self.run.read(FILE, Scores)
         assert scores is not None
-        recorded = self.world.on_leader(lambda: self._trained(predictions))
+        recorded = self.world.on_leader(lambda: self._trained(trial, predictions))
         if recorded is None:
             return
         scores["seeds"][str(seed)] = recorded
@@ -74,20 +97,91 @@ class Assessment:
                 scores["strongest_feature"] = {"name": strongest[0], "auc": strongest[1]}
         self.run.write(FILE, scores)
 
-    def _trained(self, predictions: Predictions) -> dict[str, Any] | None:
+    @torch.no_grad()
+    def _trained(self, trial: Trial, predictions: Predictions) -> dict[str, Any] | None:
         rows = ScoredRows(predictions.labels_N, predictions.users_N, predictions.items_N)
-        resampling = _resampling(rows)
-        if resampling is None:
+        if len(rows.labels_N) > MOST_ROWS:
             return None
-        return {**_sampled(resampling, predictions.logits_N, rows.labels_N), "rows_digest": _digest(rows)}
+        assessed, digest = self._assessed, _digest(rows)
+        if digest != assessed.digest:
+            assessed = AssessedRows(rows, None, "")
+        recorded = {
+            **assessed.sampled(predictions.logits_N, rows.labels_N),
+            "rows_digest": digest,
+            "calibration": reliability(predictions.logits_N, rows.labels_N),
+        }
+        if isinstance(assessed.ranked, RankedRows):
+            trial.recipe.model.train(False)
+            recorded["ranking"] = assessed.ranks(trial.candidate_logits)
+        return recorded
 
 
-def _resampling(rows: ScoredRows) -> Resampling | None:
-    return None if len(rows.labels_N) > MOST_ROWS else Resampling(len(rows.labels_N), rows.users_N)
+@dataclass(frozen=True, eq=False)
+class AssessedRows:
+    """Scored rows, with what is needed to compare models on them."""
 
+    rows: ScoredRows
+    catalogue: Catalogue | None
+    ranked: RankedRows | str
+    """Which rows are ranked, or why none are."""
 
-def _sampled(resampling: Resampling, logits_N: Tensor, labels_N: Tensor) -> dict[str, Any]:
-    return {"auc": auc(logits_N, labels_N), "auc_replicates": resampling.auc(logits_N, labels_N)}
+    @cached_property
+    def resampling(self) -> Resampling | None:
+        count = len(self.rows.labels_N)
+        return None if count > MOST_ROWS else Resampling(count, self.rows.users_N)
+
+    @cached_property
+    def digest(self) -> str:
+        return _digest(self.rows)
+
+    @cached_property
+    def segments(self) -> dict[str, tuple[Tensor, int]]:
+        """Which rows are in each segment, and the number of training rows up to which they are; the rest is in none."""
+        if self.catalogue is None:
+            return {}
+        counts = {"new_users": self.catalogue.user_rows_N, "rare_items": self.catalogue.item_rows_N}
+        segments: dict[str, tuple[Tensor, int]] = {}
+        for name, rows_N in counts.items():
+            bound = int(rows_N.kthvalue(max(1, int(SEGMENT * len(rows_N)))).values)
+            inside_N = rows_N <= bound
+            if int(inside_N.sum()) <= len(inside_N) // 2:
+                segments[name] = inside_N, bound
+        rest_N = torch.ones(len(self.rows.labels_N), dtype=torch.bool)
+        for inside_N, _ in segments.values():
+            rest_N &= ~inside_N
+        return {**segments, "the_rest": (rest_N, 0)} if segments else {}
+
+    def facts(self) -> dict[str, Any]:
+        """What scores.json says of the rows."""
+        resampling = self.resampling
+        facts = {
+            "rows_digest": self.digest,
+            "by": resampling.by if resampling else "rows",
+            "units": resampling.units if resampling else len(self.rows.labels_N),
+            "segments": {
+                name: {"rows": int(inside_N.sum()), "at_most": bound}
+                for name, (inside_N, bound) in self.segments.items()
+            },
+        }
+        if isinstance(self.ranked, str):
+            return {**facts, "not_ranked": self.ranked}
+        return {**facts, "ranking": self.ranked.facts()}
+
+    def sampled(self, logits_N: Tensor, labels_N: Tensor) -> dict[str, Any]:
+        """The AUC, in each segment that has both classes, and in replicates."""
+        assert self.resampling is not None
+        by_segment = {}
+        for name, (inside_N, _) in self.segments.items():
+            inside_labels = labels_N[inside_N]
+            if 0 < int(inside_labels.sum()) < len(inside_labels):
+                by_segment[name] = auc(logits_N[inside_N], inside_labels)
+        replicates = self.resampling.auc(logits_N, labels_N)
+        return {"auc": auc(logits_N, labels_N), "auc_replicates": replicates, "segments": by_segment}
+
+    def ranks(self, score: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Any]:
+        assert isinstance(self.ranked, RankedRows)
+        assert self.resampling is not None
+        return self.ranked.ranked(score, self.resampling, {name: inside for name, (inside, _) in self.segments.items()})
 
 
 def _digest(rows: ScoredRows) -> str:

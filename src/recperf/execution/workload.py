@@ -29,10 +29,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankingConfig:
+    """How many users' first positive held-out row is ranked among other items after training, and among how many."""
+
+    users: int | None = None
+    """Number of users; 0: none. Default: as many as add at most a fifth to the counted work of the training."""
+    negatives: int | None = None
+    """Items drawn at random that each row is ranked among; 0: the whole catalogue. Default: the whole catalogue, or
+    where that would leave fewer than 100 users, as many items as 100 users leave room for."""
+
+    def __post_init__(self) -> None:
+        within(0, self.users or 0, 1 << 40, "ranking.users")
+        within(0, self.negatives or 0, 1 << 40, "ranking.negatives")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialsConfig:
     """Fields that the config of every workload has."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
+    ranking: RankingConfig = field(default_factory=RankingConfig)
     seed: int = 42
     """Seed of the initial weights, of synthetic ids and of the order of batches."""
     seeds: int = 1
@@ -88,6 +104,31 @@ class ScoredRows:
     users_N: Tensor | None = None
     """A number for each row's user, also for users without training rows; None where rows have no user."""
     items_N: Tensor | None = None
+    times_N: Tensor | None = None
+    """Numbers in the order of time; None where the rows are in that order, or have no time."""
+
+
+class Catalogue(Protocol):
+    """The items that compete where a row is ranked."""
+
+    @property
+    def items_I(self) -> Tensor:
+        """Numbers of the items that have training rows."""
+        ...
+
+    @property
+    def user_rows_N(self) -> Tensor:
+        """For each scored row, how many training rows its user has; for events, how many events lie before it."""
+        ...
+
+    @property
+    def item_rows_N(self) -> Tensor:
+        """For each scored row, how many training rows its item has."""
+        ...
+
+    def seen(self, row: int) -> Tensor:
+        """Items that the user of a scored row has in training rows."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +157,11 @@ class Trial(Protocol):
     def score(self, at: Position | None = None) -> dict[str, float]:
         """The metrics of the predictions."""
         return self.metrics(self.predictions(at))
+
+    def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
+        """Logits of scored rows, given by their number, if their item were another; asked for where the workload has a
+        catalogue."""
+        ...
 
     def rows_of(self, batch: Any) -> Tensor: ...
 
@@ -153,6 +199,15 @@ class Prepared(Protocol):
 
         labels_N = self.scored_rows().labels_N
         return {name: binary_metrics(logits_N, labels_N) for name, logits_N in self.baseline_logits().items()}
+
+    def catalogue(self) -> Catalogue | None:
+        """The items that rows can be ranked among; None where rows have no user or no item."""
+        return None
+
+    def baseline_scorers(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+        """Simple rules that rank, by name: functions of the numbers of scored rows and of the items that take the place
+        of the rows' own, which return scores of any scale."""
+        return {}
 
     def strongest_feature(self) -> tuple[str, float] | None:
         """The input whose own AUC on the scored rows is highest; asked for where a label may have leaked into one."""

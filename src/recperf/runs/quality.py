@@ -53,9 +53,57 @@ def detail(scores: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
             _difference(name, baselines[name], paired, "auc")
             for name in sorted(baselines, key=lambda name: -float(baselines[name]["auc"]))
         ]
+    if paired:
+        fields["segments"] = [_segment(name, facts, paired, scores) for name, facts in scores["segments"].items()]
+        fields["calibration"] = [_means(bins) for bins in zip(*(seed["calibration"] for seed in paired))]
+    fields |= _ranking(scores, paired)
     if texts := warnings(scores, metrics):
         fields["warnings"] = texts
     return fields
+
+
+def _segment(name: str, facts: dict[str, Any], seeds: list[dict[str, Any]], scores: dict[str, Any]) -> dict[str, Any]:
+    ranked = [seed["ranking"]["segments"][name] for seed in seeds if name in (seed.get("ranking") or _NONE)["segments"]]
+    own = [seed["segments"][name] for seed in seeds if name in seed["segments"]]
+    return {
+        "name": name,
+        **facts,
+        "auc": statistics.fmean(own) if own else None,
+        "baselines": {
+            rule: row["segments"][name] for rule, row in scores["baselines"].items() if name in row["segments"]
+        },
+        "ranking": _means(ranked) if ranked else None,
+    }
+
+
+_NONE: dict[str, Any] = {"segments": {}}
+
+
+def _means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of each number; one that is the same in all rows stays as it is."""
+    return {
+        name: value if all(row[name] == value for row in rows) else statistics.fmean(row[name] for row in rows)
+        for name, value in rows[0].items()
+    }
+
+
+def _ranking(scores: dict[str, Any], seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    facts, ranked = scores.get("ranking"), [seed["ranking"] for seed in seeds if seed.get("ranking")]
+    if not facts or not ranked:
+        return {"not_ranked": scores["not_ranked"]} if scores.get("not_ranked") else {}
+    rules = facts["baselines"]
+    rows = {name: {**rule, "ndcg": rule["metrics"]["ndcg_10"]} for name, rule in rules.items()}
+    own = [{**seed, "ndcg": seed["metrics"]["ndcg_10"]} for seed in ranked]
+    best_first = sorted(rows, key=lambda name: -float(rows[name]["ndcg"]))
+    return {
+        "ranking": {
+            **{name: facts[name] for name in ("users", "catalogue", "negatives")},
+            "metrics": _means([seed["metrics"] for seed in ranked]),
+            "baselines": {name: rule["metrics"] for name, rule in rules.items()},
+            "interval": interval(combined([seed["ndcg_replicates"] for seed in ranked])),
+            "differences": [_difference(name, rows[name], own, "ndcg") for name in best_first],
+        }
+    }
 
 
 def _difference(name: str, rule: dict[str, Any], seeds: list[dict[str, Any]], metric: str) -> dict[str, Any]:

@@ -80,6 +80,58 @@ class Difference(Interval):
     """Seeds that were scored on the rows that the baseline was scored on."""
 
 
+class CalibrationBin(Struct):
+    """Scored rows with neighbouring predictions, a tenth of all."""
+
+    predicted: Number
+    """Mean predicted probability."""
+    observed: Number
+    """Share of positive labels."""
+    rows: int
+
+
+class Segment(Struct):
+    """Scored rows whose user, or item, has few training rows; or the rest."""
+
+    name: str
+    """new_users, rare_items or the_rest."""
+    rows: int
+    at_most: int
+    """Training rows of each user, or item, at most; 0 for the rest. For events of a user: those before the row."""
+    auc: Number | None
+    """None: the rows have one class only."""
+    baselines: Metrics
+    """AUC of each baseline."""
+    ranking: Metrics | None
+    """Of the ranked rows in the segment; None: there are none."""
+
+
+class RankingDifference(Interval):
+    """The NDCG of the model less that of a baseline."""
+
+    baseline: str
+    ndcg: Number
+    below_zero: Number
+    seeds: int
+
+
+class Ranking(Struct):
+    """Where the item of a held-out row lands among other items; ties count as if broken at random."""
+
+    users: int
+    """Ranked: of each the first positive held-out row."""
+    catalogue: int
+    """Items with training rows. Those that the user has there compete only where the ranked item is one of them."""
+    negatives: int
+    """Drawn from the catalogue for each row; 0: all of it competes."""
+    metrics: Metrics
+    """hit_rate_10, ndcg_10, mrr: means over users and seeds."""
+    baselines: dict[str, Metrics]
+    interval: Interval
+    """Of ndcg_10."""
+    differences: tuple[RankingDifference, ...]
+
+
 class Quality(Struct):
     """How good the model is on the validation rows after the last step."""
 
@@ -98,6 +150,12 @@ class Quality(Struct):
     baseline_intervals: dict[str, Interval] | None = None
     differences: tuple[Difference, ...] = ()
     """To every baseline, the best first."""
+    segments: tuple[Segment, ...] = ()
+    calibration: tuple[CalibrationBin, ...] = ()
+    """Means over the seeds."""
+    ranking: Ranking | None = None
+    not_ranked: str | None = None
+    """Why there is no ranking."""
     warnings: tuple[str, ...] = ()
     """Reasons to doubt the metrics."""
 

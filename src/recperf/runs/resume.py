@@ -22,10 +22,10 @@ from .schemas import ChangedField
 
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
-    "distributed.sharding", "distributed.placement", "distributed.timeout_s", "distributed.pipeline",
+    "distributed.sharding", "distributed.placement", "distributed.timeout_s", "distributed.pipeline", "ranking.*",
 )  # fmt: skip
 """Fields that may change freely: the path of the data (its digest is compared anyway), who reads it, when checkpoints
-are saved, and which rank holds which table."""
+are saved, which rank holds which table, and what is ranked after training."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..jsonfile import Count, Number, Struct
-from .result import Evaluation, Percentiles, Rank
+from .result import CalibrationBin, Evaluation, Metrics, Percentiles, Rank
 
 
 class SavedConfig(Struct):
@@ -62,13 +62,36 @@ class SavedState(Struct):
     """None in checkpoints of earlier versions."""
 
 
+class SampledRanking(Struct):
+    metrics: Metrics
+    segments: dict[str, Metrics]
+    ndcg_replicates: list[Number]
+
+
+class SegmentFacts(Struct):
+    rows: int
+    at_most: int
+    """Training rows that the user, or the item, of each row has at most."""
+
+
+class RankingFacts(Struct):
+    users: int
+    catalogue: int
+    negatives: int
+    baselines: dict[str, SampledRanking]
+
+
 class SampledScores(Struct):
     """The quality of a baseline or of a trained seed, and of bootstrap replicates of the scored rows."""
 
     auc: Number
     auc_replicates: list[Number]
+    segments: Metrics
+    """The AUC in segments of the rows."""
     rows_digest: str | None = None
     """Digest of the scored rows' labels and users; None for baselines, whose rows scores.json names."""
+    calibration: tuple[CalibrationBin, ...] = ()
+    ranking: SampledRanking | None = None
 
 
 class StrongestFeature(Struct):
@@ -87,6 +110,10 @@ class Scores(Struct):
     """The number of users or rows."""
     baselines: dict[str, SampledScores]
     seeds: dict[str, SampledScores]
+    segments: dict[str, SegmentFacts]
+    ranking: RankingFacts | None = None
+    not_ranked: str | None = None
+    """Why nothing was ranked."""
     strongest_feature: StrongestFeature | None = None
 
 

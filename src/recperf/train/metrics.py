@@ -34,6 +34,16 @@ def calibration_error(probabilities_N: Tensor, labels_N: Tensor, bins: int = 15)
     return float(gap.abs().sum()) / max(1, labels_N.numel())
 
 
+def reliability(logits_N: Tensor, labels_N: Tensor, bins: int = 10) -> list[dict[str, float]]:
+    """Mean prediction and share of positives in bins of equally many rows, lowest predictions first."""
+    order_N = logits_N.double().argsort(stable=True)
+    parts = zip(logits_N.double().sigmoid()[order_N].chunk(bins), labels_N.double()[order_N].chunk(bins))
+    return [
+        {"predicted": float(predicted.mean()), "observed": float(observed.mean()), "rows": len(observed)}
+        for predicted, observed in parts
+    ]
+
+
 def binary_metrics(logits_N: Tensor, labels_N: Tensor) -> dict[str, float]:
     """Accuracy at threshold 0.5, AUC, log loss, calibration (predicted over observed rate) and calibration error."""
     logits_N, labels_N = logits_N.detach().cpu().double(), labels_N.detach().cpu().double()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.batch import ClickBatch
 from ..data.click_store.imported import ImportedClicks
 from ..data.click_store.order import Rows, Split
 from ..data.order import Samples
@@ -21,7 +23,9 @@ from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, clic
 from ..train.config import TrainConfig
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
+from ..train.ranking import Scorer
 from ..train.schedule import one_cycle
+from .click_candidates import ClickCatalogue, of_samples, strongest_feature
 
 SCORING_BATCH = 8192
 
@@ -38,6 +42,19 @@ class PreparedSamples(Prepared):
     def baseline_logits(self) -> dict[str, Tensor]:
         assert self.train is not None
         return bias_logits(self.train, self.valid)
+
+    @cached_property
+    def _catalogue(self) -> ClickCatalogue | None:
+        return None if self.train is None else of_samples(self.train, self.valid, SCORING_BATCH)
+
+    def catalogue(self) -> ClickCatalogue | None:
+        return self._catalogue
+
+    def baseline_scorers(self) -> dict[str, Scorer]:
+        return {} if self._catalogue is None else self._catalogue.rules()
+
+    def strongest_feature(self) -> tuple[str, float] | None:
+        return None if self.train is None else strongest_feature(self.train, self.valid)
 
     def predictions(self, logits_N: Tensor) -> Predictions:
         """Logits of the validation rows, with what these rows are."""
@@ -87,6 +104,7 @@ def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples]:
             labels_N=torch.from_numpy(rows.labels_N).float(),
             users_N=None if users is None else torch.from_numpy(users),
             items_N=None if items is None else torch.from_numpy(items),
+            dense_names=clicks.dense_names,
         )
 
     return samples("train"), samples("valid")
@@ -104,8 +122,19 @@ def require_tables(model: DLRMConfig, clicks: ImportedClicks) -> None:
 class DLRMTrialState:
     """The tables of a DLRM trial, the metrics of its predictions, and the state that a checkpoint saves."""
 
+    prepared: Any
     model: DLRM
     optimizer: Optimizer
+
+    def logits_of(self, batch: ClickBatch) -> Tensor:
+        logits_B: Tensor = self.model(batch.dense_BD, batch.features)
+        return logits_B
+
+    @torch.no_grad()
+    def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
+        device = self.prepared.settings.device
+        batches = self.prepared.catalogue().batches(rows_P, items_P)
+        return torch.cat([self.logits_of(batch.to(device)) for batch in batches])
 
     def predictions(self, at: Position | None = None) -> Predictions:
         raise NotImplementedError

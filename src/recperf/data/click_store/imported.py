@@ -153,6 +153,11 @@ class ImportedClicks:
         """Rows of a split by their position in it."""
         return self._at(self._index[split][first:last])
 
+    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
+        """Single rows of a split by their position in it, in any order."""
+        distinct, where = np.unique(places, return_inverse=True)
+        return self._at(self._index[split][distinct]).take(where)
+
     def every(self, split: Split, step: int) -> Rows:
         """Every so many rows of a split."""
         return self._at(self._index[split][::step])

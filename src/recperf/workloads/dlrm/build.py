@@ -30,9 +30,11 @@ from ...train.fast import SWITCH, resolve
 from ...train.graph import BETWEEN_RANKS, CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed, GraphStep
 from ...train.loop import Optimizer, Order, Position, Recipe
 from ...train.optim import make_dense
+from ...train.ranking import Scorer
 from ...train.schedule import make as make_schedule
 from ...train.sparse import SparseRows, SplitOptimizer
 from ...units import size
+from ..click_candidates import ClickCatalogue
 from ..clicks import DLRMTrialState, largest_product, own_samples
 from .config import LESS, DLRMWorkloadConfig, bounds, estimate, max_ids, reduction_bytes, table_share
 from .data import ClickSource, CopiedOrder
@@ -98,6 +100,12 @@ class PreparedDLRM(Prepared):
 
     def baseline_logits(self) -> dict[str, Tensor]:
         return self.source.baseline_logits(self.config.seed, self.settings.device)
+
+    def catalogue(self) -> ClickCatalogue | None:
+        return self.source.catalogue
+
+    def baseline_scorers(self) -> dict[str, Scorer]:
+        return {} if self.source.catalogue is None else self.source.catalogue.rules()
 
     def verified(self) -> dict[str, int] | None:
         return self.source.verified()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ...errors import ConfigError
 from ...execution.workload import ScoredRows, describe_synthetic, require_memory
 from ...train.baselines import majority, synthetic_logits
 from ...train.loop import Order
+from ..click_candidates import ClickCatalogue, of_imported
 from ..clicks import SCORING_BATCH, imported_logits, imported_rows, require_tables
 from .config import LESS, DLRMWorkloadConfig, estimate, reduction_bytes, table_share
 
@@ -138,6 +140,11 @@ class ClickSource:
             return self.bags(seed, device).held_out(self.config.data.held_out_batches)
         order = ClickOrder(store=self._store, batch_size=SCORING_BATCH, seed=seed, split="valid")
         return (batch.to(device) for batch in order.cut())
+
+    @cached_property
+    def catalogue(self) -> ClickCatalogue | None:
+        """The items that imported rows can be ranked among."""
+        return of_imported(self._store, SCORING_BATCH) if isinstance(self._store, ImportedClicks) else None
 
     def scored_rows(self, seed: int, device: torch.device) -> ScoredRows:
         """Of rows drawn on a device, or read on the host."""

@@ -40,6 +40,7 @@ from ...train.stream import after_windows, interval, seams_of
 from .batches import InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder
 from .config import DLRMv4WorkloadConfig, HistoryTrainConfig, require_room
 from .data import EventWindows
+from .ranking import candidate_logits
 
 SMALL = 16
 """Up to this many output elements per resident GPU thread, a kernel takes about as long as its launch."""
@@ -353,6 +354,13 @@ class HistoryTrial:
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """Counts the predictions towards the lifetime AUC."""
         return self.evaluations.metrics(predictions)
+
+    def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
+        self.model.eval()
+        prepared, inputs = self.prepared, self.inputs(self.order).inputs
+        positions_P = prepared.events.positions_N[rows_P.numpy()]
+        batch_size = prepared.config.evaluate.batch_size or prepared.config.train.batch_size
+        return candidate_logits(self.model, inputs, prepared.histories, positions_P, items_P.numpy(), batch_size)
 
     def score(self, at: Position | None = None) -> dict[str, float]:
         return self.metrics(self.predictions(at))

@@ -6,6 +6,8 @@ Shapes: N anchors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,10 @@ from ...errors import ConfigError, DataError
 from ...execution.workload import MOST_ROWS, ScoredRows
 from ...train.baselines import bias_logits, popularity
 from ...train.loop import Position
+from ...train.ranking import item_rules
 from ...train.stream import next_window
 from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room
+from .ranking import EventCatalogue
 
 MOST_BASELINE_ROWS = 4_000_000
 """The simple rules learn from the newest anchors, at most so many."""
@@ -123,7 +127,31 @@ class EventWindows:
         if len(positions_N) > MOST_ROWS:
             return ScoredRows(labels_N)
         users_N = torch.from_numpy(self.store.users_by_position(positions_N))
-        return ScoredRows(labels_N, users_N, torch.from_numpy(self.store.items_at(positions_N)))
+        items_N = torch.from_numpy(self.store.items_at(positions_N))
+        # The events of a user lie in the order of time.
+        return ScoredRows(labels_N, users_N, items_N, times_N=torch.from_numpy(positions_N))
+
+    @cached_property
+    def events(self) -> EventCatalogue:
+        """The items that scored anchors are ranked among."""
+        train = self._samples(self._newest_positions())
+        return EventCatalogue(self.store, train.ids_FN[1], self._scored_positions(self.windows_at(None)))
+
+    def catalogue(self) -> EventCatalogue:
+        return self.events
+
+    def baseline_scorers(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+        train = self._samples(self._newest_positions())
+        return item_rules(train.ids_FN[0], train.ids_FN[1], train.labels_N, self.store.items)
+
+    def _newest_positions(self) -> np.ndarray[Any, Any]:
+        """Of the newest training anchors, as many as simple rules learn from."""
+        newest: list[np.ndarray[Any, Any]] = []
+        for window in reversed(self.train_windows):
+            newest.insert(0, self.index.anchors(window, "train"))
+            if sum(map(len, newest)) >= MOST_BASELINE_ROWS:
+                break
+        return np.concatenate(newest)[-MOST_BASELINE_ROWS:]
 
     def _scored_positions(self, windows: range) -> np.ndarray[Any, Any]:
         return np.concatenate([self.index.order(window, self.scored_users) for window in windows])
@@ -136,12 +164,7 @@ class EventWindows:
 
     def baseline_logits(self) -> dict[str, Tensor]:
         """Of the rows that the end of training is scored on."""
-        newest: list[np.ndarray[Any, Any]] = []
-        for window in reversed(self.train_windows):
-            newest.insert(0, self.index.anchors(window, "train"))
-            if sum(map(len, newest)) >= MOST_BASELINE_ROWS:
-                break
-        train = self._samples(np.concatenate(newest)[-MOST_BASELINE_ROWS:])
+        train = self._samples(self._newest_positions())
         valid = self._samples(self._scored_positions(self.windows_at(None)))
         return {**bias_logits(train, valid), "popularity": popularity(train, valid)}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...data.batch import ClickBatch
-from ...data.clicks import ClickArrays
+from ...data.clicks import ClickArrays, Clicks
 from ...data.config import MovieLensConfig, RatingsConfig
 from ...data.order import Samples, ShuffledOrder, cut
 from ...distributed.ranks import current
@@ -90,6 +90,8 @@ class PreparedClicks(PreparedSamples):
 class ClickTrial(DLRMTrialState):
     """One DLRM, its optimizer and the order of its batches."""
 
+    prepared: PreparedClicks
+
     def __init__(self, prepared: PreparedClicks, seed: int) -> None:
         self.prepared, config, device = prepared, prepared.config, prepared.settings.device
         settings = config.train
@@ -135,7 +137,7 @@ def movielens_samples(
     ratings, clicks = read(config)
     if model is not None:
         check_sizes(model, clicks)
-    train, valid = (_samples(clicks.feature_names, side) for side in (clicks.train, clicks.valid))
+    train, valid = (_samples(clicks, side) for side in (clicks.train, clicks.valid))
     facts = {
         "name": ratings.name,
         "digest": ratings.digest,
@@ -148,9 +150,10 @@ def movielens_samples(
     return train, valid, facts
 
 
-def _samples(keys: tuple[str, ...], arrays: ClickArrays) -> Samples:
+def _samples(clicks: Clicks, arrays: ClickArrays) -> Samples:
     return Samples(
-        keys=keys,
+        keys=clicks.feature_names,
+        dense_names=clicks.dense_names,
         dense_ND=torch.from_numpy(arrays.dense),
         ids_FN=torch.from_numpy(arrays.ids).t().contiguous().t(),
         labels_N=torch.from_numpy(arrays.labels),

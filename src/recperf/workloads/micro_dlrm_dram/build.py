@@ -136,6 +136,8 @@ class PreparedDram(PreparedSamples):
 class DramTrial(DLRMTrialState):
     """One DLRM over a hashed table, its two optimizers and its batches."""
 
+    prepared: PreparedDram
+
     def __init__(self, prepared: PreparedDram, seed: int) -> None:
         config, settings = prepared.config, prepared.config.train
         model, device = config.model, prepared.settings.device

@@ -1,0 +1,90 @@
+"""Ranks a held-out item of each user among the items of the catalogue, by a trained model and by simple rules.
+
+Shapes: N scored rows, Q ranked rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..stop import poll
+from ..train.intervals import Resampling
+from ..train.ranking import Scorer, drawn, first_positives, gains, positions
+from .workload import Catalogue, RankingConfig, ScoredRows
+
+SHARE = 0.2
+"""Ranking by default adds at most this to the counted work of the training."""
+STEP_PASSES = 3
+"""A training step has about the work of so many forward passes."""
+LEAST_USERS, MOST_USERS, LEAST_NEGATIVES = 100, 10_000, 100
+
+
+@dataclass(frozen=True, eq=False)
+class RankedRows:
+    """Which rows are ranked, and among which items."""
+
+    rows_Q: Tensor
+    negatives: int
+    """Items that are drawn for each; 0: the whole catalogue."""
+    catalogue: Catalogue
+    items_N: Tensor
+
+    @staticmethod
+    def choose(config: RankingConfig, trained: int, rows: ScoredRows, catalogue: Catalogue) -> RankedRows | str:
+        """The rows that the config asks for, or why none are ranked; `trained` samples are trained on in all."""
+        if config.users == 0:
+            return "ranking.users is 0"
+        assert rows.users_N is not None
+        assert rows.items_N is not None
+        rows_Q = first_positives(rows.labels_N, rows.users_N, rows.times_N)
+        size, budget = len(catalogue.items_I), int(SHARE * STEP_PASSES * trained)
+        if not len(rows_Q) or not size:
+            return "no user has a positive held-out row" if size else "the catalogue is empty"
+        users, negatives = config.users, config.negatives
+        least = min(len(rows_Q), LEAST_USERS)
+        if negatives is None:
+            negatives = 0
+            if users is None and budget // size < least:
+                negatives = budget // least
+        if users is None:
+            users = min(MOST_USERS, budget // (min(negatives, size) or size))
+            if users < least or 0 < negatives < min(size, LEAST_NEGATIVES):
+                return f"it would add more than {SHARE:.0%} to the work of this training (--ranking.users {least})"
+        return RankedRows(rows_Q[:users], negatives if negatives < size else 0, catalogue, rows.items_N)
+
+    def candidates(self) -> Iterator[Tensor]:
+        """The items that each row's own competes with. What its user has in training rows competes only where the own
+        item is among it: who never repeats an item is not asked to, and who does is not spared the repeats."""
+        for row in self.rows_Q.tolist():
+            poll()
+            items_I = self.catalogue.items_I
+            seen = self.catalogue.seen(row)
+            if not bool((seen == self.items_N[row]).any()):
+                items_I = items_I[~torch.isin(items_I, seen)]
+            yield drawn(items_I, self.negatives, row) if self.negatives else items_I
+
+    def facts(self) -> dict[str, Any]:
+        return {"users": len(self.rows_Q), "catalogue": len(self.catalogue.items_I), "negatives": self.negatives}
+
+    def ranked(self, score: Scorer, resampling: Resampling, segments: dict[str, Tensor]) -> dict[str, Any]:
+        """Metrics, those of each segment of the scored rows, and replicates of the NDCG."""
+        targets_Q = self.items_N[self.rows_Q]
+        own_Q = score(self.rows_Q, targets_Q).double().cpu()
+        higher_Q, same_Q, _ = positions(score, self.rows_Q, own_Q, targets_Q, self.candidates())
+        gain = gains(higher_Q, same_Q)
+        by_segment = {}
+        for name, inside_N in segments.items():
+            inside_Q = inside_N[self.rows_Q]
+            if bool(inside_Q.any()):
+                by_segment[name] = {metric: float(gain_Q[inside_Q].mean()) for metric, gain_Q in gain.items()}
+        ndcg = next(name for name in gain if name.startswith("ndcg"))
+        return {
+            "metrics": {name: float(gain_Q.mean()) for name, gain_Q in gain.items()},
+            "segments": by_segment,
+            "ndcg_replicates": resampling.mean(gain[ndcg], self.rows_Q),
+        }

@@ -1,0 +1,126 @@
+"""Ranking metrics of one relevant item among candidates: hit rate, NDCG and reciprocal rank; ties have no luck.
+
+Shapes: Q ranked rows, P pairs of a row and a candidate, I items of the catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .baselines import additive_logits
+
+TOP = 10
+PAIRS = 1 << 16
+"""Pairs that are scored at a time."""
+
+Scorer = Callable[[Tensor, Tensor], Tensor]
+"""Scores of pairs: the numbers of scored rows, and for each the item that takes the place of the row's own."""
+
+
+def positions(
+    score: Scorer, rows_Q: Tensor, own_Q: Tensor, targets_Q: Tensor, candidates: Iterator[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row how many candidates score higher than its own item, how many others score the same, and how many
+    candidates there are. `candidates` yields each row's; the row's own item among them is passed over, because its
+    score `own_Q` is known. Pairs are scored in groups of about equal size, so memory is bounded."""
+    higher_Q, same_Q, count_Q = (torch.zeros(len(rows_Q), dtype=torch.int64) for _ in range(3))
+    places: list[Tensor] = []
+    items: list[Tensor] = []
+
+    def flush() -> None:
+        if not places:
+            return
+        place_P, item_P = torch.cat(places), torch.cat(items)
+        places.clear()
+        items.clear()
+        for start in range(0, len(place_P), PAIRS):
+            at_P = place_P[start : start + PAIRS]
+            score_P = score(rows_Q[at_P], item_P[start : start + PAIRS]).double().cpu()
+            own_P = own_Q.double()[at_P]
+            higher_Q.index_add_(0, at_P, (score_P > own_P).long())
+            same_Q.index_add_(0, at_P, (score_P == own_P).long())
+
+    for place, items_C in enumerate(candidates):
+        others_C = items_C[items_C != targets_Q[place]]
+        count_Q[place] = len(others_C)
+        places.append(torch.full_like(others_C, place))
+        items.append(others_C)
+        if sum(map(len, items)) >= PAIRS:
+            flush()
+    flush()
+    return higher_Q, same_Q, count_Q
+
+
+def gains(higher_Q: Tensor, same_Q: Tensor, top: int = TOP) -> dict[str, Tensor]:
+    """The expected hit, discounted gain and reciprocal rank of each row where ties are broken at random."""
+    ends_Q = higher_Q + same_Q + 1
+    rank = torch.arange(1, int(ends_Q.max()) + 1 if len(ends_Q) else 1, dtype=torch.float64)
+    inside = rank <= top
+    by_rank = {
+        f"hit_rate_{top}": inside.double(),
+        f"ndcg_{top}": inside / (1 + rank).log2(),
+        "mrr": 1 / rank,
+    }
+    expected = {}
+    for name, gain in by_rank.items():
+        until = torch.nn.functional.pad(gain.cumsum(0), (1, 0))
+        expected[name] = (until[ends_Q] - until[higher_Q]) / (same_Q + 1)
+    return expected
+
+
+def first_positives(labels_N: Tensor, users_N: Tensor, times_N: Tensor | None) -> Tensor:
+    """The first positive row of every user that has one, users in a fixed random order."""
+    rows_M = (labels_N > 0).nonzero().squeeze(1)
+    if times_N is not None:
+        rows_M = rows_M[times_N[rows_M].sort(stable=True)[1]]
+    sorted_M, order_M = users_N[rows_M].sort(stable=True)
+    starts = torch.ones_like(sorted_M, dtype=torch.bool)
+    starts[1:] = sorted_M[1:] != sorted_M[:-1]
+    first_Q = rows_M[order_M[starts]]
+    return first_Q[torch.randperm(len(first_Q), generator=torch.Generator().manual_seed(len(first_Q)))]
+
+
+def drawn(items_I: Tensor, count: int, row: int) -> Tensor:
+    """`count` different items of the catalogue, a pure function of the row; all of them where there are no more."""
+    if count >= len(items_I):
+        return items_I
+    generator = torch.Generator().manual_seed(row)
+    if 4 * count >= len(items_I):
+        return items_I[torch.randperm(len(items_I), generator=generator)[:count]]
+    # Far fewer than there are: a few more draws make up for repeats.
+    places = torch.unique(torch.randint(len(items_I), (2 * count + 16,), generator=generator))
+    return items_I[places[torch.randperm(len(places), generator=generator)[:count]]]
+
+
+def item_rules(users_N: Tensor, items_N: Tensor, labels_N: Tensor, items: int) -> dict[str, Scorer]:
+    """Rules that rank the items of the catalogue alike for every user, from training rows: how often an item is in
+    them, how often with a positive label, and the item's weight beside the users' in a logistic regression. `items` is
+    the largest item number + 1."""
+    positive_N = labels_N > 0
+    scores = {
+        "popularity": torch.bincount(items_N, minlength=items).double(),
+        "positives": torch.bincount(items_N[positive_N], minlength=items).double(),
+        "user_item_bias": additive_logits(
+            [users_N, items_N], labels_N, [torch.zeros(items, dtype=torch.int64), torch.arange(items)]
+        ),
+    }
+    return {name: partial(_by_item, scores_I) for name, scores_I in scores.items()}
+
+
+def _by_item(scores_I: Tensor, rows_P: Tensor, items_P: Tensor) -> Tensor:
+    return scores_I[items_P]
+
+
+def grouped_items(users_N: Tensor, items_N: Tensor) -> Callable[[int], Tensor]:
+    """A function that returns the items of a user's rows."""
+    sorted_N, order_N = users_N.sort(stable=True)
+
+    def items_of(user: int) -> Tensor:
+        first, stop = torch.searchsorted(sorted_N, torch.tensor([user, user + 1])).tolist()
+        return items_N[order_N[first:stop]]
+
+    return items_of

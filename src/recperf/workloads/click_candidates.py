@@ -1,0 +1,177 @@
+"""Rows of clicks with another item: which columns belong to the item is read off the training rows.
+
+A column belongs to the item if it has one value in all training rows of each item, as a genre or the item's id does.
+The others, such as the user's id or the hour, stay those of the row.
+
+Shapes: N scored rows, P pairs of a row and an item, I items, D dense features, S columns of ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.batch import ClickBatch
+from ..data.click_store.imported import ImportedClicks
+from ..data.click_store.order import ClickOrder, Rows, Split
+from ..data.order import Samples, cut
+from ..train.metrics import auc
+from ..train.ranking import Scorer, grouped_items, item_rules
+
+AT_ONCE = 1 << 18
+"""Training rows that are read at a time."""
+
+
+class ItemColumns:
+    """The values of the columns that belong to items, gathered from training rows in any number of parts."""
+
+    def __init__(self, items: int, dense: int, slots: int) -> None:
+        self.dense_ID, self.ids_IS = torch.zeros(items, dense), torch.zeros(items, slots, dtype=torch.int64)
+        self.rows_I = torch.zeros(items, dtype=torch.int64)
+        """Training rows of each item."""
+        self.by_item_D, self.by_item_S = torch.ones(dense, dtype=torch.bool), torch.ones(slots, dtype=torch.bool)
+
+    def add(self, items_N: Tensor, dense_ND: Tensor, ids_NS: Tensor) -> None:
+        distinct, where_N = torch.unique(items_N, return_inverse=True)
+        places_N = torch.arange(len(items_N))
+        first = torch.full_like(distinct, len(items_N)).scatter_reduce_(0, where_N, places_N, "amin")
+        new = self.rows_I[distinct] == 0
+        self.dense_ID[distinct[new]] = dense_ND[first[new]]
+        self.ids_IS[distinct[new]] = ids_NS[first[new]]
+        self.rows_I += torch.bincount(items_N, minlength=len(self.rows_I))
+        self.by_item_D &= (dense_ND == self.dense_ID[items_N]).all(0)
+        self.by_item_S &= (ids_NS == self.ids_IS[items_N]).all(0)
+
+    def replaced(self, items_P: Tensor, dense_PD: Tensor, ids_PS: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns of rows if their items were these; an item without training rows changes nothing."""
+        known_P1 = (self.rows_I[items_P] > 0).unsqueeze(1)
+        dense_PD = torch.where(self.by_item_D & known_P1, self.dense_ID[items_P], dense_PD)
+        return dense_PD, torch.where(self.by_item_S & known_P1, self.ids_IS[items_P], ids_PS)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The user, item and label of click rows."""
+
+    users_N: Tensor
+    items_N: Tensor
+    labels_N: Tensor
+
+
+class ClickCatalogue:
+    """The items of training rows, as candidates for validation rows."""
+
+    def __init__(
+        self,
+        train: Columns,
+        valid: Columns,
+        columns: ItemColumns,
+        batches: Callable[[Tensor, Tensor, ItemColumns], Iterator[ClickBatch]],
+    ) -> None:
+        self.train, self.valid, self.columns = train, valid, columns
+        self._batches = batches
+        self.items_I = columns.rows_I.nonzero().squeeze(1)
+        self.item_rows_N = columns.rows_I[valid.items_N]
+        users = 1 + max(int(train.users_N.max()), int(valid.users_N.max()))
+        self.user_rows_N = torch.bincount(train.users_N, minlength=users)[valid.users_N]
+
+    @cached_property
+    def _items_of(self) -> Callable[[int], Tensor]:
+        return grouped_items(self.train.users_N, self.train.items_N)
+
+    def seen(self, row: int) -> Tensor:
+        return self._items_of(int(self.valid.users_N[row]))
+
+    def batches(self, rows_P: Tensor, items_P: Tensor) -> Iterator[ClickBatch]:
+        """Validation rows, in batches, if their items were these."""
+        return self._batches(rows_P, items_P, self.columns)
+
+    def rules(self) -> dict[str, Scorer]:
+        train = self.train
+        return item_rules(train.users_N, train.items_N, train.labels_N, len(self.columns.rows_I))
+
+
+def _items(train_N: Tensor, valid_N: Tensor) -> int:
+    return 1 + max(int(train_N.max()), int(valid_N.max()))
+
+
+def of_samples(train: Samples, valid: Samples, batch_size: int) -> ClickCatalogue | None:
+    """Of rows in memory; None where they have no user or no item."""
+    sides = []
+    for samples in (train, valid):
+        if samples.users_N is None or samples.items_N is None:
+            return None
+        sides.append(Columns(samples.users_N, samples.items_N, samples.labels_N))
+    columns = ItemColumns(_items(sides[0].items_N, sides[1].items_N), train.dense_ND.shape[1], len(train.keys))
+    columns.add(sides[0].items_N, train.dense_ND, train.ids_FN.t())
+
+    def batches(rows_P: Tensor, items_P: Tensor, columns: ItemColumns) -> Iterator[ClickBatch]:
+        dense_PD, ids_PS = columns.replaced(items_P, valid.dense_ND[rows_P], valid.ids_FN.t()[rows_P])
+        samples = Samples(keys=valid.keys, dense_ND=dense_PD, ids_FN=ids_PS.t(), labels_N=valid.labels_N[rows_P])
+        return cut(samples, batch_size)
+
+    return ClickCatalogue(sides[0], sides[1], columns, batches)
+
+
+def of_imported(clicks: ImportedClicks, batch_size: int) -> ClickCatalogue | None:
+    """Of imported rows, which are read a part at a time; None where they have no user or no item."""
+    sides, splits = [], ("train", "valid")
+    for split in splits:
+        users, items = (clicks.role_ids(role, split) for role in ("user", "item"))  # type: ignore[arg-type]
+        if users is None or items is None:
+            return None
+        labels_N = torch.from_numpy(clicks.labels(split)).float()  # type: ignore[arg-type]
+        sides.append(Columns(torch.from_numpy(users), torch.from_numpy(items), labels_N))
+    items_N = sides[0].items_N
+    columns = ItemColumns(_items(items_N, sides[1].items_N), len(clicks.dense_names), sum(clicks.slots))
+    for first in range(0, len(items_N), AT_ONCE):
+        rows = clicks.rows_of("train", first, first + AT_ONCE)
+        dense_ND, ids_NS = torch.from_numpy(rows.dense_ND), torch.from_numpy(rows.ids_NS).long()
+        columns.add(items_N[first : first + AT_ONCE], dense_ND, ids_NS)
+
+    def batches(rows_P: Tensor, items_P: Tensor, columns: ItemColumns) -> Iterator[ClickBatch]:
+        rows = clicks.take("valid", rows_P.numpy())
+        dense_PD, ids_PS = columns.replaced(
+            items_P, torch.from_numpy(rows.dense_ND), torch.from_numpy(rows.ids_NS).long()
+        )
+        replaced = Rows(dense_PD.numpy(), ids_PS.numpy().astype(np.int32), rows.labels_N)
+        store = _Candidates(clicks.keys, clicks.slots, replaced)
+        return ClickOrder(store=store, batch_size=batch_size, seed=0, split="valid").cut()
+
+    return ClickCatalogue(sides[0], sides[1], columns, batches)
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """Rows in memory, as an order of batches reads them."""
+
+    keys: tuple[str, ...]
+    slots: tuple[int, ...]
+    rows: Rows
+
+    def count(self, split: Split) -> int:
+        return len(self.rows)
+
+    def rows_of(self, split: Split, first: int, last: int) -> Rows:
+        rows = self.rows
+        return Rows(rows.dense_ND[first:last], rows.ids_NS[first:last], rows.labels_N[first:last])
+
+
+def strongest_feature(train: Samples, valid: Samples) -> tuple[str, float] | None:
+    """The column whose own AUC on the validation rows is highest: a number as it is, an id by the share of positive
+    training labels that it has."""
+    scores = {f"dense feature {place + 1}": valid.dense_ND[:, place] for place in range(valid.dense_ND.shape[1])}
+    scores |= {name: scores.pop(f"dense feature {place + 1}") for place, name in enumerate(valid.dense_names)}
+    for key, train_N, valid_N in zip(train.keys, train.ids_FN, valid.ids_FN):
+        size = 1 + max(int(train_N.max()), int(valid_N.max()))
+        positives, count = (torch.bincount(train_N, weights, size) for weights in (train.labels_N.double(), None))
+        overall = float(train.labels_N.double().mean())
+        scores[key] = ((positives + overall) / (count + 1))[valid_N]
+    areas = {name: auc(scores_N, valid.labels_N) for name, scores_N in scores.items()}
+    areas = {name: max(area, 1 - area) for name, area in areas.items()}
+    return max(areas.items(), key=lambda pair: pair[1], default=None)

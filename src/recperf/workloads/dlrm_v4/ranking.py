@@ -1,0 +1,80 @@
+"""Anchors with another item: the catalogue that they are ranked among, and the model's logits of such candidates.
+
+Some context features cross the candidate with the user or the hour, and the whole history attends to the context, so a
+candidate needs a pass over its own row: nothing of the history can be shared between candidates.
+
+Shapes: N scored anchors, P pairs of an anchor and an item, I items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...data.yambda.history import Histories, Queries
+from ...data.yambda.store import EventStore
+from ...models.dlrm_v4.inputs import Inputs
+from ...train.prefetch import prepared_on_host
+
+Positions = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class EventCatalogue:
+    """The items of training anchors, as candidates for scored anchors."""
+
+    store: EventStore
+    train_items_N: Tensor
+    positions_N: Positions
+    """Events that are scored, in their order."""
+
+    @cached_property
+    def rows_I(self) -> Tensor:
+        """Training anchors of each item."""
+        return torch.bincount(self.train_items_N, minlength=self.store.items)
+
+    @cached_property
+    def items_I(self) -> Tensor:
+        return self.rows_I.nonzero().squeeze(1)
+
+    @cached_property
+    def _first_N(self) -> Positions:
+        """The first event of each anchor's user."""
+        return np.asarray(self.store.user_first_U1[self.store.users_by_position(self.positions_N)].astype(np.int64))
+
+    @cached_property
+    def user_rows_N(self) -> Tensor:
+        return torch.from_numpy(self.positions_N - self._first_N)
+
+    @cached_property
+    def item_rows_N(self) -> Tensor:
+        return self.rows_I[torch.from_numpy(self.store.items_at(self.positions_N))]
+
+    def seen(self, row: int) -> Tensor:
+        """The items of the user's events before the anchor."""
+        return torch.from_numpy(self.store.items_at(slice(int(self._first_N[row]), int(self.positions_N[row]))))
+
+
+@torch.no_grad()
+def candidate_logits(
+    model: Callable[[Inputs], Tensor],
+    inputs: Callable[[Any], Inputs],
+    histories: Histories,
+    positions_P: Positions,
+    items_P: Positions,
+    batch_size: int,
+) -> Tensor:
+    """Logits of anchors, given as positions of events, if their items were these."""
+    queries = replace(histories.events(positions_P, histories.store.kinds(positions_P)), items_B=items_P)
+
+    def parts() -> Iterator[Queries]:
+        for start in range(0, len(queries), batch_size):
+            yield queries[start : start + batch_size]
+
+    return torch.cat([model(inputs(batch)) for batch in prepared_on_host(parts(), histories.queried)]).cpu()

@@ -1,0 +1,63 @@
+"""Ranking metrics equal scikit-learn's, also with ties, whichever way candidates are batched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import label_ranking_average_precision_score, ndcg_score, top_k_accuracy_score
+
+from recperf.train import ranking
+from recperf.train.ranking import drawn, first_positives, gains, positions
+
+
+def test_metrics_are_scikit_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(1)
+    scores_QI = torch.from_numpy(draw.normal(size=(40, 57)))
+    targets_Q, rows_Q = torch.from_numpy(draw.integers(0, 57, 40)), torch.arange(40)
+    scores_QI[rows_Q, targets_Q] += 1
+    own_Q = scores_QI[rows_Q, targets_Q]
+    for pairs in (100, 1 << 16):
+        monkeypatch.setattr(ranking, "PAIRS", pairs)
+        whole = (torch.arange(57) for _ in range(40))
+        score = lambda rows_P, items_P: scores_QI[rows_P, items_P]  # noqa: E731
+        higher_Q, same_Q, count_Q = positions(score, rows_Q, own_Q, targets_Q, whole)
+        assert int(same_Q.sum()) == 0
+        assert set(count_Q.tolist()) == {56}
+        found = {name: float(gain_Q.mean()) for name, gain_Q in gains(higher_Q, same_Q).items()}
+        truth_QI = torch.nn.functional.one_hot(targets_Q, 57).numpy()
+        assert found["ndcg_10"] == pytest.approx(ndcg_score(truth_QI, scores_QI.numpy(), k=10))
+        assert found["mrr"] == pytest.approx(label_ranking_average_precision_score(truth_QI, scores_QI.numpy()))
+        top = top_k_accuracy_score(targets_Q, scores_QI.numpy(), k=10, labels=np.arange(57))
+        assert found["hit_rate_10"] == pytest.approx(top)
+
+
+def test_ties_count_as_if_broken_at_random() -> None:
+    draw = np.random.default_rng(2)
+    scores, ranks = np.array([3, 2, 2, 2, 1, 1]), []
+    for _ in range(4000):
+        order = np.lexsort((draw.random(6), -scores))
+        ranks.append(1 + int(np.flatnonzero(order == 1)[0]))
+    higher, same = torch.tensor([1]), torch.tensor([2])
+    expected = {"hit_rate_3": np.mean(np.array(ranks) <= 3), "mrr": np.mean(1 / np.array(ranks))}
+    found = gains(higher, same, top=3)
+    for name, value in expected.items():
+        assert float(found[name][0]) == pytest.approx(value, abs=0.02)
+    # A model that says the same of everything must not come first.
+    assert float(gains(torch.tensor([0]), torch.tensor([999]))["hit_rate_10"][0]) == pytest.approx(0.01)
+
+
+def test_each_user_has_one_row_the_first_in_time() -> None:
+    labels_N = torch.tensor([0.0, 1, 1, 1, 0, 1])
+    users_N, times_N = torch.tensor([7, 7, 7, 9, 4, 9]), torch.tensor([1, 5, 2, 8, 0, 3])
+    assert sorted(first_positives(labels_N, users_N, times_N).tolist()) == [2, 5]
+    assert sorted(first_positives(labels_N, users_N, None).tolist()) == [1, 3]
+
+
+@pytest.mark.parametrize("count", [3, 40, 500])
+def test_drawn_items_are_different_and_repeat(count: int) -> None:
+    items_I = torch.arange(100) * 3
+    items = drawn(items_I, count, 17)
+    assert len(items.unique()) == len(items) == min(count, 100)
+    assert torch.equal(items, drawn(items_I, count, 17))
+    assert set(items.tolist()) <= set(items_I.tolist())
