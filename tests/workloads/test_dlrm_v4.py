@@ -362,7 +362,7 @@ def test_a_table_that_memory_cannot_hold_is_refused() -> None:
         ({"data": replace(EVENTS, history=HistoryConfig(length=4086))}, "histories of at most 39 events"),
         ({"train": {"weight_decay": 0.1}}, "train.weight_decay"),
         ({"train": {"table_learning_rate": 0.0}}, "train.table_learning_rate"),
-        ({"data": {"holdout_windows": 0}}, "data.holdout_windows"),
+        ({"data": {"holdout_windows": -1}}, "data.holdout_windows"),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:

@@ -155,6 +155,8 @@ class HistoryBatch(Tensors):
     """Time of the last event of the history; without a history, the time of the candidate."""
     labels_B: Tensor
     """1.0 where the candidate was listened to, else 0.0."""
+    rates_BF: Tensor | None = None
+    """Running rates of user and item before the anchor (schema.RATES), for a model that reads them."""
 
     def __len__(self) -> int:
         return self.labels_B.shape[0]
@@ -171,4 +173,5 @@ class HistoryBatch(Tensors):
             self.times_T[first:last],
             self.query_times_B[start:stop],
             self.labels_B[start:stop],
+            None if self.rates_BF is None else self.rates_BF[start:stop],
         )

@@ -27,6 +27,7 @@ from ..runs.schemas import Machine, Progress, Scores
 from ..runs.seal import seal
 from ..runs.speed import budget_of, speed_of
 from ..stop import StopFlag, poll
+from ..train.config import baseline_to_beat
 from ..train.device import applied
 from .measuring import MEASURED, measure_run
 from .quality import FILE, Assessment
@@ -292,8 +293,9 @@ def quality(
 
 def meets(metrics: dict[str, float], baselines: dict[str, dict[str, float]], target: dict[str, Any]) -> bool:
     """Whether every bound of the target holds; None is no bound."""
+    beat = baseline_to_beat(target["beat"], baselines)
     return bool(
-        (target["beat"] is None or metrics["auc"] > baselines[target["beat"]]["auc"])
+        (beat is None or metrics["auc"] > baselines[beat]["auc"])
         and (target["accuracy"] is None or metrics["accuracy"] >= target["accuracy"])
         and (target["auc"] is None or metrics["auc"] >= target["auc"])
     )

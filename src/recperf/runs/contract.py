@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..machine import fingerprint
+from ..train.config import baseline_to_beat
 from ..units import size
 from .evidence import Evidence, NoEvidence
 from .quality import detail
@@ -241,11 +242,12 @@ def derived_from(derive: Derive, files: dict[str, dict[str, Any]]) -> Mapping[st
 def _bounds(target: Target, metrics: Metrics, baselines: dict[str, Metrics]) -> tuple[list[str], list[str]]:
     """Every bound with the value that was reached, and those that were missed."""
     bounds, missed = [], []
-    if target.beat is not None:
-        if "auc" not in baselines.get(target.beat, {}):
-            raise NoEvidence(f"baselines.json has no AUC of {target.beat}")
-        bound = baselines[target.beat]["auc"]
-        bounds.append(f"auc {metrics.get('auc', math.nan):.4f} (above {bound:.4f}, {target.beat})")
+    beat = baseline_to_beat(target.beat, baselines)
+    if beat is not None:
+        if "auc" not in baselines.get(beat, {}):
+            raise NoEvidence(f"baselines.json has no AUC of {beat}")
+        bound = baselines[beat]["auc"]
+        bounds.append(f"auc {metrics.get('auc', math.nan):.4f} (above {bound:.4f}, {beat})")
         missed += [] if metrics.get("auc", math.nan) > bound else bounds[-1:]
     for name, least in (("accuracy", target.accuracy), ("auc", target.auc)):
         if least is not None:

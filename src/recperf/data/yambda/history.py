@@ -8,7 +8,6 @@ artist and album, the label, and the hour and origin for the cross features.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,8 @@ from ...ops.history.rule import LARGE_ID
 from ..batch import HistoryBatch, JaggedFeatures
 from ..xxh64 import xxh64
 from .config import HistoryConfig
+from .queries import Queries
+from .rates import RunningRates
 from .schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, MOST_ID, ORGANIC, POOLS, SKIP
 from .store import EventStore
 
@@ -38,37 +39,26 @@ def rule_of(config: HistoryConfig) -> Rule:
     return Rule(pools=(POOLS,), cap=config.length, most=config.longest)
 
 
-@dataclass(frozen=True, eq=False)
-class Queries:
-    """Candidates at a moment, which need not be events of the store."""
-
-    users_B: Words
-    """Places of the users in the store; -1 for a user that it does not have."""
-    ends_B: Words
-    """Positions before which the histories end; of an event, its own position."""
-    items_B: Words
-    times_B: Words
-    organic_B: Words
-    """1 where the user found the item without a recommendation."""
-
-    def __len__(self) -> int:
-        return len(self.ends_B)
-
-    def __getitem__(self, rows: slice) -> Queries:
-        return Queries(*(column[rows] for column in vars(self).values()))
-
-
 class Histories:
     """Makes batches of a store's anchors; thread-safe, each call uses one thread.
 
-    `why` names the implementation and the reason for it. With `pin` the batches are in page-locked memory.
+    `why` names the implementation and the reason for it. With `pin` the batches are in page-locked memory, with `rates`
+    they have running rates.
     """
 
-    def __init__(self, store: EventStore, config: HistoryConfig, *, impl: Name = "auto", pin: bool = False) -> None:
+    def __init__(
+        self,
+        store: EventStore,
+        config: HistoryConfig,
+        *,
+        impl: Name = "auto",
+        pin: bool = False,
+        rates: RunningRates | None = None,
+    ) -> None:
         if pin and not torch.cuda.is_available():
             raise MachineError("pinned memory needs a GPU, and torch finds none", fix="use pin=False")
         _check(store)
-        self.store, self.config, self.pin = store, config, pin
+        self.store, self.config, self.pin, self.rates = store, config, pin, rates
         self.rule, flags = rule_of(config), store.flags
         self._events = Events(
             items_E=store.items_E.array,
@@ -124,6 +114,7 @@ class Histories:
             times_T,
             self._tensor(_query_times(picked.offsets_B1, room.times_T, queries.times_B)),
             self._tensor((np.zeros(batch) if labels_B is None else labels_B).astype(np.float32)),
+            None if self.rates is None else self._tensor(self.rates.of(queries)),
         )
 
     def _picked(self, begin_B: Words, positions_B: Words) -> Picked:
@@ -183,7 +174,7 @@ class Histories:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         """A copy of an array as a tensor, pinned if the batches are."""
-        tensor = self._empty(len(array), torch.from_numpy(array).dtype)
+        tensor = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, pin_memory=self.pin)
         tensor.numpy()[:] = array
         return tensor
 

@@ -66,6 +66,14 @@ CONTEXT: Final = ("uid", *CROSSES)
 HISTORY: Final = ("item_id", "artist_id", "album_id")
 CANDIDATE: Final = ("item_candidate_id", "item_candidate_artist_id", "item_candidate_album_id")
 
+RATES: Final = (
+    "overall",
+    *("user", "user_listens", "user_recent", "item", "item_listens", "item_recent"),
+    *("user_item", "user_item_listens", "artist", "artist_listens", "user_artist", "user_artist_listens"),
+    *("since_last_event", "item_trend"),
+)
+"""Columns of the running rates (rates.py): log odds of shares of positive listens, logarithms of counts and times."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Split:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from ...config import require, within
-from ...data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY
+from ...data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, RATES
 from ...measure.spans import declare
 
 PUBLISHED_ROWS = {
@@ -127,6 +127,9 @@ class DLRMv4Config:
     """Rows of the position table."""
     time_buckets: int = 2048
     """Buckets of the time before the candidate; one more holds everything older."""
+    rates_hidden: int = 0
+    """Hidden width of the encoder of running rates of user and item, whose logit is added to the head's; 0: the model
+    reads no such rates."""
     input_dropout: float = 0.2
     """Dropout rate of the token features."""
     shared_encoders: bool = True
@@ -149,6 +152,7 @@ class DLRMv4Config:
         require(all(1 <= rows <= 1 << 40 for rows in self.rows), "model.rows", self.rows, f"1 to {1 << 40} each")
         for name in ("encoder_hidden", "action_dim", "item_hidden", "head_hidden"):
             within(1, getattr(self, name), 1 << 16, f"model.{name}")
+        within(0, self.rates_hidden, 1 << 16, "model.rates_hidden")
         within(self.context_tokens + 1, self.positions, 1 << 24, "model.positions")
         within(1, self.time_buckets, 1 << 24, "model.time_buckets")
         require(0 <= self.input_dropout < 1, "model.input_dropout", self.input_dropout, "0 to below 1")
@@ -210,6 +214,7 @@ class DLRMv4Config:
             "postprocessor": (dim + 4 + 1) * dim + 2 * dim,
             "item_tower": _encoder(3 * table, self.item_hidden, dim),
             "head": (dim + 3) * self.head_hidden + self.head_hidden + 1,
+            **({"rates": (len(RATES) + 4) * self.rates_hidden + 1} if self.rates_hidden else {}),
         }
 
     @property

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...config import require
+from ...data.yambda.schema import RATES
 from ...measure.cost import FLOAT, INDEX, Cost
 from .config import ACTIONS, FORWARD, DLRMv4Config, HSTUConfig
 
@@ -112,9 +113,19 @@ def forward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
         "item_tower": _encoder(batch, 3 * table, config.item_hidden, dim, FLOAT),
         "head": _linear(batch, dim, config.head_hidden, FLOAT)
         + _linear(batch, config.head_hidden, 1, FLOAT)
-        + Cost(0, FLOAT * batch * (2 * dim + 2 * config.head_hidden)),
+        + Cost(0, FLOAT * batch * (2 * dim + 2 * config.head_hidden))
+        + _rates(config, batch),
         "loss": Cost(0, 3 * FLOAT * batch),
     }
+
+
+def _rates(config: DLRMv4Config, batch: int) -> Cost:
+    """The encoder of running rates, where the model has one."""
+    hidden = config.rates_hidden
+    if not hidden:
+        return Cost()
+    products = _linear(batch, len(RATES), hidden, FLOAT) + _linear(batch, hidden, 1, FLOAT)
+    return products + Cost(0, 2 * FLOAT * batch * hidden)
 
 
 def backward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:

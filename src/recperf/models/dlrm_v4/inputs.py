@@ -82,6 +82,8 @@ class Inputs:
     """Tokens of the longest row."""
     whole_longest: int
     """Tokens of the longest row of the whole batch, of which this may be a part."""
+    rates_BF: Tensor | None = None
+    """Running rates, for a model that reads them."""
 
     def __len__(self) -> int:
         return self.labels_B.shape[0]
@@ -239,7 +241,16 @@ def _part(
         tokens=last - first + size * tokens,
         longest=longest,
         whole_longest=max(lengths) + tokens,
+        rates_BF=_rates(batch, config, low, high),
     )
+
+
+def _rates(batch: HistoryBatch, config: DLRMv4Config, low: int, high: int) -> Tensor | None:
+    if not config.rates_hidden:
+        return None
+    if batch.rates_BF is None:
+        raise DataError("the model reads running rates, but the batch has none", fix="--model.rates-hidden 0")
+    return batch.rates_BF[low:high]
 
 
 def _distinct(placed: dict[str, Tensor], counts: dict[str, int]) -> tuple[Pick, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...data.yambda.schema import HISTORY
+from ...data.yambda.schema import HISTORY, RATES
 from ...measure.spans import span
 from ...ops.assemble import assemble
 from ...ops.layer_norm import layer_norm, swish_layer_norm
@@ -96,6 +96,7 @@ class DLRMv4(nn.Module):
         self.combine_norm = nn.LayerNorm(dim, eps)
         self.item_tower = Encoder(3 * table, config.item_hidden, dim, eps)
         self.head = Encoder(dim, config.head_hidden, 1, eps, normed=False)
+        self.rates = Encoder(len(RATES), config.rates_hidden, 1, eps, normed=False) if config.rates_hidden else None
         self.reset(seed, tables=False)
         self.to(device)
 
@@ -114,6 +115,8 @@ class DLRMv4(nn.Module):
             ("head", xavier_uniform_),
         ):
             cast(Encoder, self.get_submodule(name)).reset(seed, name, init)
+        if self.rates is not None:
+            self.rates.reset(seed, "rates", xavier_uniform_)
         for name in ("action_bits", "candidate_action"):
             normal_(self.get_parameter(name), 0.1, seed, name)
         for name in ("position_weight", "time_weight"):
@@ -165,9 +168,16 @@ class DLRMv4(nn.Module):
         user_BD = run("postprocessor", lambda x_BD: self.user(x_BD, inputs.query_times_B), last_BD)
         item_BD = run("item_tower", self.item_tower, candidate_B3W)
         logits_B: Tensor = run(
-            "head", lambda user_BD, item_BD: self.head(user_BD * item_BD).squeeze(1), user_BD, item_BD
+            "head", lambda user_BD, item_BD: self.combined(user_BD, item_BD, inputs.rates_BF), user_BD, item_BD
         )
         return logits_B
+
+    def combined(self, user_BD: Tensor, item_BD: Tensor, rates_BF: Tensor | None) -> Tensor:
+        """The logits of user and candidate, with that of the running rates added where the model reads them."""
+        logits_B1: Tensor = self.head(user_BD * item_BD)
+        if self.rates is not None:
+            logits_B1 = logits_B1 + self.rates(rates_BF)
+        return logits_B1.squeeze(1)
 
     def picked(self, rows: dict[str, Tensor], inputs: Inputs) -> tuple[Tensor, ...]:
         """Embeddings of the context features, of items, artists and albums, and of the candidates."""

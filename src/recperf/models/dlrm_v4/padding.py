@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...data.batch import HistoryBatch, JaggedFeatures
-from ...data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
+from ...data.yambda.schema import CANDIDATE, CONTEXT, HISTORY, RATES
 from .config import DLRMv4Config
 from .inputs import Inputs, Pick, mapped, prepare
 
@@ -73,6 +73,7 @@ class Padding:
             candidates=Pick.among(inputs.candidates.index_N[:size], self.positions),
             query_times_B=inputs.query_times_B[:size],
             labels_B=inputs.labels_B[:size],
+            rates_BF=None if inputs.rates_BF is None else inputs.rates_BF[:size],
             longest=longest,
             whole_longest=longest,
         )
@@ -98,6 +99,7 @@ class Padding:
             torch.cat([batch.times_T, fill]),
             torch.cat([batch.query_times_B, one_P]),
             torch.cat([batch.labels_B, batch.labels_B.new_zeros(size)]),
+            None if batch.rates_BF is None else torch.cat([batch.rates_BF, torch.zeros_like(batch.rates_BF)]),
         )
 
     def empty(self) -> Inputs:
@@ -108,8 +110,9 @@ class Padding:
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         zeros_B1 = torch.zeros(size + 1, dtype=torch.int64)
         batch = HistoryBatch(
-            JaggedFeatures(KEYS, values_V, offsets), zeros_B1, none, none, zeros_B1[1:], torch.zeros(size)
-        )
+            JaggedFeatures(KEYS, values_V, offsets), zeros_B1, none, none, zeros_B1[1:], torch.zeros(size),
+            torch.zeros(size, len(RATES)) if self.config.rates_hidden else None,
+        )  # fmt: skip
         return self.inputs(batch)
 
     @cached_property

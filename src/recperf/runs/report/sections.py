@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from ...config import flatten
+from ...train.config import baseline_to_beat
 from ..quality import best_difference
 from ..resume import change_text, is_free, repeatable
 from . import curves, plots
@@ -26,7 +27,7 @@ def bounds(result: Result) -> dict[str, float]:
     """The smallest value of each metric that meets the target."""
     quality = result["quality"]
     target = {name: quality["target"][name] for name in ("accuracy", "auc") if quality["target"][name] is not None}
-    rule = quality["baselines"].get(quality["target"]["beat"] or "", {})
+    rule = quality["baselines"].get(baseline_to_beat(quality["target"]["beat"], quality["baselines"]) or "", {})
     if "auc" in rule:
         target["auc"] = max(rule["auc"], target.get("auc", 0.0))
     return target
@@ -36,9 +37,10 @@ def target_text(result: Result) -> str:
     """What had to be reached; empty if no target was set."""
     quality = result["quality"]
     target, parts = quality["target"], []
-    if target["beat"]:
-        rule = quality["baselines"].get(target["beat"], {})
-        parts.append(f"AUC above {baseline(target['beat'])}" + (f" ({rule['auc']:.4f})" if "auc" in rule else ""))
+    beat = baseline_to_beat(target["beat"], quality["baselines"])
+    if beat:
+        rule = quality["baselines"].get(beat, {})
+        parts.append(f"AUC above {baseline(beat)}" + (f" ({rule['auc']:.4f})" if "auc" in rule else ""))
     parts += [f"{metric(name)} at least {target[name]:g}" for name in ("accuracy", "auc") if target[name] is not None]
     return " and ".join(parts)
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ...data.batch import HistoryBatch
-from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...distributed.ranks import current
 from ...execution.submission import Submission
@@ -66,7 +65,7 @@ class PreparedHistories(EventWindows, Prepared):
         require_room(config)
         super().__init__(config)
         self.settings = settings_of(config)
-        self.histories = Histories(self.store, config.data.history, pin=self.settings.device.type == "cuda")
+        self.histories = self.gatherer(pin=self.settings.device.type == "cuda")
         self.graph, self.settings.reasons["graph"] = self._graph()
 
     def _graph(self) -> tuple[bool, str]:
@@ -97,6 +96,14 @@ class PreparedHistories(EventWindows, Prepared):
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.table_dim
         return row, row * sum(self.config.model.table_rows.values())
+
+
+def learning_rate(train: HistoryTrainConfig, step: int, rise: int, steps: int) -> float:
+    """Adam's rate at a step. The first step runs at 0, as the benchmark's does."""
+    rate = train.learning_rate * min(1.0, step / rise)
+    if train.final_rate == 1 or step <= rise:
+        return rate
+    return rate * (1 - (1 - train.final_rate) * (step - rise) / max(1, steps - rise))
 
 
 class SteppedModel:
@@ -254,8 +261,7 @@ class HistoryTrial:
             model=self.stepped,
             optimizer=self.optimizer,
             order=inputs,
-            # The first step runs at 0, as the benchmark's does.
-            learning_rate=lambda step: train.learning_rate * min(1.0, step / rise),
+            learning_rate=lambda step: learning_rate(train, step, rise, train.epochs * len(inputs)),
             epochs=train.epochs,
             max_steps=train.max_steps,
             evaluate_after=self.due,

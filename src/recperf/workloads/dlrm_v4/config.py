@@ -45,7 +45,14 @@ class EventsConfig:
     holdout_first: int | None = None
     """First hold-out window; default: the hold-out is at the end."""
     holdout_windows: int = 1
-    """Number of hold-out windows, which are scored and never trained on."""
+    """Number of hold-out windows, which are scored and never trained on; 0: as many of the last as hold about
+    `holdout_share` of the anchors."""
+    holdout_share: float = 0.2
+    """Share of the anchors, the latest, to hold out if holdout_windows is 0."""
+    baselines: Literal["bias", "all"] = "bias"
+    """Simple rules scored beside the model. bias: majority, item bias, user and item bias, popularity, fitted to the
+    training windows. all: also running means, item-kNN and gradient boosting, which read on through the hold-out as the
+    model does."""
     leftover: Leftover = "carry"
     """Anchors that fill no batch at the end of a window: carry them into the next window's first batch, keep them as
     a short batch, or drop them, as the MLPerf reference does."""
@@ -59,7 +66,8 @@ class EventsConfig:
         within(0, self.train_windows, 1 << 40, "data.train_windows")
         if self.holdout_first is not None:
             within(1, self.holdout_first, 1 << 40, "data.holdout_first")
-        within(1, self.holdout_windows, 1 << 20, "data.holdout_windows")
+        within(0, self.holdout_windows, 1 << 20, "data.holdout_windows")
+        require(0 < self.holdout_share < 1, "data.holdout_share", self.holdout_share, "above 0 and below 1")
         within(1, self.workers, 256, "data.workers")
 
 
@@ -104,7 +112,8 @@ def mlperf_first_samples(batch_size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryTrainConfig(GraphTrainConfig):
-    """Adam (0.95, 0.999) for dense parameters, row-wise Adagrad for tables; linear warm-up, then constant rates."""
+    """Adam (0.95, 0.999) for dense parameters, row-wise Adagrad for tables; after a linear warm-up rates
+    are constant or fall."""
 
     epochs: int = 1
     """Passes over the training windows."""
@@ -118,6 +127,8 @@ class HistoryTrainConfig(GraphTrainConfig):
     """Warm-up steps; 0: the share `rise` of all steps."""
     table_learning_rate: float = 0.1
     """Learning rate of row-wise Adagrad after warm-up."""
+    final_rate: float = 1.0
+    """Share of both learning rates that is left at the last step: after warm-up they fall linearly; 1: constant."""
     clip: float = 1.0
     """Maximum norm of the dense gradient; 0: no clipping."""
     weight_decay: float = 0.0
@@ -135,6 +146,7 @@ class HistoryTrainConfig(GraphTrainConfig):
         within(0, self.checkpoint_windows, 1 << 40, "train.checkpoint_windows")
         require(0 < self.table_learning_rate <= 1e6, "train.table_learning_rate", self.table_learning_rate, "above 0")
         within(0, self.clip, 1e12, "train.clip")
+        within(0.0, self.final_rate, 1.0, "train.final_rate")
         for name in ("weight_decay", "table_weight_decay"):
             require(getattr(self, name) == 0, f"train.{name}", getattr(self, name), "0")
 
@@ -219,8 +231,30 @@ def mlperf() -> DLRMv4WorkloadConfig:
 
 
 def on_events(config: DLRMv4WorkloadConfig, dataset: Dataset) -> DLRMv4WorkloadConfig:
-    """The config for the events of a store, or for the embedded ones."""
-    return replace(config, data=replace(config.data, path=dataset.folder))
+    """The config for the events of a store, or for the embedded ones. The default preset follows the data; another
+    config gets only the path."""
+    if dataset.folder is None or config != laptop():
+        return replace(config, data=replace(config.data, path=dataset.folder))
+    return following(dataset.folder)
+
+
+def following(path: Path) -> DLRMv4WorkloadConfig:
+    """The laptop's model and a recipe for own events: the last fifth is held out, sizes follow the data."""
+    from ...data.yambda.reference.cache import open_events
+    from . import own_data
+
+    config, store = laptop(), open_events(path)
+    history, rates = own_data.history(store), own_data.rates_fit(store)
+    data = replace(
+        config.data, path=path, history=history, windows=own_data.windows(store),
+        holdout_windows=0, baselines="all" if rates else "bias",
+    )  # fmt: skip
+    hstu = replace(config.model.hstu, max_length=history.longest + config.model.context_tokens + 1)
+    model = replace(config.model, hstu=hstu, rates_hidden=32 if rates else 0)
+    model = replace(model, rows=own_data.rows(store, model))
+    # One epoch: in a second one the rows of ids have memorised the outcomes, and the score on the future falls.
+    train = replace(config.train, learning_rate=3e-3, table_learning_rate=0.02, final_rate=0.1)
+    return replace(config, data=data, model=model, train=train, target=TargetConfig(beat="best"))
 
 
 def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
@@ -240,7 +274,8 @@ def require_room(config: DLRMv4WorkloadConfig) -> None:
 
 
 def bounds(config: DLRMv4WorkloadConfig) -> dict[str, Any]:
-    return config.target.bounds(*BIASES, "popularity")
+    running = () if config.data.baselines == "bias" else ("running_means", "gradient_boosting")
+    return config.target.bounds(*BIASES, "popularity", *running)
 
 
 def claims(config: DLRMv4WorkloadConfig) -> tuple[Claim, ...]:

@@ -7,16 +7,20 @@ Shapes: N anchors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.order import Samples
 from ...data.yambda import catalogue
+from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
+from ...data.yambda.rates import RunningRates
 from ...data.yambda.reference.cache import open_events
 from ...data.yambda.schema import LISTEN_PLUS
 from ...data.yambda.store import EventStore
@@ -28,9 +32,14 @@ from ...train.baselines import bias_logits, popularity
 from ...train.loop import Position
 from ...train.ranking import item_rules
 from ...train.stream import next_window
+from . import baselines as event_baselines
 from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room
 from .ranking import EventCatalogue
 
+Positions = NDArray[np.int64]
+
+PART = 1 << 18
+"""Anchors whose running rates are computed at a time."""
 MOST_BASELINE_ROWS = 4_000_000
 """The simple rules learn from the newest anchors, at most so many."""
 
@@ -59,7 +68,7 @@ class EventWindows:
         self.store = opened(data)
         self.index = WindowIndex.open(self.store, data.windows)
         try:
-            self.train_windows, self.holdout = divided(data, self.index.windows)
+            self.train_windows, self.holdout = divided(with_holdout(data, self.index.counts()), self.index.windows)
         except DataError as error:
             raise DataError(error.what, where={"store": self.store.folder, **error.where}, fix=error.fix) from None
         self.scored_users: Users = "held-out" if data.windows.train_share < 1 else "all"
@@ -90,6 +99,21 @@ class EventWindows:
         users = ", held-out users" if self.scored_users == "held-out" else ""
         users += self.store.order_note
         return f"windows {train.start} to {train.stop - 1}, scored {scored.start} to {scored.stop - 1}{users}"
+
+    @cached_property
+    def rates(self) -> RunningRates:
+        """Running rates of users and items, for the model and for baselines."""
+        return RunningRates(self.store)
+
+    @cached_property
+    def plain(self) -> Histories:
+        """Describes anchors as queries."""
+        return Histories(self.store, self.config.data.history)
+
+    def gatherer(self, *, pin: bool = False) -> Histories:
+        """Makes batches of anchors, with running rates if the model reads them."""
+        rates = self.rates if self.config.model.rates_hidden else None
+        return Histories(self.store, self.config.data.history, pin=pin, rates=rates)
 
     def verified(self) -> dict[str, int]:
         return self.store.verified()
@@ -164,9 +188,24 @@ class EventWindows:
 
     def baseline_logits(self) -> dict[str, Tensor]:
         """Of the rows that the end of training is scored on."""
-        train = self._samples(self._newest_positions())
+        newest_N = self._newest_positions()
+        train = self._samples(newest_N)
         valid = self._samples(self._scored_positions(self.windows_at(None)))
-        return {**bias_logits(train, valid), "popularity": popularity(train, valid)}
+        logits = {**bias_logits(train, valid), "popularity": popularity(train, valid)}
+        return logits if self.config.data.baselines == "bias" else {**logits, **self._running_logits(newest_N)}
+
+    def _running_logits(self, newest_N: Positions) -> dict[str, Tensor]:
+        """Of rules that read on through the hold-out."""
+        train_N = newest_N[-event_baselines.MOST_ROWS :]
+        train_NF, valid_NF = (self._rates_of(rows) for rows in (train_N, self._scored_positions(self.windows_at(None))))
+        logits = {"running_means": event_baselines.running_means(valid_NF)}
+        boosted = event_baselines.gradient_boosting(train_NF, self._labels(train_N), valid_NF)
+        return logits if boosted is None else {**logits, "gradient_boosting": boosted}
+
+    def _rates_of(self, positions_N: Positions) -> NDArray[np.float32]:
+        """Running rates of anchors, a part at a time: there are several temporary numbers for each."""
+        parts = np.array_split(positions_N, 1 + len(positions_N) // PART)
+        return np.concatenate([self.rates.of(self.plain.events(part, self.store.kinds(part))) for part in parts])
 
     def _samples(self, positions_N: np.ndarray[Any, Any]) -> Samples:
         users = self.store.users_by_position(positions_N)
@@ -177,6 +216,16 @@ class EventWindows:
             ids_FN=torch.from_numpy(ids),
             labels_N=torch.from_numpy(self._labels(positions_N)),
         )
+
+
+def with_holdout(data: EventsConfig, counts_W: np.ndarray[Any, Any]) -> EventsConfig:
+    """The config with a number of hold-out windows: where it has none, the last windows, at least one, that together
+    come nearest to the share of all anchors."""
+    if data.holdout_windows:
+        return data
+    last_W = np.cumsum(counts_W[::-1])[:-1]
+    windows = 1 + int(np.abs(last_W - data.holdout_share * counts_W.sum()).argmin()) if len(last_W) else 1
+    return replace(data, holdout_windows=windows)
 
 
 def divided(data: EventsConfig, windows: int) -> tuple[range, range]:

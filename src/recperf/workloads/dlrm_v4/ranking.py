@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.yambda.history import Histories, Queries
+from ...data.yambda.history import Histories
+from ...data.yambda.queries import Queries
 from ...data.yambda.store import EventStore
 from ...models.dlrm_v4.inputs import Inputs
 from ...train.prefetch import prepared_on_host

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from ...data.rows import Ids, Table, pyarrow
-from ...data.yambda.history import Histories, Queries
+from ...data.yambda.history import Histories
 from ...data.yambda.moments import Moments
+from ...data.yambda.queries import Queries
+from ...data.yambda.rates import RunningRates
 from ...data.yambda.schema import DRAWN, LISTEN_PLUS
 from ...execution.serving import Encoded, Served
 from ...models.dlrm_v4.inputs import prepare
@@ -40,7 +42,9 @@ class ServedHistories(Served):
         self.users, self.items = self.moments.users, self.moments.items
         self.roles = {role: self.moments.spellings(role) for role in ("user", "item")}
         self.optional = {"time": self.moments.spellings("time")}
-        self.histories = Histories(self.store, config.data.history, pin=self.settings.device.type == "cuda")
+        rates = RunningRates(self.store) if config.model.rates_hidden else None
+        pin = self.settings.device.type == "cuda"
+        self.histories = Histories(self.store, config.data.history, pin=pin, rates=rates)
         self.model: DLRMv4 = DLRMv4(config.model, device=self.settings.device)
         self.batch_size = config.evaluate.batch_size or config.train.batch_size
         # A part is saved after each block: at the speed of a large model on a CPU, about every ten seconds.

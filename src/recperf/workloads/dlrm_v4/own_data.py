@@ -1,0 +1,71 @@
+"""Sizes of dlrm-v4 that follow from a user's own events: histories, windows and tables."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...data.yambda.config import HistoryConfig, WindowConfig
+from ...data.yambda.rates import BYTES_AN_EVENT
+from ...data.yambda.schema import CROSSES, LIKE, LISTEN_PLUS, SKIP
+from ...data.yambda.store import EventStore
+from ...errors import notice_once
+from ...machine import available_bytes
+from ...measure.cost import FLOAT
+from ...models.dlrm_v4.config import DLRMv4Config
+
+WINDOWS = 100
+"""Windows that the time span is divided into."""
+SHORTEST, LONGEST = 12, 48
+"""Bounds on the events of a history."""
+MEMORY_SHARE = 0.25
+"""Share of the free memory that cross features, or running rates, may use."""
+_STRIDE = 1 << 24
+
+
+def history(store: EventStore) -> HistoryConfig:
+    """As long as the histories of most users. Events of any kind, unless the store has all three kinds of actions:
+    interleaved would leave the places of a missing kind empty."""
+    usual = int(np.percentile(np.diff(store.user_first_U1), 80)) // store.stored_per_event
+    length = min(LONGEST, max(SHORTEST, usual // 3 * 3))
+    interleaved = all(_any(store, pool) for pool in (LISTEN_PLUS, LIKE, SKIP))
+    scan = max(400, 4 * length * store.stored_per_event)
+    return HistoryConfig(length=length, scan=scan, strategy="interleaved" if interleaved else "last-n")
+
+
+def _any(store: EventStore, pool: int) -> bool:
+    """Whether some event is in a pool."""
+    parts = (slice(start, start + _STRIDE) for start in range(0, store.events, _STRIDE))
+    return any((store.kinds(part) & np.uint8(pool)).any() for part in parts)
+
+
+def windows(store: EventStore) -> WindowConfig:
+    """Every listen is an anchor, also a user's first."""
+    first, last = store.times_E[store.user_first_U1[:-1]], store.times_E[store.user_first_U1[1:] - 1]
+    span = int(last.max()) - int(first.min()) + 1
+    return WindowConfig(seconds=max(1, -(-span // WINDOWS)), min_history=0, shuffle=1.0)
+
+
+def rates_fit(store: EventStore) -> bool:
+    """Whether memory holds running rates of this store."""
+    fit = store.events * BYTES_AN_EVENT < MEMORY_SHARE * available_bytes()
+    if not fit:
+        notice_once(f"no running rates for the model and its baselines: {store.events:,} events need too much memory")
+    return fit
+
+
+def rows(store: EventStore, model: DLRMv4Config) -> tuple[int, ...]:
+    """A row for every id, and for cross features as many rows as there can be combinations."""
+    artists, albums = (int(ids.max(initial=0)) + 1 for ids in store.catalogue_I2.T)
+    users = int(store.user_ids_U.max(initial=0)) + 1
+    counts = {"uid": store.users, "item": store.items, "artist": artists, "album": albums, "hour": 24, "organic": 2}
+    ids = {"item_id": store.items, "artist_id": artists, "album_id": albums, "uid": users}
+    crosses = {
+        name: min(published, store.events, int(np.prod([float(counts[part]) for part in parts])))
+        for name, (parts, published) in CROSSES.items()
+    }
+    room = MEMORY_SHARE * available_bytes() / (FLOAT * (model.table_dim + 1))
+    share = min(1.0, room / sum(crosses.values()))
+    if share < 1:
+        notice_once(f"cross features share rows: memory holds {share:.0%} of their combinations")
+    crosses = {name: max(1, int(count * share)) for name, count in crosses.items()}
+    return tuple({**ids, **crosses}[name] for name in model.tables)
