@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data.batch import ClickBatch
 from ..data.click_store.imported import ImportedClicks
-from ..data.click_store.order import Rows, Split
+from ..data.click_store.rows import Rows, Split
 from ..data.order import Samples
 from ..errors import ConfigError
 from ..execution.workload import Predictions, Prepared, ScoredRows

@@ -18,6 +18,9 @@ from .columns import Layout
 from .values import categories, category, no_number, number
 from .vocabulary import Vocabulary
 
+LARGEST = 3e38
+"""Numbers are stored as float32, larger ones as this."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFacts:
@@ -78,7 +81,8 @@ def selection(
         column, kind = names[one.name], kinds[names[one.name]]
         column = f'"{column}"'
         if one.kind == "numeric":
-            sql = f"({number(column, kind, trimmed=trimmed)})::FLOAT"
+            value = number(column, kind, trimmed=trimmed)
+            sql = f"(CASE WHEN abs({value}) > {LARGEST} THEN sign({value}) * {LARGEST} ELSE {value} END)::FLOAT"
         elif one.kind == "multi":
             sql = categories(column, kind, columns.separator, trimmed=trimmed)
         else:

@@ -25,7 +25,7 @@ from ..config import SplitConfig
 from .columns import open_columns, require_arrays
 from .encode import ColumnFacts, StoredColumns, encode_table, layout_of
 from .imports import read_manifest
-from .order import EMPTY, Rows, Split
+from .rows import EMPTY, Rows, Split
 from .vocabulary import read_vocabulary
 
 RARE, MISSING, FIRST = 0, 1, 2

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,48 +20,12 @@ from torch import Tensor, nn
 from ...ops.hashing import hash_int
 from ..batch import ClickBatch, JaggedFeatures
 from ..order import permutation
+from .rows import EMPTY, ClickRows, Rows, Split
 
-Split = Literal["train", "valid"]
-EMPTY = -1
-"""In the slots of a feature with several ids: no id."""
 BLOCK_ROWS = 4096
 GROUP_BLOCKS = 64
 """64 blocks of 4,096 rows of Criteo are 39 MiB; at most three groups are in memory: the current one, and the next
 twice."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Some click rows, copied into memory."""
-
-    dense_ND: NDArray[np.float32]
-    ids_NS: NDArray[np.int32]
-    labels_N: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.labels_N)
-
-    def take(self, order_N: NDArray[np.int64]) -> Rows:
-        """The same rows in another order."""
-        return Rows(self.dense_ND.take(order_N, axis=0), self.ids_NS.take(order_N, axis=0), self.labels_N.take(order_N))
-
-
-class ClickRows(Protocol):
-    """What an order reads: click rows by their position within the training or the validation rows."""
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Names of the sparse features."""
-        ...
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """Most ids a row has of each of them."""
-        ...
-
-    def count(self, split: Split) -> int: ...
-
-    def rows_of(self, split: Split, first: int, last: int) -> Rows: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

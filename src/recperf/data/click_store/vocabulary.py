@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...files import read_linked
 from ..yambda.imports.database import optional_package
-from .order import EMPTY
+from .rows import EMPTY
 
 UNSEEN = -2
 """Code of a category that is not in the vocabulary; `EMPTY` is a slot without one."""

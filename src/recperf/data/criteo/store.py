@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import DataError, notice_once
 from ..blocks import Column, verified
 from ..click_store.columns import open_columns
-from ..click_store.order import Rows, Split
+from ..click_store.rows import Rows, Split
 from .config import KEYS, CriteoConfig
 from .convert import LAYOUT, Conversion, Progress, convert
 

@@ -1,0 +1,114 @@
+"""A user's own clicks as a user types it: import, train, resume, on data of a moment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recperf.cli.options import WorkloadOptions, choose, read_options
+from recperf.errors import RecperfError
+from recperf.workloads.dlrm.build import PreparedDLRM
+from recperf.workloads.micro_dlrm.build import PreparedClicks
+
+Call = Callable[..., tuple[int, str, str]]
+QUICKLY = ["--no-peaks", "--no-report", "--quiet", "--train.device", "cpu", "--train.epochs", "2"]
+
+
+def write(path: Path, rows: int = 1500) -> Path:
+    """Clicks that depend on the user, the ad and the price."""
+    draw = np.random.default_rng(5)
+    users, ads, price = draw.integers(0, 40, rows), draw.integers(0, 25, rows), draw.normal(10, 3, rows)
+    odds = draw.normal(size=40)[users] + draw.normal(size=25)[ads] - 0.3 * (price - 10)
+    clicks = draw.random(rows) < 1 / (1 + np.exp(-odds))
+    lines = [
+        f"u{user},ad {ad},{value:.2f},{1_700_000_000 + at},{['a|b', 'b', ''][at % 3]},{int(click)}"
+        for at, (user, ad, value, click) in enumerate(zip(users, ads, price, clicks))
+    ]
+    path.write_text("user,ad,price,ts,tags,clicked\n" + "\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def data(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RECPERF_HOME", str(tmp_path / "home"))
+    more = ["--categorical", "user,ad", "--numeric", "price", "--item", "ad", "--time", "ts", "--name", "mine"]
+    code, out, err = call("data", "import", "--clicks", write(tmp_path / "a.csv"), "--label", "clicked", *more)
+    assert code == 0, err
+    assert "next: recperf run dlrm --data mine" in out
+    assert "2023-11-14 22:13:20" in out
+    return "mine"
+
+
+def test_dlrm_trains_on_imported_clicks_and_resumes(call: Call, data: str) -> None:
+    options = ["--model.interaction", "dot", "--data.split", "time", "--train.max-steps", "4", "--run-dir", "r"]
+    code, _, err = call("run", "dlrm", "--data", data, *options, *QUICKLY)
+    assert code == 0, err
+    saved = json.loads(Path("r", "config.json").read_text())["config"]
+    assert (saved["model"]["features"], saved["model"]["bottom"][0]) == (["user", "ad"], 1)
+    assert saved["model"]["rows"] == [42, 27]
+    code, _, err = call(
+        "run", "--resume", "r", "--allow-change", "train.max_steps", "--train.max-steps", "0", "--quiet"
+    )
+    assert code == 0, err
+    quality = json.loads(Path("r", "result.json").read_text())["quality"]
+    assert set(quality["baselines"]) == {"majority", "item_bias", "user_item_bias", "logistic", "gradient_boosting"}
+    assert quality["baselines"]["logistic"]["auc"] > 0.7
+
+
+def chosen(*arguments: str) -> Any:
+    """The resolved config of a command line."""
+    choice = choose(list(arguments))
+    return read_options(WorkloadOptions, choice, verb="run", description="").values
+
+
+@pytest.mark.parametrize("interaction", ["concat", "dot", "dcn"])
+def test_every_interaction_learns_from_numbers_categories_and_bags(call: Call, data: str, interaction: str) -> None:
+    code, out, err = call("data", "import", "--clicks", "a.csv", "--name", "auto", "--json")
+    assert code == 0, err
+    assert list(json.loads(out)["columns"]) == ["user", "ad", "price", "tags"]
+    config = chosen("dlrm", "--data", "auto", "--model.interaction", interaction, "--train.device", "cpu")
+    assert config.data.ids_per_feature == (1, 1, 2)
+    trial = PreparedDLRM(config).trial(1)
+    losses = []
+    for batch in trial.recipe.order.batches(0):
+        loss = trial.model.loss(batch)
+        loss.backward()
+        trial.optimizer.step(0.01)
+        trial.model.zero_grad()
+        losses.append(float(loss.detach()))
+    assert np.isfinite(losses).all()
+    predictions = trial.predictions()
+    assert predictions.users_N is not None
+    assert len(predictions.users_N) == len(predictions.logits_N) == 300
+    with pytest.raises(RecperfError, match="column 'tags' has several categories in a row"):
+        PreparedClicks(chosen("micro-dlrm", "--data", "auto"))
+
+
+def test_micro_dlrm_reads_imported_clicks(call: Call, data: str) -> None:
+    prepared = PreparedClicks(chosen("micro-dlrm", "--data", data, "--data.split", "last", "--train.device", "cpu"))
+    assert (prepared.data["name"], prepared.data["split"], len(prepared.valid)) == (
+        "mine",
+        "last",
+        prepared.data["valid_rows"],
+    )
+    assert prepared.trial(1).score()["auc"] > 0
+
+
+def test_facts_come_without_torch(call: Call, data: str, runs_without_torch: Callable[..., None]) -> None:
+    runs_without_torch("data", "import", "--clicks", "x", "--help")
+    runs_without_torch("show", "dlrm", "--data", data)
+    code, out, _ = call("data", "check", data, "--json")
+    assert (code, json.loads(out)["intact"]) == (0, True)
+    assert "categorical, 40 categories" in call("data", "info", data)[1]
+
+
+def test_a_wrong_import_is_one_line(call: Call, data: str) -> None:
+    code, _, err = call("data", "import", "--clicks", "a.csv", "--label", "click")
+    assert (code, "there is no column 'click' for the label; did you mean 'clicked'?" in err) == (3, True)
+    code, _, err = call("run", "dlrm", "--data", data, "--data.split", "cold", "--data.holdout", "0.001")
+    assert (code, "leaves no rating to validate on" in err) == (3, True)
