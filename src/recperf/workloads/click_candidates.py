@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..data.batch import ClickBatch
 from ..data.click_store.imported import ImportedClicks
-from ..data.click_store.order import ClickOrder, Rows, Split
+from ..data.click_store.order import ClickOrder
+from ..data.click_store.rows import Rows, Split
 from ..data.order import Samples, cut
 from ..train.metrics import auc
 from ..train.ranking import Scorer, grouped_items, item_rules
