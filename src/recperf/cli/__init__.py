@@ -26,6 +26,7 @@ COMMANDS = {
     "run": "train a workload and write its result",
     "score": "score rows of a file with the model of a run",
     "recommend": "list the items with the highest scores for users, by the model of a run",
+    "export": "write the model of a run as files that need no recperf: tables, weights and a program",
     "checkpoint": "list, verify or prune the checkpoints of a run",
     "report": "write the HTML page of a run, or of several runs compared",
     "profile": "measure what limits a workload or a program of yours, and predict and try fixes",
@@ -44,7 +45,7 @@ COMMANDS = {
 }
 
 WITHOUT_NUMPY = ("list", "show", "checkpoint")
-WITH_TORCH = ("run", "score", "recommend", "profile", "sweep", "ladder", "pair", "peaks", "doctor")
+WITH_TORCH = ("run", "score", "recommend", "export", "profile", "sweep", "ladder", "pair", "peaks", "doctor")
 
 STOP_CLEANLY = ("run", "score", "profile", "sweep", "data")
 """Commands that poll for signals themselves, to save or to remove what is incomplete. A signal ends others at once."""

@@ -68,6 +68,8 @@ def score_file(
         began, before = perf_counter(), parts.rows
         with FLAG.explained("; the rows scored so far are saved", AGAIN):
             for table, unknown in rows.scored(parts.rows):
+                if format_of(output) == "csv":
+                    require_flat(table)
                 parts.add(table, unknown)
                 progress(parts.rows, rows.count)
                 poll()
@@ -89,10 +91,22 @@ def score_file(
     }
 
 
+def require_flat(table: Table) -> None:
+    """Refuse columns that a CSV file cannot hold."""
+    nested = [field.name for field in table.schema if pyarrow().types.is_nested(field.type)]
+    if nested:
+        raise UsageError(
+            f"column {nested[0]!r} has lists or structures, which CSV cannot hold",
+            fix="write a .parquet file, or name the other columns with --columns",
+        )
+
+
 class FileRows:
     """The rows of a file, scored in blocks."""
 
     def __init__(self, model: TrainedModel, path: Path, columns: Sequence[str] | None) -> None:
+        if not model.served.roles:
+            raise UsageError("the rows of this run are random and have no columns", fix="--held-out scores those kept")
         self.model, self.file = model, RowFile(path)
         names = self.file.names
         self.columns = model.columns(names)

@@ -41,6 +41,40 @@ class Encoded:
     """How many rows have an id that the training data has not, by role."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableExport:
+    """A table, with a row for each own id or, without ids, for each of its rows."""
+
+    name: str
+    weight_RW: Tensor
+    ids: Any = None
+    """Own ids, as an array of pyarrow."""
+    rows_I: Any = None
+    """The row of each own id."""
+    meaning: str
+
+    @property
+    def kind(self) -> str:
+        return "row" if self.ids is None else "id"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Export:
+    """What a model has to export."""
+
+    tables: list[TableExport]
+    program: nn.Module
+    """In plain torch; its parameters are the dense part."""
+    inputs: Mapping[str, Tensor]
+    """Its arguments by name, for the example."""
+    meanings: Mapping[str, str]
+    example: Table
+    logits_B: Tensor
+    """Of the example, by the model itself."""
+    more: Mapping[str, Table]
+    """Further tables that an input needs, by the name of their file."""
+
+
 class Served(Protocol):
     """A model and the encodings of its data, as a workload builds them for `Workload.serve`. Inherit the defaults."""
 
@@ -68,6 +102,14 @@ class Served(Protocol):
     def held_out(self, seed: int) -> Iterator[tuple[Table, Any]]:
         """The rows that the end of a training is scored on, in that order: their columns with `label`, and inputs."""
         ...
+
+    def first(self, inputs: Any, rows: int) -> Any:
+        """The first rows of encoded ones."""
+        return inputs[:rows]
+
+    def export(self, example: Table, inputs: Any) -> Export:
+        """The model as tables and a program, with its logits of an example."""
+        raise UsageError(f"a {type(self.model).__name__} cannot be exported", fix="recperf score scores rows with it")
 
     def rank(self, users: Any) -> Tensor:
         """The logits of all items, in the order of `items`, for each user of a column of own ids, on the host."""

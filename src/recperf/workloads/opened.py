@@ -108,3 +108,9 @@ class OpenRun:
         if not tables:
             raise UsageError("no user is given", fix="recommend([1, 2, 3])")
         return maker(kind_of(users))(pyarrow().concat_tables(tables))
+
+    def export(self, folder: str | Path) -> dict[str, Any]:
+        """Write the model to a new folder as files that need no recperf; returns the content of its manifest.json."""
+        from ..execution.exporting import export
+
+        return export(self.model, Path(folder), {"workload": self.workload.name, "run": self.folder.resolve().name})

@@ -174,6 +174,29 @@ class ImportedClicks:
         arrays = encode_table(self.columns, table)
         return self._transform(arrays["dense"], arrays["ids"], np.zeros(len(table), np.uint8))
 
+    def own_columns(self, split: Split, first: int, last: int) -> dict[str, Any]:
+        """Rows of a split in the user's own values, as arrays of pyarrow by column; hashed columns are left out."""
+        from ..rows import pyarrow
+
+        arrow, index = pyarrow(), self._index[split][first:last]
+        dense_ND, ids_NS = self._raw("dense", index), self._raw("ids", index)
+        columns = {
+            one.name: arrow.array(dense_ND[:, at], from_pandas=True) for at, one in enumerate(self.columns.numeric)
+        }
+        edges = np.cumsum((0, *self.slots))
+        for at, (one, vocabulary) in enumerate(self.columns.sparse):
+            if vocabulary.values is None:
+                continue
+            codes = ids_NS[:, edges[at] : edges[at + 1]]
+            values = vocabulary.values.take(arrow.array(codes.ravel() - 1, mask=codes.ravel() < 1))
+            if one.kind == "multi":
+                there = codes > 0
+                offsets = np.concatenate([[0], np.cumsum(there.sum(1))]).astype(np.int32)
+                lists = arrow.ListArray.from_arrays(offsets, values.filter(arrow.array(there.ravel())))
+                values = pyarrow(".compute").binary_join(lists, self.columns.separator)
+            columns[one.name] = values
+        return {one.name: columns[one.name] for one in self.columns.facts if one.name in columns}
+
     def categories(self, key: str) -> list[str | None]:
         """What each row of a table stands for, in the user's own values: None for those of row 0 and 1, and where a
         column is hashed."""

@@ -1,6 +1,6 @@
 """Rows of user, item and time, by the user's own ids, as queries of an event store.
 
-A history ends before the time of its row. Where the row itself is a listen of the store, it ends before that event, as
+A history ends before the time of its row. Where the row itself is an anchor of the store, it ends before that event, as
 in an evaluation, also if other events have the same second. Without a time a row means now: after the last event.
 
 Shapes: N rows, U users of the store.
@@ -43,6 +43,11 @@ class Moments:
         """Names of the column of a role: the one it was imported from, then the role itself."""
         column = str(self.imported.get(role) or "")
         return tuple(dict.fromkeys([*([column] if column and not column.isdecimal() else []), role, f"{role}_id"]))
+
+    @property
+    def has_times(self) -> bool:
+        """Whether events have times; those of an import without them only say which event was first."""
+        return str(self.store.manifest.get("time_order", "time")) == "time"
 
     @cached_property
     def now(self) -> int:
@@ -95,7 +100,7 @@ class Moments:
         return low_N
 
     def _own_event(self, ends_N: Longs, stop_N: Longs, items_N: Longs, times_N: Longs) -> Longs:
-        """The position of the first listen of the same user, item and second, where there is one."""
+        """The position of the first anchor of the same user, item and second, where there is one."""
         ends_N, here_N = ends_N.copy(), ends_N.copy()
         open_N = np.flatnonzero(here_N < stop_N)
         while open_N.size:

@@ -40,8 +40,8 @@ from .config import LESS, DLRMWorkloadConfig, bounds, estimate, max_ids, reducti
 from .data import ClickSource, CopiedOrder
 
 
-class PreparedDLRM(Prepared):
-    """Data opened, device and switches chosen; a trial allocates the tables."""
+class ChosenDLRM:
+    """Device and switches chosen for a config."""
 
     def __init__(self, config: DLRMWorkloadConfig) -> None:
         self.config, self.model = config, config.dlrm
@@ -61,14 +61,6 @@ class PreparedDLRM(Prepared):
             reasons["onednn"] = "off: it warns of every bfloat16 product on a CPU without bfloat16 instructions"
             settings = replace(settings, onednn=False)
         self.settings: Settings = replace(settings, precision=self.switches.precision, reasons=reasons)
-        self.source = ClickSource(config)
-        if config.data.source == "criteo" and config.data.ids_per_feature:
-            reasons["ids"] = (
-                "1 per table: a column of the log has one category; data.ids_per_feature is for random data"
-            )
-        self.data = self.source.facts()
-        self.rows = self.scored_rows() if config.data.source == "clicks" else None
-        self.target = bounds(config)
 
     @property
     def drawn(self) -> bool:
@@ -88,6 +80,21 @@ class PreparedDLRM(Prepared):
                 f"{size(needed)} are needed, {size(free)} are free on the GPU",
                 fix=LESS,
             )
+
+
+class PreparedDLRM(ChosenDLRM, Prepared):
+    """Data opened, device and switches chosen; a trial allocates the tables."""
+
+    def __init__(self, config: DLRMWorkloadConfig) -> None:
+        super().__init__(config)
+        self.source = ClickSource(config)
+        if config.data.source == "criteo" and config.data.ids_per_feature:
+            self.settings.reasons["ids"] = (
+                "1 per table: a column of the log has one category; data.ids_per_feature is for random data"
+            )
+        self.data = self.source.facts()
+        self.rows = self.scored_rows() if config.data.source == "clicks" else None
+        self.target = bounds(config)
 
     def order(self, seed: int) -> Order:
         return self.source.order(seed, self.settings.device, self.switches.input)
@@ -177,38 +184,21 @@ FIELDS = {"pinned": "input", "bfloat16": "precision"}
 """Fixes that are a second position of another switch."""
 
 
-class DLRMTrial(DLRMTrialState):
-    """One model with its optimizer and the order of its batches, all by the switches."""
+class DLRMBuilder:
+    """Builds the model by the switches."""
 
-    model: DLRM
+    prepared: ChosenDLRM
 
-    def __init__(self, prepared: PreparedDLRM, seed: int) -> None:
-        self.prepared, self.seed = prepared, seed
-        config, switches, device = prepared.config, prepared.switches, prepared.settings.device
-        streams = SideStreams(enabled=switches.graph and switches.mlp)
-        self.model = DLRM(
-            prepared.model,
+    def _model(self, seed: int, streams: SideStreams) -> DLRM:
+        config, device = self.prepared.config, self.prepared.settings.device
+        return DLRM(
+            self.prepared.model,
             seed=seed,
             embeddings=self._embeddings(device, streams),
             interaction=self._interaction(device),
             loss=make_loss(config.train.loss, config.train.loss_weights),
             arithmetic=self._arithmetic(device, streams),
         ).to(device)
-        self.optimizer = self._optimizer(streams)
-        self.bags = prepared.source.bags(seed, device) if prepared.drawn else None
-        order, whole = prepared.order(seed), None
-        if switches.graph:
-            order, whole = self._graph(order)
-        self.recipe = Recipe(
-            model=self.model,
-            optimizer=self.optimizer,
-            order=order,
-            learning_rate=make_schedule(config.train, config.train.epochs * len(order)),
-            epochs=config.train.epochs,
-            max_steps=config.train.max_steps,
-            micro_batches=config.train.micro_batches,
-            whole_step=whole,
-        )
 
     def _embeddings(self, device: torch.device, streams: SideStreams) -> Embeddings:
         model, reasons = self.prepared.model, self.prepared.settings.reasons
@@ -237,6 +227,34 @@ class DLRMTrial(DLRMTrialState):
         self.prepared.settings.reasons["relu"] = why
         copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
         return FastArithmetic(relu=body, low=switches.low, copies=copies, streams=streams)
+
+
+class DLRMTrial(DLRMBuilder, DLRMTrialState):
+    """One model with its optimizer and the order of its batches, all by the switches."""
+
+    model: DLRM
+    prepared: PreparedDLRM
+
+    def __init__(self, prepared: PreparedDLRM, seed: int) -> None:
+        self.prepared, self.seed = prepared, seed
+        config, switches, device = prepared.config, prepared.switches, prepared.settings.device
+        streams = SideStreams(enabled=switches.graph and switches.mlp)
+        self.model = self._model(seed, streams)
+        self.optimizer = self._optimizer(streams)
+        self.bags = prepared.source.bags(seed, device) if prepared.drawn else None
+        order, whole = prepared.order(seed), None
+        if switches.graph:
+            order, whole = self._graph(order)
+        self.recipe = Recipe(
+            model=self.model,
+            optimizer=self.optimizer,
+            order=order,
+            learning_rate=make_schedule(config.train, config.train.epochs * len(order)),
+            epochs=config.train.epochs,
+            max_steps=config.train.max_steps,
+            micro_batches=config.train.micro_batches,
+            whole_step=whole,
+        )
 
     def _optimizer(self, streams: SideStreams) -> Optimizer:
         train, switches = self.prepared.config.train, self.prepared.switches

@@ -367,5 +367,6 @@ DLRM = Workload(
     ranks="recperf.workloads.dlrm.ranks:PreparedDLRMOnRanks",
     plan="recperf.workloads.dlrm.config:planned",
     datasets={"criteo": on_criteo, "clicks": on_clicks, "events": on_events},
+    serve="recperf.workloads.dlrm.serve:serve",
     resolve=resolve,
 )

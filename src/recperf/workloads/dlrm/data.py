@@ -39,7 +39,7 @@ def check(config: DLRMWorkloadConfig) -> str:
     if config.data.source == "random":
         return f"synthetic batches, {config.data.ids} ids"
     if config.data.source == "clicks":
-        facts = _imported(config).describe()
+        facts = imported(config).describe()
         return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
     log = find(config.data.criteo(config.dlrm.rows))
     state = f"{log.rows:,} rows, already converted" if log.complete else "to be converted first"
@@ -52,7 +52,7 @@ def _require_readable(config: DLRMWorkloadConfig) -> None:
         if config.data.profile is not None:
             read_profile(config.data.profile, dict(zip(config.dlrm.features, config.dlrm.rows)))
     elif config.data.source == "clicks":
-        require_tables(config.dlrm, _imported(config))
+        require_tables(config.dlrm, imported(config))
     elif len(config.model.rows) != len(KEYS) or config.model.bottom[0] != DENSE:
         raise ConfigError(
             f"Criteo has {DENSE} dense features and {len(KEYS)} tables, the model {config.model.bottom[0]} and "
@@ -62,7 +62,7 @@ def _require_readable(config: DLRMWorkloadConfig) -> None:
         )
 
 
-def _imported(config: DLRMWorkloadConfig) -> ImportedClicks:
+def imported(config: DLRMWorkloadConfig) -> ImportedClicks:
     assert config.data.path is not None
     return open_clicks(config.data.path, config.data.click_split())
 
@@ -92,7 +92,7 @@ class ClickSource:
         self.drawn = config.data.source == "random"
         self._store: CriteoStore | ImportedClicks | None = None
         if config.data.source == "clicks":
-            self._store = _imported(config)
+            self._store = imported(config)
         elif config.data.source == "criteo":
             self._store = CriteoStore.open(config.data.criteo(self.model.rows))
 

@@ -5,27 +5,44 @@ Shapes: N rows.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.rows import Ids, Table, pyarrow
 from ...data.yambda.history import Histories
+from ...data.yambda.imports import originals
 from ...data.yambda.moments import Moments
 from ...data.yambda.queries import Queries
 from ...data.yambda.rates import RunningRates
-from ...data.yambda.schema import DRAWN, LISTEN_PLUS
-from ...execution.serving import Encoded, Served
+from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS
+from ...execution.serving import Encoded, Export, Served, TableExport
 from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
+from ...models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
 from ...stop import poll
 from ...train.prefetch import prepared_on_host
 from .build import settings_of
 from .config import DLRMv4WorkloadConfig
 from .data import EventWindows, opened
+
+MEANINGS = {
+    "context_BCW": "embeddings of the context features: uid, then the cross features in the order of the tables",
+    "item_BLW": "embeddings of the items of the history, the newest last; places before it are ignored",
+    "artist_BLW": "embeddings of their artists",
+    "album_BLW": "embeddings of their albums",
+    "candidate_BW3": "embeddings of the candidate's item, artist and album side by side",
+    "actions_BL": "actions of the history as bits: 1 listened, 2 liked, 4 skipped",
+    "times_BL": "times of the history in seconds",
+    "lengths_B": "events of the history, at least 0",
+    "query_times_B": "time of the last event of the history; without one, of the candidate",
+    "rates_BF": "running rates of user and item before the candidate",
+}
 
 
 class ServedHistories(Served):
@@ -41,7 +58,7 @@ class ServedHistories(Served):
         self.moments = Moments(self.store)
         self.users, self.items = self.moments.users, self.moments.items
         self.roles = {role: self.moments.spellings(role) for role in ("user", "item")}
-        self.optional = {"time": self.moments.spellings("time")}
+        self.optional = {"time": self.moments.spellings("time")} if self.moments.has_times else {}
         rates = RunningRates(self.store) if config.model.rates_hidden else None
         pin = self.settings.device.type == "cuda"
         self.histories = Histories(self.store, config.data.history, pin=pin, rates=rates)
@@ -67,6 +84,58 @@ class ServedHistories(Served):
         queries = self.moments.at(np.repeat(users_U, len(items_I)), np.tile(items_I, len(users_U)), None)
         return self.logits(queries).view(len(users_U), len(items_I))
 
+    def export(self, example: Table, inputs: Queries) -> Export:
+        batch = self.histories.queried(inputs)
+        program = PaddedDLRMv4(copy.deepcopy(self.model).cpu())
+        return Export(
+            tables=self._tables(),
+            program=program,
+            inputs=padded_inputs(self.model, batch.to(self.settings.device)),
+            meanings=MEANINGS,
+            example=example,
+            logits_B=self.logits(inputs),
+            more={"catalogue": self._catalogue()},
+        )
+
+    def _tables(self) -> list[TableExport]:
+        """Tables of users, items, artists and albums by own id, where the store has these; others by row."""
+        arrow, tables = pyarrow(), []
+        users = self.users.values, self.store.user_ids_U
+        own = {"uid": users, "item_id": (self.items.values, self.items.numbers_V)}
+        for role, column in (("artist", 0), ("album", 1)):
+            numbers = np.unique(self.store.catalogue_I2[self.items.numbers_V, column]).astype(np.int64)
+            own[f"{role}_id"] = arrow.array(self._group_ids(role, numbers)), numbers
+        for name, rows in self.config.model.table_rows.items():
+            weight = self.model.tables.table(name)
+            if name in own:
+                ids, numbers = own[name]
+                none = arrow.array([None], ids.type)
+                ids, rows_I = arrow.concat_arrays([none, ids]), np.concatenate([[0], numbers % rows])
+                meaning = f"embeddings of {name} by own id; any other id has row 0, the entry without an id"
+                tables.append(TableExport(name=name, weight_RW=weight, ids=ids, rows_I=rows_I, meaning=meaning))
+            else:
+                parts, space = CROSSES[name]
+                meaning = (
+                    f"embeddings of {' with '.join(parts)}: row (xxh64 of the numbers as 64-bit words) % {space} % "
+                    f"{rows}; numbers of items, artists and albums are in catalogue.parquet, hour is that of the time"
+                )
+                tables.append(TableExport(name=name, weight_RW=weight, meaning=meaning))
+        return tables
+
+    def _group_ids(self, role: str, numbers: NDArray[np.int64]) -> list[int | str]:
+        """Own ids of artists or albums."""
+        if f"{role}s" not in self.store.manifest.get("originals", {}):
+            return numbers.tolist()  # type: ignore[no-any-return]
+        listed = originals(self.store.folder, f"{role}s")
+        text = any(isinstance(one, str) for one in listed)
+        return [listed[number - 1] if 0 < number <= len(listed) else "" if text else 0 for number in numbers]
+
+    def _catalogue(self) -> Table:
+        """Own id, number, artist and album of every item, the latter as numbers."""
+        numbers = self.items.numbers_V
+        artists, albums = self.store.catalogue_I2[numbers].T
+        return pyarrow().table({"item": self.items.values, "number": numbers, "artist": artists, "album": albums})
+
     def held_out(self, seed: int) -> Iterator[tuple[Table, Queries]]:
         windows = EventWindows(self.config)
         order = windows.valid_order(windows.windows_at(None))
@@ -76,16 +145,14 @@ class ServedHistories(Served):
             positions_N = np.concatenate([order.batch(number) for number in numbers])
             kinds_N = self.store.kinds(positions_N)
             queries = self.histories.events(positions_N, kinds_N)
+            names = {role: self.moments.spellings(role)[0] for role in ("user", "item", "time")}
             rows = {
-                "user": self.users.of_numbers(queries.users_B),
-                "item": self.items.of_numbers(queries.items_B),
-                "time": self.moments.own_times(queries.times_B),
+                names["user"]: self.users.of_numbers(queries.users_B),
+                names["item"]: self.items.of_numbers(queries.items_B),
+                **({names["time"]: self.moments.own_times(queries.times_B)} if self.optional else {}),
                 "label": ((kinds_N & LISTEN_PLUS) > 0).astype(np.int8),
             }
-            names = {
-                role: self.moments.spellings(role)[0] if role in ("user", "item", "time") else role for role in rows
-            }
-            yield pyarrow().table({names[role]: values for role, values in rows.items()}), queries
+            yield pyarrow().table(rows), queries
 
     def seen(self, user: int) -> Sequence[int]:
         first, stop = self.store.user_first_U1[user : user + 2].tolist()

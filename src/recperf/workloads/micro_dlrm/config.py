@@ -145,5 +145,5 @@ MICRO_DLRM = Workload(
     plan="recperf.workloads.micro_dlrm.config:planned",
     datasets={"movielens": on_movielens, "events": on_events, "clicks": on_clicks},
     resolve=resolve,
-    serve="recperf.workloads.micro_dlrm.serve:ServedRatings",
+    serve="recperf.workloads.micro_dlrm.serve:serve",
 )

@@ -10,35 +10,40 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ...data.clicks import Clicks, dense_features, split_rows
-from ...data.order import Samples, cut
-from ...data.ratings import Ratings
+from ...data.click_store.order import Rows
+from ...data.clicks import dense_features, split_rows
 from ...data.rows import Ids, Table, pyarrow
 from ...execution.serving import Encoded, Served
 from ...models.dlrm import DLRM
-from ...stop import poll
-from ...train.device import choose
-from ..clicks import SCORING_BATCH, largest_product
+from ...train.device import Settings, choose
+from ..click_serve import SeenItems, ServedClicks, ServedImported, part_of
+from ..clicks import largest_product
 from .config import MicroDLRMConfig
-from .data import check_sizes, read
+from .data import check_sizes, imported, read
 
 
-class ServedRatings(Served):
+def serve(config: MicroDLRMConfig) -> Served:
+    product = largest_product(config.model, config.train.batch_size)
+    settings = choose(config.train, largest_product_flops=product)
+    model = DLRM(config.model).to(settings.device)
+    if config.data.source == "clicks":
+        return ServedImported(imported(config.data), model, settings)
+    return ServedRatings(config, model, settings)
+
+
+class ServedRatings(ServedClicks):
     """Users and items are given by their own ids. An id without training rows is looked up in row 0."""
 
-    batch_size = SCORING_BATCH
     users: Ids
     items: Ids
 
-    def __init__(self, config: MicroDLRMConfig) -> None:
-        self.config = config
-        product = largest_product(config.model, config.train.batch_size)
-        self.settings = choose(config.train, largest_product_flops=product)
-        self.model: DLRM = DLRM(config.model).to(self.settings.device)
-        self.ratings, self.clicks = self._read()
+    def __init__(self, config: MicroDLRMConfig, model: DLRM, settings: Settings) -> None:
+        self.model, self.settings = model, settings
+        self.ratings, self.clicks = read(config.data)
+        check_sizes(config.model, self.clicks)
+        self.keys, self.slots = self.clicks.feature_names, (1,) * len(self.clicks.feature_names)
+        self.dense_names = self.clicks.dense_names
         self.valid_N = split_rows(self.ratings, config.data)
         self.roles = {"user": ("user", "user_id", "userId"), "item": ("item", "item_id", "itemId", "movieId")}
         self.users, self.items = self._ids("user", self.ratings.user), self._ids("item", self.ratings.item)
@@ -47,11 +52,6 @@ class ServedRatings(Served):
         """Own ids of the users or items that have ratings."""
         numbers, own = np.unique(numbers_N), self.ratings.own_ids
         return Ids.of(role, [own[role][number - 1] for number in numbers] if own else numbers.tolist(), numbers)
-
-    def _read(self) -> tuple[Ratings, Clicks]:
-        ratings, clicks = read(self.config.data)
-        check_sizes(self.config.model, clicks)
-        return ratings, clicks
 
     @cached_property
     def _trained(self) -> tuple[list[Any], Any, Any]:
@@ -74,43 +74,55 @@ class ServedRatings(Served):
         data = self.ratings.for_pairs(users_N, items_N)
         features = dense_features(data, mean_U[users_N], count_U[users_N])
         ids = [np.where(trained[ids], ids, 0) for trained, (ids, _) in zip(known, data.id_features().values())]
-        keys = self.clicks.feature_names
-        samples = Samples(
-            keys=keys,
-            dense_ND=torch.from_numpy(np.stack(list(features.values()), axis=1).astype(np.float32)),
-            ids_FN=torch.from_numpy(np.stack(ids)),
-            labels_N=torch.zeros(len(users_N)),
-        )
-        unknown = {role: int((ids[keys.index(role)] == 0).sum()) for role in self.roles}
-        return Encoded(samples.to(self.settings.device), unknown)
+        unknown = {role: int((ids[self.keys.index(role)] == 0).sum()) for role in self.roles}
+        dense_ND = np.stack(list(features.values()), axis=1).astype(np.float32)
+        return Encoded(Rows(dense_ND, np.stack(ids, 1).astype(np.int32), np.zeros(len(users_N), np.uint8)), unknown)
 
-    def logits(self, inputs: Samples) -> Tensor:
-        logits = []
-        for batch in cut(inputs, SCORING_BATCH):
-            poll()
-            logits.append(self.model(batch.dense_BD, batch.features))
-        return torch.cat(logits).cpu()
-
-    def held_out(self, seed: int) -> Iterator[tuple[Table, Samples]]:
-        arrow, data, valid = pyarrow(), self.ratings, self.clicks.valid
-        rows = arrow.table({
+    def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
+        data, valid = self.ratings, self.clicks.valid
+        rows = pyarrow().table({
             "user": self.users.of_numbers(data.user[self.valid_N]),
             "item": self.items.of_numbers(data.item[self.valid_N]),
             "time": data.timestamp[self.valid_N],
             "label": valid.labels.astype(np.int8),
         })  # fmt: skip
-        size = self.block_rows // SCORING_BATCH * SCORING_BATCH
-        for first in range(0, len(rows), size):
-            here = slice(first, first + size)
-            samples = Samples(
-                keys=self.clicks.feature_names,
-                dense_ND=torch.from_numpy(valid.dense[here]),
-                ids_FN=torch.from_numpy(valid.ids[:, here]),
-                labels_N=torch.from_numpy(valid.labels[here]),
-            )
-            yield rows.slice(first, size), samples.to(self.settings.device)
+        inputs = Rows(valid.dense, valid.ids.T.astype(np.int32), valid.labels.astype(np.uint8))
+        for first, last in self.blocks(len(rows)):
+            yield rows.slice(first, last - first), part_of(inputs, first, last)
+
+    @cached_property
+    def _seen(self) -> SeenItems:
+        places = [
+            np.searchsorted(ids.numbers_V, numbers[~self.valid_N])
+            for ids, numbers in ((self.users, self.ratings.user), (self.items, self.ratings.item))
+        ]
+        return SeenItems(*places)
 
     def seen(self, user: int) -> Sequence[int]:
-        own = ~self.valid_N & (self.ratings.user == self.users.numbers_V[user])
-        places: list[int] = np.searchsorted(self.items.numbers_V, np.unique(self.ratings.item[own])).tolist()
-        return places
+        return self._seen(user)
+
+    def own_ids(self, feature: str) -> tuple[Any, Any] | None:
+        """Ids that training rows have, and none for row 0."""
+        ids = {"user": self.users, "item": self.items}.get(feature)
+        if ids is None:
+            return None
+        arrow, known = pyarrow(), self._trained[0][self.keys.index(feature)]
+        trained = np.flatnonzero(known[ids.numbers_V])
+        values = ids.values.take(arrow.array(trained))
+        none = arrow.array([None], values.type)
+        return arrow.concat_arrays([none, values]), np.concatenate([[0], ids.numbers_V[trained]])
+
+    def more_tables(self) -> dict[str, Table]:
+        """What the dense features and further ids of all users and items are: of each with an unknown other."""
+        arrow, keys, names = pyarrow(), self.keys, self.dense_names
+        of_user = {*self.ratings.user_features(), "user mean", "user count"}
+        tables = {}
+        for role, ids, other in (("user", self.users, "item"), ("item", self.items, "user")):
+            none = arrow.nulls(len(ids), ids.values.type)
+            encoded = self.encode({role: ids.values, other: none}).inputs
+            own = [at for at, name in enumerate(names) if (name in of_user) == (role == "user")]
+            columns = {names[at]: encoded.dense_ND[:, at] for at in own}
+            more = [at for at, key in enumerate(keys) if key not in ("user", "item")]
+            rows = {f"row of {keys[at]}": encoded.ids_NS[:, at] for at in more}
+            tables[f"{role}s"] = arrow.table({role: ids.values, **columns, **rows})
+        return tables

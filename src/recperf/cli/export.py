@@ -1,0 +1,33 @@
+"""recperf export RUN"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .parse import parse
+from .score import ModelOptions, open_run
+from .terminal import Terminal, print_json
+
+DESCRIPTION = """Write the model of a run as files that need no recperf: each table as Parquet with your own ids, the
+dense part as safetensors and as a torch.export program for any number of samples, an example, and a description of the
+inputs (README.md, manifest.json)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ModelOptions):
+    output: Path
+    """The folder to write; it must not exist."""
+
+
+def command(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="recperf export", description=DESCRIPTION)
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    manifest = open_run(options, terminal).export(options.output)
+    entries = sum(table["entries"] for table in manifest["tables"])
+    terminal.say(f"{len(manifest['tables'])} tables with {entries:,} rows and the dense part are in {options.output}")
+    terminal.say(f"  model:  seed {manifest['seed']}, checkpoint {manifest['checkpoint']}")
+    terminal.say(f"  largest difference of the program on the example: {manifest['program']['largest_difference']:.2g}")
+    if options.json:
+        print_json({"output": str(options.output), **manifest})
+    return 0

@@ -1,0 +1,142 @@
+"""A trained model as files that need no recperf: tables as Parquet, the dense part as safetensors and as a program.
+
+The program (`torch.export`) takes rows of the tables, looked up, and other inputs that manifest.json describes; the
+first dimension of each is the number of samples.
+
+Shapes: R rows of a table, W width of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.movielens_like import fresh_folder
+from ..data.rows import pyarrow
+from ..files import write_atomic, write_json
+from ..stop import poll
+from ..train.checkpoint_file import write_tensors
+from ..train.device import applied
+from .serving import Export, Served, TableExport, TrainedModel
+
+FORMAT = 1
+EXAMPLES = 8
+GROUP_BYTES = 1 << 24
+"""Bytes of a row group of a table."""
+PROGRAM, DENSE, EXAMPLE, EXAMPLE_ROWS = "program.pt2", "dense.safetensors", "example.safetensors", "example.parquet"
+
+
+def export(model: TrainedModel, folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a model to a new folder; `facts` go into its manifest. Returns the manifest."""
+    served: Served = model.served
+    table, inputs = next(iter(served.held_out(model.seed)))
+    inputs, table = served.first(inputs, EXAMPLES), table.slice(0, EXAMPLES)
+    with applied(served.settings), torch.no_grad():
+        content = served.export(table, inputs)
+    with fresh_folder(folder) as draft:
+        manifest = {
+            "format": FORMAT,
+            **facts,
+            **model.facts,
+            "tables": [_write_table(draft, one) for one in content.tables],
+            "dense": {"file": DENSE},
+            "program": _write_program(draft, content),
+            "example": {"inputs": EXAMPLE, "rows": EXAMPLE_ROWS, "logits": "logits of example.safetensors"},
+            "more": [f"{name}.parquet" for name in content.more],
+        }
+        tensors = {**content.inputs, "logits": content.logits_B}
+        for file, parts in ((DENSE, content.program.state_dict()), (EXAMPLE, tensors)):
+            write_tensors(draft / file, {name: one.detach().cpu().contiguous() for name, one in parts.items()})
+        for name, rows in {Path(EXAMPLE_ROWS).stem: content.example, **content.more}.items():
+            pyarrow(".parquet").write_table(rows, str(draft / f"{name}.parquet"))
+        write_json(draft / "manifest.json", manifest)
+        write_atomic(draft / "README.md", _readme(manifest).encode())
+    return manifest
+
+
+def _write_table(draft: Path, table: TableExport) -> dict[str, Any]:
+    arrow, parquet = pyarrow(), pyarrow(".parquet")
+    weight_RW = table.weight_RW.detach().cpu()
+    count = len(weight_RW) if table.ids is None else len(table.ids)
+    width = weight_RW.shape[1]
+    kind = arrow.int64() if table.ids is None else table.ids.type
+    schema = arrow.schema(
+        {
+            table.kind: kind,
+            **({} if table.ids is None else {"row": arrow.int64()}),
+            "embedding": arrow.list_(arrow.float32(), width),
+        }.items()
+    )
+    (draft / "tables").mkdir(exist_ok=True)
+    file = f"tables/{table.name}.parquet"
+    step = max(1, GROUP_BYTES // (4 * width))
+    with parquet.ParquetWriter(str(draft / file), schema) as writer:
+        for first in range(0, count, step):
+            poll()
+            here = slice(first, min(first + step, count))
+            if table.ids is None:
+                columns, rows_RW = [arrow.array(range(here.start, here.stop), kind)], weight_RW[here]
+            else:
+                rows = torch.as_tensor(table.rows_I[here])
+                columns, rows_RW = [table.ids[here], arrow.array(rows.numpy())], weight_RW[rows]
+            flat = arrow.array(rows_RW.contiguous().float().flatten().numpy())
+            columns.append(arrow.FixedSizeListArray.from_arrays(flat, width))
+            writer.write_table(arrow.table(columns, schema=schema))
+    return {
+        "name": table.name, "file": file, "key": table.kind, "entries": count, "rows": len(weight_RW), "dim": width,
+        "meaning": table.meaning,
+    }  # fmt: skip
+
+
+def _write_program(draft: Path, content: Export) -> dict[str, Any]:
+    """Trace the dense part for any number of samples, and check that it gives what the model gives."""
+    module, inputs = content.program.cpu().eval(), {name: one.cpu() for name, one in content.inputs.items()}
+    batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    shapes = {name: {0: batch} for name in inputs}
+    with torch.no_grad():
+        program = torch.export.export(module, (), kwargs=inputs, dynamic_shapes=shapes)
+        difference = float((program.module()(**inputs) - content.logits_B.cpu()).abs().max())
+    torch.export.save(program, str(draft / PROGRAM))
+    described = [
+        {"name": name, "shape": ["batch", *one.shape[1:]], "dtype": str(one.dtype).removeprefix("torch."),
+         "meaning": content.meanings[name]}
+        for name, one in inputs.items()
+    ]  # fmt: skip
+    return {"file": PROGRAM, "inputs": described, "output": "logits, one per sample", "largest_difference": difference}
+
+
+def _readme(manifest: dict[str, Any]) -> str:
+    inputs = "\n".join(
+        f"- `{one['name']}` {one['shape']} {one['dtype']}: {one['meaning']}" for one in manifest["program"]["inputs"]
+    )
+    tables = "\n".join(
+        f"- `{one['file']}`, {one['entries']:,} entries by `{one['key']}`, width {one['dim']}: {one['meaning']}"
+        for one in manifest["tables"]
+    )
+    return f"""# {manifest["workload"]}, seed {manifest["seed"]}, step {manifest["step"]}
+
+Exported by recperf. Reading it needs torch, pyarrow and safetensors only; `manifest.json` has the same facts.
+
+Tables, with the column `embedding`:
+
+{tables}
+
+Inputs of the program, given by name:
+
+{inputs}
+
+```python
+import torch
+from safetensors.torch import load_file
+
+program = torch.export.load("{PROGRAM}").module()
+example = load_file("{EXAMPLE}")
+logits = example.pop("logits")
+print((program(**example) - logits).abs().max())  # the probability of a positive label is torch.sigmoid(logits)
+```
+
+`{EXAMPLE_ROWS}` has the rows of the example, `{DENSE}` the weights of the program.
+"""

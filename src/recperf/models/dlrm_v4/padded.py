@@ -1,0 +1,165 @@
+"""The dense part of a trained DLRMv4 in plain torch, on histories padded to one length: what `torch.export` can trace.
+
+A row has its context tokens, its history at the end of `length` places, and its candidate. Places before a history are
+hidden from attention. Computes in float32, whatever the precision of training.
+
+Shapes: B samples, L places for a history, C context tokens, T = C + L + 1 tokens, W and D width of a table row and of a
+token, H heads, A and V width of a query and a value.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...data.batch import HistoryBatch
+from ...data.yambda.schema import CANDIDATE, HISTORY
+from ...ops.assemble.plan import SHORTEST, UNIT
+from .config import ACTIONS, FEATURE_TABLES
+from .hstu import HSTU, STULayer
+from .model import DLRMv4, Encoder, time_features
+
+
+class PaddedDLRMv4(nn.Module):
+    """Has the parameters of the model, under the same names."""
+
+    content: Encoder
+    extra: Encoder
+    action: Encoder
+    item_tower: Encoder
+    head: Encoder
+    rates: Encoder
+    hstu: HSTU
+    combine: nn.Linear
+    combine_norm: nn.LayerNorm
+    action_bits: nn.Parameter
+    candidate_action: nn.Parameter
+    context_weight: nn.Parameter
+    context_bias: nn.Parameter
+    position_weight: nn.Parameter
+    time_weight: nn.Parameter
+
+    def __init__(self, model: DLRMv4) -> None:
+        super().__init__()
+        self.config = model.config
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, part in model.named_children():
+            if name != "tables":
+                self.add_module(name, part)
+
+    def forward(
+        self,
+        context_BCW: Tensor,
+        item_BLW: Tensor,
+        artist_BLW: Tensor,
+        album_BLW: Tensor,
+        candidate_BW3: Tensor,
+        actions_BL: Tensor,
+        times_BL: Tensor,
+        lengths_B: Tensor,
+        query_times_B: Tensor,
+        rates_BF: Tensor | None = None,
+    ) -> Tensor:
+        """One logit per sample."""
+        config, width = self.config, self.config.table_dim
+        context_CBD = torch.baddbmm(self.context_bias.unsqueeze(1), context_BCW.transpose(0, 1), self.context_weight)
+        history_BLD = self.entity(item_BLW, artist_BLW, album_BLW) + self.actions(actions_BL)
+        item_BW, artist_BW, album_BW = torch.split(candidate_BW3, width, 1)
+        candidate_BD = self.entity(item_BW, artist_BW, album_BW) + encoded(self.action, self.candidate_action)
+        x_BTD = torch.cat([context_CBD.transpose(0, 1), history_BLD, candidate_BD.unsqueeze(1)], 1) * config.scale
+        length, context = times_BL.shape[1], config.context_tokens
+        x_BTD = (
+            x_BTD + self.position_weight[self.positions(length)] + self.time_weight[self.ages(times_BL, query_times_B)]
+        )
+        tokens_B1 = (lengths_B + context + 1).unsqueeze(1)
+        place_T = torch.arange(context + length + 1, device=times_BL.device)
+        there_BT = (place_T < context) | (place_T >= length + context - lengths_B.unsqueeze(1))
+        seen_BTT = there_BT.unsqueeze(1) & (place_T.unsqueeze(1) >= place_T)
+        divisor = config.hstu.max_length if config.hstu.attention_scale == "fixed" else tokens_B1.max()
+        for layer in self.hstu.layers:
+            assert isinstance(layer, STULayer)
+            x_BTD = stu(layer, x_BTD, seen_BTT, divisor)
+        features = torch.cat([x_BTD[:, -1], time_features(query_times_B)], 1)
+        user_BD = self.combine_norm(self.combine(features))
+        logits_B1 = encoded(self.head, user_BD * encoded(self.item_tower, candidate_BW3))
+        if rates_BF is not None:
+            logits_B1 = logits_B1 + encoded(self.rates, rates_BF)
+        return logits_B1.squeeze(1)
+
+    def entity(self, item: Tensor, artist: Tensor, album: Tensor) -> Tensor:
+        return encoded(self.content, item) + encoded(self.extra, torch.cat([artist, album], -1))
+
+    def actions(self, codes_BL: Tensor) -> Tensor:
+        bits = ((codes_BL & (ACTIONS - 1)).unsqueeze(-1) >> torch.arange(3, device=codes_BL.device)) & 1
+        return encoded(self.action, (bits.unsqueeze(-1) * self.action_bits).flatten(-2))
+
+    def positions(self, length: int) -> Tensor:
+        """Context tokens count from the start of their row, the others from its end, after the context."""
+        context = self.config.context_tokens
+        places = [*range(context), *(context + back for back in range(length, -1, -1))]
+        return torch.tensor([min(place, self.config.positions - 1) for place in places])
+
+    def ages(self, times_BL: Tensor, query_times_B: Tensor) -> Tensor:
+        """The row of the time table for each token: the square root of the minutes before the query."""
+        query_B1 = query_times_B.unsqueeze(1)
+        context_BC = torch.zeros_like(query_B1).expand(-1, self.config.context_tokens)
+        times_BT = torch.cat([context_BC, times_BL, query_B1], 1)
+        seconds_BT = (query_B1 - times_BT).to(torch.float32).clamp(min=SHORTEST)
+        return (seconds_BT / UNIT).double().sqrt().float().long().clamp(max=self.config.time_buckets)
+
+
+def encoded(encoder: Encoder, x: Tensor) -> Tensor:
+    hidden = encoder.first(x)
+    out: Tensor = encoder.second(hidden * torch.sigmoid(encoder.first_norm(hidden)))
+    return out if encoder.second_norm is None else encoder.second_norm(out)
+
+
+def stu(layer: STULayer, x_BTD: Tensor, seen_BTT: Tensor, divisor: int | Tensor) -> Tensor:
+    config = layer.config
+    normed = F.layer_norm(x_BTD, (config.dim,), layer.norm_weight, layer.norm_bias, config.eps)
+    wide, narrow = config.attention_width, config.key_width
+    u, v, q, k = torch.split(normed @ layer.uvqk_weight + layer.uvqk_bias, [wide, wide, narrow, narrow], -1)
+    q_BHTA, k_BHTA, v_BHTV = (_by_head(part, config.heads) for part in (q, k, v))
+    scores = F.silu((q_BHTA * config.qk_dim**-0.5) @ k_BHTA.transpose(2, 3)) * seen_BTT.unsqueeze(1)
+    attention = ((scores @ v_BHTV) / divisor).transpose(1, 2).flatten(2)
+    norm = F.layer_norm(attention, (wide,), layer.output_norm_weight, layer.output_norm_bias, config.eps)
+    gate = F.silu(u)
+    return x_BTD + torch.cat([gate, attention, gate * norm], -1) @ layer.output_weight
+
+
+def _by_head(x_BTE: Tensor, heads: int) -> Tensor:
+    batch, tokens, width = x_BTE.shape
+    return x_BTE.reshape(batch, tokens, heads, width // heads).transpose(1, 2)
+
+
+@torch.no_grad()
+def padded_inputs(model: DLRMv4, batch: HistoryBatch) -> dict[str, Tensor]:
+    """The arguments of `PaddedDLRMv4` for a batch: embeddings looked up, histories padded to the model's longest."""
+    config, length = model.config, model.config.max_history
+    lengths_B, offsets_B1 = batch.history_offsets_B1.diff(), batch.history_offsets_B1
+    place_L = torch.arange(length, device=lengths_B.device)
+    at_BL = offsets_B1[1:].unsqueeze(1) - length + place_L
+    there_BL = place_L >= length - lengths_B.unsqueeze(1)
+    at_BL = torch.where(there_BL, at_BL, 0)
+
+    def rows(feature: str) -> Tensor:
+        name = FEATURE_TABLES[feature]
+        return model.tables.table(name)[batch.features[feature][0].long() % config.table_rows[name]]
+
+    def padded(values_T: Tensor) -> Tensor:
+        hidden = values_T.new_zeros(1, *values_T.shape[1:]) if not len(values_T) else values_T
+        picked = hidden[at_BL]
+        return torch.where(there_BL.view(*there_BL.shape, *(1,) * (picked.dim() - 2)), picked, 0)
+
+    inputs = {
+        "context_BCW": torch.stack([rows(name) for name in config.context], 1),
+        **{f"{name.removesuffix('_id')}_BLW": padded(rows(name)) for name in HISTORY},
+        "candidate_BW3": torch.cat([rows(name) for name in CANDIDATE], 1),
+        "actions_BL": padded(batch.actions_T.long()),
+        "times_BL": padded(batch.times_T.long()),
+        "lengths_B": lengths_B,
+        "query_times_B": batch.query_times_B.long(),
+    }
+    return inputs if batch.rates_BF is None else {**inputs, "rates_BF": batch.rates_BF}

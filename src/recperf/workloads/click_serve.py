@@ -1,0 +1,193 @@
+"""What trained click models (micro-dlrm, dlrm) share: scoring of rows, imported clicks, and what an export has.
+
+Shapes: N rows, B samples, F sparse features, D width, S slots of ids.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..data.click_store.imported import ImportedClicks
+from ..data.click_store.order import EMPTY, ClickOrder, Rows, Split
+from ..data.rows import Ids, Table, pyarrow
+from ..execution.serving import Encoded, Export, Served, TableExport
+from ..models.dlrm import DLRM, make_interaction
+from ..models.embeddings import StackedTables
+from ..models.tables import SparseTables
+from ..stop import poll
+from ..train.device import Settings
+from .clicks import SCORING_BATCH
+
+Longs = NDArray[np.int64]
+
+
+class DensePart(nn.Module):
+    """A DLRM behind its tables, in plain torch."""
+
+    def __init__(self, model: DLRM) -> None:
+        super().__init__()
+        self.bottom, self.top = copy.deepcopy(model.bottom), copy.deepcopy(model.top)
+        self.interaction = make_interaction(model.config)
+        self.interaction.load_state_dict(model.interaction.state_dict())
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """The logits of B x dense features and B x F x D embeddings."""
+        logits: Tensor = self.top(self.interaction(self.bottom(dense), list(embeddings.unbind(1)))).squeeze(1)
+        return logits
+
+
+@dataclass(frozen=True)
+class MemoryRows:
+    """Rows in memory, as an order of batches reads them."""
+
+    keys: tuple[str, ...]
+    slots: tuple[int, ...]
+    rows: Rows
+
+    def count(self, split: Split) -> int:
+        return len(self.rows)
+
+    def rows_of(self, split: Split, first: int, last: int) -> Rows:
+        return part_of(self.rows, first, last)
+
+
+def part_of(rows: Rows, first: int, last: int) -> Rows:
+    here = slice(first, last)
+    return Rows(rows.dense_ND[here], rows.ids_NS[here], rows.labels_N[here])
+
+
+class ServedClicks(Served):
+    """Inputs are `Rows`: numbers and table rows on the host."""
+
+    model: DLRM
+    batch_size = SCORING_BATCH
+    keys: tuple[str, ...]
+    slots: tuple[int, ...]
+    dense_names: tuple[str, ...]
+
+    def logits(self, inputs: Rows) -> Tensor:
+        rows, logits = MemoryRows(self.keys, self.slots, inputs), []
+        for batch in ClickOrder(store=rows, batch_size=self.batch_size, seed=0, split="valid").cut():
+            poll()
+            batch = batch.to(self.settings.device)
+            logits.append(self.model(batch.dense_BD, batch.features))
+        return torch.cat(logits).cpu()
+
+    def first(self, inputs: Rows, rows: int) -> Rows:
+        return part_of(inputs, 0, rows)
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Whole batches of so many rows, the last one shorter."""
+        size = self.block_rows // self.batch_size * self.batch_size
+        for first in range(0, rows, size):
+            yield first, min(first + size, rows)
+
+    def own_ids(self, feature: str) -> tuple[Any, Any] | None:
+        """Own ids of a sparse feature as an array of pyarrow, and the table row of each; None where it has none."""
+        return None
+
+    def export(self, example: Table, inputs: Rows) -> Export:
+        embeddings = self.model.embeddings
+        assert isinstance(embeddings, StackedTables | SparseTables)
+        tables = []
+        for feature in self.keys:
+            own = self.own_ids(feature)
+            by = "row" if own is None else "own id; any other id has row 0, the entry without an id"
+            ids, rows = own or (None, None)
+            meaning, weight = f"embeddings of {feature} by {by}", embeddings.table(feature)
+            tables.append(TableExport(name=feature, weight_RW=weight, ids=ids, rows_I=rows, meaning=meaning))
+        ids_NS = torch.from_numpy(inputs.ids_NS).long().to(self.settings.device)
+        pooled = []
+        for feature, ids_NL in zip(self.keys, torch.split(ids_NS, list(self.slots), 1)):
+            rows_NLD = embeddings.table(feature)[ids_NL.clamp(min=0)]
+            pooled.append((rows_NLD * (ids_NL != EMPTY).unsqueeze(2)).sum(1))
+        return Export(
+            tables=tables,
+            program=DensePart(self.model),
+            inputs={"dense": torch.from_numpy(inputs.dense_ND), "embeddings": torch.stack(pooled, 1)},
+            meanings={
+                "dense": f"dense features: {', '.join(self.dense_names)}",
+                "embeddings": f"embeddings of {', '.join(self.keys)}; of several ids of one feature, their sum",
+            },
+            example=example,
+            logits_B=self.logits(inputs),
+            more=self.more_tables(),
+        )
+
+    def more_tables(self) -> dict[str, Table]:
+        """Further tables that dense features come from."""
+        return {}
+
+
+class SeenItems:
+    """The items of each user, both as places."""
+
+    def __init__(self, users_N: Longs, items_N: Longs) -> None:
+        order = np.argsort(users_N, kind="stable")
+        self._users_N, self._items_N = users_N[order], items_N[order]
+
+    def __call__(self, user: int) -> list[int]:
+        first, stop = np.searchsorted(self._users_N, [user, user + 1])
+        items: list[int] = np.unique(self._items_N[first:stop]).tolist()
+        return items
+
+
+class ServedImported(ServedClicks):
+    """Clicks of a user's own columns; a category that no training row has is looked up in row 0."""
+
+    def __init__(self, clicks: ImportedClicks, model: DLRM, settings: Settings) -> None:
+        self.clicks, self.model, self.settings = clicks, model, settings
+        self.keys, self.slots, self.dense_names = clicks.keys, clicks.slots, clicks.dense_names
+        named = {clicks.manifest[role]: role for role in ("user", "item") if clicks.manifest[role] in clicks.keys}
+        self._columns = {named.get(one.name, one.name): one.name for one in clicks.columns.facts}
+        self.roles = {role: (column,) for role, column in self._columns.items()}
+        self.users, self.items = self._ids("user"), self._ids("item")
+
+    def _vocabulary(self, key: str) -> Any:
+        return self.clicks.columns.sparse[self.keys.index(key)][1].values
+
+    def _ids(self, role: str) -> Ids | None:
+        column = self._columns.get(role)
+        values = None if column not in self.keys else self._vocabulary(str(column))
+        return None if values is None else Ids(role, values)
+
+    def encode(self, rows: Mapping[str, Any]) -> Encoded:
+        table = pyarrow().table({self._columns[role]: values for role, values in rows.items()})
+        encoded = self.clicks.encode(table)
+        firsts = np.cumsum((0, *self.slots))[:-1]
+        unknown = {key: int((encoded.ids_NS[:, first] == 0).sum()) for key, first in zip(self.keys, firsts)}
+        return Encoded(encoded, unknown)
+
+    def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
+        for first, last in self.blocks(self.clicks.count("valid")):
+            rows = self.clicks.rows_of("valid", first, last)
+            own = self.clicks.own_columns("valid", first, last)
+            yield pyarrow().table({**own, "label": rows.labels_N}), rows
+
+    @cached_property
+    def _seen(self) -> SeenItems:
+        users_N, items_N = (self.clicks.role_ids(role, "train") for role in ("user", "item"))
+        assert users_N is not None
+        assert items_N is not None
+        known_N = (users_N > 0) & (items_N > 0)
+        return SeenItems(users_N[known_N] - 1, items_N[known_N] - 1)
+
+    def seen(self, user: int) -> Sequence[int]:
+        return self._seen(user)
+
+    def own_ids(self, feature: str) -> tuple[Any, Any] | None:
+        """Categories that enough training rows have; none for row 0."""
+        if self._vocabulary(feature) is None:
+            return None
+        names = self.clicks.categories(feature)
+        rows = [0, *(row for row, name in enumerate(names) if name is not None)]
+        return pyarrow().array([names[row] for row in rows], pyarrow().string()), np.array(rows)

@@ -1,0 +1,105 @@
+"""A trained dlrm: scores rows of imported clicks or of Criteo's columns; of random data, the held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ...data.batch import ClickBatch
+from ...data.click_store.order import Rows
+from ...data.criteo import lines
+from ...data.criteo.config import DENSE, KEYS
+from ...data.criteo.parse import Parser
+from ...data.criteo.store import CriteoStore
+from ...data.rows import BadRow, Table, as_integers, one_array, pyarrow
+from ...errors import UsageError
+from ...execution.serving import Encoded, Served
+from ...models.streams import SideStreams
+from ...stop import poll
+from ..click_serve import ServedClicks, ServedImported
+from .build import ChosenDLRM, DLRMBuilder
+from .config import DLRMWorkloadConfig
+from .data import ClickSource, imported
+
+NUMBERS = tuple(f"i{number}" for number in range(1, DENSE + 1))
+
+
+def serve(config: DLRMWorkloadConfig) -> Served:
+    # Neither a captured step nor where batches are drawn matters without training.
+    chosen = ChosenDLRM(replace(config, fast=replace(config.fast, graph="off", input="auto")))
+    if config.data.source == "clicks":
+        return ServedImported(imported(config), Builder(chosen).model, chosen.settings)
+    return ServedCriteo(chosen) if config.data.source == "criteo" else ServedDrawn(chosen)
+
+
+class Builder(DLRMBuilder):
+    def __init__(self, chosen: ChosenDLRM) -> None:
+        self.prepared = chosen
+        self.model = self._model(0, SideStreams(enabled=False))
+
+
+class ServedCriteo(ServedClicks):
+    """Rows have the columns i1 to i13, integers, and c1 to c26, hexadecimal; the log itself is not needed."""
+
+    keys, slots, dense_names = KEYS, (1,) * len(KEYS), NUMBERS
+
+    def __init__(self, chosen: ChosenDLRM) -> None:
+        self.config, self.settings = chosen.config, chosen.settings
+        self.model = Builder(chosen).model
+        self.roles = {name: (name,) for name in (*NUMBERS, *KEYS)}
+        self.parser = Parser(chosen.model.rows, chosen.config.data.hash_seed)
+
+    def encode(self, rows: Mapping[str, Any]) -> Encoded:
+        """Write the rows as lines of a log, which the parser of logs reads."""
+        compute, arrow = pyarrow(".compute"), pyarrow()
+        columns = [self._text(rows[name], name) for name in (*NUMBERS, *KEYS)]
+        label = arrow.array(["0"] * len(columns[0]))
+        joined = compute.binary_join_element_wise(label, *columns, "\t").to_pylist()
+        parsed = self.parser.parse("".join(f"{line}\n" for line in joined).encode())
+        if parsed.bad:
+            row, line = parsed.bad[0]
+            fault = lines.read(line)
+            what = fault.what if isinstance(fault, lines.Fault) else "cannot be read"
+            raise BadRow(row, what, "write integers and hexadecimal categories, as Criteo does")
+        encoded = Rows(parsed.dense_ND, parsed.ids_NF, parsed.labels_N)
+        return Encoded(encoded, {})
+
+    def _text(self, column: Any, name: str) -> Any:
+        arrow, compute = pyarrow(), pyarrow(".compute")
+        column = one_array(column)
+        if name in NUMBERS and not arrow.types.is_string(column.type):
+            column = as_integers(column, name)
+        return compute.fill_null(column.cast(arrow.string()), "")
+
+    def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
+        store = CriteoStore.open(self.config.data.criteo(self.config.dlrm.rows))
+        for first, last in self.blocks(store.count("valid")):
+            rows = store.rows_of("valid", first, last)
+            numbers = np.arange(store.count("train") + first, store.count("train") + last)
+            yield pyarrow().table({"row": numbers, "label": rows.labels_N}), rows
+
+
+class ServedDrawn(Served):
+    """Random rows have no columns: only the held-out ones can be scored."""
+
+    def __init__(self, chosen: ChosenDLRM) -> None:
+        self.config, self.settings = chosen.config, chosen.settings
+        self.model, self.roles = Builder(chosen).model, {}
+        self.batch_size = chosen.config.train.batch_size
+
+    def encode(self, rows: Mapping[str, Any]) -> Encoded:
+        raise UsageError("random rows have no columns", fix="recperf score RUN --held-out scores those that are kept")
+
+    def logits(self, inputs: ClickBatch) -> Tensor:
+        poll()
+        logits: Tensor = self.model(inputs.dense_BD, inputs.features)
+        return logits.cpu()
+
+    def held_out(self, seed: int) -> Iterator[tuple[Table, ClickBatch]]:
+        for number, batch in enumerate(ClickSource(self.config).held_out(seed, self.settings.device)):
+            rows = np.arange(number * len(batch), (number + 1) * len(batch))
+            yield pyarrow().table({"row": rows, "label": batch.labels_B.cpu().numpy().astype(np.int8)}), batch
