@@ -28,7 +28,8 @@ TRAIN = ("--train.max-steps", "30", "--no-report", "--no-peaks", "--quiet")
 SMALL = ("--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64")
 RUNS = {
     "micro-dlrm": ("micro-dlrm", "--data.source", "embedded"),
-    "dlrm-v4": ("dlrm-v4", "--data.events", "20000", "--data.windows.min-history", "8", "--train.batch-size", "64"),
+    "dlrm-v4": ("dlrm-v4", "--data.events", "20000", "--data.windows.min-history", "8", "--train.batch-size", "64",
+                "--model.rates-hidden", "4"),
     "clicks": ("dlrm", "--data", "CLICKS", "--model.bottom", "4", "4", *SMALL),
     "criteo": ("dlrm", "--preset", "criteo-kaggle", "--data.source", "criteo", "--data.path", "CRITEO", "--model.rows",
                *["50"] * 26, "--model.bottom", "13", "4", *SMALL),
