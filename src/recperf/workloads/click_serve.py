@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.click_store.imported import ImportedClicks
-from ..data.click_store.order import EMPTY, ClickOrder, Rows, Split
+from ..data.click_store.order import ClickOrder
+from ..data.click_store.rows import EMPTY, Rows, Split
 from ..data.rows import Ids, Table, pyarrow
 from ..execution.serving import Encoded, Export, Served, TableExport
 from ..models.dlrm import DLRM, make_interaction

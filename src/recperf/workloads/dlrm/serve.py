@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from ...data.batch import ClickBatch
-from ...data.click_store.order import Rows
+from ...data.click_store.rows import Rows
 from ...data.criteo import lines
 from ...data.criteo.config import DENSE, KEYS
 from ...data.criteo.parse import Parser

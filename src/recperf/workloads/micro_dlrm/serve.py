@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.click_store.order import Rows
+from ...data.click_store.rows import Rows
 from ...data.clicks import dense_features, split_rows
 from ...data.rows import Ids, Table, pyarrow
 from ...execution.serving import Encoded, Served
