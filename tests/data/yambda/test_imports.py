@@ -39,7 +39,7 @@ HEADER = "u,i,t,r\n"
 
 def import_file(path: Path, **options: Any) -> EventStore:
     """Import next to the file, then open the store."""
-    signal = {} if {"ratio", "label"} & options.keys() else {"rating": "r"}
+    signal = {} if {"ratio", "label"} & options.keys() else {"rating": "r", "positive_from": 4.0}
     store = open_store(
         import_events(ImportOptions(events=path, **{**NAMED, **signal, **options}), path.parent / "store")
     )

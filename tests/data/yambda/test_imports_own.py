@@ -50,7 +50,7 @@ def test_columns_are_recognised_by_usual_names(tmp_path: Path) -> None:
     assert store.manifest["unused_columns"] == ["title"]
     assert store.manifest["distinct"] == {"users": 2, "items": 2}
     for header, message in (
-        ("who,item,r", "no column is named like a user"),
+        ("who,item,r", "no column has a usual name for the user"),
         ("1,2,3", "the first line has numbers in place of column names"),
     ):
         with pytest.raises(DataError, match=message):
@@ -93,9 +93,12 @@ def test_negatives_do_not_depend_on_the_size_of_batches(
 
 
 def test_a_user_who_has_every_item_gets_no_negatives(tmp_path: Path) -> None:
-    store = imported(tmp_path / "log.csv", "user,item,time\n1,1,1\n1,2,2\n2,1,1\n")
-    assert store.manifest["negatives"]["left_out"] == 8
-    assert store.events == 3 + 4
+    nearly_all = "".join(f"3,{item},{item}\n" for item in range(1, 200))
+    store = imported(tmp_path / "log.csv", "user,item,time\n1,1,1\n2,200,1\n" + nearly_all)
+    assert store.manifest["negatives"] == {"per_event": 4, "by": "uniform", "seed": 7, "drawn": 804, "left_out": 0}
+    everything = imported(tmp_path / "log.csv", "user,item,time\n1,1,1\n1,2,2\n2,1,1\n", folder="all")
+    assert everything.manifest["negatives"]["left_out"] == 8
+    assert everything.events == 3 + 4
 
 
 def test_events_without_a_time_are_in_random_order_or_in_that_of_the_file(tmp_path: Path) -> None:
@@ -179,4 +182,4 @@ def test_notes_say_what_an_import_assumed(tmp_path: Path) -> None:
     without, drawn = notes("user,item\n1,1\n2,2\n", "bare")
     assert "random order" in without
     assert "4 negatives drawn for each (uniform, seed 7)" in drawn
-    assert notes("user,item,time,rating\n1,1,1,0.9\n2,1,1,0.8\n", "low")[0].startswith("all rows are negative")
+    assert notes("user,item,time,rating\n1,1,1,0.9\n2,1,1,0.8\n", "same")[0].startswith("all rows are positive")

@@ -73,6 +73,8 @@ def command(words: list[str]) -> int:
         own = "" if action in ("get", "make") else ",\n       or the name of a dataset you imported"
         print_text(WITHOUT_NAME.format(action=action, text=ACTIONS[action], names=names + own))
         return 0
+    if action == "import" and len(words) == 1:
+        raise UsageError("data import needs a file", fix="recperf data import FILE --name NAME")
     if action == "import" and len(words) > 1 and not words[1].startswith("-"):
         words = ["import", "--events", *words[1:]]
     family = import_module(f".{_family(action, words[1:])}", __name__)

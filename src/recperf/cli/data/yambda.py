@@ -188,7 +188,8 @@ def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:
     name, days, options = facts["name"], facts.get("days"), facts["import"]
     verb = "imported" if facts["imported"] else "already imported"
     span = f", {days['first']} to {days['last']}" if days else ""
-    counts = f"{facts['events_in_file']:,} events of {facts['users']:,} users and {facts['items']:,} items"
+    users, items = _count(facts["users"], "user"), _count(facts["items"], "item")
+    counts = f"{_count(facts['events_in_file'], 'event')} of {users} and {items}"
     terminal.say(f"{verb} {name}: {counts}{span}")
     roles = ("user", "item", "time", "rating", "ratio", "label", "genres", "artist", "album", "type")
     used = [f"{role} {options[role]}" for role in roles if options[role] is not None]
@@ -202,7 +203,9 @@ def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:
             f"  positives  {share:.1%} of {facts['by_type']['listen'] + _drawn(facts):,} labelled events{rule}"
         )
     per_user = facts["events_per_user"]
-    terminal.say(f"  per user   {per_user['p50']:,} events (median), {per_user['min']:,} to {per_user['max']:,}")
+    terminal.say(
+        f"  per user   {_count(per_user['p50'], 'event')} (median), {per_user['min']:,} to {per_user['max']:,}"
+    )
     groups = [f"{facts[role]:,} {role}" for role in ("artists", "albums") if role in facts]
     if groups:
         source = " (first genre, and set of genres)" if options["genres"] is not None else ""
@@ -214,6 +217,10 @@ def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:
         terminal.notice(note)
     here = facts["folder"] == str(places.dataset_folder(name) / "store")
     terminal.say(f"train on it: recperf run dlrm-v4 --data {name if here else facts['folder']}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _drawn(facts: dict[str, Any]) -> int:

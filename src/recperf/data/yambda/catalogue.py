@@ -275,7 +275,7 @@ def _notes(facts: dict[str, Any]) -> Iterator[str]:
             f"({drawn['by']}, seed {drawn['seed']}), none of them an item of the same user"
         )
         if drawn["left_out"]:
-            yield f"{drawn['left_out']:,} negatives could not be drawn: their users have nearly every item"
+            yield f"{drawn['left_out']:,} negatives could not be drawn: their users have every item"
     elif share in (0.0, 1.0):
         which = "positive" if share else "negative"
         yield f"all rows are {which}: check --positive-from, or draw negatives with --negatives 4 and without a label"

@@ -22,6 +22,8 @@ ID_ROLES = ("user", "item", *OPTIONAL_ROLES)
 LAST_SECOND = 0xFFFFFFFF
 LARGEST_RATIO = 0xFFFF
 FULLY_PLAYED = 100
+POSITIVE_SHARE = 0.8
+"""A rating of at least this share of the largest one is positive: 4 of 5."""
 _UNITS = {
     "s": ("seconds", 1),
     "ms": ("milliseconds", 1_000),
@@ -80,13 +82,16 @@ class Column:
 def convert(connection: Any, source: Source, options: ImportOptions) -> ImportOptions:
     """Create the table `events`: row, user_id, item_id, seconds, type_code, played, and artist_id, album_id if any.
 
-    Returns the options with the unit of times that was found.
+    Returns the options with the unit of times and the least positive rating that were found.
     """
     for macro in _MACROS:
         connection.execute(f"CREATE MACRO {macro}")
     columns = _columns(connection, options)
     if "time" in columns and options.time_unit == "auto":
         options = replace(options, time_unit=_unit(connection, columns["time"]))
+    if "rating" in columns and options.positive_from is None:
+        largest = fetch_row(connection, f"SELECT max({_number(columns['rating'])}) FROM raw")[0]
+        options = replace(options, positive_from=round(POSITIVE_SHARE * (largest or 0.0), 6))
     values = {"seconds": _order(options), "type_code": "0::UTINYINT", "played": f"{FULLY_PLAYED}::USMALLINT"}
     values |= {_target(role, options): _value(connection, column, options) for role, column in columns.items()}
     selected = ", ".join(f"{value} AS {name}" for name, value in values.items())

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ...xxh64 import xxh64
 from ..schema import DRAWN, ORGANIC
 
-_ROUNDS = 32
-"""Draws of one negative before it is left out, because its user has nearly every item."""
+_ROUNDS = 16
+"""Draws of one negative before the items that its user does not have are listed."""
 
 Events = dict[str, NDArray[Any]]
 
@@ -61,7 +61,8 @@ class Negatives:
         return {name: column[stored] for name, column in wide.items()}
 
     def draw(self, users_N: NDArray[np.int64], items_N: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Items that the user of each event has nowhere, and whether one was found."""
+        """Items that the user of each event has nowhere, and whether there is one. Users who have nearly every item get
+        the few others equally often."""
         own = np.unique(users_N * len(self.counts_I) + items_N)
         items_NK = np.zeros((len(users_N), self.count), np.int64)
         place = np.arange(items_NK.size)
@@ -77,7 +78,14 @@ class Negatives:
             if not len(place):
                 break
         found_NK = np.ones(items_NK.shape, np.bool_)
-        found_NK.reshape(-1)[place] = False
+        for user in np.unique(users_N[row]).tolist():
+            mine = users_N[row] == user
+            others = np.setdiff1d(self._known, items_N[users_N == user])
+            if len(others):
+                words = xxh64([row[mine] + self.events, column[mine], np.full(int(mine.sum()), _ROUNDS)], self.seed)
+                items_NK.reshape(-1)[place[mine]] = others[(words % np.uint64(len(others))).astype(np.int64)]
+            else:
+                found_NK.reshape(-1)[place[mine]] = False
         self.events += len(users_N)
-        self.left_out += len(place)
+        self.left_out += int((~found_NK).sum())
         return items_NK, found_NK

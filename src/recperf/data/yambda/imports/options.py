@@ -61,8 +61,8 @@ class ImportOptions:
     label: str | None = None
     """Column of 0 or 1, false or true: whether the item was liked, bought, listened to. Or of any other values, see
     `positives`."""
-    positive_from: float = 4.0
-    """The least rating that counts as positive."""
+    positive_from: float | None = None
+    """The least rating that counts as positive; default: 0.8 times the largest rating, 4 of 5."""
     positives: tuple[str, ...] = ()
     """Values of the label that count as positive, such as buy; all others are negative."""
     negatives: int | None = None
@@ -117,7 +117,8 @@ class ImportOptions:
                 what = f"column {column!r} is given as {roles[column]} and as {role}"
                 raise UsageError(what, fix="give each column once")
             roles[column] = role
-        require(self.positive_from - self.positive_from == 0, "positive_from", self.positive_from, "a number")
+        threshold = self.positive_from or 0.0
+        require(threshold - threshold == 0, "positive_from", self.positive_from, "a number")
         marks = self.delimiter
         is_valid = marks is None or (len(marks) in (1, 2) and len(set(marks)) == 1 and marks[0] not in '"\r\n')
         require(is_valid, "delimiter", marks, "one character, or the same twice")

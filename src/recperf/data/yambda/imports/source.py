@@ -218,7 +218,7 @@ def require_role(source: Source, role: str) -> None:
     if all(re.fullmatch(r"[0-9.]*", name) for name in source.names):
         what, fix = "the first line has numbers in place of column names", "--user 1 --item 2 --rating 3 --time 4"
     else:
-        what, fix = f"no column is named like a {role}", f"--{role} COLUMN, one of those"
+        what, fix = f"no column has a usual name for the {role}", f"--{role} COLUMN, the name or the number of one"
     raise DataError(what, where={"file": source.path, "columns": shown}, fix=fix)
 
 
