@@ -42,9 +42,10 @@ COMMANDS = {
     "mlperf": "check, plot and package MLPerf logs",
     "plan": "predict memory, time and cost on devices you do not have",
     "doctor": "test what works on this machine, and say how to fix what does not",
+    "completion": "print a script that completes commands and options in bash, zsh or fish",
 }
 
-WITHOUT_NUMPY = ("list", "show", "checkpoint")
+WITHOUT_NUMPY = ("list", "show", "checkpoint", "completion")
 WITH_TORCH = ("run", "score", "recommend", "export", "profile", "sweep", "ladder", "pair", "peaks", "doctor")
 
 STOP_CLEANLY = ("run", "score", "profile", "sweep", "data")

@@ -7,13 +7,13 @@ import dataclasses
 import io
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tyro
 
-from ..errors import UsageError, closest, did_you_mean
+from ..errors import RecperfError, UsageError, closest, did_you_mean
 from .terminal import print_text
 
 T = TypeVar("T")
@@ -42,8 +42,32 @@ def choose_action(command: str, arguments: list[str], actions: dict[str, str], t
     return arguments[0]
 
 
+class _Parses(Exception):
+    """What a command parses its arguments into."""
+
+
+_only_asked = False
+
+
+def parsed_into(command: Callable[[list[str]], int], arguments: list[str]) -> Any:
+    """The dataclass that a command would parse these arguments into; None if it refuses them before."""
+    global _only_asked
+    _only_asked = True
+    try:
+        command(arguments)
+    except _Parses as answer:
+        return answer.args[0]
+    except (RecperfError, SystemExit):
+        return None
+    finally:
+        _only_asked = False
+    return None
+
+
 def parse(kind: type[T], arguments: list[str], *, prog: str, description: str, default: T | None = None) -> T:
     """Parse arguments into an instance of a dataclass; `default` holds the values that are not on the command line."""
+    if _only_asked:
+        raise _Parses(kind)
     errors = io.StringIO()
     defaults: dict[str, Any] = {} if default is None else {"default": default}
     try:
@@ -79,21 +103,27 @@ def _unknown(arguments: list[str], known: list[str], prog: str) -> UsageError:
     )
 
 
-def flags(kind: Any, prefix: str = "") -> Iterator[str]:
+def flags(kind: Any) -> Iterator[str]:
     """Every flag of a dataclass, nested ones with their prefix."""
+    return (f"--{name}" for name, _, _ in fields_of(kind))
+
+
+def fields_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Every field of a dataclass as its flag names it, its type, and whether it is an argument without a flag."""
     origin = typing.get_origin(kind) or kind
     hints = typing.get_type_hints(origin, include_extras=True)
     bound = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(kind)))
     for item in dataclasses.fields(origin):
         hint = hints[item.name]
-        unnamed = typing.get_origin(hint) is typing.Annotated
-        if unnamed:
-            hint = typing.get_args(hint)[0]
+        marks: list[Any] = []
+        if typing.get_origin(hint) is typing.Annotated:
+            hint, *marks = typing.get_args(hint)
         hint = bound.get(hint, hint)
         if dataclasses.is_dataclass(hint):
-            yield from flags(hint, prefix if unnamed else f"{prefix}{item.name}.")
+            yield from fields_of(hint, prefix if marks else f"{prefix}{item.name}.")
         else:
-            yield f"--{prefix}{item.name}".replace("_", "-")
+            name = next((mark.name for mark in marks if getattr(mark, "name", None)), item.name)
+            yield f"{prefix}{name}".replace("_", "-"), hint, tyro.conf.Positional in marks
 
 
 def _plain(box: str) -> str:
