@@ -25,6 +25,8 @@ from recperf.cli.parse import flags
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = tuple(workloads.WORKLOADS)
+KINDS = {("data", "import"): ("", "--clicks FILE")}
+"""Actions whose options depend on another option."""
 RULER = "───"
 COLUMNS = "120"
 """Width of the help. With more, two frames of options stand side by side."""
@@ -111,7 +113,8 @@ def command_page(command: str) -> str:
         return f"# recperf {command}\n\n{as_markdown(text)}"
     parts = [f"# recperf {command}\n\n```\n{text.strip()}\n```\n"]
     for action in module.ACTIONS:
-        for heading, helped in helps_of_action(command, action, getattr(module, "NAMED_BY", {}).get(action, ())):
+        names = getattr(module, "NAMED_BY", {}).get(action, ()) or KINDS.get((command, action), ())
+        for heading, helped in helps_of_action(command, action, names):
             parts.append(f"## {heading}\n\n{as_markdown(helped, headings=False)}")
     return "\n".join(parts)
 
@@ -123,9 +126,9 @@ def helps_of_action(command: str, action: str, names: tuple[str, ...]) -> Iterat
         return
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(help_of(command, action, name), []).append(name)
+        groups.setdefault(help_of(command, action, *name.split()), []).append(name)
     for text, members in groups.items():
-        yield f"{command} {action} {', '.join(members)}", text
+        yield f"{command} {action} {', '.join(members)}".strip(), text
 
 
 def fields_page(name: str) -> str:

@@ -28,5 +28,5 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
     for name, text in pages.items():
         loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\ssrc=\"([^\"]*)|<link\b[^>]*\shref=\"([^\"]*)", text)
         assert not [address for pair in loaded for address in pair if re.match(r"(https?:)?//", address)], name
-    assert "--data.split {random,last,cold}" in re.sub("<[^>]*>", "", pages["cli/fields-micro-dlrm.html"])
+    assert "--train.batch-size INT" in re.sub("<[^>]*>", "", pages["cli/fields-micro-dlrm.html"])
     assert 'id="recperf.execution.step_profile.profile"' in pages["python.html"]

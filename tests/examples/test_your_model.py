@@ -1,27 +1,18 @@
-"""The examples of docs/your-model.md run as they stand."""
+"""The Python examples of docs/your-model.md run as they stand; tests/docs runs its commands."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import recperf
-from recperf.cli import main
 from recperf.execution import step_profile
 from recperf.measure import observing
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-model.md").read_text(encoding="utf-8")
-PROGRAM = """
-def batches():
-    yield from loader
-
-for batch in batches():
-    step(batch)
-"""
 
 
 def blocks(language: str) -> list[str]:
@@ -48,11 +39,3 @@ def test_the_python_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("profile.html").exists()
     assert report.verdict.limit in capsys.readouterr().out
     assert set(recperf.__all__) >= {"profile", "Profiler", "load"}
-
-
-def test_the_commands() -> None:
-    Path("train.py").write_text(blocks("python")[0].partition("report =")[0] + PROGRAM)
-    for line in blocks("")[0].splitlines():
-        assert main(shlex.split(line)[1:]) == 0
-    assert Path("profile.html").exists()
-    assert len(list(Path("runs").glob("script-profile-*/profile.json"))) == 2
