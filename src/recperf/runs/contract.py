@@ -137,7 +137,10 @@ def _same(stated: Any, derived: Any) -> bool:
     if isinstance(stated, list) and isinstance(derived, list):
         return len(stated) == len(derived) and all(map(_same, stated, derived))
     if isinstance(stated, (int, float)) and isinstance(derived, (int, float)):
-        return math.isclose(stated, derived, rel_tol=SAME, abs_tol=SAME**2)
+        try:
+            return math.isclose(stated, derived, rel_tol=SAME, abs_tol=SAME**2)
+        except OverflowError:
+            return False
     return bool(stated == derived)
 
 
@@ -184,7 +187,8 @@ def _detail_objections(evidence: Evidence, metrics: Metrics) -> Iterator[str]:
     scores = evidence.file("scores.json", Scores)
     if set(scores.seeds) - {str(seed) for seed in evidence.seeds()}:
         yield "scores.json has seeds that the config does not ask for"
-    for name, value in detail(evidence.raw("scores.json"), metrics).items():
+    derived = derived_from(lambda content: detail(content, metrics), {"scores.json": evidence.raw("scores.json")})
+    for name, value in derived.items():
         if not _same(stated.get(name), value):
             yield f"result.json: quality.{name} differs from what scores.json gives"
 
@@ -231,7 +235,7 @@ def _target_objections(evidence: Evidence, derive: Derive | None) -> Iterator[st
             yield f"result.json: quality.target.{name} is {stated.get(name)!r}, the config gives {bound!r}"
 
 
-def derived_from(derive: Derive, files: dict[str, dict[str, Any]]) -> Mapping[str, Any]:
+def derived_from(derive: Callable[..., Mapping[str, Any]], files: dict[str, dict[str, Any]]) -> Mapping[str, Any]:
     """What a function of a workload computes from files of a run; it gets copies, and may find them unusable."""
     try:
         return derive(*(copy.deepcopy(content) for content in files.values()))
