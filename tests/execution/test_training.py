@@ -81,8 +81,9 @@ def seed_training(
     run: Run, trial: Weights, *, contract: Any = None, allow: tuple[str, ...] = (), log: Any = None
 ) -> SeedTraining:
     job = SimpleNamespace(
-        run=run, report=None, stop=StopFlag(), allow=allow, log=log, config=TrainConfig(),
+        run=run, report=SimpleNamespace(live=False), stop=StopFlag(), allow=allow, log=log, config=TrainConfig(),
         workload=SimpleNamespace(submission=None), reached=lambda metrics: False, changed=(),
+        prepared=SimpleNamespace(settings=SimpleNamespace(sync=None)),
     )  # fmt: skip
     store = CheckpointStore(folder=run.folder / "checkpoints" / "seed-42", notice=pytest.fail)
     made = SeedTraining(cast(Any, job), 42, cast(Any, trial), store)
