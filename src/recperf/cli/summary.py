@@ -7,7 +7,8 @@ from typing import Any
 
 from ..measure.limits import UNCLEAR
 from ..runs.report.formats import component, percent, spread, throughput, time, whole_time
-from ..runs.report.sections import certainty, measured_steps, quality_table, target_sentence, unsteady_steps
+from ..runs.report.quality_sections import certainty
+from ..runs.report.sections import measured_steps, quality_table, target_sentence, unsteady_steps
 from ..runs.report.step_sections import headline
 from ..runs.report.text import render_block
 from ..runs.resume import change_text

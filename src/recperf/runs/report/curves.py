@@ -147,21 +147,43 @@ def training(
     return sheet
 
 
+def _band(axes: Axes, series: list[list[tuple[float, float]]], marker: str = "") -> tuple[float, float]:
+    """The mean of several seeds, with a band from the lowest to the highest; of the steps that most of them have."""
+    by_step: dict[float, list[float]] = {}
+    for one in series:
+        for step, value in one:
+            by_step.setdefault(step, []).append(value)
+    most = max(map(len, by_step.values()))
+    steps = sorted(step for step, values in by_step.items() if len(values) == most)
+    low, high = ([ends(by_step[step]) for step in steps] for ends in (min, max))
+    axes.fill_between(steps, low, high, color=tone("accent"), alpha=0.25, lw=0)
+    means = [math.fsum(by_step[step]) / most for step in steps]
+    axes.plot(steps, means, color=tone("accent"), lw=1.8, marker=marker or None, ms=4)
+    return min(low), max(high)
+
+
 def _losses(axes: Axes, losses: dict[int, list[tuple[int, float]]]) -> None:
     drawn = {seed: thin(series) for seed, series in losses.items()}
+    if len(drawn) > 1:
+        smoothed = [list(zip(thinned.step, smooth(thinned.mean))) for thinned in drawn.values()]
+        ends = _band(axes, smoothed)
+        _frame(axes, max(thinned.step[-1] for thinned in drawn.values()), *ends)
+        return
     for thinned in drawn.values():
         axes.fill_between(thinned.step, thinned.low, thinned.high, color=tone("muted"), alpha=0.25, lw=0)
     for thinned in drawn.values():
-        axes.plot(thinned.step, smooth(thinned.mean), color=tone("accent"), lw=1.8, alpha=1 if len(drawn) == 1 else 0.7)
+        axes.plot(thinned.step, smooth(thinned.mean), color=tone("accent"), lw=1.8)
     low = min(min(thinned.low) for thinned in drawn.values())
     high = max(max(thinned.high) for thinned in drawn.values())
     _frame(axes, max(thinned.step[-1] for thinned in drawn.values()), low, high)
 
 
 def _history(axes: Axes, history: dict[int, list[tuple[int, float]]], target: float | None) -> None:
-    for series in history.values():
-        x, y = zip(*sorted(series))
-        axes.plot(x, y, color=tone("accent"), lw=1.8, marker="o", ms=4, alpha=1 if len(history) == 1 else 0.7)
+    if len(history) > 1:
+        _band(axes, [[(float(step), value) for step, value in series] for series in history.values()], "o")
+    else:
+        x, y = zip(*sorted(*history.values()))
+        axes.plot(x, y, color=tone("accent"), lw=1.8, marker="o", ms=4)
     values = [value for series in history.values() for _, value in series] + ([target] if target is not None else [])
     _frame(axes, max(step for series in history.values() for step, _ in series), min(values), max(values))
     if target is not None:
@@ -179,3 +201,22 @@ def _frame(axes: Axes, last: float, low: float, high: float) -> None:
     marked = round_steps(low - room, high + room, 5)
     ticks(axes, "y", marked, evenly(marked), grid=True)
     ticks(axes, "x", round_steps(0, last * 1.02, 4), lambda v: f"{v:,.0f}")
+
+
+def reliability(width: int, bins: list[tuple[float, float]]) -> Sheet:
+    """Observed over predicted rates, beside the line on which they are equal."""
+    side = min(width - 60, 260)
+    sheet = Sheet(width, side + 70)
+    axes = sheet.axes(46, 34, width - 46 - side, 36)
+    sheet.text(0, 12, "observed share of positives", color="ink", size=12, weight="bold", va="center")
+    sheet.text(46 + side, side + 62, "predicted probability", ha="right", va="center")
+    high = max(max(pair) for pair in bins) * 1.05 or 1.0
+    axes.plot([0, high], [0, high], color=tone("muted"), lw=1, ls=(0, (4, 3)))
+    x, y = zip(*bins)
+    axes.plot(x, y, color=tone("accent"), lw=1.8, marker="o", ms=5)
+    axes.set_xlim(0, high)
+    axes.set_ylim(0, high)
+    marked = round_steps(0, high, 4)
+    ticks(axes, "x", marked, evenly(marked))
+    ticks(axes, "y", marked, evenly(marked), grid=True)
+    return sheet

@@ -12,12 +12,15 @@ NONE = "–"
 """Shown where a row has no value."""
 NOT_MEASURED = "not measured"
 
-METRICS = {"auc": "AUC", "lifetime_auc": "lifetime AUC"}
+METRICS = {
+    "auc": "AUC", "lifetime_auc": "lifetime AUC", "hit_rate_10": "HR@10", "ndcg_10": "NDCG@10", "mrr": "MRR",
+}  # fmt: skip
 BASELINES = {
     "user_item_bias": "user + item bias",
     "item_bias": "item bias",
     "majority": "majority class",
     "popularity": "item popularity",
+    "positives": "items' positive rows",
     "planted": "true model of the synthetic data",
 }
 

@@ -24,6 +24,8 @@ class Bar:
     own: bool = False
     spread: dict[str, float] = field(default_factory=dict)
     seeds: dict[str, list[float]] = field(default_factory=dict)
+    interval: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Bootstrap interval of a metric, drawn instead of its spread."""
 
 
 def quality(width: int, bars: list[Bar], metrics: list[tuple[str, str]], targets: dict[str, float]) -> Sheet:
@@ -48,19 +50,21 @@ def quality(width: int, bars: list[Bar], metrics: list[tuple[str, str]], targets
 
 def _scores(axes: Axes, bars: list[Bar], metric: str, target: float | None) -> None:
     values = [bar.values[metric] for bar in bars]
+    highest = max([bar.interval[metric]["high"] for bar in bars if metric in bar.interval], default=0.0)
     low = 0.5 if min(values) >= 0.5 and max(values) <= 1 else min(0.0, *values)
-    high = max([*values, target or low]) + 1e-9
+    high = max([*values, highest, target or low]) + 1e-9
     axes.set_xlim(low, low + (high - low) * 1.2)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     for row, (bar, value) in enumerate(zip(bars, values)):
         color = tone("accent" if bar.own else "other")
         axes.barh(row, value - low, left=low, height=0.58, color=color)
-        spread = bar.spread.get(metric)
-        if spread:
-            axes.plot([value - spread, value + spread], [row, row], color=tone("ink"), lw=1.5, solid_capstyle="butt")
+        spread, ends = bar.spread.get(metric, 0.0), bar.interval.get(metric)
+        low_end, high_end = (ends["low"], ends["high"]) if ends else (value - spread, value + spread)
+        if high_end > low_end:
+            axes.plot([low_end, high_end], [row, row], color=tone("ink"), lw=1.5, solid_capstyle="butt")
         for seed in bar.seeds.get(metric, []):
             axes.plot(seed, row + 0.0, "o", ms=4, mfc=tone("surface"), mec=tone("ink"), mew=1)
-        end = max([value + (spread or 0), *bar.seeds.get(metric, [])])
+        end = max([value, high_end, *bar.seeds.get(metric, [])])
         axes.annotate(
             f"{value:.3f}", (end, row), (6, 0), textcoords="offset points", va="center", color=tone("ink"), fontsize=11
         )

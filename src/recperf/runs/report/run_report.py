@@ -86,6 +86,9 @@ def _tiles(run: Reading) -> list[Tile]:
     if name:
         spread = quality["spread"].get(name)
         note = f"± {spread:.4f} over {len(quality['seeds'])} seeds" if spread is not None else "one seed"
+        ends = quality.get("interval")
+        if ends and name == "auc":
+            note = f"{ends['low']:.3f} to {ends['high']:.3f}, 95 %; {note}"
         tiles.append(Tile(f"validation {metric(name)}", f"{quality['metrics'][name]:.4f}", note))
     step, steady, overall = (performance[name] for name in ("step_ms", "steady", "overall"))
     parts = [part for part in step_parts(run, profiled=run.profile is not None) if part.name != "other"]

@@ -8,9 +8,8 @@ from typing import Any
 
 from ...config import flatten
 from ...train.config import baseline_to_beat
-from ..quality import best_difference
 from ..resume import change_text, is_free, repeatable
-from . import curves, plots
+from . import curves, plots, quality_sections
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Missing, Section, Table, Text, cells, definitions
 from .formats import NONE, NOT_MEASURED, baseline, count, metric, percent
@@ -79,28 +78,6 @@ def quality_table(result: Result) -> Table:
     return Table(("", *(metric(name) for name in names)), rows, note)
 
 
-def certainty(result: Result) -> list[str]:
-    """How certain the AUC is, and the difference to the best baseline; empty for results of earlier versions."""
-    part, sentences = result["quality"], []
-    bounds, difference = part.get("interval"), best_difference(part)
-    if bounds:
-        sentences.append(
-            f"AUC {part['metrics']['auc']:.4f} ({bounds['low']:.3f} to {bounds['high']:.3f}, 95 %), from "
-            f"{bounds['replicates']} bootstrap samples of {count(bounds['units'])} {bounds['by']}."
-        )
-    if difference:
-        seeds, ends = difference["seeds"], (difference["low"], difference["high"])
-        over = f"{difference['auc']:+.4f} over"
-        if difference["auc"] < 0:
-            over, ends = f"{-difference['auc']:.4f} below", (-ends[1], -ends[0])
-        sentences.append(
-            f"{over} {baseline(difference['baseline'])} ({ends[0]:.4f} to {ends[1]:.4f}), "
-            f"{seeds} seed{'s' * (seeds > 1)}; the baseline is better in {percent(difference['below_zero'], 1)} of the "
-            "bootstrap samples."
-        )
-    return sentences
-
-
 def _deviation(value: float | None) -> str:
     return "" if value is None else f"± {value:.4f}"
 
@@ -108,10 +85,14 @@ def _deviation(value: float | None) -> str:
 def quality(run: Reading, key: str) -> Section:
     part, target = run.result["quality"], bounds(run.result)
     blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
-    blocks += [Text(sentence) for sentence in certainty(run.result)]
-    blocks += [Text(f"{text[0].upper()}{text[1:]}.", "warning") for text in part.get("warnings") or ()]
+    blocks += [Text(sentence) for sentence in quality_sections.certainty(run.result)]
+    blocks += quality_sections.warnings(run.result)
     bars = [_own_bar(run)]
-    bars += [plots.Bar(baseline(rule), metrics) for rule, metrics in reversed(part["baselines"].items())]
+    intervals = {name: {"auc": ends} for name, ends in (part.get("baseline_intervals") or {}).items()}
+    bars += [
+        plots.Bar(baseline(rule), metrics, interval=intervals.get(rule, {}))
+        for rule, metrics in reversed(part["baselines"].items())
+    ]
     panels = [(name, metric(name)) for name in ("auc", "accuracy") if all(name in bar.values for bar in bars)]
     if panels:
         listed = "; ".join(
@@ -122,16 +103,20 @@ def quality(run: Reading, key: str) -> Section:
             caption = f"Bars start at 0.5, the score of guessing. {caption}"
         if len(part["seeds"]) > 1:
             caption += " Open dots: single seeds."
+        if part.get("interval"):
+            caption += " Lines on the bars of the AUC: 95 % intervals."
         draw = lambda width: plots.quality(width, bars, panels, target)  # noqa: E731
         blocks.append(Figure(f"{key}-quality", f"Quality beside baselines. {listed}", caption, draw))
-    return Section("quality", "Quality", [*blocks, quality_table(run.result)])
+    more = quality_sections.details(run.result, key)
+    return Section("quality", "Quality", [*blocks, quality_table(run.result), *more])
 
 
 def _own_bar(run: Reading) -> plots.Bar:
     part = run.result["quality"]
     seeds = part["seeds"] if len(part["seeds"]) > 1 else []
     each = {name: [entry["metrics"][name] for entry in seeds if name in entry["metrics"]] for name in part["metrics"]}
-    return plots.Bar(run.workload, part["metrics"], own=True, spread=part["spread"], seeds=each)
+    interval = {"auc": part["interval"]} if part.get("interval") else {}
+    return plots.Bar(run.workload, part["metrics"], own=True, spread=part["spread"], seeds=each, interval=interval)
 
 
 def budget(run: Reading, key: str) -> Section:
@@ -221,11 +206,17 @@ def training(run: Reading, key: str) -> Section:
     history, bound = _history(run, name), bounds(run.result).get(name)
     steps = sum(len(series) for series in events.losses.values())
     ends = [f"seed {seed}: {series[-1][1]:.3f} after step {series[-1][0]:,}" for seed, series in events.losses.items()]
+    several = len(events.losses) > 1
     caption = f"Loss of {count(steps)} steps; the line is an exponential moving average."
     if any(len(series) > curves.BUCKETS for series in events.losses.values()):
         caption = (
             f"Loss of {count(steps)} steps in at most {curves.BUCKETS} groups per seed: the band spans the smallest "
             "and largest loss of a group, the line is an exponential moving average of the group means."
+        )
+    if several:
+        caption = (
+            f"{len(events.losses)} seeds: lines are their mean, bands reach from the lowest to the highest seed. The "
+            f"loss of {count(steps)} steps is smoothed by an exponential moving average."
         )
     if events.norms:
         caption += " The gradient norm is that of the dense parameters, over all ranks and before clipping."

@@ -1,0 +1,157 @@
+"""Quality beyond the metrics: certainty, rankings, segments and calibration, as blocks of a page and of a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..quality import ORACLES, best_difference
+from . import curves
+from .blocks import Block, Cell, Figure, Table, Text, cells
+from .formats import NONE, baseline, count, metric, percent
+
+Result = dict[str, Any]
+
+SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
+
+
+def certainty(result: Result) -> list[str]:
+    """How certain the AUC is, and the difference to the best baseline; empty for results of earlier versions."""
+    part, sentences = result["quality"], []
+    bounds, difference = part.get("interval"), best_difference(part)
+    if bounds:
+        sentences.append(
+            f"AUC {part['metrics']['auc']:.4f} ({bounds['low']:.3f} to {bounds['high']:.3f}, 95 %), from "
+            f"{bounds['replicates']} bootstrap samples of {count(bounds['units'])} {bounds['by']}."
+        )
+    if difference:
+        sentences.append(f"{_over(difference, 'auc')}.")
+    ranking = part.get("ranking")
+    if ranking:
+        names = ", ".join(f"{metric(name)} {value:.4f}" for name, value in ranking["metrics"].items())
+        best = next(iter(ranking["differences"]), None)
+        beside = f"; NDCG@10 {_over(best, 'ndcg')}" if best else ""
+        sentences.append(f"{names} over {_candidates(ranking)}, {count(ranking['users'])} users{beside}.")
+    return sentences
+
+
+def _over(row: dict[str, Any], name: str) -> str:
+    """`+0.0120 over gradient boosting (0.0080 to 0.0160), 5 seeds; ...`."""
+    low, high, seeds = row["low"], row["high"], row["seeds"]
+    over = f"{row[name]:+.4f} over"
+    if row[name] < 0:
+        over, low, high = f"{-row[name]:.4f} below", -high, -low
+    return (
+        f"{over} {baseline(row['baseline'])} ({low:.4f} to {high:.4f}), {seeds} seed{'s' * (seeds > 1)}; the baseline "
+        f"is better in {percent(row['below_zero'], 1)} of the bootstrap samples"
+    )
+
+
+def _candidates(ranking: dict[str, Any]) -> str:
+    if ranking["negatives"]:
+        return f"{count(ranking['negatives'])} items drawn for each user from {count(ranking['catalogue'])}"
+    return f"all {count(ranking['catalogue'])} items"
+
+
+def warnings(result: Result) -> list[Block]:
+    texts = result["quality"].get("warnings") or ()
+    return [Text(f"{text[0].upper()}{text[1:]}.", "warning") for text in texts]
+
+
+def details(result: Result, key: str) -> list[Block]:
+    """Everything that scores.json adds to a result, for its page."""
+    return [*_certainty_table(result), *_ranking(result), *_segments(result), *_calibration(result, key)]
+
+
+def _certainty_table(result: Result) -> list[Block]:
+    part = result["quality"]
+    bounds, differences = part.get("interval"), part.get("differences") or ()
+    if not bounds:
+        return []
+    intervals = part.get("baseline_intervals") or {}
+    rows = [cells(Cell(result["workload"], "strong", "accent"), _score(part["metrics"]["auc"], bounds), NONE, NONE)]
+    for row in differences:
+        name = row["baseline"]
+        own = part["baselines"][name]["auc"]
+        rows.append(
+            cells(Cell(baseline(name), swatch="other"), _score(own, intervals.get(name)), *_difference(row, "auc"))
+        )
+    units = f"{count(bounds['units'])} {bounds['by']}"
+    note = (
+        f"95 % intervals from {bounds['replicates']} bootstrap samples: {units} drawn with replacement, the same "
+        "ones for the model and every baseline"
+    )
+    seeds = len(part["seeds"])
+    note += f", and with them the {seeds} seeds." if seeds > 1 else "."
+    if any(row["baseline"] in ORACLES for row in differences):
+        note += " The true model of the synthetic data is no baseline to beat."
+    head = ("", "AUC, 95 % interval", "model less baseline", "baseline is better in")
+    return [Table(head, rows, note)]
+
+
+def _score(value: float, bounds: dict[str, float] | None) -> Cell:
+    return Cell(f"{value:.4f}", second_line=f"{bounds['low']:.4f} to {bounds['high']:.4f}" if bounds else "")
+
+
+def _difference(row: dict[str, Any], name: str) -> tuple[Cell, Cell]:
+    tone = "good" if row["low"] > 0 else "bad" if row["high"] < 0 else ""
+    text = f"{row['low']:+.4f} to {row['high']:+.4f}"
+    return Cell(f"{row[name]:+.4f}", tone, second_line=text), Cell(f"{percent(row['below_zero'], 1)} of samples")
+
+
+def _ranking(result: Result) -> list[Block]:
+    part = result["quality"]
+    ranking = part.get("ranking")
+    if not ranking:
+        why = part.get("not_ranked")
+        return [Text(f"Items were not ranked: {why}.", "note")] if why else []
+    names = list(ranking["metrics"])
+    own = [Cell(f"{ranking['metrics'][name]:.4f}", "strong") for name in names]
+    rows = [(Cell(result["workload"], "strong", "accent"), *own, Cell(NONE))]
+    by_name = {row["baseline"]: row for row in ranking["differences"]}
+    for name, row in by_name.items():
+        values = [f"{ranking['baselines'][name][one]:.4f}" for one in names]
+        rows.append(cells(Cell(baseline(name), swatch="other"), *values, _difference(row, "ndcg")[0]))
+    note = (
+        f"The first positive held-out row of {count(ranking['users'])} users, ranked among {_candidates(ranking)} that "
+        "have training rows. Items that a user already had compete only where the ranked item is one of them; ties "
+        "count as if broken at random. Labels say what users think of items they met, not which ones they meet: a "
+        "model that learned from them alone may rank below popularity."
+    )
+    return [Table(("", *(metric(name) for name in names), "NDCG@10, model less baseline"), rows, note)]
+
+
+def _segments(result: Result) -> list[Block]:
+    segments = result["quality"].get("segments") or ()
+    if not segments:
+        return []
+    best = best_difference(result["quality"])
+    rule = best["baseline"] if best else None
+    ranked = next((list(segment["ranking"]) for segment in segments if segment["ranking"]), [])
+    rows = []
+    for segment in segments:
+        few = f"at most {count(segment['at_most'])} training rows" if segment["name"] != "the_rest" else ""
+        ranking = segment["ranking"] or {}
+        rows.append(
+            cells(
+                Cell(SEGMENTS.get(segment["name"], segment["name"]), second_line=few),
+                count(segment["rows"]),
+                NONE if segment["auc"] is None else f"{segment['auc']:.4f}",
+                *([f"{segment['baselines'][rule]:.4f}" if rule in segment["baselines"] else NONE] if rule else []),
+                *(f"{ranking[name]:.4f}" if name in ranking else NONE for name in ranked),
+            )
+        )
+    beside = (f"AUC, {baseline(rule)}",) if rule else ()
+    head = ("", "scored rows", f"AUC, {result['workload']}", *beside, *(metric(name) for name in ranked))
+    note = "The tenth of the scored rows whose user has the fewest training rows, the same by item, and the others."
+    return [Table(head, rows, note)]
+
+
+def _calibration(result: Result, key: str) -> list[Block]:
+    bins = result["quality"].get("calibration") or ()
+    if not bins:
+        return []
+    pairs = [(row["predicted"], row["observed"]) for row in bins]
+    listed = ", ".join(f"{predicted:.2f} predicted {observed:.2f} observed" for predicted, observed in pairs)
+    draw = lambda width: curves.reliability(width, pairs)  # noqa: E731
+    caption = "Calibration: the scored rows in tenths, by prediction. On the dashed line both rates are equal."
+    return [Figure(f"{key}-calibration", f"Predicted and observed rates: {listed}", caption, draw)]
