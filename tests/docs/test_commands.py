@@ -63,6 +63,7 @@ NOT_RUN = {
     r"examples/(hosts|slurm)/": "needs several hosts; tests/distributed runs it",
     r"^hpc": "needs HPCToolkit",
     r"tests/reliability/chaos.py": "takes minutes; tests/reliability runs it",
+    r"actions/measure/measure.py": "profiles two checkouts several times; tests/github runs it",
     r"^make ": "sets up or tests everything; only its target is looked up",
     r"^pip ": "installs packages",
 }

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -304,6 +306,22 @@ def change_text(change: Change) -> str:
     if change.ratio is None:
         return change.says
     return f"{'+' if change.ratio >= 0 else '-'}{percent(abs(change.ratio), 1)}"
+
+
+def pooled(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One spread from several rounds of the same measurement: the median of the medians, and the whole range."""
+    return {
+        "p20": min(ms["p20"] for ms in rounds),
+        "p50": statistics.median(ms["p50"] for ms in rounds),
+        "p80": max(ms["p80"] for ms in rounds),
+    }
+
+
+def variation(rounds: Sequence[Mapping[str, float]]) -> float:
+    """How far the medians of several rounds lie apart, as a share of their median."""
+    medians = [ms["p50"] for ms in rounds]
+    middle = statistics.median(medians)
+    return (max(medians) - min(medians)) / middle if middle else 0.0
 
 
 def _change(old: float, new: float) -> float | None:
