@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from recperf.data.yambda import catalogue, imports
+from recperf.data.yambda.check import check_store
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.imports import ImportOptions, import_events, originals
@@ -67,6 +68,7 @@ def test_drawn_negatives_are_no_items_of_their_user_and_share_the_time_of_their_
     own = set(zip(users[~drawn].tolist(), items[~drawn].tolist()))
     assert own.isdisjoint(zip(users[drawn].tolist(), items[drawn].tolist()))
     assert len(set(items[drawn].tolist())) == 50
+    assert implicit.split_note == "; 3 negatives drawn per event, uniform"
 
 
 def test_histories_hold_no_drawn_events_and_are_those_of_the_positive(implicit: EventStore) -> None:
@@ -104,7 +106,7 @@ def test_a_user_who_has_every_item_gets_no_negatives(tmp_path: Path) -> None:
 def test_events_without_a_time_are_in_random_order_or_in_that_of_the_file(tmp_path: Path) -> None:
     content = "user,item,rating\n" + "".join(f"{row % 7},{row},{1 + row % 5}\n" for row in range(70))
     random = imported(tmp_path / "log.csv", content)
-    assert random.manifest["time_order"] == "random order"
+    assert random.split_note == "; events without times, in random order"
     assert sorted(random.times_E[:].tolist()) == list(range(70))
     assert np.corrcoef(random.times_E[:], random.items_at(slice(0, 70)))[0, 1] < 0.5
     in_order = imported(tmp_path / "log.csv", content, folder="rows", order="rows")
@@ -183,3 +185,11 @@ def test_notes_say_what_an_import_assumed(tmp_path: Path) -> None:
     assert "random order" in without
     assert "4 negatives drawn for each (uniform, seed 7)" in drawn
     assert notes("user,item,time,rating\n1,1,1,0.9\n2,1,1,0.8\n", "same")[0].startswith("all rows are positive")
+
+
+def test_check_covers_the_lists_of_own_ids(implicit: EventStore) -> None:
+    assert {"users.jsonl", "items.jsonl"} <= set(check_store(implicit, lambda *_: None)["verified_by_digest"])
+    path = implicit.folder / "users.jsonl"
+    path.write_text(path.read_text().replace("7", "8", 1))
+    with pytest.raises(DataError, match=r"users\.jsonl is not the file that was written"):
+        check_store(implicit, lambda *_: None)

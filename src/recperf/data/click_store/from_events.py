@@ -80,7 +80,7 @@ class _Columns:
             self.by_item[LIST_ROLE if sets else role] = known.take(self.arrow.array(ids_I))
         self.multi = [LIST_ROLE] if LIST_ROLE in self.by_item else []
         self.single = ["user", "item", *(name for name in self.by_item if name not in self.multi)]
-        self.timed = not store.order_note
+        self.timed = store.time_order == "time"
 
     def table(self, part: slice) -> Any:
         """The listens among some events."""

@@ -61,7 +61,13 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
 
     if store.layout == "packed":
         verify(store, first_half)
-        verified = {"verified_by_digest": sorted(file_of(store.folder, name).name for name in COLUMNS)}
+        from .imports.ids import originals
+
+        lists = sorted(store.manifest.get("originals", {}))
+        for role in lists:
+            originals(store.folder, role)
+        files = [*(file_of(store.folder, name).name for name in COLUMNS), *(f"{role}.jsonl" for role in lists)]
+        verified = {"verified_by_digest": sorted(files)}
     else:
         from .reference.verify import verify_cache
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from .queries import Queries
-from .schema import ANCHORS, LISTEN_PLUS, RATES
+from .schema import ANCHORS, DRAWN, LISTEN_PLUS, RATES
 from .store import EventStore
 
 PRIOR = 4.0
@@ -86,7 +86,9 @@ class RunningRates:
         users_N, items_N = store.users_by_position(listens_N), store.items_at(listens_N)
         self.user = _Groups.of(users_N, own_N, positive_N)
         self.item = _Groups.of(items_N, times_N, positive_N)
-        self.user_item = _Groups.of(_pair(users_N, items_N), own_N, positive_N)
+        # Without drawn negatives: an item that was drawn for a user is never one of the user's own.
+        real_N = (kinds_E[listens_N] & np.uint8(DRAWN)) == 0
+        self.user_item = _Groups.of(_pair(users_N, items_N)[real_N], own_N[real_N], positive_N[real_N])
         self.artist = self.user_artist = None
         if store.catalogue_I2[:, 0].any():
             artists_N = self._artists(items_N)

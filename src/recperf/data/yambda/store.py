@@ -98,10 +98,16 @@ class EventStore:
         return str(self.manifest["digest"])
 
     @property
-    def order_note(self) -> str:
-        """What takes the place of time in a store of events without times, for the description of a split."""
-        order = self.manifest.get("time_order", "time")
-        return "" if order == "time" else f"; events without times, in {order}"
+    def time_order(self) -> str:
+        """What orders the events: time, or what an import put in its place for a file without times."""
+        return str(self.manifest.get("time_order", "time"))
+
+    @property
+    def split_note(self) -> str:
+        """What the description of a split should say about an import: no times, drawn negatives."""
+        order, negatives = self.time_order, self.manifest.get("negatives")
+        note = "" if order == "time" else f"; events without times, in {order}"
+        return note + (f"; {negatives['per_event']} negatives drawn per event, {negatives['by']}" if negatives else "")
 
     @property
     def stored_per_event(self) -> int:

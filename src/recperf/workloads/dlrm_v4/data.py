@@ -97,7 +97,7 @@ class EventWindows:
     def _split(self) -> str:
         train, scored = self.train_windows, self.windows_at(None)
         users = ", held-out users" if self.scored_users == "held-out" else ""
-        users += self.store.order_note
+        users += self.store.split_note
         return f"windows {train.start} to {train.stop - 1}, scored {scored.start} to {scored.stop - 1}{users}"
 
     @cached_property

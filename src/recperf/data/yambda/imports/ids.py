@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import DataError
-from ....files import writing
-from ..store import EventStore
+from ....files import read_linked, writing
+from ..store import EventStore, read_manifest
 from .convert import OPTIONAL_ROLES
 from .database import RESTART, column_types, fetch_row
 from .options import ImportOptions
@@ -92,9 +92,15 @@ def own_ids(store: EventStore, role: str) -> list[int | str]:
 def originals(folder: Path, role: str) -> list[int | str]:
     """What the ids of a store were in the user's file: entry k - 1 is that of id k. Roles: users, items, artists,
     albums."""
-    path = folder / f"{role}.jsonl"
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-    except FileNotFoundError:
+    path, listed = folder / f"{role}.jsonl", read_manifest(folder).get("originals", {}).get(role)
+    if listed is None:
         what = f"this store has no list of its original {role}"
-        raise DataError(what, where={"file": path}, fix="import with --ids dense, which writes one") from None
+        raise DataError(what, where={"file": path}, fix="import with --ids dense, which writes one")
+    try:
+        content = read_linked(path)
+    except FileNotFoundError:
+        content = b""
+    if hashlib.sha256(content).hexdigest() != listed["sha256"]:
+        what = f"the event store is damaged: {path.name} is not the file that was written"
+        raise DataError(what, where={"file": path}, fix=f"remove {folder} and import it again")
+    return [json.loads(line) for line in content.decode().split("\n")[:-1]]
