@@ -272,6 +272,13 @@ def test_curves_go_on_where_a_run_is_resumed(begun: Path, call: Call) -> None:
         assert "verdict/text_summary" in curves.Tags()["tensors"]
         unfinish()
         forget_the_last_checkpoint()
+    assert call("--resume", "r")[0] == 0
+    shutil.rmtree("r/tensorboard")
+    code, output = call("--resume", "r", "--log", "tensorboard")
+    assert (code, "already finished" in output) == (0, True)
+    replayed = EventAccumulator("r/tensorboard/seed-42").Reload()
+    assert replayed.Tags() == curves.Tags()
+    assert replayed.Scalars("train/loss")[-1].step == 30
 
 
 def test_a_run_stopped_after_its_last_step_has_a_speed(begun: Path, call: Call) -> None:

@@ -190,6 +190,11 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
         current().broadcast(result is not None)
         if result is not None:
             terminal.notice("this run is already finished")
+            if options.log:
+                from ..runs.loggers import open_curves
+
+                curves = open_curves(options.log, record.folder, terminal.notice)
+                curves.finish(record, result, record.read("profile.json"), to_json(config), replay=True)
             for one in listed(record.folder, hashed=False):
                 if one["fault"]:
                     terminal.notice(f"checkpoint {one['name']} of seed {one['seed']} is damaged: {one['fault']}")

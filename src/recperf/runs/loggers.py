@@ -90,13 +90,14 @@ class Curves:
             for name in names:
                 self._call(name, lambda logger: logger.scalars(event["step"], values))
 
-    def finish(self, run: Run, result: Json, profile: Json | None, config: Json) -> None:
-        """Send what was measured after training, and close."""
-        last = result["quality"]["seeds"][-1]["seed"]
-        steps = [event["step"] for event in run.events() if event["kind"] == "step" and event["seed"] == last]
-        step = max(steps, default=0)
-        if self.loggers and self._seed != last:
-            self.begin(run, last, step)
+    def finish(self, run: Run, result: Json, profile: Json | None, config: Json, *, replay: bool = False) -> None:
+        """Send what was measured after training, with `replay` also the trainings, and close."""
+        steps = {event["seed"]: event["step"] for event in run.events() if event["kind"] == "step"}
+        seeds = [trial["seed"] for trial in result["quality"]["seeds"]]
+        for seed in seeds if replay else seeds[-1:]:
+            if self._seed != seed:
+                self.begin(run, seed, steps.get(seed, 0))
+        step = steps.get(seeds[-1], 0)
         budget = {f"budget/{name}": share for name, share in (result["performance"]["budget"] or {}).items()}
         budget |= {f"limit/{name}": share for name, share in ((profile or {}).get("shares") or {}).items()}
         text = headline(profile["verdict"]) if profile and profile.get("verdict") else "not measured"
