@@ -32,6 +32,7 @@ _ROWS_AT_ONCE = 1024
 _PARQUET_ROWS = 1 << 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHITESPACE = "".join(chr(code) for code in range(1, 0x3001) if chr(code).isspace())
+_ASCII_WHITESPACE = "".join(filter(str.isascii, _WHITESPACE))
 
 
 def load_file(connection: Any, source: Source, progress: Progress) -> str:
@@ -63,14 +64,32 @@ def _trimmed(name: str) -> str:
     return f"CASE WHEN regexp_full_match({name}, '[!-~]+') THEN {name} ELSE {trimmed} END"
 
 
+def _trim_ascii(table: Any) -> tuple[Any, set[str]]:
+    """The table with every column of ASCII text trimmed, which pyarrow does several times as fast, and their names."""
+    arrow, compute, is_trimmed = optional_package("pyarrow"), optional_package("pyarrow.compute"), set()
+    for index, name in enumerate(table.column_names):
+        column = table.column(index)
+        if column.type == arrow.string() and compute.all(compute.string_is_ascii(column), min_count=0).as_py() is True:
+            column = compute.ascii_trim(column, characters=_ASCII_WHITESPACE)
+            column = compute.if_else(compute.equal(column, ""), arrow.scalar(None, arrow.string()), column)
+            table = table.set_column(index, name, column)
+            is_trimmed.add(name)
+    return table, is_trimmed
+
+
 def _insert(connection: Any, source: Source, batches: Iterator[tuple[Any, int]], progress: Progress) -> None:
     """Fill the table `raw` from pyarrow tables, each with the number of bytes read so far."""
     duckdb, into = optional_package("duckdb"), "CREATE TABLE raw AS"
     for table, bytes_read in batches:
+        table, is_trimmed = _trim_ascii(table)
         try:
             connection.register("batch", table)
             types = {f'"{role}"': kind for role, kind in column_types(connection, "batch").items()}
-            texts = [f"{_trimmed(name)} AS {name}" for name, kind in types.items() if kind == "VARCHAR"]
+            texts = [
+                f"{_trimmed(name)} AS {name}"
+                for name, kind in types.items()
+                if kind == "VARCHAR" and name[1:-1] not in is_trimmed
+            ]
             replaced = f"REPLACE ({', '.join(texts)})" if texts else ""
             connection.execute(f"{into} SELECT * {replaced} FROM batch")
         except (duckdb.NotImplementedException, duckdb.InvalidInputException) as error:
