@@ -64,6 +64,7 @@ NOT_RUN = {
     r"^hpc": "needs HPCToolkit",
     r"tests/reliability/chaos.py": "takes minutes; tests/reliability runs it",
     r"actions/measure/measure.py": "profiles two checkouts several times; tests/github runs it",
+    r"^docker ": "needs a container engine; tests/test_docker.py checks the files",
     r"^make ": "sets up or tests everything; only its target is looked up",
     r"^pip ": "installs packages",
 }
@@ -93,7 +94,7 @@ class Command:
         return " ".join(self.arguments).removeprefix("recperf ")
 
 
-PROGRAMS = r"(?:[A-Z_]+=\S+ )*(?:recperf|make|torchrun|sbatch|python|pip|hpcrun|examples/\S+)(?: .*)?"
+PROGRAMS = r"(?:[A-Z_]+=\S+ )*(?:recperf|make|torchrun|sbatch|python|pip|docker|hpcrun|examples/\S+)(?: .*)?"
 
 
 def commands(name: str) -> list[Command]:
@@ -317,7 +318,9 @@ def read(command: Command) -> None:
         del words[0]
     if words[0] == "make":
         subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    elif "recperf" in words:
+    elif words[:2] == ["docker", "build"]:
+        assert (ROOT / (words[words.index("--file") + 1] if "--file" in words else "Dockerfile")).is_file()
+    elif "recperf" in words or "recperf:cuda" in words:
         if "--data" in words:  # A dataset that is not here could not be looked up.
             del words[words.index("--data") : words.index("--data") + 2]
         if words[0] == "torchrun":
@@ -325,7 +328,8 @@ def read(command: Command) -> None:
 
             get_args_parser().parse_args(words[1:])
         with only_parsing(), pytest.raises(Parsed):
-            assert main(words[words.index("recperf") + 1 :]) == 0, command
+            start = words.index("recperf:cuda" if "recperf:cuda" in words else "recperf")
+            assert main(words[start + 1 :]) == 0, command
     else:
         assert words[0] == "pip" or any((ROOT / word).is_file() for word in words if "/" in word), command
 
