@@ -198,7 +198,7 @@ def _logged(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     return speed_of(events), {"changes": rows} if rows else {}
 
 
-def _start(run: Run, loggers: tuple[str, ...]) -> dict[str, Any]:
+def _start(run: Run, loggers: tuple[str, ...] = ()) -> dict[str, Any]:
     """Record the start of the run, count its resumes, and remember its loggers for the next one."""
     before = run.read("progress.json", Progress)
     if before is None:
