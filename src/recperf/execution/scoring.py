@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +23,7 @@ from ..jsonfile import decode
 from ..points import reached
 from ..stop import FLAG, poll
 from ..version import __version__
-from .serving import TrainedModel, with_scores
+from .serving import SCORES, TrainedModel, with_scores
 
 JOB = "job.json"
 GROUP_ROWS = 1 << 16
@@ -66,13 +67,19 @@ def score_file(
     with alone(folder, what="scoring into this file", again=AGAIN):
         parts = Parts(folder, job)
         began, before = perf_counter(), parts.rows
-        with FLAG.explained("; the rows scored so far are saved", AGAIN):
+        with FLAG.explained("; the rows scored so far are saved", AGAIN), ThreadPoolExecutor(1) as thread:
+            # A part is written while the next one is scored.
+            writing: Future[None] | None = None
             for table, unknown in rows.scored(parts.rows):
                 if format_of(output) == "csv":
                     require_flat(table)
-                parts.add(table, unknown)
-                progress(parts.rows, rows.count)
+                if writing is not None:
+                    writing.result()
+                    progress(parts.rows, rows.count)
+                writing = thread.submit(parts.add, table, unknown)
                 poll()
+            if writing is not None:
+                writing.result()
         seconds = perf_counter() - began
         if not parts.rows:
             raise DataError("the file has no rows", where={"file": source}, fix="name a file with rows to score")
@@ -179,7 +186,10 @@ class Parts:
         part = self.folder / f"part-{self.rows:012d}.parquet"
         table = table.replace_schema_metadata({_UNKNOWN: json.dumps(dict(unknown)).encode()})
         with atomic_file(part, fix=AGAIN) as file:
-            pyarrow(".parquet").write_table(table, file, write_page_checksum=True)
+            # As fast as the disk: a part is read once.
+            pyarrow(".parquet").write_table(
+                table, file, write_page_checksum=True, use_dictionary=False, compression="none", write_statistics=False
+            )
         self._count(part, len(table), unknown)
         reached("score: part written")
 
@@ -223,5 +233,7 @@ def write_rows(output: Path, tables: Iterable[Table]) -> int:
 
 def _writer(form: str, file: BinaryIO, schema: Any) -> Any:
     if form == "parquet":
-        return pyarrow(".parquet").ParquetWriter(file, schema)
+        # A dictionary of numbers that hardly repeat would only cost time.
+        repeating = [name for name in schema.names if name not in SCORES]
+        return pyarrow(".parquet").ParquetWriter(file, schema, use_dictionary=repeating)
     return pyarrow(".csv").CSVWriter(file, schema)

@@ -122,7 +122,8 @@ class ServedRatings(ServedClicks):
             encoded = self.encode({role: ids.values, other: none}).inputs
             own = [at for at, name in enumerate(names) if (name in of_user) == (role == "user")]
             columns = {names[at]: encoded.dense_ND[:, at] for at in own}
-            more = [at for at, key in enumerate(keys) if key not in ("user", "item")]
+            # A feature of the other, which is unknown here, has row 0 throughout.
+            more = [at for at, key in enumerate(keys) if key not in ("user", "item") and encoded.ids_NS[:, at].any()]
             rows = {f"row of {keys[at]}": encoded.ids_NS[:, at] for at in more}
             tables[f"{role}s"] = arrow.table({role: ids.values, **columns, **rows})
         return tables
