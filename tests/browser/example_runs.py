@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recperf.measure.attribution import LIMITS
+from recperf.runs.quality import detail
 
 MACHINE = {
     "system": "Linux",
@@ -171,6 +172,35 @@ def pair() -> dict[str, Any]:
     }
 
 
+def scores(seeds: int, auc: float) -> dict[str, Any]:
+    """What scores.json of such a run holds; a baseline and the model miss alike in each replicate."""
+
+    def sampled(value: float, ndcg: float, **more: Any) -> dict[str, Any]:
+        off = [0.01 * math.sin(i) for i in range(40)]
+        ranked = {
+            "metrics": {"hit_rate_10": 2 * ndcg, "ndcg_10": ndcg, "mrr": ndcg},
+            "segments": {"new_users": {"hit_rate_10": 0.02, "ndcg_10": 0.01, "mrr": 0.01}},
+            "ndcg_replicates": [ndcg + one for one in off],
+        }
+        within = {"user_auc": value, "user_ndcg_10": value + 0.05}
+        own_rows = {"users": 866, "metrics": within, "ndcg_replicates": [value + one for one in off]}
+        replicates, segments = [value + one for one in off], {"new_users": value - 0.02, "the_rest": value}
+        sampled = {"auc": value, "auc_replicates": replicates, "segments": segments, "within_users": own_rows}
+        return {**sampled, **{name: ranked if name == "ranking" else one for name, one in more.items()}}
+
+    bins = [{"predicted": 0.05 + 0.1 * i, "observed": 0.04 + 0.1 * i, "rows": 2000} for i in range(10)]
+    rules = {"majority": 0.6, "item_bias": 0.68, "user_item_bias": 0.77}
+    return {
+        "rows": 20_000, "rows_digest": "d", "by": "users", "units": 943,
+        "segments": {"new_users": {"rows": 2087, "at_most": 36}, "the_rest": {"rows": 17_913, "at_most": 0}},
+        "ranking": {"users": 116, "catalogue": 1653, "negatives": 0,
+                    "baselines": {"popularity": sampled(0.6, 0.06, ranking=None)["ranking"]}},
+        "baselines": {name: sampled(value, 0.0) for name, value in rules.items()},
+        "seeds": {str(42 + i): sampled(auc + 0.001 * i, 0.02, rows_digest="d", calibration=bins, ranking=None)
+                  for i in range(seeds)},
+    }  # fmt: skip
+
+
 def result(name: str, workload: str, seeds: int, auc: float) -> dict[str, Any]:
     def metrics(value: float) -> dict[str, float]:
         return {"accuracy": value - 0.08, "auc": value, "log_loss": 1.33 - value, "calibration": 1.01}
@@ -188,6 +218,8 @@ def result(name: str, workload: str, seeds: int, auc: float) -> dict[str, Any]:
             "target": {"beat": "user_item_bias", "accuracy": None, "auc": None},
             "met": auc > 0.77,
             "baselines": {"majority": metrics(0.6), "item_bias": metrics(0.68), "user_item_bias": metrics(0.77)},
+            # A result of an earlier version has no such details.
+            **(detail(scores(seeds, auc), metrics(auc)) if seeds > 1 else {}),
         },
         "performance": {
             "device": "cpu",

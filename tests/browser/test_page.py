@@ -51,7 +51,7 @@ def test_the_full_page(pages: dict[str, Path], tmp_path: Path, width: int, dark:
     measured = chromium.measure(pages["full"], tmp_path, width=width, dark=dark)
     sound(measured, width)
     assert measured["dark"] is dark
-    assert measured["svgs"] == 8, "each figure is shown once, in the width that fits"
+    assert measured["svgs"] == 9, "each figure is shown once, in the width that fits"
     assert measured["texts"] > 80
 
 

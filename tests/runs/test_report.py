@@ -70,6 +70,13 @@ def test_the_page_says_what_was_measured_and_how(full: str) -> None:
         "user + item bias",
         "± 0.0020",
         "mean ± standard deviation over 3 seeds, 42 to 44",
+        "95 % intervals from 40 bootstrap samples: 943 users drawn with replacement",
+        "the baseline is better in 0.0% of the bootstrap samples",
+        "at most 36 training rows",
+        "116 users, ranked among all 1,653 items",
+        "866 users with both labels",
+        "Calibration: the scored rows in tenths",
+        "3 seeds: lines are their mean, bands reach from the lowest to the highest seed",
         "64 steps after 16 steps of warm-up",
         "Measuring costs 4.0% of a step, less than the spread of the steps: a step took",
         "Shares are of the sum of the parts’ medians",
@@ -122,7 +129,7 @@ def test_ids_are_unique_and_references_hold(full: str) -> None:
 
 def test_every_figure_is_well_formed_named_and_coloured_by_the_page(full: str) -> None:
     figures = re.findall(r"<svg.*?</svg>", full, re.S)
-    assert len(figures) == 16
+    assert len(figures) == 18
     for figure in figures:
         root = ElementTree.fromstring(figure)
         assert root.get("role") == "img"

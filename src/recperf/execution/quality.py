@@ -23,6 +23,7 @@ from ..runs.result import Baselines
 from ..runs.schemas import Scores
 from ..train.intervals import Resampling
 from ..train.metrics import auc, binary_metrics, reliability
+from ..train.ranking import within_users
 from .ranking import RankedRows
 from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, ScoredRows, Trial
 
@@ -176,7 +177,25 @@ class AssessedRows:
             if 0 < int(inside_labels.sum()) < len(inside_labels):
                 by_segment[name] = auc(logits_N[inside_N], inside_labels)
         replicates = self.resampling.auc(logits_N, labels_N)
-        return {"auc": auc(logits_N, labels_N), "auc_replicates": replicates, "segments": by_segment}
+        sampled = {"auc": auc(logits_N, labels_N), "auc_replicates": replicates, "segments": by_segment}
+        return {**sampled, **self._within(logits_N, labels_N)}
+
+    def _within(self, logits_N: Tensor, labels_N: Tensor) -> dict[str, Any]:
+        """How well each user's own rows are ordered."""
+        if self.rows.users_N is None:
+            return {}
+        values, rows_U = within_users(logits_N, labels_N, self.rows.users_N)
+        if not len(rows_U):
+            return {}
+        assert self.resampling is not None
+        ndcg = next(name for name in values if "ndcg" in name)
+        return {
+            "within_users": {
+                "users": len(rows_U),
+                "metrics": {name: float(values_U.mean()) for name, values_U in values.items()},
+                "ndcg_replicates": self.resampling.mean(values[ndcg], rows_U),
+            }
+        }
 
     def ranks(self, score: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Any]:
         assert isinstance(self.ranked, RankedRows)

@@ -56,6 +56,9 @@ def detail(scores: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
     if paired:
         fields["segments"] = [_segment(name, facts, paired, scores) for name, facts in scores["segments"].items()]
         fields["calibration"] = [_means(bins) for bins in zip(*(seed["calibration"] for seed in paired))]
+    if own := [seed["within_users"] for seed in paired if seed.get("within_users")]:
+        rules = {name: rule["within_users"] for name, rule in baselines.items() if rule.get("within_users")}
+        fields["within_users"] = {"users": own[0]["users"], **_beside(own, rules, "user_ndcg_10")}
     fields |= _ranking(scores, paired)
     if texts := warnings(scores, metrics):
         fields["warnings"] = texts
@@ -91,18 +94,20 @@ def _ranking(scores: dict[str, Any], seeds: list[dict[str, Any]]) -> dict[str, A
     facts, ranked = scores.get("ranking"), [seed["ranking"] for seed in seeds if seed.get("ranking")]
     if not facts or not ranked:
         return {"not_ranked": scores["not_ranked"]} if scores.get("not_ranked") else {}
-    rules = facts["baselines"]
-    rows = {name: {**rule, "ndcg": rule["metrics"]["ndcg_10"]} for name, rule in rules.items()}
-    own = [{**seed, "ndcg": seed["metrics"]["ndcg_10"]} for seed in ranked]
+    what = {name: facts[name] for name in ("users", "catalogue", "negatives")}
+    return {"ranking": {**what, **_beside(ranked, facts["baselines"], "ndcg_10")}}
+
+
+def _beside(seeds: list[dict[str, Any]], rules: dict[str, dict[str, Any]], metric: str) -> dict[str, Any]:
+    """Metrics of the seeds and of the baselines, with the interval and the differences of an NDCG."""
+    rows = {name: {**rule, "ndcg": rule["metrics"][metric]} for name, rule in rules.items()}
+    own = [{**seed, "ndcg": seed["metrics"][metric]} for seed in seeds]
     best_first = sorted(rows, key=lambda name: -float(rows[name]["ndcg"]))
     return {
-        "ranking": {
-            **{name: facts[name] for name in ("users", "catalogue", "negatives")},
-            "metrics": _means([seed["metrics"] for seed in ranked]),
-            "baselines": {name: rule["metrics"] for name, rule in rules.items()},
-            "interval": interval(combined([seed["ndcg_replicates"] for seed in ranked])),
-            "differences": [_difference(name, rows[name], own, "ndcg") for name in best_first],
-        }
+        "metrics": _means([seed["metrics"] for seed in seeds]),
+        "baselines": {name: rule["metrics"] for name, rule in rules.items()},
+        "interval": interval(combined([seed["ndcg_replicates"] for seed in seeds])),
+        "differences": [_difference(name, rows[name], own, "ndcg") for name in best_first],
     }
 
 

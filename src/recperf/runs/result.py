@@ -132,6 +132,19 @@ class Ranking(Struct):
     differences: tuple[RankingDifference, ...]
 
 
+class WithinUsers(Struct):
+    """How well the scored rows of each user are ordered among themselves: what a ranking of items shown is."""
+
+    users: int
+    """Those whose scored rows have both labels."""
+    metrics: Metrics
+    """user_auc, user_ndcg_10: means over users and seeds."""
+    baselines: dict[str, Metrics]
+    interval: Interval
+    """Of user_ndcg_10."""
+    differences: tuple[RankingDifference, ...]
+
+
 class Quality(Struct):
     """How good the model is on the validation rows after the last step."""
 
@@ -150,6 +163,8 @@ class Quality(Struct):
     baseline_intervals: dict[str, Interval] | None = None
     differences: tuple[Difference, ...] = ()
     """To every baseline, the best first."""
+    within_users: WithinUsers | None = None
+    """None where rows have no user."""
     segments: tuple[Segment, ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()
     """Means over the seeds."""

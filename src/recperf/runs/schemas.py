@@ -68,6 +68,12 @@ class SampledRanking(Struct):
     ndcg_replicates: list[Number]
 
 
+class SampledUsers(Struct):
+    users: int
+    metrics: Metrics
+    ndcg_replicates: list[Number]
+
+
 class SegmentFacts(Struct):
     rows: int
     at_most: int
@@ -92,6 +98,7 @@ class SampledScores(Struct):
     """Digest of the scored rows' labels and users; None for baselines, whose rows scores.json names."""
     calibration: tuple[CalibrationBin, ...] = ()
     ranking: SampledRanking | None = None
+    within_users: SampledUsers | None = None
 
 
 class StrongestFeature(Struct):

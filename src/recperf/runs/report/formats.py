@@ -14,6 +14,7 @@ NOT_MEASURED = "not measured"
 
 METRICS = {
     "auc": "AUC", "lifetime_auc": "lifetime AUC", "hit_rate_10": "HR@10", "ndcg_10": "NDCG@10", "mrr": "MRR",
+    "user_auc": "AUC within users", "user_ndcg_10": "NDCG@10 within users",
 }  # fmt: skip
 BASELINES = {
     "user_item_bias": "user + item bias",

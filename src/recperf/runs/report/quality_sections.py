@@ -24,8 +24,16 @@ def certainty(result: Result) -> list[str]:
             f"{bounds['replicates']} bootstrap samples of {count(bounds['units'])} {bounds['by']}."
         )
     if difference:
-        sentences.append(f"{_over(difference, 'auc')}.")
-    ranking = part.get("ranking")
+        share = percent(difference["below_zero"], 1)
+        sentences.append(f"{_over(difference, 'auc')}; the baseline is better in {share} of the bootstrap samples.")
+    own_rows, ranking = part.get("within_users"), part.get("ranking")
+    if own_rows:
+        best = next((row for row in own_rows["differences"] if row["baseline"] not in ORACLES), None)
+        beside = f"; {_over(best, 'ndcg')}" if best else ""
+        sentences.append(
+            f"NDCG@10 {own_rows['metrics']['user_ndcg_10']:.4f} among each user's own scored rows, "
+            f"{count(own_rows['users'])} users{beside}."
+        )
     if ranking:
         names = ", ".join(f"{metric(name)} {value:.4f}" for name, value in ranking["metrics"].items())
         best = next(iter(ranking["differences"]), None)
@@ -35,15 +43,12 @@ def certainty(result: Result) -> list[str]:
 
 
 def _over(row: dict[str, Any], name: str) -> str:
-    """`+0.0120 over gradient boosting (0.0080 to 0.0160), 5 seeds; ...`."""
+    """`+0.0120 over gradient boosting (0.0080 to 0.0160), 5 seeds`."""
     low, high, seeds = row["low"], row["high"], row["seeds"]
     over = f"{row[name]:+.4f} over"
     if row[name] < 0:
         over, low, high = f"{-row[name]:.4f} below", -high, -low
-    return (
-        f"{over} {baseline(row['baseline'])} ({low:.4f} to {high:.4f}), {seeds} seed{'s' * (seeds > 1)}; the baseline "
-        f"is better in {percent(row['below_zero'], 1)} of the bootstrap samples"
-    )
+    return f"{over} {baseline(row['baseline'])} ({low:.4f} to {high:.4f}), {seeds} seed{'s' * (seeds > 1)}"
 
 
 def _candidates(ranking: dict[str, Any]) -> str:
@@ -59,7 +64,13 @@ def warnings(result: Result) -> list[Block]:
 
 def details(result: Result, key: str) -> list[Block]:
     """Everything that scores.json adds to a result, for its page."""
-    return [*_certainty_table(result), *_ranking(result), *_segments(result), *_calibration(result, key)]
+    return [
+        *_certainty_table(result),
+        *_within_users(result),
+        *_ranking(result),
+        *_segments(result),
+        *_calibration(result, key),
+    ]
 
 
 def _certainty_table(result: Result) -> list[Block]:
@@ -98,26 +109,41 @@ def _difference(row: dict[str, Any], name: str) -> tuple[Cell, Cell]:
     return Cell(f"{row[name]:+.4f}", tone, second_line=text), Cell(f"{percent(row['below_zero'], 1)} of samples")
 
 
+def _within_users(result: Result) -> list[Block]:
+    rows = result["quality"].get("within_users")
+    if not rows:
+        return []
+    note = (
+        f"The scored rows of each of {count(rows['users'])} users with both labels, ordered among themselves: how a "
+        "model orders items that a user did meet. Ties count as if broken at random."
+    )
+    return [_ranking_table(result["workload"], rows, note)]
+
+
 def _ranking(result: Result) -> list[Block]:
     part = result["quality"]
     ranking = part.get("ranking")
     if not ranking:
         why = part.get("not_ranked")
         return [Text(f"Items were not ranked: {why}.", "note")] if why else []
-    names = list(ranking["metrics"])
-    own = [Cell(f"{ranking['metrics'][name]:.4f}", "strong") for name in names]
-    rows = [(Cell(result["workload"], "strong", "accent"), *own, Cell(NONE))]
-    by_name = {row["baseline"]: row for row in ranking["differences"]}
-    for name, row in by_name.items():
-        values = [f"{ranking['baselines'][name][one]:.4f}" for one in names]
-        rows.append(cells(Cell(baseline(name), swatch="other"), *values, _difference(row, "ndcg")[0]))
     note = (
         f"The first positive held-out row of {count(ranking['users'])} users, ranked among {_candidates(ranking)} that "
         "have training rows. Items that a user already had compete only where the ranked item is one of them; ties "
         "count as if broken at random. Labels say what users think of items they met, not which ones they meet: a "
         "model that learned from them alone may rank below popularity."
     )
-    return [Table(("", *(metric(name) for name in names), "NDCG@10, model less baseline"), rows, note)]
+    return [_ranking_table(result["workload"], ranking, note)]
+
+
+def _ranking_table(workload: str, ranking: dict[str, Any], note: str) -> Table:
+    names = list(ranking["metrics"])
+    own = [Cell(f"{ranking['metrics'][name]:.4f}", "strong") for name in names]
+    rows = [(Cell(workload, "strong", "accent"), *own, Cell(NONE))]
+    by_name = {row["baseline"]: row for row in ranking["differences"]}
+    for name, row in by_name.items():
+        values = [f"{ranking['baselines'][name][one]:.4f}" for one in names]
+        rows.append(cells(Cell(baseline(name), swatch="other"), *values, _difference(row, "ndcg")[0]))
+    return Table(("", *(metric(name) for name in names), "NDCG@10, model less baseline"), rows, note)
 
 
 def _segments(result: Result) -> list[Block]:

@@ -85,7 +85,8 @@ def _deviation(value: float | None) -> str:
 def quality(run: Reading, key: str) -> Section:
     part, target = run.result["quality"], bounds(run.result)
     blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
-    blocks += [Text(sentence) for sentence in quality_sections.certainty(run.result)]
+    # Rankings have a table of their own here; a terminal has only the sentences.
+    blocks += [Text(sentence) for sentence in quality_sections.certainty(run.result)[:2]]
     blocks += quality_sections.warnings(run.result)
     bars = [_own_bar(run)]
     intervals = {name: {"auc": ends} for name, ends in (part.get("baseline_intervals") or {}).items()}
