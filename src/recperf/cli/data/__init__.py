@@ -33,7 +33,11 @@ names: movielens-100k (real), movielens-like (synthetic), criteo (your click log
 
 MODULES = {"events": "yambda"}
 """The module of each kind of dataset, where it does not have the name of the kind."""
-FAMILY = {"criteo": "criteo"} | {name: MODULES.get(kind, kind) for name, (kind, _) in datasets.BUILT_IN.items()}
+FAMILY = (
+    {"criteo": "criteo"}
+    | dict.fromkeys(("ratings-like", "sessions-like"), "own_like")
+    | {name: MODULES.get(kind, kind) for name, (kind, _) in datasets.BUILT_IN.items()}
+)
 """The module of every dataset that recperf knows."""
 ONLY = {
     "convert": ("criteo", "needs no conversion; only click logs are converted", "--path FILE_OR_FOLDER"),
@@ -42,9 +46,9 @@ ONLY = {
 """Actions of one family only: an example, why others are refused, and the options of the example."""
 NAMED_BY = {
     "get": ("movielens-100k", "yambda-50m", "yambda-500m", "yambda-5b"),
-    "check": tuple(FAMILY),
-    "make": ("movielens-like", "criteo", "yambda-like"),
-    "info": tuple(FAMILY),
+    "check": tuple(name for name in FAMILY if FAMILY[name] != "own_like"),
+    "make": ("movielens-like", "criteo", "yambda-like", "ratings-like", "sessions-like"),
+    "info": tuple(name for name in FAMILY if FAMILY[name] != "own_like"),
 }
 """Actions of several families, each with its own options: the datasets that have them."""
 WITHOUT_NAME = """usage: recperf data {action} NAME [OPTIONS]
@@ -78,6 +82,9 @@ def command(words: list[str]) -> int:
     if action == "import" and len(words) > 1 and not words[1].startswith("-"):
         words = ["import", "--events", *words[1:]]
     family = import_module(f".{_family(action, words[1:])}", __name__)
+    if action not in family.OPTIONS:
+        name = _named(words[1:])
+        raise UsageError(f"{name} is a log to make and to import", fix=f"recperf data make {name} --path FILE")
     options: Any = parse(
         family.OPTIONS[action], words[1:], prog=f"recperf data {action}", description=ACTIONS[action] + "."
     )

@@ -47,9 +47,6 @@ _MACROS = (
     # The operator // rounds towards zero, so times before 1970 are left out first.
     "whole_seconds(x, unit) AS CASE WHEN x >= 0 THEN x // unit END",
     "digits(x) AS coalesce(TRY_CAST(x AS BIGINT), 0)",
-    # Quotes are those of a list that a program printed.
-    f"genres_of(x) AS list_filter(list_transform(string_split(x, '{LIST_MARK}'), "
-    "lambda genre: trim(genre, ' ''\"')), lambda genre: genre <> '')",
 )
 
 
@@ -59,12 +56,10 @@ class Column:
 
     role: str
     type: str
-    sql: str | None = None
-    """An expression in place of the column."""
 
     @property
     def name(self) -> str:
-        return self.sql or f'"{self.role}"'
+        return f'"{self.role}"'
 
     @property
     def family(self) -> Literal["text", "integer", "float", "decimal", "time", "other"]:
@@ -118,23 +113,40 @@ def convert(connection: Any, source: Source, options: ImportOptions) -> ImportOp
 
 def _columns(connection: Any, options: ImportOptions) -> dict[str, Column]:
     """The columns by role, in the order in which the faults of one row are reported."""
+    if "genres" in column_types(connection, "raw"):
+        _group_genres(connection)
     types = column_types(connection, "raw")
     order = ("user", "item", "time", "type", options.signal, *OPTIONAL_ROLES)
-    columns = {role: Column(role, types[role]) for role in order if role in types}
-    if "genres" not in types:
-        return columns
-    values = f"genres_of({_genres(connection, types['genres'])})"
-    joined = f"array_to_string(list_sort(list_distinct({values})), '{LIST_MARK}')"
-    derived = {"artist": f"{values}[1]", "album": f"nullif({joined}, '')"}
-    return columns | {role: Column(role, "VARCHAR", sql) for role, sql in derived.items() if role not in columns}
+    return {role: Column(role, types[role]) for role in order if role in types}
 
 
-def _genres(connection: Any, kind: str) -> str:
-    """SQL for the values of a column as text between marks: with none, between semicolons, else between commas."""
-    text = "regexp_replace(\"genres\"::VARCHAR, '^\\[|\\]$', '', 'g')"
-    marks = ", ".join(f"bool_or(contains({text}, '{mark}'))" for mark in (LIST_MARK, ";"))
-    marked, semicolons = fetch_row(connection, f"SELECT {marks} FROM raw")
-    return text if marked else f"replace({text}, '{';' if semicolons else ','}', '{LIST_MARK}')"
+def _group_genres(connection: Any) -> None:
+    """Replace the column of genres by an artist, the first of them, and an album, the set of all, where `raw` has none.
+
+    Marks that separate values are |, or where none has one semicolons, else commas. There are far fewer different texts
+    than rows.
+    """
+    text = "regexp_replace(value, '^\\[|\\]$', '', 'g')"
+    connection.execute('CREATE TABLE texts AS SELECT DISTINCT "genres"::VARCHAR AS value FROM raw')
+    found = ", ".join(f"bool_or(contains({text}, '{mark}'))" for mark in (LIST_MARK, ";"))
+    bars, semicolons = fetch_row(connection, f"SELECT {found} FROM texts")
+    mark = LIST_MARK if bars else ";" if semicolons else ","
+    # Quotes are those of a list that a program printed.
+    trimmed = "lambda genre: trim(genre, ' ''\"')"
+    genres = f"list_filter(list_transform(string_split({text}, '{mark}'), {trimmed}), lambda genre: genre <> '')"
+    album = f"nullif(array_to_string(list_sort(list_distinct(genres)), '{LIST_MARK}'), '')"
+    connection.execute(
+        f"CREATE TABLE sets AS SELECT value, genres[1] AS artist, {album} AS album "
+        f"FROM (SELECT value, {genres} AS genres FROM texts)"
+    )
+    missing = [role for role in OPTIONAL_ROLES if role not in column_types(connection, "raw")]
+    added = "".join(f", sets.{role}" for role in missing)
+    connection.execute(
+        f'CREATE TABLE grouped AS SELECT raw.* EXCLUDE ("genres"){added} '
+        'FROM raw LEFT JOIN sets ON raw."genres"::VARCHAR = sets.value ORDER BY raw.rowid'
+    )
+    for statement in ("DROP TABLE raw", "DROP TABLE texts", "DROP TABLE sets", "ALTER TABLE grouped RENAME TO raw"):
+        connection.execute(statement)
 
 
 def _order(options: ImportOptions) -> str:

@@ -26,7 +26,7 @@ KNOWN_NAMES: Final = {
 }
 """Names by which the column of a role is recognised, in small letters without other characters."""
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_RESERVED: Final = ("yambda-", "movielens-100k", "movielens-like", "criteo")
+_RESERVED: Final = ("yambda-", "movielens-100k", "movielens-like", "criteo", "ratings-like", "sessions-like")
 
 
 def legal_name(text: str) -> str:
