@@ -53,7 +53,7 @@ def test_defaults_follow_the_data(store: EventStore) -> None:
 
 def test_rates_know_only_the_past(store: EventStore) -> None:
     """Every column against a loop over all events."""
-    rates, positions = RunningRates(store), np.arange(0, store.events, 7)
+    rates, positions = RunningRates(store, 1_000_800), np.arange(0, store.events, 7)
     queries = Histories(store, dlrm_v4.laptop().data.history).events(positions, store.kinds(positions))
     features = dict(zip(RATES, rates.of(queries).T))
     users, items = store.users_by_position(np.arange(store.events)), store.items_at(slice(0, store.events))

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from . import neighbours
+from .neighbours import Neighbours
 from .queries import Queries
 from .schema import ANCHORS, DRAWN, LISTEN_PLUS, RATES
 from .store import EventStore
@@ -29,6 +31,9 @@ BINS = 1 << 12
 BYTES_AN_EVENT = 160
 """Memory while the running sums are built."""
 MOST_EVENTS = 1 << 32
+MEANS = ("overall", "user", "item")
+"""Columns whose sum is the log odds that user and item alone give."""
+_PART = 1 << 18
 CLOCK = MOST_EVENTS - 1
 """The bits of a code that hold the clock."""
 
@@ -68,7 +73,8 @@ class _Groups:
 class RunningRates:
     """Counts and shares as of a moment, for the model and for baselines; `RATES` names the columns."""
 
-    def __init__(self, store: EventStore) -> None:
+    def __init__(self, store: EventStore, cut: int) -> None:
+        """From the time `cut` on, similarities of items stay as they are; counts and shares read on."""
         if store.events >= MOST_EVENTS:
             raise DataError(
                 f"running rates are kept for fewer than {MOST_EVENTS:,} events",
@@ -102,6 +108,19 @@ class RunningRates:
         self._listens, self._positives = (
             np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=BINS))]) for bins in (bins_N, bins_N[positive_N])
         )
+        self.neighbours: Neighbours | None = None
+        if store.events <= neighbours.MOST_EVENTS:
+            self.neighbours = Neighbours(store, self._expected(listens_N, users_N, items_N, times_N), cut)
+
+    def _expected(self, listens_N: Longs, users_N: Longs, items_N: Longs, times_N: Longs) -> NDArray[np.float32]:
+        """The probability that user and item alone give each event; 0 for what is no listen."""
+        expected_E = np.zeros(self.store.events, np.float32)
+        for start in range(0, len(listens_N), _PART):
+            part = slice(start, start + _PART)
+            queries = Queries(users_N[part], listens_N[part], items_N[part], times_N[part], np.zeros(0, np.int64))
+            columns = self._columns(queries)
+            expected_E[listens_N[part]] = 1 / (1 + np.exp(-sum(columns[name] for name in MEANS)))
+        return expected_E
 
     def _artists(self, items_B: Longs) -> Longs:
         return np.asarray(self.store.catalogue_I2[items_B, 0], np.int64)
@@ -112,6 +131,12 @@ class RunningRates:
         return np.asarray((self._positives[part_B] + 1.0) / (self._listens[part_B] + 2.0))
 
     def of(self, queries: Queries) -> NDArray[np.float32]:
+        columns, none_B = self._columns(queries), np.zeros(len(queries))
+        if self.neighbours is not None:
+            columns |= zip(RATES[-neighbours.COLUMNS :], self.neighbours.of(queries).T)
+        return np.stack([columns.get(name, none_B) for name in RATES], 1).astype(np.float32)
+
+    def _columns(self, queries: Queries) -> dict[str, Floats]:
         users_B, items_B, times_B = queries.users_B, queries.items_B, queries.times_B
         own_B = times_B if self.by_second else queries.ends_B
         artists_B, overall_B = self._artists(items_B), self.overall(times_B)
@@ -134,8 +159,7 @@ class RunningRates:
             if name == "item":
                 earlier_B = groups.before(keys_B, np.maximum(times_B - self.period, 0))[1]
                 columns["item_trend"] = _logarithm(stop_B - earlier_B)
-        none_B = np.zeros(len(queries))
-        return np.stack([columns.get(name, none_B) for name in RATES], 1).astype(np.float32)
+        return columns
 
     def _last_times(self, first_B: Longs, stop_B: Longs, times_B: Longs) -> Longs:
         """The times of the users' last listens; the time of the query where there is none."""

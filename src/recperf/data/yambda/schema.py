@@ -70,7 +70,7 @@ RATES: Final = (
     "overall",
     *("user", "user_listens", "user_recent", "item", "item_listens", "item_recent"),
     *("user_item", "user_item_listens", "artist", "artist_listens", "user_artist", "user_artist_listens"),
-    *("since_last_event", "item_trend"),
+    *("since_last_event", "item_trend", "neighbours", "neighbours_sum", "neighbours_users"),
 )
 """Columns of the running rates (rates.py): log odds of shares of positive listens, logarithms of counts and times."""
 

@@ -214,7 +214,7 @@ class DLRMv4Config:
             "postprocessor": (dim + 4 + 1) * dim + 2 * dim,
             "item_tower": _encoder(3 * table, self.item_hidden, dim),
             "head": (dim + 3) * self.head_hidden + self.head_hidden + 1,
-            **({"rates": (len(RATES) + 4) * self.rates_hidden + 1} if self.rates_hidden else {}),
+            **({"rates": (len(RATES) + 4) * self.rates_hidden + 1 + len(RATES) + 1} if self.rates_hidden else {}),
         }
 
     @property

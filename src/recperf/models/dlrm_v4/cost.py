@@ -124,7 +124,7 @@ def _rates(config: DLRMv4Config, batch: int) -> Cost:
     hidden = config.rates_hidden
     if not hidden:
         return Cost()
-    products = _linear(batch, len(RATES), hidden, FLOAT) + _linear(batch, hidden, 1, FLOAT)
+    products = _linear(batch, len(RATES), hidden + 1, FLOAT) + _linear(batch, hidden, 1, FLOAT)
     return products + Cost(0, 2 * FLOAT * batch * hidden)
 
 

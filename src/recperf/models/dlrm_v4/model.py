@@ -68,6 +68,30 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
 
 
+class RatesTower(nn.Module):
+    """Running rates to a logit: a linear part, which may start as a regression, and an encoder, which starts at 0."""
+
+    def __init__(self, config: DLRMv4Config) -> None:
+        super().__init__()
+        self.encoder = Encoder(len(RATES), config.rates_hidden, 1, config.eps, normed=False)
+        self.linear = nn.Linear(len(RATES), 1)
+
+    def reset(self, seed: int) -> None:
+        self.encoder.reset(seed, "rates", xavier_uniform_)
+        for weight in (self.encoder.second.weight, self.linear.weight, self.linear.bias):
+            nn.init.zeros_(weight)
+
+    @torch.no_grad()
+    def start(self, weights_F: Tensor, intercept: float) -> None:
+        """Begin with the logits of a regression."""
+        self.linear.weight.copy_(weights_F.unsqueeze(0))
+        self.linear.bias.fill_(intercept)
+
+    def forward(self, rates_BF: Tensor) -> Tensor:
+        logits_B1: Tensor = self.linear(rates_BF) + self.encoder(rates_BF)
+        return logits_B1
+
+
 class DLRMv4(nn.Module):
     def __init__(
         self,
@@ -96,7 +120,7 @@ class DLRMv4(nn.Module):
         self.combine_norm = nn.LayerNorm(dim, eps)
         self.item_tower = Encoder(3 * table, config.item_hidden, dim, eps)
         self.head = Encoder(dim, config.head_hidden, 1, eps, normed=False)
-        self.rates = Encoder(len(RATES), config.rates_hidden, 1, eps, normed=False) if config.rates_hidden else None
+        self.rates = RatesTower(config) if config.rates_hidden else None
         self.reset(seed, tables=False)
         self.to(device)
 
@@ -116,7 +140,9 @@ class DLRMv4(nn.Module):
         ):
             cast(Encoder, self.get_submodule(name)).reset(seed, name, init)
         if self.rates is not None:
-            self.rates.reset(seed, "rates", xavier_uniform_)
+            self.rates.reset(seed)
+            # The rest of the model learns what the rates do not explain.
+            nn.init.zeros_(self.head.second.weight)
         for name in ("action_bits", "candidate_action"):
             normal_(self.get_parameter(name), 0.1, seed, name)
         for name in ("position_weight", "time_weight"):

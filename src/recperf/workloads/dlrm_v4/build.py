@@ -251,6 +251,8 @@ class HistoryTrial:
         config, device = prepared.config, prepared.settings.device
         self.prepared = prepared
         self.model = self._model(seed)
+        if self.model.rates is not None:
+            self.model.rates.start(*prepared.rates_start)
         self.optimizer = AdamAndRows(self.model, config.train)
         self.stepped = self._stepped(seed, device)
         self.order = prepared.train_order()

@@ -253,7 +253,7 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
     model = replace(config.model, hstu=hstu, rates_hidden=32 if rates else 0)
     model = replace(model, rows=own_data.rows(store, model))
     # One epoch: in a second one the rows of ids have memorised the outcomes, and the score on the future falls.
-    train = replace(config.train, learning_rate=3e-3, table_learning_rate=0.02, final_rate=0.1)
+    train = replace(config.train, learning_rate=3e-3, table_learning_rate=0.02, final_rate=0.0)
     return replace(config, data=data, model=model, train=train, target=TargetConfig(beat="best"))
 
 
@@ -274,7 +274,7 @@ def require_room(config: DLRMv4WorkloadConfig) -> None:
 
 
 def bounds(config: DLRMv4WorkloadConfig) -> dict[str, Any]:
-    running = () if config.data.baselines == "bias" else ("running_means", "gradient_boosting")
+    running = () if config.data.baselines == "bias" else ("running_means", "item_knn", "gradient_boosting")
     return config.target.bounds(*BIASES, "popularity", *running)
 
 

@@ -103,7 +103,7 @@ class EventWindows:
     @cached_property
     def rates(self) -> RunningRates:
         """Running rates of users and items, for the model and for baselines."""
-        return RunningRates(self.store)
+        return RunningRates(self.store, self.index.t_min + self.train_windows.stop * self.config.data.windows.seconds)
 
     @cached_property
     def plain(self) -> Histories:
@@ -198,9 +198,20 @@ class EventWindows:
         """Of rules that read on through the hold-out."""
         train_N = newest_N[-event_baselines.MOST_ROWS :]
         train_NF, valid_NF = (self._rates_of(rows) for rows in (train_N, self._scored_positions(self.windows_at(None))))
-        logits = {"running_means": event_baselines.running_means(valid_NF)}
-        boosted = event_baselines.gradient_boosting(train_NF, self._labels(train_N), valid_NF)
+        labels_N = self._labels(train_N)
+        logits = {
+            "running_means": event_baselines.running_means(valid_NF),
+            "item_knn": event_baselines.regressed(train_NF, labels_N, valid_NF, event_baselines.NEIGHBOURS),
+        }
+        boosted = event_baselines.gradient_boosting(train_NF, labels_N, valid_NF)
         return logits if boosted is None else {**logits, "gradient_boosting": boosted}
+
+    @cached_property
+    def rates_start(self) -> tuple[Tensor, float]:
+        """Weights of the running rates that a model begins with: their regression on the training anchors."""
+        train_N = self._newest_positions()[-event_baselines.MOST_ROWS :]
+        weights_F, intercept = event_baselines.regression(self._rates_of(train_N), self._labels(train_N))
+        return torch.from_numpy(weights_F).float(), intercept
 
     def _rates_of(self, positions_N: Positions) -> NDArray[np.float32]:
         """Running rates of anchors, a part at a time: there are several temporary numbers for each."""

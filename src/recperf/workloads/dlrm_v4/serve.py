@@ -19,7 +19,6 @@ from ...data.yambda.history import Histories
 from ...data.yambda.imports import originals
 from ...data.yambda.moments import Moments
 from ...data.yambda.queries import Queries
-from ...data.yambda.rates import RunningRates
 from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS
 from ...execution.serving import Encoded, Export, Served, TableExport
 from ...models.dlrm_v4.inputs import prepare
@@ -59,9 +58,11 @@ class ServedHistories(Served):
         self.users, self.items = self.moments.users, self.moments.items
         self.roles = {role: self.moments.spellings(role) for role in ("user", "item")}
         self.optional = {"time": self.moments.spellings("time")} if self.moments.has_times else {}
-        rates = RunningRates(self.store) if config.model.rates_hidden else None
         pin = self.settings.device.type == "cuda"
-        self.histories = Histories(self.store, config.data.history, pin=pin, rates=rates)
+        if config.model.rates_hidden:
+            self.histories = EventWindows(config).gatherer(pin=pin)
+        else:
+            self.histories = Histories(self.store, config.data.history, pin=pin)
         self.model: DLRMv4 = DLRMv4(config.model, device=self.settings.device)
         self.batch_size = config.evaluate.batch_size or config.train.batch_size
         # A part is saved after each block: at the speed of a large model on a CPU, about every ten seconds.
