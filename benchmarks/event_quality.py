@@ -31,11 +31,8 @@ Columns = dict[str, np.ndarray]
 def courses(draw: np.random.Generator) -> Columns:
     """Eight kinds of users and a small catalogue: 2,500 users, 24 events each, half of them positive."""
     users, items, events = 2500, 300, 60_000
-    kind_U, taste_KI, quality_I = (
-        draw.integers(0, 8, users),
-        draw.normal(0, 1.0, (8, items)),
-        draw.normal(0, 0.6, items),
-    )
+    kind_U, taste_KI = draw.integers(0, 8, users), draw.normal(0, 1.0, (8, items))
+    quality_I = draw.normal(0, 0.6, items)
     user, item = draw.integers(0, users, events), draw.integers(0, items, events)
     logits = taste_KI[kind_U[user], item] + quality_I[item] + draw.normal(0, 0.5, users)[user]
     begin_U = draw.uniform(0, 0.9, users)
@@ -66,7 +63,7 @@ def log(draw: np.random.Generator, user: Any, item: Any, time: Any, logits: Any)
 MADE_UP: dict[str, Callable[[np.random.Generator], Columns]] = {"courses": courses, "offers": offers}
 
 
-def scores(store: Path, seeds: int, device: str) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def scores(store: Path, seeds: int, device: Any) -> tuple[dict[str, list[float]], dict[str, Any]]:
     config = following(store)
     prepared = PreparedHistories(replace(config, train=replace(config.train, device=device)))
     labels_N = prepared.scored_rows().labels_N

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from recperf.cli import main
+from recperf.data.yambda.config import HistoryConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.rates import PRIOR, RECENT, RunningRates
-from recperf.data.yambda.schema import LISTEN_PLUS, RATES
+from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.models.dlrm_v4.padding import Padding
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
@@ -77,6 +79,21 @@ def test_rates_know_only_the_past(store: EventStore) -> None:
         assert features["user_recent"][row] == pytest.approx(log_odds(last, overall[row]), abs=1e-5)
 
 
+def test_later_outcomes_change_nothing(store: EventStore) -> None:
+    """Also not through the similarities of items; those of the training windows are as of each anchor."""
+    now = 1_000_500
+    times, kinds = store.times_E[:], store.kinds(slice(0, store.events))
+    changed = replace(store, packed_kinds_E=np.where(times < now, kinds, kinds ^ np.uint8(LISTENS)))
+    positions = np.flatnonzero(times < now)
+    for cut in (now, now + 300):
+        before, after = (
+            RunningRates(one, cut).of(Histories(one, HistoryConfig(length=12)).events(positions, kinds[positions]))
+            for one in (store, changed)
+        )
+        assert before.tolist() == after.tolist()
+        assert np.ptp(before, axis=0)[-3:].all()
+
+
 def log_odds(outcomes: np.ndarray, overall: float) -> float:
     share = (outcomes.sum() + PRIOR * overall) / (len(outcomes) + PRIOR)
     return float(np.log(share / (1 - share)) - np.log(overall / (1 - overall)))
@@ -100,7 +117,7 @@ def test_a_run_on_own_events(
     command = ["run", "dlrm-v4", "--data", str(store.folder), "--json", "--no-peaks", "--no-report"]
     assert main([*command, "--run-dir", str(tmp_path / "run"), "--data.holdout-windows", "30"]) in (0, 5)
     result = json.loads(capsys.readouterr().out)
-    assert {"running_means", "gradient_boosting", "popularity"} <= result["quality"]["baselines"].keys()
+    assert {"running_means", "item_knn", "gradient_boosting", "popularity"} <= result["quality"]["baselines"].keys()
     assert result["quality"]["target"]["beat"] == "best"
     saved = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert saved["data"]["holdout_windows"] == 30

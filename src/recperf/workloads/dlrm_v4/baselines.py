@@ -56,8 +56,8 @@ def regressed(train_NF: Rates, labels_N: NDArray[np.float32], valid_NF: Rates, c
 
 
 def gradient_boosting(train_NF: Rates, labels_N: NDArray[np.float32], valid_NF: Rates) -> Tensor | None:
-    """scikit-learn's histogram gradient boosting on the running rates without those of neighbours, which are item-kNN's;
-    None where it is not installed."""
+    """scikit-learn's histogram gradient boosting on the running rates, without the columns of neighbours, which are
+    item-kNN's; None where it is not installed."""
     try:
         ensemble = import_module("sklearn.ensemble")
     except ImportError:
