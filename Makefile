@@ -78,11 +78,11 @@ $(VENV)/.torch-ready:
 	@touch $@
 
 $(VENV)/.run-ready: $(VENV)/.torch-ready pyproject.toml constraints.txt
-	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf]"
+	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,baselines]"
 	@touch $@
 
 $(VENV)/.bench-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,bench]"
+	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,baselines,bench]"
 	@touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.run-ready

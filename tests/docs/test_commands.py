@@ -242,6 +242,13 @@ def events(path: Path, run: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def labelled(path: Path, run: Path) -> None:
+    rows = [
+        f"c{at % 9},ad{at * 7 % 20},{20 + at % 50},{at % 13}.5,{86_400 * at},{at * at % 3 % 2}" for at in range(2_000)
+    ]
+    path.write_text("\n".join(["city,ad,age,price,ts,clicked", *rows]) + "\n")
+
+
 def books(path: Path, run: Path) -> None:
     rows = [f"{at},r{at % 40},b{at * 7 % 25},{at * at % 7 % 5 + 1}" for at in range(2_000)]
     path.write_text("\n".join(["finished,reader,book,stars", *rows]) + "\n")
@@ -270,6 +277,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
         "trace.json.gz": trace, "before.json": trace, "after.json": trace, "FOLDER/trace.rank0.json": trace,
         "FOLDER/trace.rank1.json": trace, "RUN/trace.rank0.json.gz": trace, "RUN/trace.rank1.json.gz": trace,
     },
+    "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events},
     "your-events.md": {"ratings.csv": events, "log.csv": events, "u.data": events},
     "your-model.md": {"train.py": program},
 }  # fmt: skip

@@ -27,6 +27,7 @@ _CRITEO_NUMBER, _CRITEO_CATEGORY = (
     re.compile(r"(i|int|integer)_?[0-9]{1,2}"),
     re.compile(r"(c|cat|category)_?[0-9]{1,2}"),
 )
+MOST_RATING = 100
 _FEW_VALUES = 1000
 _MOST_SHOWN = 20
 
@@ -70,7 +71,8 @@ def choose_columns(options: ClickOptions) -> tuple[Source, Columns]:
     if options.header == "auto" and source.format == "csv" and names and all(map(_is_number, names)):
         has_header = False
     if source.format == "csv" and not has_header:
-        is_ratings = len(names) == len(RATINGS) and names[3].isdecimal() and int(names[3]) >= 10**8
+        by_name = options.label is None and options.rating is None
+        is_ratings = by_name and len(names) == len(RATINGS) and float(names[2]) <= MOST_RATING
         names = RATINGS if is_ratings else [f"column_{number}" for number in range(1, len(names) + 1)]
         source = replace(source, has_header=False)
     _require_distinct(source, names)
