@@ -54,6 +54,10 @@ def test_datasets_are_listed_with_the_command_that_trains_on_them(call: Call, mi
     assert listed["mine"]["train"] == "recperf run dlrm-v4 --data mine"
     assert "movielens-100k" not in listed, "it is not on this machine"
     assert "mine" in call("data", "list")[1]
+    described = call("data", "info", "mine", "--min-history", "2")[1]
+    assert "1970-01-01 to 1970-01-01" in described
+    assert "strategy last-n" in described
+    assert "first_anchor 1970-01-01" in described
 
 
 def test_names_and_paths_that_do_not_fit_are_one_line_each(call: Call, mine: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,8 +64,9 @@ class Info(Check):
     """Minimum number of a user's events before an anchor; default: the history length."""
     history_length: int | None = None
     """Length of a history; default: 4086, or 100 if most users have fewer events."""
-    strategy: Strategy = "interleaved"
-    """Which events make a history. interleaved: a third each of listen-plus, like and skip; last-n: the last events."""
+    strategy: Strategy | None = None
+    """Which events make a history. interleaved: a third each of listen-plus, like and skip; last-n: the last events.
+    Default: interleaved, or last-n if there are no events of one of these kinds."""
     window_seconds: int = 86_400
     """Length of a time window in seconds."""
     plot: Path | None = None
@@ -139,7 +141,7 @@ def _info(options: Info, terminal: Terminal) -> dict[str, Any]:
     return catalogue.info(
         store,
         windows=WindowConfig(seconds=options.window_seconds, min_history=least),
-        history=HistoryConfig(length=length, strategy=options.strategy),
+        history=HistoryConfig(length=length, strategy=options.strategy or catalogue.usual_strategy(store)),
         plot=options.plot,
     )
 
@@ -171,7 +173,11 @@ def say(facts: dict[str, Any], terminal: Terminal) -> None:
         return
     lengths = facts.pop("user_lengths", None)
     if "days_of_events" in facts:
-        facts.pop("first_time"), facts.pop("last_time")
+        facts = {name: value for name, value in facts.items() if name not in ("first_time", "last_time")}
+        facts["windows"] = {
+            name: day(value) if value is not None and name.endswith("anchor") else value
+            for name, value in facts["windows"].items()
+        }
     for part in ("raw", "store"):
         if isinstance(facts.get(part), dict):
             facts |= {f"{part}_{name}": value for name, value in facts.pop(part).items()}
@@ -181,6 +187,10 @@ def say(facts: dict[str, Any], terminal: Terminal) -> None:
         widest = max(lengths.values())
         for label, users in lengths.items():
             terminal.say(f"  {label:>22} {'█' * max(1, round(40 * users / widest))} {users:,}")
+
+
+def day(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
 def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:

@@ -15,7 +15,7 @@ from ... import places
 from ...errors import DataError, UsageError
 from ...files import one_at_a_time
 from . import raw
-from .config import HistoryConfig, WindowConfig
+from .config import HistoryConfig, Strategy, WindowConfig
 from .reference.cache import CACHE_META, READY, open_events
 from .schema import EVENTS_FILE, LICENCE
 from .store import EVENT_BYTES, MANIFEST, EventStore, is_store_folder, open_store
@@ -166,6 +166,12 @@ def usual_length(store: EventStore) -> int:
     full = HistoryConfig().length
     enough = int((np.diff(store.user_first_U1) > full).sum())
     return full if enough * 10 >= store.users else 100
+
+
+def usual_strategy(store: EventStore) -> Strategy:
+    """The default of which events make a history: of any kind where an imported log lacks a kind of action."""
+    lacks_one = "import" in store.manifest and not all(store.manifest["by_pool"].values())
+    return "last-n" if lacks_one else "interleaved"
 
 
 def info(
