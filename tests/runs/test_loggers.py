@@ -120,8 +120,9 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setitem(sys.modules, "wandb", cast(ModuleType, SimpleNamespace(init=init)))
     monkeypatch.setattr(WandbRun, "runs", {})
-    trained("wandb", tmp_path, STEPS[:3], end=False)
-    trained("wandb", tmp_path, STEPS[1:], done=1)
+    folder = tmp_path / "50%: a#'1'"
+    trained("wandb", folder, STEPS[:3], end=False)
+    trained("wandb", folder, STEPS[1:], done=1)
     (run,) = WandbRun.runs.values()
     assert run.finished
     assert [step for step, data in run.history if "train/loss" in data and step != 20] == [1, 10, 30]
@@ -188,8 +189,9 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", cast(ModuleType, SimpleNamespace(MlflowClient=MlflowClient)))
     monkeypatch.setitem(sys.modules, "mlflow.entities", cast(ModuleType, entities))
     monkeypatch.setattr(MlflowClient, "runs", {})
-    trained("mlflow", tmp_path, STEPS[:3], end=False)
-    trained("mlflow", tmp_path, STEPS[1:], done=1)
+    folder = tmp_path / "50%: a#'1'"
+    trained("mlflow", folder, STEPS[:3], end=False)
+    trained("mlflow", folder, STEPS[1:], done=1)
     (run,) = MlflowClient.runs.values()
     assert [metric.step for metric in run.metrics if metric.key == "train/loss"] == [1, 10, 20, 30]
     assert {metric.key: metric.value for metric in run.metrics}["budget/top"] == 1.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -188,7 +189,7 @@ class WeightsAndBiases:
 
     def begin(self, seed: int, done: int) -> int:
         self.close()
-        name = self.folder.resolve().name
+        name = name_of(self.folder)
         self._run = self._wandb.init(
             project="recperf",
             dir=str(self.folder),
@@ -224,7 +225,7 @@ class MLflow:
     def __init__(self, folder: Path) -> None:
         self._mlflow = require("mlflow", "mlflow")
         self._entities = require("mlflow.entities", "mlflow")
-        self.name = folder.resolve().name
+        self.name = name_of(folder)
         self.place = os.environ.get("MLFLOW_TRACKING_URI") or (folder.resolve().parent / "mlruns").as_uri()
         self._client: Any = None
         self._run = ""
@@ -283,6 +284,11 @@ LOGGERS: dict[str, Callable[[Path], Logger]] = {
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
+
+
+def name_of(folder: Path) -> str:
+    """The name of a run in a tool, without characters that have a meaning there."""
+    return re.sub(r"[/\\#?%:'\"`]", "-", folder.resolve().name)
 
 
 def require(module: str, package: str) -> Any:
