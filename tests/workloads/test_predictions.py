@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from recperf.data.click_store.imported import ImportedClicks
+from recperf.data.click_store.imports import import_clicks
+from recperf.data.click_store.options import ClickOptions
+from recperf.data.config import SplitConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.train.metrics import binary_metrics
+from recperf.workloads.clicks import imported_strongest
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment
 from recperf.workloads.dlrm_v4.build import PreparedHistories
@@ -112,3 +119,18 @@ def test_columns_of_an_item_are_those_with_one_value_an_item() -> None:
     dense_PD, ids_PS = columns.replaced(torch.tensor([2, 6]), dense_ND[:2], ids_NS[:2])
     assert dense_PD.tolist() == torch.tensor([[9.0, 0.1], [2.0, 0.2]]).tolist()
     assert ids_PS.tolist() == [[20, 0], [50, 1]]
+
+
+def test_a_column_that_holds_the_label_is_named(tmp_path: Path) -> None:
+    draw = np.random.default_rng(2)
+    labels = draw.random(1500) < 0.3
+    lines = [
+        f"{draw.integers(40)},{draw.integers(60)},{draw.normal():.3f},{3.1 - 2 * one},{int(one)}"
+        for one in labels
+        for label in labels
+    ]
+    (tmp_path / "ads.csv").write_text("\n".join(["user,ad,age,refund,clicked", *lines]))
+    options = ClickOptions(clicks=tmp_path / "ads.csv", label="clicked", categorical="user,ad", numeric="age,refund")
+    import_clicks(options, tmp_path / "store")
+    name, area = imported_strongest(ImportedClicks(tmp_path / "store", SplitConfig())) or ("", 0.0)
+    assert (name, area) == ("refund", 1.0)

@@ -87,6 +87,27 @@ def _feature_rows(clicks: ImportedClicks, rows: Rows) -> FeatureRows:
     return FeatureRows(dense_ND=dense_ND, ids=ids, labels_N=torch.from_numpy(rows.labels_N).float())
 
 
+def imported_strongest(clicks: ImportedClicks) -> tuple[str, float] | None:
+    """The column of imported clicks whose own AUC is highest; of columns with several categories none is considered."""
+    sides = []
+    for split in ("train", "valid"):
+        step = -(-clicks.count(split) // MOST_TRAINING_ROWS)
+        rows = _feature_rows(clicks, clicks.every(split, step))
+        ids = {key: ids_N for key, ids_N in rows.ids.items() if ids_N.dim() == 1}
+        columns = list(ids.values())
+        ids_FN = torch.stack(columns) if columns else torch.zeros(0, len(rows.labels_N), dtype=torch.int64)
+        sides.append(
+            Samples(
+                keys=tuple(ids),
+                dense_ND=rows.dense_ND,
+                ids_FN=ids_FN,
+                labels_N=rows.labels_N,
+                dense_names=clicks.dense_names if rows.dense_ND.shape[1] else (),
+            )
+        )
+    return strongest_feature(*sides)
+
+
 def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples]:
     """The training and validation rows of imported clicks in memory, for a model with one id per feature."""
     several = [key for key, slots in zip(clicks.keys, clicks.slots) if slots > 1]

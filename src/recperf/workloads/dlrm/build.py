@@ -114,6 +114,9 @@ class PreparedDLRM(ChosenDLRM, Prepared):
     def baseline_scorers(self) -> dict[str, Scorer]:
         return {} if self.source.catalogue is None else self.source.catalogue.rules()
 
+    def strongest_feature(self) -> tuple[str, float] | None:
+        return self.source.strongest_feature()
+
     def verified(self) -> dict[str, int] | None:
         return self.source.verified()
 

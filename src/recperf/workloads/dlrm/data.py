@@ -27,7 +27,7 @@ from ...execution.workload import ScoredRows, describe_synthetic, require_memory
 from ...train.baselines import majority, synthetic_logits
 from ...train.loop import Order
 from ..click_candidates import ClickCatalogue, of_imported
-from ..clicks import SCORING_BATCH, imported_logits, imported_rows, require_tables
+from ..clicks import SCORING_BATCH, imported_logits, imported_rows, imported_strongest, require_tables
 from .config import LESS, DLRMWorkloadConfig, estimate, reduction_bytes, table_share
 
 
@@ -145,6 +145,9 @@ class ClickSource:
     def catalogue(self) -> ClickCatalogue | None:
         """The items that imported rows can be ranked among."""
         return of_imported(self._store, SCORING_BATCH) if isinstance(self._store, ImportedClicks) else None
+
+    def strongest_feature(self) -> tuple[str, float] | None:
+        return imported_strongest(self._store) if isinstance(self._store, ImportedClicks) else None
 
     def scored_rows(self, seed: int, device: torch.device) -> ScoredRows:
         """Of rows drawn on a device, or read on the host."""
