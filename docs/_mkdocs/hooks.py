@@ -65,7 +65,8 @@ def pages() -> list[tuple[str, str]]:
         ("contributing.md", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](")),
         ("cli/index.md", overview()),
     ]
-    every[0] = ("index.md", every[0][1].replace("](CONTRIBUTING.md", "](contributing.md"))
+    first = every[0][1].replace("](CONTRIBUTING.md", "](contributing.md")
+    every[0] = ("index.md", re.sub(r"\]\(examples/([\w-]+)\.ipynb\)", r"](tutorials/\1.md)", first))
     every += [(f"tutorials/{path.stem}.md", notebook(path)) for path in notebooks()]
     every += [(f"cli/{command}.md", command_page(command)) for command in COMMANDS]
     every += [(f"cli/fields-{name}.md", fields_page(name)) for name in WORKLOADS]
