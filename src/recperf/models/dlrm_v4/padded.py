@@ -18,7 +18,7 @@ from ...data.yambda.schema import CANDIDATE, HISTORY
 from ...ops.assemble.plan import SHORTEST, UNIT
 from .config import ACTIONS, FEATURE_TABLES
 from .hstu import HSTU, STULayer
-from .model import DLRMv4, Encoder, time_features
+from .model import DLRMv4, Encoder, RatesTower, time_features
 
 
 class PaddedDLRMv4(nn.Module):
@@ -29,7 +29,7 @@ class PaddedDLRMv4(nn.Module):
     action: Encoder
     item_tower: Encoder
     head: Encoder
-    rates: Encoder
+    rates: RatesTower
     hstu: HSTU
     combine: nn.Linear
     combine_norm: nn.LayerNorm
@@ -85,7 +85,7 @@ class PaddedDLRMv4(nn.Module):
         user_BD = self.combine_norm(self.combine(features))
         logits_B1 = encoded(self.head, user_BD * encoded(self.item_tower, candidate_BW3))
         if rates_BF is not None:
-            logits_B1 = logits_B1 + encoded(self.rates, rates_BF)
+            logits_B1 = logits_B1 + self.rates.linear(rates_BF) + encoded(self.rates.encoder, rates_BF)
         return logits_B1.squeeze(1)
 
     def entity(self, item: Tensor, artist: Tensor, album: Tensor) -> Tensor:
