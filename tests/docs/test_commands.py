@@ -225,10 +225,6 @@ def films(path: Path, run: Path) -> None:
     assert main(["data", "make", "movielens-like", "--path", str(path), "--quiet"]) == 0
 
 
-def store(path: Path, run: Path) -> None:
-    assert main(["data", "make", "yambda-like", "--path", str(path), "--events", "40000", "--quiet"]) == 0
-
-
 def events(path: Path, run: Path) -> None:
     """Events of 60 days, in the columns that the pages name for a file of this name."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +262,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
         "runs/mine": copy_of_run, "runs/that-profile/trace.rank0.json.gz": trace,
         "runs/that-profile/trace.rank1.json.gz": trace,
     },
-    "dlrm-v4.md": {"STORE": store, "ml-100k/u.data": events},
+    "dlrm-v4.md": {"ml-100k/u.data": events},
     "dlrm.md": {"train.txt": clicks},
     "launching.md": {"shared/runs/mine": copy_of_run},
     "micro-dlrm-dram.md": {"FOLDER": films},
