@@ -133,7 +133,7 @@ def _looked_up(weight: Tensor, ids: Tensor) -> Tensor:
     return weight[ids] if ids.ndim == 1 else torch.where(ids >= 0, weight[ids.clamp_min(0)], 0.0).sum(1)
 
 
-MOST_TRAINING_ROWS = 1_000_000
+MOST_TRAINING_ROWS = 500_000
 """Baselines of click rows are fitted on at most so many training rows, at equal distances."""
 _MOST_CATEGORIES = 254
 _FOLDS, _PRIOR_ROWS = 5, 10
