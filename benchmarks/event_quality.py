@@ -70,8 +70,8 @@ def scores(store: Path, seeds: int, device: Any) -> tuple[dict[str, list[float]]
     logits = dict(prepared.baseline_logits())
     newest = prepared._newest_positions()[-baselines.MOST_ROWS :]
     scored = prepared._rates_of(prepared._scored_positions(prepared.windows_at(None)))
-    rates = (prepared._rates_of(newest), prepared._labels(newest), scored)
-    logits["regression the model starts with"] = baselines.regressed(*rates, RATES)
+    regression = baselines.regressed(prepared._rates_of(newest), prepared._labels(newest), RATES)
+    logits["regression the model starts with"] = regression(scored)
     aucs = {name: [binary_metrics(values, labels_N)["auc"]] for name, values in logits.items()}
     with applied(prepared.settings):
         for seed in range(1, seeds + 1):

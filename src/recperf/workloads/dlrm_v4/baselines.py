@@ -6,7 +6,7 @@ Shapes: N anchors, F features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import numpy as np
@@ -25,6 +25,8 @@ NEIGHBOURS = (*MEANS, "neighbours", "neighbours_sum")
 _MEANS = [RATES.index(name) for name in MEANS]
 
 Rates = NDArray[np.float32]
+Rule = Callable[[Rates], Tensor]
+"""Logits of anchors, or of candidates in their place, from the running rates."""
 
 
 def running_means(rates_NF: Rates) -> Tensor:
@@ -48,14 +50,14 @@ def regression(features_NF: Rates, labels_N: NDArray[np.float32]) -> tuple[NDArr
     return weights_F[:-1], float(weights_F[-1])
 
 
-def regressed(train_NF: Rates, labels_N: NDArray[np.float32], valid_NF: Rates, columns: Sequence[str]) -> Tensor:
-    """Logits of a regression on some of the running rates."""
+def regressed(train_NF: Rates, labels_N: NDArray[np.float32], columns: Sequence[str]) -> Rule:
+    """A regression on some of the running rates."""
     which = [RATES.index(name) for name in columns]
     weights_F, intercept = regression(train_NF[:, which], labels_N)
-    return torch.from_numpy(valid_NF[:, which].astype(np.float64) @ weights_F + intercept)
+    return lambda rates_NF: torch.from_numpy(rates_NF[:, which].astype(np.float64) @ weights_F + intercept)
 
 
-def gradient_boosting(train_NF: Rates, labels_N: NDArray[np.float32], valid_NF: Rates) -> Tensor | None:
+def gradient_boosting(train_NF: Rates, labels_N: NDArray[np.float32]) -> Rule | None:
     """scikit-learn's histogram gradient boosting on the running rates, without the columns of neighbours, which are
     item-kNN's; None where it is not installed."""
     try:
@@ -70,4 +72,4 @@ def gradient_boosting(train_NF: Rates, labels_N: NDArray[np.float32], valid_NF: 
         learning_rate=0.03, max_iter=200, max_leaf_nodes=8, min_samples_leaf=100, early_stopping=False, random_state=0
     )
     model.fit(train_NF[:, :-COLUMNS], labels_N)
-    return torch.from_numpy(model.decision_function(valid_NF[:, :-COLUMNS]))
+    return lambda rates_NF: torch.from_numpy(model.decision_function(rates_NF[:, :-COLUMNS]))

@@ -166,7 +166,8 @@ class EventWindows:
 
     def baseline_scorers(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
         train = self._samples(self._newest_positions())
-        return item_rules(train.ids_FN[0], train.ids_FN[1], train.labels_N, self.store.items)
+        rules = item_rules(train.ids_FN[0], train.ids_FN[1], train.labels_N, self.store.items)
+        return {**rules, **{name: self._ranks_by(rule) for name, rule in self._running_rules.items()}}
 
     def _newest_positions(self) -> np.ndarray[Any, Any]:
         """Of the newest training anchors, as many as simple rules learn from."""
@@ -188,23 +189,37 @@ class EventWindows:
 
     def baseline_logits(self) -> dict[str, Tensor]:
         """Of the rows that the end of training is scored on."""
-        newest_N = self._newest_positions()
-        train = self._samples(newest_N)
-        valid = self._samples(self._scored_positions(self.windows_at(None)))
+        scored_N = self._scored_positions(self.windows_at(None))
+        train, valid = self._samples(self._newest_positions()), self._samples(scored_N)
         logits = {**bias_logits(train, valid), "popularity": popularity(train, valid)}
-        return logits if self.config.data.baselines == "bias" else {**logits, **self._running_logits(newest_N)}
+        if self._running_rules:
+            rates_NF = self._rates_of(scored_N)
+            logits |= {name: rule(rates_NF) for name, rule in self._running_rules.items()}
+        return logits
 
-    def _running_logits(self, newest_N: Positions) -> dict[str, Tensor]:
-        """Of rules that read on through the hold-out."""
-        train_N = newest_N[-event_baselines.MOST_ROWS :]
-        train_NF, valid_NF = (self._rates_of(rows) for rows in (train_N, self._scored_positions(self.windows_at(None))))
-        labels_N = self._labels(train_N)
-        logits = {
-            "running_means": event_baselines.running_means(valid_NF),
-            "item_knn": event_baselines.regressed(train_NF, labels_N, valid_NF, event_baselines.NEIGHBOURS),
+    @cached_property
+    def _running_rules(self) -> dict[str, event_baselines.Rule]:
+        """Rules that read on through the hold-out, fitted on the newest training anchors."""
+        if self.config.data.baselines == "bias":
+            return {}
+        train_N = self._newest_positions()[-event_baselines.MOST_ROWS :]
+        train_NF, labels_N = self._rates_of(train_N), self._labels(train_N)
+        rules: dict[str, event_baselines.Rule] = {
+            "running_means": event_baselines.running_means,
+            "item_knn": event_baselines.regressed(train_NF, labels_N, event_baselines.NEIGHBOURS),
         }
-        boosted = event_baselines.gradient_boosting(train_NF, labels_N, valid_NF)
-        return logits if boosted is None else {**logits, "gradient_boosting": boosted}
+        boosted = event_baselines.gradient_boosting(train_NF, labels_N)
+        return rules if boosted is None else {**rules, "gradient_boosting": boosted}
+
+    def _ranks_by(self, rule: event_baselines.Rule) -> Callable[[Tensor, Tensor], Tensor]:
+        """A rule as a scorer of scored anchors with other items."""
+
+        def score(rows_P: Tensor, items_P: Tensor) -> Tensor:
+            positions_P = self.events.positions_N[rows_P.numpy()]
+            events = self.plain.events(positions_P, self.store.kinds(positions_P))
+            return rule(self.rates.of(replace(events, items_B=items_P.numpy())))
+
+        return score
 
     @cached_property
     def rates_start(self) -> tuple[Tensor, float]:
