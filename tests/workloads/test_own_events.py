@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from recperf.cli import main
 from recperf.data.yambda.config import HistoryConfig
@@ -16,6 +17,8 @@ from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.rates import PRIOR, RECENT, RunningRates
 from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
 from recperf.data.yambda.store import EventStore, open_store
+from recperf.models.dlrm_v4.inputs import prepare
+from recperf.models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
 from recperf.models.dlrm_v4.padding import Padding
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
@@ -108,6 +111,10 @@ def test_a_padded_batch_has_the_same_rates(store: EventStore) -> None:
     assert batch.rates_BF is not None
     assert inputs.rates_BF is not None
     assert inputs.rates_BF.tolist() == batch.rates_BF.tolist()
+    model = prepared.trial(1).model.eval()
+    with torch.no_grad():
+        exported = PaddedDLRMv4(model)(**padded_inputs(model, batch))
+        torch.testing.assert_close(exported, model(prepare(batch, config.model)), rtol=1e-5, atol=1e-5)
 
 
 def test_a_run_on_own_events(
