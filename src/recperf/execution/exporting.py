@@ -9,6 +9,7 @@ Shapes: R rows of a table, W width of a row.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count as counting
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,16 @@ def _write_table(draft: Path, table: TableExport) -> dict[str, Any]:
 def _write_program(draft: Path, content: Export) -> dict[str, Any]:
     """Trace the dense part for any number of samples, and check that it gives what the model gives."""
     module, inputs = content.program.cpu().eval(), {name: one.cpu() for name, one in content.inputs.items()}
+    # A prime number of samples that divides no other size: where sizes or products of them are equal, the tracer may
+    # take the number of samples for a constant.
+    sizes = {size for one in (*inputs.values(), *module.state_dict().values()) for size in one.shape if size}
+    primes = (number for number in counting(3) if all(number % factor for factor in range(2, number)))
+    samples = next(prime for prime in primes if all(size % prime for size in sizes))
+    traced = {name: one[torch.arange(samples) % len(one)] for name, one in inputs.items()}
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     shapes = {name: {0: batch} for name in inputs}
     with torch.no_grad():
-        program = torch.export.export(module, (), kwargs=inputs, dynamic_shapes=shapes)
+        program = torch.export.export(module, (), kwargs=traced, dynamic_shapes=shapes)
         difference = float((program.module()(**inputs) - content.logits_B.cpu()).abs().max())
     torch.export.save(program, str(draft / PROGRAM))
     described = [
