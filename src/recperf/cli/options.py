@@ -8,12 +8,11 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from ..config import from_json
 from ..data import datasets
-from ..errors import ConfigError, DataError, UsageError, closest, did_you_mean
+from ..errors import DataError, UsageError, closest, did_you_mean
 from ..execution.workload import Workload
-from ..runs.record import read_config
 from ..workloads import able, find, names
+from ..workloads.opened import read_saved
 from .parse import OutputOptions, parse
 
 C = TypeVar("C")
@@ -128,20 +127,9 @@ def _read(name: str | None, sources: dict[str, str], rest: list[str], default: s
     path = Path(saved)
     if "--resume" in sources and not path.is_dir():
         raise DataError("there is no such run", where={"folder": path}, fix="recperf run --resume runs/<name>")
-    saved_name, values = read_config(path)
-    if saved_name not in names():
-        raise DataError(
-            f"the config names an unknown workload {saved_name!r}",
-            where={"file": path, "known": ", ".join(names())},
-            fix="install the package that has this workload, or restore the file",
-        )
-    workload = find(saved_name)
-    if name and name != saved_name:
-        raise UsageError(f"the config is for workload {saved_name!r}, not {name!r}", where={"file": path})
-    try:
-        config: Any = from_json(workload.config, values)
-    except ConfigError as error:
-        raise ConfigError(error.what, where={**error.where, "file": path}, fix=error.fix) from None
+    workload, config = read_saved(path)
+    if name and name != workload.name:
+        raise UsageError(f"the config is for workload {workload.name!r}, not {name!r}", where={"file": path})
     return Choice(workload, config, path if "--resume" in sources else None, rest)
 
 

@@ -18,22 +18,21 @@ if TYPE_CHECKING:
     from ..execution.serving import TrainedModel
 
 
-def read_run(folder: Path) -> tuple[Workload, Any]:
-    """The workload of a run and its config, from its config.json."""
-    if not folder.is_dir():
-        raise DataError("there is no such run", where={"folder": folder}, fix="name the folder of a run: runs/<name>")
-    name, values = read_config(folder)
+def read_saved(path: Path) -> tuple[Workload, Any]:
+    """The workload and the config of a saved config: a file, or the folder of a run."""
+    name, values = read_config(path)
+    file = path / "config.json" if path.is_dir() else path
     if name not in names():
         raise DataError(
             f"the config names an unknown workload {name!r}",
-            where={"file": folder / "config.json", "known": ", ".join(names())},
+            where={"file": file, "known": ", ".join(names())},
             fix="install the package that has this workload, or restore the file",
         )
     workload = find(name)
     try:
         return workload, from_json(workload.config, values)
     except ConfigError as error:
-        raise ConfigError(error.what, where={**error.where, "file": folder / "config.json"}, fix=error.fix) from None
+        raise ConfigError(error.what, where={**error.where, "file": file}, fix=error.fix) from None
 
 
 class OpenRun:
@@ -54,7 +53,11 @@ class OpenRun:
         notice: Callable[[str], None] | None = None,
     ) -> None:
         self.folder = Path(folder).expanduser()
-        self.workload, self.config = read_run(self.folder)
+        if not self.folder.is_dir():
+            raise DataError(
+                "there is no such run", where={"folder": self.folder}, fix="name the folder of a run: runs/<name>"
+            )
+        self.workload, self.config = read_saved(self.folder)
         self._options: dict[str, Any] = {"checkpoint": checkpoint, "device": device, "seed": seed}
         self._notice = notice
 
