@@ -1,6 +1,7 @@
 """Scores the rows of a file: streamed, in parts that a stopped or killed process continues from.
 
-The parts are Parquet files in a folder beside the output, each complete or not there. At the end they are joined.
+The parts are Parquet files in a folder beside the output, each complete or not there. The output is written beside them
+while rows are scored; a process that continues first copies the finished parts into it.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from typing import Any, BinaryIO
 
 from ..data.row_file import RowFile
 from ..data.rows import BadRow, Table, in_blocks, pyarrow
-from ..errors import DataError, UsageError, did_you_mean
-from ..files import alone, atomic_file, read_regular, require_writable, write_json
+from ..errors import DataError, Interrupted, Stopped, UsageError, did_you_mean
+from ..files import alone, atomic_file, read_regular, require_writable, sync_folder, write_json, writing
 from ..jsonfile import decode
-from ..points import reached
 from ..stop import FLAG, poll
 from ..version import __version__
 from .serving import SCORES, TrainedModel, with_scores
 
-JOB = "job.json"
+JOB, JOINED = "job.json", "joined"
 GROUP_ROWS = 1 << 16
 """Rows of a row group of the output."""
+PART_SECONDS, PART_BYTES = 5.0, 1 << 26
+"""A part is saved when its rows took this long or have this many bytes: about what a killed process loses."""
 AGAIN = "the same command continues"
 Progress = Callable[[int, int | None], None]
 """Called with the rows scored so far, and with all of them where that is known."""
@@ -67,26 +69,20 @@ def score_file(
     with alone(folder, what="scoring into this file", again=AGAIN):
         parts = Parts(folder, job)
         began, before = perf_counter(), parts.rows
-        with FLAG.explained("; the rows scored so far are saved", AGAIN), ThreadPoolExecutor(1) as thread:
-            # A part is written while the next one is scored.
-            writing: Future[None] | None = None
-            for table, unknown in rows.scored(parts.rows):
-                if format_of(output) == "csv":
-                    require_flat(table)
-                if writing is not None:
-                    writing.result()
-                    progress(parts.rows, rows.count)
-                writing = thread.submit(parts.add, table, unknown)
-                poll()
-            if writing is not None:
-                writing.result()
+        try:
+            with FLAG.explained("; the rows scored so far are saved", AGAIN):
+                _write_scored(parts, rows, format_of(output), progress)
+            if not parts.rows:
+                raise DataError("the file has no rows", where={"file": source}, fix="name a file with rows to score")
+            rows.require_unchanged()
+            with writing(output, fix=AGAIN):
+                os.replace(folder / JOINED, output)
+                sync_folder(output.parent)
+            parts.paths.clear()
+        finally:
+            if not parts.paths:
+                shutil.rmtree(folder)
         seconds = perf_counter() - began
-        if not parts.rows:
-            raise DataError("the file has no rows", where={"file": source}, fix="name a file with rows to score")
-        rows.require_unchanged()
-        write_rows(output, parts.tables())
-        reached("score: joined")
-        shutil.rmtree(folder)
     return {
         **model.facts,
         "rows": parts.rows,
@@ -98,14 +94,32 @@ def score_file(
     }
 
 
-def require_flat(table: Table) -> None:
-    """Refuse columns that a CSV file cannot hold."""
-    nested = [field.name for field in table.schema if pyarrow().types.is_nested(field.type)]
-    if nested:
-        raise UsageError(
-            f"column {nested[0]!r} has lists or structures, which CSV cannot hold",
-            fix="write a .parquet file, or name the other columns with --columns",
-        )
+def _write_scored(parts: Parts, rows: FileRows | HeldOut, form: str, progress: Progress) -> None:
+    """Write the finished parts, then the rows that are scored now; what is scored when a signal stops it is saved."""
+    with atomic_file(parts.folder / JOINED, fix=AGAIN) as file, RowWriter(form, file) as writer:
+        for table in parts.tables():
+            writer.add(table)
+            poll()
+
+        def write(table: Table, unknown: Mapping[str, int]) -> None:
+            writer.add(table)
+            parts.add(table, unknown)
+
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                # A block is written while the next one is scored.
+                written: Future[None] | None = None
+                for table, unknown in rows.scored(parts.rows):
+                    if written is not None:
+                        written.result()
+                        progress(parts.rows, rows.count)
+                    written = thread.submit(write, table, unknown)
+                    poll()
+                if written is not None:
+                    written.result()
+        except (Stopped, Interrupted):
+            parts.save()
+            raise
 
 
 class FileRows:
@@ -166,12 +180,12 @@ def whole_batches(model: TrainedModel) -> int:
 
 
 class Parts:
-    """The finished parts of an output. Parts of another job are removed."""
+    """The finished parts of an output, and the rows of the next one. Parts of another job are removed."""
 
     def __init__(self, folder: Path, job: dict[str, Any]) -> None:
         self.folder, self.rows = folder, 0
         self.unknown: dict[str, int] = {}
-        self._paths: list[Path] = []
+        self.paths: list[Path] = []
         path = folder / JOB
         if not os.path.lexists(path) or decode(read_regular(path)) != json.loads(json.dumps(job)):
             for old in folder.glob("part-*.parquet"):
@@ -180,27 +194,45 @@ class Parts:
         while os.path.lexists(part := folder / f"part-{self.rows:012d}.parquet"):
             with _readable(part):
                 about = pyarrow(".parquet").ParquetFile(str(part), page_checksum_verification=True)
-                self._count(part, about.metadata.num_rows, json.loads(about.schema_arrow.metadata[_UNKNOWN]))
+                self._count(about.metadata.num_rows, json.loads(about.schema_arrow.metadata[_UNKNOWN]))
+            self.paths.append(part)
+        self._start_part()
+
+    def _start_part(self) -> None:
+        self._tables: list[Table] = []
+        self._unknown: dict[str, int] = {}
+        self._first, self._began = self.rows, perf_counter()
 
     def add(self, table: Table, unknown: Mapping[str, int]) -> None:
-        part = self.folder / f"part-{self.rows:012d}.parquet"
-        table = table.replace_schema_metadata({_UNKNOWN: json.dumps(dict(unknown)).encode()})
+        self._tables.append(table)
+        self._unknown = {role: count + self._unknown.get(role, 0) for role, count in unknown.items()}
+        self._count(len(table), unknown)
+        size = sum(table.nbytes for table in self._tables)
+        if size >= PART_BYTES or perf_counter() - self._began >= PART_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Save the rows that no part has."""
+        if not self._tables:
+            return
+        part = self.folder / f"part-{self._first:012d}.parquet"
+        table = pyarrow().concat_tables(self._tables)
+        table = table.replace_schema_metadata({_UNKNOWN: json.dumps(self._unknown).encode()})
         with atomic_file(part, fix=AGAIN) as file:
-            # As fast as the disk: a part is read once.
+            # As fast as the disk: a part is read once, if ever.
             pyarrow(".parquet").write_table(
                 table, file, write_page_checksum=True, use_dictionary=False, compression="none", write_statistics=False
             )
-        self._count(part, len(table), unknown)
-        reached("score: part written")
+        self.paths.append(part)
+        self._start_part()
 
-    def _count(self, part: Path, rows: int, unknown: Mapping[str, int]) -> None:
-        self._paths.append(part)
+    def _count(self, rows: int, unknown: Mapping[str, int]) -> None:
         self.rows += rows
         for role, count in unknown.items():
             self.unknown[role] = self.unknown.get(role, 0) + count
 
     def tables(self) -> Iterator[Table]:
-        for part in self._paths:
+        for part in self.paths:
             with _readable(part):
                 table = pyarrow(".parquet").read_table(str(part), page_checksum_verification=True)
             yield table.replace_schema_metadata(None)
@@ -216,24 +248,52 @@ def _readable(part: Path) -> Iterator[None]:
         ) from None
 
 
-def write_rows(output: Path, tables: Iterable[Table]) -> int:
-    """Write tables of one schema as a Parquet or CSV file, complete or not at all; returns the number of rows."""
-    form, rows = format_of(output), 0
-    with atomic_file(output, fix=AGAIN) as file:
-        writer = None
-        for table in in_blocks(tables, GROUP_ROWS):
-            writer = writer or _writer(form, file, table.schema)
-            writer.write_table(table)
-            rows += len(table)
+class RowWriter:
+    """Writes tables of one schema into a file, in blocks that do not depend on how the rows come."""
+
+    def __init__(self, form: str, file: BinaryIO) -> None:
+        self.form, self.file = form, file
+        self._rest: list[Table] = []
+        self._writer: Any = None
+
+    def add(self, table: Table) -> None:
+        blocks = list(in_blocks([*self._rest, table], GROUP_ROWS))
+        self._rest = [blocks.pop()] if blocks and len(blocks[-1]) < GROUP_ROWS else []
+        for block in blocks:
+            self._write(block)
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for block in self._rest if kind is None else ():
+            self._write(block)
+        if self._writer is not None:
+            # Also after an error: otherwise Python closes it later, when the file is closed.
+            self._writer.close()
+
+    def _write(self, block: Table) -> None:
+        if self._writer is None:
+            self._writer = self._open(block.schema)
+        self._writer.write_table(block.combine_chunks())
+
+    def _open(self, schema: Any) -> Any:
+        if self.form == "parquet":
+            # A dictionary of numbers that hardly repeat would only cost time.
+            repeating = [name for name in schema.names if name not in SCORES]
+            return pyarrow(".parquet").ParquetWriter(self.file, schema, use_dictionary=repeating)
+        nested = [field.name for field in schema if pyarrow().types.is_nested(field.type)]
+        if nested:
+            raise UsageError(
+                f"column {nested[0]!r} has lists or structures, which CSV cannot hold",
+                fix="write a .parquet file, or name the other columns with --columns",
+            )
+        return pyarrow(".csv").CSVWriter(self.file, schema)
+
+
+def write_rows(output: Path, tables: Iterable[Table]) -> None:
+    """Write tables of one schema as a Parquet or CSV file, complete or not at all."""
+    with atomic_file(output, fix=AGAIN) as file, RowWriter(format_of(output), file) as writer:
+        for table in tables:
+            writer.add(table)
             poll()
-        if writer is not None:
-            writer.close()
-    return rows
-
-
-def _writer(form: str, file: BinaryIO, schema: Any) -> Any:
-    if form == "parquet":
-        # A dictionary of numbers that hardly repeat would only cost time.
-        repeating = [name for name in schema.names if name not in SCORES]
-        return pyarrow(".parquet").ParquetWriter(file, schema, use_dictionary=repeating)
-    return pyarrow(".csv").CSVWriter(file, schema)

@@ -65,7 +65,7 @@ class ServedHistories(Served):
             self.histories = Histories(self.store, config.data.history, pin=pin)
         self.model: DLRMv4 = DLRMv4(config.model, device=self.settings.device)
         self.batch_size = config.evaluate.batch_size or config.train.batch_size
-        # A part is saved after each block: at the speed of a large model on a CPU, about every ten seconds.
+        # Parts are saved between blocks; at the speed of a large model on a CPU one takes about ten seconds.
         self.block_rows = 32 * self.batch_size
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:

@@ -17,7 +17,7 @@ from ...data.rows import Ids, Table, pyarrow
 from ...execution.serving import Encoded, Served
 from ...models.dlrm import DLRM
 from ...train.device import Settings, choose
-from ..click_serve import SeenItems, ServedClicks, ServedImported, part_of
+from ..click_serve import Longs, SeenItems, ServedClicks, ServedImported, part_of
 from ..clicks import largest_product
 from .config import MicroDLRMConfig
 from .data import check_sizes, imported, read
@@ -69,14 +69,36 @@ class ServedRatings(ServedClicks):
         return known, np.where(count_U > 0, clicks_U / np.maximum(count_U, 1), overall), count_U
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
-        (users_N, _), (items_N, _) = self.users.numbers(rows["user"]), self.items.numbers(rows["item"])
+        numbers = {"user": self.users.numbers(rows["user"])[0], "item": self.items.numbers(rows["item"])[0]}
+        dense_ND = np.concatenate([self._by_id[role].dense_ND[numbers[role]] for role in numbers], axis=1)
+        ids = [self._by_id[role].ids_NS[:, at][numbers[role]] for at, role in enumerate(self._role_of_key)]
+        unknown = {role: int((ids[self.keys.index(role)] == 0).sum()) for role in self.roles}
+        return Encoded(Rows(dense_ND, np.stack(ids, 1), np.zeros(len(dense_ND), np.uint8)), unknown)
+
+    @cached_property
+    def _by_id(self) -> dict[str, Rows]:
+        """The dense features of every user and of every item by its number, and the table rows with the other unknown,
+        which are 0 for features of the other."""
+        users, items = (np.arange(int(ids.numbers_V.max()) + 1) for ids in (self.users, self.items))
+        of_user = self.dense_names.index("user count") + 1
+        user, item = self._of_pairs(users, np.zeros_like(users)), self._of_pairs(np.zeros_like(items), items)
+        return {
+            "user": Rows(np.ascontiguousarray(user.dense_ND[:, :of_user]), user.ids_NS, user.labels_N),
+            "item": Rows(np.ascontiguousarray(item.dense_ND[:, of_user:]), item.ids_NS, item.labels_N),
+        }
+
+    @cached_property
+    def _role_of_key(self) -> list[str]:
+        """Of which, user or item, each sparse feature is."""
+        return ["user" if self._by_id["user"].ids_NS[:, at].any() else "item" for at in range(len(self.keys))]
+
+    def _of_pairs(self, users_N: Longs, items_N: Longs) -> Rows:
         known, mean_U, count_U = self._trained
         data = self.ratings.for_pairs(users_N, items_N)
         features = dense_features(data, mean_U[users_N], count_U[users_N])
         ids = [np.where(trained[ids], ids, 0) for trained, (ids, _) in zip(known, data.id_features().values())]
-        unknown = {role: int((ids[self.keys.index(role)] == 0).sum()) for role in self.roles}
         dense_ND = np.stack(list(features.values()), axis=1).astype(np.float32)
-        return Encoded(Rows(dense_ND, np.stack(ids, 1).astype(np.int32), np.zeros(len(users_N), np.uint8)), unknown)
+        return Rows(dense_ND, np.stack(ids, 1).astype(np.int32), np.zeros(len(users_N), np.uint8))
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
         data, valid = self.ratings, self.clicks.valid
@@ -113,17 +135,13 @@ class ServedRatings(ServedClicks):
         return arrow.concat_arrays([none, values]), np.concatenate([[0], ids.numbers_V[trained]])
 
     def more_tables(self) -> dict[str, Table]:
-        """What the dense features and further ids of all users and items are: of each with an unknown other."""
-        arrow, keys, names = pyarrow(), self.keys, self.dense_names
-        of_user = {*self.ratings.user_features(), "user mean", "user count"}
-        tables = {}
-        for role, ids, other in (("user", self.users, "item"), ("item", self.items, "user")):
-            none = arrow.nulls(len(ids), ids.values.type)
-            encoded = self.encode({role: ids.values, other: none}).inputs
-            own = [at for at, name in enumerate(names) if (name in of_user) == (role == "user")]
-            columns = {names[at]: encoded.dense_ND[:, at] for at in own}
-            # A feature of the other, which is unknown here, has row 0 throughout.
-            more = [at for at, key in enumerate(keys) if key not in ("user", "item") and encoded.ids_NS[:, at].any()]
-            rows = {f"row of {keys[at]}": encoded.ids_NS[:, at] for at in more}
-            tables[f"{role}s"] = arrow.table({role: ids.values, **columns, **rows})
+        """The dense features and further table rows of all users and items."""
+        arrow, tables = pyarrow(), {}
+        for role, ids in (("user", self.users), ("item", self.items)):
+            of_role = self._by_id[role].take(ids.numbers_V)
+            first = 0 if role == "user" else self._by_id["user"].dense_ND.shape[1]
+            dense = dict(zip(self.dense_names[first:], of_role.dense_ND.T))
+            more = [at for at, key in enumerate(self.keys) if key != role and self._role_of_key[at] == role]
+            rows = {f"row of {self.keys[at]}": of_role.ids_NS[:, at] for at in more}
+            tables[f"{role}s"] = arrow.table({role: ids.values, **dense, **rows})
         return tables
