@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,34 @@ import torch
 
 import recperf
 from recperf.cli import main
-from recperf.errors import DataError, RecperfError
+from recperf.errors import DataError, RecperfError, UsageError
 from recperf.execution import scoring
 from recperf.train.checkpoint import read_state
 from recperf.train.device import applied
 
-TRAIN = ("--train.max-steps", "30", "--no-report", "--no-peaks", "--quiet")
-SMALL = ("--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64")
+TRAIN = ("--train.max-steps", "30", "--ranking.users", "0", "--no-report", "--no-peaks", "--quiet")
+SMALL = ("--model.dim", "8", "--model.top", "8", "1", "--train.batch-size", "64")
 RUNS = {
     "micro-dlrm": ("micro-dlrm", "--data.source", "embedded"),
-    "dlrm-v4": ("dlrm-v4", "--data.events", "20000", "--data.windows.min-history", "8", "--train.batch-size", "64",
+    "dlrm-v4": ("dlrm-v4", "--data.events", "8000", "--data.windows.min-history", "8", "--train.batch-size", "64",
                 "--model.rates-hidden", "4"),
-    "clicks": ("dlrm", "--data", "CLICKS", "--model.bottom", "4", "4", *SMALL),
+    "clicks": ("dlrm", "--data", "CLICKS", "--model.bottom", "4", "8", *SMALL),
     "criteo": ("dlrm", "--preset", "criteo-kaggle", "--data.source", "criteo", "--data.path", "CRITEO", "--model.rows",
-               *["50"] * 26, "--model.bottom", "13", "4", *SMALL),
+               *["50"] * 26, "--model.bottom", "13", "8", *SMALL),
     "random": ("dlrm", "--model.rows", "50", "60", "--data.batches", "40", "--data.ids-per-bag", "2",
-               "--model.bottom", "4", "4", *SMALL),
+               "--model.bottom", "4", "8", *SMALL),
 }  # fmt: skip
-RECOMMENDERS = ("micro-dlrm", "dlrm-v4")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def own_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all tests here: synthetic events are generated once."""
+    monkeypatch.setenv("RECPERF_HOME", str(home))
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +58,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     data = {"CLICKS": folder / "clicks", "CRITEO": folder / "criteo.txt"}
 
     def train(name: str) -> Path:
-        if name == "clicks":
-            import_clicks(data["CLICKS"])
-        if name == "criteo":
-            write_log(data["CRITEO"])
         if name not in trained:
+            if name == "clicks":
+                import_clicks(data["CLICKS"])
+            if name == "criteo":
+                write_log(data["CRITEO"])
             trained[name] = folder / name
             arguments = [str(data.get(argument, argument)) for argument in RUNS[name]]
             assert main(["run", *arguments, "--run-dir", str(trained[name]), *TRAIN]) in (0, 5)
@@ -60,18 +71,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return train
 
 
+USERS, ITEMS = 40, 30
+
+
+def click_rows(users: Any, items: Any) -> dict[str, Any]:
+    """Users with a city, and items with a price and several tags."""
+    tags = ["", "red", "green|blue", "blue"]
+    return {
+        "who": users, "city": [("Rome", "Oslo", "")[user % 3] for user in users],
+        "what": [f"item {item}" for item in items], "price": items * 1.5, "tags": [tags[item % 4] for item in items],
+    }  # fmt: skip
+
+
 def import_clicks(folder: Path) -> None:
-    """Clicks of users on items with a city, several tags and a price."""
-    draw, rows = np.random.default_rng(3), 2000
-    tags = np.array(["red", "green", "blue"])
-    table = pa.table({
-        "who": draw.integers(0, 40, rows), "what": [f"item {number}" for number in draw.integers(0, 30, rows)],
-        "city": draw.choice(["Rome", "Oslo", ""], rows), "price": draw.normal(size=rows).round(2),
-        "tags": ["|".join(draw.choice(tags, draw.integers(0, 4), replace=False)) for _ in range(rows)],
-        "clicked": draw.integers(0, 2, rows),
-    })  # fmt: skip
+    draw = np.random.default_rng(3)
+    users, items, clicked = (draw.integers(0, most, 2000) for most in (USERS, ITEMS, 2))
     file = folder.with_suffix(".csv")
-    pyarrow.csv.write_csv(table, file)
+    pyarrow.csv.write_csv(pa.table({**click_rows(users, items), "clicked": clicked}), file)
     columns = ("--label", "clicked", "--user", "who", "--item", "what", "--categorical", "who,what,city")
     more = ("--numeric", "price", "--multi", "tags", "--name", "shop")
     assert main(["data", "import", "--clicks", str(file), *columns, *more, "--store", str(folder), "--quiet"]) == 0
@@ -125,7 +141,8 @@ def test_scores_equal_the_evaluation(name: str, runs: Any, tmp_path: Path) -> No
     if name == "dlrm-v4":
         # A file cannot say which of several listens to an item within a second a row is.
         keys = list(zip(*(rows[column].to_pylist() for column in ("user", "item", "time"))))
-        unique = np.array([keys.count(key) == 1 for key in keys])
+        events = Counter(keys)
+        unique = np.array([events[key] == 1 for key in keys])
     assert unique.mean() > 0.99
     table, logits = table.filter(unique), logits[unique]
     np.testing.assert_array_equal(table["logit"].to_numpy().astype(np.float32), logits)
@@ -148,20 +165,21 @@ def test_a_killed_score_continues_and_ends_bit_equal(
     assert pq.read_table(output).column_names == ["user", "item", "note", "score", "logit"]
     output.unlink()
     capfd.readouterr()
-    written: list[str] = []
+    monkeypatch.setattr(scoring, "PART_SECONDS", 0.0)
+    save = scoring.Parts.save
 
-    def reached(point: str) -> None:
-        written.append(point)
-        if written.count("score: part written") == 2:
+    def stopping(parts: scoring.Parts) -> None:
+        before = len(parts.paths)
+        save(parts)
+        if len(parts.paths) > before and len(parts.paths) in (2, 4):
             os.kill(os.getpid(), 15)
-            written.clear()
 
-    monkeypatch.setattr(scoring, "reached", reached)
-    assert main(command) == 75
-    assert "the rows scored so far are saved" in capfd.readouterr().err
-    assert not output.exists()
-    assert main(command) == 75
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring.Parts, "save", stopping)
+        assert main(command) == 75
+        assert "the rows scored so far are saved" in capfd.readouterr().err
+        assert not output.exists()
+        assert main(command) == 75
     assert main(command) == 0
     summary = json.loads(capfd.readouterr().out.rpartition("\n{\n")[2].join(["{", ""]))
     assert summary["rows"] == 40_000
@@ -192,14 +210,17 @@ def test_unknown_ids_are_served_and_counted(run: Path) -> None:
     assert torch.isfinite(logits_N).all()
 
 
-@pytest.mark.parametrize("name", RECOMMENDERS)
+@pytest.mark.parametrize("name", ["micro-dlrm", "dlrm-v4", "clicks"])
 def test_recommendations_are_the_highest_scores(
     name: str, runs: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     opened = recperf.open(runs(name))
     served = opened.model.served
     user, items = served.users.values[3].as_py(), served.items.values.to_pylist()
-    scores = opened.score({"user": np.full(len(items), user), "item": np.array(items)})["logit"]
+    frame: dict[str, Any] = {"user": np.full(len(items), user), "item": np.array(items)}
+    if name == "clicks":
+        frame = click_rows(np.full(len(items), int(user)), np.array([int(item.split()[1]) for item in items]))
+    scores = opened.score(frame)["logit"]
     best = np.argsort(-scores, kind="stable")[:5]
     rows = opened.recommend([user], k=5)
     assert rows["item"].tolist() == [items[place] for place in best]
@@ -214,6 +235,14 @@ def test_recommendations_are_the_highest_scores(
     assert unseen == [item for item in ranked if item not in seen][:5]
 
 
+def test_columns_that_belong_to_neither_user_nor_item_cannot_recommend(runs: Any) -> None:
+    opened = recperf.open(runs("clicks"))
+    _, item = opened.model.served._owned
+    item.by_item_D[:] = False
+    with pytest.raises(UsageError, match="belong neither to the user nor to the item: price"):
+        opened.recommend(["1"])
+
+
 READER = """
 import json, sys
 class Blocked:
@@ -223,43 +252,47 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import numpy, pyarrow.parquet as parquet, torch
 from safetensors.torch import load_file
-folder = sys.argv[1]
-manifest = json.load(open(folder + "/manifest.json"))
-program = torch.export.load(folder + "/program.pt2").module()
-inputs = load_file(folder + "/example.safetensors")
-logits = inputs.pop("logits")
-tables = {table["name"]: parquet.read_table(folder + "/" + table["file"]) for table in manifest["tables"]}
-rows = parquet.read_table(folder + "/example.parquet")
-def embedding(name, ids):
-    table = tables[name]
-    keys = table[table.column_names[0]].to_pylist()
-    rows = [keys.index(one) if one in keys else 0 for one in ids]
-    return torch.tensor(numpy.stack(table["embedding"].to_numpy()[rows]))
-names = ("who", "what") if "who" in rows.column_names else ("user", "item")
-user, item = (rows[name].to_pylist() for name in names)
-if "embeddings" in inputs:
-    inputs["embeddings"][:, 0], inputs["embeddings"][:, 1] = embedding(names[0], user), embedding(names[1], item)
-else:
-    inputs["context_BCW"][:, 0] = embedding("uid", user)
-    inputs["candidate_BW3"][:, : inputs["item_BLW"].shape[2]] = embedding("item_id", item)
-assert set(load_file(folder + "/dense.safetensors")) == set(program.state_dict())
-assert "recperf" not in sys.modules
-three = program(**{name: one[:3] for name, one in inputs.items()})
-print(float((program(**inputs) - logits).abs().max()), float((three - logits[:3]).abs().max()))
+for folder in sys.argv[1:]:
+    manifest = json.load(open(folder + "/manifest.json"))
+    program = torch.export.load(folder + "/program.pt2").module()
+    inputs = load_file(folder + "/example.safetensors")
+    logits = inputs.pop("logits")
+    tables = {table["name"]: parquet.read_table(folder + "/" + table["file"]) for table in manifest["tables"]}
+    rows = parquet.read_table(folder + "/example.parquet")
+    def embedding(name, ids):
+        table = tables[name]
+        keys = table[table.column_names[0]].to_pylist()
+        rows = [keys.index(one) if one in keys else 0 for one in ids]
+        return torch.tensor(numpy.stack(table["embedding"].to_numpy()[rows]))
+    names = ("who", "what") if "who" in rows.column_names else ("user", "item")
+    user, item = (rows[name].to_pylist() for name in names)
+    if "embeddings" in inputs:
+        for name, ids in zip(names, (user, item)):
+            inputs["embeddings"][:, [table["name"] for table in manifest["tables"]].index(name)] = embedding(name, ids)
+    else:
+        inputs["context_BCW"][:, 0] = embedding("uid", user)
+        inputs["candidate_BW3"][:, : inputs["item_BLW"].shape[2]] = embedding("item_id", item)
+    assert set(load_file(folder + "/dense.safetensors")) == set(program.state_dict())
+    assert "recperf" not in sys.modules
+    for rows in (8, 3, 1):
+        part = program(**{name: one[:rows] for name, one in inputs.items()})
+        print(float((part - logits[:rows]).abs().max()))
 """
 
 
-@pytest.mark.parametrize("name", ["micro-dlrm", "dlrm-v4", "clicks"])
-def test_an_export_needs_no_recperf(name: str, runs: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "export"
-    manifest = recperf.open(runs(name)).export(folder)
-    assert manifest["program"]["largest_difference"] < 1e-6
-    command = [sys.executable, "-I", "-c", READER, str(folder)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+def test_exports_need_no_recperf(runs: Any, tmp_path: Path) -> None:
+    # Twice in one process, of tables as wide as the example has rows.
+    exports = {tmp_path / "first": "clicks", tmp_path / "second": "clicks", tmp_path / "events": "dlrm-v4"}
+    for folder, name in exports.items():
+        manifest = recperf.open(runs(name)).export(folder)
+        assert manifest["program"]["largest_difference"] < 1e-6
+    done = subprocess.run([sys.executable, "-I", "-c", READER, *exports], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert max(map(float, done.stdout.split())) < 1e-6
+    differences = list(map(float, done.stdout.split()))
+    assert len(differences) == 9
+    assert max(differences) < 1e-6
     with pytest.raises(DataError, match="exists already"):
-        recperf.open(runs(name)).export(folder)
+        recperf.open(runs("clicks")).export(tmp_path / "first")
 
 
 def refused(*arguments: object) -> RecperfError:
@@ -302,7 +335,7 @@ def test_bad_inputs_are_one_line_each(run: Path, tmp_path: Path) -> None:
     assert error.what == "--columns: the file has no column 'itm'; did you mean 'item'?"
     assert "no known format" in refused(run, "--input", file, "--output", tmp_path / "scores.txt").what
     assert refused(run, "--input", file, "--output", file).what == "the output is the input"
-    assert not output.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
 
 
 def test_bad_checkpoints_are_one_line_each(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,12 +22,13 @@ COLUMNS = ("user", "rank", "item", *SCORES)
 
 
 def require_recommender(model: TrainedModel) -> tuple[Ids, Ids]:
-    """The own ids of users and items; a model whose rows need other columns cannot recommend."""
+    """The own ids of users and items, of a model that can rank items for a user."""
     served = model.served
-    others = [role for role in served.roles if role not in ("user", "item")]
-    if served.users is None or served.items is None or others:
-        needs = f"its rows also need {', '.join(others[:5])}" if others else "its data has no users and items"
-        raise UsageError(f"this model cannot recommend: {needs}", fix="recperf score with rows of your own")
+    reason = served.why_no_ranking()
+    if reason is not None:
+        raise UsageError(f"this model cannot recommend: {reason}", fix="recperf score with rows of your own")
+    assert served.users is not None
+    assert served.items is not None
     return served.users, served.items
 
 

@@ -111,6 +111,13 @@ class Served(Protocol):
         """The model as tables and a program, with its logits of an example."""
         raise UsageError(f"a {type(self.model).__name__} cannot be exported", fix="recperf score scores rows with it")
 
+    def why_no_ranking(self) -> str | None:
+        """Why items cannot be ranked for a user; None if they can."""
+        if self.users is None or self.items is None:
+            return "its data has no list of users and items"
+        others = [role for role in self.roles if role not in ("user", "item")]
+        return f"its rows also need {', '.join(others[:5])}" if others else None
+
     def rank(self, users: Any) -> Tensor:
         """The logits of all items, in the order of `items`, for each user of a column of own ids, on the host."""
         assert self.items is not None

@@ -29,7 +29,8 @@ AT_ONCE = 1 << 18
 
 
 class ItemColumns:
-    """The values of the columns that belong to items, gathered from training rows in any number of parts."""
+    """The values of the columns that belong to items, gathered from training rows in any number of parts. The same
+    class serves users: read user for item."""
 
     def __init__(self, items: int, dense: int, slots: int) -> None:
         self.dense_ID, self.ids_IS = torch.zeros(items, dense), torch.zeros(items, slots, dtype=torch.int64)
@@ -130,10 +131,7 @@ def of_imported(clicks: ImportedClicks, batch_size: int) -> ClickCatalogue | Non
         sides.append(Columns(torch.from_numpy(users), torch.from_numpy(items), labels_N))
     items_N = sides[0].items_N
     columns = ItemColumns(_items(items_N, sides[1].items_N), len(clicks.dense_names), sum(clicks.slots))
-    for first in range(0, len(items_N), AT_ONCE):
-        rows = clicks.rows_of("train", first, first + AT_ONCE)
-        dense_ND, ids_NS = torch.from_numpy(rows.dense_ND), torch.from_numpy(rows.ids_NS).long()
-        columns.add(items_N[first : first + AT_ONCE], dense_ND, ids_NS)
+    add_training_rows(clicks, (items_N, columns))
 
     def batches(rows_P: Tensor, items_P: Tensor, columns: ItemColumns) -> Iterator[ClickBatch]:
         rows = clicks.take("valid", rows_P.numpy())
@@ -141,14 +139,23 @@ def of_imported(clicks: ImportedClicks, batch_size: int) -> ClickCatalogue | Non
             items_P, torch.from_numpy(rows.dense_ND), torch.from_numpy(rows.ids_NS).long()
         )
         replaced = Rows(dense_PD.numpy(), ids_PS.numpy().astype(np.int32), rows.labels_N)
-        store = _Candidates(clicks.keys, clicks.slots, replaced)
+        store = MemoryRows(clicks.keys, clicks.slots, replaced)
         return ClickOrder(store=store, batch_size=batch_size, seed=0, split="valid").cut()
 
     return ClickCatalogue(sides[0], sides[1], columns, batches)
 
 
+def add_training_rows(clicks: ImportedClicks, *columns: tuple[Tensor, ItemColumns]) -> None:
+    """Gather columns from the training rows; each comes with the item, or the user, of every row."""
+    for first in range(0, clicks.count("train"), AT_ONCE):
+        rows = clicks.rows_of("train", first, first + AT_ONCE)
+        dense_ND, ids_NS = torch.from_numpy(rows.dense_ND), torch.from_numpy(rows.ids_NS).long()
+        for owners_N, of_owner in columns:
+            of_owner.add(owners_N[first : first + AT_ONCE], dense_ND, ids_NS)
+
+
 @dataclass(frozen=True, eq=False)
-class _Candidates:
+class MemoryRows:
     """Rows in memory, as an order of batches reads them."""
 
     keys: tuple[str, ...]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data.click_store.imported import ImportedClicks
 from ..data.click_store.order import ClickOrder
-from ..data.click_store.rows import EMPTY, Rows, Split
+from ..data.click_store.rows import EMPTY, Rows
 from ..data.rows import Ids, Table, pyarrow
 from ..execution.serving import Encoded, Export, Served, TableExport
 from ..models.dlrm import DLRM, make_interaction
@@ -26,6 +25,7 @@ from ..models.embeddings import StackedTables
 from ..models.tables import SparseTables
 from ..stop import poll
 from ..train.device import Settings
+from .click_candidates import ItemColumns, MemoryRows, add_training_rows
 from .clicks import SCORING_BATCH
 
 Longs = NDArray[np.int64]
@@ -44,21 +44,6 @@ class DensePart(nn.Module):
         """The logits of B x dense features and B x F x D embeddings."""
         logits: Tensor = self.top(self.interaction(self.bottom(dense), list(embeddings.unbind(1)))).squeeze(1)
         return logits
-
-
-@dataclass(frozen=True)
-class MemoryRows:
-    """Rows in memory, as an order of batches reads them."""
-
-    keys: tuple[str, ...]
-    slots: tuple[int, ...]
-    rows: Rows
-
-    def count(self, split: Split) -> int:
-        return len(self.rows)
-
-    def rows_of(self, split: Split, first: int, last: int) -> Rows:
-        return part_of(self.rows, first, last)
 
 
 def part_of(rows: Rows, first: int, last: int) -> Rows:
@@ -175,10 +160,52 @@ class ServedImported(ServedClicks):
             yield pyarrow().table({**own, "label": rows.labels_N}), rows
 
     @cached_property
-    def _seen(self) -> SeenItems:
+    def _role_ids(self) -> tuple[Longs, Longs]:
+        """The user and the item of every training row: 1 + the place in `users` or `items`, 0 for a missing one."""
         users_N, items_N = (self.clicks.role_ids(role, "train") for role in ("user", "item"))
         assert users_N is not None
         assert items_N is not None
+        return users_N, items_N
+
+    @cached_property
+    def _owned(self) -> tuple[ItemColumns, ItemColumns]:
+        """The columns that belong to the user, and those that belong to the item."""
+        assert self.users is not None
+        assert self.items is not None
+        sizes = len(self.users) + 1, len(self.items) + 1
+        user, item = (ItemColumns(size, len(self.dense_names), sum(self.slots)) for size in sizes)
+        users_N, items_N = map(torch.from_numpy, self._role_ids)
+        add_training_rows(self.clicks, (users_N, user), (items_N, item))
+        return user, item
+
+    def why_no_ranking(self) -> str | None:
+        if self.users is None or self.items is None:
+            return super().why_no_ranking()
+        user, item = self._owned
+        owned = torch.cat([user.by_item_D | item.by_item_D, user.by_item_S | item.by_item_S]).tolist()
+        names = [*self.dense_names, *(key for key, slots in zip(self.keys, self.slots) for _ in range(slots))]
+        others = list(dict.fromkeys(name for name, is_owned in zip(names, owned) if not is_owned))
+        if not others:
+            return None
+        return f"these columns belong neither to the user nor to the item: {', '.join(others[:5])}"
+
+    def rank(self, users: Any) -> Tensor:
+        """Of rows whose other columns are those of the user and of the item in the training rows; what no training row
+        says is unknown."""
+        assert self.users is not None
+        assert self.items is not None
+        users_U, items_I = torch.from_numpy(self.users.places(users) + 1), torch.arange(1, len(self.items) + 1)
+        users_P, items_P = users_U.repeat_interleave(len(items_I)), items_I.repeat(len(users_U))
+        user, item = self._owned
+        unknown_S = torch.tensor([0 if slot == 0 else EMPTY for slots in self.slots for slot in range(slots)])
+        dense_PD, ids_PS = torch.zeros(len(users_P), len(self.dense_names)), unknown_S.expand(len(users_P), -1)
+        dense_PD, ids_PS = item.replaced(items_P, *user.replaced(users_P, dense_PD, ids_PS))
+        rows = Rows(dense_PD.numpy(), ids_PS.int().numpy(), np.zeros(len(users_P), np.uint8))
+        return self.logits(rows).view(len(users_U), len(items_I))
+
+    @cached_property
+    def _seen(self) -> SeenItems:
+        users_N, items_N = self._role_ids
         known_N = (users_N > 0) & (items_N > 0)
         return SeenItems(users_N[known_N] - 1, items_N[known_N] - 1)
 
