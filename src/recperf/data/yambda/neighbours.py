@@ -1,8 +1,10 @@
 """Item-kNN along the stream: what outcomes with similar items say about a candidate.
 
 Two items are similar if the same users' outcomes with both were above, or both below, what user and item alone let
-expect: the cosine of these residuals, smaller for few users. Similarities that an anchor of the training windows is
-described with come from outcomes before its part of the time; from the cut on they stay as they are.
+expect: the cosine of these residuals, smaller for few users. Where an import drew the negatives, outcomes say nothing:
+items are similar there if more users have both than independent users would. Drawn negatives are not learned from,
+because an item that was drawn for a user never turns positive later. Similarities that an anchor of the training
+windows is described with come from outcomes before its part of the time; from the cut on they stay as they are.
 
 Shapes: E events, N anchors, B queries, H events of a history, I frequent items.
 """
@@ -20,7 +22,7 @@ from .store import EventStore
 ITEMS = 2048
 """Items with similarities: the most frequent ones before the cut. Others have no neighbours."""
 HISTORY = 50
-"""Events before an anchor that are compared with its item."""
+"""Listens before an anchor that are compared with its item."""
 PARTS = 64
 """Parts of the anchors before the cut; similarities are updated after each."""
 SHRINKAGE, DAMPING = 30.0, 1.0
@@ -43,18 +45,21 @@ class Neighbours:
         self.residuals_E = ((kinds_E & np.uint8(LISTEN_PLUS)) > 0).astype(np.float32) - expected_E
         anchors_N = np.flatnonzero((kinds_E & np.uint8(ANCHORS) > 0) & (self.times_E < cut))
         items_E = store.items_at(slice(0, store.events))
-        counts_I = np.bincount(items_E[anchors_N], minlength=store.items)
+        self.listens_L = np.flatnonzero(kinds_E & np.uint8(LISTENS))
+        """Positions of what a history may hold: not of what an import drew."""
+        counts_I = np.bincount(items_E[self.listens_L[self.times_E[self.listens_L] < cut]], minlength=store.items)
         frequent = np.sort(np.argsort(-counts_I, kind="stable")[:ITEMS])
         self.rows = np.full(store.items, -1, np.int32)
         """Row of each item in the matrices; -1 for an item without similarities."""
         self.rows[frequent] = np.arange(len(frequent))
         self.items_E = self.rows[items_E]
-        # What an import drew is in no history.
-        self.items_E[(kinds_E & np.uint8(LISTENS)) == 0] = -1
-        self.candidates_E = self.rows[items_E]
+        self.drawn = store.stored_per_event > 1
+        self.learned_E = kinds_E & np.uint8(LISTENS) > 0
         size = len(frequent)
         self.products_II, self.squares_II, self.users_II = (np.zeros((size, size), np.float32) for _ in range(3))
         self.cut, self.trained_E = cut, np.zeros((store.events, COLUMNS), np.float32)
+        self.expected_II: Floats | None = None
+        """Users that would have two items if they were independent; of drawn negatives only."""
         self._pass(anchors_N)
 
     def _pass(self, anchors_N: Longs) -> None:
@@ -75,25 +80,27 @@ class Neighbours:
                     if learn:
                         self._learn(part, past_BH, ok_BH)
                     else:
-                        self.trained_E[part] = self._described(self.candidates_E[part], past_BH, ok_BH)
+                        self.trained_E[part] = self._described(self.items_E[part], past_BH, ok_BH)
+            if self.drawn:
+                users_I = self.users_II.sum(1)
+                self.expected_II = np.outer(users_I, users_I) / max(1.0, users_I.sum())
 
     def _past(self, users_B: Longs, ends_B: Longs, times_B: Longs) -> tuple[Longs, NDArray[np.bool_]]:
-        """Positions of the last events before queries, and which of them exist and have similarities."""
+        """Positions of the last listens before queries, and which of them exist and have similarities."""
         first_B = np.where(users_B >= 0, self.store.user_first_U1[users_B], ends_B).astype(np.int64)
-        past_BH = ends_B[:, None] - 1 - np.arange(HISTORY * self.store.stored_per_event)
-        ok_BH = past_BH >= first_B[:, None]
-        past_BH = np.maximum(past_BH, 0)
-        ok_BH &= self.items_E[past_BH] >= 0
-        if self.store.stored_per_event > 1:
+        place_BH = np.searchsorted(self.listens_L, ends_B)[:, None] - 1 - np.arange(HISTORY)
+        past_BH = self.listens_L[np.maximum(place_BH, 0)]
+        ok_BH = (place_BH >= 0) & (past_BH >= first_B[:, None]) & (self.items_E[past_BH] >= 0)
+        if self.drawn:
             ok_BH &= self.times_E[past_BH] < times_B[:, None]
         return past_BH, ok_BH
 
     def _learn(self, part_B: Longs, past_BH: Longs, ok_BH: NDArray[np.bool_]) -> None:
-        """Add the pairs of each anchor and an earlier event of its user."""
-        ok_BH = ok_BH & (self.candidates_E[part_B] >= 0)[:, None]
+        """Add the pairs of each listen and an earlier one of its user."""
+        ok_BH = ok_BH & (self.learned_E[part_B] & (self.items_E[part_B] >= 0))[:, None]
         anchors_P, past_P = np.broadcast_to(part_B[:, None], past_BH.shape)[ok_BH], past_BH[ok_BH]
         size = len(self.products_II)
-        one_P, other_P = self.candidates_E[anchors_P].astype(np.int64), self.items_E[past_P].astype(np.int64)
+        one_P, other_P = self.items_E[anchors_P].astype(np.int64), self.items_E[past_P].astype(np.int64)
         mine_P, theirs_P = self.residuals_E[anchors_P], self.residuals_E[past_P]
 
         def add(matrix_II: Floats, rows_P: Longs, columns_P: Longs, values_P: Floats) -> None:
@@ -112,6 +119,9 @@ class Neighbours:
         norms = np.sqrt(self.squares_II[rows_B1, columns_BH] * self.squares_II[columns_BH, rows_B1]) + 1e-6
         users_BH = self.users_II[rows_B1, columns_BH] * ok_BH
         weights_BH = self.products_II[rows_B1, columns_BH] / norms * users_BH / (users_BH + SHRINKAGE)
+        if self.expected_II is not None:
+            expected_BH = self.expected_II[rows_B1, columns_BH] * ok_BH
+            weights_BH = (users_BH - expected_BH) / (users_BH + expected_BH + SHRINKAGE)
         sums_B = (weights_BH * self.residuals_E[past_BH]).sum(1)
         return np.stack([4 * sums_B / (np.abs(weights_BH).sum(1) + DAMPING), sums_B, np.log1p(users_BH.sum(1)) / 4], 1)
 

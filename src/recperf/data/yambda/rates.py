@@ -5,7 +5,8 @@ Shapes: E events, N listens, B anchors, G groups, F features.
 Everything is causal. Of a user only events before the anchor count, of an item only events of an earlier second. The
 listens of a group (a user, an item, a user with an item...) lie side by side in the order of time, with running sums,
 so that a binary search finds any moment, also that of a candidate that is no event. Negatives that an import drew count
-as listens that were not positive.
+as listens that were not positive, but not in groups of a user with an item or artist: an item that was drawn for a user
+is never one of the user's own.
 """
 
 from __future__ import annotations
@@ -92,14 +93,13 @@ class RunningRates:
         users_N, items_N = store.users_by_position(listens_N), store.items_at(listens_N)
         self.user = _Groups.of(users_N, own_N, positive_N)
         self.item = _Groups.of(items_N, times_N, positive_N)
-        # Without drawn negatives: an item that was drawn for a user is never one of the user's own.
         real_N = (kinds_E[listens_N] & np.uint8(DRAWN)) == 0
         self.user_item = _Groups.of(_pair(users_N, items_N)[real_N], own_N[real_N], positive_N[real_N])
         self.artist = self.user_artist = None
         if store.catalogue_I2[:, 0].any():
             artists_N = self._artists(items_N)
             self.artist = _Groups.of(artists_N, times_N, positive_N)
-            self.user_artist = _Groups.of(_pair(users_N, artists_N), own_N, positive_N)
+            self.user_artist = _Groups.of(_pair(users_N, artists_N)[real_N], own_N[real_N], positive_N[real_N])
         self.first_time, last = (int(times_N.min()), int(times_N.max())) if len(times_N) else (0, 0)
         self.period = max(1, (last - self.first_time) // 64)
         """Seconds that count as recent in the popularity of an item."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...data.yambda.history import Histories
 from ...data.yambda.queries import Queries
+from ...data.yambda.schema import DRAWN
 from ...data.yambda.store import EventStore
 from ...models.dlrm_v4.inputs import Inputs
 from ...train.prefetch import prepared_on_host
@@ -58,8 +59,10 @@ class EventCatalogue:
         return self.rows_I[torch.from_numpy(self.store.items_at(self.positions_N))]
 
     def seen(self, row: int) -> Tensor:
-        """The items of the user's events before the anchor."""
-        return torch.from_numpy(self.store.items_at(slice(int(self._first_N[row]), int(self.positions_N[row]))))
+        """The items of the user's events before the anchor, without those that an import drew."""
+        before = slice(int(self._first_N[row]), int(self.positions_N[row]))
+        happened = (self.store.kinds(before) & np.uint8(DRAWN)) == 0
+        return torch.from_numpy(self.store.items_at(before)[happened])
 
 
 @torch.no_grad()
