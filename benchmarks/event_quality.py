@@ -17,11 +17,9 @@ import torch
 
 from _rows import record, row, show
 from recperf.data.yambda.imports import ImportOptions, import_events
-from recperf.data.yambda.schema import RATES
 from recperf.train.device import applied
 from recperf.train.loop import Position, take_step
 from recperf.train.metrics import binary_metrics
-from recperf.workloads.dlrm_v4 import baselines
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import following
 
@@ -67,12 +65,7 @@ def scores(store: Path, seeds: int, device: Any) -> tuple[dict[str, list[float]]
     config = following(store)
     prepared = PreparedHistories(replace(config, train=replace(config.train, device=device)))
     labels_N = prepared.scored_rows().labels_N
-    logits = dict(prepared.baseline_logits())
-    newest = prepared._newest_positions()[-baselines.MOST_ROWS :]
-    scored = prepared._rates_of(prepared._scored_positions(prepared.windows_at(None)))
-    regression = baselines.regressed(prepared._rates_of(newest), prepared._labels(newest), RATES)
-    logits["regression the model starts with"] = regression(scored)
-    aucs = {name: [binary_metrics(values, labels_N)["auc"]] for name, values in logits.items()}
+    aucs = {name: [binary_metrics(values, labels_N)["auc"]] for name, values in prepared.baseline_logits().items()}
     with applied(prepared.settings):
         for seed in range(1, seeds + 1):
             aucs.setdefault("dlrm-v4", []).append(trained(prepared, seed))

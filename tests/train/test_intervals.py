@@ -11,6 +11,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from recperf.runs.quality import best_difference, combined, detail, interval
+from recperf.runs.report.quality_sections import shortfall
 from recperf.train.intervals import BINS, GROUPS, Resampling
 from recperf.train.metrics import auc
 
@@ -88,6 +89,20 @@ def test_differences_are_paired_and_combine_the_seeds() -> None:
     alone = interval(combined([seed["auc_replicates"] for seed in model]))
     assert best["high"] - best["low"] < 0.5 * (alone["high"] - alone["low"])
     assert "warnings" not in quality
+
+
+def test_a_miss_within_the_noise_is_called_so() -> None:
+    def missed(low: float, high: float) -> str:
+        differences = [
+            {"baseline": "rates_start", "auc": -0.0009, "low": -0.0011, "high": -0.0007},
+            {"baseline": "item_knn", "auc": -0.0003, "low": low, "high": high},
+        ]
+        baselines = {"rates_start": {"auc": 0.7609}, "item_knn": {"auc": 0.7603}, "majority": {"auc": 0.5}}
+        return shortfall({"quality": {"target": {"beat": "best"}, "baselines": baselines, "differences": differences}})
+
+    tie = "0.0003 below item-kNN, which is within the noise: the 95 % interval of the difference is -0.0010 to 0.0004"
+    assert missed(-0.0010, 0.0004) == tie
+    assert "more than noise" in missed(-0.0010, -0.0001)
 
 
 def test_few_rows_and_a_leaked_label_are_warnings() -> None:

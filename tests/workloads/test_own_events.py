@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from recperf.cli import main
+from recperf.data.blocks import Column
 from recperf.data.yambda.config import HistoryConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.imports import ImportOptions, import_events
@@ -20,6 +21,8 @@ from recperf.data.yambda.store import EventStore, open_store
 from recperf.models.dlrm_v4.inputs import prepare
 from recperf.models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
 from recperf.models.dlrm_v4.padding import Padding
+from recperf.runs.report.quality_sections import certainty
+from recperf.train.metrics import auc
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 
@@ -117,6 +120,53 @@ def test_a_padded_batch_has_the_same_rates(store: EventStore) -> None:
         torch.testing.assert_close(exported, model(prepare(batch, config.model)), rtol=1e-5, atol=1e-5)
 
 
+def test_a_candidate_scores_as_if_it_were_the_row(store: EventStore) -> None:
+    """Against stores in which the anchor's item is the candidate: its own rates and neighbours, at the same moment."""
+    config = dlrm_v4.following(store.folder)
+    prepared = PreparedHistories(config)
+    trial, cut = prepared.trial(1), int(store.times_E[prepared.events.positions_N].min())
+    with torch.no_grad():
+        for parameter in trial.model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    own_N = prepared.scored_rows().items_N
+    assert own_N is not None
+    for row in (0, 50, 100, 150):
+        position, item = prepared.events.positions_N[row], 1 + (int(own_N[row]) + 7) % ITEMS
+        items_E = store.items_E[:].copy()
+        items_E[position] = item
+        changed = replace(store, items_E=Column(items_E))
+        rates = RunningRates(changed, cut)
+        batch = Histories(changed, config.data.history, rates=rates).batch(np.array([position]))
+        assert batch.rates_BF is not None
+        assert batch.rates_BF[0, [RATES.index(name) for name in ("item_listens", "neighbours")]].all()
+        with torch.no_grad():
+            expected = trial.model.eval()(prepare(batch, config.model))
+        logits = trial.candidate_logits(torch.tensor([row]), torch.tensor([item]))
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_clicks_without_a_signal_are_not_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item that was drawn for a user never turns positive later: what was drawn must not be learned from."""
+    monkeypatch.setattr("recperf.workloads.dlrm_v4.baselines.gradient_boosting", lambda *_: None)
+    users, items, clicks, draw = 200, 150, 15, np.random.default_rng(3)
+    rows = (
+        f"{user},{item},{time}"
+        for user in range(users)
+        for item, time in zip(draw.permutation(items)[:clicks], np.sort(draw.integers(0, 10**6, clicks)))
+    )
+    (tmp_path / "clicks.csv").write_text("\n".join(["user,item,time", *rows]))
+    folder = import_events(ImportOptions(events=tmp_path / "clicks.csv", name="clicks"), tmp_path / "store")
+    prepared = PreparedHistories(dlrm_v4.following(folder))
+    logits, labels_N = prepared.baseline_logits(), prepared.scored_rows().labels_N
+    for name in ("item_knn", "rates_start"):
+        assert auc(logits[name], labels_N) == pytest.approx(0.5, abs=0.04)
+    # The start of the model is this regression.
+    start = prepared.trial(1).predictions().logits_N
+    torch.testing.assert_close(start.double(), logits["rates_start"], rtol=1e-4, atol=1e-4)
+    seen = prepared.catalogue().seen(0)
+    assert len(seen) < clicks
+
+
 def test_a_run_on_own_events(
     store: EventStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,8 +174,14 @@ def test_a_run_on_own_events(
     command = ["run", "dlrm-v4", "--data", str(store.folder), "--json", "--no-peaks", "--no-report"]
     assert main([*command, "--run-dir", str(tmp_path / "run"), "--data.holdout-windows", "30"]) in (0, 5)
     result = json.loads(capsys.readouterr().out)
-    assert {"running_means", "item_knn", "gradient_boosting", "popularity"} <= result["quality"]["baselines"].keys()
-    assert result["quality"]["target"]["beat"] == "best"
+    quality = result["quality"]
+    running = {"running_means", "item_knn", "gradient_boosting", "rates_start"}
+    assert {*running, "popularity"} <= quality["baselines"].keys()
+    assert quality["target"]["beat"] == "best"
+    # The regression that the model starts as is compared with, but is not among those to beat.
+    assert any("the model starts as this regression" in sentence for sentence in certainty(result))
+    others = [rule["auc"] for name, rule in quality["baselines"].items() if name != "rates_start"]
+    assert quality["met"] == (quality["metrics"]["auc"] > max(others))
     saved = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert saved["data"]["holdout_windows"] == 30
     assert saved["data"]["history"]["strategy"] == "last-n"

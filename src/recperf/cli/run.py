@@ -20,6 +20,7 @@ from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageErro
 from ..files import read_regular, require_writable, write_atomic
 from ..runs.checkpoints import listed
 from ..runs.record import Run, read_config
+from ..runs.report.quality_sections import shortfall
 from ..runs.report.sections import target_text
 from ..runs.result import fault
 from ..runs.resume import (
@@ -222,8 +223,9 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
         print_json(result)
     if not result["quality"]["met"]:
         # stdout holds the result as its one JSON object, so the error goes to stderr only.
-        missed = {"run": record.folder, "target": target_text(result)}
-        return conclude(GateFailed("the quality target was missed", where=missed))
+        missed, below = {"run": record.folder, "target": target_text(result)}, shortfall(result)
+        text = f"the quality target was missed{f': {below}' if below else ''}"
+        return conclude(GateFailed(text, where=missed))
     return 0
 
 

@@ -11,10 +11,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ..train.config import ORACLES, STARTS
+
 FEW_ROWS = 1000
 LEAKED_AUC = 0.99
-ORACLES = ("planted",)
-"""Baselines that know what no model can: not counted among those to beat."""
 
 
 def interval(replicates: Sequence[float]) -> dict[str, float]:
@@ -126,8 +126,19 @@ def _difference(name: str, rule: dict[str, Any], seeds: list[dict[str, Any]], me
 
 
 def best_difference(quality: dict[str, Any]) -> dict[str, Any] | None:
-    """The difference to the best baseline that a model can be expected to beat."""
-    return next((row for row in quality.get("differences") or () if row["baseline"] not in ORACLES), None)
+    """The difference to the best baseline that counts for a target."""
+    return best_of(quality.get("differences") or ())
+
+
+def best_of(differences: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Of differences with the best baseline first, that to the first one that is neither an oracle nor the start of the
+    model."""
+    return next((row for row in differences if row["baseline"] not in (*ORACLES, *STARTS)), None)
+
+
+def start_difference(quality: dict[str, Any]) -> dict[str, Any] | None:
+    """The difference to what the model computes before its first step, where that is a baseline."""
+    return next((row for row in quality.get("differences") or () if row["baseline"] in STARTS), None)
 
 
 def few_rows(rows: int) -> str | None:

@@ -22,6 +22,9 @@ BASELINES = {
     "majority": "majority class",
     "popularity": "item popularity",
     "positives": "items' positive rows",
+    "item_knn": "item-kNN",
+    "rates_regression": "logistic regression on running rates",
+    "rates_start": "logistic regression on running rates",
     "planted": "true model of the synthetic data",
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..quality import ORACLES, best_difference
+from ...train.config import ORACLES, STARTS, baseline_to_beat
+from ..quality import best_difference, best_of, start_difference
 from . import curves
 from .blocks import Block, Cell, Figure, Table, Text, cells
 from .formats import NONE, baseline, count, metric, percent
@@ -15,7 +16,12 @@ SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "t
 
 
 def certainty(result: Result) -> list[str]:
-    """How certain the AUC is, and the difference to the best baseline; empty for results of earlier versions."""
+    """How certain quality is, of the AUC and of rankings; empty for results of earlier versions."""
+    return [*auc_certainty(result), *_ranked(result)]
+
+
+def auc_certainty(result: Result) -> list[str]:
+    """How certain the AUC is, and the differences to the best baseline and to the start of the model."""
     part, sentences = result["quality"], []
     bounds, difference = part.get("interval"), best_difference(part)
     if bounds:
@@ -26,9 +32,14 @@ def certainty(result: Result) -> list[str]:
     if difference:
         share = percent(difference["below_zero"], 1)
         sentences.append(f"{_over(difference, 'auc')}; the baseline is better in {share} of the bootstrap samples.")
+    return sentences + _over_start(part)
+
+
+def _ranked(result: Result) -> list[str]:
+    part, sentences = result["quality"], []
     own_rows, ranking = part.get("within_users"), part.get("ranking")
     if own_rows:
-        best = next((row for row in own_rows["differences"] if row["baseline"] not in ORACLES), None)
+        best = best_of(own_rows["differences"])
         beside = f"; {_over(best, 'ndcg')}" if best else ""
         sentences.append(
             f"NDCG@10 {own_rows['metrics']['user_ndcg_10']:.4f} among each user's own scored rows, "
@@ -36,10 +47,34 @@ def certainty(result: Result) -> list[str]:
         )
     if ranking:
         names = ", ".join(f"{metric(name)} {value:.4f}" for name, value in ranking["metrics"].items())
-        best = next(iter(ranking["differences"]), None)
+        best = best_of(ranking["differences"])
         beside = f"; NDCG@10 {_over(best, 'ndcg')}" if best else ""
         sentences.append(f"{names} over {_candidates(ranking)}, {count(ranking['users'])} users{beside}.")
     return sentences
+
+
+def _over_start(part: dict[str, Any]) -> list[str]:
+    """What training added to the regression that the model starts as."""
+    row = start_difference(part)
+    if row is None:
+        return []
+    added = "that is what training adds" if row["low"] > 0 else "training made it worse"
+    if row["low"] <= 0 <= row["high"]:
+        added = "what training adds cannot be told from chance"
+    return [f"{_over(row, 'auc')}; the model starts as this regression: {added}."]
+
+
+def shortfall(result: Result) -> str:
+    """How far the model is below the baseline that it had to beat, and whether that may be chance; empty if it is not
+    below or the difference is not known."""
+    part = result["quality"]
+    beat = baseline_to_beat(part["target"]["beat"], part["baselines"])
+    row = next((row for row in part.get("differences") or () if row["baseline"] == beat), None)
+    if row is None or row["auc"] > 0:
+        return ""
+    place = "within the noise" if row["high"] >= 0 else "more than noise"
+    text = f"{abs(row['auc']):.4f} below {baseline(row['baseline'])}, which is {place}: the 95 % interval of the"
+    return f"{text} difference is {row['low']:.4f} to {row['high']:.4f}"
 
 
 def _over(row: dict[str, Any], name: str) -> str:
@@ -95,6 +130,11 @@ def _certainty_table(result: Result) -> list[Block]:
     note += f", and with them the {seeds} seeds." if seeds > 1 else "."
     if any(row["baseline"] in ORACLES for row in differences):
         note += " The true model of the synthetic data is no baseline to beat."
+    if any(row["baseline"] in STARTS for row in differences):
+        note += (
+            " The logistic regression on running rates is what the model computes before its first step: the "
+            "difference to it is what training adds, and the target counts only the other baselines."
+        )
     head = ("", "AUC, 95 % interval", "model less baseline", "baseline is better in")
     return [Table(head, rows, note)]
 

@@ -47,7 +47,8 @@ def target_text(result: Result) -> str:
 def target_sentence(result: Result) -> str:
     text = target_text(result)
     met = "met" if result["quality"]["met"] else "missed"
-    return f"Target: {text}; {met}." if text else "No target set."
+    below = quality_sections.shortfall(result)
+    return f"Target: {text}; {met}{f', {below}' if below else ''}." if text else "No target set."
 
 
 def seeds_text(result: Result) -> str:
@@ -86,7 +87,7 @@ def quality(run: Reading, key: str) -> Section:
     part, target = run.result["quality"], bounds(run.result)
     blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
     # Rankings have a table of their own here; a terminal has only the sentences.
-    blocks += [Text(sentence) for sentence in quality_sections.certainty(run.result)[:2]]
+    blocks += [Text(sentence) for sentence in quality_sections.auc_certainty(run.result)]
     blocks += quality_sections.warnings(run.result)
     bars = [_own_bar(run)]
     intervals = {name: {"auc": ends} for name, ends in (part.get("baseline_intervals") or {}).items()}

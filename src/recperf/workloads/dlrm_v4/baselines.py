@@ -53,8 +53,12 @@ def regression(features_NF: Rates, labels_N: NDArray[np.float32]) -> tuple[NDArr
 def regressed(train_NF: Rates, labels_N: NDArray[np.float32], columns: Sequence[str]) -> Rule:
     """A regression on some of the running rates."""
     which = [RATES.index(name) for name in columns]
-    weights_F, intercept = regression(train_NF[:, which], labels_N)
-    return lambda rates_NF: torch.from_numpy(rates_NF[:, which].astype(np.float64) @ weights_F + intercept)
+    rule = linear(*regression(train_NF[:, which], labels_N))
+    return lambda rates_NF: rule(rates_NF[:, which])
+
+
+def linear(weights_F: NDArray[np.float64], intercept: float) -> Rule:
+    return lambda rates_NF: torch.from_numpy(rates_NF.astype(np.float64) @ weights_F + intercept)
 
 
 def gradient_boosting(train_NF: Rates, labels_N: NDArray[np.float32]) -> Rule | None:

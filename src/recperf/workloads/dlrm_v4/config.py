@@ -51,8 +51,8 @@ class EventsConfig:
     """Share of the anchors, the latest, to hold out if holdout_windows is 0."""
     baselines: Literal["bias", "all"] = "bias"
     """Simple rules scored beside the model. bias: majority, item bias, user and item bias, popularity, fitted to the
-    training windows. all: also running means, item-kNN and gradient boosting, which read on through the hold-out as the
-    model does."""
+    training windows. all: also running means, item-kNN, gradient boosting and a regression on all running rates, which
+    read on through the hold-out as the model does."""
     leftover: Leftover = "carry"
     """Anchors that fill no batch at the end of a window: carry them into the next window's first batch, keep them as
     a short batch, or drop them, as the MLPerf reference does."""
@@ -274,8 +274,13 @@ def require_room(config: DLRMv4WorkloadConfig) -> None:
 
 
 def bounds(config: DLRMv4WorkloadConfig) -> dict[str, Any]:
-    running = () if config.data.baselines == "bias" else ("running_means", "item_knn", "gradient_boosting")
-    return config.target.bounds(*BIASES, "popularity", *running)
+    running = ("running_means", "item_knn", "gradient_boosting", regression_name(config))
+    return config.target.bounds(*BIASES, "popularity", *(running if config.data.baselines == "all" else ()))
+
+
+def regression_name(config: DLRMv4WorkloadConfig) -> str:
+    """The baseline of a logistic regression on running rates, which a model that reads them starts as."""
+    return "rates_start" if config.model.rates_hidden else "rates_regression"
 
 
 def claims(config: DLRMv4WorkloadConfig) -> tuple[Claim, ...]:

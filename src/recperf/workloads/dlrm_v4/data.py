@@ -33,7 +33,7 @@ from ...train.loop import Position
 from ...train.ranking import item_rules
 from ...train.stream import next_window
 from . import baselines as event_baselines
-from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room
+from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, regression_name, require_room
 from .ranking import EventCatalogue
 
 Positions = NDArray[np.int64]
@@ -202,11 +202,11 @@ class EventWindows:
         """Rules that read on through the hold-out, fitted on the newest training anchors."""
         if self.config.data.baselines == "bias":
             return {}
-        train_N = self._newest_positions()[-event_baselines.MOST_ROWS :]
-        train_NF, labels_N = self._rates_of(train_N), self._labels(train_N)
+        train_NF, labels_N = self._rates_to_fit
         rules: dict[str, event_baselines.Rule] = {
             "running_means": event_baselines.running_means,
             "item_knn": event_baselines.regressed(train_NF, labels_N, event_baselines.NEIGHBOURS),
+            regression_name(self.config): event_baselines.linear(*self._rates_regression),
         }
         boosted = event_baselines.gradient_boosting(train_NF, labels_N)
         return rules if boosted is None else {**rules, "gradient_boosting": boosted}
@@ -221,12 +221,21 @@ class EventWindows:
 
         return score
 
-    @cached_property
+    @property
     def rates_start(self) -> tuple[Tensor, float]:
-        """Weights of the running rates that a model begins with: their regression on the training anchors."""
-        train_N = self._newest_positions()[-event_baselines.MOST_ROWS :]
-        weights_F, intercept = event_baselines.regression(self._rates_of(train_N), self._labels(train_N))
+        """Weights of the running rates that a model begins with."""
+        weights_F, intercept = self._rates_regression
         return torch.from_numpy(weights_F).float(), intercept
+
+    @cached_property
+    def _rates_regression(self) -> tuple[NDArray[np.float64], float]:
+        return event_baselines.regression(*self._rates_to_fit)
+
+    @cached_property
+    def _rates_to_fit(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Running rates and labels of the newest training anchors."""
+        train_N = self._newest_positions()[-event_baselines.MOST_ROWS :]
+        return self._rates_of(train_N), self._labels(train_N)
 
     def _rates_of(self, positions_N: Positions) -> NDArray[np.float32]:
         """Running rates of anchors, a part at a time: there are several temporary numbers for each."""
