@@ -345,6 +345,10 @@ def test_bad_checkpoints_are_one_line_each(run: Path, tmp_path: Path, capfd: pyt
     shutil.copytree(run, copy)
     assert "no checkpoint 'step-1'" in refused(*arguments, "--checkpoint", "step-1").what
     assert refused(*arguments, "--seed", 7).what == "this run has no checkpoint of seed 7"
+    data = json.loads((copy / "data.json").read_text())
+    (copy / "data.json").write_text(json.dumps({**data, "digest": "0" * 64}))
+    assert refused(*arguments).what == "the data changed since the model was trained"
+    (copy / "data.json").write_text(json.dumps(data))
     (copy / "seal.json").unlink()
     assert main(["score", *map(str, arguments)]) == 0
     assert "this run is not finished; its checkpoint of step 30 is used" in capfd.readouterr().out

@@ -33,7 +33,7 @@ PROGRAM, DENSE, EXAMPLE, EXAMPLE_ROWS = "program.pt2", "dense.safetensors", "exa
 def export(model: TrainedModel, folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write a model to a new folder; `facts` go into its manifest. Returns the manifest."""
     served: Served = model.served
-    table, inputs = next(iter(served.held_out(model.seed)))
+    table, inputs = next(iter(model.held_out()))
     inputs, table = served.first(inputs, EXAMPLES), table.slice(0, EXAMPLES)
     with applied(served.settings), torch.no_grad():
         content = served.export(table, inputs)

@@ -64,7 +64,7 @@ def score_file(
     rows = HeldOut(model) if source is None else FileRows(model, source, columns)
     if source is not None and os.path.realpath(source) == os.path.realpath(output):
         raise UsageError("the output is the input", fix="write the scores to another file")
-    job = {"recperf": __version__, "checkpoint": model.digest, **model.facts, "input": rows.identity}
+    job = {"recperf": __version__, "checkpoint": model.digest, "data": rows.data, **model.facts, "input": rows.identity}
     folder = output.with_name(f"{output.name}.parts")
     with alone(folder, what="scoring into this file", again=AGAIN):
         parts = Parts(folder, job)
@@ -129,6 +129,7 @@ class FileRows:
         if not model.served.roles:
             raise UsageError("the rows of this run are random and have no columns", fix="--held-out scores those kept")
         self.model, self.file = model, RowFile(path)
+        self.data = model.served.data_digest
         names = self.file.names
         self.columns = model.columns(names)
         self.written = list(names if columns is None else columns)
@@ -160,10 +161,10 @@ class HeldOut:
 
     def __init__(self, model: TrainedModel) -> None:
         self.model, self.count = model, None
-        self.identity = "held-out rows"
+        self.identity, self.data = "held-out rows", model.served.held_out_digest()
 
     def scored(self, first: int) -> Iterator[tuple[Table, Mapping[str, int]]]:
-        for table, inputs in self.model.served.held_out(self.model.seed):
+        for table, inputs in self.model.held_out():
             if first >= len(table):
                 first -= len(table)
                 continue

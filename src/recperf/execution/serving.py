@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from ..data.rows import Ids, Table, find_column, pyarrow
 from ..errors import DataError, UsageError, did_you_mean
 from ..files import digest_of, open_regular, reading
+from ..jsonfile import check, read
 from ..runs.checkpoints import trainings
+from ..runs.result import Data
 from ..stop import poll
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import read_state
@@ -90,6 +92,8 @@ class Served(Protocol):
     users: Ids | None = None
     items: Ids | None = None
     """Own ids of users and items; None where the rows have no such column."""
+    data_digest: str | None = None
+    """Digest of the data that rows are encoded by; None where the config alone says how."""
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         """Encode columns, by role, as the training data was encoded."""
@@ -102,6 +106,10 @@ class Served(Protocol):
     def held_out(self, seed: int) -> Iterator[tuple[Table, Any]]:
         """The rows that the end of a training is scored on, in that order: their columns with `label`, and inputs."""
         ...
+
+    def held_out_digest(self) -> str | None:
+        """Digest of the data that has the held-out rows."""
+        return self.data_digest
 
     def first(self, inputs: Any, rows: int) -> Any:
         """The first rows of encoded ones."""
@@ -138,6 +146,7 @@ class TrainedModel:
     served: Served
     checkpoint: Path
     seed: int
+    run: Path
 
     @property
     def digest(self) -> str:
@@ -155,6 +164,23 @@ class TrainedModel:
             "step": folders.step_of(self.checkpoint),
             "device": self.served.settings.device_name,
         }
+
+    def require_same_data(self, digest: str | None) -> None:
+        """Refuse data that is not the run's: its ids would be looked up in the rows of others."""
+        path = self.run / "data.json"
+        trained = read(path)
+        check(trained, Data, path, what="is damaged", fix="restore it from a copy, or train again")
+        if digest not in (None, trained["digest"]):
+            raise DataError(
+                "the data changed since the model was trained",
+                where={"run": self.run, "digest then": trained["digest"], "digest now": digest},
+                fix="restore the old data, or train again",
+            )
+
+    def held_out(self) -> Iterator[tuple[Table, Any]]:
+        """The held-out rows of the run, and their inputs."""
+        self.require_same_data(self.served.held_out_digest())
+        return self.served.held_out(self.seed)
 
     def columns(self, names: Sequence[str]) -> dict[str, str]:
         """The column of rows with these names that serves each role."""
@@ -215,9 +241,12 @@ def open_model(
         raise _damaged(path, fault)
     poll()
     served: Served = load(workload.serve)(replace(config, train=replace(config.train, device=device)))
+    seed = int(path.parent.name.removeprefix("seed-"))
+    trained = TrainedModel(served=served, checkpoint=path, seed=seed, run=run)
+    trained.require_same_data(served.data_digest)
     restore(served.model, path)
     served.model.eval()
-    return TrainedModel(served=served, checkpoint=path, seed=int(path.parent.name.removeprefix("seed-")))
+    return trained
 
 
 def find_checkpoint(run: Path, which: str, seed: int | None = None) -> Path:

@@ -132,6 +132,7 @@ class ServedImported(ServedClicks):
 
     def __init__(self, clicks: ImportedClicks, model: DLRM, settings: Settings) -> None:
         self.clicks, self.model, self.settings = clicks, model, settings
+        self.data_digest = clicks.manifest["digest"]
         self.keys, self.slots, self.dense_names = clicks.keys, clicks.slots, clicks.dense_names
         named = {clicks.manifest[role]: role for role in ("user", "item") if clicks.manifest[role] in clicks.keys}
         self._columns = {named.get(one.name, one.name): one.name for one in clicks.columns.facts}

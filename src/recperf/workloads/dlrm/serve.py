@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,15 @@ class ServedCriteo(ServedClicks):
             column = as_integers(column, name)
         return compute.fill_null(column.cast(arrow.string()), "")
 
+    @cached_property
+    def _store(self) -> CriteoStore:
+        return CriteoStore.open(self.config.data.criteo(self.config.dlrm.rows))
+
+    def held_out_digest(self) -> str:
+        return str(self._store.conversion.manifest["digest"])
+
     def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
-        store = CriteoStore.open(self.config.data.criteo(self.config.dlrm.rows))
+        store = self._store
         for first, last in self.blocks(store.count("valid")):
             rows = store.rows_of("valid", first, last)
             numbers = np.arange(store.count("train") + first, store.count("train") + last)
@@ -90,6 +98,7 @@ class ServedDrawn(Served):
         self.config, self.settings = chosen.config, chosen.settings
         self.model, self.roles = Builder(chosen).model, {}
         self.batch_size = chosen.config.train.batch_size
+        self.data_digest = ClickSource(chosen.config).facts()["digest"]
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         raise UsageError("random rows have no columns", fix="recperf score RUN --held-out scores those that are kept")

@@ -54,6 +54,7 @@ class ServedHistories(Served):
         self.config = config
         self.settings = settings_of(config)
         self.store = opened(config.data)
+        self.data_digest = self.store.digest
         self.moments = Moments(self.store)
         self.users, self.items = self.moments.users, self.moments.items
         self.roles = {role: self.moments.spellings(role) for role in ("user", "item")}

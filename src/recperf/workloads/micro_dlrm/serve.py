@@ -41,6 +41,7 @@ class ServedRatings(ServedClicks):
     def __init__(self, config: MicroDLRMConfig, model: DLRM, settings: Settings) -> None:
         self.model, self.settings = model, settings
         self.ratings, self.clicks = read(config.data)
+        self.data_digest = self.ratings.digest
         check_sizes(config.model, self.clicks)
         self.keys, self.slots = self.clicks.feature_names, (1,) * len(self.clicks.feature_names)
         self.dense_names = self.clicks.dense_names
