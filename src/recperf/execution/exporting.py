@@ -8,6 +8,7 @@ Shapes: R rows of a table, W width of a row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import count as counting
 from pathlib import Path
@@ -42,7 +43,7 @@ def export(model: TrainedModel, folder: Path, facts: Mapping[str, Any]) -> dict[
             "format": FORMAT,
             **facts,
             **model.facts,
-            "tables": [_write_table(draft, one) for one in content.tables],
+            "tables": [_write_table(draft, one, number) for number, one in enumerate(content.tables)],
             "dense": {"file": DENSE},
             "program": _write_program(draft, content),
             "example": {"inputs": EXAMPLE, "rows": EXAMPLE_ROWS, "logits": "logits of example.safetensors"},
@@ -58,7 +59,7 @@ def export(model: TrainedModel, folder: Path, facts: Mapping[str, Any]) -> dict[
     return manifest
 
 
-def _write_table(draft: Path, table: TableExport) -> dict[str, Any]:
+def _write_table(draft: Path, table: TableExport, number: int) -> dict[str, Any]:
     arrow, parquet = pyarrow(), pyarrow(".parquet")
     weight_RW = table.weight_RW.detach().cpu()
     count = len(weight_RW) if table.ids is None else len(table.ids)
@@ -72,7 +73,8 @@ def _write_table(draft: Path, table: TableExport) -> dict[str, Any]:
         }.items()
     )
     (draft / "tables").mkdir(exist_ok=True)
-    file = f"tables/{table.name}.parquet"
+    # A user's column may have any name, also one that is a path or too long for a file.
+    file = f"tables/{number:03d}-{re.sub('[^A-Za-z0-9_]+', '-', table.name)[:40]}.parquet"
     step = max(1, GROUP_BYTES // (4 * width))
     with parquet.ParquetWriter(str(draft / file), schema) as writer:
         for first in range(0, count, step):
