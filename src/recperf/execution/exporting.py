@@ -48,6 +48,7 @@ def export(model: TrainedModel, folder: Path, facts: Mapping[str, Any]) -> dict[
             "program": _write_program(draft, content),
             "example": {"inputs": EXAMPLE, "rows": EXAMPLE_ROWS, "logits": "logits of example.safetensors"},
             "more": [f"{name}.parquet" for name in content.more],
+            "encoding": dict(content.encoding),
         }
         tensors = {**content.inputs, "logits": content.logits_B}
         for file, parts in ((DENSE, content.program.state_dict()), (EXAMPLE, tensors)):
@@ -60,7 +61,7 @@ def export(model: TrainedModel, folder: Path, facts: Mapping[str, Any]) -> dict[
 
 
 def _write_table(draft: Path, table: TableExport, number: int) -> dict[str, Any]:
-    arrow, parquet = pyarrow(), pyarrow(".parquet")
+    arrow, compute, parquet = pyarrow(), pyarrow(".compute"), pyarrow(".parquet")
     weight_RW = table.weight_RW.detach().cpu()
     count = len(weight_RW) if table.ids is None else len(table.ids)
     width = weight_RW.shape[1]
@@ -68,7 +69,7 @@ def _write_table(draft: Path, table: TableExport, number: int) -> dict[str, Any]
     schema = arrow.schema(
         {
             table.kind: kind,
-            **({} if table.ids is None else {"row": arrow.int64()}),
+            **({} if table.ids is None else {"entry": arrow.string(), "row": arrow.int64()}),
             "embedding": arrow.list_(arrow.float32(), width),
         }.items()
     )
@@ -84,7 +85,10 @@ def _write_table(draft: Path, table: TableExport, number: int) -> dict[str, Any]
                 columns, rows_RW = [arrow.array(range(here.start, here.stop), kind)], weight_RW[here]
             else:
                 rows = torch.as_tensor(table.rows_I[here])
-                columns, rows_RW = [table.ids[here], arrow.array(rows.numpy())], weight_RW[rows]
+                ids, others = table.ids[here], arrow.array((rows == 0).numpy())
+                without = compute.if_else(others, "other", "missing")
+                entries = compute.if_else(compute.is_null(ids), without, "id")
+                columns, rows_RW = [ids, entries, arrow.array(rows.numpy())], weight_RW[rows]
             flat = arrow.array(rows_RW.contiguous().float().flatten().numpy())
             columns.append(arrow.FixedSizeListArray.from_arrays(flat, width))
             writer.write_table(arrow.table(columns, schema=schema))
@@ -127,9 +131,10 @@ def _readme(manifest: dict[str, Any]) -> str:
     )
     return f"""# {manifest["workload"]}, seed {manifest["seed"]}, step {manifest["step"]}
 
-Exported by recperf. Reading it needs torch, pyarrow and safetensors only; `manifest.json` has the same facts.
+Exported by recperf. Reading it needs torch, pyarrow and safetensors only; `manifest.json` has the same facts, and under
+`encoding` how the values of imported columns become inputs.
 
-Tables, with the column `embedding`:
+Tables, with the column `embedding`; `entry` says whether it is that of an id, of a missing one or of any other:
 
 {tables}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ from .workload import Workload, load
 
 SCORES = ("score", "logit")
 """Columns that scoring adds: the probability of a positive label, and its log odds."""
+BY_ID = "own id; a missing id has the entry `missing` where there is one, any other id the entry `other`"
+"""How an embedding is found in a table with own ids."""
 BLOCK_ROWS = 1 << 16
 """Rows that are encoded at once, rounded down to whole batches."""
 
@@ -50,7 +52,8 @@ class TableExport:
     name: str
     weight_RW: Tensor
     ids: Any = None
-    """Own ids, as an array of pyarrow."""
+    """Own ids, as an array of pyarrow. Null with row 0 is the entry of any other id, null with another row that of a
+    missing one."""
     rows_I: Any = None
     """The row of each own id."""
     meaning: str
@@ -75,6 +78,8 @@ class Export:
     """Of the example, by the model itself."""
     more: Mapping[str, Table]
     """Further tables that an input needs, by the name of their file."""
+    encoding: Mapping[str, Any] = field(default_factory=dict)
+    """How a user's values become inputs, for the manifest."""
 
 
 class Served(Protocol):

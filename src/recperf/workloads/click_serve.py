@@ -19,7 +19,7 @@ from ..data.click_store.imported import ImportedClicks
 from ..data.click_store.order import ClickOrder
 from ..data.click_store.rows import EMPTY, Rows
 from ..data.rows import Ids, Table, pyarrow
-from ..execution.serving import Encoded, Export, Served, TableExport
+from ..execution.serving import BY_ID, Encoded, Export, Served, TableExport
 from ..models.dlrm import DLRM, make_interaction
 from ..models.embeddings import StackedTables
 from ..models.tables import SparseTables
@@ -87,7 +87,7 @@ class ServedClicks(Served):
         tables = []
         for feature in self.keys:
             own = self.own_ids(feature)
-            by = "row" if own is None else "own id; any other id has row 0, the entry without an id"
+            by = self.by_row(feature) if own is None else BY_ID
             ids, rows = own or (None, None)
             meaning, weight = f"embeddings of {feature} by {by}", embeddings.table(feature)
             tables.append(TableExport(name=feature, weight_RW=weight, ids=ids, rows_I=rows, meaning=meaning))
@@ -107,7 +107,16 @@ class ServedClicks(Served):
             example=example,
             logits_B=self.logits(inputs),
             more=self.more_tables(),
+            encoding=self.encoding(),
         )
+
+    def by_row(self, feature: str) -> str:
+        """How an embedding is found in the table of a feature without own ids."""
+        return "row"
+
+    def encoding(self) -> dict[str, Any]:
+        """How a user's values become inputs."""
+        return {}
 
     def more_tables(self) -> dict[str, Table]:
         """Further tables that dense features come from."""
@@ -149,10 +158,7 @@ class ServedImported(ServedClicks):
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         table = pyarrow().table({self._columns[role]: values for role, values in rows.items()})
-        encoded = self.clicks.encode(table)
-        firsts = np.cumsum((0, *self.slots))[:-1]
-        unknown = {key: int((encoded.ids_NS[:, first] == 0).sum()) for key, first in zip(self.keys, firsts)}
-        return Encoded(encoded, unknown)
+        return Encoded(*self.clicks.encode_counted(table))
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
         for first, last in self.blocks(self.clicks.count("valid")):
@@ -214,9 +220,14 @@ class ServedImported(ServedClicks):
         return self._seen(user)
 
     def own_ids(self, feature: str) -> tuple[Any, Any] | None:
-        """Categories that enough training rows have; none for row 0."""
+        """Categories that enough training rows have; null for those of row 0 and for the missing one of row 1."""
         if self._vocabulary(feature) is None:
             return None
         names = self.clicks.categories(feature)
-        rows = [0, *(row for row, name in enumerate(names) if name is not None)]
-        return pyarrow().array([names[row] for row in rows], pyarrow().string()), np.array(rows)
+        return pyarrow().array(names, pyarrow().string()), np.arange(len(names))
+
+    def by_row(self, feature: str) -> str:
+        return self.clicks.hashed_row(feature)
+
+    def encoding(self) -> dict[str, Any]:
+        return self.clicks.encoding()

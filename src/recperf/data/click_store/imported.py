@@ -8,6 +8,7 @@ Shapes: N rows, D dense features, S slots of ids, F sparse features.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +27,7 @@ from .columns import open_columns, require_arrays
 from .encode import ColumnFacts, StoredColumns, encode_table, layout_of
 from .imports import read_manifest
 from .rows import EMPTY, Rows, Split
+from .values import MISSING as MISSING_TEXTS
 from .vocabulary import read_vocabulary
 
 RARE, MISSING, FIRST = 0, 1, 2
@@ -66,6 +68,15 @@ class NumberScale:
         else:
             scaled = (np.sign(x) * np.log1p(np.abs(x)) - self.mean) / self.deviation
         return np.where(np.isnan(x), 0.0, np.clip(scaled, -_LARGEST, _LARGEST)).astype(np.float32)
+
+    def describe(self) -> dict[str, Any]:
+        """The formula with its numbers, for programs without recperf."""
+        cut = f"cut at {-_LARGEST:g} and {_LARGEST:g}; 0 where x is missing; x is rounded to float32"
+        if self.quantiles is not None:
+            share = "(quantiles below x + quantiles up to x) / (2 * quantiles)"
+            return {"formula": f"({share} - 0.5) * sqrt(12), {cut}", "quantiles": self.quantiles.tolist()}
+        formula = f"(sign(x) * log(1 + abs(x)) - mean) / deviation, {cut}"
+        return {"formula": formula, "mean": self.mean, "deviation": self.deviation}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +130,7 @@ class ImportedClicks:
             "train": np.flatnonzero(~valid),
             "valid": np.flatnonzero(valid),
         }
-        self._tables = self._fit_tables()
+        self._tables, self._trained = self._fit_tables()
         self._scales, self._indicators = self._fit_numbers()
 
     def _damaged(self, path: Path, how: str) -> DataError:
@@ -171,8 +182,16 @@ class ImportedClicks:
     def encode(self, table: Any) -> Rows:
         """The rows of a pyarrow table with the user's own columns, for scoring: exactly what the same row of the
         imported file is to the model. Labels are 0. A column that is missing is an error, a new category is row 0."""
-        arrays = encode_table(self.columns, table)
-        return self._transform(arrays["dense"], arrays["ids"], np.zeros(len(table), np.uint8))
+        return self.encode_counted(table)[0]
+
+    def encode_counted(self, table: Any) -> tuple[Rows, dict[str, int]]:
+        """The same, and for each sparse feature how many rows have a category that no training row has."""
+        arrays, edges = encode_table(self.columns, table), np.cumsum((0, *self.slots))
+        unknown = {
+            key: int((~trained[arrays["ids"][:, first:last]]).any(1).sum())
+            for key, trained, first, last in zip(self.keys, self._trained, edges, edges[1:])
+        }
+        return self._transform(arrays["dense"], arrays["ids"], np.zeros(len(table), np.uint8)), unknown
 
     def own_columns(self, split: Split, first: int, last: int) -> dict[str, Any]:
         """Rows of a split in the user's own values, as arrays of pyarrow by column; hashed columns are left out."""
@@ -208,6 +227,33 @@ class ImportedClicks:
                 if row >= FIRST:
                     names[row] = value
         return names
+
+    def hashed_row(self, key: str) -> str:
+        """How the row of a category follows from its text in a hashed column."""
+        fact = self.columns.sparse[self.keys.index(key)][0]
+        digest = f"blake2b({json.dumps(fact.name + chr(0))} + text, in UTF-8, digest_size=8)"
+        return f"row: {MISSING} if missing, else {FIRST} + ({digest} as a little-endian number) % {fact.buckets}"
+
+    def encoding(self) -> dict[str, Any]:
+        """How the values of a row become inputs of a model, for programs without recperf."""
+        numbers = [one.name for one in self.columns.numeric]
+        dense = [{"name": name, "x": name, **scale.describe()} for name, scale in zip(numbers, self._scales)]
+        dense += [
+            {"name": f"{numbers[at]} missing", "x": numbers[at], "formula": "1 where x is missing, else 0"}
+            for at in self._indicators
+        ]
+        sparse = [
+            {"name": one.name, "kind": one.kind, "most": one.slots, "hashed": vocabulary.values is None}
+            for one, vocabulary in self.columns.sparse
+        ]
+        return {
+            "text": "without whitespace around it; a whole number without its decimals",
+            "missing": ["", *MISSING_TEXTS],
+            "separator": self.columns.separator,
+            "several": "the first `most` of the distinct texts in their order; one missing text where there is none",
+            "sparse": sparse,
+            "dense": dense or [{"name": "constant", "formula": "1"}],
+        }
 
     def role_ids(self, role: str, split: Split) -> NDArray[np.int64] | None:
         """The user or item of every row of a split, as codes of the whole file; None if the dataset has no such
@@ -264,9 +310,9 @@ class ImportedClicks:
         for first in range(0, len(index), _AT_ONCE):
             yield index[first : first + _AT_ONCE]
 
-    def _fit_tables(self) -> list[NDArray[np.int32]]:
-        """For each sparse feature the table row of every code; the last two entries are those of the codes EMPTY and
-        UNSEEN, which are -1 and -2."""
+    def _fit_tables(self) -> tuple[list[NDArray[np.int32]], list[NDArray[np.bool_]]]:
+        """For each sparse feature the table row of every code, and whether training rows have it; the last two entries
+        are those of the codes UNSEEN and EMPTY, which are -2 and -1."""
         sizes = [vocabulary.size for _, vocabulary in self.columns.sparse]
         counts = [np.zeros(size + 1, np.int64) for size in sizes]
         edges = np.cumsum((0, *self.slots))
@@ -277,14 +323,15 @@ class ImportedClicks:
                 for at, count in enumerate(counts):
                     codes = ids_NS[:, edges[at] : edges[at + 1]]
                     count += np.bincount(codes[codes != EMPTY], minlength=len(count))
-        tables = []
+        tables, trained = [], []
         for size, count, has_list in zip(sizes, counts, listed):
             rows = np.full(size + 3, RARE, np.int32)
             frequent = count[1:] >= self.manifest["min_count"] if has_list else np.ones(size, np.bool_)
             rows[1 : size + 1][frequent] = FIRST + np.arange(int(frequent.sum()), dtype=np.int32)
             rows[0], rows[-1] = MISSING, EMPTY
             tables.append(rows)
-        return tables
+            trained.append(np.concatenate([[True], (count[1:] > 0) | (not has_list), [False, True]]))
+        return tables, trained
 
     def _fit_numbers(self) -> tuple[list[NumberScale], list[int]]:
         """The scale of each numeric column, and the columns that some training row lacks."""

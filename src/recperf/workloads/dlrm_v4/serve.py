@@ -20,7 +20,7 @@ from ...data.yambda.imports import originals
 from ...data.yambda.moments import Moments
 from ...data.yambda.queries import Queries
 from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS
-from ...execution.serving import Encoded, Export, Served, TableExport
+from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
 from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
@@ -88,7 +88,8 @@ class ServedHistories(Served):
 
     def export(self, example: Table, inputs: Queries) -> Export:
         batch = self.histories.queried(inputs)
-        program = PaddedDLRMv4(copy.deepcopy(self.model).cpu())
+        # Without the tables, of which a GPU may not hold a second copy.
+        program = copy.deepcopy(PaddedDLRMv4(self.model)).cpu()
         return Export(
             tables=self._tables(),
             program=program,
@@ -113,7 +114,7 @@ class ServedHistories(Served):
                 ids, numbers = own[name]
                 none = arrow.array([None], ids.type)
                 ids, rows_I = arrow.concat_arrays([none, ids]), np.concatenate([[0], numbers % rows])
-                meaning = f"embeddings of {name} by own id; any other id has row 0, the entry without an id"
+                meaning = f"embeddings of {name} by {BY_ID}"
                 tables.append(TableExport(name=name, weight_RW=weight, ids=ids, rows_I=rows_I, meaning=meaning))
             else:
                 parts, space = CROSSES[name]
