@@ -220,6 +220,45 @@ def temporary_folder(prefix: str = "recperf-", *, beside: Path | None = None) ->
         yield Path(folder)
 
 
+@contextmanager
+def fresh_folder(folder: Path, *, replace_old: bool = False) -> Iterator[Path]:
+    """A draft folder that gets its final name when the block succeeds; until then the old folder stays."""
+    import secrets
+    import shutil
+
+    folder = folder.expanduser().absolute()
+    if not replace_old:
+        refuse_occupied(folder)
+    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        if replace_old and os.path.lexists(folder):
+            shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
+        os.rename(draft, folder)
+    except OSError as error:
+        raise MachineError(
+            f"the folder cannot be written: {error.strerror or error}",
+            where={"folder": folder},
+            fix="choose a writable folder on a disk with free space",
+        ) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def refuse_occupied(folder: Path) -> None:
+    try:
+        occupied = os.path.lexists(folder) and not (os.path.isdir(folder) and not os.listdir(folder))
+    except OSError:
+        occupied = True
+    if occupied:
+        raise DataError(
+            "the folder exists already; it was not changed",
+            where={"folder": folder},
+            fix="name a new folder, or remove that one first",
+        )
+
+
 def write_atomic(path: Path, content: bytes, *, fix: str | None = None) -> None:
     """Write all of the content under the final name, or nothing."""
     with atomic_file(path, fix=fix) as file:

@@ -11,6 +11,7 @@ from recperf.data import movielens_like
 from recperf.data.movielens import MovieLens, read
 from recperf.data.movielens_like import generate, write
 from recperf.errors import ConfigError, DataError, MachineError
+from recperf.files import fresh_folder
 
 ARRAYS = ("user", "item", "rating", "timestamp", "age", "gender", "occupation", "genres")
 
@@ -136,10 +137,10 @@ def test_a_replaced_folder_stays_when_its_successor_fails(tmp_path: Path) -> Non
     folder = tmp_path / "set"
     folder.mkdir()
     (folder / "old").touch()
-    with pytest.raises(RuntimeError), movielens_like.fresh_folder(folder, replace_old=True):
+    with pytest.raises(RuntimeError), fresh_folder(folder, replace_old=True):
         raise RuntimeError
     assert [path.name for path in folder.iterdir()] == ["old"]
-    with movielens_like.fresh_folder(folder, replace_old=True) as draft:
+    with fresh_folder(folder, replace_old=True) as draft:
         (draft / "new").touch()
     assert [path.name for path in folder.iterdir()] == ["new"]
     assert list(tmp_path.iterdir()) == [folder]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from .. import places
 from ..errors import DataError, MachineError, UsageError
+from ..files import fresh_folder, refuse_occupied
 from ..stop import poll
 from . import clicks, movielens, movielens_like
 from .config import MovieLensConfig
@@ -72,7 +73,7 @@ def get(name: str, *, say: Say, url: str | None = None) -> dict[str, Any]:
     say(f"{name}: {LICENCE[name]}")
     if os.path.lexists(folder):
         say(f"the content of {folder} is not the published dataset and will be replaced")
-    with movielens_like.fresh_folder(folder, replace_old=True) as draft:
+    with fresh_folder(folder, replace_old=True) as draft:
         _fetch(url or URL, draft, say)
     say(f"{name} is in {folder}")
     return {**answer, "downloaded": True}
@@ -122,7 +123,7 @@ def make(name: str, *, path: Path, seed: int = DEFAULT_SEED) -> dict[str, Any]:
     if name != SYNTHETIC:
         raise UsageError(f"{name} is real data and cannot be made", fix=f"recperf data get {name}")
     folder = path.expanduser()
-    movielens_like.refuse_occupied(folder)
+    refuse_occupied(folder)
     data = _generated(seed)
     movielens_like.write(data, folder)
     return {

@@ -8,11 +8,6 @@ interaction is better than one with user and film biases only.
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import require
-from ..errors import DataError, MachineError
+from ..files import fresh_folder
 from .movielens import GENRES, SYNTHETIC_MARK, MovieLens
 
 Floats = NDArray[np.float64]
@@ -254,42 +249,6 @@ def _draw_times(rng: np.random.Generator, user: Ints, users: int) -> Ints:
     within = (rng.random(len(user)) * 2_700).astype(np.int64)
     moment = np.floor(begins[user, session] * _SECONDS).astype(np.int64) + within
     return np.asarray(_FIRST_SECOND + np.minimum(moment, _SECONDS), dtype=np.int64)
-
-
-@contextmanager
-def fresh_folder(folder: Path, *, replace_old: bool = False) -> Iterator[Path]:
-    """A draft folder that gets its final name when the block succeeds; until then the old folder stays."""
-    folder = folder.expanduser().absolute()
-    if not replace_old:
-        refuse_occupied(folder)
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    try:
-        draft.mkdir(parents=True)
-        yield draft
-        if replace_old and os.path.lexists(folder):
-            shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
-        os.rename(draft, folder)
-    except OSError as error:
-        raise MachineError(
-            f"the folder cannot be written: {error.strerror or error}",
-            where={"folder": folder},
-            fix="choose a writable folder on a disk with free space",
-        ) from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def refuse_occupied(folder: Path) -> None:
-    try:
-        occupied = os.path.lexists(folder) and not (os.path.isdir(folder) and not os.listdir(folder))
-    except OSError:
-        occupied = True
-    if occupied:
-        raise DataError(
-            "the folder exists already; it was not changed",
-            where={"folder": folder},
-            fix="name a new folder, or remove that one first",
-        )
 
 
 def write(data: MovieLens, folder: Path) -> None:
