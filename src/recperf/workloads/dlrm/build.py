@@ -40,8 +40,8 @@ from .config import LESS, DLRMWorkloadConfig, bounds, estimate, max_ids, reducti
 from .data import ClickSource, CopiedOrder
 
 
-class ChosenDLRM:
-    """Device and switches chosen for a config."""
+class ConfiguredDLRM:
+    """A config with the device and the switches that it resolves to."""
 
     def __init__(self, config: DLRMWorkloadConfig) -> None:
         self.config, self.model = config, config.dlrm
@@ -82,7 +82,7 @@ class ChosenDLRM:
             )
 
 
-class PreparedDLRM(ChosenDLRM, Prepared):
+class PreparedDLRM(ConfiguredDLRM, Prepared):
     """Data opened, device and switches chosen; a trial allocates the tables."""
 
     def __init__(self, config: DLRMWorkloadConfig) -> None:
@@ -190,7 +190,7 @@ FIELDS = {"pinned": "input", "bfloat16": "precision"}
 class DLRMBuilder:
     """Builds the model by the switches."""
 
-    prepared: ChosenDLRM
+    prepared: ConfiguredDLRM
 
     def _model(self, seed: int, streams: SideStreams) -> DLRM:
         config, device = self.prepared.config, self.prepared.settings.device

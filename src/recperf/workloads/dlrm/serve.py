@@ -22,7 +22,7 @@ from ...execution.serving import Encoded, Served
 from ...models.streams import SideStreams
 from ...stop import poll
 from ..click_serve import ServedClicks, ServedImported
-from .build import ChosenDLRM, DLRMBuilder
+from .build import ConfiguredDLRM, DLRMBuilder
 from .config import DLRMWorkloadConfig
 from .data import ClickSource, imported
 
@@ -31,15 +31,15 @@ NUMBERS = tuple(f"i{number}" for number in range(1, DENSE + 1))
 
 def serve(config: DLRMWorkloadConfig) -> Served:
     # Neither a captured step nor where batches are drawn matters without training.
-    chosen = ChosenDLRM(replace(config, fast=replace(config.fast, graph="off", input="auto")))
+    configured = ConfiguredDLRM(replace(config, fast=replace(config.fast, graph="off", input="auto")))
     if config.data.source == "clicks":
-        return ServedImported(imported(config), Builder(chosen).model, chosen.settings)
-    return ServedCriteo(chosen) if config.data.source == "criteo" else ServedDrawn(chosen)
+        return ServedImported(imported(config), Builder(configured).model, configured.settings)
+    return ServedCriteo(configured) if config.data.source == "criteo" else ServedDrawn(configured)
 
 
 class Builder(DLRMBuilder):
-    def __init__(self, chosen: ChosenDLRM) -> None:
-        self.prepared = chosen
+    def __init__(self, configured: ConfiguredDLRM) -> None:
+        self.prepared = configured
         self.model = self._model(0, SideStreams(enabled=False))
 
 
@@ -48,11 +48,11 @@ class ServedCriteo(ServedClicks):
 
     keys, slots, dense_names = KEYS, (1,) * len(KEYS), NUMBERS
 
-    def __init__(self, chosen: ChosenDLRM) -> None:
-        self.config, self.settings = chosen.config, chosen.settings
-        self.model = Builder(chosen).model
+    def __init__(self, configured: ConfiguredDLRM) -> None:
+        self.config, self.settings = configured.config, configured.settings
+        self.model = Builder(configured).model
         self.roles = {name: (name,) for name in (*NUMBERS, *KEYS)}
-        self.parser = Parser(chosen.model.rows, chosen.config.data.hash_seed)
+        self.parser = Parser(configured.model.rows, configured.config.data.hash_seed)
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         """Write the rows as lines of a log, which the parser of logs reads."""
@@ -94,14 +94,14 @@ class ServedCriteo(ServedClicks):
 class ServedDrawn(Served):
     """Random rows have no columns: only the held-out ones can be scored."""
 
-    def __init__(self, chosen: ChosenDLRM) -> None:
-        self.config, self.settings = chosen.config, chosen.settings
-        self.model, self.roles = Builder(chosen).model, {}
-        self.batch_size = chosen.config.train.batch_size
-        self.data_digest = ClickSource(chosen.config).facts()["digest"]
+    def __init__(self, configured: ConfiguredDLRM) -> None:
+        self.config, self.settings = configured.config, configured.settings
+        self.model, self.roles = Builder(configured).model, {}
+        self.batch_size = configured.config.train.batch_size
+        self.data_digest = ClickSource(configured.config).facts()["digest"]
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
-        raise UsageError("random rows have no columns", fix="recperf score RUN --held-out scores those that are kept")
+        raise UsageError("random rows have no columns", fix="recperf score RUN --held-out scores the held-out rows")
 
     def logits(self, inputs: ClickBatch) -> Tensor:
         poll()
