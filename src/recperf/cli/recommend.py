@@ -31,7 +31,7 @@ class Options(ModelOptions):
     k: int = 10
     """Items for each user."""
     exclude_seen: bool = False
-    """Leave out the items that a user has in the training data."""
+    """Leave out the items that a user has in the training rows; with dlrm-v4, in any event of the store."""
     output: Path | None = None
     """The file to write, .parquet or .csv, with the columns user, rank, item, score and logit; without one the items of
     up to 20 users are printed."""

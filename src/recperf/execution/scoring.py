@@ -127,7 +127,7 @@ class FileRows:
 
     def __init__(self, model: TrainedModel, path: Path, columns: Sequence[str] | None) -> None:
         if not model.served.roles:
-            raise UsageError("the rows of this run are random and have no columns", fix="--held-out scores those kept")
+            raise UsageError("the rows of this run are random and have no columns", fix="--held-out: the held-out rows")
         self.model, self.file = model, RowFile(path)
         self.data = model.served.data_digest
         names = self.file.names

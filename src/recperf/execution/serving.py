@@ -140,7 +140,7 @@ class Served(Protocol):
         return self.logits(self.encode(dict(zip(("user", "item"), columns))).inputs).view(len(users), count)
 
     def seen(self, user: int) -> Sequence[int]:
-        """Places in `items` of what a user, given as a place in `users`, had in the training data."""
+        """Places in `items` of what a user, given as a place in `users`, has in the training rows or in the store."""
         return ()
 
 
