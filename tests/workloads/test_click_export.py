@@ -114,3 +114,9 @@ def test_inputs_follow_from_the_export_alone(tmp_path: Path, options: dict[str, 
         np.testing.assert_allclose(content.inputs["embeddings"][at], embeddings, rtol=1e-6)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["export"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "clicks.parquet", "store"]
+    # The check of the program: rounding passes, a weight that is one part in a thousand off does not.
+    expected = exporting._expected_difference(content, "float32")
+    with torch.no_grad():
+        assert (content.program(**content.inputs) - content.logits_B).abs().max() <= expected
+        next(content.program.parameters()).mul_(1.001)
+        assert (content.program(**content.inputs) - content.logits_B).abs().max() > expected

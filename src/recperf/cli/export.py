@@ -27,7 +27,11 @@ def command(arguments: list[str]) -> int:
     entries = sum(table["entries"] for table in manifest["tables"])
     terminal.say(f"{len(manifest['tables'])} tables with {entries:,} rows and the dense part are in {options.output}")
     terminal.say(f"  model:  seed {manifest['seed']}, checkpoint {manifest['checkpoint']}")
-    terminal.say(f"  largest difference of the program on the example: {manifest['program']['largest_difference']:.2g}")
+    program = manifest["program"]
+    terminal.say(
+        f"  largest difference of the program on the example: {program['largest_difference']:.2g}, of which rounding "
+        f"explains up to {program['expected_difference']:.2g}"
+    )
     if options.json:
         print_json({"output": str(options.output), **manifest})
     return 0

@@ -9,16 +9,15 @@ Shapes: R rows of a table, W width of a row.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count as counting
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..data.movielens_like import fresh_folder
 from ..data.rows import pyarrow
-from ..files import write_atomic, write_json
+from ..files import fresh_folder, write_atomic, write_json
 from ..stop import poll
 from ..train.checkpoint_file import write_tensors
 from ..train.device import applied
@@ -26,12 +25,20 @@ from .serving import Export, Served, TableExport, TrainedModel
 
 FORMAT = 1
 EXAMPLES = 8
+ROUNDINGS = 8
+"""Of a matrix product with its norm and activation, each in the worst direction."""
+EPSILON = {"float32": 2.0**-23, "tf32": 2.0**-10, "bfloat16": 2.0**-7}
 GROUP_BYTES = 1 << 24
 """Bytes of a row group of a table."""
 PROGRAM, DENSE, EXAMPLE, EXAMPLE_ROWS = "program.pt2", "dense.safetensors", "example.safetensors", "example.parquet"
 
 
-def export(model: TrainedModel, folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def export(
+    model: TrainedModel,
+    folder: Path,
+    facts: Mapping[str, Any],
+    notice: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
     """Write a model to a new folder; `facts` go into its manifest. Returns the manifest."""
     served: Served = model.served
     table, inputs = next(iter(model.held_out()))
@@ -45,7 +52,7 @@ def export(model: TrainedModel, folder: Path, facts: Mapping[str, Any]) -> dict[
             **model.facts,
             "tables": [_write_table(draft, one, number) for number, one in enumerate(content.tables)],
             "dense": {"file": DENSE},
-            "program": _write_program(draft, content),
+            "program": _write_program(draft, content, served.settings.precision),
             "example": {"inputs": EXAMPLE, "rows": EXAMPLE_ROWS, "logits": "logits of example.safetensors"},
             "more": [f"{name}.parquet" for name in content.more],
             "encoding": dict(content.encoding),
@@ -57,6 +64,12 @@ def export(model: TrainedModel, folder: Path, facts: Mapping[str, Any]) -> dict[
             pyarrow(".parquet").write_table(rows, str(draft / f"{name}.parquet"))
         write_json(draft / "manifest.json", manifest)
         write_atomic(draft / "README.md", _readme(manifest).encode())
+    program = manifest["program"]
+    if not program["largest_difference"] <= program["expected_difference"]:
+        notice(
+            f"the exported program differs from the model by {program['largest_difference']:.2g} on the example, more "
+            f"than the {program['expected_difference']:.2g} that rounding explains: do not use it unexamined"
+        )
     return manifest
 
 
@@ -98,7 +111,7 @@ def _write_table(draft: Path, table: TableExport, number: int) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _write_program(draft: Path, content: Export) -> dict[str, Any]:
+def _write_program(draft: Path, content: Export, precision: str) -> dict[str, Any]:
     """Trace the dense part for any number of samples, and check that it gives what the model gives."""
     module, inputs = content.program.cpu().eval(), {name: one.cpu() for name, one in content.inputs.items()}
     # A prime number of samples that divides no other size: where sizes or products of them are equal, the tracer may
@@ -118,7 +131,20 @@ def _write_program(draft: Path, content: Export) -> dict[str, Any]:
          "meaning": content.meanings[name]}
         for name, one in inputs.items()
     ]  # fmt: skip
-    return {"file": PROGRAM, "inputs": described, "output": "logits, one per sample", "largest_difference": difference}
+    return {
+        "file": PROGRAM, "inputs": described, "output": "logits, one per sample", "largest_difference": difference,
+        "expected_difference": _expected_difference(content, precision),
+    }  # fmt: skip
+
+
+def _expected_difference(content: Export, precision: str) -> float:
+    """What rounding may change: the model computes in its own precision, the program in float32 and in another order.
+
+    Each matrix product is counted as a few roundings of a number as large as the largest logit.
+    """
+    products = sum(one.dim() > 1 for one in content.program.parameters())
+    largest = max(1.0, float(content.logits_B.abs().max()))
+    return ROUNDINGS * (1 + products) * EPSILON[precision] * largest
 
 
 def _readme(manifest: dict[str, Any]) -> str:

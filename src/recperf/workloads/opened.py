@@ -101,7 +101,7 @@ class OpenRun:
         """The k items with the highest scores for each user, from all items: columns user, rank, item, score, logit.
 
         `users` are own ids, as a list or as a column of a frame. With `exclude_seen`, items that a user has in the
-        training data are left out.
+        training rows are left out; with dlrm-v4, those of any event of the store.
         """
         from ..data.rows import pyarrow
         from ..execution.frames import array_of, kind_of, maker
@@ -114,6 +114,8 @@ class OpenRun:
 
     def export(self, folder: str | Path) -> dict[str, Any]:
         """Write the model to a new folder as files that need no recperf; returns the content of its manifest.json."""
+        from ..errors import notice_once
         from ..execution.exporting import export
 
-        return export(self.model, Path(folder), {"workload": self.workload.name, "run": self.folder.resolve().name})
+        facts = {"workload": self.workload.name, "run": self.folder.resolve().name}
+        return export(self.model, Path(folder), facts, self._notice or notice_once)

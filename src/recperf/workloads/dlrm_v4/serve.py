@@ -19,7 +19,8 @@ from ...data.yambda.history import Histories
 from ...data.yambda.imports import originals
 from ...data.yambda.moments import Moments
 from ...data.yambda.queries import Queries
-from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS
+from ...data.yambda.rates import PRIOR, RECENT
+from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
 from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
@@ -40,7 +41,11 @@ MEANINGS = {
     "times_BL": "times of the history in seconds",
     "lengths_B": "events of the history, at least 0",
     "query_times_B": "time of the last event of the history; without one, of the candidate",
-    "rates_BF": "running rates of user and item before the candidate",
+    "rates_BF": f"running rates before the candidate: {', '.join(RATES)}. `overall` is the log odds of the share of "
+    "positive listens. The shares of a user, an item, an artist and pairs of them, and of their last "
+    f"{RECENT} listens (`recent`), are smoothed with {PRIOR:g} listens at the overall share, as log odds less "
+    "`overall`. Counts (`listens`; `item_trend` of the last 64th of the time) are log(1 + count) / 4, "
+    "`since_last_event` is log(1 + seconds) / 8. The outcomes that `neighbours` are computed from are not exported",
 }
 
 
