@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from ..data.row_file import RowFile
 from ..data.rows import BadRow, Table, in_blocks, pyarrow
 from ..errors import DataError, Interrupted, Stopped, UsageError, did_you_mean
-from ..files import alone, atomic_file, read_regular, require_writable, sync_folder, write_json, writing
+from ..files import alone, atomic_file, open_regular, read_regular, require_writable, sync_folder, write_json, writing
 from ..jsonfile import decode
 from ..stop import FLAG, poll
 from ..version import __version__
@@ -193,8 +193,8 @@ class Parts:
                 old.unlink()
             write_json(path, job, fix=AGAIN)
         while os.path.lexists(part := folder / f"part-{self.rows:012d}.parquet"):
-            with _readable(part):
-                about = pyarrow(".parquet").ParquetFile(str(part), page_checksum_verification=True)
+            with _readable(part) as file:
+                about = pyarrow(".parquet").ParquetFile(file, page_checksum_verification=True)
                 self._count(about.metadata.num_rows, json.loads(about.schema_arrow.metadata[_UNKNOWN]))
             self.paths.append(part)
         self._start_part()
@@ -234,15 +234,16 @@ class Parts:
 
     def tables(self) -> Iterator[Table]:
         for part in self.paths:
-            with _readable(part):
-                table = pyarrow(".parquet").read_table(str(part), page_checksum_verification=True)
+            with _readable(part) as file:
+                table = pyarrow(".parquet").read_table(file, page_checksum_verification=True)
             yield table.replace_schema_metadata(None)
 
 
 @contextmanager
-def _readable(part: Path) -> Iterator[None]:
+def _readable(part: Path) -> Iterator[BinaryIO]:
     try:
-        yield
+        with open(open_regular(part), "rb") as file:
+            yield file
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{part.name} is damaged: {error}", where={"file": part}, fix=f"remove {part.parent} and score again"
