@@ -154,7 +154,7 @@ def as_integers(column: Any, role: str) -> Any:
         wrong = next((row for row, value in enumerate(values) if not _is_whole(value)), None)
         if wrong is None and text:
             return arrow.array(
-                [None if not value.strip() else int(value.split(".")[0]) for value in values], arrow.int64()
+                [int(value.split(".")[0]) if value and value.strip() else None for value in values], arrow.int64()
             )
         row, value = (wrong, values[wrong]) if wrong is not None else (0, values[0] if values else None)
         raise BadRow(

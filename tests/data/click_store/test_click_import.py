@@ -19,6 +19,7 @@ from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
 from recperf.data.click_store.order import ClickOrder
 from recperf.data.config import SplitConfig
+from recperf.data.rows import as_integers
 from recperf.errors import RecperfError
 
 ROWS = 400
@@ -113,6 +114,23 @@ def test_encode_gives_what_the_import_stored(folder: Path) -> None:
     assert new.dense_ND.tolist() == [[0.0, 1.0]]
     with pytest.raises(RecperfError, match="no column 'city'; did you mean 'cty'"):
         clicks.encode(pa.table({"user_id": [1], "cty": ["Oslo"], "genres": [""], "price": [1.0]}))
+
+
+def test_text_is_encoded_as_the_import_read_it(tmp_path: Path) -> None:
+    """Whole numbers with spaces around them, and text that only begins like a list of JSON."""
+    path = tmp_path / "a.csv"
+    path.write_text("a,g,y\n" + ' 3.0,[abc|d,0\n3,"[""x""]",1\n' * 20)
+    import_clicks(ClickOptions(clicks=path, label="y", categorical="a", multi="g"), tmp_path / "store")
+    clicks = ImportedClicks(tmp_path / "store", SplitConfig())
+    assert clicks.categories("a")[2:] == ["3"]
+    rows = clicks.encode(pa.table({"a": [" 3.0", "3.0\t", "3"], "g": ["[abc|d", '["x"]', " [abc"]}))
+    assert rows.ids_NS[:, 0].tolist() == [2, 2, 2]
+    named = [sorted(str(clicks.categories("g")[at]) for at in row if at >= 0) for row in rows.ids_NS[:, 1:]]
+    assert named == [["[abc", "d"], ["x"], ["[abc"]]
+
+
+def test_ids_of_text_may_be_missing_and_written_with_a_point() -> None:
+    assert as_integers(pa.array(["3.0", None, " ", "4"]), "user").to_pylist() == [3, None, None, 4]
 
 
 def test_tables_and_scales_are_fitted_on_training_rows(tmp_path: Path) -> None:

@@ -42,17 +42,21 @@ def is_list(kind: str) -> bool:
 
 def present(name: str, kind: str, *, trimmed: bool) -> str:
     """SQL for text without the whitespace around it, NULL where it says that it is missing."""
-    if not trimmed:
-        trim = f"trim({name}, {literal(_WHITESPACE)})"
-        # Most values are printable ASCII without spaces; testing for that is far faster than trimming.
-        name = f"CASE WHEN regexp_full_match({name}, '[!-~]+') THEN {name} ELSE {trim} END"
+    name = name if trimmed else _trimmed(name)
     return f"CASE WHEN {name} NOT IN ({names(('', *MISSING))}) THEN {name} END"
+
+
+def _trimmed(name: str) -> str:
+    trim = f"trim({name}, {literal(_WHITESPACE)})"
+    # Most values are printable ASCII without spaces; testing for that is far faster than trimming.
+    return f"CASE WHEN regexp_full_match({name}, '[!-~]+') THEN {name} ELSE {trim} END"
 
 
 def category(name: str, kind: str, *, trimmed: bool = False) -> str:
     """SQL for a category as text, or NULL."""
     if is_text(kind):
-        text = present(name, kind, trimmed=trimmed)
+        name = name if trimmed else _trimmed(name)
+        text = present(name, kind, trimmed=True)
         whole = f"regexp_full_match({name}, '-?[0-9]+[.]0+')"
         return f"CASE WHEN ends_with({name}, '0') AND {whole} THEN split_part({text}, '.', 1) ELSE {text} END"
     if kind in ("FLOAT", "DOUBLE"):
@@ -68,7 +72,8 @@ def categories(name: str, kind: str, separator: str, *, trimmed: bool = False) -
     else:
         text = present(name, kind, trimmed=trimmed) if is_text(kind) else f"{name}::VARCHAR"
         split = f"string_split({text}, {literal(separator)})"
-        parts = f"CASE WHEN starts_with({text}, '[') THEN from_json({text}, '[\"VARCHAR\"]') ELSE {split} END"
+        is_json = f"starts_with({text}, '[') AND json_valid({text})"
+        parts = f"CASE WHEN {is_json} THEN from_json({text}, '[\"VARCHAR\"]') ELSE {split} END"
     cleaned = f"list_transform({parts}, lambda x: {category('x', 'VARCHAR')})"
     return f"coalesce(list_sort(list_distinct(list_filter({cleaned}, lambda x: x IS NOT NULL))), []::VARCHAR[])"
 
