@@ -10,6 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,13 @@ class Dataset:
         """Bytes on disk."""
         if self.folder is None:
             return 0
-        files = (Path(root, file) for root, _, files in os.walk(self.folder) for file in files)
-        return sum(file.lstat().st_size for file in files)
+        total = 0
+        for root, _, files in os.walk(self.folder):
+            for file in files:
+                # Another process may remove a file between the two calls.
+                with suppress(FileNotFoundError):
+                    total += Path(root, file).lstat().st_size
+        return total
 
 
 def names() -> list[str]:

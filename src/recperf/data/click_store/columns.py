@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...files import open_linked, writing
+from ...files import open_linked, read_linked, writing
 from ..blocks import Blocks, Column
 
 PIECE = 1 << 18
@@ -112,7 +112,10 @@ def piece_digests(folder: Path, index: int, part: dict[str, Any], layout: Layout
     path = folder / column_name(index, DIGESTS)
     if "piece" not in part:
         return None
-    content, chain = path.read_bytes() if path.is_file() else b"", ""
+    try:
+        content, chain = read_linked(path), ""
+    except OSError:
+        raise damaged(path, "cannot be read") from None
     width = _DIGEST * len(layout.arrays)
     pieces = [content[at : at + width] for at in range(0, len(content), width)]
     for digests in pieces:
